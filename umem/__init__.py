@@ -72,10 +72,15 @@ _LATER = {
 take longer to load than everything else together, and a program that trains needs none of them."""
 
 _SCALING = {"double_each": 2, "halve_each": 0.5}
-"""Names that are gone, and the factor for `scale_each` that does the same."""
+"""Removed names, and the factor for `scale_each` that does the same."""
 
 
 def __getattr__(name: str) -> Any:
+    """Load a public name's module when the name is first used.
+
+    Raises:
+        AttributeError: there is no such name; for removed ones the message names the successor.
+    """
     if name in _SCALING:
         raise AttributeError(
             f"umem.{name} is gone: umem.scale_each(traces, {_SCALING[name]}, gpu, size) scales "

@@ -11,11 +11,11 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """Turn a result into dictionaries, lists, texts and numbers.
+    """Convert a result to dictionaries, lists, strings and numbers.
 
-    A dataclass and a named tuple become a dictionary of their fields, any other collection a
-    list; what has a ``to_json`` of its own says itself what it becomes. JSON has no infinity and
-    nothing that is not a number: they become None.
+    A dataclass and a named tuple become a dictionary of their fields, any other collection a list;
+    what has a ``to_json`` of its own says itself what it becomes. JSON has no infinity and nothing
+    that is not a number: they become None.
     """
     if value is None or isinstance(value, (str, int)):
         return value

@@ -13,41 +13,41 @@ from typing import Any
 import numpy as np
 
 SUMS = "sha256"
-"""The note of a file that has its checksums: that of the other notes, then those of its arrays."""
+"""Name of the note with a file's checksums: first of the other notes, then of its arrays."""
 _DIGITS = 16
-"""Hexadecimal digits of SHA-256 that are kept of each: damage goes unseen once in 2**64."""
+"""Hexadecimal digits of SHA-256 that are kept: damage goes unnoticed once in 2**64."""
 
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 
 
 @dataclass(frozen=True)
 class FileSum:
-    """How long a file is, and its SHA-256 in hexadecimal digits."""
+    """The length of a file, and its SHA-256 in hexadecimal."""
 
     size_bytes: int
     sha256: str
 
 
 class Summing:
-    """Sums up bytes that come piece by piece."""
+    """Computes a `FileSum` from bytes that arrive in pieces."""
 
     def __init__(self) -> None:
         self._size, self._sum = 0, hashlib.sha256()
 
     def add(self, piece: Any) -> None:
-        """Count bytes, or the items of a contiguous buffer."""
+        """Add bytes, or a contiguous buffer."""
         piece = memoryview(piece)
         if piece.nbytes:  # hashlib refuses the strides of some that are empty
             self._size += piece.nbytes
             self._sum.update(piece)
 
     def result(self) -> FileSum:
-        """Return the sum of all pieces so far."""
+        """Return the sum of all bytes so far."""
         return FileSum(self._size, self._sum.hexdigest())
 
 
 def array_sum(name: str, dtype: Any, shape: Iterable[int], pieces: Iterable[Any]) -> str:
-    """Return the checksum of an array: of its name, type, shape and items in C's order.
+    """Return the checksum of an array's name, dtype, shape and items in C order.
 
     Args:
         dtype: as NumPy has it; the byte order does not count.
@@ -61,7 +61,7 @@ def array_sum(name: str, dtype: Any, shape: Iterable[int], pieces: Iterable[Any]
 
 
 def sum_of(name: str, array: np.ndarray[Any, Any]) -> str:
-    """Return the checksum of an array that is C-contiguous; see `array_sum`."""
+    """Return the checksum of a C-contiguous array; see `array_sum`."""
     return array_sum(name, array.dtype, array.shape, [array.reshape(-1).view(np.uint8).data])
 
 
@@ -69,13 +69,13 @@ def sum_of(name: str, array: np.ndarray[Any, Any]) -> str:
 
 
 def with_sums(notes: Mapping[str, str], sums: Mapping[str, str]) -> dict[str, str]:
-    """Return notes with the checksums of arrays, given by name, and one of the notes."""
+    """Return notes with checksums of the named arrays and of the notes added."""
     in_order = [sums[name] for name in sorted(sums)]
     return {**notes, SUMS: " ".join([_sum_of_notes(notes), *in_order])}
 
 
 def sums_in(notes: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Return the checksum of each array of a file, as its notes have them.
+    """Read the checksums of a file's arrays from its notes.
 
     Raises:
         ValueError: the notes are not those that were written, or there are more arrays, or fewer.

@@ -26,7 +26,7 @@ _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.
 
 
 def reason(error: Exception) -> str:
-    """Say what is wrong with a path or a file as a person would."""
+    """Describe an OSError in words for a message."""
     if isinstance(error, FileNotFoundError):
         return "there is no such file or folder"
     if isinstance(error, IsADirectoryError):
@@ -39,7 +39,7 @@ def reason(error: Exception) -> str:
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a file to read; never waits, as the opening of a pipe would.
+    """Open a regular file for reading; never blocks, as opening a pipe would.
 
     Raises:
         FileError: it is a pipe, a device or the like. OSError, ValueError: it cannot be opened.
@@ -66,7 +66,7 @@ def _check_regular(status: os.stat_result) -> None:
 
 
 def check_target(path: Path, *, force: bool, way_out: str = "name another file") -> None:
-    """See that a file may be put there, so that work is refused before it is done.
+    """Check that a file can be written, before the work is done whose result it gets.
 
     Links are refused, wherever they lead: who follows them writes to what somebody else chose.
 
@@ -103,7 +103,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def check_folder(folder: Path) -> None:
-    """See that files can be made in a folder; leave nothing there.
+    """Check that files can be made in a folder; leaves nothing there.
 
     Raises:
         OSError, ValueError: they cannot.
@@ -115,7 +115,7 @@ def check_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def whole(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
-    """Write a file that has its name when the block ends without an error.
+    """Write a file that gets its name only if the block ends without an error.
 
     A file that is replaced leaves its permissions and its owner to the new one.
 
@@ -150,7 +150,7 @@ def _temporary(folder: Path, mode: int) -> tuple[Path, int]:
 
 
 def _take_over(handle: int, old: os.stat_result, path: Path) -> None:
-    """Give a file the owner and the permissions of the one that it replaces."""
+    """Copy owner and permissions of the file that is replaced."""
     new = os.fstat(handle)
     if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
         try:
@@ -163,7 +163,7 @@ def _take_over(handle: int, old: os.stat_result, path: Path) -> None:
 
 
 def _publish(temporary: Path, path: Path, force: bool) -> None:
-    """Give a complete file its name; without ``force`` only where nothing has it by now."""
+    """Rename a complete file; without ``force`` it fails if the name was taken meanwhile."""
     if not force:
         try:
             os.link(temporary, path, follow_symlinks=False)
@@ -184,7 +184,7 @@ _WAY_OUT = "name another file, or overwrite it (--force, force=True)"
 
 @contextlib.contextmanager
 def claimed(path: Path, *, force: bool) -> Iterator[None]:
-    """Make sure that a trace can be written at the end of the block; makes its folder.
+    """Check that a trace can be written at the end of the block, and make its folder.
 
     Folders that were made and hold nothing at the end are taken away.
 
@@ -203,6 +203,11 @@ def claimed(path: Path, *, force: bool) -> Iterator[None]:
 
 
 def _claim(path: Path, force: bool, made: list[Path]) -> None:
+    """Check a trace's path, and make its folder; folders made are added to ``made``.
+
+    Raises:
+        TraceError: it cannot be written.
+    """
     try:
         check_target(path, force=force, way_out=_WAY_OUT)
         made += [folder for folder in path.parents if not folder.exists()]
@@ -218,11 +223,11 @@ def _claim(path: Path, force: bool, made: list[Path]) -> None:
 # -- files without a name ------------------------------------------------------------------------
 
 IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs", "devtmpfs")
-"""File systems that are memory themselves."""
+"""File systems that keep files in memory."""
 
 
 def open_nameless(folder: Path, prefix: str) -> IO[bytes]:
-    """Make a file in a folder on a disk, which the system removes when nobody has it open.
+    """Create an unnamed file in a folder, which the system removes when it is closed everywhere.
 
     It has no name from its first moment on where the system can do that.
 
@@ -250,7 +255,7 @@ def open_nameless(folder: Path, prefix: str) -> IO[bytes]:
 
 
 def file_system(folder: Path) -> str | None:
-    """The kind of file system that a folder is on, as Linux calls it; None where nobody says."""
+    """Return the kind of file system of a folder, in Linux's words; None where it is unknown."""
     device = os.stat(folder).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -265,7 +270,7 @@ def file_system(folder: Path) -> str | None:
 
 
 def free_bytes(handle: int) -> int | None:
-    """What may still be written where an open file is; None where nobody says."""
+    """Return the free bytes of an open file's file system; None where it is unknown."""
     try:
         status = os.fstatvfs(handle)
     except (AttributeError, OSError):

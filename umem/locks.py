@@ -13,15 +13,15 @@ import weakref
 from typing import Any
 
 locks: list[weakref.ref[Any]] = []
-"""Every lock of this module that somebody still has, in the order in which they were made."""
+"""The locks of this module that are referenced, in the order of creation."""
 _local = threading.local()
 
 
 def safe_lock() -> Any:
-    """Make a lock that its holder can take again (`threading.RLock`), safe across forks.
+    """Make a reentrant lock (`threading.RLock`) that is safe across forks.
 
-    A thread may hold several only in the order in which they were made, as the fork takes them.
-    A fork waits for whoever holds one.
+    A thread may hold several only in the order in which they were made, as the fork takes them. A
+    fork waits for whoever holds one.
     """
     lock = threading.RLock()
     locks.append(weakref.ref(lock, locks.remove))

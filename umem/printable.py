@@ -11,16 +11,16 @@ import reprlib
 import shlex
 
 LONGEST = 200
-"""How many characters of a text are shown."""
+"""A text of more characters is shortened."""
 LONGEST_PATH = 600
-"""The same of a path, which helps only where it can be recognised."""
+"""A path of more characters is shortened; more, as a path must stay recognisable."""
 
 
 def printable(text: str) -> str:
-    """Give the text with what would move a cursor, or cannot be encoded, written as escapes.
+    """Escape characters that would move a cursor or cannot be encoded.
 
-    >>> printable("a\\x1b[31mb")
-    'a\\\\x1b[31mb'
+    >>> printable("a\x1b[31mb")
+    'a\\x1b[31mb'
     """
     if text.isprintable():
         return text
@@ -28,10 +28,10 @@ def printable(text: str) -> str:
 
 
 def short(value: str | os.PathLike[str], longest: int | None = None) -> str:
-    """Make a text or a path fit for a sentence: printable, its middle left out where it is long.
+    """Make a text or path fit for a message: printable, with the middle left out if it is long.
 
-    >>> short("a\\nb"), short("x" * 1000, 11)
-    ('a\\\\nb', 'xxxx...xxxx')
+    >>> short("a\nb"), short("x" * 1000, 11)
+    ('a\\nb', 'xxxx...xxxx')
     """
     if longest is None:
         longest = LONGEST if isinstance(value, str) else LONGEST_PATH
@@ -40,24 +40,24 @@ def short(value: str | os.PathLike[str], longest: int | None = None) -> str:
 
 
 def quoted(value: object) -> str:
-    """Give any value in quotes or as Python writes it, short.
+    """Return any value quoted, or as its short ``repr``.
 
-    >>> quoted("a\\x1b"), quoted([1] * 100)
-    ("'a\\\\x1b'", '[1, 1, 1, 1, 1, 1, ...]')
+    >>> quoted("a\x1b"), quoted([1] * 100)
+    ("'a\\x1b'", '[1, 1, 1, 1, 1, 1, ...]')
     """
     return _REPR.repr(value)
 
 
 def sentence(text: str, longest: int = 2000) -> str:
-    """Make what a command says printable, line by line; the last resort."""
+    """Make a command's output printable line by line."""
     return _cut("\n".join(printable(line) for line in _cut(text, longest).split("\n")), longest)
 
 
 def command_line(*words: str | os.PathLike[str]) -> str:
-    """Join words to a line for a shell, which has no control characters in it whatever they hold.
+    """Join words to a shell command line that has no control characters, whatever the words are.
 
-    >>> print(command_line("umem", "report", "a b", "x\\x1by"))
-    umem report 'a b' $'x\\x1by'
+    >>> print(command_line("umem", "report", "a b", "x\x1by"))
+    umem report 'a b' $'x\x1by'
     """
     return " ".join(_word(os.fspath(word)) for word in words)
 
@@ -69,7 +69,7 @@ def _word(text: str) -> str:
 
 
 def _escaped(char: str) -> str:
-    """A character between $' and ', as bash, zsh and ksh read it."""
+    """Escape a character inside $'...', as bash, zsh and ksh read it."""
     if char in "\\'":
         return "\\" + char
     if char.isprintable():

@@ -34,21 +34,21 @@ _TYPES = {
     "int64": "I64",
     "uint64": "U64",
 }
-"""What the format calls NumPy's types, in its own order: narrow ones first."""
+"""The format's names of NumPy's dtypes, narrow ones first as in the format."""
 _OF_NUMPY = {theirs: ours for ours, theirs in _TYPES.items()}
 _NOTES = "__metadata__"
 _ALIGNMENT = 8
 _LONGEST_HEADER = 100_000_000
-"""Bytes, as in the library."""
+"""The longest header in bytes that the safetensors library reads."""
 _PIECE = 4 << 20
-"""Bytes that are written at once: long enough for a disk, short enough to stop in between."""
+"""Bytes written at once: enough for a disk, few enough to be interrupted between."""
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 
 
 class Described(Protocol):
-    """An array, or something that will be written as one."""
+    """An array, or an object with the attributes of one that is written later."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -61,7 +61,7 @@ class Described(Protocol):
 
 
 def check_type(name: str, dtype: Any) -> None:
-    """See that arrays of a type can be saved.
+    """Check that arrays of a dtype can be saved.
 
     Raises:
         UnsupportedError: the format has no such type.
@@ -79,7 +79,7 @@ def size_of(arrays: Arrays) -> int:
 
 
 def pieces(arrays: Arrays, notes: Mapping[str, str] | None = None) -> Iterator[memoryview]:
-    """Yield the bytes of the file in order.
+    """Yield the file's bytes in order.
 
     Args:
         arrays: C-contiguous, of a type that has a name.
@@ -100,7 +100,7 @@ def header(
     alignment: int = _ALIGNMENT,
     separators: tuple[str, str] = (",", ":"),
 ) -> bytes:
-    """Return the beginning of a file, behind which the arrays' bytes come in the order given.
+    """Return the header; the arrays' bytes follow it in the given order.
 
     Args:
         arrays: of types that have a name.
@@ -134,7 +134,7 @@ def _nbytes(dtype: Any, shape: tuple[int, ...]) -> int:
 
 
 class SafetensorsFile(Mapping[str, Array]):
-    """The arrays of a file, each read when it is asked for; `close` lets the file go.
+    """An open safetensors file whose arrays are read on demand; `close` closes it.
 
     The header was read and found to fit the length of the file.
 
@@ -162,11 +162,11 @@ class SafetensorsFile(Mapping[str, Array]):
         return np.array(self._mapped[name])
 
     def mapped(self, name: str) -> Array:
-        """Return one array as it lies in the file, not to be written to: unread until touched."""
+        """Return one array as a read-only memory map."""
         return self._mapped[name]
 
     def part(self, name: str, span: slice) -> Array:
-        """Read a stretch of an array in C's order, and no more."""
+        """Read a stretch of an array in C order."""
         return np.array(self._mapped[name].reshape(-1)[span])
 
     def __iter__(self) -> Iterator[str]:
@@ -176,12 +176,12 @@ class SafetensorsFile(Mapping[str, Array]):
         return len(self.described)
 
     def close(self) -> None:
-        """Let the file go, once nothing holds an array that `mapped` returned."""
+        """Close the file once no array of `mapped` is referenced."""
         self._mapped = {}
 
 
 class _Entry(NamedTuple):
-    """What a header says of an array."""
+    """A header's entry of one array."""
 
     start: int
     stop: int
@@ -189,13 +189,13 @@ class _Entry(NamedTuple):
     shape: tuple[int, ...]
 
     def of(self, content: Array) -> Array:
-        """Find the array in the bytes behind the header."""
+        """View the array in the bytes behind the header."""
         kind = np.dtype(self.dtype).newbyteorder("<")
         return content[self.start : self.stop].view(kind).reshape(self.shape)
 
 
 def _read_header(file: IO[bytes]) -> tuple[dict[str, str], dict[str, _Entry], int]:
-    """Read and check a header: its notes, what it says of arrays, and where they begin.
+    """Read and check a header: its notes, entries, and where the arrays' bytes begin.
 
     Raises:
         ValueError: the file is none of this format, or not whole.
@@ -226,6 +226,11 @@ def _read_header(file: IO[bytes]) -> tuple[dict[str, str], dict[str, _Entry], in
 
 
 def _entry(name: str, said: Any) -> _Entry:
+    """Check a header's entry of one array.
+
+    Raises:
+        ValueError: it is not valid.
+    """
     try:
         dtype, shape = _OF_NUMPY[said["dtype"]], tuple(said["shape"])
         start, stop = said["data_offsets"]

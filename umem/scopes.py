@@ -22,14 +22,14 @@ _Entered = TypeVar("_Entered", covariant=True)
 
 
 class _Here(threading.local):
-    """An object that stands for the calling thread."""
+    """Represents the calling thread."""
 
     def __init__(self) -> None:
         self.thread = object()
 
 
 class Epoch:
-    """Another object whenever a scope has been closed, or `changed` was called."""
+    """An object that is replaced whenever a scope closes or `changed` is called, to date caches."""
 
     __slots__ = ("now",)
 
@@ -38,7 +38,7 @@ class Epoch:
 
 
 class View:
-    """The scopes of one context, outermost first, and what was derived of them.
+    """The scopes of one context, outermost first, and values derived from them.
 
     ``payload`` is what the open ones of one thread hold, as of one epoch.
     """
@@ -52,7 +52,7 @@ class View:
 
 
 class Scope:
-    """One time inside a block: off before `open`, and from the first moment of `close` on.
+    """One entry into a block: on from `open` until `close` begins.
 
     ``payload`` is what the block stands for; `derived` makes something of it.
     """
@@ -67,24 +67,24 @@ class Scope:
         self._undo: list[Callable[[], None]] = []
 
     def is_on(self) -> bool:
-        """Tell whether it is open, and the calling thread's."""
+        """Tell whether the scope is open, and belongs to the calling thread."""
         return self.is_open and self.thread is _here.thread
 
     def at_close(self, step: Callable[[], None]) -> None:
-        """Do ``step`` when it is closed, the last given first; more than once where interrupted.
+        """Register an undo step; steps run in reverse order, and again if they were interrupted.
 
         To be given before what it undoes is done.
         """
         self._undo.append(step)
 
     def open(self, *payload: Any) -> None:
-        """Put the calling context inside from now on."""
+        """Enter the scope in the calling context."""
         self.payload = payload
         self.is_open = True
         _entered.set(View((*(s for s in _entered.get().scopes if s.is_open), self)))
 
     def close(self) -> None:
-        """End it, wherever it was opened; once more does what an interrupted close has not.
+        """Leave the scope from any context; a second call finishes an interrupted one.
 
         Raises:
             whatever a step raised first, after the others.
@@ -101,6 +101,7 @@ class Scope:
             raise error
 
     def _take_back(self) -> Exception | None:
+        """Run the undo steps in reverse order; returns the first exception."""
         first = None
         while self._undo:
             step = self._undo[-1]
@@ -118,17 +119,18 @@ epoch = Epoch()
 _nothing = View(())
 _entered: ContextVar[View] = ContextVar("umem", default=_nothing)
 view_of_context = _entered.get
-"""The calling context's view; another object after every `Scope.open` there."""
+"""The calling context's view, replaced by every `Scope.open` in it."""
 
 
 def changed() -> None:
-    """Say that what was derived so far may not hold any more."""
+    """Invalidate all derived values."""
     epoch.now = object()
 
 
 def derived(rule: Callable[[tuple[Any, ...]], _Value]) -> _Value:
-    """Find what ``rule``, a function of a module, makes of the payload of all the caller is inside
-    of, outermost first; computed again only when that has changed."""
+    """Apply ``rule`` to the payloads of the caller's scopes, outermost first, and cache the result
+    until a scope changes.
+    """
     view = _entered.get()
     if view.scopes and (view.epoch is not epoch.now or view.thread is not _here.thread):
         view = _refreshed(view)
@@ -139,12 +141,12 @@ def derived(rule: Callable[[tuple[Any, ...]], _Value]) -> _Value:
 
 
 def inside() -> tuple[Scope, ...]:
-    """List the scopes that the calling code is inside of, outermost first."""
+    """List the open scopes of the calling context, outermost first."""
     return tuple(scope for scope in _entered.get().scopes if scope.is_on())
 
 
 def move_last(scopes: tuple[Scope, ...]) -> None:
-    """Have the calling context inside of these as if they had been opened last."""
+    """Reorder the calling context's scopes as if these had been opened last."""
     others = tuple(scope for scope in _entered.get().scopes if scope not in scopes)
     _entered.set(View((*others, *scopes)))
 
@@ -157,13 +159,13 @@ def _refreshed(view: View) -> View:
 
 
 class Scoped(Generic[_Entered]):
-    """A context manager whose effects are over when its with statement is, however that ends.
+    """Base of context managers whose effects end with the with statement, however that ends.
 
     A subclass says what entering does in `_open`, and may say more of leaving in `_close`.
     ``__enter__`` and ``__exit__`` may be called by hand too, and in different threads or tasks: the
     scope is that of the code that entered it, and over for it when anybody has left. Where one is
-    entered several times, leaving ends the last scope of the calling code, else the last of all.
-    A scope that is over already, with the block around it, is left without effect.
+    entered several times, leaving ends the last scope of the calling code, else the last of all. A
+    scope that is over already, with the block around it, is left without effect.
     """
 
     title = "a block of umem"
@@ -197,6 +199,11 @@ class Scoped(Generic[_Entered]):
         error: BaseException | None = None,
         traceback: TracebackType | None = None,
     ) -> None:
+        """Close the innermost scope that this object opened; a KeyboardInterrupt is never replaced.
+
+        Raises:
+            StateError: it is not inside a block of this object.
+        """
         mine = self._mine
         if not mine:
             if kind is None:

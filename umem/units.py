@@ -19,7 +19,7 @@ GIB = 1 << 30
 TIB = 1 << 40
 MAX_BYTES = (1 << 63) - 1
 BLOCK_BYTES = 2 * MIB
-"""The unit in which the driver moves managed memory (uvm_va_block.h of NVIDIA's open driver)."""
+"""The driver moves managed memory in units of this (uvm_va_block.h of NVIDIA's open driver)."""
 
 
 _FACTORS = {
@@ -31,7 +31,7 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(size: str | SupportsIndex, name: str = "size") -> int:
-    """Read a size: an int, or text such as ``"1.5GiB"``, ``"256MiB"``, ``"24G"`` or ``"8GB"``.
+    """Parse a size: an int, or text such as ``"1.5GiB"``, ``"256MiB"``, ``"24G"`` or ``"8GB"``.
 
     ``KiB``, ``MiB``, ``GiB`` and the bare letters are powers of 1024, ``kB``, ``MB`` and ``GB``
     powers of 1000.
@@ -65,6 +65,11 @@ def parse_bytes(size: str | SupportsIndex, name: str = "size") -> int:
 
 
 def _parse_text(text: str, name: str) -> int:
+    """Parse a size given as text.
+
+    Raises:
+        SizeError: it is none.
+    """
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match[2].upper()) if match else None
     if match is None or factor is None:
@@ -77,7 +82,7 @@ def _parse_text(text: str, name: str) -> int:
 
 
 def format_bytes(nbytes: int | float | None) -> str:
-    """Write a size for a person; None is "unknown".
+    """Format a size for a person; None is "unknown".
 
     >>> format_bytes(1610612736), format_bytes(512)
     ('1.5 GiB', '512 B')
@@ -95,7 +100,7 @@ def _scaled(nbytes: int | float, digits: int) -> str:
 
 
 def format_apart(*sizes: int) -> list[str]:
-    """Write sizes for a person, with the digits that different ones take to read differently.
+    """Format sizes with enough digits that different ones read differently.
 
     >>> format_apart(1788 << 20, 1789 << 20), format_apart(1 << 30, (1 << 30) + 1)
     (['1.746 GiB', '1.747 GiB'], ['1073741824 B', '1073741825 B'])
@@ -108,7 +113,7 @@ def format_apart(*sizes: int) -> list[str]:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Write a time for a person; None is "unknown".
+    """Format a time for a person; None is "unknown".
 
     >>> format_seconds(0.0123), format_seconds(7300)
     ('12.3 ms', '2 h 2 min')

@@ -13,14 +13,14 @@ from weakref import WeakKeyDictionary
 from umem.errors import StateError
 
 Gather = Callable[[Any], list[Any]]
-"""Gives every rank what each of them has, in the order of ranks; called by all."""
+"""A collective that returns every rank's value, in the order of ranks (allgather)."""
 
 _together: MutableMapping[Any, Gather] = WeakKeyDictionary()
 _cut: MutableMapping[Any, Callable[[], bool]] = WeakKeyDictionary()
 
 
 def decide_together(optimizer: Any, gather: Gather, is_cut: Callable[[], bool]) -> None:
-    """Have the optimizer's steps go wrong on all ranks or on none, from now on.
+    """Register a collective, so that a step of the optimizer fails on all ranks or on none.
 
     Args:
         is_cut: tells whether its state is in shards now.
@@ -29,7 +29,7 @@ def decide_together(optimizer: Any, gather: Gather, is_cut: Callable[[], bool]) 
 
 
 def refuse_in_shards(optimizer: Any, what: str) -> None:
-    """See that the optimizer's state is not in shards.
+    """Raise StateError if the optimizer's state is sharded.
 
     Args:
         what: the function that is to change the state, as it is called.
@@ -47,13 +47,13 @@ def refuse_in_shards(optimizer: Any, what: str) -> None:
 
 
 def of_all_ranks(optimizer: Any, value: Any) -> list[Any]:
-    """Return what each rank has, in the order of ranks; on one rank alone, that one's."""
+    """Gather a value from all ranks; with one rank, a list of its own."""
     gather = _together.get(optimizer)
     return [value] if gather is None else gather(value)
 
 
 def raise_on_all(optimizer: Any, check: Callable[[], None]) -> None:
-    """Carry out a check; where it raises on one rank, each raises that rank's error."""
+    """Run a check; if it raises on one rank, every rank raises that error."""
     mine: Exception | None = None
     try:
         check()

@@ -23,9 +23,9 @@ from umem.units import format_bytes
 
 __all__ = ["find_batch"]
 ON_A_DEVICE = ("cupy", "software")
-"""The backends of traces whose steps ran on a GPU, real or software."""
+"""Backends of traces that were recorded on a GPU, real or software."""
 LIVE_STEPS = 2
-"""The second finds the gradients of the first."""
+"""Live steps of the confirmation: the second starts with the first one's gradients."""
 
 
 def find_batch(
@@ -40,7 +40,8 @@ def find_batch(
     margin: float = 0.0,
     confirm: bool | None = None,
 ) -> FoundBatch:
-    """Find the largest batch that fits a GPU, and that of least time a sample, without a trial.
+    """Find the largest batch that fits a GPU, and the one with least time a sample, without a
+    trial.
 
     The step is recorded at two small sizes, which trains it six times on them, and taken to others
     by replays on the model of the GPU, with its pool's rounding and gaps: simulated. The largest
@@ -92,7 +93,9 @@ def find_batch(
 
 
 def _confirmed(step: Callable[..., Any], size: StepSize) -> tuple[bool, str]:
-    """Run a step of a size; out of memory is survived, and nothing of it kept."""
+    """Tell whether a step of a size runs; an out-of-memory error is caught, and its arrays
+    freed.
+    """
     what = f"size {size_text(size)}"
     _let_go()
     try:
@@ -115,7 +118,7 @@ def _held() -> str:
 
 
 def _forget(error: BaseException) -> None:
-    """Let go of what the frames of an error and of those behind it hold."""
+    """Clear the frames of an error and its causes, which hold arrays."""
     seen: BaseException | None = error
     while seen is not None:
         traceback.clear_frames(seen.__traceback__)

@@ -10,10 +10,10 @@ from umem.devices.open import current_device
 
 
 def device() -> Any:
-    """The Chainer device for ``model.to_device`` and ``using_device``.
+    """Return the Chainer device for ``model.to_device`` and ``using_device``.
 
-    Where the arithmetic runs on NumPy, as on a virtual GPU, that is NumPy's; elsewhere it is
-    CuPy's with the same ordinal.
+    Where the arithmetic runs on NumPy, as on a virtual GPU, that is NumPy's; elsewhere it is CuPy's
+    with the same ordinal.
 
     Raises:
         DeviceNotFoundError: there is no CUDA device, and no virtual GPU is open.

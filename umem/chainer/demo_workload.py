@@ -44,12 +44,12 @@ VARIANTS: tuple[tuple[Mode, bool, str | None], ...] = (
     ("managed", False, "read_mostly"),
     ("hybrid", False, None),
 )
-"""Mode, prefetch on allocation, advice for the graph."""
+"""Variants that the demo runs: mode, prefetch on allocation, advice for the graph."""
 BYTES_PER_NODE = 4030
-"""What a step needs: the peak of the trace of 100,000 nodes; sizes the graph on CUDA."""
+"""Bytes of a step for each node, from the traced peak of 100,000 nodes; sizes the graph on CUDA."""
 
 Progress = Callable[[str, int], None]
-"""Called with what is running and how many steps of it are done."""
+"""Called with the name of the running variant, and how many steps of it are done."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class Workload:
 
     @classmethod
     def generate(cls, nodes: int, steps: int) -> Workload:
-        """The graph of so many nodes; the same on every machine."""
+        """Generate the graph, the same on every machine."""
         graph = rmat(nodes, round(TIES_PER_NODE * nodes), HIDDEN, CLASSES, seed=7)
         return cls(graph, normalised_adjacency(graph), steps)
 
     def train(self, progress: Callable[[int], None]) -> Iterator[float]:
-        """Train on the current device; yields the loss of each step."""
+        """Train on the current device; yields each step's loss."""
         place = device()
         np.random.seed(0)
         adjacency = Adjacency(self.adjacency).to_device(place)
@@ -89,7 +89,7 @@ class Workload:
 def run_virtual(
     workload: Workload, gpu: str, vram_bytes: int, progress: Progress
 ) -> tuple[list[ModeRow], Trace]:
-    """Every mode on a virtual GPU: two run, arithmetic and all, the rest replayed."""
+    """Run every variant on a virtual GPU: two with real arithmetic, the others replayed."""
 
     def run(mode: Mode) -> tuple[ModeRow, Trace]:
         with umem.virtual_gpu(gpu, vram_bytes) as model:
@@ -101,7 +101,7 @@ def run_virtual(
 def run_software(
     workload: Workload, gpu: SoftwareGPU, vram_bytes: int, progress: Progress
 ) -> tuple[list[ModeRow], Trace]:
-    """Every mode on the software GPU, which is open: two run on CuPy, the rest replayed."""
+    """Run every variant on the open software GPU: two on CuPy, the others replayed."""
 
     def run(mode: Mode) -> tuple[ModeRow, Trace]:
         gpu.restart()
@@ -121,6 +121,7 @@ def _run_modes(
     steps: int,
     progress: Progress,
 ) -> tuple[list[ModeRow], Trace]:
+    """Run unmanaged and managed, and replay the other variants on the trace."""
     stopped, _ = run("unmanaged")
     managed, trace = run("managed")
     rows = [stopped, managed]
@@ -136,6 +137,7 @@ def _run_modes(
 def _run_live(
     workload: Workload, mode: Mode, model: VirtualGPU | SoftwareGPU, progress: Progress
 ) -> tuple[ModeRow, Trace]:
+    """Run and record one variant on a simulated GPU; out of memory becomes its reason."""
     losses: list[float] = []
     ends: list[float] = [0.0]
     reason = None
@@ -155,7 +157,7 @@ def _run_live(
 
 
 def run_cuda(workload: Workload, progress: Progress) -> list[ModeRow]:
-    """Every mode for real on the current CUDA device. Never run on a GPU yet."""
+    """Run every variant on the current CUDA device. Never run on a GPU yet."""
     rows = []
     for mode, prefetch, advice in VARIANTS:
         rows.append(_run_real(workload, mode, prefetch, advice, progress))
@@ -165,6 +167,7 @@ def run_cuda(workload: Workload, progress: Progress) -> list[ModeRow]:
 def _run_real(
     workload: Workload, mode: Mode, prefetch: bool, advice: str | None, progress: Progress
 ) -> ModeRow:
+    """Run one variant on a real GPU; out of memory becomes its reason."""
     gpu = current_device()
     losses: list[float] = []
     ends: list[float] = []

@@ -13,15 +13,15 @@ from typing import Any
 
 Arrays = list[Any]
 Estimate = tuple[int, int | None]
-"""Operations, and bytes through device memory (None: those of its inputs and outputs)."""
+"""Operations, and bytes of device memory traffic (None: those of inputs and outputs)."""
 
 
 Estimator = Callable[[Any, Arrays, Arrays], Estimate]
-"""From a FunctionNode, its input arrays and its output arrays."""
+"""A function of a FunctionNode, its input arrays and its output arrays."""
 
 
 def estimator(cls: type) -> Estimator:
-    """How to estimate the calls of a class of functions; others may call theirs as Chainer's."""
+    """Return the estimator for a class of functions; unknown classes get a generic one."""
     known = cls.__module__.startswith(("chainer.", "umem."))
     return _RULES.get(cls.__name__, _largest) if known else _largest
 

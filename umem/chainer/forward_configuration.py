@@ -14,20 +14,20 @@ NOT_CARRIED = frozenset((
     "enable_backprop", "in_recomputing", "_will_recompute", "debug", "warn_nondeterministic",
     "keep_graph_on_report", "schedule_func", "use_static_graph",
 ))  # fmt: skip
-"""What a second run takes from where it happens, or sets itself."""
+"""Entries that a recomputation takes from its surroundings, or sets itself."""
 _CAP = "umem.chainer.workspace"
-"""An entry beside Chainer's own: the cap on workspace, on which bits depend."""
+"""Extra entry beside Chainer's own: the cap on workspace, on which bits depend."""
 
 
 def configuration_now() -> dict[str, Any]:
-    """Every entry of the calling thread's configuration, and the cap on its workspace."""
+    """Return the calling thread's Chainer configuration, and its cap on workspace."""
     # Chainer offers no list of entries: a thread's own are in config._local, over global_config.
     of_thread = vars(configuration.config._local)
     return {**vars(chainer.global_config), **of_thread, _CAP: cap_here()}
 
 
 def as_in_forward(then: dict[str, Any]) -> list[AbstractContextManager[Any]]:
-    """Contexts in which the configuration is what it was; entries that were not there are None."""
+    """Return contexts that restore a saved configuration; entries that were absent are None."""
     now = configuration_now()
     return [
         configuration.using_config("in_recomputing", True),

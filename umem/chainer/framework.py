@@ -38,7 +38,11 @@ def _in_link(link: Link) -> Iterator[Any]:
 
 
 def _in_optimizer(optimizer: Optimizer) -> Iterator[Any]:
-    """What only the update reads: the state of each parameter, and its copy in float32."""
+    """Yield the arrays that only the update reads: states, and float32 copies of parameters.
+
+    Raises:
+        HintError: the optimizer is not set up.
+    """
     if optimizer.target is None:
         raise HintError(f"{type(optimizer).__name__} has no model yet; call its setup(model) first")
     for param in optimizer.target.params(include_uninit=False):
@@ -51,7 +55,7 @@ def _in_optimizer(optimizer: Optimizer) -> Iterator[Any]:
 
 
 def _told() -> dict[str, str]:
-    """What caches of data have done, where the program has any."""
+    """Return what data caches have done, for `umem.status`; empty without caches."""
     caching = sys.modules.get("umem.data.caching")
     counters = None if caching is None else caching.counted()
     return {} if counters is None else {DATA_CACHE: str(counters)}

@@ -17,11 +17,12 @@ from umem.trace.recording.storage import root_of
 from umem.trace.recording.thread import ThreadState
 
 _KEEP_THEIR_PLACE = ("Forget", "Checkpoint", "PartAggregation", "ToParts")
-"""They go backward inside of their backward, or exchange gradients with other ranks in it."""
+"""Functions that run a backward inside of their own, or exchange gradients with other ranks in it,
+so that their order must not change."""
 _PLAIN = frozenset((
     int, float, bool, str, type(None), type, *(type(np.dtype(code)) for code in np.typecodes["All"])
 ))  # fmt: skip
-"""Classes whose instances are no arrays and hold none."""
+"""Classes whose instances hold no arrays."""
 _PLAIN_OR_TUPLE = _PLAIN | {tuple}
 NODE_ATTRIBUTES = frozenset((
     "inputs", "outputs", "rank", "stack", "lazy_grad_sum", "_input_layouts", "_output_layouts",
@@ -33,7 +34,7 @@ arrays, which are inputs and outputs and followed as those."""
 
 
 def values_on(func: Any) -> list[Any]:
-    """What is on a function, and perhaps its class.
+    """Return the values of a function's attributes, perhaps with its class.
 
     To ask for ``__dict__`` makes a dictionary of what Python up to 3.12 keeps without one, and
     Chainer's own use of the function slower from then on: about a microsecond an operation.
@@ -45,7 +46,7 @@ def values_on(func: Any) -> list[Any]:
 
 
 def holds_nothing(func: Any) -> bool:
-    """Whether it is certain, without a look at each attribute, that a function holds no arrays.
+    """Tell cheaply that a function certainly holds no arrays in attributes of its own.
 
     It is where all that is on it is plain, but for the tuples that `FunctionNode.apply` makes: two
     of layouts, two of a graph, and what was retained, of which indexes may be None.
@@ -63,12 +64,12 @@ def holds_nothing(func: Any) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is an array of NumPy or of CuPy."""
+    """Tell whether a value is an array of NumPy or CuPy."""
     return isinstance(value, np.ndarray) or hasattr(value, "__cuda_array_interface__")
 
 
 def arrays_on(func: Any) -> list[tuple[str, Any]]:
-    """The arrays that a function holds as attributes, sparse matrices taken apart."""
+    """Return the arrays that a function holds as attributes; sparse matrices are taken apart."""
     found: list[tuple[str, Any]] = []
     for key, value in func.__dict__.items():
         if key not in NODE_ATTRIBUTES and value.__class__ not in _PLAIN:
@@ -77,7 +78,7 @@ def arrays_on(func: Any) -> list[tuple[str, Any]]:
 
 
 def arrays_in(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """The arrays in named values."""
+    """Return the arrays in named values."""
     found: list[tuple[str, Any]] = []
     for key, value in items:
         find_arrays(key, value, found)
@@ -85,7 +86,7 @@ def arrays_in(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def find_arrays(key: str, value: Any, found: list[tuple[str, Any]]) -> None:
-    """Add the arrays in one value, each with where it was found."""
+    """Append the arrays in a value to a list, each with its path."""
     if is_array(value):
         found.append((key, value))
     elif isinstance(value, (list, tuple)):
@@ -111,7 +112,7 @@ def owner_of(func: Any) -> Any:
 
 
 def running_rules(func: Any) -> tuple[bool, bool]:
-    """Tell whether a function may run twice, and whether its backward must keep its place.
+    """Tell whether a function may be recomputed, and whether its backward must keep its order.
 
     Nobody can see what else a user's function does: it may run twice, and in another order, where
     its class says so by ``umem_recomputable``.
@@ -121,7 +122,7 @@ def running_rules(func: Any) -> tuple[bool, bool]:
 
 @cache
 def rules_of(kind: Any) -> tuple[bool, bool]:
-    """As `running_rules`, for the class that holds a function's state."""
+    """Return `running_rules` for the class that holds a function's state."""
     if kind.__module__.startswith(("chainer.", "umem.")):
         return kind.__name__ not in NOT_AGAIN, kind.__name__ in _KEEP_THEIR_PLACE
     is_pure = bool(getattr(kind, "umem_recomputable", False))
@@ -144,7 +145,7 @@ def output_gradient_bytes(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
 
 
 def enter(state: ThreadState, func: Any, ins: list[Any], outs: list[Any]) -> tuple[Any, ...]:
-    """Number a call, and return the fields of its `TapeEntry`.
+    """Give a call its number, and return the fields of its `TapeEntry`.
 
     Chainer's privates say what it retains, and where an input comes from: there is no public way.
     """

@@ -18,12 +18,12 @@ from umem.errors import DeviceError, MissingDependencyError
 
 @dataclass(frozen=True, eq=False)
 class Adjacency:
-    """A sparse matrix that stays as it is while a model trains, and its transpose.
+    """A constant sparse matrix and its transpose.
 
     The transpose, which the gradient multiplies by, is kept as a CSR matrix of its own, because
     only a product with the matrix as it lies needs no atomics. If the two are equal, as for
-    `umem.graphs.normalised_adjacency` of an undirected graph, they are the same object: 8 bytes
-    an entry, otherwise 16. Making the transpose costs about one pass over the entries.
+    `umem.graphs.normalised_adjacency` of an undirected graph, they are the same object: 8 bytes an
+    entry, otherwise 16. Making the transpose costs about one pass over the entries.
 
     Args:
         matrix: CSR (rows, columns) of floats, of scipy.sparse or cupyx.scipy.sparse.
@@ -47,22 +47,22 @@ class Adjacency:
 
     @property
     def transposed(self) -> Adjacency:
-        """This with matrix and transpose exchanged; nothing is copied."""
+        """Return the adjacency with matrix and transpose exchanged, without copying."""
         return Adjacency(self.transpose, self.matrix)
 
     def to_device(self, device: Any) -> Adjacency:
-        """This on another device, given as Chainer's `to_device` takes it; self is unchanged."""
+        """Return a copy on a device, given as to Chainer's `to_device`."""
         matrix = _send(self.matrix, chainer.get_device(device))
         if self.transpose is self.matrix:
             return Adjacency(matrix, matrix)
         return Adjacency(matrix, _send(self.transpose, chainer.get_device(device)))
 
     def to_cpu(self) -> Adjacency:
-        """This on the CPU; self is unchanged."""
+        """Return a copy on the CPU."""
         return self.to_device("@numpy")
 
     def to_gpu(self, device: int = 0) -> Adjacency:
-        """This on a GPU, given by its ordinal; self is unchanged."""
+        """Return a copy on a GPU, given by its ordinal."""
         return self.to_device(f"@cupy:{device}")
 
 
@@ -73,7 +73,7 @@ def _describe(matrix: Any) -> str:
 
 
 def _transpose(matrix: Any) -> Any:
-    """The transpose as CSR: `matrix` itself if they are equal."""
+    """Return the transpose as CSR; ``matrix`` itself if it is symmetric."""
     transpose = matrix.T.tocsr()
     pairs = ((getattr(matrix, n), getattr(transpose, n)) for n in ("indptr", "indices", "data"))
     if matrix.shape == transpose.shape and all(bool((a == b).all()) for a, b in pairs):
@@ -87,13 +87,13 @@ def _send(matrix: Any, device: Any) -> Any:
 
 
 def csr_matrix(arrays: tuple[Any, Any, Any], shape: tuple[int, int], device: Any) -> Any:
-    """A CSR matrix on a device, of its data, indices and indptr."""
+    """Make a CSR matrix on a device from data, indices and indptr."""
     data, indices, indptr = map(device.send, arrays)
     return _sparse_module(data).csr_matrix((data, indices, indptr), shape=shape)
 
 
 def _sparse_module(array: Any) -> Any:
-    """scipy.sparse or cupyx.scipy.sparse, whichever goes with the array."""
+    """Return scipy.sparse or cupyx.scipy.sparse, to match an array."""
     try:
         if cuda.get_array_module(array) is np:
             import scipy.sparse as sparse
@@ -108,7 +108,7 @@ def _sparse_module(array: Any) -> Any:
 
 
 class SparseMatMul(chainer.FunctionNode):
-    """A fixed sparse matrix times a dense variable; see `sparse_matmul`.
+    """Function: a constant sparse matrix times a dense variable; see `sparse_matmul`.
 
     Attributes:
         matrix: the sparse matrix, on the device of the input.
@@ -144,7 +144,7 @@ class SparseMatMul(chainer.FunctionNode):
 
 
 def _product(matrix: Any, x: Any) -> Any:
-    """Multiply; on a GPU without the column-ordered copy of x that CuPy's operator makes."""
+    """Multiply sparse by dense, without the column-ordered copy of x that CuPy's operator makes."""
     as_it_lies = x.flags.c_contiguous and not x.flags.f_contiguous and matrix.dtype == x.dtype
     if cuda.get_array_module(x) is np or not as_it_lies:
         return matrix @ x
@@ -156,11 +156,11 @@ def _product(matrix: Any, x: Any) -> Any:
 
 
 def add_product(matrix: Any, x: Any, out: Any) -> None:
-    """Add a sparse matrix times x to `out`, C-ordered and of x's dtype.
+    """Add a sparse matrix times x to ``out``, which is C-ordered and of x's dtype.
 
     On NumPy each row's terms are added one by one, as the matrix has them, to what is there. So a
-    row may be computed a block of columns at a time, and its bits are those of one product.
-    SciPy's operator does the same from zero; only the function below it takes an `out`.
+    row may be computed a block of columns at a time, and its bits are those of one product. SciPy's
+    operator does the same from zero; only the function below it takes an `out`.
     """
     if cuda.get_array_module(x) is not np:
         out += _product(matrix, x)
@@ -173,7 +173,7 @@ def add_product(matrix: Any, x: Any, out: Any) -> None:
 
 
 def sparse_matmul(adjacency: Adjacency, x: Any) -> Any:
-    """`adjacency` times x, differentiable with respect to x any number of times.
+    """Multiply an adjacency by x, differentiable in x any number of times.
 
     The product is scipy.sparse's for NumPy arrays and cuSPARSE's (cupyx.scipy.sparse) for CuPy
     arrays. float16 is computed in float32. Nothing is kept for the backward pass but the matrix.
@@ -182,8 +182,8 @@ def sparse_matmul(adjacency: Adjacency, x: Any) -> Any:
     or float64 x; with CuPy the result is column-ordered. A float16 x is copied to float32, and so
     is the result. The matrix is copied where it and x have different precision.
 
-    On one machine NumPy gives the same bits every time. With CuPy no kernel of umem or Chainer
-    adds atomically, and cuSPARSE is never asked to transpose the sparse matrix (then bits, its
+    On one machine NumPy gives the same bits every time. With CuPy no kernel of umem or Chainer adds
+    atomically, and cuSPARSE is never asked to transpose the sparse matrix (then bits, its
     documentation says, can differ between runs); its default algorithm for the product itself is
     not documented to repeat its bits either.
 
@@ -202,13 +202,13 @@ def sparse_matmul(adjacency: Adjacency, x: Any) -> Any:
 
 
 class GraphConvolution(chainer.Link):
-    """One layer A X W' + b, with W (out_size, in_size) and b (out_size,).
+    """One graph convolution A X W' + b, with W (out_size, in_size) and b (out_size,).
 
-    Multiplies by W first where that makes the sparse product narrower (out_size < in_size), and
-    by the adjacency first otherwise. W starts as Glorot and Bengio's uniform, b as zero.
+    Multiplies by W first where that makes the sparse product narrower (out_size < in_size), and by
+    the adjacency first otherwise. W starts as Glorot and Bengio's uniform, b as zero.
 
-    Kipf and Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR
-    2017, equation 2; with a bias, and without the nonlinearity.
+    Kipf and Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR 2017,
+    equation 2; with a bias, and without the nonlinearity.
     """
 
     def __init__(self, in_size: int, out_size: int) -> None:
@@ -219,7 +219,7 @@ class GraphConvolution(chainer.Link):
             self.b = chainer.Parameter(0, (out_size,))
 
     def forward(self, adjacency: Adjacency, x: Any) -> Any:
-        """(N, in_size) to (N, out_size)."""
+        """Apply the layer: (N, in_size) to (N, out_size)."""
         out_size, in_size = self.W.shape
         if out_size < in_size:
             return sparse_matmul(adjacency, F.linear(x, self.W)) + self.b
@@ -227,7 +227,7 @@ class GraphConvolution(chainer.Link):
 
 
 class GCN(chainer.ChainList):
-    """Graph convolutions with ReLU between them: from features to one score a class.
+    """Graph convolutions with ReLU between them, from features to class scores.
 
     Args:
         in_size: features of a node.
@@ -257,7 +257,7 @@ class GCN(chainer.ChainList):
         self.dropout = dropout
 
     def forward(self, adjacency: Adjacency, x: Any) -> Any:
-        """(N, in_size) to (N, classes)."""
+        """Return the scores: (N, in_size) to (N, classes)."""
         first, *others = self
         h = first(adjacency, x)
         for layer in others:

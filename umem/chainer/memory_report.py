@@ -78,7 +78,7 @@ class MemoryReport(training.Extension):
     # -- what the trainer calls ------------------------------------------------------------
 
     def initialize(self, trainer: Any) -> None:
-        """Training begins: follow it."""
+        """Start following the run; called by the trainer."""
         self._now = self._first = _Moment(trainer)
         self._is_warm = False
         with ExitStack() as stack:
@@ -96,7 +96,7 @@ class MemoryReport(training.Extension):
         reporter.report({**self._memory(), **self._time(trainer), **reported()})
 
     def finalize(self) -> None:
-        """Training is over, also by an error: follow it no longer."""
+        """Stop following the run, also after an error; called by the trainer."""
         self._stack.close()
 
     def serialize(self, serializer: Any) -> None:
@@ -124,6 +124,7 @@ class MemoryReport(training.Extension):
     # -- time ------------------------------------------------------------------------------
 
     def _time(self, trainer: Any) -> dict[str, float]:
+        """Return the time a step took since the last report, and an estimate for the whole run."""
         before, self._now = self._now, _Moment(trainer)
         count = self._now.iteration - before.iteration
         if count <= 0:
@@ -137,6 +138,7 @@ class MemoryReport(training.Extension):
         return found
 
     def _whole_seconds(self, trainer: Any) -> float | None:
+        """Estimate the seconds of the whole run from its pace; None if its end is not known."""
         trigger = getattr(trainer.stop_trigger, "_max_trigger", trainer.stop_trigger)
         unit, period = getattr(trigger, "unit", None), getattr(trigger, "period", None)
         if unit not in ("epoch", "iteration") or period is None:
@@ -164,7 +166,7 @@ class MemoryReport(training.Extension):
 
 
 class _Moment:
-    """How far a trainer is."""
+    """The progress of a trainer at one moment: iteration, epoch, seconds."""
 
     def __init__(self, trainer: Any) -> None:
         updater = trainer.updater

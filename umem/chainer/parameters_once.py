@@ -9,18 +9,18 @@ from umem.trace.recording.storage import address_of
 
 
 def parameters(link: Any) -> list[Any]:
-    """List the parameters of a link, those without an array too, each once."""
+    """Yield a link's parameters, uninitialised ones too, each once."""
     return list({id(one): one for one in link.params()}.values())
 
 
 def parameter_bytes(*links: Any) -> int:
-    """Count the bytes of the parameters of links, each once, whoever holds it."""
+    """Return the bytes of links' parameters, each counted once."""
     found = {id(one): one for link in links for one in link.params(include_uninit=False)}
     return sum(one.array.nbytes for one in found.values())
 
 
 def overlapping(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any, str, Any]]:
-    """Yield neighbours in memory whose arrays overlap: names and parameters, which are not one.
+    """Yield pairs of different parameters whose arrays overlap in memory, with their names.
 
     Chainer's ``copy(mode="share")`` makes parameters of one array, and programs make views.
     """

@@ -30,14 +30,14 @@ from umem.trace.recording.recorder import Audience, Measured, Reach, Recorder, a
 from umem.trace.recording.thread import thread_state
 
 _STATISTICS = ("running_mean", "running_var")
-"""What normalisation holds and changes in place."""
+"""Running statistics, which normalisation updates in place."""
 _GATHERS = frozenset(
     ("EmbedIDFunction", "EmbedIDGrad", "SparseMatMul", "GetItem", "SelectItem", "Permutate")
 )
 
 
 class ChainerSource(Subscriber):
-    """Tells recorders of Chainer's functions, backward steps and updates while they are active.
+    """Reports Chainer's functions, backward steps and updates to active recorders.
 
     It stands innermost: an operation's time is that of Chainer's own function.
     """
@@ -45,18 +45,18 @@ class ChainerSource(Subscriber):
     place = 1
 
     def start(self) -> None:
-        """Listen."""
+        """Subscribe to the tap."""
         subscribe(self)
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Unsubscribe from the tap."""
         unsubscribe(self)
         thread_state().backward_depth = 0  # where an interrupted step has left it
 
     # -- forward, and the functions that backward applies ----------------------------------
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Record an application, with what the function keeps on itself."""
+        """Record a call of a function, and the arrays that it keeps as attributes."""
         told = derived(Audience)
         if not told.recorders:
             return proceed(func, inputs)
@@ -86,7 +86,7 @@ class ChainerSource(Subscriber):
         grad_inputs: Any = None,
         is_debug: bool = False,
     ) -> None:
-        """Record a backward step: the functions that it applies, and what it computes itself."""
+        """Record one function's backward: functions it calls, and its own computation."""
         told = derived(Audience)
         if not told.recorders:
             proceed(func, indexes, grad_outputs, grad_inputs, is_debug)
@@ -100,11 +100,11 @@ class ChainerSource(Subscriber):
             measured.close()
 
     def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
-        """What runs until it returns belongs to backward."""
+        """Mark operations inside as backward."""
         _in_backward(proceed, *args, **kwargs)
 
     def grad(self, proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
-        """As `backward`."""
+        """Mark operations inside as backward."""
         return _in_backward(proceed, *args, **kwargs)
 
     # -- update ----------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class ChainerSource(Subscriber):
             measured.close()
 
     def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
-        """Record that a step is over."""
+        """Record the end of a step."""
         proceed(method, *args, **kwargs)
         for recorder in active():
             recorder.emit(Mark("step"))
@@ -144,7 +144,7 @@ def _in_backward(proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
 
 
 def rerun(func: Any, inputs: tuple[Any, ...]) -> Any:
-    """Run a function's forward once more, on arrays; recorders see it as part of backward."""
+    """Run a function's forward again on arrays; recorders see it as part of backward."""
     told = derived(Audience)
     if not told.recorders:
         return func.forward(inputs)
@@ -164,7 +164,7 @@ def rerun(func: Any, inputs: tuple[Any, ...]) -> Any:
 def _emit_apply(
     told: Audience, func: Any, inputs: Any, outs: list[Any], before: list[Any], measured: Measured
 ) -> None:
-    """Emit one application; bench/overhead.py says what a microsecond here costs an LSTM."""
+    """Record one call; bench/overhead.py measures the cost of each microsecond here."""
     kind = _kinds.get(func.__class__) or _kind_of(func)
     name = kind.label or func.label
     if told.state.backward_depth:
@@ -209,7 +209,7 @@ def _add_held(
     reads: list[Reach],
     writes: list[Reach],
 ) -> None:
-    """Add what the function holds: read if it held it before the call, otherwise written."""
+    """Add the arrays a function holds: read if held before the call, otherwise written."""
     values = (("", value) for value in before if not isinstance(value, chainer.Function))
     old = {id(array) for _, array in arrays_in(values)}
     seen = {access[0] for access in (*reads, *writes) if access is not None}
@@ -239,7 +239,7 @@ def _first_read(recorder: Recorder, x: Any, array: Any, name: str) -> Reach:
 def _emit_backprop(
     told: Audience, func: Any, grad_outputs: Any, grad_inputs: Any, measured: Measured
 ) -> None:
-    """Emit what the backward method computed by itself; functions it applied are recorded."""
+    """Record a backward method's own computation; functions that it called are recorded already."""
     grads = []
     for summands in grad_inputs.values():
         for g in summands:
@@ -256,6 +256,7 @@ def _emit_backprop(
 def _emit_own(
     recorder: Recorder, func: Any, grad_outputs: Any, grads: list[Any], measured: Measured
 ) -> None:
+    """Record the gradients that a backward method computed without calling functions."""
     made = recorder.unseen(grads)
     if made:
         name = func.label
@@ -282,6 +283,9 @@ def _emit_own(
 
 
 def _emit_update(recorder: Recorder, rule: Any, param: Any, measured: Measured) -> None:
+    """Record the update of one parameter: reads parameter, state and gradient, writes the first
+    two.
+    """
     if param.array is None or param.grad is None:
         return
     name = type(rule).__name__.removesuffix("Rule")
@@ -316,7 +320,7 @@ def _emit_update(recorder: Recorder, rule: Any, param: Any, measured: Measured) 
 
 
 class _Kind:
-    """What is the same for every function of a class.
+    """Facts shared by all functions of a class.
 
     Attributes:
         label: None where the function computes it.

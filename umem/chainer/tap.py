@@ -32,11 +32,11 @@ from umem.errors import LeftOnWarning, StateError
 from umem.locks import safe_lock
 
 Proceed = Callable[..., Any]
-"""What comes next at a point: the subscribers further inside, then Chainer's own function."""
+"""Calls what comes next at a point: the next subscriber, and finally Chainer's own function."""
 
 
 class Subscriber:
-    """Somebody whom Chainer tells; each method stands for a point, around what comes next there.
+    """Base of listeners; each method wraps one point of Chainer, and calls ``proceed`` to go on.
 
     A method that a class leaves as it is here costs nothing: nobody listens there.
 
@@ -47,100 +47,100 @@ class Subscriber:
     place: float = 0
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """A function is applied: in forward, and in backward to gradients."""
+        """Wrap the call of a function, in forward, and on gradients in backward."""
         return proceed(func, inputs)
 
     def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
-        """Backward goes through one function."""
+        """Wrap one function's step of backward."""
         proceed(func, *args)
 
     def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
-        """``Variable.backward`` begins; the first argument has the nodes, with gradients."""
+        """Wrap ``Variable.backward``; the first argument has the nodes with gradients."""
         proceed(*args, **kwargs)
 
     def grad(self, proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
-        """``chainer.grad`` begins; the first argument has the variables."""
+        """Wrap ``chainer.grad``; the first argument has the variables."""
         return proceed(*args, **kwargs)
 
     def update(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
-        """An optimizer updates a parameter."""
+        """Wrap an optimizer's update of one parameter."""
         proceed(rule, parameter)
 
     def update_core(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
-        """An update rule computes, between its hooks, perhaps on a copy in full precision."""
+        """Wrap an update rule's computation, between its hooks, perhaps on a float32 copy."""
         proceed(rule, parameter)
 
     def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
-        """An optimizer updates all of its parameters."""
+        """Wrap an optimizer's update of all its parameters."""
         proceed(method, *args, **kwargs)
 
     def setup(self, proceed: Proceed, method: Any, link: Any) -> Any:
-        """An optimizer is given its model."""
+        """Wrap an optimizer's setup with a model."""
         return proceed(method, link)
 
     def call_hook(self, proceed: Proceed, method: Any, hook: Any) -> None:
-        """An optimizer calls one of its hooks, for all parameters."""
+        """Wrap an optimizer's call of one hook, for all parameters."""
         proceed(method, hook)
 
     def check_gradients(self, proceed: Proceed, method: Any) -> None:
-        """An optimizer looks for NaN among gradients, where it scales losses by itself."""
+        """Wrap an optimizer's check for NaN, where it scales the loss."""
         proceed(method)
 
     def unchain(self, proceed: Proceed, func: Any) -> None:
-        """A function is taken from its graph."""
+        """Wrap the removal of a function from its graph."""
         proceed(func)
 
     def unchain_variable(self, proceed: Proceed, y: Any) -> None:
-        """The graph is cut behind a variable, or behind a variable's node."""
+        """Wrap the cutting of the graph behind a variable or its node."""
         proceed(y)
 
     def set_array(self, proceed: Proceed, y: Any, *args: Any, **kwargs: Any) -> None:
-        """A variable is given another array."""
+        """Wrap the assignment of a variable's array."""
         proceed(y, *args, **kwargs)
 
     def serialize(self, proceed: Proceed, owner: Any, serializer: Any) -> None:
-        """A link is saved or loaded."""
+        """Wrap the saving or loading of a link."""
         proceed(owner, serializer)
 
     def copydata(self, proceed: Proceed, target: Any, source: Any) -> None:
-        """A variable's array is written from another's."""
+        """Wrap the copying of another variable's array into one."""
         proceed(target, source)
 
     def train(self, proceed: Proceed, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        """A trainer begins to run; returns when it is done."""
+        """Wrap a trainer's run."""
         proceed(trainer, *args, **kwargs)
 
     def serialize_optimizer(self, proceed: Proceed, owner: Any, serializer: Any) -> None:
-        """An optimizer is saved or loaded."""
+        """Wrap the saving or loading of an optimizer."""
         proceed(owner, serializer)
 
     def evaluate(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """A function of Chainer's own computes its outputs, for the first time or again."""
+        """Wrap the forward computation of Chainer's own functions, the first time or again."""
         return proceed(func, inputs)
 
     def compute(self, proceed: Proceed, func: Any, *arrays: Any) -> Any:
-        """A convolution or a pooling computes, forward or backward, from columns."""
+        """Wrap the forward or backward computation of a convolution or pooling by columns."""
         return proceed(func, *arrays)
 
     def operand(self, proceed: Proceed, x: Any, value: Any) -> Any:
-        """What a variable is added to or multiplied by is brought to its type, if an array."""
+        """Wrap the conversion of an array operand to a variable's type."""
         return proceed(x, value)
 
     def layer_norm_back(self, proceed: Proceed, func: Any, indexes: Any, gradients: Any) -> Any:
-        """Layer normalisation computes its gradients."""
+        """Wrap the backward computation of layer normalisation."""
         return proceed(func, indexes, gradients)
 
     def normalize(self, proceed: Proceed, norm: Any, *args: Any, **kwargs: Any) -> Any:
-        """Batch normalisation computes, forward, where no library does."""
+        """Wrap the forward computation of batch normalisation without cuDNN or iDeep."""
         return proceed(norm, *args, **kwargs)
 
     def normalize_back(self, proceed: Proceed, norm: Any, *args: Any, **kwargs: Any) -> Any:
-        """Batch normalisation computes, backward."""
+        """Wrap the backward computation of batch normalisation without cuDNN or iDeep."""
         return proceed(norm, *args, **kwargs)
 
 
 class Point(NamedTuple):
-    """A function of Chainer that is replaced, and the method that is told."""
+    """One function of Chainer that is replaced, and the subscriber method around it."""
 
     owner: Any
     name: str
@@ -148,7 +148,7 @@ class Point(NamedTuple):
 
 
 def _computing() -> Iterator[tuple[Any, str]]:
-    """The functions of Chainer's own that compute by themselves: class and method.
+    """List Chainer's functions that compute by themselves: class and method.
 
     What is told as `compute` already is left out.
     """
@@ -205,7 +205,7 @@ POINTS = (
 
 
 class _Patch:
-    """One point being replaced. ``around`` may be set anew while it is."""
+    """The replacement of one point; ``around`` may be replaced while it is in place."""
 
     def __init__(self, point: Point) -> None:
         self.point = point
@@ -221,11 +221,11 @@ class _Patch:
         return told
 
     def put(self) -> None:
-        """Have Chainer call it."""
+        """Install the replacement."""
         setattr(self.point.owner, self.point.name, self.function)
 
     def take_back(self) -> str | None:
-        """Have Chainer call its own function; returns what is over it, where something is."""
+        """Restore Chainer's function; returns a later patch of somebody else, if there is one."""
         self.around = self.original
         owner, name, _ = self.point
         now = vars(owner)[name]
@@ -243,7 +243,7 @@ _lock = safe_lock()
 
 
 def check_chainer() -> None:
-    """See that the Chainer that runs is the one that subscribers would be told of.
+    """Raise unless the loaded Chainer is the one that umem patches.
 
     Raises:
         StateError: it was imported anew.
@@ -256,7 +256,7 @@ def check_chainer() -> None:
 
 
 def subscribe(subscriber: Subscriber) -> None:
-    """Tell a subscriber what happens, from now on until `unsubscribe`; twice is once.
+    """Add a subscriber until `unsubscribe`; adding it twice does nothing more.
 
     Raises:
         StateError: Chainer was imported anew; nothing has changed.
@@ -270,7 +270,7 @@ def subscribe(subscriber: Subscriber) -> None:
 
 
 def unsubscribe(subscriber: Subscriber) -> None:
-    """Tell it no more; once more changes nothing. From any thread, in any order."""
+    """Remove a subscriber, from any thread and in any order; again does nothing."""
     with _lock:
         if subscriber in _subscribers:
             _subscribers.remove(subscriber)
@@ -285,17 +285,17 @@ def unsubscribe(subscriber: Subscriber) -> None:
 
 
 def is_told(name: str) -> bool:
-    """Tell whether a subscriber whose class has this name is told what happens."""
+    """Tell whether a subscriber of a class of this name is active."""
     return bool(told(name))
 
 
 def told(name: str) -> list[Subscriber]:
-    """List the subscribers whose class has this name."""
+    """List the active subscribers of a class of this name."""
     return [one for one in [*_subscribers] if type(one).__name__ == name]
 
 
 def _repatch() -> list[str]:
-    """Have each point replaced that somebody listens at, and no other.
+    """Install replacements at the points that subscribers use, and remove the others.
 
     Returns the points where another's patch lies over ours. May be interrupted, and done again.
     """

@@ -21,12 +21,12 @@ _RULES: dict[type, Any] = {
     rule: rule.update_core_cpu
     for rule in (type(getattr(optimizers, name)().create_update_rule()) for name in CHUNKED_RULES)
 }
-"""By class, what it does with one parameter; a subclass may do anything else."""
+"""For each of Chainer's update rules, its method; subclasses may compute anything else."""
 _OWN = ("update_core", "update_core_cpu")
 
 
 def chunked_updates() -> ChunkedUpdates:
-    """Have Chainer's optimizers update NumPy arrays in chunks that stay in the cache, from now on.
+    """Make Chainer's optimizers update NumPy arrays in chunks that fit the cache, until closed.
 
     It is on until ``close()`` of what is returned, or until the end of ``with`` it. Under
     `umem.chainer.Recompute` it is on anyway.
@@ -45,13 +45,13 @@ def chunked_updates() -> ChunkedUpdates:
 
 
 class ChunkedUpdates(Subscriber):
-    """Updates in chunks, while it is on; see `chunked_updates`."""
+    """The handle of `chunked_updates`."""
 
     def __init__(self) -> None:
         subscribe(self)
 
     def close(self) -> None:
-        """Have Chainer's own updates back; a second time does nothing."""
+        """Restore Chainer's own updates; a second call does nothing."""
         unsubscribe(self)
 
     def __enter__(self) -> ChunkedUpdates:
@@ -71,7 +71,7 @@ class ChunkedUpdates(Subscriber):
 
 
 def update_in_chunks(proceed: Proceed, rule: Any, parameter: Any) -> None:
-    """Update one parameter by its rule, in chunks where that gives the same bits.
+    """Update one parameter by its rule, in chunks if that gives the same bits.
 
     Raises what the rule raises, which is the same for each element, before anything has changed.
     """
@@ -86,7 +86,7 @@ def update_in_chunks(proceed: Proceed, rule: Any, parameter: Any) -> None:
 
 
 def is_chunked(rule: Any) -> bool:
-    """Whether a rule goes in chunks: it is one of Chainer's own, and computes as that does."""
+    """Tell whether a rule can update in chunks: one of Chainer's own that is not overridden."""
     kind = type(rule)
     if kind not in _RULES or kind.update_core_cpu is not _RULES[kind]:
         return False
@@ -96,17 +96,17 @@ def is_chunked(rule: Any) -> bool:
 
 
 def _are_alike(arrays: list[Any]) -> bool:
-    """Whether each is an array of NumPy's own class, all of one shape."""
+    """Tell whether all are plain NumPy arrays of one shape."""
     return all(type(array) is np.ndarray and array.shape == arrays[0].shape for array in arrays)
 
 
 def _overlap(arrays: list[Any]) -> bool:
-    """Whether an element of one array may be another element of the next."""
+    """Tell whether any two arrays may share memory."""
     return any(np.may_share_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])
 
 
 class _SliceOfParameter:
-    """A slice of a parameter: as much of one as a rule asks for."""
+    """A slice of a parameter, with the attributes that an update rule uses."""
 
     __slots__ = ("data", "dtype", "grad")
 
@@ -115,7 +115,7 @@ class _SliceOfParameter:
 
 
 class _RuleOfSlice:
-    """A rule with a slice of its state; ``made`` is what it has set on itself."""
+    """A rule with a slice of its state; ``made`` collects the attributes set on it."""
 
     def __init__(self, rule: Any, state: dict[str, Any]) -> None:
         self._rule, self.state = rule, state
@@ -132,7 +132,7 @@ _OF_SLICE = ("_rule", "state")
 
 
 def _update(rule: Any, arrays: list[Any], state: dict[str, Any]) -> None:
-    """Update by one chunk after another of a parameter, its gradient and its state."""
+    """Update a parameter chunk by chunk, with slices of gradient and state."""
     is_flat = all(array.flags.c_contiguous for array in arrays)
     if is_flat:
         arrays = [array.reshape(-1) for array in arrays]

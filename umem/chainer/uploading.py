@@ -9,7 +9,7 @@ from chainer.backends import cuda
 
 
 def upload(array: Any, values: np.ndarray[Any, Any]) -> None:
-    """Write values into an array of NumPy or CuPy; they may change or go as soon as it returns.
+    """Copy values into an array of NumPy or CuPy; the values may be freed once it returns.
 
     Costs a wait for the current stream: CuPy's ``set`` returns before the copy is over, where the
     GPU reads pinned memory, or (as on Grace Hopper) any memory of the host.

@@ -22,19 +22,19 @@ from umem.compat.pth import site_packages
 from umem.errors import CompatError
 
 BUILD_TOOLS = ("setuptools<81", "wheel")
-"""What Chainer's setup.py can be built with."""
+"""Requirements with which Chainer's setup.py can be built."""
 _OFFLINE = (
     "connection broken",
     "Failed to establish a new connection",
     "Temporary failure in name resolution",
     "Network is unreachable",
 )
-"""What pip writes where no index answers."""
+"""Phrases in pip's output when no index could be reached."""
 _SAID_LINES = 12
 
 
 def get_chainer(say: Callable[[str], None]) -> str:
-    """Install Chainer 7.8 and what umem needs beside it; returns the version that is there then.
+    """Install Chainer 7.8 and its dependencies; returns the installed version.
 
     Costs a minute and the network, unless pip is told of packages on the disk. Does nothing where
     it is all there; a Chainer of another release is replaced.
@@ -80,7 +80,7 @@ def _numbers(version: str) -> list[int]:
 
 
 def _require_writable() -> None:
-    """Refuse an environment that is not this user's to change; nothing is written."""
+    """Raise CompatError if this user may not change the environment."""
     folder = site_packages()
     way_out = (
         "Nothing was installed. Make an environment of your own: python3 -m venv .venv && "
@@ -101,7 +101,7 @@ def _require_writable() -> None:
 
 
 def _built(folder: Path, say: Callable[[str], None]) -> Path:
-    """Build Chainer's wheel, which is pure Python and in need of no constraint."""
+    """Build Chainer's wheel with an older setuptools."""
     say(f"building Chainer, with {BUILD_TOOLS[0]} in a folder of its own")
     tools, wheels = folder / "tools", folder / "wheels"
     _pip(["install", "--target", str(tools), *BUILD_TOOLS])
@@ -112,6 +112,11 @@ def _built(folder: Path, say: Callable[[str], None]) -> Path:
 
 
 def _pip(arguments: list[str], variables: Mapping[str, str] | None = None) -> None:
+    """Run pip.
+
+    Raises:
+        CompatError: it failed, or no index could be reached; Chainer was not installed.
+    """
     environment = {
         "PIP_RETRIES": "2",
         **os.environ,

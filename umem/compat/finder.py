@@ -86,7 +86,9 @@ class ShimFinder(MetaPathFinder):
 
 
 def group(shims: Sequence[Shim]) -> Mapping[str, tuple[Shim, ...]]:
-    """Return the mends by module, in order; ``chainer`` itself is there for its version check."""
+    """Return the mends by module, in order; ``chainer`` itself is included for its version
+    check.
+    """
     modules: dict[str, tuple[Shim, ...]] = {"chainer": ()}
     for shim in shims:
         modules[shim.module] = (*modules.get(shim.module, ()), shim)

@@ -12,7 +12,7 @@ from umem import extras
 from umem.errors import CompatError
 
 BESIDE = ("chainermn", "onnx_chainer")
-"""What else an installed Chainer brings."""
+"""Other packages that an installed Chainer brings."""
 SUPPORTED = re.compile(r"7\.8\.\d+")
 _VERSION = re.compile(r"""^__version__ = ['"]([^'"]+)['"]""", re.MULTILINE)
 

@@ -86,6 +86,7 @@ def import_mended(rows: Iterable[Row]) -> dict[str, str]:
 
 
 def _row(shim: Shim, version: str) -> Row:
+    """Describe one mend and its state here."""
     needed = holds(shim.versions)
     return Row(
         name=shim.name,

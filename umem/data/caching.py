@@ -27,11 +27,11 @@ from umem.files import IN_MEMORY, file_system
 from umem.units import MIB, parse_bytes
 
 alive: weakref.WeakSet[CachedDataset] = weakref.WeakSet()
-"""Every cache of this process that somebody still has."""
+"""The caches of this process that are still referenced; `counted` sums over them."""
 
 
 class CachedDataset(DatasetMixin):
-    """A dataset in front of another, which is asked only for what is not kept; see `cached`.
+    """A dataset that serves another one's items from memory and disk; see `cached`.
 
     It goes to processes that are forked, and to those that multiprocessing spawns; all share one
     memory. Thread-safety: any thread.
@@ -64,6 +64,10 @@ class CachedDataset(DatasetMixin):
             undo.pop_all()
 
     def _begin(self, *, is_ahead: bool) -> None:
+        """Start this process's part of the cache: epoch position, prefetch thread and finalizer.
+
+        A forked or spawned worker calls it again, without a prefetch thread of its own.
+        """
         self._pid = os.getpid()
         self._position = EpochPosition(self._store, self._order, self._count)
         self._ahead = None
@@ -97,7 +101,7 @@ class CachedDataset(DatasetMixin):
         return f"<cached {type(self._loading.dataset).__name__} of {self._count}: {self.counters}>"
 
     def get_example(self, i: int) -> Any:
-        """An item, which is the caller's alone.
+        """Return item ``i`` as a copy that the caller may change.
 
         Raises:
             IndexError: there is none. UnsupportedError: it cannot be kept; see `umem.data.items`.
@@ -145,6 +149,9 @@ class CachedDataset(DatasetMixin):
         return is_same
 
     def _from_below(self, item: int, at: int | None, next_use: float) -> Any:
+        """Serve a miss: load the item or take it from the prefetch thread, store it, spill evicted
+        ones.
+        """
         begun, loaded = time.perf_counter(), None
         if self._ahead is not None and self._ahead.is_here() and at is not None:
             loaded = self._ahead.hand_over(at)
@@ -168,7 +175,7 @@ class CachedDataset(DatasetMixin):
 
     @property
     def counters(self) -> DataCounters:
-        """What it has done so far, in all processes."""
+        """Return the cache's counters, summed over all processes that share it."""
         head = self._store.head
         found = {name: head[name] for name in COUNTED}
         return DataCounters(**found, waited_seconds=head["waited_ns"] / 1e9)
@@ -245,13 +252,13 @@ def _temporary_folder() -> Path:
 
 
 def counted() -> DataCounters | None:
-    """What all caches of this process have done together; None where there is none."""
+    """Sum the counters of all caches in this process; None if it has no cache."""
     found = [cache.counters for cache in (*alive,)]
     return DataCounters.total(found) if found else None
 
 
 def reported() -> dict[str, float]:
-    """What all caches of this process have done, for a report; nothing where there is none."""
+    """Return the summed counters of this process as report entries; empty if it has no cache."""
     found = counted()
     if found is None:
         return {}

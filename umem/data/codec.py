@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class Codec(Protocol):
-    """Writes buffers smaller, without loss.
+    """Interface of a lossless compressor of buffers.
 
     It is asked by several threads, and by processes that were forked or spawned, to which it goes
     by multiprocessing's own pickle: threads and locks it makes where it needs them.
@@ -18,7 +18,7 @@ class Codec(Protocol):
     name: str
 
     def compress(self, buffer: memoryview, dtype: str) -> bytes | None:
-        """Return the buffer's bytes written smaller; None: it is kept as it is.
+        """Return the compressed bytes of a buffer, or None to keep the buffer as it is.
 
         Args:
             buffer: bytes, in one dimension.
@@ -26,7 +26,7 @@ class Codec(Protocol):
         """
 
     def decompress(self, data: memoryview, nbytes: int) -> Any:
-        """Return the ``nbytes`` that `compress` was given, as a buffer that is the caller's alone.
+        """Return the ``nbytes`` that `compress` was given, as a new buffer that the caller owns.
 
         Raises:
             ValueError: they are no such bytes.
@@ -34,7 +34,7 @@ class Codec(Protocol):
 
 
 class RawCodec:
-    """Keeps every buffer as it is."""
+    """A codec that compresses nothing."""
 
     name = "raw"
 

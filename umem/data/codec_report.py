@@ -10,7 +10,7 @@ RAW = "raw"
 
 @dataclass(frozen=True)
 class KindReport:
-    """What became of the arrays of one kind.
+    """Compression figures of the arrays of one kind: one dtype, one range of sizes.
 
     Attributes:
         dtype: as NumPy writes it: ``<f4``.
@@ -32,13 +32,13 @@ class KindReport:
 
     @property
     def ratio(self) -> float:
-        """Bytes stored for a byte of an array."""
+        """Return stored bytes divided by array bytes."""
         return self.stored_bytes / self.array_bytes if self.array_bytes else 1.0
 
 
 @dataclass(frozen=True)
 class CodecReport:
-    """What was compressed and decoded, in this process.
+    """Compression and decompression figures of this process.
 
     Attributes:
         kinds: a row for each kind of array.

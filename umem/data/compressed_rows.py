@@ -27,7 +27,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class RowsReport:
-    """What compressed rows take, and what was read of them in this process.
+    """Stored and decoded bytes of a `CompressedRows` dataset in this process.
 
     Attributes:
         array_bytes: what the rows have.
@@ -47,12 +47,12 @@ class RowsReport:
 
     @property
     def ratio(self) -> float:
-        """Bytes kept for a byte of the rows."""
+        """Return stored bytes divided by array bytes."""
         return self.stored_bytes / self.array_bytes if self.array_bytes else 1.0
 
     @property
     def decoded_for_used(self) -> float | None:
-        """Bytes decoded for a byte that was asked for; None where nothing was."""
+        """Return decoded bytes divided by requested bytes; None before the first request."""
         return self.decoded_bytes / self.used_bytes if self.used_bytes else None
 
     def to_json(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class RowsReport:
 
 
 class CompressedRows(DatasetMixin):
-    """A dataset of the rows of an array, which are kept compressed in memory, without loss.
+    """A dataset of the rows of an array, kept in memory in losslessly compressed blocks.
 
     ``rows[3]`` is a row, ``rows[2:5]`` and ``rows[[7, 1]]`` are arrays of several, each the
     caller's own. A row costs the decoding of its block, unless that was decoded last; several rows
@@ -115,21 +115,21 @@ class CompressedRows(DatasetMixin):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of all rows together."""
+        """Return the shape of the uncompressed array."""
         return (self._count, *self._shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of their numbers."""
+        """Return the dtype of the uncompressed array."""
         return self._dtype
 
     def get_example(self, i: int) -> Any:
-        """Return row ``i``; of rows without axes a number."""
+        """Return row ``i`` as an array, or as a number if a row has no axes."""
         block, place = divmod(i, self._rows)
         return self._block(block, 1)[place].copy()
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a row, or an array of several."""
+        """Return a row for an integer, an array of rows for a slice, a list or an array."""
         if isinstance(index, slice):
             return self._several(np.arange(*index.indices(self._count)))
         if isinstance(index, (list, np.ndarray)) and np.ndim(index):
@@ -137,7 +137,7 @@ class CompressedRows(DatasetMixin):
         return super().__getitem__(index)
 
     def report(self) -> RowsReport:
-        """What the rows take, and what was read of them in this process."""
+        """Return stored and decoded bytes so far in this process."""
         with self._lock:
             return RowsReport(
                 array_bytes=self._count * self._row_bytes,
@@ -166,8 +166,7 @@ class CompressedRows(DatasetMixin):
         return found
 
     def _block(self, number: int, used_count: int) -> Array:
-        """The rows of a block, to be read: the one decoded last is kept, which reading in order
-        and pairs of neighbours live from."""
+        """Return a decoded block, read-only; the last block stays decoded for sequential reads."""
         newest, decoded_bytes = self._newest, 0
         if newest is None or newest[0] != number:
             rows = min(self._rows, self._count - number * self._rows)

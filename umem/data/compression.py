@@ -24,17 +24,18 @@ from umem.locks import safe_lock
 from umem.units import GIB, KIB
 
 KEPT_RAW = 0.9
-"""What does not shrink below this share of its bytes is kept as it is."""
+"""A buffer whose compressed size is above this share of its bytes is stored uncompressed."""
 SHORTEST, TOO_LONG = 128, GIB
-"""Bytes of what is tried at all: a header is 32 bytes, and Blosc2 takes less than 2 GiB."""
+"""Buffers from the first to below the second size in bytes are compressed: Blosc2's header takes 32
+bytes, and it takes less than 2 GiB."""
 SAMPLE = 1024 * KIB
-"""At most so many bytes of a buffer are tried, in four pieces from all over it."""
+"""At most this many bytes of a buffer are compressed as a trial, in four pieces spread over it."""
 BETTER = 0.95
-"""A way that decodes more slowly is taken where it leaves at most this share of the bytes."""
+"""A setting that decodes more slowly is taken where it leaves at most this share of the bytes."""
 
 
 class Squeeze(NamedTuple):
-    """A codec of Blosc2, its level, and what is done to the bytes before."""
+    """One setting of Blosc2: codec, level, and the filter applied before."""
 
     codec: str
     level: int
@@ -53,23 +54,25 @@ WAYS = (
     Squeeze("ZSTD", 1, ("SHUFFLE", "BYTEDELTA")),
     Squeeze("ZSTD", 1, ()),
 )
-"""What is tried, the quickest to decode first; bench/data_codecs.py has what they leave.
+"""The Blosc2 settings that are tried, fastest to decode first; bench/data_codecs.py measures them.
+Left out: BloscLZ and differences to the first block, which compress no or hardly better; Zstandard
+at a higher level, which compresses some data better, and takes longer to write and to read.
 
 Left out: BloscLZ and differences to the first block, which leave more or hardly less; Zstandard at
 a higher level, which leaves less of some data, and takes longer to write and to read.
 """
 Kind = tuple[str, int]
-"""What arrays of many shapes have in common: dtype, and bytes up to the next power of two."""
+"""Key of arrays that share one choice of codec: dtype, and bytes rounded up to a power of two."""
 
 
 class BloscCodec:
-    """Compresses buffers, and gives them back to the bit (a `Codec`).
+    """A `Codec` that compresses by Blosc2, choosing a setting for each kind of array by trial.
 
     The way is chosen by trying all of `WAYS` on the first array of a kind (dtype, and size up to
     the next power of two), again on the 2nd, 4th, 8th and so on, by their bytes together. It
-    depends on the data alone, not on how long anything took: the same arrays in the same order
-    are stored in the same bytes. Several threads may use one object. In a child by fork all goes
-    on; after pickling the choices do, and counts begin anew.
+    depends on the data alone, not on how long anything took: the same arrays in the same order are
+    stored in the same bytes. Several threads may use one object. In a child by fork all goes on;
+    after pickling the choices do, and counts begin anew.
 
     Raises:
         MissingDependencyError: there is no blosc2.
@@ -93,7 +96,7 @@ class BloscCodec:
         self._tried.update(state["tried"])
 
     def compress(self, buffer: memoryview, dtype: str) -> bytes | None:
-        """Write a buffer in as few bytes as a way that decodes quickly leaves.
+        """Compress a buffer with the setting chosen for its kind; None if it should stay raw.
 
         Args:
             buffer: bytes, in one dimension; not changed, and not kept.
@@ -111,7 +114,7 @@ class BloscCodec:
         return stored
 
     def decompress(self, data: Any, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Give back a buffer, as uint8 (nbytes,), writable and the caller's own.
+        """Decompress a buffer into a new writable uint8 array of shape (nbytes,).
 
         Args:
             data: what `compress` returned.
@@ -129,13 +132,13 @@ class BloscCodec:
         return found
 
     def report(self) -> CodecReport:
-        """What was done so far in this process, and in the one that it was forked from."""
+        """Return the figures of this process so far, those from before its fork included."""
         with self._lock:
             count, nbytes, seconds = self._decoded
             return CodecReport(tuple(self._kinds.values()), int(count), int(nbytes), seconds)
 
     def _way(self, kind: Kind, buffer: memoryview, itemsize: int) -> Squeeze | None:
-        """The way for a buffer: what all that was tried of its kind says; None: as it is."""
+        """Return the setting for a buffer, from all trials of its kind; None to store it raw."""
         if not SHORTEST <= buffer.nbytes < TOO_LONG:
             return None
         with self._lock:
@@ -151,6 +154,7 @@ class BloscCodec:
         self._tried[kind] = [old + new for old, new in now]
 
     def _count(self, kind: Kind, way: Squeeze | None, nbytes: int, stored: bytes | None) -> None:
+        """Add one compressed buffer to the figures of its kind."""
         with self._lock:
             found = self._kinds.get(kind, KindReport(*kind))
             self._kinds[kind] = replace(
@@ -174,7 +178,7 @@ def _itemsize(dtype: np.dtype[Any]) -> int:
 
 
 def _best(tried: Iterable[int]) -> Squeeze | None:
-    """The way to take, by bytes: of what was tried, then of each way's result."""
+    """Choose the setting with the best trade of size and decoding time from trial results."""
     raw, *sizes = tried
     best, least = None, KEPT_RAW * raw / BETTER
     for way, size in zip(WAYS, sizes, strict=True):
@@ -198,7 +202,7 @@ def squeezed(view: memoryview, way: Squeeze, itemsize: int) -> bytes:
 
 @cache
 def _words(way: Squeeze) -> dict[str, Any]:
-    """A way in words of blosc2."""
+    """Describe a setting in Blosc2's words."""
     blosc2 = _blosc2()
     filters = [blosc2.Filter[name] for name in way.filters]
     missing = 6 - len(filters)  # Blosc2 has six places
@@ -211,7 +215,10 @@ def _words(way: Squeeze) -> dict[str, Any]:
 
 
 def _decode(stored: memoryview, found: npt.NDArray[np.uint8]) -> None:
-    """Fill an array; the header is compared first, since Blosc2 writes as much as that says."""
+    """Decompress into an array whose size was checked against the header first.
+
+    Blosc2 writes as many bytes as the header says, whatever the array has.
+    """
     blosc2 = _blosc2()
     try:
         sizes = blosc2.get_cbuffer_sizes(stored) if stored.nbytes >= 32 else ()

@@ -10,7 +10,7 @@ from umem.units import format_bytes, format_seconds
 
 @dataclass(frozen=True)
 class DataCounters:
-    """What a cache has done, in all processes together.
+    """Counters of a cache, summed over all processes.
 
     Attributes:
         request_count: items asked for.
@@ -50,13 +50,13 @@ class DataCounters:
 
     @classmethod
     def total(cls, several: Iterable[DataCounters]) -> DataCounters:
-        """Add up what several have done."""
+        """Sum the counters of several caches."""
         each = [astuple(counters) for counters in several]
         return cls(*map(sum, zip(*each, strict=True)))
 
     @property
     def hit_rate(self) -> float:
-        """Hits of requests, 0 to 1."""
+        """Return hits divided by requests, 0 to 1."""
         return self.hit_count / max(self.request_count, 1)
 
     def __str__(self) -> str:
@@ -69,4 +69,4 @@ class DataCounters:
 
 
 COUNTED = tuple(field.name for field in fields(DataCounters) if field.name != "waited_seconds")
-"""Those that are integers."""
+"""Names of the integer counters, which live in the shared head."""

@@ -28,7 +28,7 @@ from umem.units import MIB, format_bytes
 
 _RECORD, _MAGIC = struct.Struct("<4sIQQ"), b"uit1"
 ROOM_LEFT_BYTES = 64 * MIB
-"""So much of a disk's room is left to others."""
+"""At least this many bytes of the disk stay free for other programs."""
 FULL, UNREADABLE, TORN, OTHER_ORDER, CHANGED, REFUSED = (1 << bit for bit in range(6))
 
 
@@ -42,7 +42,7 @@ def say_once(store: ItemStore, kind: int, text: str) -> None:
 
 
 class DiskTier:
-    """The file below the store; the tables of what is in it are the store's.
+    """The spill file of an `ItemStore`; its index is in the store's shared tables.
 
     Args:
         store: see there.
@@ -68,7 +68,7 @@ class DiskTier:
         self._handle = state["_handle"].detach()
 
     def write(self, item: int, data: Any) -> None:
-        """Write an item that is not there, where there is room; warns once where it cannot be."""
+        """Write an item to the spill file if it has room; a full or broken disk warns once."""
         size = _RECORD.size + len(data)
         with self._store.held() as head:
             at, generation = head["disk_end"], head["lost_count"]
@@ -102,7 +102,7 @@ class DiskTier:
             view, at = view[written:], at + written
 
     def read(self, item: int) -> bytes | None:
-        """Read an item; None: it is not there, or not as it was written."""
+        """Read an item; None if it is absent or its checksum differs."""
         with self._store.held() as head:
             at, size = int(self._store.disk_at[item]) - 1, int(self._store.disk_bytes[item])
             if at < 0 or head["is_disk_off"]:
@@ -134,7 +134,7 @@ class DiskTier:
         say_once(self._store, kind, f"{text}; {rest} is loaded from the dataset from now on")
 
     def close(self) -> None:
-        """Give up the file, which is gone once every process has."""
+        """Close the file, which the system removes once every process has closed it."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)

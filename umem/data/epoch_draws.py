@@ -22,7 +22,7 @@ _HIGH = np.uint64(32)
 
 
 class EpochBits:
-    """The random bits of one epoch.
+    """Random bits that depend on seed and epoch alone.
 
     Args:
         seed: 0 to 2**64 - 1.
@@ -33,11 +33,11 @@ class EpochBits:
         self._philox = np.random.Philox(counter=0, key=seed + (epoch << 64))
 
     def raw(self, count: int) -> npt.NDArray[np.uint64]:
-        """The next ``count`` draws of 64 bits."""
+        """Draw ``count`` integers of 64 bits."""
         return self._philox.random_raw(count)
 
     def below(self, limit: Any, count: int) -> Order:
-        """Integers from 0 to ``limit`` - 1; ``limit`` below 2**32, may be one for each.
+        """Draw integers from 0 to ``limit`` - 1; ``limit`` is below 2**32, or an array of limits.
 
         The high 32 bits times the limit (Lemire's method without its rejection): no number is more
         than ``limit`` / 2**32 more likely than another.
@@ -47,22 +47,22 @@ class EpochBits:
 
 
 Draw = Callable[[EpochBits, int], Any]
-"""Makes an epoch's order of so many items, from its bits and nothing else."""
+"""A function from an epoch's bits and an item count to the epoch's order; it uses nothing else."""
 
 
 def shuffle(bits: EpochBits, count: int) -> Order:
-    """Draw every item once: the order of ``count`` keys of 64 bits."""
+    """Draw a permutation: every item once, sorted by ``count`` random keys of 64 bits."""
     return np.argsort(bits.raw(count), kind="stable").astype(np.int64, copy=False)
 
 
 def with_replacement(bits: EpochBits, count: int) -> Order:
-    """Draw any item each time, as likely as any other."""
+    """Draw items uniformly with replacement."""
     return bits.below(count, count)
 
 
 @dataclass(frozen=True)
 class Weighted:
-    """Draws any item each time, by weight.
+    """Draws items with replacement, with probabilities proportional to given weights.
 
     Args:
         weights: one an item, finite, none below zero, not all zero. They are kept as integers,
@@ -85,7 +85,7 @@ class Weighted:
         object.__setattr__(self, "_ends", np.cumsum(parts))
 
     def __call__(self, bits: EpochBits, count: int) -> Order:
-        """Draw an epoch."""
+        """Draw an epoch's order."""
         _check_length("weights", len(self._ends), count)
         total = int(self._ends[-1])
         # 53 bits as a fraction of one: exact, and the product rounded as IEEE 754 says.
@@ -97,7 +97,7 @@ class Weighted:
 
 @dataclass(frozen=True)
 class ClassBalanced:
-    """Draws a label, each as likely as any other, and any item that bears it.
+    """Draws a label uniformly, then uniformly an item that has it.
 
     Args:
         labels: one an item, of any type that can be sorted.
@@ -116,7 +116,7 @@ class ClassBalanced:
         object.__setattr__(self, "_groups", (items, np.cumsum(counts) - counts, counts))
 
     def __call__(self, bits: EpochBits, count: int) -> Order:
-        """Draw an epoch."""
+        """Draw an epoch's order."""
         items, starts, counts = self._groups
         _check_length("labels", len(items), count)
         group = bits.below(len(counts), count)
@@ -141,5 +141,5 @@ def check_seed(seed: Any) -> int:
 
 
 def largest(count: int) -> int:
-    """Epochs that may be searched for one: as many as take a second or so to draw."""
+    """Return how many epochs may be searched for an order within about a second."""
     return max(2, min(10_000, math.ceil(2e7 / max(count, 1))))

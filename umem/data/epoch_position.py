@@ -9,17 +9,18 @@ from umem.data.orders import KnownOrder
 from umem.data.store import RECENT, ItemStore
 
 FARTHEST_LAG = 4096
-"""Workers' requests come in another order than their positions, within a batch; so many positions
-are looked at at most."""
+"""At most this many positions behind the newest request are searched: workers' requests arrive out
+of order within a batch."""
 LEAST_FAR = 8
 FAR_SHARE = 0.05
-"""So many of the requests may come from far away where they follow the order."""
+"""At most this share of the requests comes from far away while requests follow the order."""
 MOST_DOUBT = 100_000
-"""In thousandths of a logarithm; an order that is another reaches it after some 100 requests."""
+"""Threshold of the log-likelihood ratio, in thousandths, at which the order counts as another;
+requests in another order reach it after some 100."""
 
 
 class EpochPosition:
-    """The positions of requests, for all processes together.
+    """Tracks the position of requests in a known order, for all processes that share a cache.
 
     Args:
         store: whose head has where they are.
@@ -35,7 +36,7 @@ class EpochPosition:
             store.head["is_following"] = bool(self.uses.length)
 
     def next_use(self, item: int, at: int | None) -> float:
-        """The position of an item's use after another; infinity where nobody knows."""
+        """Return the position of an item's next use after ``at``; infinity if it is unknown."""
         head = self._store.head
         if self.uses is None or not head["is_following"]:
             return inf
@@ -70,12 +71,12 @@ class EpochPosition:
         return int(found), None
 
     def _are_in_order(self) -> bool:
-        """Whether the last requests came one after another."""
+        """Tell whether the last `RECENT` requests were at consecutive positions."""
         recent = self._store.recent
         return int(recent.max()) == self._store.head["at"] - 1 == int(recent.min()) + RECENT - 1
 
     def _is_doubted(self, distance: float, often: float) -> bool:
-        """Tell whether requests come from so far that they follow another order.
+        """Test by likelihood ratio whether requests come from another order than the known one.
 
         By the sums of Page, "Continuous inspection schemes", Biometrika 41, 1954: by how much each
         request is likelier where another order is followed than where this one is.
@@ -102,12 +103,12 @@ class EpochPosition:
             self._refresh()
 
     def done(self, at: int | None) -> None:
-        """Say that a request has been dealt with, so that the next may be."""
+        """Mark the request at a position as served, so that prefetch goes on behind it."""
         if at is not None:
             self._store.head["frontier"] = max(self._store.head["frontier"], at + 1)
 
     def lose(self) -> None:
-        """Follow the order no more; what is there is kept by its last use."""
+        """Stop following the order: prefetched items are unpinned, and eviction becomes LRU."""
         store = self._store
         store.head["is_following"] = 0
         store.unpin()
@@ -115,7 +116,7 @@ class EpochPosition:
             store.rescore(item, inf)
 
     def told(self, epoch: int, position: int, batch: int) -> None:
-        """Go to where an iterator says that it is."""
+        """Set the position that an iterator reports, and rescore all items in memory."""
         assert self.uses is not None
         with self._store.held() as head:
             at = epoch * self.uses.length + position
@@ -131,7 +132,7 @@ class EpochPosition:
                 self._store.rescore(item, self.uses.after(item, at - 1))
 
     def _refresh(self) -> None:
-        """Look up the next uses of items whose own went by: a worker's request may be lost."""
+        """Rescore items whose next use has passed without a request, as a worker's may be lost."""
         head, store = self._store.head, self._store
         assert self.uses is not None
         for item in store.residents():

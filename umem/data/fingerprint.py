@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 MOST_FILES = 1000
-"""So many files are looked at, from the first to the last; the rest between them are not."""
+"""At most this many files are inspected, evenly spread over the list."""
 MOST_PARTS = 1000
-"""Parts of a dataset, and parts of these, that are gone through for files."""
+"""At most this many attributes of a dataset, and attributes of these, are searched for files."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What tells a dataset from one that was changed.
+    """A quick identity of a dataset, to notice that it was changed.
 
     Attributes:
         content: of what stays where files are copied: length, shape, dtype, sizes of files.
@@ -35,11 +35,11 @@ class Fingerprint:
 
 
 def fingerprint(dataset: Any) -> Fingerprint:
-    """Look at a dataset, and at files that it says that it reads.
+    """Compute a dataset's fingerprint from its length, its arrays and the files that it names.
 
     A dataset may name its files by a method ``files()``. Without, those are found of memory maps,
-    of image datasets (Chainer's and `umem.data`'s) and of `pathlib.Path` in its attributes, also
-    in parts, such as the dataset below a ``TransformDataset``.
+    of image datasets (Chainer's and `umem.data`'s) and of `pathlib.Path` in its attributes, also in
+    parts, such as the dataset below a ``TransformDataset``.
 
     Cost: a call to the system for each of at most `MOST_FILES` files.
     """
@@ -54,7 +54,7 @@ def fingerprint(dataset: Any) -> Fingerprint:
 
 
 def _look(path: Any) -> tuple[int, int]:
-    """Size and time of modification of a file; -1 where it is not there."""
+    """Return a file's size and time of modification; -1 for a missing file."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -63,7 +63,7 @@ def _look(path: Any) -> tuple[int, int]:
 
 
 def files_of(dataset: Any) -> Iterator[Any]:
-    """The paths of files that a dataset reads, as far as it says so."""
+    """List the paths of the files that a dataset names in its attributes."""
     parts, seen = deque([dataset]), set[int]()
     while parts and len(seen) < MOST_PARTS:
         part = parts.popleft()

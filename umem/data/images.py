@@ -22,7 +22,8 @@ from umem.files import open_regular, reason
 from umem.printable import short
 
 MOST_PIXELS = 1 << 28
-"""A file of a kilobyte can say that it has 4 thousand million pixels, which takes 12 GiB."""
+"""Images of more pixels are refused: a file of a kilobyte can claim 4 thousand million, which would
+take 12 GiB."""
 _COLOURS = {1: "GRAY", 3: "RGB"}
 StrPath = str | os.PathLike[str]
 
@@ -77,7 +78,7 @@ class JpegImages(DatasetMixin):
 
     @property
     def exact(self) -> bool:
-        """Whether each pixel of a file is decoded: ``reduce`` and ``at_least`` are not given."""
+        """Tell whether images are decoded at full size, without ``reduce`` and ``at_least``."""
         return self._reduce == 1 and self._at_least is None
 
     def get_example(self, i: int) -> npt.NDArray[Any]:
@@ -102,6 +103,14 @@ class JpegImages(DatasetMixin):
             ) from error
 
     def _decoded(self, data: bytes) -> npt.NDArray[Any]:
+        """Decode a JPEG file at the smallest size that satisfies ``reduce`` and ``at_least``.
+
+        Returns:
+            an array of shape (channels, height, width).
+
+        Raises:
+            ValueError: the image is CMYK, or has more than `MOST_PIXELS` pixels.
+        """
         jpeg = _simplejpeg()
         height, width, kind, _ = jpeg.decode_jpeg_header(data)
         if kind in ("CMYK", "YCCK"):
@@ -156,7 +165,7 @@ class LabeledJpegImages(DatasetMixin):
 
     @property
     def exact(self) -> bool:
-        """Whether every pixel of a file is decoded."""
+        """Tell whether images are decoded at full size."""
         return self._images.exact
 
     def get_example(self, i: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -165,7 +174,7 @@ class LabeledJpegImages(DatasetMixin):
 
 
 def _lines(path: StrPath) -> list[tuple[int, str]]:
-    """The lines of a text file that are not empty, each with its number."""
+    """Yield the lines of a text file that are not empty, each with its number."""
     try:
         with open_regular(path) as file:
             text = file.read().decode()

@@ -34,7 +34,7 @@ _WAY_OUT = (
 
 
 def pack(item: Any, codec: Codec) -> bytes:
-    """Write an item as bytes, which hold nothing of the item's memory.
+    """Serialize an item to bytes that share no memory with it.
 
     Args:
         item: see above.
@@ -58,7 +58,7 @@ def pack(item: Any, codec: Codec) -> bytes:
 
 
 def unpack(data: Any, codec: Codec) -> Any:
-    """Read an item from bytes.
+    """Deserialize an item from bytes.
 
     Args:
         data: what `pack` wrote, as any buffer; nothing of it is held afterwards.
@@ -86,7 +86,7 @@ def unpack(data: Any, codec: Codec) -> Any:
 
 
 def buffer_bytes(data: Any) -> tuple[int, int]:
-    """Tell of packed bytes how many their buffers have, and how many of those were kept raw."""
+    """Return the total size of the buffers in packed bytes, and of those stored raw."""
     (length,) = _LENGTH.unpack_from(data)
     _, sizes = json.loads(bytes(data[_LENGTH.size : _LENGTH.size + length]))
     raw = sum(nbytes for nbytes, small in sizes if small is None)
@@ -97,7 +97,7 @@ def buffer_bytes(data: Any) -> tuple[int, int]:
 
 
 def _describe(value: Any, buffers: list[tuple[memoryview, str]], where: str) -> Any:
-    """Say what a value is as JSON can, and put its buffers into a list."""
+    """Describe a value as JSON, and append its buffers to a list."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -135,6 +135,11 @@ def _entry(key: Any, value: Any, buffers: Any, where: str) -> list[Any]:
 
 
 def _describe_array(array: Any, buffers: list[tuple[memoryview, str]], where: str) -> Any:
+    """Describe a NumPy array as JSON, and append its contents to ``buffers``.
+
+    Raises:
+        UnsupportedError: the dtype holds objects, or NumPy could not read it back.
+    """
     descr = None if array.dtype.metadata is not None else _descr(array.dtype)
     if descr is None:
         raise UnsupportedError(
@@ -149,7 +154,7 @@ def _describe_array(array: Any, buffers: list[tuple[memoryview, str]], where: st
 
 @lru_cache(maxsize=256)
 def _descr(dtype: np.dtype[Any]) -> Any:
-    """A dtype as NumPy's files have it; None: it is of objects, or would not come back."""
+    """Return a dtype as .npy files write it; None for objects and what NumPy cannot read back."""
     if dtype.hasobject:
         return None
     try:
@@ -168,7 +173,7 @@ def _kind_name(kind: type) -> str:
 
 
 def _made(described: Any, buffers: Any) -> Any:
-    """Make what `_describe` has said, from its buffers in turn."""
+    """Rebuild a value from the description of `_describe` and an iterator of its buffers."""
     if not isinstance(described, dict):
         return described
     ((kind, of),) = described.items()

@@ -15,18 +15,18 @@ from umem.locks import safe_lock
 
 RAW = RawCodec()
 CHECK_EVERY = 256
-"""So many hits have one item loaded again, to see that the dataset gives the same."""
+"""One hit in this many loads its item again, to notice a dataset that is not deterministic."""
 
 
 class Loaded(NamedTuple):
-    """An item, and as the store keeps it."""
+    """An item, and its packed bytes as the store keeps them."""
 
     item: Any
     data: bytes
 
 
 class Loading:
-    """Fetches items from below, one at a time from the dataset: few can do more.
+    """Loads items from the disk tier or the dataset, one at a time: few datasets are thread-safe.
 
     Args:
         dataset: below.
@@ -47,7 +47,7 @@ class Loading:
         self._lock = safe_lock()
 
     def fetch(self, item: int) -> Loaded:
-        """Read an item from the disk, or have the dataset make it.
+        """Read an item from the disk tier, or else call the dataset for it.
 
         Raises:
             whatever the dataset raises. UnsupportedError: it cannot be kept; nothing was.
@@ -80,17 +80,17 @@ class Loading:
                 head[name] += value
 
     def spill(self, gone: list[tuple[int, Any]]) -> None:
-        """Write items that went to the disk, where there is one."""
+        """Write evicted items to the disk tier, if there is one."""
         if self._disk is not None:
             for item, data in gone:
                 self._disk.write(item, data)
 
     def unpacked(self, data: Any) -> Any:
-        """An item from its bytes, the caller's alone."""
+        """Unpack an item into a copy that the caller owns."""
         return unpack(data, self._codec)
 
     def check(self, item: int, data: Any) -> bool:
-        """Load an item again, and drop everything where it is not the same; said once."""
+        """Load an item again; if it differs from the cached one, drop the cache and warn once."""
         with self._lock:
             again = pack(self.dataset[item], RAW)
         is_same = (
@@ -110,7 +110,8 @@ class Loading:
         return False
 
     def check_source(self) -> None:
-        """Look at a dataset whose epoch begins; drop everything where it was changed; said once.
+        """Compare a dataset's fingerprint as an epoch begins; if it changed, drop the cache and
+        warn once.
 
         Its fingerprint, and its first and last item where they are in memory.
         """
@@ -134,10 +135,10 @@ class Loading:
                 return
 
     def refuse(self, error: Exception) -> None:
-        """Say that items cannot be fetched ahead."""
+        """Warn, once for all processes, that items are no longer prefetched, and why."""
         say_once(self._store, REFUSED, f"nothing is fetched ahead any more: {error}")
 
     def close(self) -> None:
-        """Give up the disk tier."""
+        """Close the disk tier."""
         if self._disk is not None:
             self._disk.close()

@@ -11,12 +11,13 @@ from umem.data.epoch_draws import Order
 from umem.data.orders import KnownOrder
 
 ENTRIES = 1 << 20
-"""So many positions are looked ahead, in whole epochs, two at least: 16 MiB a process."""
+"""At most this many positions are looked up ahead, in whole epochs, two at least: 16 MiB a
+process."""
 MOST_EPOCHS = 256
 
 
 class _PlacesInEpoch:
-    """Where in an epoch each item is."""
+    """Index from item to its positions in one epoch."""
 
     def __init__(self, items: Order) -> None:
         self.items = items
@@ -25,21 +26,21 @@ class _PlacesInEpoch:
         self.is_each_once = bool(np.array_equal(self._sorted, np.arange(len(items))))
 
     def places(self, item: int) -> Order:
-        """Its positions, in order."""
+        """Return an item's positions in increasing order."""
         if self.is_each_once:
             return self._places[item : item + 1]
         first, end = np.searchsorted(self._sorted, (item, item + 1))
         return self._places[first:end]
 
     def after(self, item: int, position: int) -> int:
-        """The first position of an item after another; -1: none."""
+        """Return an item's first position after another; -1 if there is none."""
         places = self.places(item)
         at = int(np.searchsorted(places, position, side="right"))
         return int(places[at]) if at < len(places) else -1
 
 
 class NextUses:
-    """Positions of items in an order, counted through all epochs.
+    """Looks up the next use of an item; positions are counted through all epochs.
 
     A choice between two items neither of which comes within what is looked ahead cannot cost a hit
     before then, so that hits up to there are those of knowing everything.
@@ -64,12 +65,13 @@ class NextUses:
         return self._epochs[number]
 
     def item(self, position: int) -> int:
-        """The item at a position."""
+        """Return the item at a position."""
         epoch, at = divmod(position, self.length)
         return int(self._epoch(epoch).items[at])
 
     def after(self, item: int, position: int) -> float:
-        """The first position of an item after another; infinity: not within what is looked at.
+        """Return an item's first position after another; infinity if it is beyond the epochs looked
+        up.
 
         Args:
             position: -1 for before the first.
@@ -83,7 +85,7 @@ class NextUses:
         return inf
 
     def nearest(self, item: int, position: int) -> tuple[float, float]:
-        """Where an item is nearest to a position, in its epoch and those beside it.
+        """Find the position of an item nearest to another one, in its epoch and the two beside it.
 
         Returns:
             that position, infinity where there is none; and how many places of it, on average,

@@ -12,11 +12,11 @@ from umem.data.epoch_draws import Draw, EpochBits, Order, check_seed, largest, s
 from umem.errors import DataError, DataWarning, StateError, warn_at_program
 
 _REMEMBERED = 4
-"""Orders that are not drawn again: those that an iterator and a cache are at."""
+"""At most this many drawn orders are kept: the ones that an iterator and a cache are in."""
 
 
 class KnownOrder:
-    """An order sampler of Chainer's iterators that can say every coming epoch.
+    """An order sampler for Chainer's iterators whose future epochs can be computed.
 
     ``SerialIterator(data, 20, order_sampler=order)``. One iterator each: two would take epochs in
     turn. What was drawn is known by its content, so that iterators that draw an epoch again, after
@@ -52,7 +52,7 @@ class KnownOrder:
         return f"KnownOrder(seed={self.seed}, epoch={self.epoch}, position={self.position})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a spawned worker is given: not who is told."""
+        """Return the state for a spawned worker; listeners stay in this process."""
         names = ("seed", "epoch", "position", "_draw", "_count")
         return {name: getattr(self, name) for name in names}
 
@@ -61,7 +61,7 @@ class KnownOrder:
         self.__dict__.update(state)
 
     def of_items(self, count: int) -> int:
-        """Say how many items there are; returns the length of an epoch.
+        """Fix the number of items; returns the number of positions in an epoch.
 
         Raises:
             StateError: it orders another number already. DataError: see `items`.
@@ -75,7 +75,7 @@ class KnownOrder:
         return len(self.items(0))
 
     def items(self, epoch: int) -> Order:
-        """The order of an epoch, not to be written to.
+        """Return the order of an epoch, a read-only array.
 
         Raises:
             DataError: the user's function gave none, or another when asked again.
@@ -108,7 +108,7 @@ class KnownOrder:
     # -- what iterators call -----------------------------------------------------------------
 
     def __call__(self, current_order: Any, current_position: int) -> Order:
-        """Return the order of the next epoch, which is the iterator's to keep.
+        """Return the order of the next epoch, a copy that the iterator owns.
 
         Args:
             current_order: that of the epoch which ends; 0, 1, 2, ... when an iterator begins.
@@ -129,7 +129,7 @@ class KnownOrder:
         return self.items(self.epoch).copy()
 
     def _epoch_of(self, order: Any) -> int:
-        """Find an order by its content, beginning with those that are most likely."""
+        """Find the epoch that has a given order, the likeliest epochs first."""
         order = np.asarray(order)
         near = [e for e in (self.epoch, self.epoch - 1, self.epoch + 1) if e >= 0]
         for epoch in (*near, *range(largest(self._count))):
@@ -141,7 +141,7 @@ class KnownOrder:
         )
 
     def follow(self, current_order: Any, current_position: int) -> None:
-        """Go to where an iterator is, such as after it was loaded.
+        """Set the position from an iterator, for example after it was loaded from a snapshot.
 
         Args:
             current_order: the order that it is in. current_position: of its next item.
@@ -173,6 +173,9 @@ class KnownOrder:
             self._serialize_content(serializer)
 
     def _serialize_content(self, serializer: Any) -> None:
+        """Save the dataset's fingerprint, or compare it with the saved one and warn of a
+        difference.
+        """
         try:
             was = str(serializer("content", self.content))
         except KeyError:  # saved without a cache
@@ -187,7 +190,8 @@ class KnownOrder:
     # -- what caches ask ---------------------------------------------------------------------
 
     def tell(self, method: Callable[[int, int, int], None]) -> None:
-        """Call a bound method with (epoch, position, batch) where an iterator says where it is.
+        """Register a bound method, called with (epoch, position, batch) when an iterator reports
+        them.
 
         The batch is one of so many items or more: an iterator draws when it comes to a batch that
         the epoch ends in.

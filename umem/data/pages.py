@@ -8,14 +8,14 @@ import numpy as np
 
 SMALLEST_PAGE, LARGEST_PAGE = 256, 1 << 16
 PAGES_AN_ITEM = 128
-"""So many take an item like the first, and half a page of each is lost on others."""
+"""An item of the first one's size takes this many pages: an item wastes half a page on average."""
 
 HEAD = ("page_bytes", "page_count", "free_first", "free_count", "fresh")
-"""What is kept in a head that is shared: all zero at first."""
+"""Names of the fields in the shared head, all zero at first."""
 
 
 class Pages:
-    """Pages in a piece of memory, linked to items and to a list of free ones.
+    """A page allocator over shared memory, with a chain of pages for each item and a free list.
 
     Args:
         head: a mapping of the names in `HEAD` to integers, shared.
@@ -28,12 +28,12 @@ class Pages:
         self._page_bytes = 0
 
     def forget(self) -> None:
-        """Free all, and choose the size of pages anew."""
+        """Free all pages, and choose the page size anew at the next item."""
         for name in HEAD:
             self._head[name] = 0
 
     def _open(self, nbytes: int) -> None:
-        """Choose the size of pages by the first item, or learn what another process has chosen."""
+        """Choose the page size by the first item, or read the one that another process chose."""
         head = self._head
         if not head["page_bytes"]:
             parts = max(1, min(nbytes // SMALLEST_PAGE, PAGES_AN_ITEM))
@@ -47,7 +47,7 @@ class Pages:
         self._pages = self._memory[count * 4 : count * (4 + page)].reshape(count, page)
 
     def free_count_for(self, nbytes: int) -> tuple[int, int]:
-        """How many pages are free, and how many so many bytes take."""
+        """Return how many pages are free, and how many an item of ``nbytes`` takes."""
         head = self._head
         if not self._page_bytes or head["page_bytes"] != self._page_bytes:  # or forgotten elsewhere
             self._open(nbytes)
@@ -55,7 +55,7 @@ class Pages:
         return int(free), -(-max(nbytes, 1) // int(head["page_bytes"]))
 
     def put(self, data: Any) -> int:
-        """Write bytes to free pages; returns the first, or -1 where there are too few."""
+        """Write bytes into free pages; returns the first page, or -1 if too few are free."""
         free, count = self.free_count_for(len(data))
         if free < count:
             return -1
@@ -70,6 +70,9 @@ class Pages:
         return taken[0]
 
     def _take(self) -> int:
+        """Take a page from the free list, or else the first that was never used; one must be
+        free.
+        """
         head = self._head
         page = int(head["free_first"])
         if page >= 0:
@@ -88,12 +91,12 @@ class Pages:
         return found
 
     def get(self, first: int, nbytes: int) -> Any:
-        """A copy of bytes, by their first page."""
+        """Copy the bytes of an item, given its first page."""
         self.free_count_for(nbytes)
         return self._pages[self._chain(first)].reshape(-1)[:nbytes]
 
     def free(self, first: int, nbytes: int) -> None:
-        """Give pages back."""
+        """Return an item's pages to the free list."""
         self.free_count_for(nbytes)
         chain = self._chain(first)
         self._next[chain[-1]] = int(self._head["free_first"])

@@ -17,13 +17,13 @@ from typing import Any
 
 POLICIES = ("next-use", "lru", "cost")
 CANDIDATE = -1
-"""In a list of victims, the new item."""
+"""In a list of victims: the new item itself, which is then not stored."""
 
 
 def victims(
     score: Any, nbytes: Any, over_bytes: int, candidate: tuple[float, int] | None
 ) -> list[int]:
-    """Choose items that go, so that so many bytes are free.
+    """Choose items to evict, by score, until enough bytes are free.
 
     Args:
         score: one an item; minus infinity for those that are not there.
@@ -61,7 +61,7 @@ def victims(
 def _without_room_to_spare(
     chosen: list[tuple[int, float, int]], spare: int
 ) -> list[tuple[int, float, int]]:
-    """Leave out those for whom there is room after all, the soonest used first."""
+    """Drop victims from the list that fit after all, the one used soonest first."""
     kept = []
     for each in reversed(chosen):
         if each[2] <= spare:

@@ -10,11 +10,11 @@ from umem.data.loading import Loaded, Loading
 from umem.data.store import MOST_AHEAD, ItemStore
 
 LOOK_SECONDS = 0.5
-"""So often the thread looks around itself; whoever asks for an item wakes it."""
+"""The thread wakes at least this often; each request wakes it at once."""
 
 
 class PrefetchThread:
-    """Deals with coming requests, position by position, in the process that made the cache.
+    """Prefetches items in the order of coming requests, in the process that made the cache.
 
     Workers fetch ahead themselves, as Chainer has them load batches that are not needed yet: where
     they ask, the thread rests. A forked process has none of it, and waits for nothing.
@@ -35,11 +35,11 @@ class PrefetchThread:
         self._hand: tuple[int, Loaded] | None = None
 
     def is_here(self) -> bool:
-        """Tell whether this process is the one that has the thread."""
+        """Tell whether the thread runs in this process."""
         return os.getpid() == self._pid and not self._is_over
 
     def wake(self) -> None:
-        """Say that a request came; begins with the first."""
+        """Wake the thread for a new request; the first call starts it."""
         with self._lock:
             if self._thread is None and not self._is_over:
                 self._thread = threading.Thread(target=self._run, name="umem-data", daemon=True)
@@ -47,7 +47,7 @@ class PrefetchThread:
             self._turn.notify_all()
 
     def hand_over(self, at: int) -> Loaded | None:
-        """Give what is under way for a position whose request came before it was there; waits."""
+        """Wait for the fetch under way for a position, and take its item; None if there is none."""
         with self._lock:
             while self._under_way == at and not self._is_over:
                 self._turn.wait()
@@ -57,7 +57,7 @@ class PrefetchThread:
         return None
 
     def close(self) -> None:
-        """End the thread, after what it fetches at the moment."""
+        """Stop the thread after its current fetch, and wait for it."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -69,6 +69,7 @@ class PrefetchThread:
     # -- in the thread -----------------------------------------------------------------------
 
     def _run(self) -> None:
+        """Prefetch position by position until closed, sleeping while there is nothing to fetch."""
         try:
             while not self._is_over:
                 found = self._next()
@@ -87,7 +88,9 @@ class PrefetchThread:
                 self._turn.wait(LOOK_SECONDS)
 
     def _next(self) -> tuple[int, int] | None:
-        """The next position whose item is not in memory, and the item; None: nothing to do."""
+        """Return the next position whose item is not in memory, and the item; None if none is
+        due.
+        """
         store, position = self._store, self._position
         while True:
             with store.held() as head:
@@ -108,6 +111,10 @@ class PrefetchThread:
             self._loading.spill(gone)
 
     def _deal_with(self, at: int, item: int) -> None:
+        """Fetch one item, offer it to a waiting request, and wait until it is stored or requested.
+
+        An exception of the dataset is dropped here; the request for the item raises it again.
+        """
         loaded = None
         try:
             loaded = self._loading.fetch(item)
@@ -121,7 +128,7 @@ class PrefetchThread:
             self._rest()
 
     def _is_settled(self, at: int, item: int, loaded: Loaded | None) -> bool:
-        """Whether a position is dealt with: put into memory here, or asked for by now."""
+        """Store a fetched item; tells whether it is stored, or no longer needed for prefetch."""
         store = self._store
         with store.held() as head:
             if (

@@ -32,7 +32,7 @@ Fields = tuple[tuple[str, str, int], ...]
 
 
 class SharedBlock:
-    """Arrays in shared memory, all zeros at first, under one lock.
+    """Named arrays in shared memory, zero at first, guarded by one lock between processes.
 
     The lock is a process's own (POSIX ``fcntl``), so that the system takes it back from one that is
     killed; which leaves what it guards half done, and the next one is told.
@@ -61,13 +61,16 @@ class SharedBlock:
             ) from error
 
     def _layout(self) -> list[int]:
-        """Where each array begins, and where all ends; 64 bytes first say whether it is whole."""
+        """Return each array's byte offset, and the total size; 64 bytes in front hold a busy
+        flag.
+        """
         ends = [64]
         for _, dtype, length in (*self._fields, ("tail", "u1", self._tail_bytes)):
             ends.append(-(-(ends[-1] + np.dtype(dtype).itemsize * length) // 64) * 64)
         return ends
 
     def _map(self, handle: int) -> None:
+        """Map the shared memory of a file handle, and make the arrays over it."""
         self._handle, self._lock = handle, safe_lock()
         starts = self._layout()
         os.ftruncate(handle, starts[-1])
@@ -81,7 +84,7 @@ class SharedBlock:
         self._is_busy = np.frombuffer(self._mapping, np.uint8, 1)
 
     def __reduce__(self) -> Any:
-        """Go to a process that is being spawned; nowhere else, as the handle could not follow."""
+        """Pickle for a process that is being spawned, which alone can inherit the handle."""
         from multiprocessing import context
 
         if context.get_spawning_popen() is None:
@@ -93,7 +96,7 @@ class SharedBlock:
 
     @contextmanager
     def held(self) -> Iterator[bool]:
-        """Hold the lock; tells whether the one before left something half done.
+        """Hold the lock; yields True if a process died inside it and left a change half done.
 
         An error inside leaves it so for the next one.
         """
@@ -111,7 +114,7 @@ class SharedBlock:
                     fcntl.lockf(handle, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Give up this process's part of it; arrays that somebody still has stay valid."""
+        """Unmap the memory in this process; arrays that are still referenced stay valid."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)

@@ -17,7 +17,7 @@ NAMES = frozenset(f"{format}_{kind}" for format in FORMATS for kind in ("matrix"
 
 
 def apart(value: Any) -> tuple[str, list[int], list[Any]] | None:
-    """Take a sparse matrix apart; nothing is copied.
+    """Split a sparse matrix into a description and the arrays it consists of, without copying.
 
     Returns:
         The name of its class in `scipy.sparse`, its shape and its arrays: data, indices and
@@ -35,7 +35,7 @@ def apart(value: Any) -> tuple[str, list[int], list[Any]] | None:
 
 
 def together(name: str, shape: list[int], arrays: list[Any]) -> Any:
-    """Put a sparse matrix together from what `apart` gave; it holds the arrays themselves.
+    """Rebuild a sparse matrix from the parts of `apart`, sharing their arrays.
 
     Raises:
         ValueError: this is not what `apart` gives.

@@ -11,11 +11,11 @@ from umem.printable import short
 
 
 class SparseRows(DatasetMixin):
-    """A dataset whose items are the rows of a sparse matrix, as sparse as they were.
+    """A dataset of the rows of a sparse matrix, each a sparse matrix of one row.
 
-    An item is a matrix (1, columns) of the same class, with the types of data and indices that
-    the whole has, and with copies of its entries in the order in which they are stored: changing
-    it changes nothing else. Beside labels it goes into `chainer.datasets.TupleDataset`; a batch of
+    An item is a matrix (1, columns) of the same class, with the types of data and indices that the
+    whole has, and with copies of its entries in the order in which they are stored: changing it
+    changes nothing else. Beside labels it goes into `chainer.datasets.TupleDataset`; a batch of
     items is made one matrix by ``scipy.sparse.vstack``, which a converter calls.
 
     Args:

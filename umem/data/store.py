@@ -22,11 +22,11 @@ from umem.data.shared_block import Fields, SharedBlock
 
 ABSENT, RESIDENT, LINGERING = 0, 1, 2
 MOST_AHEAD = 1024
-"""Positions dealt with before their requests; memory is the limit long before, as a rule."""
+"""At most this many positions are prefetched ahead of requests; memory usually limits it first."""
 RECENT = 15
-"""So many requests are looked back at, to know where requests are."""
+"""The position is the median of this many requests, as those of workers arrive out of order."""
 FIXED_BYTES = 1 << 20
-"""Tables up to this are not counted; above, they take their part of the limit."""
+"""Index tables up to this size are not counted in the memory limit; larger ones are."""
 NAMES = (
     *HEAD, *COUNTED, "waited_ns", "used_bytes", "clock", "at", "frontier", "served", "doubt",
     "batch", "is_following", "generation", "disk_end", "is_disk_full", "is_disk_off", "said",
@@ -43,7 +43,7 @@ BY_ITEM = (
 
 
 class Head:
-    """Integers by name, in an array that is shared."""
+    """Named integers stored in a shared array."""
 
     _at: ClassVar = {name: i for i, name in enumerate(NAMES)}
 
@@ -58,7 +58,7 @@ class Head:
 
 
 class ItemStore:
-    """The items that are in memory.
+    """Packed items in shared memory, with the tables that eviction needs.
 
     Every method is called inside of `held`, but for `held`.
 
@@ -100,14 +100,14 @@ class ItemStore:
 
     @contextmanager
     def held(self) -> Iterator[Head]:
-        """Hold the lock; all is dropped first where a process died in the middle of a change."""
+        """Hold the lock; drops the whole cache if a process died in the middle of a change."""
         with self.block.held() as is_half_done:
             if is_half_done:
                 self.forget()
             yield self.head
 
     def forget(self) -> None:
-        """Drop all that is in memory and on the disk."""
+        """Drop all items from memory and disk."""
         self._pages.forget()
         self.state[:], self.pins[:], self.score[:] = ABSENT, 0, -inf
         self.disk_at[:] = 0
@@ -121,7 +121,7 @@ class ItemStore:
     # -- requests ----------------------------------------------------------------------------
 
     def take(self, item: int, at: int | None, next_use: float) -> Any:
-        """A copy of the bytes of an item that is asked for, or None where it is not there.
+        """Copy the bytes of a requested item; None if it is not in memory. Counts as a use.
 
         Args:
             at: the position of the request; None: it is at none.
@@ -149,13 +149,13 @@ class ItemStore:
         self.last[item] = self.head["clock"]
 
     def peek(self, item: int) -> Any:
-        """A copy of the bytes of an item, which counts as no use; None: it is not there."""
+        """Copy the bytes of an item without counting a use; None if it is not in memory."""
         if self.state[item] == ABSENT:
             return None
         return self._pages.get(int(self.first[item]), int(self.nbytes[item]))
 
     def pin(self, item: int, at: int, next_use: float) -> list[tuple[int, Any]] | None:
-        """Deal with a request that is coming.
+        """Pin the item of a coming request in memory.
 
         Returns:
             what goes for it, as `keep`; None: the item is not there, and nothing was done.
@@ -188,7 +188,7 @@ class ItemStore:
     def keep(
         self, item: int, data: bytes, next_use: float, at: int | None, *, is_ahead: bool = False
     ) -> list[tuple[int, Any]] | None:
-        """Put an item in, or leave it out, as the policy says.
+        """Insert an item, evicting others, or leave it out, as the policy decides.
 
         Args:
             data: its bytes.
@@ -227,6 +227,7 @@ class ItemStore:
         return victims(self.score, self.nbytes, over, candidate)
 
     def _has_pages(self, size: int, gone: list[int], *, is_ahead: bool) -> bool:
+        """Tell whether evicting the victims frees enough pages for an item of ``size`` bytes."""
         free, needed = self._pages.free_count_for(size)
         if CANDIDATE in gone and not is_ahead:
             return True
@@ -244,7 +245,7 @@ class ItemStore:
         return wider if self._has_pages(size, wider, is_ahead=False) else [*gone, CANDIDATE]
 
     def _let_go(self, item: int) -> tuple[int, Any]:
-        """Have an item go: at once, or after the requests that it is held for."""
+        """Evict an item now, or once the requests that pin it are served."""
         size = int(self.nbytes[item])
         data = b"" if self.disk_at[item] else self._pages.get(int(self.first[item]), size)
         self.inflation[0] = max(self.inflation[0], -self.score[item])
@@ -263,6 +264,7 @@ class ItemStore:
         self.state[item], self.score[item], self.pins[item] = ABSENT, -inf, 0
 
     def _put(self, item: int, data: bytes, next_use: float, at: int | None, state: int) -> None:
+        """Write an item into pages and enter it in the tables, in the given state."""
         if at is None and state == LINGERING:
             return
         size, head = len(data), self.head
@@ -287,19 +289,19 @@ class ItemStore:
     # -- where the program is ----------------------------------------------------------------
 
     def look_back_from(self, at: int) -> None:
-        """Say that requests up to a position came one after another."""
+        """Assume that the last `RECENT` requests were the consecutive positions before this one."""
         self.recent[:] = np.roll(np.arange(at - RECENT, at), self.head["served"] + 1)
 
     def residents(self) -> list[int]:
-        """The items that the policy has."""
+        """List the items that the policy may evict."""
         return np.flatnonzero(self.state == RESIDENT).tolist()
 
     def rescore(self, item: int, next_use: float) -> None:
-        """Say when an item that is there is used next."""
+        """Set when an item in memory is used next."""
         self.score[item] = self._score(item, next_use)
 
     def unpin(self) -> None:
-        """Forget what is coming: what was held for it goes."""
+        """Forget all coming requests, and evict items that were kept only for them."""
         for item in np.flatnonzero(self.state == LINGERING).tolist():
             self._drop(item)
         self.pins[:] = 0

@@ -43,28 +43,28 @@ class GraphData:
 
     @property
     def node_count(self) -> int:
-        """N."""
+        """Return the number of nodes, N."""
         return len(self.labels)
 
     @property
     def class_count(self) -> int:
-        """One more than the highest label."""
+        """Return one more than the highest label."""
         return int(self.labels.max()) + 1
 
     def labels_where(self, mask: Array) -> Array:
-        """The labels under `mask`, -1 (what Chainer's losses ignore) elsewhere: int32 (N,)."""
+        """Return labels, int32 (N,), with -1 outside ``mask``, which Chainer's losses ignore."""
         return np.where(mask, self.labels, np.int32(-1))
 
 
 def normalised_adjacency(graph: GraphData) -> scipy.sparse.csr_matrix:
-    """D^-1/2 (A + I) D^-1/2, as float32 CSR with int32 indices, sorted, without duplicates.
+    """Compute D^-1/2 (A + I) D^-1/2 as a float32 CSR matrix: int32 indices, sorted, no duplicates.
 
     A is 1 where the graph has an entry, however often; a self loop that the graph already has is
-    not added again. D is the row sum of A + I, so that a node without ties keeps its features.
-    For a symmetric graph the result equals its transpose bit for bit.
+    not added again. D is the row sum of A + I, so that a node without ties keeps its features. For
+    a symmetric graph the result equals its transpose bit for bit.
 
-    Kipf and Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR
-    2017, equation 2.
+    Kipf and Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR 2017,
+    equation 2.
 
     Cost: a few passes over the entries; about 24 bytes an entry while it runs, 8 after.
 
@@ -86,7 +86,9 @@ def normalised_adjacency(graph: GraphData) -> scipy.sparse.csr_matrix:
 
 
 def symmetric_csr(ties: Array, nodes: int) -> tuple[Array, Array]:
-    """indptr and indices, int32, of ties given as one end * nodes + other end."""
+    """Build int32 indptr and indices of a symmetric graph; an edge is coded as one end * N +
+    other.
+    """
     low, high = ties // nodes, ties % nodes
     entries = np.sort(np.concatenate([ties, high * nodes + low]))
     indptr = np.zeros(nodes + 1, np.int32)

@@ -29,7 +29,7 @@ def part_name(part: int) -> str:
 
 @dataclass(frozen=True)
 class Cut:
-    """What a cut is; its parts are in files beside it, one each.
+    """Description of a partitioned graph on disk; each part is in a file of its own.
 
     Attributes:
         folder: where it lies.
@@ -56,19 +56,19 @@ class Cut:
 
     @property
     def offsets(self) -> Array:
-        """int64 (parts + 1,): where each part begins in the order of parts."""
+        """Return where each part begins in the order of parts: int64 (parts + 1,)."""
         return np.concatenate([[0], np.cumsum(self.nodes, dtype=np.int64)])
 
     @property
     def imbalance(self) -> float:
-        """Entries of the largest part, over those of an average one."""
+        """Return the entries of the largest part, divided by those of an average one."""
         return max(self.entries) * len(self.entries) / sum(self.entries)
 
     def part(self, part: int, *, verify_features: bool = True) -> GraphPart:
-        """Open one part's file; no other is.
+        """Open the file of one part.
 
-        Cost: reads all of it but the features, which stay in the file; the first time those too,
-        to compare them with their checksum. See docs/ranks.md for how that is remembered.
+        Cost: reads all of it but the features, which stay in the file; the first time those too, to
+        compare them with their checksum. See docs/ranks.md for how that is remembered.
 
         Args:
             part: from 0.
@@ -91,6 +91,12 @@ class Cut:
         return found
 
     def _verify_features(self, path: Path, file: ArraysFile) -> None:
+        """Compare a part's memory-mapped features with their checksum, once for each version of the
+        file.
+
+        Raises:
+            DataError: they differ, or the file cannot be read.
+        """
         if file.sums is None:
             warn_at_program(
                 f"{short(self.folder)} has no checksums of its features: an earlier umem wrote "
@@ -104,7 +110,11 @@ class Cut:
             raise DataError(f"{short(path)} cannot be read: {reason(error)}") from error
 
     def _check(self, path: Path, part: int, found: GraphPart) -> None:
-        """See that a program may count on what the part says, before it computes with it."""
+        """Check that a part's arrays are consistent with the cut, so that indexing them is safe.
+
+        Raises:
+            DataError: they are not.
+        """
         count, entries, total = self.nodes[part], self.entries[part], sum(self.nodes)
         lengths = {field: len(getattr(found, field)) for field in GraphPart._fields}
         wanted = dict.fromkeys(GraphPart._fields, count) | {
@@ -157,6 +167,7 @@ class GraphPart(NamedTuple):
 
 
 def _read(file: ArraysFile) -> GraphPart:
+    """Read the arrays of a part; features are memory-mapped."""
     train, val, test = (file.read(f"{name}_mask", "bool") for name in ("train", "val", "test"))
     return GraphPart(
         file.read("indptr", "int64"),
@@ -172,7 +183,7 @@ def _read(file: ArraysFile) -> GraphPart:
 
 
 def open_cut(folder: str | Path, graph: GraphData | None = None) -> Cut:
-    """Read the list of a cut; no part is opened.
+    """Read the description of a cut; the files of parts are opened when they are used.
 
     Args:
         folder: what `umem.graphs.cut` or ``umem graph cut`` wrote.
@@ -197,6 +208,12 @@ def open_cut(folder: str | Path, graph: GraphData | None = None) -> Cut:
 
 
 def _cut(folder: Path, values: dict[str, Any]) -> Cut:
+    """Make a `Cut` from the values of its list file.
+
+    Raises:
+        DataError: another version wrote it.
+        ValueError, KeyError, TypeError: values are missing or wrong.
+    """
     if values["version"] != VERSION:
         raise DataError(
             f"{short(folder / LIST)}: version {values['version']!r}, and this umem reads "
@@ -220,7 +237,7 @@ def _cut(folder: Path, values: dict[str, Any]) -> Cut:
 
 
 def _check_list(folder: Path, values: dict[str, Any]) -> None:
-    """Compare a list with its checksum; one of an earlier umem has none.
+    """Compare a list with its checksum; lists of an earlier umem have none.
 
     Raises:
         ValueError: it is not what was written.
@@ -246,7 +263,7 @@ def _counts(values: Any) -> tuple[int, ...]:
 
 
 def list_text(cut: Cut) -> str:
-    """The list of a cut, as `open_cut` reads it."""
+    """Write the list of a cut as text that `open_cut` reads."""
     values = {"version": VERSION, **asdict(cut)}
     del values["folder"]
     said = {name: json.dumps(value) for name, value in values.items()}
@@ -254,7 +271,7 @@ def list_text(cut: Cut) -> str:
 
 
 def graph_hash(graph: GraphData) -> str:
-    """SHA-256 of a graph's arrays, their names, types and shapes, in hexadecimal digits."""
+    """Compute the SHA-256 of a graph's arrays, their names, dtypes and shapes, as hexadecimal."""
     found = hashlib.sha256()
     for field in fields(GraphData):
         array = getattr(graph, field.name)

@@ -24,14 +24,14 @@ from umem.printable import short
 def cut(
     graph: GraphData, parts: int, folder: str | os.PathLike[str], *, assignment: Array | None = None
 ) -> Cut:
-    """Cut a graph into parts, for ranks that train on it together; write one file a part.
+    """Partition a graph for ranks that train on it together, and write one file a part.
 
-    Few ties are across, and parts have about as many entries each (METIS; see `partition`). One
-    cut serves any number of ranks up to that of parts, and gives the same bits on each: 12 parts
-    go evenly to 1, 2, 3, 4, 6 and 12.
+    Few ties are across, and parts have about as many entries each (METIS; see `partition`). One cut
+    serves any number of ranks up to that of parts, and gives the same bits on each: 12 parts go
+    evenly to 1, 2, 3, 4, 6 and 12.
 
-    Cost: about 40 bytes an entry and METIS's own in memory, in one process; features are read a
-    few rows at a time, so `graph.features` may be a memory map.
+    Cost: about 40 bytes an entry and METIS's own in memory, in one process; features are read a few
+    rows at a time, so `graph.features` may be a memory map.
 
     Args:
         graph: without direction: both directions of every tie are entries.
@@ -88,6 +88,7 @@ def _check_assignment(assignment: Array, nodes: int, parts: int) -> None:
 def _describe(
     graph: GraphData, indptr: Array, indices: Array, assignment: Array, parts: int, folder: Path
 ) -> Cut:
+    """Compute the description of a cut: hashes, node and entry counts, edges between parts."""
     degrees = np.diff(indptr)
     across = int((np.repeat(assignment, degrees) != assignment[indices]).sum()) // 2
     entries = np.bincount(assignment, degrees + 1, parts).astype(np.int64)
@@ -109,7 +110,7 @@ def _describe(
 def _parts(
     graph: GraphData, indptr: Array, indices: Array, assignment: Array, cut: Cut
 ) -> Iterator[Mapping[str, Array | PickedRows]]:
-    """The arrays of each part's file."""
+    """Yield the arrays of each part's file."""
     order = np.argsort(assignment, kind="stable").astype(np.int32)
     position = np.empty(len(order), np.int32)
     position[order] = np.arange(len(order), dtype=np.int32)
@@ -134,7 +135,7 @@ def _parts(
 
 
 def _rows_of(indptr: Array, indices: Array, nodes: Array) -> tuple[Array, Array]:
-    """indptr and columns of some rows of the adjacency with a loop at each."""
+    """Return indptr and column indices of some rows of the adjacency, self loops included."""
     lengths = np.diff(indptr)[nodes].astype(np.int64) + 1
     starts = np.concatenate([[0], np.cumsum(lengths)])
     within = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
@@ -145,7 +146,7 @@ def _rows_of(indptr: Array, indices: Array, nodes: Array) -> tuple[Array, Array]
 
 
 def _write(cut: Cut, parts: Iterator[Mapping[str, Array | PickedRows]]) -> None:
-    """Write a folder under another name, and give it its own when it is whole."""
+    """Write a folder under a temporary name, and rename it when it is complete."""
     temporary = cut.folder.parent / f".umem-{secrets.token_hex(8)}.tmp"
     try:
         temporary.mkdir()

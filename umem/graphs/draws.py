@@ -15,19 +15,19 @@ _DRAWS_PER_ROUND = 1 << 20
 
 
 def draws(bits: np.random.PCG64, count: int) -> npt.NDArray[np.uint32]:
-    """`count` 32-bit draws."""
+    """Draw ``count`` integers of 32 bits."""
     raw: Array = bits.random_raw((count + 1) // 2)
     return raw.astype("<u8", copy=False).view("<u4")[:count]
 
 
 def below(bits: np.random.PCG64, count: int, limit: int | Array) -> Array:
-    """`count` int32 draws from 0 to `limit` - 1; `limit` may be one for each."""
+    """Draw ``count`` int32 from 0 to ``limit`` - 1; ``limit`` may be an array."""
     scaled: Array = draws(bits, count).astype(np.uint64) * np.asarray(limit, np.uint64)
     return (scaled >> np.uint64(32)).astype(np.int32)
 
 
 def different_ties(draw: Callable[[int], Array], count: int, *, function: str, where: str) -> Array:
-    """`count` different ties in the order drawn, int64.
+    """Draw ``count`` different edges, int64, in the order drawn.
 
     Args:
         draw: makes ties, as numbers, of so many draws or fewer; some may be equal.
@@ -60,7 +60,7 @@ def _without_repeats(values: Array) -> Array:
 
 
 def check_arguments(function: str, **ranges: tuple[int, int, int]) -> None:
-    """See that arguments are in range.
+    """Check that arguments are in range.
 
     Args:
         function: whose arguments they are.

@@ -67,7 +67,7 @@ def rmat(nodes: int, edges: int, features: int, classes: int, seed: int = 0) -> 
 
 
 def _draw_ties(bits: np.random.PCG64, nodes: int, count: int) -> Array:
-    """`count` R-MAT draws, less self loops and ends beyond the last node."""
+    """Draw ``count`` edges by R-MAT, and drop self loops and ends beyond the last node."""
     levels = max((nodes - 1).bit_length(), 1)
     drawn = draws(bits, count * levels).reshape(count, levels)
     row, column = np.zeros(count, np.int64), np.zeros(count, np.int64)

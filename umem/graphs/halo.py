@@ -19,7 +19,7 @@ from umem.graphs.cut_folder import Cut, GraphPart
 
 
 def parts_of_ranks(parts: int, ranks: int) -> tuple[range, ...]:
-    """The run of parts of each rank; the first have one more where they do not go evenly.
+    """Assign each rank a run of consecutive parts; the first ranks get one more if uneven.
 
     Raises:
         SizeError: there are more ranks than parts.
@@ -34,7 +34,7 @@ def parts_of_ranks(parts: int, ranks: int) -> tuple[range, ...]:
 
 
 class ColumnBlock(NamedTuple):
-    """Entries of a rank's rows, as CSR with int32 indices.
+    """Entries of a rank's rows in some columns, as CSR with int32 indices.
 
     Attributes:
         part: the part that its columns are of; None: the rank's own parts.
@@ -50,11 +50,11 @@ class ColumnBlock(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RankBlocks:
-    """The rows of a rank, as blocks of columns in the order in which their products are added.
+    """The rows of a rank, split into column blocks in the order in which their products are summed.
 
     For the rows of part p that order is p, p + 1, ..., the last part, 0, ..., p - 1, whatever the
-    number of ranks: first the rank's own columns from p on, then those of other ranks, and last
-    its own before p.
+    number of ranks: first the rank's own columns from p on, then those of other ranks, and last its
+    own before p.
 
     Attributes:
         rows: by part of the rank, the slice of its rows.
@@ -74,7 +74,7 @@ class RankBlocks:
 def rank_blocks(
     cut: Cut, ranks: Sequence[range], rank: int, parts: Sequence[GraphPart]
 ) -> RankBlocks:
-    """Take the rows of a rank's parts apart.
+    """Split the rows of a rank's parts into column blocks.
 
     Cost: a few passes over their entries, about 40 bytes an entry while it runs, 8 after.
     """
@@ -102,7 +102,7 @@ def rank_blocks(
 
 
 class _Entries:
-    """The entries of a rank's rows: of each the row, the column, the column's part, the value."""
+    """The entries of a rank's rows as arrays: row, column, the column's part, value."""
 
     def __init__(self, parts: Sequence[GraphPart], offsets: Array) -> None:
         lengths = np.concatenate([np.diff(part.indptr) for part in parts])
@@ -129,7 +129,7 @@ class _Entries:
 def _sent(
     entries: _Entries, ranks: Sequence[range], rank: int, bounds: Array
 ) -> dict[tuple[int, int], Array]:
-    """By part and other rank, the rows with an entry in its columns."""
+    """Return, for each part and other rank, the rows whose values that rank needs."""
     sent: dict[tuple[int, int], Array] = {}
     for other, its in enumerate(ranks):
         if other == rank:
@@ -146,7 +146,7 @@ def _sent(
 
 @dataclass(frozen=True, eq=False)
 class HaloPlan:
-    """How many rows each rank sends each time that features are exchanged.
+    """Rows that each rank sends in each exchange of features.
 
     Attributes:
         rows: int64 (parts, ranks): rows of a part that a rank needs; 0 where the part is its own.
@@ -157,7 +157,7 @@ class HaloPlan:
     ranks: tuple[range, ...]
 
     def sent_bytes(self, rank: int, widths: Iterable[int], itemsize: int = 4) -> int:
-        """Bytes that a rank sends.
+        """Return the bytes that a rank sends in one exchange for each width.
 
         Args:
             rank: from 0.
@@ -169,12 +169,12 @@ class HaloPlan:
         return int(self.rows[own.start : own.stop].sum()) * sum(widths) * itemsize
 
     def received_bytes(self, rank: int, widths: Iterable[int], itemsize: int = 4) -> int:
-        """Bytes that a rank receives; see `sent_bytes`."""
+        """Return the bytes that a rank receives; see `sent_bytes`."""
         return int(self.rows[:, rank].sum()) * sum(widths) * itemsize
 
 
 def halo_plan(cut: Cut, ranks: int) -> HaloPlan:
-    """Say what so many ranks would send, from the files of a cut; nothing is started.
+    """Compute which rows ranks would send each other, from the files of a cut; starts no rank.
 
     Cost: reads all parts but their features, one after the other.
 

@@ -10,7 +10,7 @@ from umem.graphs.csr import GraphData, symmetric_csr
 
 
 def karate_club() -> GraphData:
-    """Zachary's karate club: 34 members, 78 ties, the two factions of the split as labels.
+    """Return Zachary's karate club: 34 members, 78 edges, labels by the faction after the split.
 
     Features are the identity (34, 34). The two leaders, nodes 0 and 33, are the only training
     nodes; all others are for testing.

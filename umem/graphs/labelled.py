@@ -13,7 +13,7 @@ _PROTOTYPE_STRENGTH = np.float32(0.2)
 
 
 def labelled(indptr: Array, indices: Array, features: int, classes: int, seed: int) -> GraphData:
-    """Give a graph features, labels and masks; `umem.graphs.rmat` says which."""
+    """Add features, labels and masks to a graph; `umem.graphs.rmat` describes them."""
     nodes = len(indptr) - 1
     own = below(np.random.PCG64([seed, 1]), nodes, classes)
     return GraphData(
@@ -26,7 +26,7 @@ def labelled(indptr: Array, indices: Array, features: int, classes: int, seed: i
 
 
 def prevailing(indptr: Array, indices: Array, own: Array, classes: int) -> Array:
-    """The class with most weight around each node: int32 (N,)."""
+    """Return the class with most edge weight around each node: int32 (N,)."""
     nodes = len(own)
     degrees = np.diff(indptr)
     scale = 1.0 / np.sqrt(degrees + 1.0)
@@ -41,7 +41,7 @@ def prevailing(indptr: Array, indices: Array, own: Array, classes: int) -> Array
 
 
 def _prototype_features(bits: np.random.PCG64, own: Array, classes: int, features: int) -> Array:
-    """float32 (N, F): uniform noise in [-1, 1), plus or minus 0.2 by the class's prototype."""
+    """Draw features, float32 (N, F): noise in [-1, 1) plus 0.2 times a class prototype of signs."""
     signs = below(bits, classes * features, 2).astype(np.float32) * 2 - 1
     prototypes = _PROTOTYPE_STRENGTH * signs.reshape(classes, features)
     values = np.empty((len(own), features), np.float32)
@@ -59,7 +59,7 @@ def _slices(length: int, step: int) -> Iterator[slice]:
 
 
 def _split(bits: np.random.PCG64, nodes: int) -> tuple[Array, Array, Array]:
-    """Masks of 60, 20 and 20 % of the nodes; at least one node trains."""
+    """Draw masks of 60, 20 and 20 % of the nodes; at least one node trains."""
     order = np.argsort(draws(bits, nodes), kind="stable")
     train, val = -(-nodes * 6 // 10), nodes // 5
     part = np.empty(nodes, np.int8)

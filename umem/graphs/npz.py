@@ -65,7 +65,7 @@ def load_npz(
 
 
 def _mapped(path: str | os.PathLike[str]) -> Array:
-    """Map the array of an .npy file; nothing of it is read."""
+    """Memory-map the array of an .npy file."""
     source = short(Path(path))
     try:
         with open_regular(path):  # a pipe would wait
@@ -87,6 +87,11 @@ def _needed(with_features: bool) -> tuple[str, ...]:
 
 
 def _read_arrays(source: str, file: IO[bytes], names: Collection[str]) -> dict[str, Array]:
+    """Read the named arrays of an .npz file, without pickle.
+
+    Raises:
+        DataError: the file is damaged, or is no .npz file.
+    """
     # A damaged file can raise nearly anything here: BadZipFile, zlib.error, EOFError, ValueError,
     # SyntaxError, MemoryError, NotImplementedError, ... All mean the same to the caller.
     try:
@@ -114,7 +119,7 @@ def _reason(error: Exception) -> str:
 
 
 def _checked(source: str, arrays: dict[str, Array]) -> GraphData:
-    """A graph of these arrays, with its own dtypes; what is wrong with them is a DataError."""
+    """Check arrays and make a graph of them; raises DataError for the first that is wrong."""
     where = {name: f"{source}: {name}" for name in arrays}
     indices = _integers(where["indices"], arrays["indices"])
     indptr = _checked_indptr(where["indptr"], arrays["indptr"], len(indices))
@@ -133,7 +138,11 @@ def _checked(source: str, arrays: dict[str, Array]) -> GraphData:
 
 
 def _integers(where: str, array: Array) -> Array:
-    """A 1-D array of integers that int32 can count."""
+    """Return a 1-D array of integers that fit int32.
+
+    Raises:
+        DataError: it is none.
+    """
     if array.ndim != 1:
         raise DataError(f"{where}: must have 1 dimension; its shape is {array.shape}")
     if array.dtype.kind not in "iu":
@@ -144,7 +153,11 @@ def _integers(where: str, array: Array) -> Array:
 
 
 def _in_range(where: str, array: Array, limit: int, what: str) -> Array:
-    """int32, each from 0 to `limit` - 1."""
+    """Return an int32 array whose values are all from 0 to ``limit`` - 1.
+
+    Raises:
+        DataError: one is outside.
+    """
     bad = (array < 0) | (array >= limit)
     if bad.any():
         at = int(bad.argmax())
@@ -155,6 +168,11 @@ def _in_range(where: str, array: Array, limit: int, what: str) -> Array:
 
 
 def _checked_indptr(where: str, array: Array, entries: int) -> Array:
+    """Check a CSR row pointer against the number of entries, and return it as int32.
+
+    Raises:
+        DataError: it does not start with 0, falls, or ends elsewhere.
+    """
     indptr = _integers(where, array)
     if len(indptr) < 2:
         raise DataError(f"{where}: must have one element more than there are nodes, so at least 2")
@@ -173,6 +191,11 @@ def _checked_indptr(where: str, array: Array, entries: int) -> Array:
 
 
 def _checked_features(where: str, array: Array, nodes: int) -> Array:
+    """Check a feature matrix, and return it as float32; a memory map is returned as it is.
+
+    Raises:
+        DataError: its shape or dtype is wrong, or a value is not finite in float32.
+    """
     if array.ndim != 2 or array.shape[0] != nodes or array.shape[1] == 0:
         raise DataError(f"{where}: must have shape ({nodes}, features); it has {array.shape}")
     if array.dtype.kind != "f":

@@ -21,7 +21,7 @@ _ROWS = 4096
 
 
 class PickedRows(NamedTuple):
-    """Some rows of an array of floats, which are read and made float32 as they are written."""
+    """Selected rows of a float array, converted to float32 as they are written."""
 
     array: Array
     rows: Array
@@ -35,7 +35,7 @@ class PickedRows(NamedTuple):
         return np.dtype(np.float32)
 
     def pieces(self) -> Iterator[Array]:
-        """Yield the rows, some at a time.
+        """Yield the rows in pieces of some rows each.
 
         Raises:
             DataError: a number is not finite as float32.
@@ -53,7 +53,7 @@ class PickedRows(NamedTuple):
 def write_arrays(
     file: IO[bytes], arrays: Mapping[str, Array | PickedRows], words: Mapping[str, str]
 ) -> None:
-    """Write arrays, and words about them with checksums of both.
+    """Write arrays and a description, with checksums of both.
 
     Rows are read once, as they are written, so that the header gets its checksums last.
 
@@ -83,7 +83,7 @@ def _written(file: IO[bytes], array: Array | PickedRows) -> Iterator[Any]:
 
 
 class ArraysFile:
-    """A file of arrays; its header was read and found to fit the length of the file.
+    """An open file of arrays whose header fits the length of the file.
 
     Raises:
         DataError: it cannot be read, is no such file, or is shorter or longer than it says.
@@ -107,7 +107,7 @@ class ArraysFile:
         return DataError(f"{short(self._path)} {what}; cut the graph again")
 
     def mapped(self, name: str, dtype: str, ndim: int) -> Array:
-        """An array as it lies in the file: what is not touched is not read.
+        """Memory-map an array.
 
         Raises:
             DataError: it is missing, or of another type or another number of dimensions.
@@ -118,7 +118,7 @@ class ArraysFile:
         return self._arrays.mapped(name)
 
     def read(self, name: str, dtype: str, ndim: int = 1) -> Array:
-        """An array, read and compared with its checksum.
+        """Read an array and compare it with its checksum.
 
         Raises:
             DataError: as `mapped`, or its bytes are not those that were written.
@@ -133,7 +133,7 @@ class ArraysFile:
         return array
 
     def verify(self, name: str, dtype: str, ndim: int) -> None:
-        """Compare an array that stays in the file with its checksum.
+        """Compare a memory-mapped array with its checksum.
 
         Cost: reads it once.
 

@@ -14,12 +14,12 @@ _SEED = 0
 
 
 def partition(indptr: Array, indices: Array, parts: int) -> Array:
-    """Cut a graph without direction so that few ties are across: int32 (N,), a part for each node.
+    """Partition an undirected graph so that few edges are cut: int32 (N,), a part for each node.
 
-    A node weighs as many as it has ties and one more, so that parts have about as many entries
-    of the matrix that a graph convolution multiplies by. Nodes without a tie, which nothing
-    holds to any part, go where the fewest nodes are; no part stays empty. Equal graphs give equal
-    cuts with one version of METIS.
+    A node weighs as many as it has ties and one more, so that parts have about as many entries of
+    the matrix that a graph convolution multiplies by. Nodes without a tie, which nothing holds to
+    any part, go where the fewest nodes are; no part stays empty. Equal graphs give equal cuts with
+    one version of METIS.
 
     Karypis and Kumar, "A Fast and High Quality Multilevel Scheme for Partitioning Irregular
     Graphs", SIAM Journal on Scientific Computing 20 (1998).
@@ -59,7 +59,7 @@ def _metis(indptr: Array, indices: Array, degrees: Array, parts: int) -> Array:
 
 
 def _spread(found: Array, parts: int) -> None:
-    """Put the nodes that have no part where the fewest are, which levels the parts from below."""
+    """Assign nodes without a part to the smallest parts."""
     free = np.flatnonzero(found < 0)
     counts = np.bincount(found[found >= 0], minlength=parts)
     level = _level(counts, len(free))
@@ -71,7 +71,7 @@ def _spread(found: Array, parts: int) -> None:
 
 
 def _level(counts: Array, added: int) -> int:
-    """The most to which all lower counts can be raised by `added` altogether."""
+    """Return the level to which the lowest counts rise when ``added`` is distributed over them."""
     low, high = int(counts.min()), int(counts.min()) + added
     while low < high:
         middle = (low + high + 1) // 2
@@ -81,7 +81,7 @@ def _level(counts: Array, added: int) -> int:
 
 
 def _fill(found: Array, parts: int) -> None:
-    """Give every empty part a node of the one that has most."""
+    """Move a node from the largest part into every empty one."""
     counts = np.bincount(found, minlength=parts)
     for empty in np.flatnonzero(counts == 0):
         largest = int(counts.argmax())
@@ -91,7 +91,7 @@ def _fill(found: Array, parts: int) -> None:
 
 
 def symmetric_pattern(source: str, graph: Any) -> tuple[Array, Array]:
-    """The ties of a graph without loops and repeats: indptr and indices, int32.
+    """Return int32 indptr and indices of a graph's edges, without self loops and duplicates.
 
     Raises:
         DataError: one of them leads one way only.

@@ -9,7 +9,7 @@ from umem.graphs.halo import HaloPlan, halo_plan
 
 
 class PlannedCut:
-    """A cut for ``umem.choose_ranks``: its parts in numbers; no feature is read.
+    """A cut for ``umem.choose_ranks``, described by its counts; features are never read.
 
     Args:
         folder: what `umem.graphs.cut` or ``umem graph cut`` wrote.
@@ -28,7 +28,8 @@ class PlannedCut:
         self._plans: dict[int, HaloPlan] = {}
 
     def plan(self, ranks: int) -> HaloPlan:
-        """What so many ranks send; see `umem.graphs.halo.halo_plan`.
+        """Return the halo plan for a number of ranks, computed once; see
+        `umem.graphs.halo.halo_plan`.
 
         Raises:
             SizeError: there are more ranks than parts.

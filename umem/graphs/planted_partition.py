@@ -23,12 +23,12 @@ def communities(
     features: int = 64,
     classes: int = 16,
 ) -> GraphData:
-    """Generate a graph of equal communities, with a task that a graph network can learn.
+    """Generate a planted partition graph of equal communities, and a task that a GCN can learn.
 
-    Of the ties, `across` lead from one community to another and the others stay inside of one;
-    each is drawn evenly among those that are possible for a node drawn evenly. Then the numbers
-    of the nodes are shuffled, so that nothing in them tells who belongs together: it has to be
-    found again, as `umem.graphs.cut` does. Features, labels and masks are as `rmat` makes them.
+    Of the ties, `across` lead from one community to another and the others stay inside of one; each
+    is drawn evenly among those that are possible for a node drawn evenly. Then the numbers of the
+    nodes are shuffled, so that nothing in them tells who belongs together: it has to be found
+    again, as `umem.graphs.cut` does. Features, labels and masks are as `rmat` makes them.
 
     Equal arguments give equal arrays on every NumPy version, as for `rmat`.
 
@@ -82,7 +82,7 @@ def communities(
 def _ties(
     other_end: Callable[..., Array], bits: np.random.PCG64, starts: Array, count: int, where: str
 ) -> Array:
-    """`count` different ties, each as lower end * N + higher end."""
+    """Draw ``count`` different edges, each coded as lower end * N + higher end."""
     possible = _possible(starts, inside=other_end is _inside)
     if count > possible:
         raise SizeError(
@@ -102,7 +102,7 @@ def _possible(starts: Array, *, inside: bool) -> int:
 
 
 def _draw(other_end: Callable[..., Array], bits: np.random.PCG64, starts: Array, n: int) -> Array:
-    """Ties of `n` draws, less self loops."""
+    """Draw ``n`` edges, and drop self loops."""
     nodes = int(starts[-1])
     one = below(bits, n, nodes).astype(np.int64)
     community = np.searchsorted(starts, one, "right") - 1

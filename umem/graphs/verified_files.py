@@ -19,11 +19,11 @@ _SETTLED_NS = 2_000_000_000
 """A file that changed less than this ago may change again and show the same times."""
 _TEXT = "features were compared with their checksum; remove this file to have it done again\n"
 _known: set[tuple[Path, str]] = set()
-"""What this process has found whole: folders may be read-only."""
+"""Files that this process has verified, as their folders may be read-only."""
 
 
 def verify_once(path: Path, checksum: str, verify: Callable[[], None]) -> None:
-    """Have a file verified, unless it is known to be whole as it is now.
+    """Verify a file unless it was verified since it last changed.
 
     Several processes may do so at once: each verifies, and the last mark stays, which says the
     same. Where no mark can be written, this process alone remembers.

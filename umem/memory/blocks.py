@@ -22,12 +22,12 @@ from umem.units import format_bytes, parse_bytes
 
 
 def devices_served() -> list[Device]:
-    """List the devices for which the calling code is inside of a block, once for each block."""
+    """List the devices of the blocks that the calling code is in, one entry for each block."""
     return [part.device for scope in inside() for part in scope.payload if isinstance(part, Served)]
 
 
 class Request(NamedTuple):
-    """A mode and its options, as asked for; on a device they become a policy."""
+    """A requested mode with options; `on` makes it a policy for a device."""
 
     mode: Mode
     limit: Limit | None = None
@@ -58,7 +58,7 @@ class Request(NamedTuple):
 def checked_request(
     mode: str, limit: Size | None, prefetch: bool, spill: str = "host", preset: Preset | None = None
 ) -> Request:
-    """See that what is asked for makes sense on some device.
+    """Check a mode and its options as far as no device is needed.
 
     Raises:
         StateError, SizeError, HintError: unknown mode or spill; no limit; unknown preset.
@@ -74,7 +74,7 @@ def checked_request(
 
 
 class Memory:
-    """The memory of a block: its device, mode and array module."""
+    """The device, mode and array module of a block."""
 
     def __init__(self, device: Device, policy: Policy) -> None:
         self.device = device
@@ -82,7 +82,7 @@ class Memory:
 
     @property
     def xp(self) -> Any:
-        """CuPy, or the virtual GPU's array functions."""
+        """Return CuPy, or the virtual GPU's array functions."""
         return self.device.xp
 
     def __repr__(self) -> str:
@@ -91,7 +91,7 @@ class Memory:
 
 
 class Decorator(ContextDecorator):
-    """A block that also wraps functions, but none whose body runs after the call returned."""
+    """A block that also wraps functions, except those whose body runs after the call returns."""
 
     def __call__(self, func: Any) -> Any:
         if any(check(func) for check in _RUN_LATER):

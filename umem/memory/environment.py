@@ -28,7 +28,7 @@ ON = ("1", "true", "on", "yes")
 
 
 def mode() -> Mode | Literal["off"] | None:
-    """Read the mode that ``UMEM_MODE`` names, ``"off"``, or None where it is not set.
+    """Read ``UMEM_MODE``: a mode, ``"off"``, or None if it is not set.
 
     Raises:
         StateError: it is neither a mode nor off.
@@ -47,7 +47,7 @@ def mode() -> Mode | Literal["off"] | None:
 
 
 def limit() -> Limit | None:
-    """Read the limit that ``UMEM_LIMIT`` names; None where it is off or not set.
+    """Read ``UMEM_LIMIT``; None if it is not set or says off.
 
     Raises:
         SizeError: it is no limit.
@@ -59,7 +59,7 @@ def limit() -> Limit | None:
 
 
 def prefetch() -> bool | None:
-    """Read whether ``UMEM_PREFETCH`` is on; None where it is not set.
+    """Read ``UMEM_PREFETCH``; None if it is not set.
 
     Raises:
         StateError: it is neither on nor off.

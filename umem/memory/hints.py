@@ -25,7 +25,7 @@ from umem.trace.frameworks import parts_of
 
 
 def arrays_in(x: Any) -> Iterator[Any]:
-    """Find the arrays in ``x``, each once, in a stable order.
+    """Yield the arrays in ``x``, each once, in a stable order.
 
     Raises:
         HintError: something in it holds no arrays, or a container holds itself.
@@ -41,6 +41,11 @@ def arrays_in(x: Any) -> Iterator[Any]:
 
 
 def _walk(x: Any) -> Iterator[Any]:
+    """Yield the arrays in nested containers, sparse matrices and a framework's objects.
+
+    Raises:
+        HintError: an object holds no arrays that umem knows.
+    """
     if x is None:
         return
     if is_array(x):
@@ -62,7 +67,7 @@ def _walk(x: Any) -> Iterator[Any]:
 
 
 def is_array(x: Any) -> bool:
-    """Tell whether ``x`` is an array; asks its type, because CuPy computes the interface."""
+    """Tell whether ``x`` is an array, by its type, since CuPy computes the interface on access."""
     return isinstance(x, np.ndarray) or hasattr(type(x), "__cuda_array_interface__")
 
 
@@ -173,6 +178,11 @@ def _place(to: Place | None, device: Device) -> Place:
 
 
 def _apply(x: Any, device: Device, hint: Callable[[Any], int], strict: bool) -> int:
+    """Apply a hint to all arrays in ``x``; returns the bytes reached.
+
+    Raises:
+        HintError: ``strict``, and an array is not managed; no hint was given.
+    """
     arrays = list(arrays_in(x))
     if strict:
         for array in arrays:

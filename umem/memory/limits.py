@@ -30,7 +30,7 @@ _MAX_DIGITS = 40
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit as it was asked for: so many ``"bytes"``, or a share of ``"vram"`` or ``"host"``."""
+    """A limit as given: in ``"bytes"``, or as a share of ``"vram"`` or ``"host"``."""
 
     of: Literal["bytes", "vram", "host"]
     amount: int | Fraction
@@ -38,7 +38,7 @@ class Limit:
     name: str = field(compare=False, default="limit")
 
     def resolve(self, device: Device) -> int:
-        """Work out the limit in bytes, on this device and now.
+        """Return the limit in bytes, for this device and now.
 
         Costs nothing for bytes and shares of VRAM; a few file reads for a share of the host.
 
@@ -67,7 +67,7 @@ class Limit:
 
 
 def parse_limit(limit: Size, name: str = "limit") -> Limit:
-    """Read a limit, without asking a device.
+    """Parse a limit without asking a device.
 
     Args:
         limit: above zero; a percentage is at most 100, since nobody has more than is available.
@@ -89,6 +89,11 @@ def parse_limit(limit: Size, name: str = "limit") -> Limit:
 
 
 def _parse_share(share: re.Match[str], name: str) -> Limit:
+    """Parse a limit such as "1.5x" or "90%".
+
+    Raises:
+        SizeError: it is 0, above 100%, or too long.
+    """
     from fractions import Fraction
 
     text = share[0].strip()

@@ -28,7 +28,7 @@ _enabled: Handle | None = None
 
 
 class Handle(Scoped["Handle"]):
-    """The answer of `enable`: leave it as a context manager, or call `umem.disable`.
+    """The handle of `enable`, also a context manager.
 
     ``policy`` is None where UMEM_MODE keeps everything off.
     """
@@ -43,12 +43,12 @@ class Handle(Scoped["Handle"]):
 
     @property
     def device(self) -> Device:
-        """The device; where UMEM_MODE keeps everything off, the current one."""
+        """Return the device; if UMEM_MODE keeps umem off, the current one."""
         return current_device() if self._device is None else self._device
 
     @property
     def xp(self) -> Any:
-        """CuPy, or the virtual GPU's array functions."""
+        """Return CuPy, or the virtual GPU's array functions."""
         return self.device.xp
 
     def _answers(self, device: Device | None, request: Request | None) -> bool:
@@ -108,7 +108,7 @@ def enable(
 def _enabled_by(
     mode: str | None, limit: Size | None, prefetch: bool | None, made: list[Handle]
 ) -> Handle:
-    """Find the handle of what is on, or switch it on and put the handle into ``made``."""
+    """Return the handle that is on, or turn a new one on and add it to ``made``."""
     global _enabled
     request = _requested(mode, limit, prefetch)
     device = entered_device() if request is None else current_device()
@@ -136,7 +136,7 @@ def _forget(handle: Handle) -> None:
 
 
 def _requested(mode: str | None, limit: Size | None, prefetch: bool | None) -> Request | None:
-    """Read what is asked of `enable`, by its arguments or the environment; None is nothing."""
+    """Return the request by arguments or environment; None for neither."""
     chosen = environment.mode() if mode is None else mode
     if chosen == "off" and mode is None:
         return None
@@ -162,7 +162,7 @@ def disable() -> None:
 
 
 def enabled() -> Handle | None:
-    """Return what `enable` returned, while it is on."""
+    """Return the handle of `enable` while it is on, otherwise None."""
     return _enabled
 
 
@@ -172,7 +172,7 @@ def _outside_blocks(device: Device | None, what: str) -> None:
 
 
 class DeviceBlock(Decorator, Scoped[_Device]):
-    """A block, or a function, that runs on a device of its own, opened each time it is entered.
+    """A block or function that runs on a device of its own, opened at each entry.
 
     Args:
         kind: the name of a row of `umem.devices.open`.
@@ -201,16 +201,16 @@ class DeviceBlock(Decorator, Scoped[_Device]):
 
 
 class virtual_gpu(DeviceBlock["VirtualGPU"]):
-    """Run a block against the model of a GPU: the arithmetic is real, pages and time simulated.
+    """Run a block on the model of a GPU: real arithmetic, simulated pages and time.
 
     Args:
         gpu: a name of the table, such as ``"v100-16gb"``.
         vram: usable VRAM instead of the table's figure, as an int or text ("256MiB").
 
-    Entering it gives the `VirtualGPU`, whose ``figures`` stay readable afterwards. What
-    `enable` switched on inside is switched off at the end, and blocks left open are over. Arrays
-    that die after the end are still counted off. The traceback of an error of umem's that leaves
-    the block ends at the program's own line.
+    Entering it gives the `VirtualGPU`, whose ``figures`` stay readable afterwards. What `enable`
+    switched on inside is switched off at the end, and blocks left open are over. Arrays that die
+    after the end are still counted off. The traceback of an error of umem's that leaves the block
+    ends at the program's own line.
 
     Raises:
         UnknownGpuError: no such GPU; the message offers the nearest names.
@@ -228,7 +228,7 @@ class virtual_gpu(DeviceBlock["VirtualGPU"]):
 
 
 def _end_all_on(device: Device) -> None:
-    """End the calling code's blocks on a device, and what is enabled on it."""
+    """End all blocks of the calling code on a device, and what is enabled on it."""
     for scope in inside():
         if device in [getattr(part, "device", None) for part in scope.payload]:
             scope.close()
@@ -237,7 +237,7 @@ def _end_all_on(device: Device) -> None:
 
 
 def active_policy(device: Device) -> Policy | None:
-    """Find the policy of this thread's allocations on a device; None where umem has none."""
+    """Return the allocation policy of this thread on a device; None without one."""
     policy = policy_here(device)
     if policy is not None:
         return policy
@@ -246,7 +246,7 @@ def active_policy(device: Device) -> Policy | None:
 
 
 def why_on(device: Device) -> str:
-    """Say why umem is on or off on this device in this thread."""
+    """Describe why umem is on or off on this device in this thread."""
     if device in devices_served():
         return "a block of this thread"
     handle = _enabled

@@ -44,7 +44,7 @@ def statistics() -> Statistics:
 
 
 class WatchingBlock(Scoped[_Entered]):
-    """A block that is told of the allocations of one device, once.
+    """Base of blocks that watch the allocations of one device.
 
     A subclass is the `Watcher`: it counts what `_dead` has in `_count_dead`, under `_lock`.
     """
@@ -69,7 +69,7 @@ class WatchingBlock(Scoped[_Entered]):
         return "a block is left once"
 
     def freed(self, ticket: Any) -> None:
-        """Be told by the device; see `Watcher`."""
+        """Record a freed allocation; see `Watcher`."""
         self._dead.append(ticket)
 
     def _count_dead(self) -> None:
@@ -94,14 +94,14 @@ class WatchingBlock(Scoped[_Entered]):
 
 
 class Statistics(WatchingBlock["Statistics"]):
-    """Bytes and counts of the allocations that a block made; `umem.statistics` makes one.
+    """Bytes and counts of a block's allocations; made by `umem.statistics`.
 
-    Bytes are those asked for, before any rounding. Of a virtual GPU a replayed workspace counts
-    as an allocation that is freed at once; arrays that were there before do not count.
+    Bytes are those asked for, before any rounding. Of a virtual GPU a replayed workspace counts as
+    an allocation that is freed at once; arrays that were there before do not count.
 
-    Blocks nest, and each sees its own: an outer one counts what inner ones count. The figures
-    may be read inside the block, from any thread, and afterwards, when they stay what they were
-    at its end.
+    Blocks nest, and each sees its own: an outer one counts what inner ones count. The figures may
+    be read inside the block, from any thread, and afterwards, when they stay what they were at its
+    end.
     """
 
     title = "umem.statistics()"
@@ -111,7 +111,7 @@ class Statistics(WatchingBlock["Statistics"]):
         self._figures = dict.fromkeys(_FIGURES, 0)
 
     def allocated(self, nbytes: int, label: str) -> int:
-        """Be told by the device; see `Watcher`."""
+        """Record an allocation; see `Watcher`."""
         with self._lock:
             if self._dead:
                 self._count_dead()
@@ -133,43 +133,43 @@ class Statistics(WatchingBlock["Statistics"]):
                 self._figures["current_count"] -= 1
 
     def summary(self) -> dict[str, int]:
-        """Sum up all six figures."""
+        """Return all six figures."""
         self._settle()
         with self._lock:
             return dict(self._figures)
 
     @property
     def current_bytes(self) -> int:
-        """Bytes allocated in this block and not freed yet."""
+        """Return the bytes allocated in this block and not freed."""
         return self.summary()["current_bytes"]
 
     @property
     def peak_bytes(self) -> int:
-        """The most that ``current_bytes`` was."""
+        """Return the largest value of ``current_bytes``."""
         return self.summary()["peak_bytes"]
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of every allocation together."""
+        """Return the summed bytes of all allocations."""
         return self.summary()["total_bytes"]
 
     @property
     def current_count(self) -> int:
-        """Allocations of this block that are not freed yet."""
+        """Return the number of allocations of this block that are not freed."""
         return self.summary()["current_count"]
 
     @property
     def peak_count(self) -> int:
-        """The most that ``current_count`` was."""
+        """Return the largest value of ``current_count``."""
         return self.summary()["peak_count"]
 
     @property
     def total_count(self) -> int:
-        """Every allocation."""
+        """Return the number of all allocations."""
         return self.summary()["total_count"]
 
     def to_json(self) -> dict[str, Any]:
-        """Give the figures and their device for a JSON file."""
+        """Return the figures and their device for JSON."""
         return {**self._where_json(), **self.summary()}
 
     def print_report(self, file: TextIO | None = None, unit: str = "auto") -> None:
@@ -193,7 +193,7 @@ class Statistics(WatchingBlock["Statistics"]):
 
 
 def format_in(nbytes: int, unit: str) -> str:
-    """Write a size in one unit, or in the one that suits it ("auto").
+    """Format a size in a given unit, or in a suitable one ("auto").
 
     Raises:
         SizeError: there is no such unit.

@@ -51,18 +51,19 @@ class Status:
         return "\n".join([self.table(), *([""] if self.features else []), *self._feature_lines()])
 
     def table(self) -> str:
-        """Write the figures alone, one a line."""
+        """Format the figures, one a line."""
         return columns(self._rows())
 
     def feature(self, name: str) -> Feature | None:
-        """Look up the feature of that name; None where there is none."""
+        """Return the feature of a name; None if there is none."""
         return next((feature for feature in self.features if feature.name == name), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Give everything as what JSON can hold; sizes are bytes."""
+        """Return everything as JSON values; sizes are in bytes."""
         return asdict(self)
 
     def _rows(self) -> list[tuple[str, str]]:
+        """Return the table's rows of name and text."""
         if self.device is None:
             return [("umem", "off"), ("device", "none"), ("why", self.why_not or "unknown")]
         simulated = " (simulated)" if self.simulated else ""
@@ -101,7 +102,7 @@ _FEATURE_COLUMN = 20
 
 
 def columns(rows: Iterable[tuple[str, str]], width: int = _COLUMN) -> str:
-    """Write rows of a name and a text within 80 columns; only what has no space is longer."""
+    """Format rows of name and text within 80 columns; only words without spaces may be longer."""
     return "\n".join(line for name, text in rows for line in _wrapped(name, text, width))
 
 
@@ -117,10 +118,10 @@ def _wrapped(name: str, text: str, width: int) -> list[str]:
 
 
 def status() -> Status:
-    """Find out what is on in this thread, on which device, what it can do and how much it holds.
+    """Return what is on in this thread, on which device, what it can do and how much it holds.
 
-    Costs some file reads and, on CUDA, some calls to the driver: about a millisecond. Never
-    raises: what cannot be asked is None or "unknown", and a feature says why.
+    Costs some file reads and, on CUDA, some calls to the driver: about a millisecond. Never raises:
+    what cannot be asked is None or "unknown", and a feature says why.
     """
     try:
         device = current_device()
@@ -135,13 +136,16 @@ def _without_device(error: Exception) -> Status:
 
 
 def _told() -> tuple[Feature, ...]:
-    """What else the run has done so far."""
+    """Return a feature for each framework or cache that reports what it has done."""
     from umem.trace.frameworks import told
 
     return tuple(Feature(name, True, text) for name, text in told().items())
 
 
 def _of(device: Device) -> Status:
+    """Ask a device for everything in a `Status`; what cannot be read becomes a feature that says
+    so.
+    """
     problems: list[Feature] = []
     policy = active_policy(device)
     nothing: tuple[Feature, ...] = ()
@@ -191,7 +195,7 @@ def _reason(error: Exception) -> str:
 
 @functools.cache
 def versions() -> dict[str, str | None]:
-    """Look up the versions of umem, Python and the libraries; None for what is not installed."""
+    """Return the versions of umem, Python and the libraries; None for those not installed."""
     from umem.extras import installed_version
 
     return {name: installed_version(name) for name in _PACKAGES}

@@ -18,7 +18,7 @@ from umem.units import format_bytes
 
 
 def track(stacks: bool = True, *, check: bool = False) -> Tracker:
-    """Find out who holds what was allocated in a block: ``with umem.track() as t: step()``.
+    """Track which code holds the allocations of a block: ``with umem.track() as t: step()``.
 
     Args:
         stacks: keep the stack of each allocation; otherwise only what the device calls it.
@@ -31,7 +31,7 @@ def track(stacks: bool = True, *, check: bool = False) -> Tracker:
 
 @dataclass(frozen=True)
 class Holding:
-    """The memory that one place in the code holds: ``count`` allocations of ``nbytes`` together.
+    """Memory held by one place in the code: ``count`` allocations of ``nbytes`` together.
 
     ``stack`` has the innermost frame first, and is empty where stacks were not kept. ``label`` is
     what the device calls the memory: the operation that made it, or the mode it came from.
@@ -43,7 +43,7 @@ class Holding:
     stack: tuple[Frame, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Give the holding for a JSON file."""
+        """Return the holding for JSON."""
         stack = [frame._asdict() for frame in self.stack]
         return {"nbytes": self.nbytes, "count": self.count, "label": self.label, "stack": stack}
 
@@ -55,10 +55,10 @@ class _Allocation(NamedTuple):
 
 
 class Tracker(WatchingBlock["Tracker"]):
-    """Who holds what was allocated in a block; `umem.track` makes one.
+    """Tracks the live allocations of a block by call stack; `umem.track` makes one.
 
-    A stack leaves out the frames inside umem, Chainer, CuPy and NumPy at its inner end. Arrays
-    may outlive the block; what they hold then stays in `outstanding` as it was at the end.
+    A stack leaves out the frames inside umem, Chainer, CuPy and NumPy at its inner end. Arrays may
+    outlive the block; what they hold then stays in `outstanding` as it was at the end.
 
     Cost: a walk over the frames an allocation; lines are looked up when somebody reads them.
     """
@@ -80,7 +80,7 @@ class Tracker(WatchingBlock["Tracker"]):
             raise LeakError(_leak_text(self.outstanding(), self._where()))
 
     def allocated(self, nbytes: int, label: str) -> int:
-        """Be told by the device; see `Watcher`."""
+        """Record an allocation and its stack; see `Watcher`."""
         stack = places() if self._stacks else ()
         with self._lock:
             if self._dead:
@@ -95,14 +95,16 @@ class Tracker(WatchingBlock["Tracker"]):
                 del self._live[self._dead.popleft()]
 
     def outstanding(self) -> list[Holding]:
-        """List what is held, one entry a stack (or a label where none was kept), largest first."""
+        """List live allocations grouped by stack, or by label where there is none, largest
+        first.
+        """
         self._settle()
         with self._lock:
             live = list(self._live.values())
         return _grouped(live)
 
     def to_json(self) -> dict[str, Any]:
-        """Give what is held, and on which device, for a JSON file."""
+        """Return the holdings and the device for JSON."""
         holdings = [holding.to_json() for holding in self.outstanding()]
         return {**self._where_json(), "outstanding": holdings}
 
@@ -122,6 +124,7 @@ class Tracker(WatchingBlock["Tracker"]):
 
 
 def _grouped(live: Iterable[_Allocation]) -> list[Holding]:
+    """Group live allocations by stack or label, largest first."""
     reader = Reader()
     groups: dict[Any, list[_Allocation]] = {}
     for allocation in live:
@@ -145,6 +148,7 @@ def _label(group: list[_Allocation]) -> str:
 
 
 def _lines(holdings: list[Holding], unit: str, count: int, depth: int | None = None) -> list[str]:
+    """Format the largest holdings with their stacks, and a line for the rest."""
     lines = []
     for holding in holdings[:count]:
         lines.append(f"{format_in(holding.nbytes, unit)} in {holding.count}: {holding.label}")

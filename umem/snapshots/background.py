@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class BackgroundWriter:
-    """Does one piece of work at a time in a thread, which lives no longer than that work.
+    """Runs one piece of work at a time in a thread that ends with it.
 
     The interpreter waits for it at exit. Every method is for the thread that made it.
     """
@@ -17,7 +17,7 @@ class BackgroundWriter:
         self._error: BaseException | None = None
 
     def start(self, work: Callable[[], None]) -> None:
-        """Begin a piece of work, once the one before is done.
+        """Start a piece of work after waiting for the previous one.
 
         Raises:
             whatever the one before raised; this one has not begun.
@@ -27,7 +27,7 @@ class BackgroundWriter:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for what was begun.
+        """Wait for the work that was started.
 
         Raises:
             whatever it raised; once.

@@ -10,14 +10,14 @@ from umem.printable import short
 
 NAME = "run.lock"
 _held: dict[tuple[int, str], int] = {}
-"""The handle of the lock of each folder that a process has claimed."""
+"""The handle of the lock of each folder that this process has claimed."""
 
 
 class Claim:
-    """A claim on a folder, held until `close` or the end of the process, however it ends.
+    """An exclusive claim on a folder, held until `close` or the end of the process.
 
-    The lock is the process's own (POSIX ``fcntl``): processes that it forks do not keep it, and
-    the system takes it back when the process dies. Systems without such locks have none.
+    The lock is the process's own (POSIX ``fcntl``): processes that it forks do not keep it, and the
+    system takes it back when the process dies. Systems without such locks have none.
 
     Raises:
         StateError: another run has the folder; nothing was changed. OSError: it cannot be locked.
@@ -35,13 +35,18 @@ class Claim:
             raise
 
     def close(self) -> None:
-        """Give the folder back; again is nothing."""
+        """Release the folder; calling it again does nothing."""
         handle = _held.pop(self._key, -1) if self._key[0] == os.getpid() else -1
         if handle >= 0:
             os.close(handle)
 
 
 def _locked(folder: Path) -> int:
+    """Lock the claim file of a folder, and write this process's id into it; -1 on Windows.
+
+    Raises:
+        StateError: another process holds the lock; the message names it.
+    """
     try:
         import fcntl
     except ImportError:  # Windows

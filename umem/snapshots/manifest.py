@@ -12,42 +12,43 @@ from umem.errors import SnapshotError
 
 FORMAT = "umem snapshot"
 VERSION = 2
-"""The newest; what one rank has written is of version 1, which older ones of umem read too."""
+"""The newest version of the format. A snapshot of one rank is written as version 1, which older
+releases of umem read."""
 MANIFEST = "manifest.json"
 _FILE = re.compile(r"manifest\.json|(arrays|values)(-[1-9]\d{0,5})?\.(safetensors|json)")
 LONGEST = 1 << 20
-"""Bytes that a manifest may have; more is none."""
+"""A manifest of more bytes is refused."""
 _NAME = re.compile(r"step-(0|[1-9]\d{0,17})(?:\.([1-9]\d{0,8}))?")
 _SUM = re.compile(r"[0-9a-f]{64}")
 
 
 def arrays_name(rank: int = 0) -> str:
-    """Return the name of the file that a rank writes its arrays to."""
+    """Return the name of the file with a rank's arrays."""
     return f"arrays-{rank}.safetensors" if rank else "arrays.safetensors"
 
 
 def values_name(rank: int = 0) -> str:
-    """Return the name of the file that a rank writes everything else to."""
+    """Return the name of the file with a rank's other values."""
     return f"values-{rank}.json" if rank else "values.json"
 
 
 def is_of_snapshot(name: str) -> bool:
-    """Tell whether a file of a snapshot may have a name."""
+    """Tell whether a name is one of a snapshot's files."""
     return _FILE.fullmatch(name) is not None
 
 
 Place = tuple[int, int]
-"""Where a snapshot stands among others: its step, and how many of that step came before."""
+"""Sort key of a snapshot: its step, and a number among snapshots of that step."""
 
 
 def folder_name(place: Place) -> str:
-    """Return the name of a snapshot."""
+    """Return the folder name of a snapshot."""
     step, again = place
     return f"step-{step}.{again}" if again else f"step-{step}"
 
 
 def place_of(name: str) -> Place | None:
-    """Return the place of the snapshot that would have a name, None where none would."""
+    """Return the place that a folder name stands for, None if it is not a snapshot's."""
     found = _NAME.fullmatch(name)
     return (int(found[1]), int(found[2] or 0)) if found else None
 
@@ -67,7 +68,7 @@ class Manifest:
     ranks: int = 1
 
     def to_json(self) -> bytes:
-        """Write it."""
+        """Write the manifest as JSON."""
         files = {n: {"bytes": f.size_bytes, "sha256": f.sha256} for n, f in self.files.items()}
         version = {"version": 1} if self.ranks == 1 else {"version": 2, "ranks": self.ranks}
         content = {"format": FORMAT, **version, "step": self.step, "files": files}
@@ -75,7 +76,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: bytes) -> Manifest:
-        """Read one.
+        """Parse a manifest.
 
         Raises:
             NewerVersionError: a newer umem wrote it. ValueError: it is none, or not whole.

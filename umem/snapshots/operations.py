@@ -14,34 +14,34 @@ _BINARY = getattr(os, "O_BINARY", 0)
 
 
 class FileOperations:
-    """A real disk. Nothing is written through a link, and nothing that exists is overwritten.
+    """The file operations of snapshots; they follow no link and overwrite nothing.
 
     Every method may raise OSError, and is safe to call from any thread.
     """
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder whose parent is there."""
+        """Make a folder in an existing parent."""
         os.mkdir(path)
 
     def create(self, path: Path) -> int:
-        """Create a file that was not there; returns its handle."""
+        """Create a new file; returns its handle."""
         return os.open(path, _NEW | _NO_LINK | _BINARY, 0o666)
 
     def write(self, handle: int, data: memoryview) -> None:
-        """Write all of some bytes at the end of a file."""
+        """Append all bytes to a file."""
         while data:
             data = data[os.write(handle, data) :]
 
     def synchronize(self, handle: int) -> None:
-        """Return once the content of a file is on the disk."""
+        """Flush a file's content to the disk."""
         os.fsync(handle)
 
     def close(self, handle: int) -> None:
-        """Close a file, which says nothing about the disk."""
+        """Close a file, without flushing it."""
         os.close(handle)
 
     def synchronize_folder(self, path: Path) -> None:
-        """Return once the names in a folder are on the disk."""
+        """Flush a folder's names to the disk."""
         if os.name == "nt":  # folders cannot be opened there
             return
         handle = os.open(path, os.O_RDONLY)
@@ -51,7 +51,7 @@ class FileOperations:
             os.close(handle)
 
     def rename(self, old: Path, new: Path) -> None:
-        """Give something another name, at once or not at all."""
+        """Rename atomically."""
         os.rename(old, new)
 
     def remove(self, path: Path) -> None:
@@ -59,17 +59,17 @@ class FileOperations:
         os.unlink(path)
 
     def remove_folder(self, path: Path) -> None:
-        """Remove a folder that is empty."""
+        """Remove an empty folder."""
         os.rmdir(path)
 
     def names(self, path: Path) -> list[str]:
-        """List what is in a folder."""
+        """List the names in a folder."""
         return os.listdir(path)
 
     def open(self, path: Path) -> IO[bytes]:
-        """Open a file to read; a link is refused, and a pipe is not waited for."""
+        """Open a file for reading; refuses links, and does not block on a pipe."""
         return os.fdopen(os.open(path, os.O_RDONLY | _NO_LINK | _NO_WAIT | _BINARY), "rb")
 
     def free_bytes(self, path: Path) -> int:
-        """Return how many bytes may still be written to a folder."""
+        """Return the bytes that can still be written to a folder's file system."""
         return shutil.disk_usage(path).free

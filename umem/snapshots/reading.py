@@ -31,7 +31,7 @@ _PIECE = 4 << 20
 
 
 class SavedRun:
-    """A snapshot whose sums are right; `close` lets its file go.
+    """An opened snapshot whose checksums were verified; `close` closes its file.
 
     Attributes:
         path: its directory.
@@ -55,12 +55,12 @@ class SavedRun:
         self.ranks, self.readers = ranks, readers
 
     def close(self) -> None:
-        """Let its file go."""
+        """Close its file."""
         self.arrays.close()
 
 
 def places_in(operations: FileOperations, folder: Path) -> list[Place]:
-    """List what stands under a snapshot's name, whole or not; the oldest first."""
+    """List the folders named like snapshots, complete or not, oldest first."""
     try:
         names = operations.names(folder)
     except FileNotFoundError:
@@ -69,7 +69,7 @@ def places_in(operations: FileOperations, folder: Path) -> list[Place]:
 
 
 def read_newest(operations: FileOperations, folder: Path) -> tuple[SavedRun | None, list[str]]:
-    """Read the newest snapshot of a folder that is whole, by its step, whatever its file times.
+    """Read the complete snapshot with the highest step; file times do not matter.
 
     Returns:
         it, None where there is none; and what is wrong with each newer one, a sentence each.
@@ -92,7 +92,7 @@ def read_newest(operations: FileOperations, folder: Path) -> tuple[SavedRun | No
 
 
 def read(operations: FileOperations, path: Path, rank: int = 0, count: int = 1) -> SavedRun:
-    """Read one snapshot; takes as long as reading it from the disk once, and its SHA-256.
+    """Read and verify one snapshot, which takes one pass over its bytes and their SHA-256.
 
     Args:
         rank: who reads, of ``count`` that all do: each checks its share of the files with arrays.
@@ -135,10 +135,15 @@ def _values(
 
 
 class TornError(SnapshotError):
-    """A snapshot that is not whole, or not umem's; nothing was loaded."""
+    """The snapshot is incomplete or not umem's; nothing was loaded."""
 
 
 def _manifest(operations: FileOperations, path: Path) -> Manifest:
+    """Read a snapshot's manifest, and check that its step is the folder's.
+
+    Raises:
+        ValueError: it is a link, too long, or of another step.
+    """
     if stat.S_ISLNK(os.lstat(path).st_mode):
         raise ValueError("it is a link")
     with operations.open(path / MANIFEST) as file:
@@ -155,7 +160,7 @@ def _manifest(operations: FileOperations, path: Path) -> Manifest:
 def _check(
     operations: FileOperations, path: Path, wanted: FileSum, *, content: bool = False
 ) -> bytes:
-    """See that a file is as its manifest says; returns what is in it where that is asked for."""
+    """Compare a file with its checksum; returns its content if asked to."""
     summing, parts = Summing(), []
     with operations.open(path) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

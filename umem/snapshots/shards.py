@@ -11,11 +11,11 @@ from umem.errors import SnapshotError
 from umem.safetensors_file import SafetensorsFile
 
 SPAN = " span"
-"""Behind the name of an array: the value that says from and to where of a whole it is."""
+"""Suffix of the value that says which stretch of the whole array a rank has saved."""
 
 
 class ArraysOfRanks(Mapping[str, "np.ndarray[Any, Any]"]):
-    """What one rank reads of what several have written; `close` lets the files go.
+    """The arrays of a snapshot of several ranks, as one rank reads them; `close` closes the files.
 
     A rank has its own arrays, and the first rank's where it has none of a name: what was the same
     on both was written once.
@@ -42,7 +42,7 @@ class ArraysOfRanks(Mapping[str, "np.ndarray[Any, Any]"]):
         return self._files[0].described[name][1]
 
     def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
-        """Read one array, as a whole."""
+        """Read a whole array."""
         if any(name in spans for spans in self._spans):
             shape = self.described[name][0]
             return self.part(name, slice(0, int(np.prod(shape)))).reshape(shape)
@@ -52,7 +52,7 @@ class ArraysOfRanks(Mapping[str, "np.ndarray[Any, Any]"]):
         raise KeyError(name)
 
     def part(self, name: str, span: slice) -> np.ndarray[Any, Any]:
-        """Read a stretch of an array, in C's order, from the files that have some of it.
+        """Read a stretch of an array, in C order, from the files that overlap it.
 
         Raises:
             KeyError: there is none of its name. SnapshotError: some of it is in no file.
@@ -86,6 +86,6 @@ class ArraysOfRanks(Mapping[str, "np.ndarray[Any, Any]"]):
         return len(self.described)
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         for file in self._files:
             file.close()

@@ -35,13 +35,13 @@ from umem.units import format_bytes
 
 _TEMPORARY = re.compile(r"\.umem-[0-9a-f]{16}\.tmp")
 _ROOM = 1 << 16
-"""Bytes for the manifest, the directory and what a file system rounds up."""
+"""Bytes added for the manifest, the directory, and rounding by the file system."""
 
 
 def write_snapshot(
     operations: FileOperations, folder: Path, step: int, arrays: Arrays, values: Mapping[str, Any]
 ) -> Path:
-    """Write the snapshot of a step; what is there stays as it is.
+    """Write the snapshot of a step; existing snapshots are not changed.
 
     Args:
         folder: where snapshots lie; it exists.
@@ -65,7 +65,7 @@ def write_snapshot(
 
 
 def new_directory(operations: FileOperations, folder: Path) -> Path:
-    """Make the directory in which a snapshot is written, under a name that `sweep` knows.
+    """Make the temporary directory of a snapshot, under a name that `sweep` removes.
 
     Raises:
         FileError: it cannot be made.
@@ -83,7 +83,7 @@ def write_part(
     values: Mapping[str, Any],
     rank: int = 0,
 ) -> dict[str, FileSum]:
-    """Write what one rank has of a snapshot; returns the sums of its files, which are on the disk.
+    """Write and flush one rank's files; returns their checksums.
 
     Raises:
         FileError: it cannot be written, with the bytes needed and free.
@@ -97,7 +97,7 @@ def write_part(
 def publish(
     operations: FileOperations, directory: Path, step: int, files: dict[str, FileSum]
 ) -> Path:
-    """Make what all ranks have written the snapshot of a step; returns its directory.
+    """Rename a temporary directory that all ranks have written to a snapshot; returns its path.
 
     Raises:
         FileError: it cannot be done, and there is no snapshot.
@@ -110,14 +110,14 @@ def publish(
 
 
 def remove_left(operations: FileOperations, directory: Path) -> None:
-    """Remove what is left of a snapshot that was not published, as far as that can be done."""
+    """Remove an unpublished directory as far as possible; errors are ignored."""
     with contextlib.suppress(OSError):
         _remove(operations, directory)
 
 
 @contextlib.contextmanager
 def _telling(operations: FileOperations, folder: Path, needed: int) -> Iterator[None]:
-    """Have errors of the disk say what is needed and what is free."""
+    """Add the needed and free bytes to errors of the disk."""
     try:
         yield
     except FileError:
@@ -127,12 +127,12 @@ def _telling(operations: FileOperations, folder: Path, needed: int) -> Iterator[
 
 
 def needed_bytes(arrays: Arrays) -> int:
-    """Return the bytes that a snapshot of some arrays takes, its values not counted."""
+    """Return the bytes that a snapshot of some arrays takes, other values not counted."""
     return size_of(arrays) + _ROOM
 
 
 def check_room(operations: FileOperations, folder: Path, needed: int) -> None:
-    """See that there is a folder with room, before anything is written to it.
+    """Check that the folder exists and has room, before anything is written.
 
     Raises:
         FileError: there is not, with the bytes needed and free.
@@ -172,6 +172,7 @@ def _temporary(folder: Path) -> Path:
 
 
 def _write_file(operations: FileOperations, path: Path, content: Iterable[memoryview]) -> FileSum:
+    """Write and flush one file piece by piece; returns its checksum."""
     summing = Summing()
     handle = operations.create(path)
     try:
@@ -185,7 +186,7 @@ def _write_file(operations: FileOperations, path: Path, content: Iterable[memory
 
 
 def _name(operations: FileOperations, temporary: Path, folder: Path, step: int) -> Path:
-    """Give a complete directory a name that nothing has; what was there stays until it is old."""
+    """Rename a complete directory to an unused name."""
     names = set(operations.names(folder))
     path = next(folder / name for name in _names_of(step) if name not in names)
     operations.rename(temporary, path)
@@ -201,7 +202,7 @@ def _names_of(step: int) -> Iterator[str]:
 
 
 def prune(operations: FileOperations, newest: Path, keep: int) -> None:
-    """Remove snapshots older than one, which is on the disk; ``keep`` are left with it.
+    """Remove the oldest snapshots; ``keep`` are left, the given one included.
 
     What holds more than a snapshot's own files stays.
 
@@ -221,7 +222,7 @@ def prune(operations: FileOperations, newest: Path, keep: int) -> None:
 
 
 def sweep(operations: FileOperations, folder: Path) -> None:
-    """Remove what runs that were killed have left half written or half removed."""
+    """Remove directories that killed runs left half written or half removed."""
     for name in operations.names(folder):
         if _TEMPORARY.fullmatch(name):
             with contextlib.suppress(OSError):
@@ -229,7 +230,7 @@ def sweep(operations: FileOperations, folder: Path) -> None:
 
 
 def _is_ours(operations: FileOperations, path: Path) -> bool:
-    """Whether it is a directory with nothing in it but what a snapshot has."""
+    """Tell whether a directory holds nothing but a snapshot's files."""
     try:
         return not path.is_symlink() and all(map(is_of_snapshot, operations.names(path)))
     except OSError:
@@ -237,7 +238,7 @@ def _is_ours(operations: FileOperations, path: Path) -> bool:
 
 
 def _remove(operations: FileOperations, directory: Path) -> None:
-    """Remove a directory with the files of a snapshot, if it is there; the manifest first."""
+    """Remove a snapshot's directory if it exists, the manifest first, so that it is not read."""
     if not _is_ours(operations, directory):
         return
     for name in sorted(operations.names(directory), key=MANIFEST.__ne__):

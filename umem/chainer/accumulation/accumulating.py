@@ -21,7 +21,7 @@ _on: list[accumulate] = []
 
 
 class accumulate(Subscriber):
-    """Have an optimizer update by the gradient of many samples, with memory for few at a time.
+    """Accumulate an optimizer's gradient over micro-batches or calls of update, then update once.
 
     ``with umem.chainer.accumulate(optimizer, steps=16): ...`` makes of 16 calls of
     ``optimizer.update`` one: with a loss function, or after ``cleargrads`` and ``backward`` by
@@ -95,16 +95,16 @@ class accumulate(Subscriber):
 
     @property
     def micro_batch(self) -> int | None:
-        """Samples of a part, after halving where that was needed; None with ``steps``."""
+        """Return the samples of a micro-batch, after any halving; None with ``steps``."""
         return None if self._micro is None else self._micro.size
 
     @property
     def count(self) -> int:
-        """Calls of update that wait for the others of their group."""
+        """Return how many calls of update the open group has taken."""
         return self._group.count
 
     def serialize_group(self, serializer: Any) -> None:
-        """Save or load what calls of update have left so far, for `umem.chainer.Snapshot`."""
+        """Save or load the gradients of an open group, for `umem.chainer.Snapshot`."""
         self._group.serialize(serializer["group"])
         if self._micro is not None:
             self._micro.serialize(serializer["micro_batches"])
@@ -112,7 +112,7 @@ class accumulate(Subscriber):
     # -- on and off ------------------------------------------------------------------------------
 
     def enable(self) -> accumulate:
-        """Have it on until `disable`.
+        """Turn accumulation on until `disable`.
 
         Raises:
             StateError: the optimizer is accumulated already, by this or another; that stays.
@@ -124,7 +124,7 @@ class accumulate(Subscriber):
         return self
 
     def disable(self) -> None:
-        """Have it off; calls of update that are left over make one.
+        """Turn accumulation off; an incomplete group makes one update.
 
         Raises:
             StateError: it is not on; nothing has changed.
@@ -148,6 +148,7 @@ class accumulate(Subscriber):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """Turn accumulation off; after an exception the open group is dropped without an update."""
         if kind is None:
             self.disable()
         else:
@@ -157,7 +158,7 @@ class accumulate(Subscriber):
     # -- what Chainer tells ----------------------------------------------------------------------
 
     def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
-        """Take a call of update."""
+        """Handle a call of ``optimizer.update``."""
         if method is not self.optimizer or self._is_inside:
             proceed(method, *args, **kwargs)
             return
@@ -169,6 +170,12 @@ class accumulate(Subscriber):
             self._is_inside = False
 
     def _step(self, lossfun: Any, given: Arguments, update: Callable[[], None]) -> None:
+        """Handle one call of ``optimizer.update``: split it, or add it to the group and update when
+        full.
+
+        Raises:
+            StateError: with ``micro_batch`` the call has no loss function.
+        """
         if self._micro is not None:
             if lossfun is None:
                 raise StateError(
@@ -190,13 +197,13 @@ class accumulate(Subscriber):
         update()
 
     def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
-        """Read the tape of a loss from which the program goes backward by itself."""
+        """Read a loss's tape before the program calls backward on it itself."""
         if self._steps is not None and not self._is_inside:
             self._group.read(args[0])
         proceed(*args, **kwargs)
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Refuse what mixes samples."""
+        """Refuse functions that mix samples."""
         if self._steps is None or self._is_inside:
             return proceed(func, inputs)
         self._mixing.refuse(func, inputs)
@@ -207,12 +214,12 @@ class accumulate(Subscriber):
 
 
 def accumulations(optimizer: Any) -> list[accumulate]:
-    """List what accumulates for an optimizer now."""
+    """List the accumulations that are on for an optimizer."""
     return [one for one in _on if one.optimizer is optimizer]
 
 
 def refuse_inside_of_group(model: Any, what: str) -> None:
-    """See that no gradients of a model's parameters wait for the other calls of a group.
+    """Raise StateError if an incomplete group holds gradients of a model's parameters.
 
     Raises:
         StateError: some do, and would be lost with the parameters that ``what`` exchanges.

@@ -15,7 +15,7 @@ from umem.errors import StateError, UnsupportedError
 
 
 class MicroBatches:
-    """Takes an optimizer's batches in micro-batches.
+    """Computes the gradient of an optimizer's batches in micro-batches.
 
     Attributes:
         size: samples of a micro-batch; less than was asked for after running out of memory.
@@ -34,12 +34,14 @@ class MicroBatches:
         self._proof = Proof(self.gradient, self._model, is_on=check)
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load the size, which is less after memory ran out, and what was learned."""
+        """Save or load the micro-batch size, reduced after an out-of-memory error, and learned
+        divisors.
+        """
         self.size = serializer("size", self.size)
         self.gradient.serialize_learned(serializer["gradient"])
 
     def leave_gradient(self, lossfun: Any, batch: Batch) -> None:
-        """Leave the gradient of a batch on the parameters.
+        """Compute a batch's gradient into the parameters' ``grad``.
 
         Raises:
             AccumulationError: micro-batches cannot give it.
@@ -53,7 +55,9 @@ class MicroBatches:
             gc.collect()
 
     def _fits(self, lossfun: Any, batch: Batch, state: StepState) -> bool:
-        """Try it; where memory runs out no traceback stays, for its frames would hold arrays."""
+        """Try a micro-batch size; tells whether it fits. The traceback is dropped, as it holds
+        arrays.
+        """
         try:
             self._go(lossfun, batch, state)
         except MemoryError:
@@ -73,6 +77,9 @@ class MicroBatches:
         self.gradient.unmake()
 
     def _go(self, lossfun: Any, batch: Batch, state: StepState) -> None:
+        """Compute the gradient in parts of the present size, and have it compared where that is
+        due.
+        """
         is_ready = all(p.array is not None for p in self._model.params())
         self.gradient.made.clear()
         self.gradient.masks = DropoutMasks(batch.size) if self._masks_of_batch else None
@@ -86,7 +93,7 @@ class MicroBatches:
 
 
 def model_of(optimizer: Any) -> Any:
-    """The link that an optimizer updates.
+    """Return the link that an optimizer updates.
 
     Raises:
         StateError: it was not set up.
@@ -105,12 +112,12 @@ def model_of(optimizer: Any) -> Any:
 
 
 def loss_scale_of(optimizer: Any) -> Any:
-    """By what Chainer multiplies the loss of an optimizer; None where it does not."""
+    """Return the factor by which Chainer multiplies an optimizer's loss; None if there is none."""
     return optimizer._loss_scale  # Chainer has no public name for it
 
 
 def is_of_batch(dropout: str) -> bool:
-    """Whether masks are those of the whole batch.
+    """Tell whether dropout masks are drawn for the whole batch.
 
     Raises:
         UnsupportedError: it is neither "micro" nor "batch".

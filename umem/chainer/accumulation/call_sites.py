@@ -23,12 +23,12 @@ _UMEM = os.path.dirname(tap.__file__) + os.sep
 
 
 Key = tuple[str, int]
-"""A place of the program, and how often it was passed before."""
+"""A call's place in the program, and how many calls from there came before it."""
 _NOWHERE = "", 0, 0, "an unknown place", 0
 
 
 class CallSite(NamedTuple):
-    """A call of a function.
+    """A call of a Chainer function: its place in the program, and what it divides by.
 
     Attributes:
         kind: the same for the same place of the program, in other parts and other runs.
@@ -52,12 +52,12 @@ class CallSite(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """What tells it from other calls, in every part alike."""
+        """Return what identifies the call in every part of a batch."""
         return self.kind, self.passed
 
     @property
     def place(self) -> str:
-        """File and line."""
+        """Return file and line."""
         return f"{os.path.basename(self.file)}:{self.line}"
 
 
@@ -82,12 +82,12 @@ _DIVIDES: dict[Any, Callable[[Any, Any], float | None]] = {
     crf1d.crf1d.__code__: _of_crf,
     softmax_cross_entropy._double_backward_softmax_cross_entropy.__code__: _of_softmax,
 }
-"""Chainer's functions that are made of others, and divide by a count of the batch. They keep it in
-a local variable alone, which is read while they run."""
+"""Composite functions of Chainer that divide by a count of the batch. They keep it in a local
+variable alone, which is read from their frame while they run."""
 
 
 class CallSites:
-    """Notes where the functions of one part's loss are called. For one thread.
+    """Records where in the program each function of one part's loss is called. For one thread.
 
     Args:
         before: those of another part, which know the same program.
@@ -101,11 +101,11 @@ class CallSites:
         self._order = 0
 
     def of(self, func: Any) -> CallSite:
-        """The call of a function that is on the tape."""
+        """Return the call that made a function of the tape."""
         return self._found.get(id(func)) or CallSite(*_NOWHERE)
 
     def note(self, func: Any) -> None:
-        """Note a call, from `Subscriber.apply`.
+        """Record a call; called by `Subscriber.apply`.
 
         Cost: some microseconds, by the frames of the program.
         """
@@ -134,6 +134,9 @@ class CallSites:
         self._order += 1
 
     def _kind(self, frame: Any) -> str:
+        """Return a hash of the call stack outside umem and Chainer; the same in every run and
+        process.
+        """
         frames: list[Any] = []
         while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
             frames.append(frame)
@@ -148,7 +151,7 @@ class CallSites:
 
 
 def _position(code: Any, at: int) -> tuple[Any, ...]:
-    """Where an instruction stands in its source.
+    """Return the source position of an instruction.
 
     From Python 3.11 on the place alone would not do: while a call runs, it is that of one or
     another of the call's instructions.

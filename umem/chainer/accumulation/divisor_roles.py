@@ -18,9 +18,10 @@ from umem.chainer.accumulation.node_origins import is_of_parameters, shapes_besi
 from umem.errors import AccumulationError
 
 NEAR = 1e-5
-"""The roundings of a count in float32, relative to it."""
+"""Relative rounding error of a count in float32."""
 MOST_ASKED = 8
-"""So many samples are asked at most until two were seen to have a number."""
+"""At most this many samples are run alone to find two that have a given divisor; each takes a
+forward pass."""
 
 WEIGHT = (
     "say how much a loss of some samples was divided by: weight= is a function of the loss "
@@ -29,7 +30,7 @@ WEIGHT = (
 
 
 class LossReading(NamedTuple):
-    """The terms of the loss of some samples.
+    """The terms of a loss of some samples, with the divisors found on the tape.
 
     Attributes:
         terms: its terms.
@@ -44,14 +45,14 @@ class LossReading(NamedTuple):
     beside: dict[Key, list[tuple[int, ...]]]
 
     def marks(self) -> dict[Key, Scaling]:
-        """Its numbers and means by key."""
+        """Return the divisors and means by key."""
         return {mark.key: mark for term in self.terms for mark in term.marks}
 
 
 def reading_of(
     terms: tuple[Term, ...], weight: float | None, own: frozenset[int], *, sums: bool = True
 ) -> LossReading:
-    """A reading that holds what is needed of the tape.
+    """Make a reading that keeps of the tape only what is needed later.
 
     Args:
         own: ids of the model's parameters.
@@ -69,11 +70,15 @@ def reading_of(
 
 
 ReadingFor = Callable[[list[int]], LossReading]
-"""Reads the loss of some samples of the batch, by going forward only; leaves no trace."""
+"""A function that reads the loss of given samples of the batch by a forward pass without side
+effects."""
 
 
 class DivisorRoles:
-    """Whether numbers, means and sums of one loss function go by the samples.
+    """Decides which divisors of a loss depend on the samples, and which are constant factors.
+
+    A mean or a number is a count if it changes with the samples, and a factor if two samples beside
+    the part have the same.
 
     Attributes:
         own: ids of the model's parameters.
@@ -82,24 +87,25 @@ class DivisorRoles:
     def __init__(self, own: frozenset[int]) -> None:
         self.own = own
         self._counts: dict[str, bool] = {}
-        """Of means, by kind of site."""
+        """For each kind of mean: whether it is over samples, so that parts divide by less than the
+        whole."""
         self._divided: dict[Key, float] = {}
-        """Of numbers that go by ``weight=``: the number times the weight."""
+        """Numbers that change inversely with ``weight=``: the product of both."""
         self._factors: dict[Key, tuple[float, ...]] = {}
-        """Numbers and means that were seen to be the same for other samples."""
+        """Numbers and means that other samples have, too: constant factors."""
         self._constant: dict[str, bool] = {}
-        """Of sums: whether they are the same for all samples, by kind of site."""
+        """For each kind of sum: whether its value is the same for all samples."""
         self._assumed: dict[Key, str] = {}
-        """What was taken for granted where only one sample was there."""
+        """Roles assumed for want of a second sample to compare with."""
 
     def is_count(self, kind: str) -> bool:
-        """Tell whether a mean goes by the samples."""
+        """Tell whether a kind of mean is over samples."""
         return self._counts.get(kind, False)
 
     # -- learning it ---------------------------------------------------------------------------
 
     def are_known(self, terms: Sequence[Term]) -> bool:
-        """Tell whether there is nothing new in a loss."""
+        """Tell whether all divisors of a loss have a role."""
         marks = {mark.key: mark for term in terms for mark in term.marks}
         return all(map(self._is_known, marks.values())) and all(
             term.site.kind in self._constant for term in terms if self._is_unclear(term)
@@ -117,11 +123,13 @@ class DivisorRoles:
         return "count" if is_count else "divided" if mark.key in self._divided else "factor"
 
     def _is_unclear(self, term: Term) -> bool:
-        """Whether a term may be of what is the same for all samples."""
+        """Tell whether a term may be constant, such as a regularizer: no labels, no unknown
+        function.
+        """
         return not (term.are_labels or term.is_opaque)
 
     def learn(self, mine: LossReading, part: range, size: int, reading_for: ReadingFor) -> None:
-        """Read two samples of a part beside it, and have a role for all that is in its loss.
+        """Run two samples of a part alone, and assign a role to every divisor of its loss.
 
         Raises:
             AccumulationError: a number is neither a factor nor, times ``weight=``, the same.
@@ -152,7 +160,7 @@ class DivisorRoles:
                 )
 
     def _assume(self, mark: Scaling, weight: float | None) -> None:
-        """Take what is usual for granted, until a second sample is there."""
+        """Assume the usual roles until there is a second sample to compare with."""
         if mark.is_mean and mark.of_first:
             self._counts[mark.site.kind] = True
         elif weight is not None and isclose(abs(mark.values[0]) * (weight or 1.0), 1.0):
@@ -166,7 +174,7 @@ class DivisorRoles:
     def _others(
         self, mine: LossReading, part: range, size: int, reading_for: ReadingFor
     ) -> list[LossReading]:
-        """Readings of two samples, and of both where the part is one of them."""
+        """Read two samples alone, and both together if the part is one of them."""
         if len(part) == 1:
             at = part[0]
             other = at + 1 if at + 1 < size else at - 1
@@ -199,7 +207,7 @@ class DivisorRoles:
         return found
 
     def _is_constant(self, term: Term, readings: Sequence[LossReading]) -> bool:
-        """Whether a sum is the same for all samples: of arrays of one shape, of one value."""
+        """Tell whether a sum has one value and one shape for all samples, as a regularizer has."""
         if is_of_parameters(term.node, self.own):
             return True
         there = [r for r in readings if term.key in r.values]
@@ -209,6 +217,11 @@ class DivisorRoles:
         return len(there) > 1 and is_one and all(one == shapes[0] for one in shapes)
 
     def _settle(self, mark: Scaling, there: Sequence[tuple[LossReading, Scaling]]) -> None:
+        """Assign a role to one divisor: a count, a constant factor, or the inverse of ``weight=``.
+
+        Raises:
+            AccumulationError: none of these fits what the samples show.
+        """
         values = [one.values for _, one in there]
         is_same = all(one == mark.values for one in values)
         is_in_loop = mark.key[1] > 0 and (mark.key[0], 0) in self._factors
@@ -239,7 +252,7 @@ class DivisorRoles:
     # -- what follows from it --------------------------------------------------------------------
 
     def counts(self, reading: LossReading, sample_count: int) -> list[Count]:
-        """By what each term was divided.
+        """Return what each term was divided by.
 
         Raises:
             AccumulationError: umem cannot know.
@@ -257,6 +270,13 @@ class DivisorRoles:
         return found
 
     def _count(self, term: Term, weight: float | None) -> Count:
+        """Return the count behind a term of one part.
+
+        Raises:
+            AccumulationError: ``weight=`` contradicts the tape, or an unknown function stands
+                before
+                the sum and ``weight=`` was not given.
+        """
         value, total = term.counted, f"{term.key[0]}:{term.key[1]}"
         for mark in term.marks:
             if mark.key in self._divided and weight is not None:
@@ -282,7 +302,7 @@ class DivisorRoles:
         return Count("" if value is None else total, value, is_free=value is None)
 
     def factors(self, terms: Sequence[Term]) -> dict[Key, Scaling]:
-        """The numbers of a part, which have to be those of every part of the batch."""
+        """Return the constant factors of a part, which every part of the batch must share."""
         return {
             mark.key: mark
             for term in terms
@@ -294,7 +314,7 @@ class DivisorRoles:
 def _check_needless(
     terms: Sequence[Term], found: Sequence[Count], weight: float, sample_count: int
 ) -> None:
-    """See that ``weight=`` says what every term was divided by, where it says nothing new.
+    """Check ``weight=`` against the tape where the tape alone gives every divisor.
 
     Raises:
         AccumulationError: it says something else.
@@ -312,6 +332,7 @@ def _told(numbers: Sequence[float | None]) -> str:
 
 
 def _refusal(mark: Scaling, values: Sequence[tuple[float, ...]], is_one: bool) -> str:
+    """Word the error for a divisor that may depend on the samples."""
     if is_one:
         return (
             f"the loss is {mark}: umem cannot tell whether that is max(1, count) of a part in "

@@ -33,7 +33,7 @@ from umem.chainer.function_facts import owner_of
 
 
 class Scaling(NamedTuple):
-    """A number that a loss was multiplied with, or a mean of some elements.
+    """A constant that multiplies a loss, or a mean over some elements.
 
     Attributes:
         values: the numbers; of a mean, one over its elements.
@@ -49,7 +49,7 @@ class Scaling(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """What tells it from the others, in every part alike."""
+        """Return what identifies it in every part of a batch."""
         return self.site.key
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class Scaling(NamedTuple):
 
 
 class Term(NamedTuple):
-    """A part of a loss.
+    """A summand of a loss, from its scalar down to the sum or mean over samples.
 
     Attributes:
         node: the scalar in which it ends.
@@ -84,14 +84,14 @@ class Term(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """What tells it from the others, in every part alike."""
+        """Return what identifies it in every part of a batch."""
         return self.site.key
 
     def __str__(self) -> str:
         return f"'{_label(self.node)}' at {self.site.place}"
 
     def value(self) -> float | None:
-        """Its value, where that is known: its variable is alive."""
+        """Return its value if its variable is alive, otherwise None."""
         y = self.node.get_variable_or_none()
         return None if y is None else float(y.array.sum())
 
@@ -111,17 +111,17 @@ PLAIN = (
     *_SHAPES, transposing.Transpose, broadcast.BroadcastTo, basic_math.Neg, basic_math.AddConstant,
     basic_math.SubFromConstant,
 )  # fmt: skip
-"""Functions that change no divisor, of one array."""
+"""Functions of one array that leave the divisor as it is."""
 _NUMBERS = (basic_math.Mul, basic_math.Div, basic_math.MulConstant)
 _JOINS = (stack.Stack, concat.Concat)
 MOST_BELOW = 12
-"""So many functions below a term are looked at."""
+"""At most this many functions below a term are searched for an earlier time step."""
 
 # -- the walk --------------------------------------------------------------------------------------
 
 
 class _Place(NamedTuple):
-    """A node on the way down.
+    """A node on the way from the loss to its inputs, and what was passed on the way.
 
     Attributes:
         factors: the derivative of the loss by it, in its shape.
@@ -149,7 +149,7 @@ class _TermEnd(NamedTuple):
 
 
 class TapeReader:
-    """Takes losses apart.
+    """Decomposes losses into terms by walking the tape.
 
     Args:
         sites: where their functions were called.
@@ -163,7 +163,7 @@ class TapeReader:
         self._sites, self._is_count = sites, is_count
 
     def terms(self, loss: Any) -> tuple[Term, ...]:
-        """Take a loss apart, a variable's node or a variable; its terms in the program's order.
+        """Decompose the loss at a node or variable into terms, in the program's order.
 
         Cost: the functions from the loss to its sums. A count of labels on a GPU waits for it.
         """
@@ -186,7 +186,7 @@ class TapeReader:
         return Term(place.node, factor, place.marks, *end[1:], site, self._lag(place.node))
 
     def _lag(self, node: Any) -> int | None:
-        """How far ahead in its loop what a term was made of was made.
+        """Return the time step of a term's input relative to the term's own; None outside of loops.
 
         A term of the third time step is made of what the third call of a layer gave: 0 all the way
         down, or -1 where the step before comes in. In a loop that goes backwards, or leaves steps
@@ -205,7 +205,7 @@ class TapeReader:
     # -- down to the terms ----------------------------------------------------------------------
 
     def _below(self, place: _Place) -> list[_Place] | None:
-        """The nodes that a node is a sum of; None where it is the end of a term."""
+        """Return the summands of a node; None if the walk ends here."""
         func, factors = place.node.creator_node, place.factors
         kind, inputs = type(func), func.inputs
         if self._sites.of(func).divisor is not None:
@@ -247,6 +247,7 @@ class TapeReader:
     # -- from the end of a term -----------------------------------------------------------------
 
     def _end(self, place: _Place) -> _TermEnd:
+        """Classify the function that ends a term: a known loss, a sum, or an unknown function."""
         node = place.node.creator_node
         if node is None:
             return _TermEnd(place)
@@ -262,7 +263,7 @@ class TapeReader:
         return self._through_arrays(place)
 
     def _through_arrays(self, place: _Place) -> _TermEnd:
-        """Follow a sum down, as long as what is below is linear, for what it was divided by."""
+        """Follow a sum through linear functions of arrays, to find what it was divided by."""
         node, count = place.node, None
         found = place
         while (func := node.creator_node) is not None:
@@ -292,7 +293,7 @@ class TapeReader:
 
 
 def _scaled(func: Any, *, of_arrays: bool = False) -> tuple[Any, Any] | None:
-    """What a function multiplies, and with what numbers; None where both are variables.
+    """Return a product's variable factor and its constant one; None if both are variables.
 
     Of arrays the numbers are None where they differ.
     """
@@ -318,7 +319,7 @@ def _scaled(func: Any, *, of_arrays: bool = False) -> tuple[Any, Any] | None:
 
 
 def _is_join(node: Any) -> bool:
-    """Tell whether an array is scalars put together, and perhaps scaled."""
+    """Tell whether an array was made by stacking scalars, perhaps scaled."""
     while (func := node.creator_node) is not None:
         if type(func) in _JOINS:
             return all(prod(x.shape) == 1 for x in func.inputs)

@@ -10,18 +10,18 @@ from chainer.backend import get_array_module
 from umem.errors import AccumulationError
 
 CHUNK_BYTES = 1 << 20
-"""So much of random numbers is drawn at a time."""
+"""Random numbers are drawn in pieces of this size, to bound the memory beside the packed bits."""
 
 
 class _Packed(NamedTuple):
     bits: Any
-    """uint8, a row a sample."""
+    """uint8, one row a sample, eight elements a byte."""
     elements: int
     """Elements of a sample."""
 
 
 class DropoutMasks:
-    """What each call of dropout draws for a batch of ``size`` samples.
+    """Draws dropout masks for a whole batch, and hands each part its rows.
 
     On NumPy the numbers are those that the whole batch would have drawn, in the same order, and the
     generator stands in the end where it would have stood. On CuPy they are drawn in pieces, and a
@@ -35,20 +35,20 @@ class DropoutMasks:
 
     @property
     def are_used(self) -> bool:
-        """Whether dropout was called at all."""
+        """Tell whether dropout was called."""
         return bool(self._kept)
 
     def begin(self, part: slice) -> None:
-        """From now on it is the turn of these samples."""
+        """Select the samples whose masks are handed out next."""
         self._start, self._count, self._call = part.start, part.stop - part.start, 0
 
     def again(self) -> None:
-        """The generators were put back: draw anew, but where masks are to stay."""
+        """Draw the masks anew after the generators were restored, unless they are to stay."""
         if not self._stay:
             self._kept = []
 
     def mask(self, ratio: float, x: Any, label: str) -> Any:
-        """The mask of the next call, for its input.
+        """Return the mask for the next call of dropout, in the shape of its input.
 
         Raises:
             AccumulationError: the first dimension of the input is no multiple of the samples.
@@ -73,6 +73,7 @@ class DropoutMasks:
         return x.dtype.type(1.0 / (1 - ratio)) * flags.astype(bool).reshape(x.shape)
 
     def _drawn(self, ratio: float, x: Any) -> _Packed:
+        """Draw the mask of one call for the whole batch, packed to a bit an element."""
         xp = get_array_module(x)
         count = prod(x.shape) // self._count
         bits = xp.empty((self._size, -(-count // 8)), "u1")

@@ -13,7 +13,7 @@ from umem.errors import AccumulationError
 
 
 class KeptGradient(NamedTuple):
-    """A parameter's gradient so far, and what it is multiplied by; None: by nothing."""
+    """A parameter's accumulated gradient and the loss scale in it; None: no scale."""
 
     parameter: Any
     array: Any
@@ -21,7 +21,7 @@ class KeptGradient(NamedTuple):
 
 
 class KeptGradients:
-    """The gradients of an open group, where ``cleargrads`` does not reach them.
+    """Holds the gradients of an open group where ``cleargrads`` does not reach them.
 
     They are as backward left them. Where half precision or a loss scale came or went since, they
     are given back in the type and with the scale that the next backward adds to.
@@ -32,16 +32,16 @@ class KeptGradients:
         self.drop()
 
     def drop(self) -> None:
-        """Forget them."""
+        """Drop all gradients."""
         self._kept: list[KeptGradient] = []
         self._terms: Any = None
 
     def holds(self, parameter: Any) -> bool:
-        """Tell whether there is one of a parameter."""
+        """Tell whether a parameter has a gradient here."""
         return any(one.parameter is parameter for one in self._kept)
 
     def take(self) -> None:
-        """Take those of the model's parameters, which are cleared."""
+        """Move the gradients out of the model's parameters."""
         model = self._optimizer.target
         # Chainer notes a gradient's loss scale on its parameter, and has no public name for it.
         self._kept = [
@@ -53,7 +53,7 @@ class KeptGradients:
         model.cleargrads()
 
     def give_back(self) -> None:
-        """Put them where Chainer adds to them and updates by them, and forget them.
+        """Move the gradients back to the parameters, rescaled to the present loss scale.
 
         Raises:
             AccumulationError: they overflowed, and half precision, which would skip their step, was
@@ -77,7 +77,9 @@ class KeptGradients:
                 half.note_scale(had)
 
     def add(self, share: float) -> None:
-        """Add those that a backward by hand has left, times a share, and take them."""
+        """Add the parameters' gradients, which the program's own backward computed, times a
+        share.
+        """
         kept = {id(one.parameter): one for one in self._kept}
         for parameter in parameters(self._optimizer.target):
             gradient = None if parameter.array is None else parameter.grad
@@ -93,7 +95,7 @@ class KeptGradients:
         self.take()
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load them."""
+        """Save or load the gradients."""
         kept = {id(one.parameter): one for one in self._kept}
         self.drop()
         for name, parameter in self._optimizer.target.namedparams(False):
@@ -112,13 +114,13 @@ class KeptGradients:
         return half_of(self._optimizer), self._optimizer._loss_scale
 
     def _scale_now(self) -> float | None:
-        """What the next backward is to multiply its loss by."""
+        """Return the loss scale of the next backward; None if there is none."""
         half, scale = half_of(self._optimizer), self._optimizer._loss_scale
         return scale if half is None else half.scale_in_force
 
 
 def times(gradient: Any, factor: float) -> Any:
-    """Return a gradient multiplied; NumPy's product of one of no dimension would be no array."""
+    """Return a gradient times a number, as an array even where it has no axes."""
     made = gradient.copy()
     made *= factor
     return made

@@ -20,7 +20,9 @@ from chainer.functions.loss import (
 
 
 def valid_labels(func: Any, node: Any) -> float | None:
-    """Count the labels that are not ignored, of a cross entropy; it divides by 1 for none."""
+    """Count the labels of a cross entropy that are not ignored; 1 if all are, as Chainer
+    divides.
+    """
     if func.reduce != "mean":
         return None
     x, t = node.inputs[0].shape, node.inputs[1]
@@ -44,7 +46,7 @@ def _labels(func: Any, node: Any) -> float | None:
 
 
 def len_of(shape: tuple[int, ...]) -> float:
-    """The first dimension of a shape."""
+    """Return the length of the first axis."""
     return float(shape[0]) if shape else 1.0
 
 
@@ -59,4 +61,5 @@ COUNTS: dict[type, Callable[[Any, Any], float | None]] = {
     ctc.ConnectionistTemporalClassification: _labels,
     negative_sampling.NegativeSamplingFunction: lambda func, node: None,
 }
-"""By class, what a loss function of Chainer's has divided by; None for a sum."""
+"""For each of Chainer's loss functions: a function that reads the divisor from its node; None for a
+sum."""

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from umem.errors import AccumulationError
 
 APART = 1e-9
-"""Two ratios of counts that differ by less are one: counts are whole numbers far below 1e9."""
+"""Two ratios of counts that differ by less are equal: counts are integers far below 1e9."""
 
 
 class Count(NamedTuple):
-    """How much of what a term is divided by was counted in a part.
+    """The part's contribution to a term's divisor.
 
     Attributes:
         total: names what the whole is divided by, alike in every part.
@@ -31,7 +31,7 @@ class Count(NamedTuple):
 
 
 class LossShares:
-    """The shares of one step's parts, while they come in.
+    """Computes each part's share of the whole loss, term by term, as parts arrive.
 
     A total is known when the last part was seen. Until then shares go by a guess, that of the first
     part times ``scale``; `factor` is what the gradient is to be multiplied by in the end.
@@ -48,7 +48,7 @@ class LossShares:
         self._has_begun = self._has_sums = self._has_constants = False
 
     def of(self, found: Sequence[Count], scale: float) -> list[float]:
-        """The share of a part, of each term.
+        """Return a part's share of each term.
 
         Args:
             found: what each of its terms was divided by.
@@ -90,7 +90,9 @@ class LossShares:
         return counted.get(self._lead, 0.0) / self._guesses[self._lead]
 
     def factor(self) -> float | None:
-        """What the sum of the parts is to be multiplied by; None: there is no one such number."""
+        """Return the factor that corrects the summed gradient; None if terms need different
+        ones.
+        """
         if self._are_known:
             return 1.0
         factors = {self._guesses[name] / total for name, total in self.totals.items() if total}
@@ -106,7 +108,7 @@ class LossShares:
         return 1.0 if abs(factor - 1.0) <= APART else factor
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load what came in so far, by a serializer that takes lists."""
+        """Save or load the counts so far, by a serializer that takes lists."""
         self._guesses = _dictionary(serializer, "guesses", self._guesses)
         self.totals = _dictionary(serializer, "totals", self.totals)
         self._lead = serializer("lead", self._lead)

@@ -13,7 +13,7 @@ Weight = Callable[..., Any] | float | None
 
 
 def checked_weight(weight: Weight) -> Weight:
-    """Check what was given as ``weight=``, and return it.
+    """Check and return the argument ``weight=``.
 
     Raises:
         UnsupportedError: it is neither a function nor a finite number.
@@ -25,7 +25,7 @@ def checked_weight(weight: Weight) -> Weight:
 
 
 def weighed(weight: Any, given: Arguments) -> float:
-    """By how much a part's loss was divided, as ``weight=`` says.
+    """Return the divisor of a part's loss, as ``weight=`` gives it.
 
     Raises:
         AccumulationError: that is no number, negative, or not finite.

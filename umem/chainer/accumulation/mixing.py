@@ -23,15 +23,15 @@ MIXING = (
     decov.DeCov,
     cross_covariance.CrossCovariance,
 )
-"""Functions whose result for one sample depends on the others."""
+"""Functions whose result for one sample depends on other samples."""
 
 
 class OneSampleNormalised(AccumulationError):
-    """A sample by itself is normalised, which may be instance normalisation."""
+    """Batch normalisation of one sample alone, which may be instance normalisation."""
 
 
 class Mixing:
-    """Refuses functions whose result for one sample depends on the others, for one model.
+    """Refuses functions whose result for one sample depends on other samples. One for each model.
 
     Attributes:
         has_instances: instance normalisation was seen, of several samples.
@@ -42,7 +42,7 @@ class Mixing:
         self.has_instances = False
 
     def refuse(self, func: Any, inputs: Sequence[Any]) -> None:
-        """Refuse a function that is one of them.
+        """Raise an error for a function that mixes samples; see `MIXING`.
 
         Raises:
             AccumulationError: it is one; names it, and the link it belongs to.
@@ -60,7 +60,8 @@ class Mixing:
         )
 
     def _is_by_sample(self, inputs: Sequence[Any]) -> bool:
-        """Whether batch normalisation is applied to one image of all samples' channels.
+        """Tell whether batch normalisation is used as instance normalisation: all samples' channels
+        in one image.
 
         That is how instance normalisation is made of it. Of one sample it looks like any other, but
         where it was seen of several.

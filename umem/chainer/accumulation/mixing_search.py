@@ -17,12 +17,12 @@ class _Call(NamedTuple):
     label: str
     inputs: list[Any]
     outputs: list[Any]
-    """Nodes, which stay alive so that they are told apart."""
+    """Nodes, kept alive so that their ids stay unique."""
     arrays: list[Any]
 
 
 class _Calls(Subscriber):
-    """Writes down each call of a function, with its results."""
+    """Records each call of a function with its results."""
 
     place = -2
 
@@ -31,7 +31,7 @@ class _Calls(Subscriber):
         self._thread = threading.get_ident()
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Write one down."""
+        """Record one call."""
         outputs = proceed(func, inputs)
         if threading.get_ident() == self._thread:
             nodes = [getattr(x, "node", None) for x in inputs]
@@ -43,7 +43,8 @@ class _Calls(Subscriber):
 def what_mixes(
     lossfun: Any, chosen: ChosenSamples, state: StepState, gradient: WholeGradient
 ) -> str:
-    """Name the function by which one sample reaches another; empty where none was seen.
+    """Find the function by which one sample influences another, by changing one; "" if none is
+    seen.
 
     Cost: two times forward over the samples.
     """
@@ -73,6 +74,7 @@ def what_mixes(
 def _calls(
     lossfun: Any, batch: ChosenSamples, state: StepState, gradient: WholeGradient
 ) -> list[_Call]:
+    """Run a loss function forward on a batch, and return all calls of functions."""
     calls = _Calls()
     state.put_back()
     part = slice(0, batch.size)
@@ -89,7 +91,11 @@ def _calls(
 
 
 def _kind(x: Any, y: Any, size: int) -> str:
-    """How a result changes with the first of ``size`` samples.
+    """Classify how a result changes when the first of ``size`` samples is changed.
+
+    Returns:
+        ``same``: it does not; ``own``: in the first sample's rows only; ``mixed``: in other rows;
+        ``reduced``: it has no row for each sample.
 
     ``same``: not; ``own``: where that sample is; ``mixed``: where others are; ``reduced``: it has
     no place for each sample.

@@ -12,7 +12,7 @@ _ELEMENTWISE = (basic_math.Add, basic_math.Sub, basic_math.Mul, basic_math.Div)
 
 
 def is_of_parameters(node: Any, own: frozenset[int]) -> bool:
-    """Tell whether a node was made of parameters alone, and of no rows of them.
+    """Tell whether a node depends on parameters only, and on whole ones.
 
     Rows may be those of the samples.
 
@@ -25,12 +25,12 @@ def is_of_parameters(node: Any, own: frozenset[int]) -> bool:
 
 
 def shapes_beside(node: Any, own: frozenset[int]) -> list[tuple[int, ...]]:
-    """The shapes of what a node was made of beside parameters."""
+    """Return the shapes of a node's leaves that are no parameters."""
     return [leaf.shape for leaf in leaves(node) if id(leaf.get_variable_or_none()) not in own]
 
 
 def is_of_single_rows(node: Any) -> bool:
-    """Tell whether single rows, or a stretch of them, were taken on the way to a node.
+    """Tell whether an index or slice of single rows leads to a node.
 
     A loop over them may be one over samples.
     """
@@ -44,7 +44,7 @@ def is_of_single_rows(node: Any) -> bool:
 
 
 def is_beside_parameters(node: Any, own: frozenset[int]) -> bool:
-    """Tell whether a node is of parameters and of arrays that meet them element by element.
+    """Tell whether a node combines parameters and other arrays element by element.
 
     Such arrays may be the same for all samples, as in ``F.sum((W - start) ** 2)``.
     """
@@ -67,7 +67,7 @@ def _is_unbroadcast(node: Any, own: frozenset[int]) -> bool:
 
 
 def leaves(node: Any) -> Iterator[Any]:
-    """The nodes that a node was made of, and that no function made."""
+    """Return the nodes without creator that a node depends on."""
     if node.creator_node is None:
         yield node
     for func in _functions(node):
@@ -85,6 +85,6 @@ def _functions(node: Any) -> Iterator[Any]:
 
 
 def is_put_together(node: Any) -> bool:
-    """Tell whether arrays were stacked or turned on the way to a node: axes may be any."""
+    """Tell whether stacking or transposing leads to a node, so that its axes may be any."""
     kinds = (stack.Stack, concat.Concat, transpose.Transpose)
     return any(isinstance(func, kinds) for func in _functions(node))

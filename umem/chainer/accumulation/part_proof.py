@@ -22,14 +22,14 @@ from umem.chainer.tap import Proceed, Subscriber, is_told, subscribe, unsubscrib
 from umem.errors import AccumulationError, AccumulationWarning, warn_at_program
 
 MOST_APART = 1e-5
-"""The difference relative to the norm of the gradient; as many roundings of float16 where that is
-more."""
+"""Largest accepted difference, relative to the gradient's norm; with float16, as many roundings of
+it if that is more."""
 SAVED_APART = 2.0**-7
-"""So much where activations are saved in bfloat16: another last bit makes another number of it, and
-`Recompute` leaves those in float32 that it looks after."""
+"""The same where activations are saved in bfloat16: a difference in the last bit of float32 can
+round to another bfloat16, and `Recompute` keeps in float32 the arrays that it manages."""
 ROUNDINGS = 64
 RANDOM = ("Zoneout", "RReLU", "Gaussian", "SimplifiedDropconnect", "GumbelSoftmax")
-"""Functions that draw, for where the generator cannot be read."""
+"""Functions that draw random numbers, for devices whose generator state cannot be read."""
 LEAST = 4
 """The fewest samples that have two uneven splits."""
 
@@ -38,7 +38,7 @@ _NOT_COMPARABLE: set[Fact] = set()
 
 
 class Proof:
-    """Compares parts with a whole: at first, and where a loss is made of something new.
+    """Compares the gradient in parts with the whole one, at first and where a loss has a new term.
 
     Args:
         is_on: False: nothing is compared.
@@ -50,7 +50,7 @@ class Proof:
         self._has_begun = False
 
     def serialize(self, serializer: Any) -> None:
-        """Nothing is saved: a run that goes on compares again, and leaves no trace of that."""
+        """Save nothing: a resumed run compares again, without side effects."""
 
     def see(
         self,
@@ -61,7 +61,7 @@ class Proof:
         most: int,
         before: StepState,
     ) -> None:
-        """Compare two uneven splits of some samples with all of those at once, where it is due.
+        """Compare two uneven splits of some samples with the samples at once, where that is due.
 
         Leaves no trace. Gradients of the model are held aside meanwhile.
 
@@ -122,7 +122,7 @@ class Proof:
         most: int,
         before: StepState,
     ) -> None:
-        """Compare samples that show a fact: some of the parts that do, then all of these."""
+        """Compare samples that show a new fact: first some of their parts, then all."""
         others = [at for at in range(batch.size) if all(at not in part for part in parts)]
         some = [*parts, others] if len(parts) == 1 and others else parts
         half = [_spread(one, max(most, LEAST) // len(some)) for one in some]
@@ -143,7 +143,7 @@ class Proof:
         before: StepState,
         sizes: Sequence[int] | None = None,
     ) -> None:
-        """Compare splits of some samples, or of fewer of them where they do not fit."""
+        """Compare splits of some samples, of fewer if they do not fit."""
         tried = {min(len(which), max(most, LEAST)), min(len(which), most)}
         for size in sorted(tried if sizes is None else {len(which)}, reverse=True):
             if size < 2:
@@ -174,7 +174,7 @@ class Proof:
 
 
 def _spread(which: Sequence[int], size: int) -> list[int]:
-    """So many of some samples, from all over them."""
+    """Choose ``size`` samples evenly spread over some."""
     size = min(len(which), max(size, 1))
     return [which[at] for at in np.linspace(0, len(which) - 1, size).astype(int).tolist()]
 
@@ -187,7 +187,9 @@ def _compared(
     state: StepState,
     splits: Sequence[Sequence[int]],
 ) -> set[Fact] | None:
-    """Compare splits with the whole; returns what they showed, None where nothing did."""
+    """Compare splits with the whole; returns the facts they showed, None if they had no
+    gradient.
+    """
     masks = DropoutMasks(chosen.size, stay=True)  # CuPy's generator cannot be put back
     shown: set[Fact] = set()
     facts: list[PartFacts] = []
@@ -237,7 +239,7 @@ def _compared(
 
 
 def _splits(size: int) -> list[list[int]]:
-    """Two uneven ones, where there are so many.
+    """Return two uneven splits, or fewer for few samples.
 
     A size comes back at once, so that `umem.chainer.Recompute` does not take graphs for strange.
     """
@@ -255,6 +257,9 @@ def _refuse(
     state: StepState,
     gradient: WholeGradient,
 ) -> None:
+    """Raise AccumulationError for a gradient that differs, naming the function that mixes
+    samples.
+    """
     found = what_mixes(lossfun, chosen, state, gradient)
     why = (
         f"{found} mixes samples. umem.chainer.Recompute saves memory on the whole batch, exactly"
@@ -290,7 +295,7 @@ def _norm(gradients: Sequence[Any]) -> float:
 
 
 def _apart(whole: Sequence[Any], parts: Sequence[Any]) -> float:
-    """The norm of the difference."""
+    """Return the norm of the difference of two gradients."""
     total = 0.0
     for a, b in zip(whole, parts, strict=True):
         if a is None or b is None:
@@ -309,7 +314,7 @@ def _square(array: Any) -> float:
 
 
 class _Draws(Subscriber):
-    """Names what draws random numbers, but for dropout, of which the masks are known."""
+    """Records functions that draw random numbers, except dropout, whose masks are known."""
 
     place = -2
 
@@ -318,13 +323,13 @@ class _Draws(Subscriber):
         self._thread, self._last = threading.get_ident(), numpy_position()
 
     def outside(self) -> None:
-        """See whether numbers were drawn since the last function."""
+        """Record a draw outside of functions since the last call."""
         if (now := numpy_position()) != self._last:
             self.names["code outside of Chainer's functions"] = None
             self._last = now
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """See whether a function draws."""
+        """Record whether a function draws."""
         if threading.get_ident() != self._thread:
             return proceed(func, inputs)
         self.outside()
@@ -338,7 +343,7 @@ class _Draws(Subscriber):
 
 @contextmanager
 def random_functions() -> Iterator[dict[str, None]]:
-    """Names of what draws random numbers meanwhile, in the calling thread."""
+    """Yield a set that collects the names of functions that draw random numbers in this thread."""
     draws = _Draws()
     subscribe(draws)
     try:

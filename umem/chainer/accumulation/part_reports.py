@@ -11,7 +11,7 @@ from chainer import reporter
 
 
 class PartReport:
-    """What was reported in one part, and how much of the whole that is."""
+    """The values reported in one part, and the part's shares of samples and loss."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -20,19 +20,19 @@ class PartReport:
         self.share: float | None = None
 
     def weigh(self, samples: float, loss: Any, share: float | None) -> None:
-        """Say that it has this share of the samples, and the loss that of the whole's loss."""
+        """Set the part's share of the samples, and of the whole loss."""
         self.samples, self.loss, self.share = samples, loss, share
 
 
 class PartReports:
-    """Reports of parts: the loss goes by its own share, other figures by samples."""
+    """Combines reports of parts: the loss by its own share, other values by samples."""
 
     def __init__(self) -> None:
         self._parts: list[PartReport] = []
 
     @contextmanager
     def part(self) -> Iterator[PartReport]:
-        """While it is on, what is reported belongs to a part, and nobody else sees it."""
+        """Capture what is reported in the block as one part's; no other observer sees it."""
         part = PartReport()
         self._parts.append(part)
         scope: AbstractContextManager[Any] = nullcontext()
@@ -42,7 +42,7 @@ class PartReports:
             yield part
 
     def report(self, factor: float) -> None:
-        """Report the whole's, where somebody listens; ``factor`` as of `LossShares`."""
+        """Report the combined values, if somebody listens; ``factor`` is that of `LossShares`."""
         names = {name: None for part in self._parts for name in part.values}
         if not names:
             return
@@ -51,6 +51,7 @@ class PartReports:
             observation[name] = self._whole(name, factor)
 
     def _whole(self, name: str, factor: float) -> Any:
+        """Combine one value over the parts; an array of several elements is the last part's."""
         total: Any = None
         for part in self._parts:
             if name not in part.values:

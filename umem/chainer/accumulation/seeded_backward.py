@@ -13,7 +13,7 @@ from umem.chainer.parameters_once import parameters
 
 
 def go_backward(seeds: Sequence[tuple[Any, float]], device: Any, loss_scale: Any) -> None:
-    """Go backward from scalars' nodes, each with a gradient of its own.
+    """Run backward from several scalars' nodes, each with its own initial gradient.
 
     It is what ``Variable.backward`` does with one of them.
     """
@@ -29,7 +29,7 @@ def go_backward(seeds: Sequence[tuple[Any, float]], device: Any, loss_scale: Any
 
 
 def multiply(model: Any, factor: float) -> None:
-    """Multiply the gradients of a link's parameters, one after the other."""
+    """Multiply the gradients of a link's parameters in place, one by one."""
     if factor == 1.0:
         return
     for parameter in parameters(model):

@@ -15,27 +15,27 @@ from umem.errors import SizeError
 
 
 class Arguments(NamedTuple):
-    """What a loss function is called with."""
+    """Positional and keyword arguments of a loss function."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
 
 class Batch(Protocol):
-    """So many samples, of which some can be taken."""
+    """A batch from which some samples can be taken."""
 
     size: int
 
     def take(self, which: slice | list[int]) -> Arguments:
-        """The arguments for some of the samples."""
+        """Return the arguments of some of the samples."""
         ...
 
 
 class ArgumentsBatch:
-    """A batch given as arguments: arrays, variables and lists of one length.
+    """A batch given as arguments: arrays, variables and lists of equal length.
 
-    What has no length (numbers, None, texts, 0-dimensional arrays, functions) goes to every part.
-    A list of arrays that are all as long as the batch is cut in each of them.
+    What has no length (numbers, None, texts, 0-dimensional arrays, functions) goes to every part. A
+    list of arrays that are all as long as the batch is cut in each of them.
 
     Raises:
         SizeError: there is nothing to cut, it is empty, or lengths differ; names each.
@@ -58,7 +58,7 @@ class ArgumentsBatch:
             raise SizeError("the batch is empty")
 
     def take(self, which: slice | list[int]) -> Arguments:
-        """As `Batch.take`."""
+        """Return the arguments of some of the samples."""
         args, kwargs = self._all
         return Arguments(
             tuple(self._cut(x, which) for x in args),
@@ -79,7 +79,7 @@ def _is_array_like(value: Any) -> bool:
 
 
 def _is_cut_inside(values: Sequence[Any], size: int) -> bool:
-    """Whether it is a list of arrays, each as long as the batch, and not a list of samples."""
+    """Tell whether a list holds arrays as long as the batch, and is no list of samples."""
     return (
         len(values) != size
         and len(values) > 0
@@ -98,7 +98,7 @@ def _cut_array(value: Any, which: slice | list[int]) -> Any:
 
 
 class SamplesBatch:
-    """A list of samples and what makes arguments of it, as an iterator and an updater have them.
+    """A list of samples and the converter that makes arguments of it, as an updater has them.
 
     The whole is converted at once, where that gives arrays to cut: padding is then that of the
     whole batch. Otherwise each part is converted by itself.
@@ -121,7 +121,7 @@ class SamplesBatch:
         return whole if whole.size == self.size else None
 
     def take(self, which: slice | list[int]) -> Arguments:
-        """As `Batch.take`."""
+        """Return the arguments of some of the samples."""
         if self._cut is not None:
             return self._cut.take(which)
         if isinstance(which, slice):
@@ -130,7 +130,7 @@ class SamplesBatch:
 
 
 def _arguments(converted: Any) -> Arguments:
-    """What `StandardUpdater` calls a loss function with."""
+    """Turn a converted batch into arguments as `StandardUpdater` does."""
     if isinstance(converted, tuple):
         return Arguments(converted, {})
     if isinstance(converted, dict):
@@ -145,13 +145,13 @@ class ChosenSamples:
         self._batch, self._which, self.size = batch, list(which), len(which)
 
     def take(self, which: slice | list[int]) -> Arguments:
-        """As `Batch.take`."""
+        """Return the arguments of some of the chosen samples."""
         chosen = self._which[which] if isinstance(which, slice) else [self._which[i] for i in which]
         return self._batch.take(chosen)
 
 
 def joined(one: Arguments, other: Arguments) -> Batch | None:
-    """The samples of two calls as one batch; None where they cannot be put together."""
+    """Join the samples of two calls to one batch; None if they cannot be."""
     if len(one.args) != len(other.args) or one.kwargs.keys() != other.kwargs.keys():
         return None
     try:
@@ -166,6 +166,7 @@ def joined(one: Arguments, other: Arguments) -> Batch | None:
 
 
 def _together(a: Any, b: Any, size: int, other_size: int) -> Any:
+    """Concatenate an argument of two calls: arrays along the first axis, lists by appending."""
     if _is_array_like(a) and a.ndim:
         arrays = [getattr(x, "array", x) for x in (a, b)]
         made = chainer.backend.get_array_module(*arrays).concatenate(arrays)
@@ -180,7 +181,7 @@ def _together(a: Any, b: Any, size: int, other_size: int) -> Any:
 
 
 def positive_count(value: Any, name: str) -> int:
-    """A count that was given, as an int.
+    """Check and return an integer of at least 1.
 
     Raises:
         SizeError: it is not a whole number above zero.
@@ -195,11 +196,11 @@ def positive_count(value: Any, name: str) -> int:
 
 
 def even(size: int, part: int) -> list[int]:
-    """The sizes of parts of a batch; the last may be short."""
+    """Return the sizes of parts; the last may be shorter."""
     return [min(part, size - at) for at in range(0, size, part)]
 
 
 def slices(sizes: Sequence[int]) -> list[slice]:
-    """Where parts of such sizes are, one behind the other."""
+    """Return consecutive slices of the given sizes."""
     ends = np.cumsum([0, *sizes]).tolist()
     return [slice(a, b) for a, b in pairwise(ends)]

@@ -11,7 +11,7 @@ from umem.chainer.function_facts import is_array
 
 
 class StepState:
-    """Where random generators and links stand, so that they can be put back there.
+    """Saved state of random generators and links, to rerun a loss function without side effects.
 
     NumPy's global generator and Python's; links' attributes, with copies of the arrays that Chainer
     saves with a link beside its parameters (running statistics). CuPy's generator cannot be read.
@@ -25,7 +25,7 @@ class StepState:
         self._links = [(link, dict(vars(link)), _persistent(link)) for link in model.links()]
 
     def put_back(self) -> None:
-        """Have everything as it was, but for parameters that were made since."""
+        """Restore everything, except parameters that were initialised since."""
         self.put_back_random()
         for link, attributes, arrays in self._links:
             now = vars(link)
@@ -36,7 +36,7 @@ class StepState:
                 array[...] = values
 
     def put_back_random(self) -> None:
-        """Have the generators draw again what they drew since."""
+        """Restore the random generators."""
         np.random.set_state(self._numpy)
         random.setstate(self._python)
 
@@ -48,6 +48,6 @@ def _persistent(link: Any) -> list[tuple[Any, Any]]:
 
 
 def numpy_position() -> Any:
-    """Something that differs after NumPy's global generator was drawn from."""
+    """Return a value that changes whenever NumPy's global generator is drawn from."""
     state = np.random.get_state(legacy=False)["state"]
     return state["pos"], state["key"][:4].tobytes() if "key" in state else None

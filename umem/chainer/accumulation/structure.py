@@ -13,12 +13,12 @@ from umem.chainer.accumulation.loss_shares import Count
 from umem.errors import AccumulationError
 
 Fact = tuple[str, str]
-"""A kind of term, and what is particular about it."""
+"""A kind of term with one property of it, as the proof covers them."""
 
 
 @dataclass
 class PartFacts:
-    """The terms of a part's loss.
+    """Facts about the terms of a part's loss.
 
     Attributes:
         facts: kinds of terms, and of which nothing was counted.
@@ -45,7 +45,7 @@ class PartFacts:
         numbers: Mapping[Key, Scaling],
         sample_count: int,
     ) -> PartFacts:
-        """Say what a part's loss is made of."""
+        """Collect the facts about a part's loss."""
         found = cls(numbers=numbers)
         for term, count in zip(terms, counts, strict=True):
             kind = term.site.kind
@@ -60,7 +60,7 @@ class PartFacts:
         return found
 
     def see_that_it_is_like(self, first: PartFacts | None) -> None:
-        """See that factors and time steps are those of another part.
+        """Check that constant factors and time steps equal those of another part.
 
         Raises:
             AccumulationError: one differs.
@@ -87,12 +87,12 @@ class PartFacts:
                 )
 
     def kinds(self) -> Counter[str]:
-        """How many terms with a count there are of each kind: time steps of a loop."""
+        """Count the terms with a divisor by kind: the time steps of a loop."""
         return Counter(kind for kind, _ in self.counted)
 
 
 def uneven(one: PartFacts, other: PartFacts) -> set[Fact]:
-    """The kinds of terms that two parts do not have alike: other time steps, other counts."""
+    """Return the kinds of terms in which two parts differ: in time steps or in counts."""
     mine, theirs = one.kinds(), other.kinds()
     found = {kind for kind in mine | theirs if mine[kind] != theirs[kind]}
     for key in one.counted.keys() & other.counted.keys():
@@ -104,7 +104,7 @@ def uneven(one: PartFacts, other: PartFacts) -> set[Fact]:
 
 
 def all_facts(parts: Sequence[PartFacts]) -> dict[Fact, tuple[int, ...]]:
-    """What the parts of a batch show, each with the parts that show it."""
+    """Collect the facts of all parts, each with the parts that show it."""
     found: dict[Fact, tuple[int, ...]] = {}
     for at, part in enumerate(parts):
         for fact in part.facts:
@@ -115,7 +115,7 @@ def all_facts(parts: Sequence[PartFacts]) -> dict[Fact, tuple[int, ...]]:
 
 
 def see_that_they_add_up(whole: PartFacts, parts: Sequence[PartFacts]) -> None:
-    """See that counts of parts add up to those of the whole.
+    """Check that the counts of the parts sum to those of the whole.
 
     Raises:
         AccumulationError: one does not.

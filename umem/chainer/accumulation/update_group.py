@@ -42,7 +42,7 @@ class Group:
         self.drop()
 
     def drop(self) -> None:
-        """Forget them."""
+        """Drop the calls so far and their gradients."""
         self.count = 0
         self.kept.drop()
         self._shares = LossShares()
@@ -50,7 +50,7 @@ class Group:
         self._first: tuple[Arguments, PartFacts] | None = None
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load a group that is not complete, its gradients too."""
+        """Save or load an incomplete group with its gradients."""
         self.count = serializer("count", self.count)
         self._shares.serialize(serializer["shares"])
         self._gradient.serialize_learned(serializer["gradient"])
@@ -85,7 +85,7 @@ class Group:
     def _compare(
         self, lossfun: Any, batch: Batch, before: Batch | None, facts: PartFacts, state: StepState
     ) -> None:
-        """Compare samples of this call, or of this and the first of the group, with all at once."""
+        """Compare samples of this call, or of this and the group's first, with all at once."""
         if self._first is None:
             if batch.size > 1:
                 whole = [range(batch.size)]
@@ -108,7 +108,7 @@ class Group:
         self._read, self.sites = [], CallSites(self.sites)
 
     def leave_gradient(self) -> None:
-        """Leave the gradient of all of their samples on the parameters; the next group begins.
+        """Move the group's gradient to the parameters, and start a new group.
 
         Raises:
             AccumulationError: the loss divides by several counts that go apart.
@@ -127,7 +127,7 @@ class Group:
     # -- by hand -----------------------------------------------------------------------------------
 
     def read(self, outputs: Any) -> None:
-        """Read by what a loss was divided, before the program goes backward from it."""
+        """Read a loss's divisor from its tape, before the program's own backward."""
         own = frozenset(id(parameter) for parameter in self._model.params())
         for node, _ in outputs:
             if all(id(leaf.get_variable_or_none()) not in own for leaf in leaves(node)):
@@ -138,7 +138,7 @@ class Group:
                 self._read.append(str(error))
 
     def take_by_hand(self) -> None:
-        """Add the gradients that are there.
+        """Add the gradients that the program's own backward left on the parameters.
 
         Raises:
             AccumulationError: by what they were divided is not known.
@@ -158,6 +158,11 @@ class Group:
         self._called()
 
     def _count(self, weight: Any) -> Count:
+        """Return the divisor of a call by hand: from ``weight``, or as read from the tape.
+
+        Raises:
+            AccumulationError: it is unknown, or several losses differ.
+        """
         if weight is not None:
             return Count("", weighed(weight, Arguments((), {})))
         found = set(self._read)
@@ -171,7 +176,7 @@ class Group:
 
 
 def _one_count(node: Any, own: frozenset[int], sites: CallSites) -> Count:
-    """By what a loss was divided as a whole.
+    """Return the divisor of a loss as a whole.
 
     Raises:
         AccumulationError: it cannot be known, or there are several; says where.
@@ -220,7 +225,7 @@ def _one_count(node: Any, own: frozenset[int], sites: CallSites) -> Count:
 
 
 class _Uncut:
-    """Arguments that cannot be cut: one sample."""
+    """Arguments that cannot be split, treated as one sample."""
 
     size = 1
 
@@ -228,7 +233,7 @@ class _Uncut:
         self._given = given
 
     def take(self, which: slice | list[int]) -> Arguments:
-        """All of them."""
+        """Return all arguments."""
         return self._given
 
 

@@ -14,7 +14,7 @@ from umem.chainer.accumulation.splitting import SamplesBatch
 
 
 class AccumulatingUpdater(updaters.StandardUpdater):
-    """Updates once a batch of the iterator, which it goes through in micro-batches.
+    """A `StandardUpdater` that computes each batch's gradient in micro-batches.
 
     The gradient is that of the whole batch; see `umem.chainer.accumulate` for how, and for
     ``weight``, ``check``, ``dropout`` and ``survive``. What the loss function reports is reported
@@ -57,15 +57,17 @@ class AccumulatingUpdater(updaters.StandardUpdater):
 
     @property
     def micro_batch(self) -> int:
-        """Samples of a part, after halving where memory ran out."""
+        """Return the samples of a micro-batch, after any halving."""
         return self._micro.size
 
     def serialize_parts(self, serializer: Any) -> None:
-        """Save or load what StandardUpdater has not: the size, and what sums are rounded by."""
+        """Save or load what `StandardUpdater` does not: the micro-batch size and learned
+        divisors.
+        """
         self._micro.serialize(serializer)
 
     def update_core(self) -> None:
-        """Take the next batch."""
+        """Update the model with the iterator's next batch."""
         iterator, optimizer = self.get_iterator("main"), self.get_optimizer("main")
         # Chainer's own call of a converter: old ones take a number for the device.
         converted = partial(convert._call_converter, self.converter, device=self.input_device)

@@ -28,7 +28,7 @@ from umem.errors import AccumulationError, UnsupportedError
 
 
 class WholeGradient(Subscriber):
-    """Computes an optimizer's gradient of a batch in parts.
+    """Computes the gradient of a whole batch by backward passes over its parts.
 
     Attributes:
         weight: what the user says of the loss's divisor; see `umem.chainer.accumulate`.
@@ -51,7 +51,7 @@ class WholeGradient(Subscriber):
         self.made: list[tuple[Any, dict[str, Any]]] = []
 
     def serialize_learned(self, serializer: Any) -> None:
-        """Save or load what sums are rounded by."""
+        """Save or load the learned divisors."""
         self._counts_first = serializer("counts_first", self._counts_first)
         self._mixing.has_instances = serializer("has_instances", self._mixing.has_instances)
 
@@ -60,7 +60,7 @@ class WholeGradient(Subscriber):
     def leave(
         self, lossfun: Any, batch: Batch, sizes: Sequence[int], loss_scale: Any
     ) -> list[PartFacts]:
-        """Leave the gradient of a batch on the parameters; what was there is cleared.
+        """Clear the parameters' gradients, and leave the batch's there.
 
         Returns what the loss of each part is made of.
 
@@ -100,7 +100,9 @@ class WholeGradient(Subscriber):
             self.masks.again()
 
     def unmake(self, first: int = 0) -> None:
-        """Have all but the ``first`` parameters that were made be without arrays again.
+        """Uninitialise all but the ``first`` parameters that were initialised in this step.
+
+        After the generators are restored, they are initialised with the same numbers again.
 
         Where generators are put back, they are to be made of the same numbers then.
         """
@@ -113,7 +115,9 @@ class WholeGradient(Subscriber):
 
     @contextmanager
     def compared(self) -> Iterator[None]:
-        """While it is on, parts of a few samples are compared, which say nothing of others."""
+        """Mark the block as a comparison of few samples, whose counts say nothing of other
+        batches.
+        """
         before, self._is_comparing = self._counts_first, True
         try:
             yield
@@ -122,7 +126,7 @@ class WholeGradient(Subscriber):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Refuse what mixes samples, and have the masks of the whole, for the calling thread."""
+        """Refuse functions that mix samples, and provide dropout masks, in the calling thread."""
         self._thread = threading.get_ident()
         self._roles.own = frozenset(id(parameter) for parameter in self._model.params())
         subscribe(self)
@@ -139,6 +143,11 @@ class WholeGradient(Subscriber):
         loss_scale: Any,
         totals: dict[str, float] | None,
     ) -> tuple[LossShares, list[PartFacts]]:
+        """Run all parts forward and backward, and report their combined values.
+
+        Returns:
+            the shares of the loss, and the facts of each part.
+        """
         shares, observed = LossShares(totals), PartReports()
         facts: list[PartFacts] = []
         self._model.cleargrads()
@@ -172,7 +181,7 @@ class WholeGradient(Subscriber):
         before_backward: Callable[[], None] = lambda: None,
         around: Batch | None = None,
     ) -> AddedPart:
-        """Add the gradient of some samples to what is on the parameters.
+        """Add the gradient of some samples to the parameters' gradients.
 
         Args:
             shares: what their share of the whole is to be found from; None: they are the whole.
@@ -200,7 +209,7 @@ class WholeGradient(Subscriber):
 
     @contextmanager
     def _forward(self) -> Iterator[None]:
-        """While it is on, functions belong to one loss: scalars and sites of others stay aside."""
+        """Record functions called in the block as those of one loss."""
         before = self._scalars, self._sites, self._is_forward
         self._scalars, self._sites, self._is_forward = [], CallSites(self._sites), True
         try:
@@ -209,7 +218,7 @@ class WholeGradient(Subscriber):
             self._scalars, self._sites, self._is_forward = before
 
     def _totals(self, lossfun: Any, batch: Batch, parts: Sequence[slice]) -> dict[str, float]:
-        """Count by what the whole loss is divided, by going forward only; leaves no trace."""
+        """Compute the divisors of the whole loss by forward passes only; restores all state."""
         state, made, shares = StepState(self._model), len(self.made), LossShares()
         for part in parts:
             samples = range(part.start, part.stop)
@@ -242,7 +251,7 @@ class WholeGradient(Subscriber):
         return reading_of(terms, weight, self._roles.own)
 
     def _learn(self, mine: LossReading, lossfun: Any, batch: Batch, part: range) -> bool:
-        """Learn what is new in the loss of a part from two of its samples; leaves no trace."""
+        """Learn new divisors of a part's loss from two of its samples; restores all state."""
         if self._roles.are_known(mine.terms):
             return False
 
@@ -273,7 +282,7 @@ class WholeGradient(Subscriber):
         around: Batch,
         part: range,
     ) -> tuple[list[tuple[Any, float]], PartFacts]:
-        """Where backward begins, and with what gradient."""
+        """Return the scalars from which backward starts, each with its initial gradient."""
         if isinstance(self.weight, (int, float)):
             return [(loss.node, float(self.weight))], PartFacts()
         reading = self._reading(loss, given)
@@ -295,7 +304,7 @@ class WholeGradient(Subscriber):
     # -- what Chainer tells ----------------------------------------------------------------------
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Refuse what mixes samples, and give dropout the masks of the whole batch."""
+        """Refuse a function that mixes samples, and give dropout its mask of the whole batch."""
         if threading.get_ident() != self._thread:
             return proceed(func, inputs)
         self._mixing.refuse(func, inputs)
@@ -315,7 +324,7 @@ class WholeGradient(Subscriber):
         return outputs
 
     def set_array(self, proceed: Proceed, y: Any, *args: Any, **kwargs: Any) -> None:
-        """See that a parameter is made."""
+        """Record that a parameter is being initialised."""
         if isinstance(y, chainer.Parameter) and y.array is None:
             if threading.get_ident() == self._thread:
                 self.made.append((y, dict(vars(y))))
@@ -323,7 +332,7 @@ class WholeGradient(Subscriber):
 
 
 class AddedPart(NamedTuple):
-    """A part whose gradient was added.
+    """A part whose gradient was added, its loss and facts.
 
     Attributes:
         loss: the loss's array.
@@ -337,7 +346,7 @@ class AddedPart(NamedTuple):
 
 
 def checked(loss: Any) -> Any:
-    """A loss function's result.
+    """Check and return a loss function's result: a scalar Variable.
 
     Raises:
         AccumulationError: it is no scalar variable.

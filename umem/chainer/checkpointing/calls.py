@@ -20,7 +20,7 @@ _INSIDE = tuple(str(Path(str(m.__file__)).parent) + os.sep for m in (chainer, um
 
 
 class RegionCall(NamedTuple):
-    """One function of a region, as the check compares it, and the line that applies it."""
+    """One function call of a region: what the second run is compared by, and its source line."""
 
     label: str
     shapes: tuple[tuple[int, ...], ...]
@@ -29,13 +29,15 @@ class RegionCall(NamedTuple):
 
 
 def call_of(func: Any, in_data: Sequence[Any]) -> RegionCall:
-    """The call of a function on these arrays, now."""
+    """Describe the present call of a function on these arrays."""
     shapes = tuple(x.shape for x in in_data if x is not None)
     return RegionCall(func.label, shapes, tuple(x.dtype for x in in_data if x is not None), _line())
 
 
 def outside(outputs: Sequence[Any], functions: Any) -> Iterator[tuple[Any, Any]]:
-    """The nodes that these variables depend on and these functions did not make, with users."""
+    """Return the nodes that a region reads and did not make, each with the functions that use
+    it.
+    """
     found = [y.creator_node for y in outputs if y.creator_node in functions]
     seen = set(found)
     while found:
@@ -51,7 +53,7 @@ def outside(outputs: Sequence[Any], functions: Any) -> Iterator[tuple[Any, Any]]
 
 
 def check_call(index: int, before: Sequence[RegionCall], call: RegionCall) -> None:
-    """Raise unless function ``index`` of the second run is that of the first."""
+    """Raise RecomputeError unless call ``index`` of the second run equals that of the first."""
     if index >= len(before):
         raise RecomputeCountError(
             f"the second run has a function more than the first: {call.label!r} ({call.line})"
@@ -79,7 +81,7 @@ def _names(dtypes: Sequence[Any]) -> str:
 
 
 def _line() -> str:
-    """The line outside Chainer and umem that applies the function now."""
+    """Return the present source line outside Chainer and umem."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_INSIDE):
@@ -89,7 +91,7 @@ def _line() -> str:
 
 
 def seal(functions: Iterable[Any]) -> None:
-    """Cut what these functions made off their graph; backward through it raises `StateError`.
+    """Detach a region's variables from their graph; backward through them raises `StateError`.
 
     Cost: nothing where no Variable is left over. The values stay readable.
     """
@@ -101,7 +103,7 @@ def seal(functions: Iterable[Any]) -> None:
 
 
 class _DeadEnd(function_node.FunctionNode):
-    """Stands where the creator of a Variable was."""
+    """A creator node that raises on backward."""
 
     def __init__(self, node: Any) -> None:
         beginning = variable.Variable(np.empty(0, np.float32)).node
@@ -111,7 +113,7 @@ class _DeadEnd(function_node.FunctionNode):
         self.rank = max(node.rank - 1, 0)
 
     def backward(self, indexes: Any, grad_outputs: Any) -> Any:
-        """Not reached where Chainer asks the nodes first."""
+        """Raise StateError; not reached where Chainer asks the nodes first."""
         _refuse()
 
 

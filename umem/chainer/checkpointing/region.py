@@ -16,17 +16,17 @@ from umem.chainer.checkpointing.two_runs import FirstRun, SecondRun
 from umem.errors import RecomputeCountError, RecomputeError, UnsupportedError
 
 Result = Callable[[Sequence[Any]], Any]
-"""Puts the outputs of a region's node into what the region returned."""
+"""Rebuilds a region's return value around the outputs of its node."""
 
 
 class _Output(NamedTuple):
-    """Stands where the result has the node's output of that number."""
+    """Placeholder in a result for one of the node's outputs, by number."""
 
     number: int
 
 
 class Region:
-    """A call, and how to make it again.
+    """A checkpointed call, and what is needed to run it again.
 
     ``inputs`` are the Variables among its arguments, each once, until the first run is over; then
     their arrays are the node's to keep. Parameters are not among them: they are captured.
@@ -47,7 +47,9 @@ class Region:
         self._sums: tuple[int, ...] | None = None
 
     def run_first(self, first: FirstRun) -> tuple[Result, list[Any], list[Any]]:
-        """Returns how to make the result, the outputs with a graph, and what is captured."""
+        """Run the region; returns how to rebuild the result, the outputs with a graph, and
+        captures.
+        """
         self._first = first
         given = dict(zip(map(id, stand_ins := self._stand_ins()), self.inputs, strict=True))
         for place in self._numbers:
@@ -71,7 +73,7 @@ class Region:
     def run_again(
         self, inputs: Sequence[Any], captured: Sequence[Any]
     ) -> tuple[list[Any], Iterable[Any]]:
-        """The outputs of the second run, their graph behind them, and its functions."""
+        """Run the region a second time; returns its outputs with their graph, and its functions."""
         first = self._first
         with SecondRun(first) as second, chainer.using_config("enable_backprop", True):
             leaves, _ = self._call(inputs)
@@ -113,14 +115,14 @@ class Region:
 
 
 def detached(x: Any) -> Any:
-    """A Variable of the same array at the same place in the order of backward, no graph behind."""
+    """Make a Variable of the same array and rank without a creator."""
     alone = variable.Variable(x.array, name=x.name, requires_grad=x.requires_grad)
     alone.node._rank = x.node.rank
     return alone
 
 
 def _captured(leaves: Sequence[Any], inputs: Sequence[Any], first: FirstRun) -> list[Any]:
-    """The Variables from outside that the results depend on, in order of their use."""
+    """Return outside Variables that the results depend on, in order of use."""
     known = {id(x.node) for x in inputs}
     found: dict[int, Any] = {}
     variables = [leaf for leaf in leaves if _is_variable(leaf)]
@@ -132,7 +134,7 @@ def _captured(leaves: Sequence[Any], inputs: Sequence[Any], first: FirstRun) -> 
 
 
 def _output_places(leaves: Sequence[Any], first: FirstRun) -> dict[int, int]:
-    """Where the results are that need a graph, by identity: a Variable may come twice."""
+    """Map the id of each differentiable result to its place; a Variable may occur twice."""
     places: dict[int, int] = {}
     for place, leaf in enumerate(leaves):
         if _is_variable(leaf) and leaf.requires_grad and leaf.creator_node in first.functions:
@@ -141,7 +143,7 @@ def _output_places(leaves: Sequence[Any], first: FirstRun) -> dict[int, int]:
 
 
 def _mark(leaf: Any, given: dict[int, Any], outputs: list[int], first: FirstRun) -> Any:
-    """Stand in for a leaf of the result, and hold nothing of the first run's graph."""
+    """Replace a leaf of the result by a placeholder that holds nothing of the first run's graph."""
     if id(leaf) in given:
         return given[id(leaf)]
     if id(leaf) in outputs:
@@ -174,11 +176,11 @@ def _sums(outputs: Sequence[Any]) -> tuple[int, ...]:
 
 
 Shape = Any
-"""How leaves are nested; opaque to everybody but this file."""
+"""The nesting of leaves; only this file knows its form."""
 
 
 def flatten(value: Any, wanted: Callable[[Any], bool]) -> tuple[list[Any], Shape]:
-    """The leaves of ``value`` from left to right, and how they are nested.
+    """Return the leaves of nested containers from left to right, and their nesting.
 
     Lists, tuples, named tuples and dicts of every kind are taken apart where they hold something
     that is wanted; all else is a leaf, and stays the object that it is.
@@ -188,11 +190,12 @@ def flatten(value: Any, wanted: Callable[[Any], bool]) -> tuple[list[Any], Shape
 
 
 def rebuild(leaves: list[Any], shape: Shape) -> Any:
-    """Put together again what `flatten` took apart, with these leaves."""
+    """Rebuild nested containers from leaves and a nesting of `flatten`."""
     return _put_together(iter(leaves), shape)
 
 
 def _take_apart(value: Any, leaves: list[Any], wanted: Callable[[Any], bool]) -> Shape:
+    """Append the leaves of ``value`` to a list; returns the nesting, None for a leaf."""
     start = len(leaves)
     shape: Shape = None
     if type(value) in (list, tuple):
@@ -212,6 +215,7 @@ def _take_apart(value: Any, leaves: list[Any], wanted: Callable[[Any], bool]) ->
 
 
 def _put_together(leaves: Iterator[Any], shape: Shape) -> Any:
+    """Rebuild a value from the next leaves and its nesting."""
     if shape is None:
         return next(leaves)
     if isinstance(shape[0], dict):

@@ -14,13 +14,13 @@ from chainer.link_hooks import SpectralNormalization
 
 
 class RandomState:
-    """Where NumPy's and CuPy's global generators stand when a region begins.
+    """The state of NumPy's and CuPy's global generators at the start of a region.
 
-    NumPy's is set back for the second run. CuPy's cannot be copied, so the region draws from a
-    new one each time, with a seed that the current one gave; the host waits for that seed.
+    NumPy's is set back for the second run. CuPy's cannot be copied, so the region draws from a new
+    one each time, with a seed that the current one gave; the host waits for that seed.
 
-    Does not model: ``random`` of the standard library, generators of the user's own. Other
-    threads that draw from NumPy's generator meanwhile are not held off; `differs` finds them.
+    Does not model: ``random`` of the standard library, generators of the user's own. Other threads
+    that draw from NumPy's generator meanwhile are not held off; `differs` finds them.
     """
 
     def __init__(self, leaves: Iterable[Any] = ()) -> None:
@@ -32,7 +32,7 @@ class RandomState:
 
     @contextmanager
     def first(self) -> Iterator[None]:
-        """Context of the first run: NumPy's generator goes on as without a checkpoint."""
+        """Context of the first run, in which NumPy's generator behaves as without a checkpoint."""
         with self._own_cupy():
             yield
         self._end = _fingerprint(np.random.get_state(legacy=False))
@@ -41,7 +41,7 @@ class RandomState:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Context of the second run: nothing outside sees that numbers were drawn."""
+        """Context of the second run; the generators are restored behind it."""
         if self._start is None:
             with self._own_cupy():
                 yield
@@ -55,7 +55,7 @@ class RandomState:
             np.random.set_state(now)
 
     def mark(self, index: int) -> None:
-        """In the first run, before function ``index``: the second run will not get here by itself.
+        """Save the generator's state before function ``index`` of the first run.
 
         That is so where parameters were initialised: only the first run draws their values.
         """
@@ -63,7 +63,7 @@ class RandomState:
         self._reseed(index)
 
     def jump(self, index: int) -> bool:
-        """In the second run, before function ``index``: go to where the first run was."""
+        """Set the generator to the state it had before function ``index`` of the first run."""
         state = self._jumps.get(index)
         if state is None:
             return False
@@ -72,7 +72,7 @@ class RandomState:
         return True
 
     def differs(self) -> bool:
-        """At the end of the second run: it drew, and not what the first run drew."""
+        """Tell whether the second run drew other random numbers than the first."""
         if self._start is None:
             return False
         now = _fingerprint(np.random.get_state(legacy=False))
@@ -80,6 +80,7 @@ class RandomState:
 
     @contextmanager
     def _own_cupy(self) -> Iterator[None]:
+        """Give the block a new CuPy generator with the region's seed, and restore the old one."""
         if self._cupy is None:
             yield
             return
@@ -106,7 +107,7 @@ def _frozen(value: Any) -> Any:
 
 
 def cupy_random(leaves: Iterable[Any]) -> Any:
-    """CuPy's random module; None where the region's arguments are all NumPy's."""
+    """Return CuPy's random module; None if all arguments of the region are NumPy's."""
     if "cupy" not in sys.modules or not chainer.backends.cuda.available:
         return None
     arrays = [getattr(leaf, "array", leaf) for leaf in leaves]
@@ -118,11 +119,11 @@ def cupy_random(leaves: Iterable[Any]) -> Any:
 
 
 Vectors = list[tuple[Any, Any]]
-"""Of each spectral normalisation of a link: u and v, with which a call normalised."""
+"""For each spectral normalisation of a link: the vectors u and v of one call."""
 
 
 class FirstCalls(link_hook.LinkHook):
-    """Watches the first run: parameters that get their values in it, and spectral vectors."""
+    """Link hook of the first run: records initialised parameters and spectral vectors."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -130,18 +131,18 @@ class FirstCalls(link_hook.LinkHook):
         self._waiting: list[Any] = []
 
     def forward_preprocess(self, args: Any) -> None:
-        """Remember the link's own parameters that have no array yet."""
+        """Record the link's uninitialised parameters."""
         self._waiting += [p for p in chainer.Link.params(args.link) if p.array is None]
         if chainer.config.in_recomputing:  # they are there already, and do not stay
             self._remember(args.link)
 
     def forward_postprocess(self, args: Any) -> None:
-        """Remember the vectors that the call has made."""
+        """Record the spectral vectors of the call."""
         if not chainer.config.in_recomputing:
             self._remember(args.link)
 
     def were_made(self) -> bool:
-        """Tell whether parameters got their arrays since this was last asked."""
+        """Tell whether parameters were initialised since the last call of this method."""
         before = len(self._waiting)
         if before:
             self._waiting = [p for p in self._waiting if p.array is None]
@@ -154,7 +155,8 @@ class FirstCalls(link_hook.LinkHook):
 
 
 class SecondCalls(link_hook.LinkHook):
-    """Gives each call of the second run the spectral vectors of the first, and takes them back.
+    """Link hook of the second run: applies the first run's spectral vectors, and restores the
+    present ones.
 
     Chainer keeps those of the last call only, and a link may be called several times.
     """
@@ -165,7 +167,7 @@ class SecondCalls(link_hook.LinkHook):
         self._kept: list[tuple[Any, Any, Any, Any]] = []
 
     def forward_preprocess(self, args: Any) -> None:
-        """Put the vectors of this call in place."""
+        """Apply the vectors of this call."""
         hooks = _spectral(args.link)
         for hook, (u, v) in zip(hooks, next(self._left, []) if hooks else [], strict=False):
             self._kept.append((args.link, hook, getattr(args.link, hook.vector_name), hook.v))
@@ -173,12 +175,12 @@ class SecondCalls(link_hook.LinkHook):
             hook.v = v
 
     def forward_postprocess(self, args: Any) -> None:
-        """Put back what was there."""
+        """Restore the present vectors."""
         while self._kept and self._kept[-1][0] is args.link:
             self._put_back()
 
     def deleted(self, link: Any) -> None:
-        """At the end, also where a call failed."""
+        """Restore the present vectors, also after a call that failed."""
         while self._kept:
             self._put_back()
 

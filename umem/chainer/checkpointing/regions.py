@@ -31,10 +31,10 @@ def checkpoint(
     determinism_check: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """Call ``func(*xs, **kwargs)`` and keep its inputs instead of what it computes on the way.
+    """Call ``func(*xs, **kwargs)``, keep its inputs, and recompute its saved tensors in backward.
 
-    Backward runs it a second time. Nests; second derivatives work where the functions inside
-    have them.
+    Backward runs it a second time. Nests; second derivatives work where the functions inside have
+    them.
 
     Args:
         func: any callable; what it captures may need gradients too. Both runs must do the same:
@@ -90,7 +90,7 @@ def checkpoint(
 
 
 def checkpointed(func: Callable[..., Any]) -> Callable[..., Any]:
-    """`checkpoint` as a decorator; the options are passed at the call."""
+    """Make a function run under `checkpoint`; options are passed at the call."""
     _check_callable(func, "checkpointed")
 
     @wraps(func)
@@ -136,7 +136,7 @@ def _segment_count(segments: Any, steps: int) -> int:
 
 
 class _Sequence:
-    """Functions one after another."""
+    """A composition of functions."""
 
     def __init__(self, steps: list[Callable[..., Any]]) -> None:
         self._steps = steps
@@ -148,7 +148,7 @@ class _Sequence:
 
 
 class Checkpoint(function_node.FunctionNode):
-    """The node of a region in the outer graph: its inputs, then what it captures."""
+    """The function node of a region: its inputs, then the variables it captures."""
 
     def __init__(self, region: Region, captured: Sequence[Any], outputs: Sequence[Any]) -> None:
         self._region = region
@@ -156,7 +156,7 @@ class Checkpoint(function_node.FunctionNode):
         self._made: Any = tuple(y.array for y in outputs)
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Hand out what the first run made, and let its graph go."""
+        """Return the arrays that the first run computed, and drop its graph."""
         self.retain_inputs(tuple(range(len(inputs) - len(self._captured))))
         made, self._made = self._made, None
         return tuple(made)
@@ -164,7 +164,7 @@ class Checkpoint(function_node.FunctionNode):
     def backward_accumulate(
         self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...], grad_inputs: tuple[Any, ...]
     ) -> tuple[Any, ...]:
-        """Run the region again and differentiate it, adding to the gradients that are there.
+        """Rerun the region, run backward through it, and add to the given gradients.
 
         Adding here, and not afterwards, keeps the order of the sum that a plain run has.
         """
@@ -192,7 +192,7 @@ class Checkpoint(function_node.FunctionNode):
 
 
 class _Cut:
-    """For a moment the nodes of a region's inputs have no creators: differentiation stops there."""
+    """Removes the creators of a region's inputs in a block, so that backward stops there."""
 
     def __init__(self, sources: Sequence[Any]) -> None:
         self._nodes = list({id(x.node): x.node for x in sources}.values())
@@ -209,7 +209,7 @@ class _Cut:
 
 
 def _outer(node: Checkpoint, sources: Sequence[Any], outputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Apply the node, at the place in the order of backward that the region has in a plain run."""
+    """Apply the region's node with the rank that the region has in a plain run."""
     if not outputs:
         return ()
     rank = max(y.node.rank for y in outputs) - 1  # a plan changes those of functions alone

@@ -23,13 +23,13 @@ from umem.errors import (
 )
 
 _READ = ("_running_mean", "_running_var")
-"""Statistics that BatchRenormalization reads, and then updates."""
+"""Running statistics that BatchRenormalization reads before it updates them."""
 _STATISTICS = (*_READ, "running_mean", "running_var", "running_projection")
 _numbers = count()
 
 
 class _Hook(function_hook.FunctionHook):
-    """A hook under a name of its own, so that regions nest."""
+    """A function hook with a unique name, so that regions nest."""
 
     def __init__(self) -> None:
         self.name = f"umem.rerun-{next(_numbers)}"
@@ -45,7 +45,7 @@ class _Hook(function_hook.FunctionHook):
 
 
 class FirstRun(_Hook):
-    """Runs a region with a graph, and remembers what the second run needs.
+    """Runs a region with a graph, and records what the second run needs.
 
     The functions are held weakly: what nobody needs any more dies during the run.
     """
@@ -70,7 +70,7 @@ class FirstRun(_Hook):
         self._stack.close()
 
     def forward_preprocess(self, function: Any, in_data: Any) -> None:
-        """Remember the function."""
+        """Record the function."""
         self.functions.add(function)
         if self.checks:
             self.calls.append(call_of(function, in_data))
@@ -83,7 +83,7 @@ class FirstRun(_Hook):
 
 
 class SecondRun(_Hook):
-    """Runs a region again as it was, and checks that it is the same."""
+    """Reruns a region in the first run's state, and checks that it does the same."""
 
     def __init__(self, first: FirstRun) -> None:
         super().__init__()
@@ -100,6 +100,12 @@ class SecondRun(_Hook):
         return self
 
     def __exit__(self, kind: Any, *exception: Any) -> None:
+        """End the second run, restore the state around it, and check that it was complete.
+
+        Raises:
+            RecomputeCountError: functions of the first run are missing.
+            RecomputeError: other random numbers were drawn.
+        """
         first = self._first
         checks = kind is None and first.checks
         differs = checks and first.random is not None and first.random.differs()
@@ -120,7 +126,9 @@ class SecondRun(_Hook):
             )
 
     def forward_preprocess(self, function: Any, in_data: Any) -> None:
-        """Check the function, and give it statistics that nobody else sees: they count once."""
+        """Check the function, and give it copies of running statistics, which must be updated once
+        only.
+        """
         first = self._first
         call = call_of(function, in_data) if first.checks else None
         self.functions[function] = call
@@ -139,13 +147,13 @@ class SecondRun(_Hook):
                 setattr(function, name, read.get(name, value).copy())
 
     def forward_postprocess(self, function: Any, in_data: Any) -> None:
-        """Give the statistics back, for links that store what the function made of them."""
+        """Restore the running statistics, for links that store the function's result."""
         _local.jumped = False
         while self._kept and self._kept[-1][0] is _real(function):
             setattr(*self._kept.pop())
 
     def check_outputs(self, outputs: Sequence[Any], kinds: Sequence[tuple[Any, Any]]) -> None:
-        """Raise unless the region's outputs have these shapes and types."""
+        """Raise unless the region's outputs have these shapes and dtypes."""
         for y, (shape, dtype) in zip(outputs, kinds, strict=True):
             if y.creator_node not in self.functions:
                 raise RecomputeCountError(
@@ -167,7 +175,7 @@ class SecondRun(_Hook):
     def check_captured(
         self, outputs: Sequence[Any], inputs: Sequence[Any], captured: Sequence[Any]
     ) -> None:
-        """Raise unless the region captures the same variables as in the first run."""
+        """Raise unless the region captures the variables of the first run."""
         left = {id(x.node): x for x in captured}
         known = {*left, *(id(x.node) for x in inputs)}
         for node, func in outside(outputs, self.functions):
@@ -189,7 +197,7 @@ class SecondRun(_Hook):
 
 
 class _ThisThread(threading.local):
-    """Tell whether a run around this one moved the random numbers before the present function."""
+    """Thread-local flag: an outer run has moved the generator before the present function."""
 
     jumped = False
 

@@ -30,7 +30,7 @@ __all__ = ["workspace"]
 
 
 class workspace(Decorator, Scoped[None]):
-    """Have convolutions and poolings keep their temporary arrays under a cap.
+    """Cap the temporary arrays (workspace) of convolutions and poolings.
 
     ``with umem.chainer.workspace("16MiB"): ...`` is for a block, in the thread and the asyncio task
     that enter it; it nests, and wraps functions. ``umem.chainer.workspace("16MiB").enable()`` is
@@ -44,9 +44,9 @@ class workspace(Decorator, Scoped[None]):
 
     Concerned are Chainer's convolutions, deconvolutions, their gradients (groups, dilation and any
     number of dimensions included), poolings and unpoolings, on NumPy, and on CuPy where cuDNN does
-    not compute them. Several samples are taken at a time, one, or a band of one's output rows.
-    The least is one row: where that takes more than the cap, a `WorkspaceWarning` says so once.
-    On NumPy batch normalisation goes by channels, two at least, and optimizers update as under
+    not compute them. Several samples are taken at a time, one, or a band of one's output rows. The
+    least is one row: where that takes more than the cap, a `WorkspaceWarning` says so once. On
+    NumPy batch normalisation goes by channels, two at least, and optimizers update as under
     `chunked_updates`, with at most 1.5 MiB: both to the bit.
 
     Results are those of Chainer up to rounding, and C-contiguous, which Chainer's are not always;
@@ -78,7 +78,7 @@ class workspace(Decorator, Scoped[None]):
         scope.open(_Setting(self._cap))
 
     def enable(self) -> workspace:
-        """Set the cap for the process: every thread, outside of blocks with their own.
+        """Set the cap for the process, in all threads; blocks with their own cap take precedence.
 
         Raises:
             StateError: another one is set for the process; it stays.
@@ -91,7 +91,7 @@ class workspace(Decorator, Scoped[None]):
         return self
 
     def disable(self) -> None:
-        """Take the cap off the process.
+        """Remove the process's cap.
 
         Raises:
             StateError: it is not set for the process; nothing has changed.
@@ -104,18 +104,18 @@ class workspace(Decorator, Scoped[None]):
 
 
 class _Setting(NamedTuple):
-    """What a block stands for."""
+    """The cap and the options of one block."""
 
     cap: Cap | None
 
 
 _process: Any = None
 _holders: set[Any] = set()
-"""The blocks and the setting for the process that are on."""
+"""The blocks that are open, and the process's setting."""
 
 
 def cap_here() -> Cap | None:
-    """The cap of the calling code: its innermost block's, otherwise the process's."""
+    """Return the cap in force: that of the innermost block, or the process's."""
     setting = derived(_innermost)
     if setting is not None:
         return setting.cap
@@ -128,7 +128,7 @@ def _innermost(payload: tuple[Any, ...]) -> _Setting | None:
 
 
 def under(cap: Cap | None) -> workspace:
-    """A block under a cap that is there: what ran under it runs again to the bit."""
+    """Return a block with an existing cap, to recompute to the bit what ran under it."""
     block = workspace(None)
     block._cap = cap
     return block
@@ -138,12 +138,12 @@ def under(cap: Cap | None) -> workspace:
 
 
 class _InParts(Subscriber):
-    """Computes in the place of Chainer's functions and update rules. There is one for all caps."""
+    """The tap's subscriber that computes functions and update rules in parts. One for all caps."""
 
     place = 2
 
     def compute(self, proceed: Proceed, func: Any, *arrays: Any) -> Any:
-        """Compute in parts where the calling code has a cap."""
+        """Compute a function in parts if a cap is in force."""
         cap = cap_here()
         if cap is None:
             return proceed(func, *arrays)
@@ -154,19 +154,19 @@ class _InParts(Subscriber):
         return proceed(func, *arrays) if y is None else (y,)
 
     def normalize(self, proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
-        """Normalise by channels where the calling code has a cap."""
+        """Compute batch normalisation by channels if a cap is in force."""
         cap = cap_here()
         computes = proceed if cap is None else partial(normalize, cap, proceed)
         return computes(*args, **kwargs)
 
     def normalize_back(self, proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
-        """As `normalize`."""
+        """Compute the gradient of batch normalisation by channels if a cap is in force."""
         cap = cap_here()
         computes = proceed if cap is None else partial(normalize_back, cap, proceed)
         return computes(*args, **kwargs)
 
     def update_core(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
-        """Update a parameter in chunks where the calling code has a cap."""
+        """Update a parameter in chunks if a cap is in force."""
         (proceed if cap_here() is None else partial(update_in_chunks, proceed))(rule, parameter)
 
 
@@ -200,13 +200,13 @@ _SETTINGS = (
     "sy", "sx", "ph", "pw", "dy", "dx", "kh", "kw", "stride", "pad", "dilate", "ksize", "groups",
     "cover_all", "outs", "outh", "outw", "pad_value",
 )  # fmt: skip
-"""What of a function's attributes decides about its computation."""
+"""Attributes of a function that determine its computation."""
 ENOUGH_RESULTS, MOST_TRIALS = 1 << 16, 32
-"""So many numbers of one kind of call are compared, where that takes no more trials."""
+"""A kind of call is compared until this many numbers were equal, in at most this many trials."""
 
 
 def _exactly(cap: Cap, rule: Rule, proceed: Proceed, func: Any, arrays: tuple[Any, ...]) -> Any:
-    """Compute in parts what came out to the bit when it was first compared."""
+    """Compute in parts only calls whose kind gave the same bits when it was first compared."""
     kind = _kind_of(func, arrays)
     if kind not in cap.layouts:
         mine = rule.compute(cap, func, *arrays)
@@ -224,7 +224,9 @@ def _exactly(cap: Cap, rule: Rule, proceed: Proceed, func: Any, arrays: tuple[An
 
 
 def _others(arrays: tuple[Any, ...], size: int) -> Iterator[tuple[Any, ...]]:
-    """Other values for a call with few results, where sums in another order often tie."""
+    """Make other inputs for a call with few results, where different orders of summing often
+    agree.
+    """
     xp = get_array_module(*(arrays[0] if isinstance(arrays[0], tuple) else arrays))
     rng = np.random.default_rng(0)
 
@@ -241,7 +243,7 @@ def _others(arrays: tuple[Any, ...], size: int) -> Iterator[tuple[Any, ...]]:
 
 
 def _kind_of(func: Any, arrays: tuple[Any, ...]) -> Any:
-    """What two calls have in common that are computed alike."""
+    """Return a key that calls share which are computed alike: class, shapes, layouts, settings."""
     given = arrays[0] if isinstance(arrays[0], tuple) else arrays
     owner = getattr(func, "func", func)
     return (
@@ -257,7 +259,7 @@ def _hashable(setting: Any) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two arrays have the same bits."""
+    """Tell whether two arrays are equal to the bit."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     bits = np.dtype(f"u{a.itemsize}")
@@ -265,7 +267,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _laid_out(y: Any, strides: tuple[int, ...]) -> Any:
-    """An array in a layout of Chainer's, on which the bits of sums over it depend."""
+    """Copy an array in one of Chainer's memory layouts, on which the bits of sums depend."""
     if y is None or y.strides == strides:
         return y
     xp = get_array_module(y)

@@ -33,11 +33,11 @@ from umem.chainer.chunking.windows import Windows, fill, overlaps, spread
 
 Array = Any
 FAST_COLUMNS = 512
-"""A matrix product of fewer columns is slower for each."""
+"""Matrix products of fewer columns are slower for each column."""
 
 
 class ConvolutionCall(NamedTuple):
-    """One call of a function.
+    """The geometry, cap and array module of one call.
 
     Attributes:
         xp: NumPy or CuPy.
@@ -56,10 +56,12 @@ class ConvolutionCall(NamedTuple):
     def positions_at_a_time(
         self, sides: Sides, channel_count: int, total: int, in_place: bool, is_cached: bool = False
     ) -> int:
-        """As many as fit under the cap; or the least, which is said where it is too much.
+        """Return how many output positions are computed at a time under the cap, at least one row.
 
-        With ``in_place`` a sample's columns are in the image. With ``is_cached`` not many more
-        than the processor's cache holds.
+        A row that takes more than the cap is reported once.
+
+        With ``in_place`` a sample's columns are in the image. With ``is_cached`` not many more than
+        the processor's cache holds.
         """
         size, row = prod(self.windows.outs), least(self.windows.outs)
         fitting = sides.positions(channel_count, total, self.cap.nbytes)
@@ -100,7 +102,7 @@ def convolve(call: ConvolutionCall, x: Array, kernel: Array, bias: Array | None)
 
 
 def convolve_back(call: ConvolutionCall, y: Array, kernel: Array, bias: Array | None) -> Array:
-    """Apply the adjoint of `convolve` to (n, outputs, outs...): a deconvolution.
+    """Apply the adjoint of `convolve`, a deconvolution, to (n, outputs, outs...).
 
     Returns (n, channels, image...) of the type of ``y``: the gradient of the images.
     """
@@ -124,7 +126,7 @@ def convolve_back(call: ConvolutionCall, y: Array, kernel: Array, bias: Array | 
 
 
 def kernel_gradient(call: ConvolutionCall, x: Array, y: Array, dtype: Any) -> Array:
-    """Sum up the gradient of a kernel, of images and of the gradients of their outputs.
+    """Compute the gradient of a kernel from images and the gradients of their outputs.
 
     Returns (outputs, channels, kernel...) of type ``dtype``.
     """
@@ -159,7 +161,7 @@ def kernel_gradient(call: ConvolutionCall, x: Array, y: Array, dtype: Any) -> Ar
 
 
 class Columns:
-    """The columns of a call's images, a part at a time, in memory that the parts share.
+    """The columns (im2col) of a call's images, a part at a time, in memory shared by the parts.
 
     Attributes:
         dtype: of the columns.
@@ -178,16 +180,18 @@ class Columns:
         self._memory: Array = call.xp.empty(0, self.dtype)
 
     def sides(self, output_count: int, sums: int = 0) -> Sides:
-        """What products with them take."""
+        """Return the sizes of matrix products with these columns."""
         kernel = self.kernel_size * self._call.groups
         return Sides(kernel, output_count, sums, self.dtype.itemsize)
 
     def rows(self, channels: slice) -> slice:
-        """Which rows of all columns are those of some channels."""
+        """Return the rows of the column matrix that belong to some channels."""
         return slice(channels.start * self.kernel_size, channels.stop * self.kernel_size)
 
     def of(self, part: Part, channels: slice | None = None) -> Array:
-        """Columns of some channels (all, by default): (groups, channels x kernel, positions)."""
+        """Return the columns of some channels, all by default: (groups, channels x kernel,
+        positions).
+        """
         channels = channels or slice(0, self.channel_count)
         images = self._images[part.samples, :, channels]
         if self.are_the_image and part.sample_count == 1:
@@ -198,7 +202,7 @@ class Columns:
         return found
 
     def add(self, part: Part, channels: slice, matrix: Array, given: Array) -> None:
-        """Add columns, the product of two matrices, to the places of the images they are of."""
+        """Add columns to the image positions that they were taken from (col2im)."""
         images = self._images[part.samples, :, channels]
         if self.are_the_image and part.sample_count == 1:
             _multiply(self._call.xp, matrix, given, _flat(images[0], 2)[:, :, part.positions])
@@ -208,7 +212,7 @@ class Columns:
         spread(images, by_sample, overlaps(self._call.windows, part.band))
 
     def _room(self, part: Part, channels: slice) -> tuple[Array, Array]:
-        """Memory for columns, as a matrix for each group and as one for each sample."""
+        """Return the columns' memory as a matrix for each group, and as one for each sample."""
         groups, kernel = self._call.groups, self._call.windows.kernel
         count = channels.stop - channels.start
         shape = (groups, count, *kernel, part.sample_count, *part.lengths)
@@ -251,7 +255,9 @@ def _by_sample(product: Array, part: Part) -> Array:
 
 
 def _side_by_side(xp: Any, y: Array, part: Part, groups: int, dtype: Any) -> Array:
-    """A part of (samples, outputs, outs...) as (groups, outputs, positions), a view if it may."""
+    """Return a part of (samples, outputs, outs...) as (groups, outputs, positions), a view if
+    possible.
+    """
     found = y[(part.samples, slice(None), *part.ranges)]
     found = found.reshape(len(found), groups, -1, *part.lengths)
     found = found.transpose(1, 2, 0, *range(3, found.ndim))
@@ -261,7 +267,7 @@ def _side_by_side(xp: Any, y: Array, part: Part, groups: int, dtype: Any) -> Arr
 
 
 def _are_ready(xp: Any, x: Array, dtype: Any) -> bool:
-    """Whether a BLAS can take each sample of (n, channels, image...) without a copy."""
+    """Tell whether BLAS can take each sample of (n, channels, image...) without a copy."""
     if xp is not np:
         return True
     sizes, strides = x.shape[2:], x.strides[2:]

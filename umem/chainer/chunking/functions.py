@@ -48,11 +48,11 @@ from umem.chainer.chunking.windows import Sizes, Windows
 
 Array = Any
 Compute = Callable[..., Array | None]
-"""From a cap, the function's node and the arguments of its method, to the one result."""
+"""A function of a cap, a function node and the method's arguments; returns the one result."""
 
 
 class Rule(NamedTuple):
-    """The methods of a class of functions that compute, and what computes in their place."""
+    """The methods of a class of functions that compute, and their replacements."""
 
     methods: tuple[str, ...]
     compute: Compute
@@ -88,7 +88,9 @@ def _kernel_gradient(cap: Cap, func: Any, x: Array, y: Array, *_: Any) -> Array 
 
 
 def _is_left(cap: Cap, func: Any, array: Array) -> bool:
-    """Whether Chainer is to compute; sums of halves that are exact here and there are chance."""
+    """Tell whether Chainer's own code must run: with iDeep, or for sums of float16 that must be
+    exact.
+    """
     is_chance = cap.exact and array.dtype == "float16" and isinstance(array, np.ndarray)
     return is_chance or bool(getattr(func, "_use_ideep", False))
 
@@ -98,7 +100,7 @@ def _call(cap: Cap, func: Any, array: Array, windows: Windows) -> ConvolutionCal
 
 
 def _seen_by(func: Any, image: Sizes, kernel: Sizes, cover_all: bool | None = None) -> Windows:
-    """The windows of a function of two dimensions, or of any number."""
+    """Return the windows of a two-dimensional or n-dimensional function."""
     if hasattr(func, "stride"):
         stride, pad = func.stride, func.pad
         dilate = getattr(func, "dilate", (1,) * len(image))
@@ -151,6 +153,7 @@ def _max_again(cap: Cap, node: Any, inputs: tuple[Array]) -> Array:
 
 
 def _average(cap: Cap, func: Any, inputs: tuple[Array]) -> Array | None:
+    """Compute an average pooling in parts; None leaves it to Chainer, which words the error."""
     (x,) = inputs
     is_nd = hasattr(func, "ksize")
     windows = _pooled(func, x.shape[2:], cover_all=bool(func.cover_all) if is_nd else False)
@@ -178,6 +181,7 @@ def _average_gradient(cap: Cap, node: Any, inputs: tuple[Array]) -> Array | None
 
 
 def _unpooling(cap: Cap, func: Any, inputs: tuple[Array]) -> Array | None:
+    """Compute an unpooling in parts; None leaves it to Chainer."""
     (y,) = inputs
     image = _image_of(func, y.shape[2:])
     if min(image) < 1:
@@ -222,7 +226,7 @@ def _upsampling_gradient(cap: Cap, func: Any, inputs: tuple[Array]) -> Array | N
 
 
 def _image_of(func: Any, outs: Sizes) -> Sizes:
-    """The sizes of the image that an unpooling makes: given, or the smallest."""
+    """Return the image size of an unpooling: the given one, or the smallest."""
     given = func.outs if hasattr(func, "outs") else (func.outh, func.outw)
     windows = _pooled(func, outs)
     if given is None:
@@ -236,7 +240,9 @@ def _image_of(func: Any, outs: Sizes) -> Sizes:
 
 
 def _is_repeating(func: Any, outs: Sizes) -> bool:
-    """Whether Chainer repeats each value, which takes no columns: its own condition."""
+    """Tell whether an unpooling repeats each value, by Chainer's own condition; it needs no
+    columns.
+    """
     height, width = outs[0] - func.ph, outs[1] - func.pw
     return bool(
         func.outh % height == 0
@@ -272,4 +278,4 @@ RULES: dict[type, Rule] = {
     upsampling_2d.Upsampling2D: Rule(_BOTH, _upsampling),
     upsampling_2d.Upsampling2DGrad: Rule(_BOTH, _upsampling_gradient),
 }
-"""By the class of the function."""
+"""Replacements by class of function."""

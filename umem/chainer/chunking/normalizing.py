@@ -18,9 +18,10 @@ from umem.chainer.chunking.pieces import CACHED_BYTES, Cap
 Array = Any
 Proceed = Callable[..., Any]
 NORMALIZATION = GeneralBatchNormalizationImpl
-"""What computes where no library does; a subclass, such as ChainerMN's, may do anything else."""
+"""Chainer's implementation for devices without a library of their own; subclasses, such as
+ChainerMN's, may compute anything and are left alone."""
 TEMPORARY_COUNT = 6
-"""So many arrays of a part's size Chainer's code has at once, its result included."""
+"""Chainer's code has this many arrays of a part's size at once, its result included."""
 
 
 def normalize(
@@ -28,7 +29,9 @@ def normalize(
     xp: Any, expander: Any, beta: Array, eps: float, decay: float, running_mean: Any,
     running_var: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Normalise as `GeneralBatchNormalizationImpl.forward` does; arguments and result are its."""
+    """Normalise in parts as `GeneralBatchNormalizationImpl.forward` does, with its arguments and
+    result.
+    """
     running = running_mean, running_var
 
     def part_of(part: slice) -> Any:
@@ -57,7 +60,7 @@ def normalize_back(
     x_layout: Any, xp: Any, expander: Any, mean: Array, inv_std: Array, eps: float, var: Any,
     forward_data: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """As `normalize`, for ``backward``."""
+    """Compute in parts as `GeneralBatchNormalizationImpl.backward` does."""
 
     def part_of(part: slice) -> Any:
         return proceed(
@@ -78,7 +81,7 @@ def normalize_back(
 
 
 def _goes_by_channels(xp: Any, axis: Any, gamma: Array, x: Array, *others: Array) -> bool:
-    """Whether a part of the channels has the bits that it has among all."""
+    """Tell whether some channels alone get the same bits as among all."""
     arrays = gamma, x, *others
     return (
         xp is np
@@ -91,7 +94,7 @@ def _goes_by_channels(xp: Any, axis: Any, gamma: Array, x: Array, *others: Array
 
 
 def _channels(cap: Cap, x: Array) -> Iterator[slice]:
-    """Cut the channels into parts of two at least, which fit the cap where two do."""
+    """Split the channels into parts of at least two that fit the cap, if two do."""
     count = x.shape[1]
     most = max(1, min(cap.nbytes, CACHED_BYTES * TEMPORARY_COUNT) // TEMPORARY_COUNT)
     part_count = max(1, min(count // 2, -(-x.nbytes // most)))

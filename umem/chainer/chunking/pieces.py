@@ -15,13 +15,13 @@ from umem.errors import WorkspaceWarning, warn_at_program
 from umem.units import format_bytes
 
 WIDE = 2048
-"""A matrix product with as many columns is about as fast for each as a wider one."""
+"""A matrix product of this many columns is about as fast for each column as a wider one."""
 CACHED_BYTES = 1 << 20
-"""What a core's own cache holds at least; more at a time is no faster."""
+"""A core's own cache holds at least this; larger parts are no faster."""
 
 
 class Cap:
-    """A cap, and what was seen under it.
+    """A cap, and whether its excess was reported.
 
     Attributes:
         nbytes: what the temporary arrays of one call may take.
@@ -36,7 +36,7 @@ class Cap:
         self._has_said = False
 
     def exceeded(self, nbytes: int, label: str) -> None:
-        """Say once that the least that can be done takes more."""
+        """Warn once that the smallest part takes more than the cap."""
         if not self._has_said:
             self._has_said = True
             warn_at_program(
@@ -47,7 +47,7 @@ class Cap:
 
 
 class Part(NamedTuple):
-    """Some samples and, where it is one sample, a band of its output positions.
+    """Some samples and, if it is a single sample, a band of its output positions.
 
     Attributes:
         samples: which.
@@ -65,17 +65,17 @@ class Part(NamedTuple):
 
     @property
     def lengths(self) -> Sizes:
-        """Output positions along each axis."""
+        """Return the number of output positions along each axis."""
         return tuple(end - begin for begin, end in self.band)
 
     @property
     def ranges(self) -> tuple[slice, ...]:
-        """Index of its output positions, an axis each."""
+        """Return the index of its output positions, one slice an axis."""
         return tuple(slice(begin, end) for begin, end in self.band)
 
 
 def parts(sample_count: int, outs: Sizes, most: int) -> Iterator[Part]:
-    """Cut a batch into parts of at most ``most`` output positions, and at least one row."""
+    """Split a batch into parts of at most ``most`` output positions, and at least one row."""
     size = prod(outs)
     if most >= size:
         whole = tuple((0, out) for out in outs)
@@ -91,19 +91,23 @@ def parts(sample_count: int, outs: Sizes, most: int) -> Iterator[Part]:
 
 
 def blocks(count: int, most: int) -> Iterator[slice]:
-    """Cut a range into slices of at most ``most``, as equal as can be, none above the first."""
+    """Split a range into slices of at most ``most``, as equal as possible, the first the
+    largest.
+    """
     number = -(-count // most)
     for index in range(number):
         yield slice(-(-index * count // number), -(-(index + 1) * count // number))
 
 
 def least(outs: Sizes) -> int:
-    """The fewest output positions that a part has: a row's, where there is more than one axis."""
+    """Return the fewest output positions of a part: one row, or one position if there is one
+    axis.
+    """
     return outs[-1] if len(outs) > 1 else 1
 
 
 def _bands(outs: Sizes, most: int) -> Iterator[tuple[Range, ...]]:
-    """Cut output positions into runs; along the last of several axes they stay whole."""
+    """Split output positions into runs; the last of several axes stays whole."""
     row = prod(outs[1:])
     if row <= most or len(outs) < 3:
         inner = tuple((0, out) for out in outs[1:])
@@ -116,7 +120,7 @@ def _bands(outs: Sizes, most: int) -> Iterator[tuple[Range, ...]]:
 
 
 class Sides(NamedTuple):
-    """What a matrix product of columns takes, in elements.
+    """Sizes of a matrix product of columns, in elements.
 
     Attributes:
         kernel: of a column, for each channel.
@@ -131,19 +135,19 @@ class Sides(NamedTuple):
     itemsize: int
 
     def positions(self, channel_count: int, total: int, nbytes: int) -> int:
-        """As many columns as fit; all of them where they do without sums."""
+        """Return how many columns fit into ``nbytes``; ``total`` if all fit without summing."""
         each = self.kernel * channel_count + self.others
         room = nbytes // self.itemsize
         return total if each * total <= room else (room - self.sums * channel_count) // each
 
     def nbytes(self, channel_count: int, count: int) -> int:
-        """The bytes of so many columns."""
+        """Return the bytes of a number of columns."""
         each = self.kernel * channel_count + self.others
         return (each * count + self.sums * channel_count) * self.itemsize
 
 
 def channels_at_a_time(sides: Sides, channel_count: int, total: int, nbytes: int) -> int:
-    """As many channels as leave room for a wide product, while fewer make a difference."""
+    """Halve the channels until wide products fit into ``nbytes``, while that makes a difference."""
     while channel_count > 1 and sides.positions(channel_count, total, nbytes) < min(total, WIDE):
         sums_bytes = sides.sums * channel_count * sides.itemsize
         if sides.kernel * channel_count <= sides.others and 2 * sums_bytes <= nbytes:

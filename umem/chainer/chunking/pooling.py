@@ -42,13 +42,13 @@ class Planes(NamedTuple):
     cap: Cap
 
     def gathered(self, shape: Sizes) -> Iterator[tuple[Index, Index, Overlaps]]:
-        """Cut outputs of a shape: index of the images, index of the outputs, and the overlaps."""
+        """Iterate over parts of an output: index of the images, index of the outputs, overlaps."""
         for images, bands in self._planes(shape):
             for band in bands:
                 yield images, (*images, *band.ranges), overlaps(self.windows, band.band)
 
     def scattered(self, shape: Sizes) -> Iterator[tuple[Index, Index, Overlap]]:
-        """As `gathered`, an overlap at a time, and all bands before the next place.
+        """Iterate as `gathered`, but one kernel offset at a time, over all bands.
 
         So sums in an image are taken in the same order, however it is cut.
         """
@@ -59,7 +59,7 @@ class Planes(NamedTuple):
                     yield images, (*images, *band.ranges), overlap
 
     def _planes(self, shape: Sizes) -> Iterator[tuple[Index, list[Part]]]:
-        """Planes of some samples and channels, and the bands in which they are taken."""
+        """Iterate over planes of some samples and channels, with the bands they are computed in."""
         outs, size = self.windows.outs, prod(self.windows.outs)
         # Two temporary arrays, of any type.
         sides = Sides(kernel=1, others=0, sums=0, itemsize=2 * 8)
@@ -74,7 +74,7 @@ class Planes(NamedTuple):
 
 
 def sum_windows(planes: Planes, x: Array, divisor: Any = 1) -> Array:
-    """Sum up each window of (n, channels, image...); padding counts as zero.
+    """Sum each window of (n, channels, image...); padding counts as zero.
 
     Args:
         divisor: of the sums: a number, or an array (outs...).
@@ -94,7 +94,7 @@ def sum_windows(planes: Planes, x: Array, divisor: Any = 1) -> Array:
 
 
 def sum_back(planes: Planes, y: Array, dtype: Any, divisor: Any = 1) -> Array:
-    """Add each value of (n, channels, outs...) to all places of its window.
+    """Add each value of (n, channels, outs...) to all places of its window: the adjoint of a sum.
 
     Args:
         dtype: of the result.
@@ -111,7 +111,7 @@ def sum_back(planes: Planes, y: Array, dtype: Any, divisor: Any = 1) -> Array:
 
 
 def largest(planes: Planes, x: Array) -> tuple[Array, Array]:
-    """Find the largest of each window, and its place: the first, or the first that is no number.
+    """Find each window's largest value and its place: the first of equal ones, or the first NaN.
 
     Padding counts as minus infinity. Places are int32, as Chainer's are on a GPU. NumPy only.
     """

@@ -16,11 +16,12 @@ Sizes = tuple[int, ...]
 Index = tuple[Any, ...]
 Range = tuple[int, int]
 REMEMBERED = 2048
-"""Overlaps that are kept, for as many pairs of windows and band: a step asks for the same ones."""
+"""At most this many overlaps are cached, one for each pair of windows and band; every step asks for
+the same ones."""
 
 
 class Windows(NamedTuple):
-    """The windows of one call; each field has one size for each spatial axis.
+    """The window geometry of one call; each field has one size for each spatial axis.
 
     Attributes:
         image: of the image.
@@ -40,13 +41,13 @@ class Windows(NamedTuple):
 
     @property
     def are_the_image(self) -> bool:
-        """Whether each window is one place, and they are the image's in order."""
+        """Tell whether the windows are the image's own positions in order (a 1x1 kernel)."""
         is_one = {*self.kernel, *self.stride} == {1}
         return is_one and not any(self.pad) and self.outs == self.image
 
 
 class Overlap(NamedTuple):
-    """One place of the kernel, in all windows of a band.
+    """One kernel offset, and the windows of a band for which it falls inside the image.
 
     Attributes:
         place: its number, in the order of memory.
@@ -65,7 +66,7 @@ class Overlap(NamedTuple):
 
 @lru_cache(REMEMBERED)
 def overlaps(windows: Windows, band: tuple[Range, ...]) -> tuple[Overlap, ...]:
-    """List the overlaps with the image, a place of the kernel each, in the order of memory.
+    """List the overlaps of a band with the image, one for each kernel offset, in memory order.
 
     Args:
         windows: those of the call.
@@ -85,7 +86,9 @@ def overlaps(windows: Windows, band: tuple[Range, ...]) -> tuple[Overlap, ...]:
 
 
 def _inside(windows: Windows, axis: int, place: int, begin: int, end: int) -> tuple[int, int, int]:
-    """From and to which window of a band a place lies in the image, and where the first does."""
+    """Return the range of windows whose kernel offset falls inside the image, and its first
+    place.
+    """
     step, before = windows.stride[axis], windows.pad[axis] - place * windows.dilate[axis]
     low = max(begin, -(-before // step))
     high = min(end, (windows.image[axis] - 1 + before) // step + 1)
@@ -105,7 +108,7 @@ def _borders(outs: Sequence[slice], band: Sequence[Range]) -> list[Index]:
 
 
 def fill(columns: Any, image: Any, found: Sequence[Overlap]) -> None:
-    """Copy what each window sees into its column; zero in the padding.
+    """Copy what each window sees into its column (im2col); padding is zero.
 
     Args:
         columns: (..., kernel..., band...), which is written.
@@ -119,7 +122,7 @@ def fill(columns: Any, image: Any, found: Sequence[Overlap]) -> None:
 
 
 def spread(image: Any, columns: Any, found: Sequence[Overlap]) -> None:
-    """Add each column to the places of the image that its window sees: the adjoint of `fill`."""
+    """Add each column to the image positions of its window (col2im): the adjoint of `fill`."""
     for overlap in found:
         part = image[overlap.image]
         part += columns[overlap.columns]

@@ -16,19 +16,20 @@ from umem.printable import quoted
 
 Loss = Callable[[Any, Any], Any]
 TEMPERATURES = 0.001, 1000
-"""Beyond these float32 has no digits for the gradient: shares are all alike, or 0 but for one."""
+"""Beyond these float32 cannot represent the gradient: the softmax is uniform, or one-hot."""
 
 
 class DistillingLoss:
-    """A loss for an optimizer's model, the student, that a teacher has a share in.
+    """A loss function for a student: cross entropy with labels, plus the distance to a teacher's
+    output.
 
     ``optimizer.update(loss, x, t)``. With scores z of the student, v of the teacher, both of shape
-    (n, classes, ...), a temperature T and a weight w the loss is
-    (1 - w) * lossfun(z, t) + w * T**2 * KL(softmax(v / T) || softmax(z / T)), where KL is the mean
-    over the rows. With a weight of 0 it is the plain loss, to the bit, and the teacher does not
-    run. Rows of label -1 have the teacher's share alone. It reports ``loss``, ``label_loss``,
-    ``teacher_loss``, and ``accuracy`` on rows with labels, unless a Classifier is to compute none;
-    one with an ``accfun`` of its own reports what that says.
+    (n, classes, ...), a temperature T and a weight w the loss is (1 - w) * lossfun(z, t) + w * T**2
+    * KL(softmax(v / T) || softmax(z / T)), where KL is the mean over the rows. With a weight of 0
+    it is the plain loss, to the bit, and the teacher does not run. Rows of label -1 have the
+    teacher's share alone. It reports ``loss``, ``label_loss``, ``teacher_loss``, and ``accuracy``
+    on rows with labels, unless a Classifier is to compute none; one with an ``accfun`` of its own
+    reports what that says.
 
     Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network" (arXiv 1503.02531).
 
@@ -123,7 +124,7 @@ class DistillingLoss:
         return loss
 
     def _accuracy(self, scores: Any, labels: Any) -> dict[str, Any]:
-        """What a Classifier would report; of its own function the labels of -1 are left out."""
+        """Return the accuracy that a Classifier would report; its own function gets no label -1."""
         of = self._classifier
         if labels is None or (of is not None and not of.compute_accuracy):
             return {}
@@ -133,7 +134,7 @@ class DistillingLoss:
         return {"accuracy": F.accuracy(scores.array, labels, NO_LABEL)} if is_one else {}
 
     def _said(self, given: Given) -> Callable[[Any], Any]:
-        """Ask the teacher; returns what gives the student's distance from what it said."""
+        """Run the teacher; returns a function that gives the student's distance from its output."""
         output = self.teacher(int(self._optimizer.t), *given.args, **given.kwargs)
         distance = self._distance
         if distance is not None:
@@ -143,7 +144,7 @@ class DistillingLoss:
 
 
 class Softened:
-    """What a teacher says at a temperature, and how far a student is from that.
+    """A teacher's softmax at a temperature, and the student's KL divergence from it.
 
     Args:
         output: the teacher's scores, a Variable or an array of shape (n, classes, ...).
@@ -164,7 +165,7 @@ class Softened:
         self._log_shares = logs.sum(axis=1)
 
     def __call__(self, scores: Any) -> Any:
-        """Return T**2 * KL, the mean over all rows and places.
+        """Return T**2 * KL, averaged over all rows and positions.
 
         Raises:
             DistillationError: scores are of another shape than the teacher's.
@@ -210,6 +211,7 @@ def _within(name: str, value: Any, low: float, high: float) -> float:
 
 
 def _check_apart(teacher: Any, target: Any) -> None:
+    """Raise StateError unless the teacher is a Link that shares no array with the student."""
     if not isinstance(teacher, chainer.Link):
         raise StateError(f"a teacher is a chainer.Link; got {type(teacher).__name__}")
     trained = {id(one) for _, one in _values(target)}
@@ -223,7 +225,7 @@ def _check_apart(teacher: Any, target: Any) -> None:
 
 
 def _values(link: Any) -> Iterator[tuple[str, Any]]:
-    """Parameters, their arrays, and the arrays that are kept beside them, with their paths."""
+    """Yield the paths of parameters and persistent arrays, with their values."""
     for path, one in link.namedlinks():
         for name in sorted(one._params | one._persistent):
             value = getattr(one, name)
@@ -243,7 +245,9 @@ def _check_calls(classifier: Any) -> None:
 
 
 def _check_finite(output: Any) -> None:
-    """Raise where an output has numbers that are not finite; what is no array is not looked at."""
+    """Raise DistillationError if an output has NaN or infinity; outputs that are no arrays are
+    skipped.
+    """
     array = output.array if isinstance(output, chainer.Variable) else output
     if not isinstance(array, chainer.get_array_types()) or array.dtype.kind != "f":
         return

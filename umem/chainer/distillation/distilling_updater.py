@@ -14,7 +14,7 @@ from umem.errors import StateError
 
 
 class DistillingUpdater(updaters.StandardUpdater):
-    """Updates a model, the student, by the labels and by what a teacher says of the same inputs.
+    """A `StandardUpdater` whose model, the student, learns from labels and from a teacher's output.
 
     The loss, its options and its errors are those of `DistillingLoss`; all other arguments those of
     ``chainer.training.StandardUpdater``, by keyword, but for ``loss_func``, in whose place
@@ -78,7 +78,7 @@ class DistillingUpdater(updaters.StandardUpdater):
         super().__init__(iterators, optimizer, device=device, **kwargs)
 
     def update_core(self) -> None:
-        """Take the next batch, and the next without labels."""
+        """Update the student by the next batch, and by the next unlabelled one."""
         iterator, optimizer = self.get_iterator("main"), self.get_optimizer("main")
         more = self._unlabelled()
         samples = iterator.next()
@@ -96,7 +96,9 @@ class DistillingUpdater(updaters.StandardUpdater):
             optimizer.new_epoch(auto=True)
 
     def _unlabelled(self) -> list[Any]:
-        """The next batch without labels; asked first, so that none with labels is lost."""
+        """Return the next unlabelled batch; drawn before the labelled one, so that an error loses
+        none.
+        """
         if "unlabelled" not in self._iterators or not self.loss.weight:
             return []
         try:

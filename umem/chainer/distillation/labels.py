@@ -11,11 +11,11 @@ from umem.errors import StateError
 from umem.printable import quoted
 
 NO_LABEL = -1
-"""The label of a row without one; `chainer.functions.softmax_cross_entropy` leaves it out."""
+"""Label of a row without one; `chainer.functions.softmax_cross_entropy` ignores it."""
 
 
 class Given(NamedTuple):
-    """What a loss was given: inputs of the networks, and the labels."""
+    """The arguments of a loss, split into the networks' inputs and the labels."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -23,7 +23,7 @@ class Given(NamedTuple):
 
 
 def split(key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
-    """Take the labels out, as `chainer.links.Classifier` does.
+    """Split the labels off a loss's arguments, as `chainer.links.Classifier` does.
 
     Raises:
         StateError: there are none, or nothing beside them.
@@ -44,7 +44,7 @@ def split(key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
 
 
 def are_classes(scores: Any, labels: Any) -> bool:
-    """Whether there are labels of classes to compare with."""
+    """Tell whether labels are integer classes, one for each row of the scores."""
     if labels is None or getattr(labels, "dtype", None) is None:
         return False
     is_one_a_row = labels.shape == (*scores.shape[:1], *scores.shape[2:]) and scores.ndim > 1
@@ -52,7 +52,7 @@ def are_classes(scores: Any, labels: Any) -> bool:
 
 
 def without_label(item: Any, like: Any, key: Any) -> Any:
-    """Give an item without a label the label -1, so that it goes into a batch of others.
+    """Append the label -1 to an unlabelled item, so that it can be batched with labelled ones.
 
     Args:
         item: an input, a tuple of inputs, or a dictionary of them.

@@ -18,16 +18,16 @@ from umem.errors import StateError, UnsupportedError
 from umem.memory.blocks import managed
 
 PRECISIONS = ("float32", "float16")
-"""As the teacher is, and in halves."""
+"""Accepted values of ``teacher_precision``: as the teacher is, and float16."""
 MEMORIES = (None, "managed")
 
 
 class Teacher:
-    """A network that is asked for its output, and changes nothing else of a run.
+    """A frozen network that is run without a graph and without side effects on the run.
 
     It runs with ``train`` off and without a graph, so that each array goes when the network's own
-    code lets go of it. The generators of NumPy and of CuPy are afterwards where they were, and
-    what it reports is reported to nobody.
+    code lets go of it. The generators of NumPy and of CuPy are afterwards where they were, and what
+    it reports is reported to nobody.
 
     Args:
         link: the network; stays as it is, and where it is.
@@ -62,7 +62,7 @@ class Teacher:
 
     @property
     def parameter_bytes(self) -> int:
-        """What its parameters take as they are asked."""
+        """Return the bytes of the teacher's parameters, in the precision it runs in."""
         return sum({id(p): p.array.nbytes for p in self.link.params()}.values())
 
     def __call__(self, seed: int, *args: Any, **kwargs: Any) -> Any:
@@ -91,7 +91,7 @@ class Teacher:
 
 
 def check_options(precision: str, memory: str | None) -> None:
-    """Raise an UnsupportedError for a precision or a memory that there is not."""
+    """Raise UnsupportedError for an unknown precision or memory mode."""
     if precision not in PRECISIONS:
         raise UnsupportedError(f'a teacher is in "float32" or "float16", not in {precision!r}')
     if memory not in MEMORIES:
@@ -100,7 +100,7 @@ def check_options(precision: str, memory: str | None) -> None:
 
 @contextmanager
 def _computing_halves() -> Iterator[None]:
-    """Give functions the types that suit halves, as while a model trains in them."""
+    """Cast the inputs of functions as mixed-precision training does, in the block."""
     nothing = Masters([])
     halves.hold(nothing)
     try:
@@ -110,7 +110,7 @@ def _computing_halves() -> Iterator[None]:
 
 
 class _Generators:
-    """The generators of NumPy and of CuPy, from which somebody draws and nobody sees it.
+    """Random generators of the teacher's own, so that its dropout does not change the run's.
 
     NumPy's is put back, and not touched before: `umem.chainer.accumulate` sees what draws by it.
     CuPy's cannot be read, and is exchanged.
@@ -125,7 +125,7 @@ class _Generators:
 
     @contextmanager
     def apart(self, seed: int) -> Iterator[None]:
-        """Draw from them, from CuPy's by a seed."""
+        """Use these generators in the block; CuPy's is seeded anew."""
         before = np.random.get_state(legacy=False)
         try:
             with self._cupy(seed):
@@ -135,6 +135,7 @@ class _Generators:
 
     @contextmanager
     def _cupy(self, seed: int) -> Iterator[None]:
+        """Use this object's CuPy generator in the block, seeded anew; the run's is restored."""
         if self._random is None:
             yield
             return
@@ -164,7 +165,7 @@ _device_of = chainer.backend.get_device_from_array
 
 
 def _placed(link: Any, device: Any, is_half: bool, memory: str | None) -> Any:
-    """A copy of the link whose parameters are on a device; in halves before they go there."""
+    """Copy a link to a device; it is converted to float16 on the host first."""
     if memory is not None and device.xp is np:
         with managed():  # names both ways out where there is no device
             pass
@@ -183,7 +184,7 @@ def _placed(link: Any, device: Any, is_half: bool, memory: str | None) -> Any:
 
 
 def _give_own(one: Any, other: Any, made: dict[int, Any], array: Callable[[Any], Any]) -> None:
-    """Give a copied link parameters of its own; what was shared or tied stays so.
+    """Give a copied link its own arrays; parameters shared within it stay shared.
 
     A copy in Chainer's mode "share" has parameters whose arrays change with the original's.
     """

@@ -16,7 +16,7 @@ _HOLD_PARAMETERS = {
 
 
 def refuse_exchange(model: Any, what: str) -> None:
-    """See that layers of a model may be exchanged.
+    """Raise StateError if something active holds parameters of layers that are to be exchanged.
 
     Raises:
         StateError: half precision or states in shards are on, or a group of calls is not
@@ -29,7 +29,7 @@ def refuse_exchange(model: Any, what: str) -> None:
 
 
 def refuse_tie(model: Any, what: str) -> None:
-    """See that parameters of a model may be tied, or untied.
+    """Raise StateError if something active holds parameters that are to be tied or untied.
 
     Raises:
         StateError: a state is in shards, or a group of calls is not complete; nothing has changed.

@@ -22,7 +22,7 @@ __all__ = ["Exchange", "Grouped", "LowRank", "Rules", "Separable", "TiedTo", "pa
 
 @dataclass(frozen=True)
 class LowRank:
-    """Exchange `Linear` and `EmbedID` for the nearest of low rank, by singular values.
+    """Rule: exchange `Linear` and `EmbedID` for their nearest low-rank factors (truncated SVD).
 
     Args:
         rank: of the weight; or instead of it
@@ -50,7 +50,7 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Separable:
-    """Exchange `Convolution2D` for the nearest `SeparableConvolution2D`.
+    """Rule: exchange `Convolution2D` for the nearest `SeparableConvolution2D`.
 
     Args:
         multiplier: kernels for each input channel; with as many as a kernel has pixels, or as there
@@ -73,7 +73,7 @@ class Separable:
 
 @dataclass(frozen=True)
 class Grouped:
-    """Exchange `Convolution2D` for one in groups, of the weights that lie in a group.
+    """Rule: exchange `Convolution2D` for a grouped one with the weights inside the groups.
 
     Args:
         groups: at least 2; divides the channels on both sides.
@@ -95,7 +95,7 @@ class Grouped:
 
 @dataclass(frozen=True)
 class TiedTo:
-    """Have the parameter, or the layer, at the rule's path be tied to another by `tie`.
+    """Rule: tie the parameter or layer to the one at the rule's path; see `tie`.
 
     Args:
         first: the path of the one whose parameters stay.
@@ -105,14 +105,14 @@ class TiedTo:
 
 
 _NAMED = 20
-"""How many layers a message names."""
+"""At most this many layers are named in a message."""
 Exchange = LowRank | Separable | Grouped
 Where = str | type
 Rules = Mapping[Any, Any] | Sequence[tuple[Any, Any]]
 
 
 def parted(rules: Rules) -> tuple[list[tuple[Where, Exchange]], list[tuple[str, str]]]:
-    """Check rules; returns those that exchange layers, and the places to be tied.
+    """Check rules, and separate those that exchange layers from those that tie them.
 
     Raises:
         LayerError: there is none, or one is no rule.
@@ -145,7 +145,7 @@ def parted(rules: Rules) -> tuple[list[tuple[Where, Exchange]], list[tuple[str, 
 def taken(
     model: Any, exchanges: Sequence[tuple[Where, Exchange]]
 ) -> list[tuple[LinkPlace, Exchange]]:
-    """Say which layers are to be exchanged for what; the first rule that takes one counts.
+    """Choose the layers to exchange; the first rule that matches a layer applies.
 
     A path with * is for layers, and passes over the chains that they are in; a class passes over
     the parts of layers that are small already.
@@ -197,6 +197,7 @@ def _why_not(spot: LinkPlace, what: Exchange, held: Mapping[int, list[str]]) -> 
 
 
 def _reasons(spot: LinkPlace, what: Exchange, held: Mapping[int, list[str]]) -> Iterator[str]:
+    """Yield the reasons for which a layer cannot be exchanged by a rule."""
     link = spot.link
     if type(link) not in what.takes:
         names = " and ".join(kind.__name__ for kind in what.takes)

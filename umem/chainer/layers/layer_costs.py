@@ -17,7 +17,7 @@ from umem.units import format_bytes
 
 @dataclass(frozen=True)
 class ForwardCosts:
-    """One forward pass, as a trace has it.
+    """Operations and bytes of one traced forward pass.
 
     Attributes:
         operations: all that it takes; a multiply and an add count as two.
@@ -33,7 +33,7 @@ class ForwardCosts:
 
 
 def forward_costs(model: Any, layers: dict[str, Any], inputs: Sequence[Any]) -> ForwardCosts:
-    """Trace a call of a model without training, and leave it as it was.
+    """Trace one call of a model in inference mode, and restore its state.
 
     Args:
         layers: links by path, whose operations are told apart.
@@ -66,7 +66,7 @@ def _described(result: Any) -> list[str]:
 
 
 class _LayerCalls(chainer.LinkHook):
-    """Notes between which events of a recorder each layer was called."""
+    """Records between which events each layer was called."""
 
     name = "umem.layer_costs"
 
@@ -87,7 +87,7 @@ class _LayerCalls(chainer.LinkHook):
 
 
 def samples_of(inputs: Sequence[Any]) -> int:
-    """How many samples inputs have: the first axis of the first array, or its list's length.
+    """Return the batch size of inputs: the length of the first array or list; 1 without either.
 
     1 where there is neither.
     """
@@ -100,7 +100,7 @@ def samples_of(inputs: Sequence[Any]) -> int:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A layer, before and after.
+    """One layer before and after the exchange.
 
     Attributes:
         path: in the model.
@@ -121,7 +121,7 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class Totals:
-    """The whole model, before and after; as `LayerRow` has them."""
+    """The whole model before and after the exchange, with the fields of `LayerRow`."""
 
     bytes_before: int
     bytes_after: int
@@ -130,7 +130,7 @@ class Totals:
 
 
 def table(rows: Sequence[LayerRow], totals: Totals) -> str:
-    """Write the report."""
+    """Format the report as text."""
     lines = [["layer", "was", "is", "parameters", "operations a sample"]]
     lines += [[row.path, row.before, row.after, *_numbers(row)] for row in rows]
     lines.append(["the model", "", "", *_numbers(totals)])

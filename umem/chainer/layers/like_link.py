@@ -28,7 +28,7 @@ def on_host(link: Any, name: str) -> np.ndarray[Any, Any]:
 
 
 def filled(make: Callable[[], Any], like: Any, weights: Mapping[str, Any]) -> Any:
-    """Make a link and give it weights, in the type and on the device of another one.
+    """Make a link with given weights, with dtype and device of another link.
 
     Args:
         make: makes it with weights of 0, so that no random numbers are drawn.
@@ -49,7 +49,7 @@ def filled(make: Callable[[], Any], like: Any, weights: Mapping[str, Any]) -> An
 
 
 def refuse_array(initial: Any, instead: str) -> None:
-    """Raise a DataError where an initialiser is an array, which no factor has the shape of."""
+    """Raise a DataError if an initialiser is an array, as no factor has its shape."""
     if isinstance(initial, chainer.get_array_types()):
         raise DataError(
             f"initialW initialises two arrays, of other shapes than this one's {initial.shape}: "

@@ -20,7 +20,7 @@ def link_at(model: Any, path: str) -> Any:
 
 
 def parent_path(*paths: str) -> str:
-    """Return the path of the lowest chain that has the links at all of these paths in it."""
+    """Return the path of the lowest chain that contains all links at these paths."""
     parts = [path.strip("/").split("/")[:-1] for path in paths]
     common = []
     for same in zip(*parts, strict=False):
@@ -31,7 +31,7 @@ def parent_path(*paths: str) -> str:
 
 
 def counterparts(chain: Any, copied: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each link of a chain with the one that stands for it in a copy of the chain."""
+    """Yield each link of a chain with its counterpart in a copy of the chain."""
     yield chain, copied
     for old, new in _children_of_both(chain, copied):
         if isinstance(old, chainer.Link):
@@ -48,14 +48,14 @@ def _children_of_both(chain: Any, copied: Any) -> Iterator[tuple[Any, Any]]:
 
 
 class LinkPlace(NamedTuple):
-    """A link in a model, and the chain whose child it is."""
+    """A link in a model, with its path and its parent chain."""
 
     path: str
     link: Any
     parent: Any
 
     def put(self, link: Any) -> None:
-        """Put another link there, under the same name and on the same device."""
+        """Replace the link by another, which gets its name and device."""
         link.name = self.link.name
         if link.device != self.link.device:
             link.to_device(self.link.device)
@@ -66,19 +66,19 @@ class LinkPlace(NamedTuple):
             vars(self.parent)[link.name] = link
 
     def moved_to(self, link: Any) -> LinkPlace:
-        """Return this spot with another link in it."""
+        """Return this place with another link."""
         return self._replace(link=link)
 
 
 def _rows(parent: Any) -> Iterator[list[Any]]:
-    """Where a ChainList has its children; a Sequential has them among functions too."""
+    """Yield the lists in which a ChainList keeps its children; a Sequential has a second one."""
     yield parent._children
     if isinstance(parent, chainer.Sequential):
         yield parent._layers
 
 
 def links_by_path(model: Any) -> dict[str, LinkPlace]:
-    """List the links of a model by path, without the model itself.
+    """Map paths to the links of a model, the model itself excluded.
 
     Raises:
         LayerError: it is no link.
@@ -93,7 +93,7 @@ def links_by_path(model: Any) -> dict[str, LinkPlace]:
 
 
 def holders(model: Any) -> dict[int, list[str]]:
-    """Say where links and parameters are held, by their ids: as children, attributes, in lists.
+    """Map ids of links and parameters to the places that hold them: children, attributes, lists.
 
     A link that a Sequential has twice is there twice.
     """
@@ -107,6 +107,9 @@ def holders(model: Any) -> dict[int, list[str]]:
 
 
 def _inside(link: Any, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the values of an attribute with their places: items of dictionaries and lists, or
+    itself.
+    """
     if isinstance(link, chainer.Sequential) and name == "_layers":
         return
     if isinstance(link, chainer.ChainList) and name == "_children":

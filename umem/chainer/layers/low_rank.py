@@ -16,7 +16,7 @@ __all__ = ["LowRankEmbedID", "LowRankLinear"]
 
 
 class TwoFactors(chainer.Chain):
-    """What links of low rank have in common.
+    """Base of low-rank links, made of two of Chainer's links.
 
     Attributes:
         reduce: the link that maps to ``rank`` values.
@@ -30,25 +30,25 @@ class TwoFactors(chainer.Chain):
 
     @property
     def printable_specs(self) -> Iterator[tuple[str, Any]]:
-        """The arguments that it was made with."""
+        """Return the constructor's arguments."""
         yield from ((name, getattr(self, name)) for name in self.names)
 
     @property
     def rank(self) -> int:
-        """How many values lie between the factors."""
+        """Return the rank: the size between the two factors."""
         return int(self.expand.in_size)
 
     @property
     def out_size(self) -> int:
-        """Elements of a result."""
+        """Return the size of a result."""
         return int(self.expand.out_size)
 
 
 class LowRankLinear(TwoFactors):
-    """A `chainer.links.Linear` whose weight is a product of two: ``expand(reduce(x))``.
+    """A `chainer.links.Linear` whose weight is a product of two factors: ``expand(reduce(x))``.
 
-    Parameters take ``rank * (in_size + out_size)`` elements in the place of ``in_size *
-    out_size``, and as many multiply-adds a sample; the bias comes on top.
+    Parameters take ``rank * (in_size + out_size)`` elements in the place of ``in_size * out_size``,
+    and as many multiply-adds a sample; the bias comes on top.
 
     Args:
         in_size: elements of a sample; None, or left out, takes it from the first batch.
@@ -94,7 +94,7 @@ class LowRankLinear(TwoFactors):
         energy: float | None = None,
         limit: int | str | None = None,
     ) -> LowRankLinear:
-        """Make one of a trained `Linear`, which stays as it is: the nearest of its rank.
+        """Approximate a trained `Linear`, which is not changed, by the nearest matrix of a rank.
 
         Cost: a singular value decomposition in float64 on the host.
 
@@ -120,13 +120,13 @@ class LowRankLinear(TwoFactors):
 
     @property
     def in_size(self) -> int | None:
-        """Elements of a sample; None before the first batch."""
+        """Return the size of a sample; None before the first batch."""
         weight = self.reduce.W.array
         return self.reduce.in_size if weight is None else int(weight.shape[1])
 
     @property
     def nobias(self) -> bool:
-        """Whether there is no bias."""
+        """Tell whether the link has no bias."""
         return self.expand.b is None
 
     def forward(self, x: Any, n_batch_axes: int = 1) -> Any:
@@ -135,11 +135,11 @@ class LowRankLinear(TwoFactors):
 
 
 class LowRankEmbedID(TwoFactors):
-    """A `chainer.links.EmbedID` whose table is a product of two.
+    """A `chainer.links.EmbedID` whose table is a product of two factors.
 
     A smaller table has ``rank`` elements an identifier, from which a `Linear` without bias makes
-    ``out_size``: ``rank * (in_size + out_size)`` elements in the place of ``in_size * out_size``.
-    A sample takes ``rank * out_size`` multiply-adds, where a table takes none.
+    ``out_size``: ``rank * (in_size + out_size)`` elements in the place of ``in_size * out_size``. A
+    sample takes ``rank * out_size`` multiply-adds, where a table takes none.
 
     Args:
         in_size: identifiers.
@@ -183,7 +183,9 @@ class LowRankEmbedID(TwoFactors):
         energy: float | None = None,
         limit: int | str | None = None,
     ) -> LowRankEmbedID:
-        """Make one of a trained `EmbedID`, as `LowRankLinear.from_linear`, with the same errors."""
+        """Approximate a trained `EmbedID`; arguments and errors as in
+        `LowRankLinear.from_linear`.
+        """
         table = on_host(link, "W")
         first, second = _cut(table, RankWish(rank, energy, limit), 0)
         made: LowRankEmbedID = filled(
@@ -195,17 +197,17 @@ class LowRankEmbedID(TwoFactors):
 
     @property
     def in_size(self) -> int:
-        """How many identifiers there are."""
+        """Return the number of identifiers."""
         return int(self.reduce.W.shape[0])
 
     @property
     def ignore_label(self) -> int | None:
-        """The identifier whose embedding is 0."""
+        """Return the identifier whose embedding is 0."""
         label: int | None = self.reduce.ignore_label
         return label
 
     def forward(self, x: Any) -> Any:
-        """Look identifiers up: an int array of any shape; the result has one more axis."""
+        """Look up identifiers, an int array of any shape; the result has one more axis."""
         return self.expand(self.reduce(x), n_batch_axes=x.ndim)
 
 

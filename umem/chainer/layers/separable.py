@@ -17,12 +17,12 @@ __all__ = ["SeparableConvolution2D", "in_groups"]
 
 
 class SeparableConvolution2D(chainer.Chain):
-    """A convolution of each channel by itself, and then one of 1 x 1 across channels.
+    """A depthwise-separable convolution: one a channel, then a 1 x 1 convolution across channels.
 
-    Parameters take ``multiplier * in_channels * (kh * kw + out_channels)`` elements in the place
-    of ``in_channels * kh * kw * out_channels``, and as many multiply-adds a pixel of the result;
-    the bias comes on top. Both parts are `chainer.links.Convolution2D`, the first with as many
-    groups as channels, since Chainer's `DepthwiseConvolution2D` knows no dilation.
+    Parameters take ``multiplier * in_channels * (kh * kw + out_channels)`` elements in the place of
+    ``in_channels * kh * kw * out_channels``, and as many multiply-adds a pixel of the result; the
+    bias comes on top. Both parts are `chainer.links.Convolution2D`, the first with as many groups
+    as channels, since Chainer's `DepthwiseConvolution2D` knows no dilation.
 
     On NumPy a convolution in many groups makes more, smaller products, so that fewer operations
     need not take less time (bench/smaller_layers.py).
@@ -91,12 +91,13 @@ class SeparableConvolution2D(chainer.Chain):
 
     @classmethod
     def from_convolution(cls, link: Any, multiplier: int = 1) -> SeparableConvolution2D:
-        """Make one of a trained `Convolution2D`, which stays as it is: the nearest one.
+        """Approximate a trained `Convolution2D`, which is not changed, by the nearest separable
+        one.
 
         The kernels that an input channel has, one for each output channel, are a matrix; its best
         approximation of rank ``multiplier`` is what the two parts can say, and no separable
-        convolution has weights nearer in the sum of squares (Guo et al., "Network Decoupling",
-        BMVC 2018, for the two as one).
+        convolution has weights nearer in the sum of squares (Guo et al., "Network Decoupling", BMVC
+        2018, for the two as one).
 
         Raises:
             SizeError: a multiplier below 1, or above the output channels or the kernel's size; or
@@ -134,7 +135,7 @@ class SeparableConvolution2D(chainer.Chain):
 
     @property
     def printable_specs(self) -> Iterator[tuple[str, Any]]:
-        """The arguments that it was made with."""
+        """Return the constructor's arguments."""
         first, second = self.depthwise, self.pointwise
         yield "in_channels", self.in_channels
         yield "out_channels", second.out_channels
@@ -153,7 +154,7 @@ class SeparableConvolution2D(chainer.Chain):
 
 
 def in_groups(link: Any, groups: int) -> Any:
-    """Make a convolution in groups of a trained `Convolution2D`, which stays as it is.
+    """Make a grouped convolution of a trained `Convolution2D`, which is not changed.
 
     Of the weights those are kept that lie in a group, in the order of channels as they are: no
     convolution in these groups has weights nearer in the sum of squares. What is left out is not
@@ -189,7 +190,7 @@ def in_groups(link: Any, groups: int) -> Any:
 
 
 def check_groups(groups: Any) -> None:
-    """Raise a SizeError where groups are no number above 1."""
+    """Raise a SizeError unless groups is an integer above 1."""
     if isinstance(groups, bool) or not isinstance(groups, (int, np.integer)) or groups < 2:
         raise SizeError(f"groups are an int of at least 2; got {groups!r}")
 

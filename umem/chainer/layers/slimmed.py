@@ -25,7 +25,7 @@ __all__ = ["Slimmed", "slimmer"]
 
 
 def slimmer(model: Any, rules: Rules, example: Any = None, *, quiet: bool = False) -> Slimmed:
-    """Exchange layers of a model for smaller ones, in place, and print bytes and operations.
+    """Exchange layers of a model for smaller ones in place, and print bytes and operations.
 
     ::
 
@@ -38,14 +38,14 @@ def slimmer(model: Any, rules: Rules, example: Any = None, *, quiet: bool = Fals
         )
 
     New layers are made of the weights that are there: the nearest of their kind. Results change,
-    and so does what is learnt: train on, and look at the accuracy. The new layers stand in the
-    old ones' places, in a Chain, ChainList or Sequential. A layer that would not get smaller is
-    left as it is, and its row says so.
+    and so does what is learnt: train on, and look at the accuracy. The new layers stand in the old
+    ones' places, in a Chain, ChainList or Sequential. A layer that would not get smaller is left as
+    it is, and its row says so.
 
     An optimizer that is set up goes on: new parameters have rules like those of the layer's, with
     its hyper-parameters and hooks, and with state that begins at nothing, counts of updates
-    included. All other state stays. ``undo()`` brings the old layers back with the weights and
-    the state that they had.
+    included. All other state stays. ``undo()`` brings the old layers back with the weights and the
+    state that they had.
 
     Cost: a singular value decomposition a layer, on the host; with an example two forward passes,
     while which parameters are there twice.
@@ -82,7 +82,7 @@ def slimmer(model: Any, rules: Rules, example: Any = None, *, quiet: bool = Fals
 
 
 class Slimmed:
-    """Layers that `slimmer` has exchanged; as text, a row a layer and what it is in all.
+    """The layers that `slimmer` exchanged; as text, a table with a row a layer and totals.
 
     Attributes:
         rows: a row a layer that a rule took.
@@ -147,7 +147,9 @@ class Slimmed:
             ) from error
 
     def _checked(self, before: ForwardCosts, made: list[tuple[LinkPlace, Any]]) -> ForwardCosts:
-        """Trace the model again, and see that it does with new layers what it did with the old."""
+        """Trace the model with new layers, and check the shape and dtype of its outputs against the
+        old.
+        """
         new = {spot.path: link for spot, link in made}
         after = self._costs(new, "with the new layers, which have no W of their own")
         lost = [path for path in new if after.calls[path] != before.calls[path]]
@@ -164,7 +166,7 @@ class Slimmed:
         return after
 
     def undo(self) -> None:
-        """Bring the old layers back, with the weights they had; a second time does nothing.
+        """Restore the old layers with the weights they had; a second call does nothing.
 
         What other layers have learnt since stays.
 
@@ -184,6 +186,7 @@ class Slimmed:
             self._undone.pop()()
 
     def _refuse_to_lose(self, place: LinkPlace, inside: list[int]) -> None:
+        """Raise StateError if undoing would lose a later exchange or tie of a new layer."""
         held = holders(self._model)
         if id(place.link) not in held:
             raise StateError(f"what slimmer put at {place.path} is not in the model any more")
@@ -201,7 +204,7 @@ class Slimmed:
 
 
 def _exchanged(links_by_path: Sequence[tuple[LinkPlace, Exchange]]) -> list[tuple[LinkPlace, Any]]:
-    """Make the new link of each; a layer that would get no smaller is its own.
+    """Make the new links; a layer that would not get smaller keeps its link.
 
     Raises:
         LayerError: some cannot be made, each named with why.
@@ -246,6 +249,7 @@ def _row(
     after: ForwardCosts | None,
     samples: int,
 ) -> LayerRow:
+    """Make a layer's row of the report; operations are for each sample."""
     is_same = link is spot.link
     return LayerRow(
         spot.path,

@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class RankWish:
-    """How large a rank is to be; one of the three is given.
+    """How a rank is chosen: by number, by energy or by bytes; exactly one is given.
 
     Args:
         rank: the rank itself.
@@ -35,6 +35,7 @@ class RankWish:
     limit: int | str | None = None
 
     def __post_init__(self) -> None:
+        """Check that exactly one of the three is given, and that it is valid."""
         given = (self.rank, self.energy, self.limit)
         if sum(one is not None for one in given) != 1:
             raise SizeError(f"give one of rank, energy and limit; got {self}")
@@ -51,7 +52,7 @@ class RankWish:
         return found or "none"
 
     def of(self, singular: Array, unit_bytes: int, fixed_bytes: int) -> int:
-        """Say the rank for a matrix.
+        """Return the rank for a matrix.
 
         Args:
             singular: its singular values, shape (largest rank,), the largest first.
@@ -82,7 +83,7 @@ class RankWish:
 
 
 def check_factors(rank: Any, *sizes: int | None, name: str = "rank") -> None:
-    """See that a rank is one for a matrix of these sizes, as far as they are known.
+    """Check that a rank suits a matrix of these sizes, as far as they are known.
 
     Args:
         name: what it is called where it was given.
@@ -120,7 +121,7 @@ def _rank_of_share(singular: Array, share: float) -> int:
 
 
 def decomposed(matrices: Any, name: str) -> tuple[Array, Array, Array]:
-    """Decompose matrices of shape (..., m, n) in float64; returns what `numpy.linalg.svd` does.
+    """Compute the SVD of matrices (..., m, n) in float64, returned as by `numpy.linalg.svd`.
 
     Raises:
         DataError: NaN or infinity in them.
@@ -132,13 +133,13 @@ def decomposed(matrices: Any, name: str) -> tuple[Array, Array, Array]:
 
 
 def refuse_nan(weights: Array, name: str) -> None:
-    """Raise a DataError where weights have NaN or infinity."""
+    """Raise a DataError if weights have NaN or infinity."""
     if not np.isfinite(weights).all():
         raise DataError(f"{name} has NaN or infinity: no smaller layer is nearest to that")
 
 
 def factors(left: Array, singular: Array, right: Array, rank: int) -> tuple[Array, Array]:
-    """Make the two factors of a rank, shapes (..., m, rank) and (..., rank, n).
+    """Compute two factors of a rank, with shapes (..., m, rank) and (..., rank, n).
 
     A singular value goes into both, by its root: so they have gradients of one size. Where it is
     nothing, the left column is 0 and the right row is kept: were both 0, so would both gradients

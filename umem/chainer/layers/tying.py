@@ -21,17 +21,17 @@ __all__ = ["Ties", "tie"]
 
 
 def tie(model: Any, first: str, *others: str) -> Ties:
-    """Have places of a model share their parameters: the first's are those of all.
+    """Share the first place's parameters with other places of a model.
 
     ::
 
         umem.chainer.tie(model, "/embed/W", "/score/W")
         umem.chainer.tie(model, "/block0", "/block1", "/block2")  # layers shared whole
 
-    From then on they are the first's alone in ``params()`` and ``namedparams()``: counted,
-    updated and saved once, by every optimizer, hook and serializer. Gradients of all places are
-    added up. Running statistics and other values that are no parameters stay each link's own.
-    Where Chainer shares a Parameter already, registered twice, this has it be listed once.
+    From then on they are the first's alone in ``params()`` and ``namedparams()``: counted, updated
+    and saved once, by every optimizer, hook and serializer. Gradients of all places are added up.
+    Running statistics and other values that are no parameters stay each link's own. Where Chainer
+    shares a Parameter already, registered twice, this has it be listed once.
 
     What it holds for: `copy` of the model or of a chain above it, `copy.deepcopy`, pickle,
     `to_device`; a file saved before, from which only the first's are read. A copy of one of the
@@ -72,7 +72,7 @@ def tie(model: Any, first: str, *others: str) -> Ties:
 
 
 class TiedPlace(NamedTuple):
-    """A name of a link that holds a parameter, and the link's path in the model."""
+    """A parameter's name on a link, and the link's path in the model."""
 
     path: str
     name: str
@@ -86,7 +86,7 @@ Pairs = list[tuple[TiedPlace, TiedPlace]]
 
 
 class Ties:
-    """Ties that are in force in a model; see `tie`.
+    """The ties that `tie` made in a model.
 
     Attributes:
         pairs: who has the parameter registered, and who merely holds it.
@@ -101,7 +101,7 @@ class Ties:
         self._carriers = [(_carrier(model, pair), pair) for pair in pairs]
 
     def undo(self) -> None:
-        """Give the others back the parameters that they had; a second time does nothing.
+        """Give the other places their former parameters back; a second call does nothing.
 
         Raises:
             StateError: as `tie`; nothing has changed.
@@ -121,10 +121,10 @@ class Ties:
 
 
 class CopyWithTies:
-    """A chain's method `copy`, after which what was tied is tied in the copy.
+    """Replaces a chain's method `copy`, so that tied parameters are tied in the copy too.
 
-    It stands in the attributes of the lowest chain that has all of a tie in it. It knows links,
-    not paths: copying may change the order in which a Sequential lists what is in it.
+    It stands in the attributes of the lowest chain that has all of a tie in it. It knows links, not
+    paths: copying may change the order in which a Sequential lists what is in it.
 
     Attributes:
         pairs: as those of `Ties`.
@@ -134,12 +134,13 @@ class CopyWithTies:
         self._chain, self.pairs = chain, pairs
 
     def leave_out(self, pair: tuple[TiedPlace, TiedPlace]) -> None:
-        """Carry a tie no more; with none left the chain has its own method again."""
+        """Drop a tie; with none left the chain gets its own method back."""
         self.pairs = [one for one in self.pairs if one is not pair]
         if not self.pairs:
             del self._chain.copy
 
     def __call__(self, mode: str = "share") -> Any:
+        """Copy the chain, and tie in the copy the parameters that are tied in it."""
         made = type(self._chain).copy(self._chain, mode)
         new = {id(old): copied for old, copied in counterparts(self._chain, made)}
         pairs = [
@@ -158,7 +159,9 @@ def _hold(pairs: Pairs) -> None:
 
 
 def _carrier(model: Any, pair: tuple[TiedPlace, TiedPlace]) -> CopyWithTies:
-    """Have copies of the lowest chain with both in it carry a tie; returns what does."""
+    """Register a tie with the lowest chain that contains both places; returns its
+    `CopyWithTies`.
+    """
     first, other = pair
     chain = link_at(model, parent_path(first.path, other.path))
     carrier = vars(chain).get("copy")
@@ -171,11 +174,11 @@ def _carrier(model: Any, pair: tuple[TiedPlace, TiedPlace]) -> CopyWithTies:
 # -- what may be tied ----------------------------------------------------------------------------
 
 _NAMED = 20
-"""How many parameters a message names."""
+"""At most this many parameters are named in a message."""
 
 
 def _parameters(model: Any, path: str) -> dict[str, tuple[TiedPlace, Any]]:
-    """Parameters at a path, by what follows it: one with an empty name, or those of a link."""
+    """Return the parameters at a path by relative name: "" for a parameter, or those of a link."""
     links = dict(model.namedlinks()) if isinstance(model, chainer.Link) else {}
     path = "/" + path.strip("/")
     found = {}
@@ -194,6 +197,11 @@ def _parameters(model: Any, path: str) -> dict[str, tuple[TiedPlace, Any]]:
 
 
 def _pairs(model: Any, first: str, firsts: dict[str, tuple[TiedPlace, Any]], other: str) -> Pairs:
+    """Pair the parameters of two paths, and check that each pair can be tied.
+
+    Raises:
+        LayerError: the links have other parameters, or a pair cannot be tied.
+    """
     others = _parameters(model, other)
     if firsts.keys() != others.keys():
         raise LayerError(
@@ -210,7 +218,7 @@ def _pairs(model: Any, first: str, firsts: dict[str, tuple[TiedPlace, Any]], oth
 
 
 def _check_free(model: Any, place: TiedPlace, parameter: Any) -> None:
-    """See that nobody is tied to a parameter that is to go: its holder would hold it alone."""
+    """Raise LayerError if another place is tied to a parameter that is to be replaced."""
     for path, link in model.namedlinks():
         for name, value in vars(link).items():
             if value is parameter and name not in link._params:
@@ -221,6 +229,9 @@ def _check_free(model: Any, place: TiedPlace, parameter: Any) -> None:
 
 
 def _check_pair(first: TiedPlace, parameter: Any, other: TiedPlace, its: Any) -> None:
+    """Raise LayerError unless two parameters differ in place, and agree in shape, dtype and
+    device.
+    """
     if first.name == other.name and first.link is other.link:
         raise LayerError(
             f"{first} and {other} are one link: a layer to be used twice is registered once, and "

@@ -20,22 +20,22 @@ from umem.planner.prefetch.moves import Moves, SomeBlocks
 from umem.units import BLOCK_BYTES
 
 FindArray = Callable[[int], Any]
-"""Gives the array of a slot as it is now, None where there is none."""
+"""Returns the present array of a slot, None if there is none."""
 
 
 class VirtualSideStream:
-    """Moves on a virtual GPU: any stream that is not None is beside the operations there."""
+    """Side stream of a virtual GPU, where any stream but None runs beside the operations."""
 
     def advance(self) -> bool:
-        """An operation was issued; whether moves can be queued now."""
+        """Record that an operation was issued; tells whether moves can be queued now."""
         return True
 
     def beside(self) -> Any:
-        """The stream for moves beside the operation."""
+        """Return a stream for moves that run during the operation."""
         return self
 
     def behind(self) -> Any:
-        """The stream for moves after the operation."""
+        """Return a stream for moves that run after the operation."""
         return self
 
 
@@ -55,7 +55,7 @@ class CudaSideStream:
         self._recorded = False
 
     def advance(self) -> bool:
-        """An operation was issued on the current stream; whether moves can be queued now.
+        """Record an event behind the operation just issued; tells whether moves can be queued now.
 
         They cannot during a stream's capture, which they would spoil.
         """
@@ -69,12 +69,12 @@ class CudaSideStream:
         return ready
 
     def beside(self) -> Any:
-        """The stream, which waits for what came before the operation."""
+        """Return the stream, which then waits for the work before the operation."""
         self._stream.wait_event(self._before)
         return self._stream
 
     def behind(self) -> Any:
-        """The stream, which waits for the operation."""
+        """Return the stream, which then waits for the operation."""
         self._stream.wait_event(self._after)
         return self._stream
 
@@ -83,12 +83,12 @@ SideStream = VirtualSideStream | CudaSideStream
 
 
 def side_stream(device: Device) -> SideStream:
-    """The kind of stream that goes with the device."""
+    """Make the side stream for a device."""
     return VirtualSideStream() if device.backend == "numpy" else CudaSideStream(device.xp)
 
 
 class Pager:
-    """Carries out the moves of a plan, on a stream beside the operations.
+    """Carries out a plan's moves on a side stream.
 
     Attributes:
         fetched_bytes, sent_bytes, discarded_bytes: what it has asked for.
@@ -100,14 +100,14 @@ class Pager:
         self.fetched_bytes = self.sent_bytes = self.discarded_bytes = 0
 
     def advance(self) -> bool:
-        """An operation was issued; whether moves can be queued now."""
+        """Record that an operation was issued; tells whether moves can be queued now."""
         return self._stream.advance()
 
     def move(self, moves: Moves, addresses: Sequence[int | None], find: FindArray) -> None:
-        """Do what a plan says; ``addresses`` are those of the slots that it was made for.
+        """Carry out the moves planned for an operation; ``addresses`` are the slots' at planning.
 
-        What goes leaves before anything comes, so that the driver finds room. Blocks that an
-        array has are never forgotten: the device looks.
+        What goes leaves before anything comes, so that the driver finds room. Blocks that an array
+        has are never forgotten: the device looks.
         """
         if moves.discards:
             self.discarded_bytes += self._device.discard_free(_all_blocks(moves.discards))
@@ -128,6 +128,7 @@ class Pager:
         place: Place,
         stream: Any,
     ) -> int:
+        """Move the parts of arrays that still exist; returns the bytes."""
         moved = 0
         for part in parts:
             for slot in part.slots:
@@ -145,7 +146,7 @@ def _all_blocks(parts: Iterable[SomeBlocks]) -> list[int]:
 
 
 def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The ranges of addresses that blocks in ascending order cover."""
+    """Yield the address ranges that blocks in ascending order cover."""
     start = 0
     for index in range(1, len(blocks) + 1):
         if index == len(blocks) or blocks[index] != blocks[index - 1] + 1:
@@ -154,7 +155,9 @@ def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _piece(array: Any, low: int, high: int) -> Any:
-    """The bytes ``low`` to ``high`` of an array, as far as it has them; all where it has gaps."""
+    """Return bytes ``low`` to ``high`` of an array, clipped to it; the whole array if it has
+    gaps.
+    """
     flags = array.flags
     if not (flags.c_contiguous or flags.f_contiguous):
         return array

@@ -15,30 +15,30 @@ __all__ = ["LookaheadPrefetch", "LookaheadReport"]
 
 
 class LookaheadPrefetch:
-    """Page managed memory by a plan, in forward, backward and update.
+    """Prefetches managed memory by a plan, in forward, backward and update.
 
     The first iteration, up to the end of an optimizer's ``update``, is learned: the order of the
     operations, and where the arrays lie that each uses. While a later iteration takes the same
-    order, blocks of 2 MiB go to the host and come back before their next use, on a stream of
-    their own (see `Pager`), and what no array has any more is discarded where the device can, so
-    that the driver never has to choose; `umem.planner.prefetch` makes the plan. Memory is handed
-    out at the same places in every step meanwhile. While all that is reserved has room in VRAM
-    nothing moves. Where nothing is managed memory after the first iteration it lets go of
-    Chainer until it is entered again. Enter it inside ``umem.managed()``.
+    order, blocks of 2 MiB go to the host and come back before their next use, on a stream of their
+    own (see `Pager`), and what no array has any more is discarded where the device can, so that the
+    driver never has to choose; `umem.planner.prefetch` makes the plan. Memory is handed out at the
+    same places in every step meanwhile. While all that is reserved has room in VRAM nothing moves.
+    Where nothing is managed memory after the first iteration it lets go of Chainer until it is
+    entered again. Enter it inside ``umem.managed()``.
 
-    An iteration that does otherwise (another graph or shape, a last small batch) is not helped
-    from there on, which a `LookaheadWarning` says once, and is learned too; up to four orders are
+    An iteration that does otherwise (another graph or shape, a last small batch) is not helped from
+    there on, which a `LookaheadWarning` says once, and is learned too; up to four orders are
     remembered. Evaluations under ``no_backprop_mode`` are passed over. Results are the same bits
-    with and without it: what moves keeps its contents, and only memory that the allocator has
-    back is discarded. Arrays are held weakly.
+    with and without it: what moves keeps its contents, and only memory that the allocator has back
+    is discarded. Arrays are held weakly.
 
     Args:
         depth: how many operations ahead something may come back, from 1, where there is room.
 
-    Cost: that of a recorder (bench/overhead.py), some microseconds for each array moved, and on
-    a GPU for each allocation; a plan takes milliseconds to seconds, after an iteration that was
-    not known. Gain: bench/prefetch.py, simulated; never run on a GPU yet. Thread-safety: it
-    follows the thread that entered it; use one object a thread.
+    Cost: that of a recorder (bench/overhead.py), some microseconds for each array moved, and on a
+    GPU for each allocation; a plan takes milliseconds to seconds, after an iteration that was not
+    known. Gain: bench/prefetch.py, simulated; never run on a GPU yet. Thread-safety: it follows the
+    thread that entered it; use one object a thread.
 
     Raises:
         ValueError: the depth is not an int from 1 up.
@@ -73,15 +73,16 @@ class LookaheadPrefetch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """Stop following the program; the report stays readable."""
         session, self._session = self._session, None
         if session is not None:
             self._report = session.report
             session.stop()
 
     def report(self) -> LookaheadReport:
-        """Report what was done since the block was entered; readable after it, too."""
+        """Return what was done since the block was entered, also after its end."""
         return self._report if self._session is None else self._session.report
 
     def print_report(self, file: TextIO | None = None) -> None:
-        """Print the report, to the standard output unless told otherwise."""
+        """Print the report, to standard output by default."""
         print(self.report(), file=sys.stdout if file is None else file)

@@ -28,16 +28,17 @@ from umem.trace.recording.storage import Reach
 from umem.units import BLOCK_BYTES, format_bytes
 
 ORDERS = 4
-"""How many orders are remembered: the usual one, that of a last small batch, of an alternation."""
+"""At most this many orders of operations are remembered: the usual one, that of a last small batch,
+of an alternation."""
 LONGEST = 50_000
-"""Operations without an update after which an iteration is given up."""
+"""An iteration of more operations without an update is given up."""
 USABLE = 0.95
-"""The share of a real GPU's VRAM that a program can have; a virtual GPU states what is usable."""
+"""Usable share of a real GPU's VRAM; a virtual GPU states its own."""
 
 
 @dataclass(frozen=True)
 class LookaheadReport:
-    """Counts what `LookaheadPrefetch` has done so far.
+    """Counts of what `LookaheadPrefetch` has done.
 
     Attributes:
         iteration_count: updates seen.
@@ -59,6 +60,7 @@ class LookaheadReport:
     off: str | None = None
 
     def __str__(self) -> str:
+        """Format the counts as a table."""
         simulated = " (simulated)" if self.simulated else ""
         lines = [
             f"iterations   {self.iteration_count}: {self.followed_count} in a known order, "
@@ -71,14 +73,14 @@ class LookaheadReport:
 
 
 class Follower(Recorder):
-    """A recorder that finds a tensor's array again, as long as somebody else holds it."""
+    """A recorder that keeps weak references to tensors' arrays."""
 
     def __init__(self, listener: Callable[[Event], None]) -> None:
         super().__init__(listener, keep=False)
         self._refs: dict[int, Callable[[], Any]] = {}
 
     def is_last(self) -> bool:
-        """Tell whether every other recorder has seen what this one sees; if not, from now on.
+        """Tell whether all other recorders started before this one; if not, move behind them.
 
         The hints are events too, and must not come before the operation that they follow.
         """
@@ -90,12 +92,12 @@ class Follower(Recorder):
         return False
 
     def array(self, tensor: int) -> Any:
-        """The array, None where it is dead."""
+        """Return a tensor's array, None if it was freed."""
         ref = self._refs.get(tensor)
         return None if ref is None else ref()
 
     def forget(self, tensor: int) -> None:
-        """The tensor has died."""
+        """Drop the reference to a freed tensor."""
         self._refs.pop(tensor, None)
 
     def _allocate(self, root: Any, kind: str, label: str, uploaded: bool) -> Reach:
@@ -106,7 +108,7 @@ class Follower(Recorder):
 
 @dataclass
 class Learned:
-    """An order, where its arrays were, and the moves planned for that.
+    """A remembered order of operations, the addresses of its arrays, and the planned moves.
 
     ``addresses`` are by slot, None for what is not in managed memory.
     """
@@ -118,7 +120,7 @@ class Learned:
 
 
 class Session:
-    """One time inside the block."""
+    """The state of one `LookaheadPrefetch` block."""
 
     def __init__(self, device: Device, depth: int) -> None:
         self.report = LookaheadReport(device.simulated)
@@ -138,13 +140,13 @@ class Session:
         self._warned = False
 
     def start(self) -> None:
-        """Follow the calling thread."""
+        """Start following the calling thread."""
         self._follower.__enter__()
         self._following = True
         self._device.repeat_places(self._scope)
 
     def stop(self) -> None:
-        """Restore what was there; a second time does nothing."""
+        """Stop following; a second call does nothing."""
         if self._following:
             self._following = False
             self._scope.close()
@@ -155,6 +157,7 @@ class Session:
     # -- what happens ----------------------------------------------------------------------
 
     def _on_event(self, event: Event) -> None:
+        """Update the tables of tensors for an event of the recorder."""
         if isinstance(event, Op):
             self._on_op(event)
         elif isinstance(event, Alloc):
@@ -169,6 +172,7 @@ class Session:
             self._end_iteration()
 
     def _on_op(self, op: Op) -> None:
+        """Add an operation to the iteration, and carry out the moves planned for it."""
         if op.phase in ("forward", "array") and not chainer.config.enable_backprop:
             return  # an evaluation
         number = len(self._iteration.steps)
@@ -182,6 +186,9 @@ class Session:
             self._follow(self._current, number, step)
 
     def _follow(self, current: Learned, number: int, step: Step) -> None:
+        """Compare an operation with the current order; switch to another known order, or count a
+        mismatch.
+        """
         steps = current.order.steps
         if number < len(steps) and steps[number] == step:
             self._move(current, number)
@@ -193,7 +200,7 @@ class Session:
             self._mismatch(f"operation {number} is {step.name} ({step.phase})")
 
     def _other(self, count: int) -> Learned | None:
-        """A known order that starts with what was done so far."""
+        """Return a known order that starts with the operations so far; None if there is none."""
         done = tuple(self._iteration.steps)
         for learned in reversed(self._learned):
             if learned.order.steps[:count] == done:
@@ -201,6 +208,7 @@ class Session:
         return None
 
     def _mismatch(self, where: str) -> None:
+        """Count an iteration that follows no known order; warn once."""
         before = self.report
         self.report = replace(before, mismatch_count=before.mismatch_count + 1)
         # The second iteration may differ by what the first one made: only then it is usual.
@@ -217,6 +225,7 @@ class Session:
     # -- learning --------------------------------------------------------------------------
 
     def _end_iteration(self) -> None:
+        """Learn from the iteration that an optimizer's update ends, and count it."""
         iteration, self._iteration = self._iteration, Iteration(self._tensor_count)
         done = tuple(iteration.steps)
         known = next((item for item in self._learned if item.order.steps == done), None)
@@ -237,7 +246,7 @@ class Session:
         self._device.next_step()
 
     def _learn(self, iteration: Iteration, known: Learned | None) -> None:
-        """Remember an order as the one taken last, with its arrays as they are now."""
+        """Remember an order as the latest, with the present addresses of its arrays."""
         kept = iteration.kept(None if self._learned else self._kinds)
         order = iteration.order(kept, self._before)
         learned = Learned(order, tuple(self._addresses), NOTHING, self._capacity())
@@ -251,7 +260,7 @@ class Session:
         self._learned = [*others, learned][-ORDERS:]
 
     def _capacity(self) -> int | None:
-        """The blocks of VRAM to plan with; None while all that the pools reserved has room."""
+        """Return the VRAM blocks to plan with; None while everything fits."""
         usage = self._device.usage()
         usable = self._device.vram_bytes * (1 if self._device.simulated else USABLE)
         if usage.reserved_bytes <= usable:
@@ -265,6 +274,9 @@ class Session:
     # -- helping ---------------------------------------------------------------------------
 
     def _move(self, current: Learned, number: int) -> None:
+        """Carry out the moves planned for an operation; an error of the driver turns prefetch
+        off.
+        """
         if not current.moves or not self._follower.is_last():
             return
         pager = self._pager
@@ -282,7 +294,7 @@ class Session:
         )
 
     def _array(self, slot: int) -> Any:
-        """The array of a slot as it is now; None where it is not there, or not on the device."""
+        """Return a slot's present array; None if it was freed or is not on the device."""
         tensors = self._iteration.tensors
         kept = {} if self._current is None else self._current.order.kept
         tensor = tensors[slot] if slot < len(tensors) else kept.get(slot)
@@ -302,7 +314,7 @@ class Session:
 
 
 def _is_the_same(known: Learned, learned: Learned) -> bool:
-    """Tell whether the moves that were planned still suit."""
+    """Tell whether moves planned before are valid for the present addresses."""
     before, after = known.order, learned.order
     return (
         known.addresses == learned.addresses

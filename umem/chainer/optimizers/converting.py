@@ -22,7 +22,7 @@ SMALL = {
     optimizers.AdamW: AdamW8bit,
     optimizers.MomentumSGD: MomentumSGD8bit,
 }
-"""By Chainer's optimizer, the one with 8-bit states."""
+"""For each of Chainer's optimizers, the one with 8-bit states."""
 PLAIN = {small: one for one, small in SMALL.items()}
 
 
@@ -131,7 +131,7 @@ def _has_variant(owner: Any) -> bool:
 
 
 def _check_states(rules: dict[str, Any]) -> None:
-    """See that a float32 can hold every value."""
+    """Raise if a state has values that float32 cannot hold."""
     named = [
         (f"{key} of {name}", value)
         for name, rule in rules.items()

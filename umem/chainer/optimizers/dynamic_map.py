@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 VERSION = 1
-"""Of the values and of what a saved byte means; it is saved with every state."""
+"""Version of the map from bytes to values, saved with every state."""
 EXPONENTS = 7
 PREFIX_BITS = 16
 LOW = 0xFFFF
-"""The lower bits of a float32, which the table of prefixes leaves out."""
+"""The low bits of a float32 that the lookup table by prefix ignores."""
 
 
 class DynamicMap(NamedTuple):
-    """One of the two maps.
+    """A map between bytes and 256 values: signed or unsigned.
 
     Attributes:
         values: what each code stands for, ascending; float32.
@@ -41,7 +41,7 @@ class DynamicMap(NamedTuple):
 
 @cache
 def dynamic_map(signed: bool) -> DynamicMap:
-    """Make the map of a state that may be negative, or of one that is not; the same each time."""
+    """Return the map for signed or unsigned states, computed once."""
     values = _values(signed)
     table = _table(values)
     for array in (values, table):
@@ -50,7 +50,7 @@ def dynamic_map(signed: bool) -> DynamicMap:
 
 
 def _values(signed: bool) -> np.ndarray[Any, Any]:
-    """Make the values: at each power of ten the middles of equal parts of 0.1 to 1."""
+    """Compute the 256 values: for each power of ten, midpoints of equal parts of 0.1 to 1."""
     found = [0.0, 1.0]
     for exponent in range(EXPONENTS):
         # The sign takes a bit, and the unsigned map has twice as many parts for it.
@@ -61,7 +61,7 @@ def _values(signed: bool) -> np.ndarray[Any, Any]:
 
 
 def _table(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Make the table of a map; a value half-way between two codes gets the lower one."""
+    """Compute the lookup table; a value half-way between two codes gets the lower code."""
     edges = _edges(values)
     prefix = np.arange(1 << PREFIX_BITS, dtype=np.uint32) << np.uint32(PREFIX_BITS)
     ends = np.nan_to_num(np.stack([prefix, prefix | LOW]).view(np.float32), nan=0.0)
@@ -75,7 +75,7 @@ def _table(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _edges(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Find the largest float32 of each code but the last."""
+    """Compute the largest float32 that rounds to each code, the last excepted."""
     middles = (values[:-1].astype(np.float64) + values[1:]) / 2  # exact in float64
     edges: np.ndarray[Any, Any] = middles.astype(np.float32)
     below = np.nextafter(edges, np.float32(-np.inf))

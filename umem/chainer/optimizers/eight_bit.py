@@ -17,7 +17,7 @@ from umem.errors import GradientError, StateError, UnsupportedError
 
 
 class QuantizedOptimizer(GradientMethod):
-    """What optimizers with 8-bit states add to those of Chainer, which they also inherit from.
+    """Mixin that gives Chainer's optimizers 8-bit states.
 
     Attributes:
         policy: which states have 8 bits, and where they lie.
@@ -26,13 +26,13 @@ class QuantizedOptimizer(GradientMethod):
     policy = StatePolicy()
 
     def create_update_rule(self) -> Any:
-        """Make a rule with 8-bit states."""
+        """Create an update rule with 8-bit states."""
         rule = super().create_update_rule()
         quantize(rule, self.policy)
         return rule
 
     def setup(self, link: Any) -> Any:
-        """Set the optimizer up for a model, as in Chainer; compiles where Numba is there.
+        """Set up for a model as in Chainer, and compile the update loops if Numba is installed.
 
         Raises:
             ValueError: a name in ``keep`` is that of no parameter; nothing has changed.
@@ -45,7 +45,7 @@ class QuantizedOptimizer(GradientMethod):
         return self
 
     def update(self, lossfun: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Update the parameters, as in Chainer.
+        """Update the parameters as in Chainer, after checking gradients.
 
         Raises:
             StateError: there is no model yet.
@@ -56,7 +56,7 @@ class QuantizedOptimizer(GradientMethod):
         super().update(lossfun, *args, **kwargs)
 
     def check_nan_in_grads(self) -> None:
-        """Look at all gradients, before hooks, which would spread NaN, and any update.
+        """Check all gradients before hooks, which would spread NaN, and before any update.
 
         Raises:
             GradientError: a gradient would spoil a state, and neither dynamic loss scaling nor
@@ -70,7 +70,7 @@ class QuantizedOptimizer(GradientMethod):
             raise_on_all(self, lambda: refuse_unsafe(self._gradients(), self.t + 1))
 
     def is_safe_to_update(self) -> bool:
-        """Look at all gradients again where hooks, or a scale, may have made them unsafe.
+        """Check all gradients again after hooks or a loss scale may have changed them.
 
         Raises:
             GradientError: see `check_nan_in_grads`; hooks have changed gradients.
@@ -89,6 +89,12 @@ class QuantizedOptimizer(GradientMethod):
         return True
 
     def _is_safe_by_now(self) -> bool:
+        """Check the gradients on all ranks; tells whether to update.
+
+        Raises:
+            GradientError: a gradient is unsafe, and Chainer does not scale the loss; the count of
+                updates is as before.
+        """
         try:
             raise_on_all(self, lambda: refuse_unsafe(self._gradients(), self.t))
         except GradientError:
@@ -115,12 +121,12 @@ class QuantizedOptimizer(GradientMethod):
 
 
 class Adam8bit(QuantizedOptimizer, optimizers.Adam):
-    """Adam whose two moments take 2.03 bytes an element instead of 8; otherwise Chainer's.
+    """Adam with 8-bit moments, which take 2.03 bytes an element instead of 8; otherwise Chainer's.
 
     Hooks, `use_fp32_update`, loss scaling, rules of single parameters and serializers work as with
-    Chainer's. Parameters of fewer than ``least_size`` elements, and those of `EmbedID`, keep
-    states of 32 bits. NumPy and CuPy arrays of 16, 32 or 64 bits; what is computed is float32,
-    and a parameter of 64 bits is changed in 64. See docs/small-states.md.
+    Chainer's. Parameters of fewer than ``least_size`` elements, and those of `EmbedID`, keep states
+    of 32 bits. NumPy and CuPy arrays of 16, 32 or 64 bits; what is computed is float32, and a
+    parameter of 64 bits is changed in 64. See docs/small-states.md.
 
     Cost: with Numba less time than Chainer's own update for large parameters, and more for small
     ones (bench/eight_bit.py); one look at all gradients is in it. Thread-safety: as Chainer's.
@@ -141,8 +147,8 @@ class Adam8bit(QuantizedOptimizer, optimizers.Adam):
         GradientError: by ``update``, where a gradient has NaN, infinity, or a value beyond 1.8e19;
             no parameter and no state has changed. Under ``loss_scaling()`` the step is skipped.
 
-    Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861;
-    there blocks have 2048 values.
+    Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861; there
+    blocks have 2048 values.
     """
 
     def __init__(
@@ -193,7 +199,7 @@ class AdamW8bit(QuantizedOptimizer, optimizers.AdamW):
 
 
 class MomentumSGD8bit(QuantizedOptimizer, optimizers.MomentumSGD):
-    """Momentum SGD whose velocity takes 1.02 bytes an element instead of 4.
+    """Momentum SGD with an 8-bit velocity, which takes 1.02 bytes an element instead of 4.
 
     Its arguments are those of Chainer's MomentumSGD, and those by keyword of `Adam8bit`.
 

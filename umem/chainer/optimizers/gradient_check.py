@@ -9,13 +9,13 @@ import numpy as np
 from chainer.backends import cuda
 
 LARGEST = 1.8446743e19
-"""The square of what is larger is infinity in float32."""
+"""Squares of larger values overflow float32."""
 CHUNK = 256 << 10
 Named = tuple[str, Any]
 
 
 def first_unsafe(gradients: Iterable[Named], largest: float = LARGEST) -> Named | None:
-    """Find the first array with a value that is not finite, or too large; None if none has.
+    """Find the first array with a value that is not finite or too large; None if all are safe.
 
     One pass over them, and one synchronisation for all arrays of CuPy.
 
@@ -37,7 +37,7 @@ def first_unsafe(gradients: Iterable[Named], largest: float = LARGEST) -> Named 
 
 
 def why(grad: Any, largest: float = LARGEST) -> str:
-    """Say what is wrong with a gradient: how many values, and where the first is."""
+    """Describe what is wrong with a gradient: how many values, and where the first is."""
     values = np.asarray(cuda.to_cpu(grad), np.float64)
     finite = np.isfinite(values)
     wrong = ~(np.abs(values) <= largest)
@@ -51,7 +51,7 @@ def _any_on_gpu(named: list[Named]) -> bool:
 
 
 def _is_unsafe(grad: np.ndarray[Any, Any], largest: float) -> bool:
-    """Look chunk by chunk, which makes no temporaries and stays in the cache."""
+    """Check an array chunk by chunk, without temporaries larger than the cache."""
     flat = grad.reshape(-1) if grad.flags.c_contiguous else grad.flat
     for start in range(0, grad.size, CHUNK):
         part = flat[start : start + CHUNK]
@@ -61,7 +61,9 @@ def _is_unsafe(grad: np.ndarray[Any, Any], largest: float) -> bool:
 
 
 def _is_clearly_safe(part: np.ndarray[Any, Any], largest: float) -> bool:
-    """Whether a sum of squares, which one quick pass gives, is finite: then each square is."""
+    """Tell whether a float32 sum of squares is finite, which proves in one pass that each square
+    is.
+    """
     if part.dtype != np.float32 or largest < LARGEST:
         return False
     with np.errstate(all="ignore"):

@@ -9,15 +9,15 @@ import numpy as np
 from umem.chainer.optimizers.dynamic_map import DynamicMap, dynamic_map
 
 BLOCK = 256
-"""Values that share a scale, which is the largest of their absolute values."""
+"""Values that share a scale: the largest of their absolute values."""
 CHUNK = 32 << 10
-"""Values that are quantised at once: with what that needs they stay in the cache."""
+"""Values quantised at once; with temporaries they fit the cache."""
 CODES, SCALES = "_codes", "_scales"
-"""Behind a state's name in Chainer; under that name alone Chainer would load codes as values."""
+"""Suffixes to a state's name in files; under the plain name Chainer would load codes as values."""
 
 
 class QuantizedState(NamedTuple):
-    """One state of a parameter, flat, in the order of C.
+    """One state of a parameter, flattened in C order: codes and scales.
 
     Attributes:
         codes: a byte for each element; uint8.
@@ -30,25 +30,25 @@ class QuantizedState(NamedTuple):
     map: DynamicMap
 
     def part(self, start: int, stop: int) -> QuantizedState:
-        """Return the state of some elements; ``start`` begins a block."""
+        """Return the state of a range of elements; ``start`` must begin a block."""
         scales = self.scales[start // BLOCK : block_count(stop)]
         return QuantizedState(self.codes[start:stop], scales, self.map)
 
 
 def block_count(size: int) -> int:
-    """Count the blocks of so many values; the last may be shorter."""
+    """Return the number of blocks of ``size`` values; the last may be shorter."""
     return -(-size // BLOCK)
 
 
 def zeros(xp: Any, shape: tuple[int, ...], signed: bool) -> tuple[Any, Any]:
-    """Make codes and scales of a state that is all 0, with ``xp``'s arrays."""
+    """Make codes and scales of an all-zero state, as arrays of module ``xp``."""
     size = int(np.prod(shape, dtype=np.int64))
     codes = xp.full(shape, dynamic_map(signed).zero, dtype=np.uint8)
     return codes, xp.zeros(block_count(size), dtype=np.float32)
 
 
 class Scratch:
-    """Quantises chunks of whole blocks on NumPy, in arrays that are there for all chunks.
+    """Quantises chunks of whole blocks on NumPy, reusing its temporaries.
 
     Args:
         size: values of the largest chunk; 28 bytes are kept for each.
@@ -61,7 +61,7 @@ class Scratch:
         self._absolute = np.empty(padded, np.float32)
 
     def dequantize(self, state: QuantizedState, out: np.ndarray[Any, Any]) -> None:
-        """Write the values of a state; ``out`` is as long as its blocks, and 0 behind them."""
+        """Write a state's values to ``out``, which has whole blocks; the rest is set to 0."""
         count = len(state.codes)
         index = self._index[: len(out)]
         index[:count] = state.codes
@@ -71,7 +71,7 @@ class Scratch:
         blocks *= state.scales[:, None]
 
     def quantize(self, values: np.ndarray[Any, Any], state: QuantizedState) -> None:
-        """Write a state from its values, which are lost; they are finite, 0 behind the last."""
+        """Quantise finite values, which are overwritten; the rest of the last block must be 0."""
         size, count = len(values), len(state.codes)
         self._scale(values, state)
         bits = values.view(np.uint32)
@@ -89,7 +89,9 @@ class Scratch:
         state.codes[...] = found[:count]
 
     def _scale(self, values: np.ndarray[Any, Any], state: QuantizedState) -> None:
-        """Divide each block by its largest absolute value, and keep that; a block of 0 stays."""
+        """Divide each block by its largest absolute value, and return that; zero blocks are
+        unchanged.
+        """
         absolute = self._absolute[: len(values)]
         np.abs(values, out=absolute)
         absolute.reshape(-1, BLOCK).max(axis=1, out=state.scales)
@@ -98,7 +100,7 @@ class Scratch:
 
 
 def quantized(values: np.ndarray[Any, Any], signed: bool) -> tuple[Any, Any]:
-    """Make codes and scales of finite values, with float32 copies of a chunk at most."""
+    """Quantise finite values chunk by chunk; float32 temporaries take at most a chunk."""
     codes, scales = zeros(np, values.shape, signed)
     state = QuantizedState(codes.reshape(-1), scales, dynamic_map(signed))
     scratch = Scratch(min(values.size, CHUNK))
@@ -111,7 +113,7 @@ def quantized(values: np.ndarray[Any, Any], signed: bool) -> tuple[Any, Any]:
 
 
 def dequantized(codes: Any, scales: Any, signed: bool, dtype: Any) -> np.ndarray[Any, Any]:
-    """Make an array of the values that codes and scales stand for."""
+    """Return the values of codes and scales."""
     values = np.empty(codes.shape, dtype)
     flat = values.reshape(-1)
     state = QuantizedState(codes.reshape(-1), scales, dynamic_map(signed))

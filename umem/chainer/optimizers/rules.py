@@ -42,7 +42,7 @@ from umem.memory.hints import prefetch
 
 
 class QuantizedRule(UpdateRule):
-    """What rules with 8-bit states add to those of Chainer, which they also inherit from.
+    """Mixin that gives Chainer's update rules 8-bit states.
 
     Attributes:
         policy: see `StatePolicy`.
@@ -55,21 +55,25 @@ class QuantizedRule(UpdateRule):
     t: int
 
     def vet(self, by_optimizer: bool) -> None:
-        """Note whether the gradient was looked at, and no hook of this rule is yet to change it."""
+        """Set whether the optimizer has checked the gradient, and no hook of this rule can change
+        it.
+        """
         self.is_vetted = by_optimizer and not self._hookable._pre_update_hooks
 
     @property
     def is_quantized(self) -> bool:
-        """Whether there is a state, and it has 8 bits."""
+        """Tell whether the rule has an 8-bit state."""
         return any(key.endswith(CODES) for key in self.state or ())
 
     def settle(self, size: int) -> None:
-        """Give states the bits that they have for a parameter of a size, also for parts of it."""
+        """Choose the bits of states from the size of the whole parameter, also for a shard of
+        it.
+        """
         is_small = size < self.policy.least_size
         self.policy = replace(self.policy, least_size=sys.maxsize if is_small else 0)
 
     def init_state(self, param: Any) -> None:
-        """Make the state of a parameter: all 0, in 8 bits unless it is small."""
+        """Create a parameter's state, all 0: in 8 bits unless the parameter is small."""
         if param.size < self.policy.least_size:
             super().init_state(param)
             return
@@ -78,7 +82,7 @@ class QuantizedRule(UpdateRule):
             self.state[name + CODES], self.state[name + SCALES] = made
 
     def _init_states(self, param: Any) -> None:
-        """Make what is not there, and take it to the parameter's device; Chainer calls it."""
+        """Create missing states, and move states to the parameter's device; called by Chainer."""
         if self.policy.paged and _is_cupy(param) and self._lacks_states():
             with managed():
                 super()._init_states(param)
@@ -90,14 +94,14 @@ class QuantizedRule(UpdateRule):
         return self.state is None or any(isinstance(v, np.ndarray) for v in self.state.values())
 
     def update_core_cpu(self, param: Any) -> None:
-        """Update a parameter of NumPy."""
+        """Update a NumPy parameter."""
         if self._is_ready(param):
             paths.update(*self._arguments(param))
         else:
             super().update_core_cpu(param)
 
     def update_core_gpu(self, param: Any) -> None:
-        """Update a parameter of CuPy."""
+        """Update a CuPy parameter."""
         if self._is_ready(param):
             if self.policy.paged:
                 prefetch(list(self.state.values()))
@@ -125,7 +129,7 @@ class QuantizedRule(UpdateRule):
         self.t = updates
 
     def states(self) -> list[QuantizedState]:
-        """List the states, flat, in the order of `SIGNS`."""
+        """Return the states, flattened, in the order of `SIGNS`."""
         return [
             QuantizedState(
                 self.state[name + CODES].reshape(-1), self.state[name + SCALES], dynamic_map(signed)
@@ -137,7 +141,7 @@ class QuantizedRule(UpdateRule):
         return self.step.of(self), param.array, param.grad, self.states()
 
     def check(self, param: Any) -> None:
-        """See that hyper-parameters and state are such that an update leaves the state whole.
+        """Raise unless hyper-parameters and state keep the state finite.
 
         Raises:
             UnsupportedError: amsgrad or adabound.
@@ -162,7 +166,7 @@ class QuantizedRule(UpdateRule):
             )
 
     def _is_ready(self, param: Any) -> bool:
-        """Whether there is a gradient, and a state of 8 bits; refuses what `check` refuses.
+        """Tell whether there is a gradient and an 8-bit state, after checking both.
 
         Raises:
             GradientError, and what `check` raises: nothing has changed.
@@ -181,21 +185,21 @@ class QuantizedRule(UpdateRule):
 
 
 class Adam8bitRule(QuantizedRule, adam.AdamRule):
-    """Adam's rule, with both moments in 8 bits."""
+    """Adam's update rule with 8-bit moments."""
 
     is_elementwise = True
     step = AdamStep
 
 
 class MomentumSGD8bitRule(QuantizedRule, momentum_sgd.MomentumSGDRule):
-    """The rule of momentum SGD, with the velocity in 8 bits."""
+    """Momentum SGD's update rule with an 8-bit velocity."""
 
     is_elementwise = True
     step = MomentumStep
 
 
 QUANTIZED = {adam.AdamRule: Adam8bitRule, momentum_sgd.MomentumSGDRule: MomentumSGD8bitRule}
-"""By Chainer's rule, the one with 8-bit states."""
+"""For each of Chainer's update rules, the one with 8-bit states."""
 PLAIN_RULES = {small: one for one, small in QUANTIZED.items()}
 NO_VARIANTS = (
     "amsgrad and adabound have no form with 8-bit states: use Adam without them, or Chainer's own"
@@ -203,7 +207,7 @@ NO_VARIANTS = (
 
 
 def quantize(rule: Any, policy: StatePolicy) -> None:
-    """Make a rule of Chainer's one with 8-bit states, with the state that it has.
+    """Convert a rule of Chainer's in place to one with 8-bit states, keeping its state.
 
     It stays the same object, which hooks and parameters hold.
     """
@@ -220,7 +224,7 @@ def quantize(rule: Any, policy: StatePolicy) -> None:
 
 
 def plain(rule: Any, param: Any) -> None:
-    """Make a rule with 8-bit states Chainer's own again, with the values of its state."""
+    """Convert a rule with 8-bit states in place to Chainer's, with the dequantised state."""
     state = rule.state
     for name, signed in SIGNS[rule.step].items() if rule.is_quantized else ():
         dtype = (param if rule._fp32_param is None else rule._fp32_param).dtype
@@ -233,7 +237,7 @@ def plain(rule: Any, param: Any) -> None:
 
 
 def refuse_unsafe(gradients: Any, updates: int) -> None:
-    """See that gradients leave states whole.
+    """Raise GradientError for the first gradient that would make a state infinite or NaN.
 
     Args:
         gradients: arrays by the names of their parameters.

@@ -23,7 +23,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def save(serializer: Any, updates: int, state: dict[str, Any] | None) -> None:
-    """Save a rule's count of updates and its state, whatever its bits."""
+    """Save a rule's update count and its state, 8-bit or float32."""
     serializer("t", updates)
     for key, value in (state or {}).items():
         serializer(key, value)
@@ -33,7 +33,7 @@ def save(serializer: Any, updates: int, state: dict[str, Any] | None) -> None:
 
 
 def load(serializer: Any, signs: dict[str, bool], least_size: int) -> dict[str, Any] | None:
-    """Read a state that `save` or Chainer's own rule has saved, as arrays of NumPy.
+    """Load a state saved by `save` or by Chainer's own rule, as NumPy arrays.
 
     Args:
         signs: the states by name, and whether they may be negative.
@@ -50,7 +50,7 @@ def load(serializer: Any, signs: dict[str, bool], least_size: int) -> dict[str, 
 
 
 def _small(serializer: Any, signs: dict[str, bool]) -> dict[str, Any] | None:
-    """Read a state of 8 bits; None where there is none."""
+    """Load an 8-bit state; None if there is none."""
     keys = [name + end for name in NAMES for end in (CODES, SCALES)]
     found = {key: value for key in keys if (value := _read(serializer, key)) is not None}
     if not found:
@@ -68,7 +68,7 @@ def _small(serializer: Any, signs: dict[str, bool]) -> dict[str, Any] | None:
 
 
 def _whole(serializer: Any, signs: dict[str, bool], least_size: int) -> dict[str, Any] | None:
-    """Read a state of 32 bits, and quantise it where it is large; None where there is none."""
+    """Load a float32 state, quantised if it is large; None if there is none."""
     found = {name: _read(serializer, name) for name in signs}
     if any(value is None for value in found.values()):
         return None
@@ -84,7 +84,7 @@ def _whole(serializer: Any, signs: dict[str, bool], least_size: int) -> dict[str
 
 
 def _read(serializer: Any, key: str) -> Any:
-    """Read an array; None where there is none, from serializers that mind and those that do not."""
+    """Load an array; None if it is absent, whether or not the serializer raises for that."""
     try:
         value = serializer(key, None)
     except KeyError:
@@ -102,6 +102,7 @@ def _check_format(block: Any, version: Any) -> None:
 
 
 def _check_arrays(name: str, codes: Any, scales: Any) -> None:
+    """Raise DataError unless codes and scales are a valid 8-bit state."""
     types = (codes.dtype, scales.dtype)
     if types != (np.uint8, np.float32) or scales.shape != (block_count(codes.size),):
         raise DataError(

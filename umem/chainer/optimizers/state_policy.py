@@ -16,7 +16,7 @@ LEAST_SIZE = 4096
 
 @dataclass(frozen=True)
 class StatePolicy:
-    """Which states have 8 bits, and where they lie; see `Adam8bit`."""
+    """Decides which states are 8-bit, and in which memory they are; see `Adam8bit`."""
 
     keep: Sequence[str] = ()
     least_size: int = LEAST_SIZE
@@ -33,7 +33,7 @@ class StatePolicy:
 
 
 def kept_by(policy: StatePolicy, link: Any) -> list[Any]:
-    """List the parameters of a model whose states have 32 bits whatever their size.
+    """List a model's parameters whose states stay float32 whatever their size.
 
     Raises:
         ValueError: a name is that of no parameter.

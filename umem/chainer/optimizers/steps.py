@@ -13,10 +13,10 @@ import numpy as np
 
 
 class AdamStep(NamedTuple):
-    """One step of Adam, with decoupled weight decay.
+    """The float32 constants of one Adam step with decoupled weight decay.
 
-    ``m += first_rate * (grad - m)``, ``v += second_rate * (grad * grad - v)``,
-    ``x = decay * x + scale * (rate / (sqrt(v) + eps) * m)``.
+    ``m += first_rate * (grad - m)``, ``v += second_rate * (grad * grad - v)``, ``x = decay * x +
+    scale * (rate / (sqrt(v) + eps) * m)``.
     """
 
     first_rate: float
@@ -28,7 +28,7 @@ class AdamStep(NamedTuple):
 
     @classmethod
     def of(cls, rule: Any) -> AdamStep:
-        """Read the numbers of a rule's hyper-parameters and its count of updates."""
+        """Compute the constants from a rule's hyper-parameters and update count."""
         hp = rule.hyperparam
         decay = 1.0 - hp.eta * hp.weight_decay_rate
         numbers = (1.0 - hp.beta1, 1.0 - hp.beta2, rule.alpha_t, hp.eps, -hp.eta, decay)
@@ -36,14 +36,14 @@ class AdamStep(NamedTuple):
 
 
 class MomentumStep(NamedTuple):
-    """One step of momentum SGD: ``v = momentum * v - rate * grad``, ``x += v``."""
+    """The constants of one momentum SGD step: ``v = momentum * v - rate * grad``, ``x += v``."""
 
     momentum: float
     rate: float
 
     @classmethod
     def of(cls, rule: Any) -> MomentumStep:
-        """Read the numbers of a rule's hyper-parameters."""
+        """Compute the constants from a rule's hyper-parameters."""
         return cls(float(rule.hyperparam.momentum), float(rule.hyperparam.lr))
 
 
@@ -52,19 +52,19 @@ SIGNS: dict[type[Step], dict[str, bool]] = {
     AdamStep: {"m": True, "v": False},
     MomentumStep: {"v": True},
 }
-"""The states of each, by name, and whether they may be negative."""
+"""For each step, its states by name, and whether they may be negative."""
 HYPERPARAMETERS: dict[type[Step], tuple[str, ...]] = {
     AdamStep: ("alpha", "beta1", "beta2", "eps", "eta", "weight_decay_rate"),
     MomentumStep: ("lr", "momentum"),
 }
-"""What the numbers of each are made of, by Chainer's names."""
+"""For each step, the hyper-parameters that its constants come from, by Chainer's names."""
 DECAYS = ("beta1", "beta2", "momentum")
-"""Hyper-parameters by which averages decay."""
+"""Hyper-parameters that are decay rates of averages."""
 LARGEST = float(np.finfo(np.float32).max)
 
 
 def is_sound(name: str, value: Any) -> bool:
-    """Tell whether a hyper-parameter is a number of float32 that leaves states finite.
+    """Tell whether a hyper-parameter is a float32 number that keeps states finite.
 
     A ``beta1`` of 1 has Adam's correction of its first moment divide by nothing, and an ``eps``
     that is nothing in float32 would divide by it.

@@ -18,7 +18,7 @@ _SEND, _RECEIVE = 0, 1
 
 
 class Halo:
-    """A rank's blocks of the adjacency, on a device, and what it exchanges for them.
+    """A rank's blocks of the adjacency on a device, and the buffers of halo exchange.
 
     Two buffers, one for what is sent and one for what arrives, are made at the first exchange and
     grow to the largest message.
@@ -39,7 +39,7 @@ class Halo:
         self.to_device(chainer.get_device("@numpy"))
 
     def to_device(self, device: Any) -> None:
-        """Put the blocks on a device, given as Chainer's `to_device` takes it."""
+        """Move the blocks to a device, given as to Chainer's `to_device`."""
         self._device = chainer.get_device(device)
         self._first, self._last = map(self._matrix, (self._blocks.first, self._blocks.last))
         self._remote = {block.part: self._matrix(block) for block in self._blocks.halo}
@@ -51,19 +51,21 @@ class Halo:
 
     @property
     def device(self) -> Any:
-        """Where the blocks are: a `chainer.backend.Device`."""
+        """Return the blocks' device, a `chainer.backend.Device`."""
         return self._device
 
     def matrices(self) -> list[Any]:
-        """The blocks: CSR."""
+        """Return the blocks as CSR matrices."""
         return [self._first, *self._remote.values(), self._last]
 
     def sent(self) -> tuple[Any, ...]:
-        """By message, the rows that this rank sends: int32."""
+        """Return the rows that this rank sends, int32, by message."""
         return tuple(self._sent.values())
 
     def product(self, x: Any) -> Any:
-        """This rank's rows of the adjacency times everybody's x: (rows, F), of x's dtype."""
+        """Multiply this rank's rows of the adjacency by the x of all ranks: (rows, F), of x's
+        dtype.
+        """
         xp = cuda.get_array_module(x)
         own = xp.ascontiguousarray(_wide(x))
         out = xp.zeros(x.shape, own.dtype)
@@ -74,7 +76,7 @@ class Halo:
         return out.astype(x.dtype, copy=False)
 
     def _arriving(self, x: Any) -> Iterator[tuple[int, Any]]:
-        """The rows of other ranks' parts that are needed, each until the next is asked for.
+        """Yield the rows received from other ranks' parts; each is valid until the next.
 
         In step k every rank sends its parts to the k-th rank before it, and gets those of the k-th
         after it, in order; what it sends at a time is gone before the next is begun. So nobody
@@ -91,6 +93,7 @@ class Halo:
                 self._ranks.wait(going)
 
     def _send(self, x: Any, part: int, target: int) -> list[Any]:
+        """Start sending the rows of a part that another rank needs; returns the buffers in use."""
         rows = self._sent.get((part, target))
         if rows is None:
             return []
@@ -119,7 +122,7 @@ def _wide(x: Any) -> Any:
 
 
 class PartAggregation(chainer.FunctionNode):
-    """The rows of this rank of the adjacency times x, of which each rank has its rows.
+    """Function: this rank's rows of the adjacency times x, whose rows are spread over ranks.
 
     The matrix equals its transpose, so the gradient is the same product, of the gradients.
 

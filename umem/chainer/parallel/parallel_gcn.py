@@ -16,7 +16,7 @@ from umem.chainer.parallel.ranks import Ranks
 
 
 class ParallelGraphConvolution(chainer.Link):
-    """One layer A X W' + b of which each rank has some rows; `umem.chainer.gcn` has it whole.
+    """One layer A X W' + b with rows spread over ranks; `umem.chainer.gcn` has the serial one.
 
     Products with W are made by part, and the gradients of W and b are summed over parts in order:
     so they are the same bits on every rank, and for any number of ranks of one cut. W and b start
@@ -37,14 +37,16 @@ class ParallelGraphConvolution(chainer.Link):
         self._ranks.from_first(self.W.array)
 
     def multiplies_first(self, x: Any) -> bool:
-        """Whether W goes before the adjacency: where it makes x narrower, or x is in files."""
+        """Tell whether x is multiplied by W before the adjacency: if that makes it narrower, or x
+        is on disk.
+        """
         out_size, in_size = self.W.shape
         return out_size < in_size or not isinstance(
             x, (chainer.Variable, chainer.get_array_types())
         )
 
     def forward(self, graph: ParallelGraph, x: Any) -> Any:
-        """(n, in_size) to (n, out_size), each rank's own rows.
+        """Apply the layer to this rank's rows: (n, in_size) to (n, out_size).
 
         Args:
             graph: the rank's parts.
@@ -92,7 +94,7 @@ class ParallelGCN(chainer.ChainList):
         self.dropout = dropout
 
     def forward(self, graph: ParallelGraph, x: Any) -> Any:
-        """(n, in_size) to (n, classes), each rank's own rows."""
+        """Return this rank's scores: (n, in_size) to (n, classes)."""
         first, *others = self
         h = first(graph, x)
         for layer in others:
@@ -100,7 +102,7 @@ class ParallelGCN(chainer.ChainList):
         return h
 
     def exchanged_widths(self, x: Any, *, train: bool = True) -> list[int]:
-        """The columns of each exchange of a step, forward and backward; see `HaloPlan`.
+        """Return the column count of each halo exchange of a step, both directions; see `HaloPlan`.
 
         Args:
             x: what the model is called with.

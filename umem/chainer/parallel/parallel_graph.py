@@ -23,14 +23,14 @@ from umem.graphs.halo import parts_of_ranks, rank_blocks
 
 
 class ParallelGraph:
-    """This rank's parts of a graph that was cut: its rows, in the order of parts.
+    """This rank's parts of a partitioned graph: its rows, in the order of parts.
 
     Every rank makes one, of the same folder and communicator, and calls every method that is said
     to be for all ranks in the same order. Each opens the list of the cut and the files of its own
     parts, and no other.
 
-    Cost: about 40 bytes an entry of its rows while it is made, 8 after, and two buffers as large
-    as the longest message: at most the rows of one part.
+    Cost: about 40 bytes an entry of its rows while it is made, 8 after, and two buffers as large as
+    the longest message: at most the rows of one part.
 
     Args:
         folder: what `umem.graphs.cut` or ``umem graph cut`` wrote.
@@ -72,6 +72,7 @@ class ParallelGraph:
         self.ranks.check_alike(facts, error)
 
     def _load(self, cut: Any, runs: tuple[range, ...]) -> None:
+        """Load this rank's parts of a cut, and split their rows into blocks."""
         self.parts = runs[self.ranks.rank]
         found = [cut.part(part) for part in self.parts]
         blocks = rank_blocks(cut, runs, self.ranks.rank, found)
@@ -91,24 +92,25 @@ class ParallelGraph:
 
     @property
     def node_count(self) -> int:
-        """n, of this rank."""
+        """Return n, the number of this rank's nodes."""
         return len(self.labels)
 
     def to_device(self, device: Any) -> ParallelGraph:
-        """Put the adjacency on a device, given as Chainer's `to_device` takes it; returns self."""
+        """Move the adjacency to a device, given as to Chainer's `to_device`; returns self."""
         self._halo.to_device(device)
         return self
 
     def load_features(self) -> Any:
-        """The features of this rank, read: float32 (n, F), where the adjacency is."""
+        """Read this rank's features to the adjacency's device: float32 (n, F)."""
         return self._halo.device.send(np.concatenate(self.features))
 
     def labels_where(self, mask: Array) -> Any:
-        """The labels under `mask`, -1 elsewhere: int32 (n,), where the adjacency is."""
+        """Return labels, int32 (n,), with -1 outside ``mask``, on the adjacency's device."""
         return self._halo.device.send(np.where(mask, self.labels, np.int32(-1)))
 
     def aggregate(self, x: Any) -> Any:
-        """This rank's rows of the normalised adjacency times x; for all ranks, in both directions.
+        """Multiply this rank's rows of the normalised adjacency by x, differentiably; a collective
+        call.
 
         The rows of one remote part are there at a time, and in backward come again, as gradients.
         Sums are over neighbours by part, from the row's own part on, in the order of parts: the
@@ -135,7 +137,7 @@ class ParallelGraph:
         return PartAggregation(self._halo).apply((x,))[0]
 
     def dropout(self, x: Any, ratio: float = 0.5) -> Any:
-        """x with a share of its elements dropped in training, as Chainer's; for all ranks.
+        """Apply dropout to x in training, as Chainer's; a collective call.
 
         The mask depends on NumPy's global generator on rank 0, from which each call draws one key,
         and on the part of a node, not on the number of ranks. It is made again in backward.
@@ -152,10 +154,10 @@ class ParallelGraph:
         return function.apply((x,))[0]
 
     def cross_entropy(self, scores: Any, labels: Any) -> Any:
-        """Softmax cross entropy, the mean over all ranks' labelled nodes; for all ranks.
+        """Return the mean softmax cross entropy over all ranks' labelled nodes; a collective call.
 
-        Summed by part and then over parts in order. Each rank gets the same loss, and goes
-        backward from it. A rank may have no labelled node; where none has, the loss is 0.
+        Summed by part and then over parts in order. Each rank gets the same loss, and goes backward
+        from it. A rank may have no labelled node; where none has, the loss is 0.
 
         Args:
             scores: variable of floats, (n, classes).
@@ -169,7 +171,7 @@ class ParallelGraph:
         return sum_over_parts(self.ranks, sums) / max(count, 1)
 
     def accuracy(self, scores: Any, labels: Any) -> float:
-        """The share of all ranks' labelled nodes whose highest score is their label; for all ranks.
+        """Return the accuracy over all ranks' labelled nodes; a collective call.
 
         Every rank gets the same number, so that all stop early or none does. Where no node has a
         label it is not a number.

@@ -21,7 +21,7 @@ Slices = Sequence[slice]
 
 
 class PartLinear(chainer.FunctionNode):
-    """x_p W_p' for each part p of a rank, W being there once a part.
+    """Function: x_p W_p' for each part p of a rank; W is given once for each part.
 
     Args:
         rows: the rows of each part.
@@ -54,12 +54,13 @@ class PartLinear(chainer.FunctionNode):
 
 
 class PartLinearGrad(chainer.FunctionNode):
-    """The gradients of `PartLinear`: of x where it is wanted, and of W for each part."""
+    """Function: gradients of `PartLinear`, of x where needed and of W for each part."""
 
     def __init__(self, rows: Slices, features: Sequence[Any] | None, *, wants_x: bool) -> None:
         self._rows, self.features, self._wants_x = rows, features, wants_x
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Compute gradients of x (rows, in), where needed, and of W (parts, out, in)."""
         *x, weights, gy = inputs
         xp = cuda.get_array_module(gy)
         parts = [x[0][rows] for rows in self._rows] if self.features is None else self.features
@@ -84,7 +85,7 @@ def _product(xp: Any, a: Any, b: Any) -> Any:
 
 
 class PartBias(chainer.FunctionNode):
-    """x_p + b_p for each part p of a rank."""
+    """Function: x_p + b_p for each part p of a rank."""
 
     def __init__(self, rows: Slices) -> None:
         self._rows = rows
@@ -105,7 +106,7 @@ class PartBias(chainer.FunctionNode):
 
 
 class PartRowSums(chainer.FunctionNode):
-    """The sum of the rows of each part: (rows, F) to (parts, F)."""
+    """Function: row sums of each part, (rows, F) to (parts, F)."""
 
     def __init__(self, rows: Slices) -> None:
         self._rows = rows
@@ -122,7 +123,7 @@ class PartRowSums(chainer.FunctionNode):
 
 
 class PartCrossEntropy(chainer.FunctionNode):
-    """The sum of the losses of a part's nodes with a label, for each: (rows, classes) to (parts,).
+    """Function: summed loss of each part's labelled nodes, (rows, classes) to (parts,).
 
     Args:
         rows: the rows of each part.
@@ -165,12 +166,13 @@ def _labelled(xp: Any, scores: Any, labels: Any, rows: slice) -> tuple[Any, Any,
 
 
 class PartCrossEntropyGrad(chainer.FunctionNode):
-    """The gradient of `PartCrossEntropy`: what softmax gives, less 1 at the label."""
+    """Function: gradient of `PartCrossEntropy`, softmax minus the one-hot label."""
 
     def __init__(self, rows: Slices, labels: Any) -> None:
         self._rows, self.labels = rows, labels
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any]:
+        """Compute the gradient of the scores (rows, classes); 0 for nodes without a label."""
         scores, gy = inputs
         xp = cuda.get_array_module(scores)
         gradient = xp.zeros(scores.shape, scores.dtype)
@@ -188,7 +190,7 @@ class PartCrossEntropyGrad(chainer.FunctionNode):
 
 
 class PartDropout(chainer.FunctionNode):
-    """x with some elements made 0 and the others scaled; the mask is drawn again in backward.
+    """Function: dropout whose mask is drawn again in backward instead of kept.
 
     Its generator counts (Philox), so that a part's mask depends on the key and the part alone.
 

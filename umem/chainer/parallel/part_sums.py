@@ -16,7 +16,7 @@ from umem.chainer.parallel.ranks import Ranks
 
 
 def over_parts(ranks: Ranks, stack: Any) -> Any:
-    """The sum of this rank's parts and all others', on each rank: (parts, ...) to (...).
+    """Sum all ranks' parts in order, on every rank: (parts, ...) to (...). A collective call.
 
     float16 is summed in float32. With CuPy the sum is made on the host.
     """
@@ -36,7 +36,7 @@ def over_parts(ranks: Ranks, stack: Any) -> Any:
 
 
 class OverParts(chainer.FunctionNode):
-    """What `over_parts` returns; every rank takes its result further in the same way."""
+    """Function of `over_parts`; every rank must go on from its result in the same way."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -52,7 +52,7 @@ class OverParts(chainer.FunctionNode):
 
 
 class ToParts(chainer.FunctionNode):
-    """The same array for each part of this rank, as a view; its gradient is the sum over parts."""
+    """Function: a view of an array for each part of this rank; its gradient sums over parts."""
 
     def __init__(self, ranks: Ranks, count: int) -> None:
         self._ranks, self._count = ranks, count
@@ -67,7 +67,7 @@ class ToParts(chainer.FunctionNode):
 
 
 def to_parts(ranks: Ranks, count: int, x: Any) -> Any:
-    """Give each part of this rank the same array: (...) to (parts, ...).
+    """Broadcast an array to the parts of this rank, differentiably: (...) to (parts, ...).
 
     Args:
         ranks: that have a part of the sum each; every one of them has to go backward.
@@ -78,5 +78,5 @@ def to_parts(ranks: Ranks, count: int, x: Any) -> Any:
 
 
 def sum_over_parts(ranks: Ranks, stack: Any) -> Any:
-    """Differentiable `over_parts`."""
+    """Apply `over_parts` differentiably."""
     return OverParts(ranks).apply((stack,))[0]

@@ -13,9 +13,9 @@ from umem.chainer.parallel.shard_exchange import mpi_of
 from umem.errors import DataError
 
 _TAG = 1516
-"""Of umem's own messages, so that they are not taken for a program's."""
+"""Tag of umem's own messages, apart from those of the program."""
 MESSAGE_BYTES = 1 << 30
-"""The most of one message; MPI counts in 32 bits, so that longer ones go in pieces."""
+"""The most bytes of one message: MPI counts in 32 bits, so longer ones are sent in pieces."""
 
 
 class Ranks:
@@ -48,45 +48,45 @@ class Ranks:
         return self  # a communicator cannot be copied, and a copied model is of the same ranks
 
     def send(self, array: Any, rank: int, what: str) -> list[Any]:
-        """Begin to send an array of NumPy's; it must stay as it is until `wait`."""
+        """Start sending a NumPy array, which must not change until `wait`."""
         self.sent_bytes[what] += array.nbytes
         return [self._comm.Isend(piece, rank, _TAG) for piece in _pieces(array)]
 
     def wait(self, requests: list[Any]) -> None:
-        """Return once everything is sent."""
+        """Wait until all sends are complete."""
         for request in requests:
             request.Wait()
 
     def receive(self, array: Any, rank: int) -> None:
-        """Fill an array of NumPy's with one that a rank sends."""
+        """Receive a message of a rank into a NumPy array."""
         for piece in _pieces(array):
             self._comm.Recv(piece, rank, _TAG)
 
     def from_last(self, array: Any) -> None:
-        """Give every rank the last rank's array, in place."""
+        """Broadcast the last rank's array in place."""
         for piece in _pieces(array) if self.size > 1 else ():
             self._comm.Bcast(piece, self.size - 1)
 
     def from_first(self, array: Any) -> None:
-        """Give every rank the first rank's array, in place."""
+        """Broadcast the first rank's array in place."""
         for piece in _pieces(array) if self.size > 1 else ():
             self._comm.Bcast(piece, 0)
 
     def draw(self) -> tuple[int, int]:
-        """Two numbers from NumPy's global generator: rank 0's, on every rank."""
+        """Return two numbers that rank 0 drew from NumPy's global generator, on every rank."""
         drawn = np.random.randint(0, 2**31 - 1, 2).astype(np.int64)
         self.from_first(drawn)
         return int(drawn[0]), int(drawn[1])
 
     def count(self, *values: int) -> list[int]:
-        """Sums of whole numbers over all ranks, which are exact in any order."""
+        """Sum integers over all ranks, exactly."""
         total = np.array(values, np.int64)
         if self.size > 1:
             self._comm.Allreduce(total.copy(), total)
         return [int(value) for value in total]
 
     def check_alike(self, facts: Mapping[str, str], error: Exception | None) -> None:
-        """See that all ranks have the same, and that none has an error.
+        """Raise on all ranks if values differ between ranks, or one has an error.
 
         Raises:
             DataError: they have not, or one has: on every rank, which names it and its host.

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 
 BUFFER_BYTES = 16 << 20
-"""Of the pieces that a rank sends at once, and of those that it receives."""
+"""The most bytes that a rank sends at once, and the most that it receives."""
 
 Array = np.ndarray[Any, Any]
 Read = Callable[[int, int, Array], None]
-"""Copies a stretch of a flat vector, from and to, into an array."""
+"""A function that copies a stretch of a flat vector, from and to, into an array."""
 
 
 _METHODS = ("Alltoallv", "Allgatherv", "Isend", "allgather", "Get_rank")
-"""By which a communicator of mpi4py's is known."""
+"""Methods by which a communicator of mpi4py is recognised."""
 
 
 def mpi_of(comm: Any) -> Any:
-    """Return the communicator of mpi4py that a communicator is, or is made of.
+    """Return the mpi4py communicator that a communicator is or wraps.
 
     Raises:
         TypeError: it is neither mpi4py's nor ChainerMN's.
@@ -39,7 +39,7 @@ def mpi_of(comm: Any) -> Any:
 
 
 def mean_of_shard(mpi: Any, bounds: Sequence[int], read: Read, dtype: Any) -> Array:
-    """Average a flat vector over ranks; each gets its own shard of the mean.
+    """Average a flat vector over ranks; each rank gets its shard of the mean (reduce-scatter).
 
     Rank 0's values, then rank 1's added, and so on, then times 1/N: the same bits whatever MPI
     makes of a sum. Halves are added and divided as float32, and rounded once.
@@ -79,7 +79,7 @@ def give_out_shards(
     write: Callable[[int, int, Array], None],
     dtype: Any,
 ) -> None:
-    """Have every rank write every rank's shard.
+    """Send each rank's shard to all ranks (all-gather).
 
     Args:
         bounds: where the shards begin, and the end.
@@ -100,7 +100,7 @@ def give_out_shards(
 def agree_with_first(
     mpi: Any, size: int, read: Read, write: Callable[[int, int, Array], None], dtype: Any
 ) -> bool:
-    """Have every rank take the first rank's vector; returns whether all had the same bytes."""
+    """Broadcast the first rank's vector; tells whether all ranks had the same bytes."""
     step = max(1, BUFFER_BYTES // np.dtype(dtype).itemsize)
     is_same = True
     for start in range(0, size, step):
@@ -116,7 +116,7 @@ def agree_with_first(
 
 
 class _Pieces:
-    """Arrays behind one another in one buffer, as MPI sends them."""
+    """Consecutive arrays in one buffer, as MPI sends them."""
 
     def __init__(self, lengths: list[int], dtype: Any) -> None:
         ends = np.cumsum(lengths)
@@ -129,7 +129,9 @@ class _Pieces:
 
 
 def _rounds(bounds: Sequence[int], dtype: Any) -> list[tuple[int, list[tuple[int, int]]]]:
-    """List what goes at once: how far it is into the shards, and from and to of each shard."""
+    """Split an exchange into rounds: how far each is into the shards, and its range in each
+    shard.
+    """
     shards = list(pairwise(bounds))
     longest = max(stop - start for start, stop in shards)
     step = max(1, BUFFER_BYTES // (len(shards) * np.dtype(dtype).itemsize))

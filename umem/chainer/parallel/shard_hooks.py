@@ -18,14 +18,14 @@ BY_ELEMENT = (
     optimizer_hooks.Lasso,
     optimizer_hooks.GradientHardClipping,
 )
-"""Hooks of Chainer's that do with each element what they would do in a shard."""
+"""Chainer's hooks that work on each element by itself, so on shards too."""
 BY_NORM = (optimizer_hooks.GradientClipping, optimizer_hooks.GradientLARS)
-"""Hooks of Chainer's that need a norm, which ranks add up."""
+"""Chainer's hooks that need a norm, which is summed over ranks."""
 _CHUNK = 1 << 16
 
 
 class NormsOfAll(Subscriber):
-    """Gives the hooks that need a norm that of all ranks' shards.
+    """Gives hooks that need a norm the norm over all ranks' shards.
 
     Args:
         gather: gives every rank what each has.
@@ -38,7 +38,7 @@ class NormsOfAll(Subscriber):
         self._gather, self._sees_shards = gather, sees_shards
 
     def call_hook(self, proceed: Proceed, method: Any, hook: Any) -> None:
-        """Do what a hook would do with whole parameters."""
+        """Apply a hook to shards with the result that it has on whole parameters."""
         if not self._sees_shards(method) or type(hook) not in BY_NORM:
             proceed(method, hook)
         elif isinstance(hook, optimizer_hooks.GradientClipping):
@@ -78,7 +78,7 @@ def _updated(target: Any) -> Iterator[Any]:
 
 
 def _square(array: Any) -> float:
-    """Sum the squares, in float64, in which those of float32 are exact."""
+    """Return the sum of squares in float64, in which squares of float32 are exact."""
     flat, xp = array.reshape(-1), cuda.get_array_module(array)
     if xp is not np:
         return float(xp.square(flat, dtype=np.float64).sum())

@@ -16,7 +16,7 @@ from umem.chainer.uploading import upload
 
 
 class Stretch(NamedTuple):
-    """A parameter as it lies in a flat vector.
+    """A parameter's range in a flat vector.
 
     Attributes:
         name: as ``namedparams`` has it.
@@ -32,7 +32,7 @@ class Stretch(NamedTuple):
 
 
 def cut(stretches: Sequence[Stretch], count: int) -> list[int]:
-    """Cut a flat vector into parts of equal state; returns where each begins, and the end.
+    """Split a flat vector into shards of equal state; returns the bounds.
 
     Where no element has state, parts are of equal size.
 
@@ -55,7 +55,7 @@ def cut(stretches: Sequence[Stretch], count: int) -> list[int]:
 
 
 class Shard:
-    """One parameter, and the part of it that is this rank's.
+    """One parameter, and this rank's part of it.
 
     Attributes:
         name: of the parameter.
@@ -72,36 +72,36 @@ class Shard:
         self.part.update_rule = whole.update_rule
 
     def show(self, grad: Any) -> None:
-        """Have the part be that of the parameter as it is now, with a gradient."""
+        """Point the part at the parameter's present array, and give it a gradient."""
         self.part.array = flat(self.whole.array)[self.start : self.stop]
         self.part.update_rule = self.whole.update_rule
         self.part.grad = grad
         self.part._loss_scale = self.whole._loss_scale
 
     def keep_own_state(self) -> None:
-        """Let go of all state but this rank's part; the rule has had the whole parameter's."""
+        """Free all state but this rank's part; the rule had the whole parameter's."""
         state = self.part.update_rule.state or {}
         for key, value in state.items():
             state[key] = flat(value)[self.span(key)].copy()
 
     def span(self, key: str) -> slice:
-        """Return which elements of a state this rank has, by the state's name."""
+        """Return the range of a state's elements that this rank has."""
         unit = unit_of(key)
         return slice(-(-self.start // unit), -(-self.stop // unit))
 
 
 def unit_of(key: str) -> int:
-    """Return how many elements of a parameter share one of a state, by the state's name."""
+    """Return how many elements of a parameter share one element of a state, by the state's name."""
     return BLOCK if key.endswith(SCALES) else 1
 
 
 def flat(array: Any) -> Any:
-    """Return an array in one dimension: a view where it is contiguous in C's order."""
+    """Return an array flattened in C order, as a view if it is contiguous."""
     return array.reshape(-1)
 
 
 class FlatVector:
-    """Parameters of one type behind one another, by their names, and the shards of all ranks.
+    """Parameters of one dtype as one vector in the order of names, and all ranks' shards of it.
 
     Args:
         named: the parameters, which have arrays, each once.
@@ -121,7 +121,7 @@ class FlatVector:
             begin += parameter.size
 
     def read(self, what: str, start: int, stop: int, out: np.ndarray[Any, Any]) -> None:
-        """Copy a stretch to the host.
+        """Copy a stretch to a host array.
 
         Args:
             what: "grad" or "array" of the parameters; a gradient that is not there is 0.
@@ -131,17 +131,17 @@ class FlatVector:
             out[there] = 0 if value is None else cuda.to_cpu(flat(value)[here])
 
     def read_parts(self, start: int, stop: int, out: np.ndarray[Any, Any]) -> None:
-        """Copy what this rank has made of a stretch of its own shard."""
+        """Copy this rank's results of a stretch of its own shard to a host array."""
         for shard, here, there in self._over(start, stop):
             inside = slice(here.start - shard.start, here.stop - shard.start)
             out[there] = cuda.to_cpu(shard.part.array[inside])
 
     def write(self, start: int, stop: int, values: np.ndarray[Any, Any]) -> None:
-        """Write a stretch to the parameters, in place."""
+        """Copy a stretch into the parameters."""
         self.put([shard.whole.array for shard in self.shards], start, stop, values)
 
     def put(self, arrays: Any, start: int, stop: int, values: np.ndarray[Any, Any]) -> None:
-        """Write a stretch to arrays as large as the parameters, in their order."""
+        """Copy a stretch into arrays of the parameters' sizes, in their order."""
         by_shard = dict(zip(map(id, self.shards), arrays, strict=True))
         for shard, here, there in self._over(start, stop):
             array = by_shard[id(shard)]
@@ -153,7 +153,9 @@ class FlatVector:
                 array[...] = changed.reshape(array.shape)
 
     def _over(self, start: int, stop: int) -> Iterator[tuple[Shard, slice, slice]]:
-        """Yield the shards of a stretch, and where it is in the parameter and in itself."""
+        """Yield the shards that overlap a stretch, with the range in the parameter and in the
+        stretch.
+        """
         for shard in self.shards:
             first = max(start, shard.begin)
             last = min(stop, shard.begin + shard.whole.size)
@@ -163,7 +165,7 @@ class FlatVector:
 
 
 def _stretch(name: str, parameter: Any) -> Stretch:
-    """Say how a parameter's state is cut, and have it keep the bits that the whole would have."""
+    """Decide how a parameter's state is split, and fix its bits as for the whole parameter."""
     rule = parameter.update_rule
     if isinstance(rule, QuantizedRule):
         rule.settle(parameter.size)
@@ -175,7 +177,7 @@ def _stretch(name: str, parameter: Any) -> Stretch:
 
 
 def _state_of_block(rule: Any, dtype: Any) -> dict[str, Any]:
-    """Make the state that so many elements would have."""
+    """Make the state that a number of elements would have."""
     single = np.float32 if rule._fp32_param is not None or rule._use_fp32_update else dtype
     trial = copy.copy(rule)
     trial._state = {}

@@ -17,7 +17,7 @@ from umem.errors import StateError, UmemError, UnsupportedError
 
 
 def check_optimizer_of_shards(optimizer: Any) -> None:
-    """See that an optimizer, set up or not, can update shards, as far as this rank knows.
+    """Raise unless an optimizer can update shards, as far as this rank can tell.
 
     Raises:
         UnsupportedError: it cannot, by its name.
@@ -33,6 +33,7 @@ def check_optimizer_of_shards(optimizer: Any) -> None:
 
 
 def _check_rule(rule: Any) -> None:
+    """Raise UnsupportedError for an update rule that may need whole parameters."""
     kind = type(rule)
     if not vars(kind).get("is_elementwise") or not vars(rule).keys().isdisjoint(_OWN):
         raise UnsupportedError(
@@ -51,6 +52,7 @@ _OWN = ("update_core", "update_core_cpu", "update_core_gpu", "update")
 
 
 def _check_hooks(hooks: Iterable[Any], kinds: tuple[type, ...]) -> None:
+    """Raise UnsupportedError for a hook that may need whole gradients."""
     for hook in hooks:
         if type(hook) not in kinds and not getattr(hook, "is_elementwise", False):
             name = getattr(hook, "__name__", type(hook).__name__)
@@ -68,7 +70,7 @@ def _hooks(owner: Any) -> list[Any]:
 
 
 def check_parameters(optimizer: Any, gather: Gather) -> list[tuple[str, Any]]:
-    """List the parameters that are to be cut, after seeing that all ranks have the same.
+    """Return the parameters to shard, after checking that all ranks have the same.
 
     Each once, by the first of its names, with an array and an update rule that is on.
 
@@ -96,11 +98,17 @@ def check_parameters(optimizer: Any, gather: Gather) -> list[tuple[str, Any]]:
 
 
 def hash_of(facts: dict[str, Any]) -> int:
-    """Return a number that differs where facts do; the same on every rank, unlike `hash`."""
+    """Return a hash of facts that is the same on every rank, unlike `hash`."""
     return crc32(repr(facts).encode())
 
 
 def _named(optimizer: Any) -> dict[int, tuple[str, Any]]:
+    """Return the enabled parameters of an optimizer by id, with their paths.
+
+    Raises:
+        StateError: the optimizer is not set up.
+        UnsupportedError: a rule or hook needs whole parameters, or parameters share memory.
+    """
     if optimizer.target is None:
         raise StateError("the optimizer is not set up: call its setup(model) first")
     _check_hooks(_hooks(optimizer), BY_ELEMENT + BY_NORM)
@@ -128,6 +136,7 @@ def _check_arrays(name: str, parameter: Any) -> None:
 
 
 def _tell_difference(every: list[dict[str, Any]]) -> None:
+    """Raise StateError for the first parameter in which a rank differs from rank 0."""
     for rank, theirs in enumerate(every):
         for name in sorted(theirs.keys() | every[0].keys()):
             here, there = every[0].get(name), theirs.get(name)

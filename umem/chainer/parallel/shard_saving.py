@@ -22,7 +22,7 @@ Shards = Mapping[str, Shard]
 
 
 def through_shards(inner: Any, shards: Shards) -> Any:
-    """Return a serializer that knows, below the names of parameters, which part of each is here."""
+    """Return a serializer that saves or loads, below parameters' names, only this rank's parts."""
     if not shards:
         return inner
     if isinstance(inner, serializer.Deserializer):
@@ -31,7 +31,7 @@ def through_shards(inner: Any, shards: Shards) -> Any:
 
 
 class _SavingShards(serializer.Serializer):
-    """Says of every array below a parameter's name which part it is."""
+    """Saves this rank's part of each array below a parameter's name, and which part it is."""
 
     def __init__(self, inner: Any, shards: Shards, shard: Shard | None = None) -> None:
         self._inner, self._shards, self._shard = inner, shards, shard
@@ -48,7 +48,7 @@ class _SavingShards(serializer.Serializer):
 
 
 class _LoadingShards(serializer.Deserializer):
-    """Reads of every array below a parameter's name the part that is this rank's."""
+    """Loads this rank's part of each array below a parameter's name."""
 
     def __init__(self, inner: Any, shards: Shards, shard: Shard | None = None) -> None:
         self._inner, self._shards, self._shard = inner, shards, shard
@@ -58,6 +58,7 @@ class _LoadingShards(serializer.Deserializer):
         return _LoadingShards(self._inner[key], self._shards, self._shards.get(key, self._shard))
 
     def __call__(self, key: str, value: Any) -> Any:
+        """Load a value; of a sharded state, this rank's part, also from a snapshot saved whole."""
         is_array = value is None or isinstance(value, chainer.get_array_types())
         if self._shard is None or not is_array:
             return self._inner(key, value)

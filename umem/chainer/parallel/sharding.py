@@ -33,7 +33,7 @@ _shardings: MutableMapping[Any, Sharding] = weakref.WeakKeyDictionary()
 
 
 def sharded(optimizer: Any, comm: Any) -> Any:
-    """Train one model on all ranks of a communicator, each with its shard of the optimizer's state.
+    """Shard an optimizer's state over the ranks of a communicator, which train one model (ZeRO-1).
 
     ::
 
@@ -50,9 +50,9 @@ def sharded(optimizer: Any, comm: Any) -> Any:
     optimizer that updates all of them from gradients averaged in that order.
 
     The optimizer is changed in place, and returned; it may be set up before or after. Where the
-    ranks' weights differ, as after initialising each with another seed, the first update only
-    gives all those of rank 0, as ChainerMN's always does. After an update ``grad`` of a parameter
-    is still this rank's own; hooks see the averaged one, of this rank's shard.
+    ranks' weights differ, as after initialising each with another seed, the first update only gives
+    all those of rank 0, as ChainerMN's always does. After an update ``grad`` of a parameter is
+    still this rank's own; hooks see the averaged one, of this rank's shard.
 
     Hooks that go by element run on shards: WeightDecay, Lasso, GradientHardClipping, and your own
     that say ``is_elementwise = True``. GradientClipping and GradientLARS get their norms from one
@@ -76,8 +76,8 @@ def sharded(optimizer: Any, comm: Any) -> Any:
         UnsupportedError: the optimizer, a rule or a hook needs whole parameters; it is named.
         StateError: it is sharded already; or, in update, the ranks' parameters are not alike.
 
-    After each of these nothing has changed. Source: Rajbhandari et al., "ZeRO: Memory
-    Optimizations Toward Training Trillion Parameter Models" (SC 2020), stage 1.
+    After each of these nothing has changed. Source: Rajbhandari et al., "ZeRO: Memory Optimizations
+    Toward Training Trillion Parameter Models" (SC 2020), stage 1.
     """
     mpi = mpi_of(comm)
     if optimizer in _shardings:
@@ -92,13 +92,13 @@ def sharded(optimizer: Any, comm: Any) -> Any:
 
 
 def shards_of(optimizer: Any) -> dict[str, Shard]:
-    """Return this rank's shards by the names of their parameters; none where it is not sharded."""
+    """Return this rank's shards by parameter name; empty if the optimizer is not sharded."""
     sharding = _shardings.get(optimizer)
     return {} if sharding is None else sharding.shards()
 
 
 class Sharding(Subscriber):
-    """An optimizer whose state is in shards; see `sharded`.
+    """The subscriber that shards one optimizer's state; see `sharded`.
 
     Attributes:
         rank: of this process.
@@ -118,13 +118,13 @@ class Sharding(Subscriber):
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer; None where it is gone."""
+        """Return the optimizer; None if it was freed."""
         return self._optimizer()
 
     # -- what Chainer tells ----------------------------------------------------------------------
 
     def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
-        """Take a call of update: the loss as it is, and the rest on this rank's shard."""
+        """Run the loss as usual, and update this rank's shards."""
         if method is not self._optimizer() or self._is_inside:
             proceed(method, *args, **kwargs)
             return
@@ -138,14 +138,14 @@ class Sharding(Subscriber):
             self._is_inside = False
 
     def check_gradients(self, proceed: Proceed, method: Any) -> None:
-        """Have a step be skipped by all where one finds NaN and Chainer scales the loss."""
+        """Skip the step on all ranks if one has NaN, where Chainer scales the loss dynamically."""
         proceed(method)
         if self.sees_shards(method) and method._loss_scaling_is_dynamic:
             if any(of_all_ranks(method, method._loss_scaling_isnan)):
                 method._loss_scaling_isnan = method._loss_scaling_isnan_ever = True
 
     def serialize_optimizer(self, proceed: Proceed, owner: Any, serializer: Any) -> None:
-        """Save this rank's shards, or load them from whatever was saved."""
+        """Save this rank's shards, or load them from a snapshot of any number of ranks."""
         if owner is not self._optimizer():
             proceed(owner, serializer)
             return
@@ -157,17 +157,18 @@ class Sharding(Subscriber):
             proceed(owner, through_shards(serializer, self.shards()))
 
     def shards(self) -> dict[str, Shard]:
-        """Return the shards by the names of their parameters."""
+        """Return the shards by parameter name."""
         return {one.name: one for one in self._shards.values()}
 
     def has_cut(self) -> bool:
-        """Tell whether the state of the rules that parameters have now is in shards."""
+        """Tell whether the state of the parameters' present rules is sharded."""
         every = self._shards.values()
         return any(one.part.update_rule is one.whole.update_rule for one in every)
 
     # -- a step ----------------------------------------------------------------------------------
 
     def _update(self, method: Any, proceed: Callable[[], None]) -> None:
+        """Update this rank's shards by averaged gradients, and send them to all ranks."""
         if not self.take_in(method):
             return
         for vector in self.vectors:
@@ -180,7 +181,7 @@ class Sharding(Subscriber):
                 shard.part.cleargrad()
 
     def take_in(self, method: Any) -> bool:
-        """Cut parameters that were not seen before; returns whether all ranks had the same.
+        """Shard parameters that are new; tells whether all ranks had the same values.
 
         Where they had not, each has those of rank 0 now.
 
@@ -197,7 +198,9 @@ class Sharding(Subscriber):
         return is_same
 
     def _expect_own_rules(self, parameters: list[Any]) -> None:
-        """Forget all where the optimizer was set up anew; one new rule alone has no state here."""
+        """Forget all shards if the optimizer was set up anew; refuse if single rules were
+        replaced.
+        """
         known = [self._shards[id(one)] for one in parameters if id(one) in self._shards]
         replaced = [one for one in known if one.part.update_rule is not one.whole.update_rule]
         if len(replaced) == len(known):
@@ -209,6 +212,7 @@ class Sharding(Subscriber):
             )
 
     def _cut(self, named: list[tuple[str, Any]]) -> bool:
+        """Shard new parameters; returns whether all ranks had the same values."""
         vector = FlatVector(named, self.rank, self.size)
         self.vectors.append(vector)
         for shard in vector.shards:
@@ -237,6 +241,7 @@ class Sharding(Subscriber):
                 self._join_masters_of(vector)
 
     def _join_masters_of(self, vector: FlatVector) -> None:
+        """Gather float32 masters from all ranks, and make them the parameters' arrays."""
         singles = [np.empty(shard.whole.shape, np.float32) for shard in vector.shards]
         for shard in vector.shards:
             shard.part.array = shard.part.update_rule._fp32_param.array
@@ -249,7 +254,7 @@ class Sharding(Subscriber):
         vector.dtype = np.dtype(np.float32)
 
     def _average(self, vector: FlatVector) -> None:
-        """Give this rank's shards their averaged gradients."""
+        """Average the gradients of this rank's shards over ranks."""
         mean = mean_of_shard(
             self._mpi,
             vector.bounds,
@@ -263,14 +268,14 @@ class Sharding(Subscriber):
             at += length
 
     def sees_shards(self, method: Any) -> bool:
-        """Tell whether an optimizer is this one, and sees shards now."""
+        """Tell whether an optimizer is this one, and its target is the shards now."""
         return (
             method is self._optimizer() and type(getattr(method, "target", None)) is ModelInShards
         )
 
     @contextmanager
     def showing_shards(self, method: Any) -> Iterator[None]:
-        """Have the optimizer see this rank's shards in the place of its model's parameters."""
+        """Make this rank's shards the optimizer's target in the block."""
         target, method.target = method.target, ModelInShards(method.target, self._shards)
         try:
             yield
@@ -279,7 +284,7 @@ class Sharding(Subscriber):
 
 
 class ModelInShards:
-    """A model as its optimizer is to see it: parameters are this rank's shards of them.
+    """A model whose parameters are this rank's shards; other attributes are the model's.
 
     They are in ``params`` and in ``namedparams``; all else is the model's.
     """
@@ -291,18 +296,18 @@ class ModelInShards:
         return getattr(self._model, name)
 
     def params(self, include_uninit: bool = True) -> Iterator[Any]:
-        """As the model's."""
+        """Yield the shards as the model's `params` yields parameters."""
         return (one for _, one in self.namedparams(include_uninit))
 
     def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, Any]]:
-        """As the model's."""
+        """Yield the shards as the model's `namedparams` yields parameters."""
         for name, parameter in self._model.namedparams(include_uninit):
             shard = self._shards.get(id(parameter))
             yield name, parameter if shard is None else shard.part
 
 
 def _leave_gradient(method: Any, lossfun: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
-    """Compute gradients as Chainer's own update does."""
+    """Compute gradients as Chainer's `update` does."""
     loss = lossfun(*args, **kwargs)
     if getattr(method, "_use_cleargrads", True):
         method.target.cleargrads()

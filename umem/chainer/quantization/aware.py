@@ -29,7 +29,7 @@ def quantization_aware(
     group: int | None = None,
     keep: Iterable[str] = (),
 ) -> QuantizationAware:
-    """Have a model train as if it were quantised, from now on; in place.
+    """Make a model train with quantised weights and inputs, in place, until undone.
 
     `Linear`, `Convolution2D` and `EmbedID` round weights and inputs to what their codes stand for,
     and gradients go straight through (Bengio et al. 2013). Parameters stay floats, with their names
@@ -78,7 +78,7 @@ def quantization_aware(
 
 
 class QuantizationAware:
-    """Training for few bits, while it is on; see `quantization_aware`.
+    """The handle of `quantization_aware`.
 
     Attributes:
         scheme: of how many bits.
@@ -91,7 +91,7 @@ class QuantizationAware:
             become_aware(link, scheme)
 
     def undo(self) -> None:
-        """Have the model train in floats again; call `quantize` before. Ranges are forgotten.
+        """Make the model train in floats again, and drop the input ranges; call `quantize` before.
 
         Raises:
             StateError: it was undone before; nothing has changed.

@@ -29,11 +29,11 @@ from umem.chainer.quantization.scheme import (
 )
 
 _DECAY = 0.95
-"""How much of a range stays at each step of training; of about the last 20 steps."""
+"""Decay of the moving average of an input's range: about the last 20 training steps count."""
 
 
 class StraightWeight(function_node.FunctionNode):
-    """Round a weight to what its codes stand for; its gradient is that of what is rounded.
+    """Function: round a weight to its quantised value; the gradient passes straight through.
 
     Source: Bengio et al. 2013 (arXiv:1308.3432), the straight-through estimator. No weight is
     clipped, since the largest of a row has the largest code.
@@ -55,7 +55,7 @@ class StraightWeight(function_node.FunctionNode):
 
 
 class StraightInput(function_node.FunctionNode):
-    """Round an input to what its codes stand for; what is outside of the range has no gradient."""
+    """Function: round an input to its quantised value; the gradient is 0 outside of the range."""
 
     def __init__(self, step: Any, scheme: Scheme) -> None:
         self._step, self._scheme = step, scheme
@@ -77,7 +77,7 @@ class StraightInput(function_node.FunctionNode):
 
 
 class AwareLayer:
-    """What such links have in common; a link becomes one by `become_aware`.
+    """Mixin of links that train quantised; `become_aware` turns a link into one.
 
     Attributes:
         scheme: of how many bits.
@@ -89,11 +89,14 @@ class AwareLayer:
     input_range: Any
 
     def _trains(self: Any) -> bool:
-        """Whether to compute in floats that are rounded; else as `quantize` would have it."""
+        """Tell whether to compute with rounded floats; otherwise the link computes as `quantize`
+        makes it.
+        """
         return not has_hooks(self) and bool(chainer.config.train or chainer.config.enable_backprop)
 
     def _as_quantized(self: Any, plain: Any) -> Any:
-        """What `quantize` would make of it; ``plain`` where its input has no range.
+        """Return the quantised link that `quantize` would make; ``plain`` if there is no input
+        range.
 
         And where it has got link hooks, since `quantize` leaves it in floats then.
         """
@@ -116,7 +119,7 @@ class AwareLayer:
         return StraightInput(step, self.scheme).apply((x,))[0]
 
     def _widen(self: Any, x: Any) -> None:
-        """Have the range follow a batch; one that is not finite is passed over."""
+        """Update the input range by a batch; a batch with NaN or infinity is ignored."""
         xp, was = get_array_module(x), self.input_range
         seen = xp.stack([xp.minimum(x.min(), 0), xp.maximum(x.max(), 0)]).astype(np.float32)
         followed = xp.where((was == 0).all(), seen, was * _DECAY + seen * (1 - _DECAY))
@@ -125,7 +128,7 @@ class AwareLayer:
 
 
 class AwareLinear(AwareLayer, L.Linear):
-    """`chainer.links.Linear` that trains for few bits."""
+    """A `chainer.links.Linear` that trains quantised."""
 
     def forward(self, x: Any, n_batch_axes: int = 1) -> Any:
         if not self._trains():
@@ -137,7 +140,7 @@ class AwareLinear(AwareLayer, L.Linear):
 
 
 class AwareConvolution2D(AwareLayer, L.Convolution2D):
-    """`chainer.links.Convolution2D` that trains for few bits."""
+    """A `chainer.links.Convolution2D` that trains quantised."""
 
     def forward(self, x: Any) -> Any:
         if not self._trains():
@@ -150,7 +153,7 @@ class AwareConvolution2D(AwareLayer, L.Convolution2D):
 
 
 class AwareEmbedID(AwareLayer, L.EmbedID):
-    """`chainer.links.EmbedID` that trains for few bits."""
+    """A `chainer.links.EmbedID` that trains quantised."""
 
     def forward(self, x: Any) -> Any:
         if not self._trains():
@@ -159,16 +162,16 @@ class AwareEmbedID(AwareLayer, L.EmbedID):
 
 
 def has_hooks(link: Any) -> bool:
-    """Tell whether a link has hooks of its own, which may put another W in the place of its."""
+    """Tell whether a link has hooks of its own, which may replace its W."""
     return bool(link._local_link_hooks)  # the property would make a dictionary of them
 
 
 AWARE = {kind.__mro__[2]: kind for kind in (AwareLinear, AwareConvolution2D, AwareEmbedID)}
-"""The links that can train so, and what they become."""
+"""For each supported link class, the class that trains quantised."""
 
 
 def become_aware(link: Any, scheme: Scheme) -> None:
-    """Have a link train for few bits.
+    """Change a link's class in place to the one that trains quantised.
 
     It becomes one of another class rather than being exchanged, so that its parameters, its names
     in files, its optimizer and whoever refers to it stay.
@@ -179,12 +182,14 @@ def become_aware(link: Any, scheme: Scheme) -> None:
 
 
 def become_plain(link: Any) -> None:
-    """Have it train in floats again; its range is forgotten."""
+    """Change a link's class back in place, and drop its input range."""
     link.__class__ = next(plain for plain, aware in AWARE.items() if aware is type(link))
     del link.input_range, link.scheme
 
 
 def aware_step(link: Any) -> Any:
-    """Scale and zero point of an aware link's input; None where training has shown none."""
+    """Return scale and zero point of an aware link's input; None before the first training
+    batch.
+    """
     step = input_step(link.input_range[0], link.input_range[1], link.scheme)
     return step if float(step[0]) > 0 else None

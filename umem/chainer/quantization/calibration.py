@@ -14,12 +14,12 @@ from umem.chainer.quantization.exchanging import own_names
 from umem.errors import QuantizationError
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""The arguments of a model, by place and by name."""
+"""Positional and keyword arguments of a call of the model."""
 
 
 @dataclass
 class SeenRange:
-    """The smallest and the largest number that a layer was given, in so many calls."""
+    """The smallest and largest input of a layer, over a number of calls."""
 
     low: float = 0.0
     high: float = 0.0
@@ -31,7 +31,7 @@ class SeenRange:
 
 
 class RangeHook(chainer.LinkHook):
-    """Looks at what links are called with.
+    """Link hook that records the range of each layer's input.
 
     Args:
         paths: the links to look at, and what errors call them.
@@ -44,6 +44,11 @@ class RangeHook(chainer.LinkHook):
         self.seen = {link: SeenRange() for link in paths}
 
     def forward_preprocess(self, args: Any) -> None:
+        """Record the range of one call's input; a layer without float input counts the call only.
+
+        Raises:
+            QuantizationError: the input has NaN or infinity.
+        """
         if args.link not in self._paths:
             return
         x = chainer.as_array(args.args[0] if args.args else args.kwargs["x"])
@@ -57,7 +62,7 @@ class RangeHook(chainer.LinkHook):
 
 
 def calibrate(model: Any, calibration: Any, paths: Mapping[Any, str]) -> tuple[Any, Call]:
-    """Run a model on examples, and see what its layers are given; one pass, without a graph.
+    """Run a model once over examples, without a graph, and record its layers' input ranges.
 
     Args:
         model: it runs as for a test (``chainer.config.train`` is False) and stays as it is; so do
@@ -96,7 +101,7 @@ def calibrate(model: Any, calibration: Any, paths: Mapping[Any, str]) -> tuple[A
 
 @contextmanager
 def attributes_kept(model: Any) -> Iterator[None]:
-    """Have links' attributes afterwards as they are now, whatever a call sets.
+    """Restore the links' attributes after the block, whatever a call sets.
 
     Such as the state of a recurrent link, and the loss that a Classifier notes. A link whose
     parameters become initialised keeps what comes with them.
@@ -117,7 +122,7 @@ def attributes_kept(model: Any) -> Iterator[None]:
 
 
 def run(model: Any, call: Call) -> Any:
-    """Call a model as for a test."""
+    """Call a model in test mode."""
     with chainer.using_config("train", False), chainer.no_backprop_mode():
         return model(*call[0], **call[1])
 

@@ -14,11 +14,11 @@ from umem.chainer.quantization.quantized_links import QuantizedLayer
 from umem.errors import QuantizationError
 
 _ASKING = (L.LSTM, L.StatelessLSTM)
-"""Links whose forward asks of ``upward.W`` whether its array is None (Chainer 7.8), no more."""
+"""Links whose forward only asks whether the array of ``upward.W`` is None (Chainer 7.8)."""
 
 
 def exchanged(model: Any, instead: Mapping[Any, Any]) -> Any:
-    """Copy a model deeply, with other links in the places of some, wherever they are referred to.
+    """Copy a model deeply, with some links replaced wherever they are referred to.
 
     States of optimizers and gradients are left out of the copy. The model stays as it is.
 
@@ -49,7 +49,7 @@ def exchanged(model: Any, instead: Mapping[Any, Any]) -> Any:
 
 
 def _end_ties(model: Any) -> None:
-    """End ties of `umem.chainer.tie` where a link has no such parameter any more.
+    """End ties of `umem.chainer.tie` to parameters that a replaced link no longer has.
 
     Quantised links share a weight by themselves; one that stays in floats lists what it holds.
     """
@@ -66,7 +66,9 @@ def _end_ties(model: Any) -> None:
 
 
 def _copied(model: Any, memo: dict[int, Any]) -> Any:
-    """Copy, with lambdas in a Sequential, which refuses to be reduced for their sake."""
+    """Deep-copy a model, lambdas in a Sequential included, which refuses to be pickled with
+    them.
+    """
     chains = [
         link for link in model.links()
         if isinstance(link, chainer.Sequential) and id(link) not in memo
@@ -80,12 +82,12 @@ def _copied(model: Any, memo: dict[int, Any]) -> Any:
 
 
 def own_names(link: Any) -> list[str]:
-    """Name the parameters that a link has itself, tied ones that another one lists, too."""
+    """List the names of a link's own parameters, those tied to another link's included."""
     return sorted(name for name, one in vars(link).items() if isinstance(one, chainer.Parameter))
 
 
 def by_path(model: Any) -> dict[str, Any]:
-    """Return the links of a model by their path, each once; the model itself is ``/``."""
+    """Map paths to the links of a model, each once; the model itself is ``/``."""
     found: dict[str, Any] = {}
     seen: set[int] = set()
     for path, link in model.namedlinks():
@@ -96,7 +98,7 @@ def by_path(model: Any) -> dict[str, Any]:
 
 
 def checked_names(names: Iterable[str], links: Mapping[str, Any]) -> set[str]:
-    """Return paths by names that people give, with or without the first slash.
+    """Normalise names of layers that a user gives to paths.
 
     Raises:
         QuantizationError: there is no such link.

@@ -16,21 +16,21 @@ import numpy as np
 from chainer.backend import get_array_module
 
 DEPTH = 512
-"""Products that are summed in float32."""
+"""At most this many products are summed in float32, so that sums are exact."""
 WIDTH = 512
-"""Rows of a weight that are float32 at once: with `DEPTH`, a chunk of 1 MiB."""
+"""Rows of a weight converted to float32 at once: with `DEPTH`, chunks of 1 MiB."""
 LARGEST_SUM = 2**31 - 1
 
 
 class WholeNumbers(Protocol):
-    """A matrix of whole numbers from -127 to 127, of which parts can be had in float32."""
+    """An integer matrix with values from -127 to 127, whose parts can be read as float32."""
 
     def part(self, rows: slice, columns: slice) -> Any:
-        """Return a stretch of rows and of columns, which begin at a multiple of `DEPTH`."""
+        """Return a block of rows and columns; columns start at a multiple of `DEPTH`."""
 
 
 def integer_product(codes: Any, weight: WholeNumbers, rows: slice) -> Any:
-    """Multiply codes by rows of a weight: what int32 would have, to the bit.
+    """Multiply codes by rows of a weight, with the exact result of int32 arithmetic.
 
     No more of the weight than one chunk of `WIDTH` by `DEPTH` is float32 at any time.
 

@@ -13,7 +13,7 @@ from umem.units import format_bytes
 
 @dataclass(frozen=True)
 class LayerReport:
-    """A layer with parameters.
+    """One layer with parameters.
 
     Attributes:
         path: such as ``/first``.
@@ -32,7 +32,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class QuantizationReport:
-    """The layers of a quantised model; a weight that several share is counted in the first.
+    """The layers of a quantised model; a shared weight is counted in its first layer.
 
     Attributes:
         layers: in the order of the model's links.
@@ -42,20 +42,21 @@ class QuantizationReport:
 
     @property
     def float_bytes(self) -> int:
-        """The bytes of all parameters, as they were."""
+        """Return the bytes of all parameters in the original model."""
         return sum(layer.float_bytes for layer in self.layers)
 
     @property
     def quantized_bytes(self) -> int:
-        """The bytes of the same layers now."""
+        """Return the bytes of the same layers in the quantised model."""
         return sum(layer.quantized_bytes for layer in self.layers)
 
     @property
     def stays(self) -> dict[str, str]:
-        """Why a layer stays in floats, by its path."""
+        """Map the paths of layers that stay in floats to the reason."""
         return {layer.path: layer.stays for layer in self.layers if layer.stays is not None}
 
     def __str__(self) -> str:
+        """Format a row for each layer, and the totals."""
         width = max(len(layer.path) for layer in self.layers)
         lines = [
             f"{layer.path:{width}}  {format_bytes(layer.float_bytes):>10} -> "
@@ -74,7 +75,7 @@ class QuantizationReport:
 def report_of(
     links: Mapping[str, Any], made: Mapping[Any, Any], left: Mapping[str, str]
 ) -> QuantizationReport:
-    """Report what became of links.
+    """Make the report of a conversion.
 
     Args:
         links: of the model in floats, by path.

@@ -45,7 +45,7 @@ _QUANTIZED = {kind.__name__: kind for kind in KINDS.values()}
 
 
 def save_quantized(path: str | os.PathLike[str], model: Any, *, force: bool = False) -> None:
-    """Write a model that `quantize` made to a file of safetensors: codes, scales, all the rest.
+    """Save a model made by `quantize` as safetensors: codes, scales and all other arrays.
 
     The file has its name when it is complete. An array that layers share is written once.
 
@@ -82,7 +82,7 @@ def save_quantized(path: str | os.PathLike[str], model: Any, *, force: bool = Fa
 
 
 def load_quantized(path: str | os.PathLike[str], model: Any) -> Any:
-    """Read a quantised model from a file.
+    """Load a quantised model from a file.
 
     Args:
         path: of a file that `save_quantized` wrote.
@@ -105,6 +105,12 @@ def load_quantized(path: str | os.PathLike[str], model: Any) -> Any:
 
 
 def _scheme_of(model: Any) -> Scheme:
+    """Return the one scheme of a model's quantised layers.
+
+    Raises:
+        StateError: no layer is quantised.
+        UnsupportedError: layers have different schemes.
+    """
     schemes = {path: link.scheme for path, link in by_path(model).items()
                if isinstance(link, QuantizedLayer)}  # fmt: skip
     if not schemes:
@@ -131,6 +137,12 @@ def _opened(path: str | os.PathLike[str]) -> SafetensorsFile:
 
 
 def _loaded(name: str, arrays: SafetensorsFile, model: Any) -> Any:
+    """Make the quantised model that a file describes from a float model.
+
+    Raises:
+        QuantizationError: the file is damaged, or of another model.
+        StateError: a layer is quantised already. The given model is unchanged.
+    """
     description = _description(name, arrays)
     _verify(name, arrays)
     links = by_path(model)
@@ -155,6 +167,11 @@ def _loaded(name: str, arrays: SafetensorsFile, model: Any) -> Any:
 
 
 def _description(name: str, arrays: SafetensorsFile) -> dict[str, Any]:
+    """Read and check the JSON description in a file.
+
+    Raises:
+        QuantizationError: it is missing, damaged, or of another version.
+    """
     notes = arrays.notes
     if notes.get("format") != _FORMAT:
         raise QuantizationError(f"{name} is no file that umem.chainer.save_quantized wrote")
@@ -178,7 +195,7 @@ def _description(name: str, arrays: SafetensorsFile) -> dict[str, Any]:
 
 
 def _verify(name: str, arrays: SafetensorsFile) -> None:
-    """Compare the file with its checksums; one of an earlier umem has none."""
+    """Compare a file with its checksums; files of an earlier umem have none."""
     unknown = arrays.notes.keys() - {"format", "version", "model", SUMS}
     if unknown:
         raise QuantizationError(f"{name} is damaged: its header has {short(min(unknown))!r}")
@@ -196,7 +213,7 @@ def _verify(name: str, arrays: SafetensorsFile) -> None:
 
 
 def _check_layer(kind: Any, specs: Any) -> None:
-    """See that a layer of a file is one, so that nobody else has to.
+    """Check the description of one layer, so that later code can rely on it.
 
     Raises:
         ValueError, TypeError, KeyError: it is none.
@@ -219,7 +236,7 @@ def _check_layer(kind: Any, specs: Any) -> None:
 
 
 def _structure(model: Any) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Kind and sizes of each link with arrays of its own, by path."""
+    """Return kind and sizes of each link that has arrays, by path."""
     found = {}
     for path, link in by_path(model).items():
         if isinstance(link, QuantizedLayer):
@@ -237,7 +254,7 @@ def _plain(link: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _differences(layers: dict[str, Any], links: dict[str, Any]) -> list[str]:
-    """What of a file's layers a model has not, and the other way round; nothing where it fits."""
+    """List how the layers of a file and a model differ; empty if they match."""
     here = {path: link for path, link in links.items() if own_names(link)}
     found = [f"it has {path} ({layers[path][0]})" for path in layers.keys() - here.keys()]
     found += [
@@ -254,7 +271,7 @@ def _differences(layers: dict[str, Any], links: dict[str, Any]) -> list[str]:
 
 
 def _as_listed(kind: str, link: Any) -> tuple[str, dict[str, Any]]:
-    """Describe a link as a file does that has a quantised one, or a plain one, of that name."""
+    """Describe a link as the file format describes it."""
     if kind in _QUANTIZED:
         plain = _QUANTIZED[kind].stands_for
         if type(link) in (plain, AWARE[plain]):  # a subclass may compute something else
@@ -263,7 +280,7 @@ def _as_listed(kind: str, link: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _alike(theirs: Any, ours: dict[str, Any]) -> bool:
-    """Whether sizes are the same, as far as they are known."""
+    """Tell whether two descriptions have the same sizes, where both are known."""
     if theirs.keys() != ours.keys():
         return False
     pairs = [(theirs[name], ours[name]) for name in ours if name != "ignore_label"]
@@ -277,7 +294,7 @@ def _told(kind: str, specs: dict[str, Any]) -> str:
 
 
 def _check_sizes(name: str, layers: dict[str, Any], arrays: SafetensorsFile) -> None:
-    """See that no layer is larger than all of the file, before there is memory for it.
+    """Check that no layer is larger than the file, before memory is allocated for it.
 
     A size that the model leaves open comes from the file alone.
     """
@@ -293,7 +310,7 @@ def _check_sizes(name: str, layers: dict[str, Any], arrays: SafetensorsFile) -> 
 
 
 def _empty(layers: dict[str, Any], links: dict[str, Any], scheme: Scheme) -> dict[Any, Any]:
-    """Quantised links without content, each in the place of one in floats."""
+    """Make quantised links without content in place of float ones."""
     weights: dict[int, QuantizedWeight] = {}
     made = {}
     for path, (name, specs) in layers.items():
@@ -308,7 +325,7 @@ def _empty(layers: dict[str, Any], links: dict[str, Any], scheme: Scheme) -> dic
 
 
 def _fill(name: str, model: Any, arrays: SafetensorsFile, values: dict[str, Any]) -> None:
-    """Put the file's arrays into a model's own; all of them, and into all that there are."""
+    """Copy the file's arrays into a model, and check that both have the same names."""
     collector = Collector()
     model.serialize(collector)
     shared = collector.arrays.keys() - _once(collector.arrays).keys()
@@ -324,6 +341,7 @@ def _fill(name: str, model: Any, arrays: SafetensorsFile, values: dict[str, Any]
 
 
 def _wrong(layer: QuantizedLayer) -> str | None:
+    """Describe what is wrong with a loaded layer; None if it is valid."""
     if layer.has_input:
         scale, zero = (float(each) for each in layer.step)
         if not 0 < scale < np.inf or not 0 <= zero <= layer.scheme.levels or zero % 1:

@@ -26,11 +26,11 @@ from umem.errors import QuantizationError, UnsupportedError
 __all__ = ["QuantizedConvolution2D", "QuantizedEmbedID", "QuantizedLinear"]
 
 _COLUMNS = 4 << 20
-"""Bytes of a convolution's columns in float32 at once, or those of one sample."""
+"""A convolution has at most this many bytes of float32 columns at once, or one sample's."""
 
 
 class WeightReadError(QuantizationError, AttributeError):
-    """Somebody asked a quantised link for the W that it no longer has.
+    """Code read the W of a quantised link, which has no float weight.
 
     Attributes:
         link: the link.
@@ -45,7 +45,7 @@ class WeightReadError(QuantizationError, AttributeError):
 
 
 class _Initialized:
-    """A weight that is there and that nobody reads: no array, so that a product of it raises."""
+    """Stands for W where code only asks whether it is initialised; arithmetic with it raises."""
 
     array = ()
 
@@ -54,7 +54,7 @@ _INITIALIZED = _Initialized()
 
 
 class QuantizedLayer(chainer.Chain):
-    """What quantised links have in common.
+    """Base of quantised links.
 
     Attributes:
         weight: codes and scales.
@@ -91,7 +91,7 @@ class QuantizedLayer(chainer.Chain):
 
     @classmethod
     def of(cls, link: Any, weight: QuantizedWeight, step: Any = None, specs: Any = None) -> Any:
-        """Make one of a link in floats.
+        """Make a quantised link from a float one.
 
         Args:
             link: of the class that it stands for.
@@ -110,7 +110,7 @@ class QuantizedLayer(chainer.Chain):
 
     @property
     def W(self) -> Any:
-        """There is none; Chainer's LSTM learns that it is initialised, and asks no more.
+        """Return a placeholder that says it is initialised, which is all that Chainer's LSTM asks.
 
         Raises:
             WeightReadError: somebody else asks; an AttributeError, too.
@@ -121,7 +121,7 @@ class QuantizedLayer(chainer.Chain):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its arrays, those of its weight among them."""
+        """Return the bytes of its arrays, the weight's included."""
         own = sum(getattr(self, name).nbytes for name in sorted(self._persistent))
         return int(own + self.weight.nbytes)
 
@@ -138,7 +138,7 @@ class QuantizedLayer(chainer.Chain):
         return QuantizedCall(self, compute, check).apply((x,))[0]
 
     def _multiply(self, codes: Any, rows: slice) -> Any:
-        """float32 (m, rows): products, scaled, and the bias."""
+        """Multiply codes by the weight, scale, and add the bias: float32 (m, rows)."""
         y = integer_product(codes, self.weight, rows).astype(np.float32)
         y *= self.step[0] * self.weight.scales[rows]
         if self.bias is not None:
@@ -156,7 +156,7 @@ class QuantizedLayer(chainer.Chain):
 
 
 class QuantizedCall(function_node.FunctionNode):
-    """A quantised link at work."""
+    """Function of a quantised link; it has no gradient."""
 
     def __init__(
         self, layer: Any, compute: Callable[[Any], Any], check: Callable[[Any], None]
@@ -183,12 +183,12 @@ class QuantizedCall(function_node.FunctionNode):
 
 
 class QuantizedLinear(QuantizedLayer):
-    """`chainer.links.Linear`, quantised; called like it."""
+    """A quantised `chainer.links.Linear`, called like it."""
 
     stands_for = L.Linear
 
     def forward(self, x: Any, n_batch_axes: int = 1) -> Any:
-        """Compute ``x W^T + b`` of whole numbers.
+        """Compute ``x W^T + b`` by integer products.
 
         Args:
             x: floats whose axes after the first ``n_batch_axes`` have k numbers together.
@@ -211,12 +211,14 @@ class QuantizedLinear(QuantizedLayer):
 
 
 class QuantizedConvolution2D(QuantizedLayer):
-    """`chainer.links.Convolution2D`, quantised; called like it. Groups, strides, dilation too."""
+    """A quantised `chainer.links.Convolution2D`, called like it, with groups, strides and
+    dilation.
+    """
 
     stands_for = L.Convolution2D
 
     def forward(self, x: Any) -> Any:
-        """Convolve whole numbers; columns of at most 4 MiB, or one sample's, are there at once.
+        """Convolve by integer products, with columns of at most 4 MiB at once, or one sample's.
 
         Args:
             x: floats of shape (n, channels, height, width).
@@ -236,6 +238,7 @@ class QuantizedConvolution2D(QuantizedLayer):
         return self._apply(x, self._convolve, check)
 
     def _convolve(self, x: Any) -> Any:
+        """Compute the convolution of float x, a few samples at a time."""
         xp, rows, groups = get_array_module(x), self.weight.shape[0], self.specs["groups"]
         codes = self._codes(x)
         out = tuple(self._out_size(x.shape[2 + axis], axis) for axis in (0, 1))
@@ -258,7 +261,9 @@ class QuantizedConvolution2D(QuantizedLayer):
         return int(get_conv_outsize(size, kernel, stride, pad, d=dilate))
 
     def _columns(self, codes: Any, out: tuple[int, ...]) -> Any:
-        """What each output sees: (groups, k, samples * outputs); padding is the code of zero."""
+        """Return the columns (groups, k, samples * outputs) of codes (im2col); padding is zero's
+        code.
+        """
         (kh, kw), (sy, sx), (ph, pw), (dy, dx) = (
             self.specs[name] for name in ("ksize", "stride", "pad", "dilate")
         )
@@ -276,13 +281,13 @@ class QuantizedConvolution2D(QuantizedLayer):
 
 
 class QuantizedEmbedID(QuantizedLayer):
-    """`chainer.links.EmbedID`, quantised; called like it. Only the rows asked for become floats."""
+    """A quantised `chainer.links.EmbedID`, called like it; only requested rows become floats."""
 
     stands_for = L.EmbedID
     has_input = False
 
     def forward(self, x: Any) -> Any:
-        """Take rows.
+        """Return the rows of the given identifiers.
 
         Args:
             x: integers of any shape.
@@ -305,7 +310,7 @@ class QuantizedEmbedID(QuantizedLayer):
 
 
 def specs_of(link: Any) -> dict[str, Any]:
-    """Return the arguments of a link in floats that a quantised one needs, of JSON's types.
+    """Return the constructor arguments of a float link that a quantised one keeps, as JSON values.
 
     A size that is not known yet is None.
     """
@@ -325,7 +330,7 @@ def specs_of(link: Any) -> dict[str, Any]:
 
 
 def weight_shape(kind: Any, specs: dict[str, Any]) -> tuple[int, int]:
-    """Return the rows and columns of the weight that a quantised link of some specs has."""
+    """Return rows and columns of the weight of a quantised link with these arguments."""
     if kind is QuantizedLinear:
         return specs["out_size"], specs["in_size"]
     if kind is QuantizedEmbedID:
@@ -344,4 +349,4 @@ def _pair(value: Any) -> list[int]:
 
 
 KINDS = {kind.stands_for: kind for kind in QuantizedLayer.__subclasses__()}
-"""The links that can be exchanged, and what for."""
+"""For each float link class, the quantised class that replaces it."""

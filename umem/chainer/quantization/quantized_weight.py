@@ -18,11 +18,11 @@ from umem.chainer.quantization.scheme import (
 )
 
 _OFFSET = 8
-"""What is added to a code of 4 bits, so that none is negative."""
+"""Added to 4-bit codes, so that they are stored unsigned."""
 
 
 class QuantizedWeight(chainer.Link):
-    """Codes of a weight, (n, k), and their scales, one a row: persistents, and no parameters.
+    """Codes (n, k) and a scale for each row of a weight, stored as persistents, not as parameters.
 
     Args:
         rows, columns: n and k.
@@ -59,7 +59,7 @@ class QuantizedWeight(chainer.Link):
 
     @classmethod
     def of(cls, weight: Any, scheme: Scheme) -> QuantizedWeight:
-        """Quantise a weight chunk by chunk: beside the codes, about 4 MiB, or a row's codes.
+        """Quantise a weight chunk by chunk; temporaries take about 4 MiB, or one row.
 
         Args:
             weight: floats, finite in float32; the first axis are the rows.
@@ -77,12 +77,12 @@ class QuantizedWeight(chainer.Link):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its arrays."""
+        """Return the bytes of its arrays."""
         multipliers = 0 if self.multipliers is None else self.multipliers.nbytes
         return int(self.codes.nbytes + self.scales.nbytes + multipliers)
 
     def part(self, rows: slice, columns: slice) -> Any:
-        """Return whole numbers in float32: codes, times their groups' multipliers.
+        """Return codes times their groups' multipliers, integers in float32.
 
         Args:
             rows: a stretch. columns: a stretch that starts at a multiple of 512.
@@ -99,7 +99,7 @@ class QuantizedWeight(chainer.Link):
         return part
 
     def rows_at(self, numbers: Any) -> Any:
-        """Return rows as floats, by their numbers: float32 of shape (*numbers.shape, k)."""
+        """Return the rows of given numbers dequantised: float32 (*numbers.shape, k)."""
         picked = self.codes[numbers]
         if self.scheme.bits == 8:
             found = picked.astype(np.float32)
@@ -114,7 +114,7 @@ class QuantizedWeight(chainer.Link):
         return found
 
     def largest_sum(self) -> int:
-        """Return the largest magnitude that a sum of its products with an input can have."""
+        """Return the largest possible magnitude of an integer product with an input."""
         most = 0
         for chunk in row_chunks(*self.shape):
             sums = sum(
@@ -125,7 +125,7 @@ class QuantizedWeight(chainer.Link):
         return most * self.scheme.levels
 
     def wrong(self) -> str | None:
-        """Say what is wrong with arrays that came from outside; None where nothing is."""
+        """Describe what is wrong with loaded arrays; None if they are valid."""
         xp = get_array_module(self.scales)
         if not bool((xp.isfinite(self.scales) & (self.scales > 0)).all()):
             return "a scale is no positive number"
@@ -144,7 +144,7 @@ class QuantizedWeight(chainer.Link):
 
 
 def _pack(codes: Any) -> Any:
-    """Put two codes in a byte; an odd last one has a zero beside it."""
+    """Pack two 4-bit codes into a byte; an odd last one is padded with 0."""
     rows, columns = codes.shape
     xp = get_array_module(codes)
     shifted = xp.full((rows, columns + columns % 2), _OFFSET, np.uint8)
@@ -153,7 +153,7 @@ def _pack(codes: Any) -> Any:
 
 
 def _unpack(packed: Any) -> Any:
-    """Take them apart: float32 of twice the columns."""
+    """Unpack bytes to 4-bit codes: float32 with twice the columns."""
     xp = get_array_module(packed)
     codes = xp.empty((packed.shape[0], 2 * packed.shape[1]), np.float32)
     codes[:, 0::2] = packed & np.uint8(15)

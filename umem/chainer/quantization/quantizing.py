@@ -37,7 +37,7 @@ def quantize(
     group: int | None = None,
     keep: Iterable[str] = (),
 ) -> Any:
-    """Make a model for inference whose weights stay in 8 or 4 bits; the one in floats stays.
+    """Make an inference model with weights of 8 or 4 bits; the float model is not changed.
 
     `Linear`, `Convolution2D` (in groups, too) and `EmbedID` are exchanged, wherever they are, by
     links that have their weights as codes, one scale a row, and that multiply whole numbers: the
@@ -93,6 +93,7 @@ def quantize(
 
 
 def _check_model(links: dict[str, Any]) -> None:
+    """Raise unless no layer is quantised already, and no array is ChainerX's."""
     for path, link in links.items():
         if isinstance(link, QuantizedLayer):
             raise StateError(
@@ -109,7 +110,7 @@ def _check_model(links: dict[str, Any]) -> None:
 def _scheme(
     links: dict[str, Any], bits: int | None, activation_bits: int | None, group: int | None
 ) -> Scheme:
-    """The scheme that is asked for, or that of aware training."""
+    """Return the requested scheme, or the one of quantisation-aware training."""
     trained = next((link.scheme for link in links.values() if isinstance(link, AwareLayer)), None)
     if trained is None:
         return Scheme(
@@ -129,7 +130,7 @@ def _scheme(
 
 
 def _sorted_out(links: dict[str, Any], kept: set[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The links to exchange, and why others with parameters stay, by path."""
+    """Split links with parameters into those to quantise and those that stay, with the reason."""
     chosen, left = {}, {}
     for path, link in links.items():
         if not own_names(link):
@@ -144,6 +145,7 @@ def _sorted_out(links: dict[str, Any], kept: set[str]) -> tuple[dict[str, Any], 
 
 
 def _why_not(link: Any) -> str | None:
+    """Return why a link cannot be quantised; None if it can."""
     kind = type(link)
     if has_hooks(link):
         return f"it has link hooks, {', '.join(link._local_link_hooks)}"
@@ -161,6 +163,7 @@ def _why_not(link: Any) -> str | None:
 
 
 def _check_weight(path: str, link: Any) -> None:
+    """Raise QuantizationError unless a link's parameters are initialised and finite in float32."""
     for name in own_names(link):
         parameter = getattr(link, name)
         if not parameter.is_initialized:
@@ -177,7 +180,7 @@ def _check_weight(path: str, link: Any) -> None:
 def _quantized(
     chosen: dict[str, Any], seen: dict[Any, SeenRange], scheme: Scheme, left: dict[str, str]
 ) -> dict[Any, Any]:
-    """The quantised link of each; why one stays goes to ``left``."""
+    """Quantise each link; reasons of links that stay are added to ``left``."""
     weights: dict[int, QuantizedWeight] = {}
     made = {}
     for path, link in chosen.items():
@@ -197,7 +200,9 @@ def _quantized(
 
 
 def _step_of(link: Any, seen: SeenRange | None, scheme: Scheme) -> Any:
-    """Scale and zero point of an input, None where it needs none, or why there are none."""
+    """Return scale and zero point of an input, None if it needs none, or the reason why it has
+    none.
+    """
     kind = next(KINDS[known] for known in KINDS if isinstance(link, known))
     if not kind.has_input:
         return None
@@ -215,7 +220,9 @@ def _step_of(link: Any, seen: SeenRange | None, scheme: Scheme) -> Any:
 def _finished(
     model: Any, links: dict[str, Any], made: dict[Any, Any], left: dict[str, str], call: Call | None
 ) -> Any:
-    """Exchange, and run once: what reads a layer's W by itself keeps that layer in floats."""
+    """Exchange the links and run the model once; a layer whose W is read directly stays in
+    floats.
+    """
     while True:
         if not made:
             reasons = "; ".join(f"{path}: {why}" for path, why in left.items())

@@ -22,16 +22,16 @@ from chainer.backend import get_array_module
 from umem.errors import QuantizationError
 
 CHUNK = 1 << 18
-"""Weights that are converted at once: 1 MiB of float32."""
+"""Weights converted at once: 1 MiB of float32."""
 MOST_OF_GROUP = 18
-"""The largest multiplier of a group; 19 times 7 would pass 127."""
+"""Largest multiplier of a group: with 19, a code of 7 would pass 127."""
 _GROUPS = (8, 16, 32, 64, 128, 256, 512)
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a layer is quantised.
+    """The parameters of a quantisation.
 
     Attributes:
         bits: those of a weight, 8 or 4.
@@ -48,6 +48,7 @@ class Scheme:
     group: int | None = None
 
     def __post_init__(self) -> None:
+        """Check the values, and convert them to int for JSON."""
         for name, allowed in (("bits", (8, 4)), ("activation_bits", (8, 4)), ("group", _GROUPS)):
             value = getattr(self, name)
             if name == "group" and value is None:
@@ -61,12 +62,12 @@ class Scheme:
 
     @property
     def largest(self) -> int:
-        """The largest code of a weight."""
+        """Return the largest code of a weight."""
         return 127 if self.bits == 8 else 7
 
     @property
     def levels(self) -> int:
-        """The codes of an input, less one."""
+        """Return the largest code of an input, the number of its codes less one."""
         return int(2**self.activation_bits) - 1
 
 
@@ -80,20 +81,20 @@ def _either(name: str, allowed: tuple[int, ...]) -> str:
 
 
 def row_chunks(rows: int, columns: int) -> Iterator[slice]:
-    """Cut rows into stretches of at most `CHUNK` numbers, or of one row."""
+    """Split rows into runs of at most `CHUNK` numbers, or one row."""
     step = max(1, CHUNK // max(1, columns))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
 
 def column_chunks(columns: int) -> Iterator[slice]:
-    """Cut a row that is longer than `CHUNK` into stretches of that; groups are whole in each."""
+    """Split a row longer than `CHUNK` into runs of at most that; groups are not split."""
     for start in range(0, columns, CHUNK):
         yield slice(start, min(start + CHUNK, columns))
 
 
 def encode_rows(weight: Any, scheme: Scheme) -> tuple[Any, Any, Any]:
-    """Find the codes of a weight's rows.
+    """Quantise the rows of a weight to codes and scales.
 
     A row of zeros, or of nothing that float32 has a scale for, has the scale 1 and codes of 0.
 
@@ -125,7 +126,7 @@ def encode_rows(weight: Any, scheme: Scheme) -> tuple[Any, Any, Any]:
 
 
 def decode_rows(codes: Any, multipliers: Any, scales: Any, scheme: Scheme) -> Any:
-    """Find the floats that codes stand for: float32 (n, k)."""
+    """Dequantise codes: float32 (n, k)."""
     whole = codes.astype(np.float32)
     if multipliers is not None:
         whole *= spread(multipliers, scheme.group, codes.shape[1])
@@ -134,13 +135,13 @@ def decode_rows(codes: Any, multipliers: Any, scales: Any, scheme: Scheme) -> An
 
 
 def spread(by_group: Any, group: int | None, columns: int) -> Any:
-    """Repeat what each group of a row has for each of its columns."""
+    """Repeat each group's value for each of its columns."""
     assert group is not None
     return get_array_module(by_group).repeat(by_group, group, axis=1)[:, :columns]
 
 
 def _largest(weight: Any, group: int | None) -> Any:
-    """The largest magnitude of each row, or of each group of a row: float32 (n, groups)."""
+    """Return the largest magnitude of each row, or of each group: float32 (n, groups)."""
     xp = get_array_module(weight)
     magnitudes = xp.abs(weight.astype(np.float32, copy=False))
     if group is None:
@@ -159,7 +160,7 @@ def _scales(xp: Any, found: Any) -> Any:
 
 
 def input_step(low: Any, high: Any, scheme: Scheme) -> Any:
-    """Find the scale and the zero point of a range (Jacob et al. 2018, section 3).
+    """Compute scale and zero point of a range (Jacob et al. 2018, section 3).
 
     Args:
         low, high: arrays without axes, or numbers; zero is taken into the range.
@@ -180,7 +181,7 @@ def input_step(low: Any, high: Any, scheme: Scheme) -> Any:
 
 
 def encode_input(x: Any, step: Any, scheme: Scheme) -> Any:
-    """Find an input's codes, less their zero point: whole numbers in float32, NaN where NaN is.
+    """Quantise an input to codes less the zero point: integers in float32, NaN stays NaN.
 
     Args:
         x: floats of any shape.

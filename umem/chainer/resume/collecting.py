@@ -18,7 +18,7 @@ from umem.safetensors_file import check_type
 
 
 class Collector(serializer.Serializer):
-    """Collects what Chainer's objects say of themselves, by its path; copies nothing.
+    """A serializer that collects arrays and values by path, without copying.
 
     Attributes:
         arrays: those of NumPy and of CuPy, the run's own.
@@ -39,6 +39,12 @@ class Collector(serializer.Serializer):
         return Collector(f"{self._path}{key.strip('/')}/", self)
 
     def __call__(self, key: str, value: Any) -> Any:
+        """Collect one value of an object; called by Chainer's ``serialize`` methods.
+
+        Raises:
+            UnsupportedError: it is an array of another kind than NumPy's and CuPy's.
+            SnapshotError: another value was collected under the name.
+        """
         name = self._path + key.lstrip("/")
         if isinstance(value, (np.ndarray, cuda.ndarray)):
             check_type(name, value.dtype)
@@ -57,11 +63,11 @@ class Collector(serializer.Serializer):
         return value
 
     def copies(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Copy every array to the host; waits for the GPU where they are there."""
+        """Copy every array to the host; waits until the GPU has done so."""
         return {name: _copy(array) for name, array in self.arrays.items()}
 
     def on_gpu(self) -> list[str]:
-        """Name the arrays that lie on a GPU."""
+        """List the names of arrays that are on a GPU."""
         return [name for name, array in self.arrays.items() if not isinstance(array, np.ndarray)]
 
 
@@ -80,14 +86,14 @@ def _twice(name: str) -> UnsupportedError:
 
 
 class MissingValue(KeyError):
-    """A snapshot has nothing of a name; several of Chainer's objects can do without."""
+    """The snapshot has no value of a name, which some of Chainer's objects accept."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class Distributor(serializer.Deserializer):
-    """Gives Chainer's objects what was collected, into the arrays that they have.
+    """A deserializer that puts collected values back into the objects' own arrays.
 
     Args:
         arrays: by name, each the taker's own.
@@ -113,7 +119,7 @@ class Distributor(serializer.Deserializer):
     ) -> None:
         self._all = arrays, values, on_gpu
         self.asked: list[str] = [""]
-        """The name that was asked for last, of all that come from one; errors say it."""
+        """The name that was read last, for error messages; shared with child distributors."""
         self._path, self.strict, self._stays = path, strict, stays
         self.gpus: set[int] = set() if gpus is None else gpus
 
@@ -127,7 +133,7 @@ class Distributor(serializer.Deserializer):
         return self._give(key, value, lambda arrays, name: arrays[name])
 
     def part(self, key: str, value: Any, span: slice, shape: tuple[int, ...]) -> Any:
-        """Give a stretch, in C's order, of an array that would have a shape as a whole.
+        """Read a stretch, in C order, of an array that has a given shape as a whole.
 
         Where an array of another shape is there, it is given as it is.
         """
@@ -140,6 +146,12 @@ class Distributor(serializer.Deserializer):
         return self._give(key, value, read)
 
     def _give(self, key: str, value: Any, read: Callable[[Any, str], Any]) -> Any:
+        """Read one value, into ``value`` if that is an array.
+
+        Raises:
+            MissingValue: the snapshot does not have it, and reading is strict.
+            SnapshotError: its kind, shape or dtype differs; ``value`` is unchanged.
+        """
         arrays, values, on_gpu = self._all
         name = self.asked[0] = self._path + key.lstrip("/")
         if name in self._stays:
@@ -169,7 +181,7 @@ class Distributor(serializer.Deserializer):
         return cuda.to_gpu(stored) if name in on_gpu and cuda.available else stored
 
     def names(self) -> Iterator[str]:
-        """Yield the names below the path, without it."""
+        """Yield the names below the path, relative to it."""
         arrays, values, _ = self._all
         for name in (*arrays, *values):
             if name.startswith(self._path):
@@ -177,7 +189,7 @@ class Distributor(serializer.Deserializer):
 
 
 def _check_kind(name: str, stored: Any, live: Any) -> None:
-    """See that a value is of the kind of the one that is here, where that tells one.
+    """Check that a value has the kind of the present one, if there is one.
 
     A parameter that had no shape when it was saved is None there. What is a whole number here may
     have become another number, and a number that was summed up an array without dimensions.
@@ -206,7 +218,7 @@ def _check_alike(name: str, stored: Any, live: Any) -> None:
 
 
 def described(shape: Any, dtype: Any) -> str:
-    """Say what an array is."""
+    """Describe an array by dtype and shape."""
     return f"{dtype} of shape {tuple(shape)}"
 
 
@@ -214,7 +226,7 @@ def described(shape: Any, dtype: Any) -> str:
 
 
 def coded(name: str, value: Any) -> Any:
-    """Write a value as what JSON can say.
+    """Encode a value as JSON.
 
     Args:
         name: what an error calls it.
@@ -245,7 +257,7 @@ def coded(name: str, value: Any) -> Any:
 
 
 def decoded(content: Any) -> Any:
-    """Return the value that was written.
+    """Decode a value from JSON.
 
     Raises:
         ValueError, TypeError, KeyError: it was not written by `coded`.

@@ -21,7 +21,7 @@ from umem.printable import quoted
 
 
 class NumberedOrder(np.ndarray[Any, Any]):
-    """An order that knows how many came before it; so do copies and parts of it."""
+    """An epoch's order that knows how many were drawn before it, as do its copies and slices."""
 
     number = 0
 
@@ -30,7 +30,7 @@ class NumberedOrder(np.ndarray[Any, Any]):
 
 
 class OrderMemory:
-    """An order sampler that remembers what another has drawn; it takes that one's place.
+    """An order sampler that wraps another, and remembers the orders it has drawn ahead.
 
     Thread-safety: iterators ask from threads of their own; one at a time is answered.
     """
@@ -55,7 +55,7 @@ class OrderMemory:
         return int(getattr(self._iterator._state.order, "number", 0))
 
     def serialize(self, saver: Any) -> None:
-        """Save or put back the sampler's generators and what was drawn ahead of the iterator."""
+        """Save or restore the sampler's generators, and the orders drawn ahead of the iterator."""
         with self._lock:
             if isinstance(self._sampler, KnownOrder):
                 self._place_known(saver["known"], self._sampler)
@@ -76,7 +76,7 @@ class OrderMemory:
             }
 
     def _place_known(self, saver: Any, known: KnownOrder) -> None:
-        """Save or load where a known order is, and have it, and caches, go where the iterator is.
+        """Save or restore the position in a known order, and move caches there.
 
         An iterator that loads ahead does so anew after it was saved.
         """
@@ -107,7 +107,7 @@ def _in_order(current_order: Any, current_position: int) -> Any:
 
 
 def remember_orders(iterator: Any) -> OrderMemory | None:
-    """Have an iterator of Chainer's remember its orders; None where it draws none ahead.
+    """Wrap the order sampler of an iterator that draws orders ahead; None for one that does not.
 
     MultiprocessIterator draws in a thread of its own: a sampler that draws from NumPy's global
     generator would do so at any moment, and no run could be had twice. There it is given a
@@ -128,6 +128,11 @@ def remember_orders(iterator: Any) -> OrderMemory | None:
 
 
 def _remember_in_processes(iterator: Any, sampler: Any) -> OrderMemory:
+    """Wrap the order sampler of a MultiprocessIterator.
+
+    Raises:
+        StateError: it has given batches already.
+    """
     loop = iterator._prefetch_loop
     if loop is None or loop.thread is not None:
         raise StateError(

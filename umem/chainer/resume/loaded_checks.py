@@ -15,12 +15,12 @@ from umem.errors import SnapshotError
 from umem.printable import quoted
 
 _POSITIONS = {"pos": 624, "buffer_pos": 4}
-"""Of Mersenne Twister and Philox: where in its buffer a generator is, which NumPy does not check
-and reads memory by."""
+"""The buffer positions of Mersenne Twister and Philox, and their bounds: NumPy does not check them,
+and would read beyond the buffer."""
 
 
 def check_iterator(name: str, iterator: Any) -> None:
-    """See that an iterator of Chainer's is at a place that its dataset has.
+    """Check that a loaded iterator's position is inside its dataset.
 
     Raises:
         SnapshotError: it is not.
@@ -43,7 +43,7 @@ def check_iterator(name: str, iterator: Any) -> None:
 
 
 def check_order(name: str, order: Any, count: int) -> None:
-    """See that an order has indices of items only.
+    """Check that a loaded order indexes existing items only.
 
     Raises:
         SnapshotError: it has others, or is none.
@@ -54,7 +54,7 @@ def check_order(name: str, order: Any, count: int) -> None:
 
 
 def check_optimizer(name: str, optimizer: Any, *, in_shards: bool = False) -> None:
-    """See that loss scaling, and each rule's state, are what the optimizer makes itself.
+    """Check that loaded loss scaling and update rules' states are of the optimizer's own kind.
 
     With ``in_shards`` a rank has a stretch of each state, whose length is looked at as it is read.
 
@@ -72,6 +72,7 @@ def check_optimizer(name: str, optimizer: Any, *, in_shards: bool = False) -> No
 
 
 def _check_rule(name: str, rule: Any, shape: tuple[int, ...] | None) -> None:
+    """Raise SnapshotError unless a rule's state and float32 master suit the parameter's shape."""
     master = rule._fp32_param
     if master is not None and shape not in (None, master.shape):
         raise SnapshotError(f"the master of {name!r} would be of shape {master.shape}")
@@ -96,7 +97,7 @@ def _check_rule(name: str, rule: Any, shape: tuple[int, ...] | None) -> None:
 
 
 def _first_state(rule: Any) -> dict[str, Any]:
-    """Make the state of a parameter of one element, as Chainer's own rules do to know its names."""
+    """Create the state of a one-element parameter, to learn the names that a rule uses."""
     if type(rule).__module__.startswith("umem"):  # has arrays alone
         return {}
     trial = copy.copy(rule)
@@ -110,7 +111,7 @@ def _first_state(rule: Any) -> dict[str, Any]:
 
 
 def check_generator_state(state: Any, now: Any) -> None:
-    """See that a state can be a generator's, which would read beyond its memory with some.
+    """Check a generator's state; NumPy would read beyond its memory with a wrong one.
 
     Args:
         state: that would be given to it; ``now`` is its own.
@@ -123,6 +124,9 @@ def check_generator_state(state: Any, now: Any) -> None:
 
 
 def _is_alike(state: Any, now: Any) -> bool:
+    """Tell whether a generator's state has the structure of the present one, with positions in
+    range.
+    """
     if isinstance(now, dict):
         is_dict = isinstance(state, dict) and state.keys() == now.keys()
         return is_dict and all(
@@ -142,7 +146,7 @@ def _is_alike(state: Any, now: Any) -> bool:
 
 
 def check_python_state(state: Any) -> None:
-    """See that a state is one of `random.Random`.
+    """Check that a state is one of `random.Random`.
 
     Raises:
         SnapshotError: it is none.
@@ -165,7 +169,7 @@ def _is_whole(value: Any, most: int | None = 2**63 - 1) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Tell whether it is one finite number or truth value."""
+    """Tell whether a value is one finite number or bool."""
     if isinstance(value, cuda.ndarray):
         value = value.get()
     if np.ndim(value) or np.asarray(value).dtype.kind not in "biuf":

@@ -19,7 +19,7 @@ _savers: dict[tuple[int, Path], RunSaver] = {}
 
 
 def resume_run(folder: str | os.PathLike[str], *, comm: Any = None, **parts: Any) -> Resumed:
-    """Put a run back to where its newest whole snapshot has it; the first thing before a loop.
+    """Restore a run from its newest complete snapshot; call it before the training loop.
 
     ::
 
@@ -29,9 +29,9 @@ def resume_run(folder: str | os.PathLike[str], *, comm: Any = None, **parts: Any
             if (step + 1) % 500 == 0:
                 umem.chainer.save_run("out/run", model=model, optimizer=optimizer, data=iterator)
 
-    What goes on is the same run, bit for bit: see docs/resume.md for what is saved. A snapshot
-    that is torn, or not umem's, is passed over with an `umem.errors.SnapshotWarning`, and the one
-    before is taken.
+    What goes on is the same run, bit for bit: see docs/resume.md for what is saved. A snapshot that
+    is torn, or not umem's, is passed over with an `umem.errors.SnapshotWarning`, and the one before
+    is taken.
 
     Args:
         folder: where `save_run` saves. The folder is this process's from now on.
@@ -60,7 +60,7 @@ def save_run(
     comm: Any = None,
     **parts: Any,
 ) -> None:
-    """Save a run; returns once it is copied, and has it written in the background.
+    """Save a run: copies it, and writes the copy in the background.
 
     On NumPy and on a GPU alike the loop is held up by a copy of the run's arrays to the host, and
     by what is left of writing the snapshot before.
@@ -111,7 +111,7 @@ def _saver(folder: Any, comm: Any) -> RunSaver:
 
 
 def close_all() -> None:
-    """At exit: have what was saved last written, and tell where it could not be."""
+    """Wait at exit for the last snapshots, and report those that could not be written."""
     for key, saver in [*_savers.items()]:
         if key[0] == os.getpid():
             saver.on_error = "warn"

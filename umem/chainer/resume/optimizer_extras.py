@@ -13,12 +13,12 @@ from umem.printable import quoted
 
 
 def is_optimizer(part: Any) -> bool:
-    """Tell whether it is an optimizer of Chainer's, or ChainerMN's around one."""
+    """Tell whether an object is Chainer's optimizer, or ChainerMN's wrapper of one."""
     return isinstance(getattr(part, "actual_optimizer", part), chainer.Optimizer)
 
 
 def serialize_optimizer(optimizer: Any, saver: Any) -> None:
-    """Save or put back loss scaling, hyperparameters, and what each parameter's rule has.
+    """Save or restore loss scaling, hyper-parameters, and each update rule's attributes.
 
     These are the rule's own hyperparameters, its numbers (whether it is on, powers that it keeps
     beside its state), and the float32 master of a parameter of half precision.
@@ -33,7 +33,7 @@ def serialize_optimizer(optimizer: Any, saver: Any) -> None:
 
 
 def expect_states(optimizer: Any, saver: Any) -> None:
-    """Have rules that had no state when they were saved look for none; others raise without one.
+    """Make rules accept a missing state if they had none when saved; others then raise.
 
     Chainer's look for none where they are off; `serialize_optimizer` says whether they are.
 
@@ -66,7 +66,7 @@ def _serialize_loss_scaling(optimizer: Any, saver: Any) -> None:
 
 
 def _serialize_broadcast(optimizer: Any, saver: Any) -> None:
-    """ChainerMN's first update gives all ranks the parameters of rank 0, and updates nothing.
+    """Save or restore whether ChainerMN's first update has broadcast the parameters.
 
     It is one where other parameters are there than its optimizer has noted; a run that goes on has
     them alike already, and would lose an update.
@@ -93,6 +93,7 @@ def _dictionary(saved: Any) -> dict[str, Any]:
 
 
 def _serialize_rule(rule: Any, parameter: Any, saver: Any) -> None:
+    """Save or restore one update rule's attributes, hyper-parameters and float32 master."""
     numbers = {k: v for k, v in vars(rule).items() if type(v) in (bool, int, float)}
     saved = _dictionary(saver("numbers", numbers))
     vars(rule).update({k: v for k, v in saved.items() if k in numbers})
@@ -110,7 +111,7 @@ def _serialize_rule(rule: Any, parameter: Any, saver: Any) -> None:
 
 
 def serialize_link(link: Any, saver: Any) -> None:
-    """Save or put back variables that links keep from one call to the next, such as an LSTM's.
+    """Save or restore variables that links keep between calls, such as an LSTM's state.
 
     Those with a graph behind them are left out: a graph is not saved. Where the link has a
     ``reset_state``, and so would go on from them, that is warned of.
@@ -131,7 +132,7 @@ def serialize_link(link: Any, saver: Any) -> None:
 
 
 def _may_keep(link: Any, name: str, array: Any) -> bool:
-    """Tell whether a link may keep an array: it has a variable of that name, or None.
+    """Tell whether a link may keep an array under a name: it has a variable there, or None.
 
     Chainer's LSTM and GRU say how wide theirs are.
     """
@@ -143,6 +144,11 @@ def _may_keep(link: Any, name: str, array: Any) -> bool:
 
 
 def _kept_variables(link: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield the variables that links keep between calls, with path and name.
+
+    Warns:
+        SnapshotWarning: a variable has a graph, which a snapshot cannot hold.
+    """
     for path, each in link.namedlinks():
         kept = [(n, v) for n, v in sorted(vars(each).items()) if _is_kept(v)]
         yield from ((path, name, value) for name, value in kept if value.creator_node is None)

@@ -17,7 +17,7 @@ GENERATORS = (np.random.RandomState, np.random.Generator, random.Random)
 
 
 def serialize_global(saver: Any) -> None:
-    """Save or put back the generators that functions draw from without being given one.
+    """Save or restore the global generators of Python, NumPy and CuPy.
 
     CuPy's cannot be read. So at each saving a seed is drawn from it and it begins anew from that
     seed, in a run that is never interrupted too: what follows depends on the seed alone, which is
@@ -35,7 +35,7 @@ _GLOBAL_NUMPY: Any = np.random.random.__self__  # type: ignore[attr-defined]
 
 
 def serialize_generator(generator: Any, saver: Any, name: str = "state") -> None:
-    """Save or put back one generator.
+    """Save or restore one generator.
 
     Raises:
         SnapshotError: what was saved is of another kind of generator, or of none.
@@ -56,12 +56,12 @@ def serialize_generator(generator: Any, saver: Any, name: str = "state") -> None
 
 
 def is_global(generator: Any) -> bool:
-    """Whether it is the generator that everybody draws from."""
+    """Tell whether a generator is NumPy's global one."""
     return generator is _GLOBAL_NUMPY
 
 
 def _serialize_cupy(saver: Any) -> None:
-    """Begin the generators of the GPUs in use anew, from seeds that they drew or were saved."""
+    """Reseed the generators of GPUs in use, by seeds that they drew or that were saved."""
     saving = isinstance(saver, serializer.Serializer)
     for saved, ordinal in _used_gpus(saver) if saving else _saved_gpus(saver):
         with cuda.cupy.cuda.Device(ordinal):
@@ -81,7 +81,7 @@ def _used_gpus(saver: Any) -> list[tuple[int, int]]:
 
 
 def _saved_gpus(saver: Any) -> list[tuple[int, int]]:
-    """List the GPUs whose seeds were saved, each with the one that has it here.
+    """List the GPUs whose seeds were saved, each with its counterpart here.
 
     A run of one GPU may go on on another one. Of several, each has its own; what is not visible
     here has none.

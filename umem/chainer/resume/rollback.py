@@ -12,20 +12,21 @@ from umem.errors import SnapshotError
 from umem.printable import quoted
 
 _LEFT_OUT = frozenset({"dataset", "_dataset", "_datasets", "_comm", "_prefetch_loop", "_pool"})
-"""Attributes of Chainer's iterators and datasets: data, and what other threads use."""
+"""Attributes of Chainer's iterators and datasets that are not copied: data, and state of other
+threads."""
 _PACKAGES = ("chainer", "chainermn", "umem")
 _CHECKED = ("chainer.training", "chainer.optimizer", "chainer.reporter", "chainer.iterators",
             "chainer.link", "umem.chainer.optimizers")  # fmt: skip
-"""Modules, by how their names begin, whose objects keep attributes of one kind."""
+"""Prefixes of modules whose objects keep each attribute's kind."""
 _OF_ANY_NUMBER = frozenset({"Summary", "Hyperparameter"})
-"""Classes of Chainer whose whole numbers may become floats: sums, and learning rates."""
+"""Classes of Chainer whose integers may become floats: sums, and learning rates."""
 _SHARES = ("beta", "rho", "momentum")
 _MOST = 2**63
 _ABSENT = object()
 
 
 class Rollback:
-    """Remembers attributes and containers, in objects and in those that they hold.
+    """Remembers the attributes and containers of objects, recursively, to restore them.
 
     Followed are containers, objects of Chainer and of umem, and whatever has a method
     ``serialize``. Contents of arrays are not copied, random generators and datasets are left out.
@@ -48,7 +49,7 @@ class Rollback:
                 to_do += _below(value, content)
 
     def put_back(self) -> None:
-        """Have every object and container hold again what it held."""
+        """Restore every object and container."""
         for value, content in self._kept:
             if isinstance(value, (dict, list, set, deque)):
                 _refill(value, content)
@@ -56,7 +57,7 @@ class Rollback:
                 _set_attributes(vars(value), content)
 
     def check(self) -> None:
-        """See that what Chainer's objects hold now is of the kind that they held.
+        """Check that loaded attributes of Chainer's objects kept their kind.
 
         Raises:
             SnapshotError: an attribute is not.
@@ -72,7 +73,7 @@ class Rollback:
 
 
 def _content(value: Any) -> Any:
-    """Copy what an object holds; None where it is not followed."""
+    """Copy an object's attributes or items; None for objects that are not followed."""
     if isinstance(value, (dict, list, set, deque)):
         return value.copy()
     if isinstance(value, tuple):
@@ -101,7 +102,7 @@ def _refill(value: Any, content: Any) -> None:
 
 
 def _is_same(value: Any, content: Any) -> bool:
-    """Compare by identity: what is held may be arrays."""
+    """Compare by identity, as values may be arrays."""
     if len(value) != len(content):
         return False
     pairs = zip(value, content, strict=True)
@@ -119,7 +120,7 @@ def _set_attributes(now: dict[str, Any], content: dict[str, Any]) -> None:
 
 
 def _difference(owner: str, name: str, was: Any, now: Any) -> str | None:
-    """Say what an attribute is that it cannot be; None where it can."""
+    """Describe what is wrong with a loaded attribute; None if nothing is."""
     if now is was or now is _ABSENT:
         return None
     if isinstance(was, (bool, np.bool_)):
@@ -137,6 +138,7 @@ def _difference(owner: str, name: str, was: Any, now: Any) -> str | None:
 
 
 def _wrong_number(owner: str, name: str, was: Any, now: Any) -> str | None:
+    """Return a loaded number quoted if it is out of its attribute's range; None if it is valid."""
     if isinstance(now, (bool, np.bool_)) or np.ndim(now) or np.asarray(now).dtype.kind not in "iuf":
         return quoted(now)
     if owner == "Summary":  # of losses, which may be NaN

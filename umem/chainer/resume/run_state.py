@@ -31,11 +31,11 @@ from umem.snapshots import SavedRun
 from umem.snapshots.shards import SPAN
 
 _ON_GPU = "on GPU"
-"""The name, beside the parts, of the list of arrays that lay on a GPU."""
+"""Name of the list of arrays that were on a GPU."""
 
 
 class RunState:
-    """The parts of a run, and with them what Chainer does not save of them.
+    """The parts of a run, with the state that Chainer does not save of them.
 
     Args:
         parts: by name: a Trainer, links, optimizers, iterators, anything else with a method
@@ -58,7 +58,7 @@ class RunState:
         }
 
     def collect(self) -> Collector:
-        """Say what the run is now; CuPy's generators begin anew."""
+        """Collect the run's state; CuPy's generators are reseeded."""
         collector = Collector()
         self._serialize(collector)
         for name, value in self._values.items():
@@ -67,7 +67,7 @@ class RunState:
         return collector
 
     def put_back(self, snapshot: SavedRun) -> dict[str, Any]:
-        """Make the run what it was; returns the plain values that were saved with it.
+        """Restore the run from a snapshot; returns the plain values saved with it.
 
         Holds a copy of what the run is now meanwhile, which is little where it has not begun.
 
@@ -86,6 +86,11 @@ class RunState:
             raise
 
     def _put_back(self, snapshot: SavedRun) -> dict[str, Any]:
+        """Check and load a snapshot, rewording whatever a part raises.
+
+        Raises:
+            SnapshotError: it is of another model or run, or cannot be loaded.
+        """
         values, stays = snapshot.values, frozenset[str]()
         asked = [""]
         try:
@@ -110,7 +115,7 @@ class RunState:
             ) from error
 
     def _load(self, distributor: Distributor) -> dict[str, Any]:
-        """Load everything, and see that a run can go on from it."""
+        """Load all parts, and check that the run can go on from them."""
         before = Rollback(self.objects())
         if self._is_lazy():  # what is kept beside a parameter can be put back once it is there
             self._load_once(distributor)
@@ -125,7 +130,7 @@ class RunState:
         return values
 
     def objects(self) -> list[Any]:
-        """List what something is loaded into, whatever that holds not among it."""
+        """List the objects that loading changes, without their contents."""
         on = [one for each in self._optimizers.values() for one in accumulations(each)]
         return [*self._parts.values(), *self._optimizers.values(), *self._orders.values(), *on]
 
@@ -138,7 +143,7 @@ class RunState:
         return any(p.array is None for link in self._links.values() for p in link.params())
 
     def serialize(self, saver: Any) -> None:
-        """Save or load every part in turn, but for the generators that everybody draws from."""
+        """Save or load every part in turn, the global generators excluded."""
         for name, part in self._parts.items():
             if not isinstance(part, GENERATORS):
                 part.serialize(saver["parts"][name])
@@ -166,7 +171,7 @@ class RunState:
         serialize_global(saver["random"])
 
     def _check(self, snapshot: SavedRun, stays: frozenset[str]) -> None:
-        """See that it is of the same model before anything is put back."""
+        """Check that a snapshot is of this model, before anything is changed."""
         for name, optimizer in self._optimizers.items():
             count = snapshot.values.get(f"accumulations/{name}/group/count", 0)
             if count and not accumulations(optimizer):
@@ -196,7 +201,7 @@ class RunState:
                 raise _other(snapshot, f"{short(name)!r}, {there} there, is not here")
 
     def _is_models(self, name: str, live: Collector) -> bool:
-        """Whether a name lies where a model's own are."""
+        """Tell whether a name belongs to a model."""
         return name.startswith(tuple(self._model_prefixes(live)))
 
     def _model_prefixes(self, live: Collector) -> Iterator[str]:
@@ -210,7 +215,7 @@ class RunState:
 
 
 class _Before:
-    """What a run is before it is put back, so that it can be that again."""
+    """The state of a run before loading, to restore it after an error."""
 
     def __init__(self, state: RunState) -> None:
         self._state, self._attributes = state, Rollback(state.objects())
@@ -220,7 +225,7 @@ class _Before:
         self._numpy, self._python = np.random.get_state(), random.getstate()
 
     def put_back(self) -> None:
-        """Make the run that again."""
+        """Restore the run."""
         self._attributes.put_back()
         self._state.serialize(Distributor(*self._saved, strict=False))
         self._attributes.put_back()  # of what has been made by that
@@ -229,7 +234,7 @@ class _Before:
 
 
 class _OtherRunError(SnapshotError):
-    """A snapshot of another run, by a message that is complete."""
+    """A SnapshotError whose message is complete."""
 
 
 def _other(snapshot: SavedRun, what: str) -> SnapshotError:
@@ -247,7 +252,7 @@ def _is_live(part: Any) -> bool:
 
 
 def _targets_left_out(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What optimizers train and is no part itself, nor inside of one."""
+    """Yield the targets of optimizers that are not inside another part."""
     inside = {id(p) for part in parts.values() if _is_link(part) for p in part.params()}
     for name, part in parts.items():
         if is_optimizer(part) and part.target is not None:
@@ -283,8 +288,8 @@ def _iterators(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _divided_anew(
     values: Mapping[str, Any], parts: Mapping[str, Any]
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """Have iterators over another number of samples than when they were saved begin at the same
-    share of an epoch, in an order of their own.
+    """Move iterators to the same share of an epoch, in a new order, where ranks now have another
+    number of samples.
 
     Returns:
         the values to go on from; and the names of what stays as it is.
@@ -308,7 +313,7 @@ def _divided_anew(
 
 
 def _serialize_length(iterator: Any, name: str, saver: Any) -> None:
-    """Save how many items an iterator has, or see that there are as many."""
+    """Save an iterator's number of items, or check it."""
     items: Any = getattr(iterator, "dataset", None)
     if hasattr(items, "__len__"):
         there = saver(name, len(items))

@@ -22,7 +22,7 @@ from umem.snapshots.writing import check_room, needed_bytes, prune, write_snapsh
 
 @dataclass(frozen=True)
 class Resumed:
-    """What a run goes on from.
+    """The result of resuming a run.
 
     Attributes:
         step: updates that it had made; 0 where there was no snapshot.
@@ -36,7 +36,7 @@ class Resumed:
 
 
 class RunSaver:
-    """Saves one run to a folder, and finds what is there; claims the folder until `close`.
+    """Saves one run to a folder and resumes it; claims the folder until `close`.
 
     Thread-safety: none; it belongs to the training thread. What it writes in the background are
     copies.
@@ -63,11 +63,17 @@ class RunSaver:
         self._operations = FileOperations() if operations is None else operations
         self._writer = BackgroundWriter()
         self._last: int | None = None
-        """The step that the run was at when it was saved or put back; None where it was neither."""
+        """The step at which the run was last saved or restored; None before."""
         self._claim: Claim | None = None
         self._take_folder()
 
     def _take_folder(self) -> None:
+        """Claim the folder, and remove what killed runs left in it.
+
+        Raises:
+            StateError: another run writes to it.
+            FileError: it cannot be written to.
+        """
         try:
             self._make_folder(self.folder)
             self._claim = Claim(self.folder)
@@ -90,7 +96,7 @@ class RunSaver:
         self._operations.synchronize_folder(folder.parent)
 
     def resume(self, state: RunState) -> Resumed:
-        """Put the run back to the newest snapshot that is whole, if there is any, and say so.
+        """Restore the run from the newest complete snapshot, if there is one, and report it.
 
         Raises:
             SnapshotError: the newest is of another model, or of a newer version of the format.
@@ -118,7 +124,7 @@ class RunSaver:
         return read_newest(self._operations, self.folder)
 
     def save(self, step: int, state: RunState) -> None:
-        """Copy the run and have it written; waits for the copy, and for the snapshot before.
+        """Copy the run and write the copy in the background; waits for the previous snapshot.
 
         Raises:
             FileError: the disk has no room, or the snapshot before could not be written; not
@@ -140,7 +146,7 @@ class RunSaver:
         self._writer.start(partial(self._write, step, collected.copies(), collected.values))
 
     def _expect_no_later(self, step: int) -> None:
-        """See that a run that goes on from here will not go on from an older one's snapshot."""
+        """Raise if the folder has a later snapshot, which a resumed run would take for its own."""
         if self._last is not None and step >= self._last:
             return  # what is later than where it was put back to was not whole
         places = places_in(self._operations, self.folder)
@@ -163,7 +169,7 @@ class RunSaver:
             ) from error
 
     def wait(self) -> None:
-        """Wait until what was saved is on the disk.
+        """Wait until the last snapshot is on the disk.
 
         Raises:
             FileError: it could not be written; not where ``on_error`` is "warn".
@@ -174,7 +180,7 @@ class RunSaver:
             self._tell(error)
 
     def close(self) -> None:
-        """Wait as `wait` does, and give the folder back.
+        """Wait as `wait` does, and release the folder.
 
         Where an error is on its way already, one of writing is only warned of.
         """
@@ -193,7 +199,7 @@ class RunSaver:
 
 
 def check_options(keep: Any, on_error: Any) -> None:
-    """See that options of a saver are some.
+    """Check the options of a saver.
 
     Raises:
         SizeError: one is not; the message names what it may be.
@@ -205,5 +211,5 @@ def check_options(keep: Any, on_error: Any) -> None:
 
 
 def as_path(folder: Any) -> Path:
-    """Return a folder as a path that stays the same wherever the program goes."""
+    """Return a folder as an absolute path, which stays valid if the program changes directory."""
     return Path(os.path.abspath(folder))

@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 
 class SaverOfRanks(RunSaver):
-    """Saves one run of several ranks to one folder, into which each rank writes.
+    """Saves one run of several ranks to one folder, each rank writing its part.
 
     A snapshot is whole or not there: the first rank gives it its name once all have written and
     synchronised their files. What a rank has like the first one, such as weights, is written once;
@@ -69,7 +69,7 @@ class SaverOfRanks(RunSaver):
             super()._say(text)
 
     def _read_newest(self) -> tuple[SavedRun | None, list[str]]:
-        """As alone, but that each rank looks at its share of the files."""
+        """Read the newest complete snapshot; each rank verifies its share of the files."""
         places = self._on_first(lambda: places_in(self._operations, self.folder))
         passed_over: list[str] = []
         for place in reversed(places):
@@ -88,7 +88,7 @@ class SaverOfRanks(RunSaver):
             return error
 
     def save(self, step: int, state: RunState) -> None:
-        """Write the run, and return once it is on the disk.
+        """Write the run, and wait until it is on the disk.
 
         Raises:
             FileError: the disk has no room, or it cannot be written; not where ``on_error`` is
@@ -107,6 +107,7 @@ class SaverOfRanks(RunSaver):
             self._last = step
 
     def _write_together(self, step: int, arrays: Any, values: Any) -> None:
+        """Write all ranks' parts, and publish them as one snapshot; a failed one is removed."""
         directory = self._on_first(lambda: new_directory(self._operations, self.folder))
         try:
             mine = self._together(
@@ -122,7 +123,9 @@ class SaverOfRanks(RunSaver):
         self._on_first(lambda: self._prune(path))
 
     def _own(self, collected: Collector) -> dict[str, np.ndarray[Any, Any]]:
-        """The arrays that this rank writes: in shards, or other than the first rank's."""
+        """Return the arrays that this rank writes: shards, and those that differ from the first
+        rank's.
+        """
         sums = {name: sum_of(name, _on_host(array)) for name, array in collected.arrays.items()}
         of_first = self._mpi.bcast(sums)
         return {
@@ -140,7 +143,7 @@ class SaverOfRanks(RunSaver):
         return result
 
     def _together(self, work: Callable[[], Result]) -> Result:
-        """Have every rank do something; where one raises, each raises that rank's error."""
+        """Run an action on every rank; if one raises, every rank raises that error."""
         result, mine = None, None
         try:
             result = work()

@@ -17,16 +17,16 @@ from umem.errors import SizeError
 from umem.printable import quoted
 
 _LAST = -1_000_000
-"""After every other extension of an update, so that what they did is saved."""
+"""Lowest priority, so that the snapshot has what other extensions of the update did."""
 
 
 class Snapshot(training.Extension):
-    """Saves the whole run every so often, and goes on from the newest snapshot when it begins.
+    """A trainer extension that saves the run regularly, and resumes it from the newest snapshot.
 
     ``trainer.extend(umem.chainer.Snapshot(every=500, keep=3))``. A run that was stopped, killed or
     lost with its machine is started again by the same command, and goes on bit for bit: parameters,
-    optimizers, iterators, extensions, triggers and random generators are as they were. What it
-    went on from is said on standard error, and is in `resumed`.
+    optimizers, iterators, extensions, triggers and random generators are as they were. What it went
+    on from is said on standard error, and is in `resumed`.
 
     Args:
         every: updates between snapshots; or a trigger, such as ``(1, "epoch")``.
@@ -70,7 +70,7 @@ class Snapshot(training.Extension):
         self._comm = comm
 
     def initialize(self, trainer: Any) -> None:
-        """Training begins: claim the folder, and go on from what is there."""
+        """Claim the folder, and resume from the newest snapshot; called by the trainer."""
         folder = as_path(Path(trainer.out) / "snapshots") if self._folder is None else self._folder
         self._state = RunState({"trainer": trainer})
         options = folder, self._keep, self._on_error
@@ -88,13 +88,18 @@ class Snapshot(training.Extension):
         self._saver.save(int(trainer.updater.iteration), self._state)
 
     def finalize(self) -> None:
-        """Training is over, also by an error: have the last snapshot written."""
+        """Wait for the last snapshot, also after an error; called by the trainer."""
         saver, self._saver = self._saver, None
         if saver is not None:
             saver.close()
 
 
 def _trigger(every: Any) -> Any:
+    """Return the trigger that ``every`` means.
+
+    Raises:
+        SizeError: it is none.
+    """
     if callable(every):
         return every
     match every:

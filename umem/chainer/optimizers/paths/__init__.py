@@ -22,7 +22,7 @@ TYPES = ("float16", "float32", "float64")
 
 
 def update(step: Step, x: Any, grad: Any, states: Sequence[QuantizedState]) -> None:
-    """Update a parameter and its states, in place.
+    """Update a parameter and its 8-bit states in place.
 
     Arrays of NumPy that are not contiguous, or have 16 bits, go by copies of chunks; those of CuPy
     that are not contiguous by a copy.
@@ -39,7 +39,7 @@ def update(step: Step, x: Any, grad: Any, states: Sequence[QuantizedState]) -> N
 
 
 def prepare(link: Any, step: type[Step]) -> None:
-    """Compile what a model on NumPy will need, so that no update takes the time and memory."""
+    """Compile the loops that a NumPy model needs, so that the first update takes no longer."""
     if any(param.device.xp is np for param in link.params()):
         states = [
             QuantizedState(*zeros(np, (1,), signed), dynamic_map(signed))
@@ -50,6 +50,7 @@ def prepare(link: Any, step: type[Step]) -> None:
 
 
 def _update_on_host(step: Step, x: Any, grad: Any, states: Sequence[QuantizedState]) -> None:
+    """Update a NumPy parameter and its states in place, chunk by chunk."""
     loop = compiled(type(step).__name__)
     path = NumpyUpdate(x.size) if loop is None else CompiledUpdate(loop)
     wide = np.float64 if x.dtype == np.float64 else np.float32

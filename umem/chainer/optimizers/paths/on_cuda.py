@@ -13,9 +13,9 @@ from umem.chainer.optimizers.quantized_state import BLOCK, QuantizedState
 from umem.chainer.optimizers.steps import AdamStep, Step
 
 OPTIONS = ("--fmad=false",)
-"""A product is rounded before it is added, as on a processor."""
+"""Without fused multiply-add, products are rounded before they are added, as on a CPU."""
 TYPES = {"float16": ("__half", "float"), "float32": ("float", "float"), "float64": ("double",) * 2}
-"""Of a parameter and its gradient, and the type in which the parameter is changed."""
+"""Types of parameter, gradient, and of the arithmetic on the parameter."""
 SOURCE = """
 #include <cuda_fp16.h>
 
@@ -80,11 +80,11 @@ extern "C" __global__ void momentum_8bit(
   if (threadIdx.x == 0) scales[blockIdx.x] = scale;
 }
 """
-"""Each scale is read before the barrier in `largest`, and written behind it."""
+"""The kernel's source; each scale is read before the barrier in `largest`, and written after it."""
 
 
 def update(step: Step, x: Any, grad: Any, states: Sequence[QuantizedState]) -> None:
-    """Update a parameter of CuPy with some elements, on its device and the current stream."""
+    """Update a CuPy parameter that has elements, on its device and the current stream."""
     flat = cuda.cupy.ascontiguousarray(x)
     numbers: list[Any] = [np.float32(number) for number in step]
     if isinstance(step, AdamStep) and x.dtype == np.float64:
@@ -100,7 +100,7 @@ def update(step: Step, x: Any, grad: Any, states: Sequence[QuantizedState]) -> N
 
 
 def compiler_options(dtype: str) -> tuple[str, ...]:
-    """Return what the compiler is told for a parameter's type."""
+    """Return the compiler's options for a parameter's type."""
     parameter, wide = TYPES[dtype]
     return (*OPTIONS, f"-DPARAMETER={parameter}", f"-DWIDE={wide}")
 

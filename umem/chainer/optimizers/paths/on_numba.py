@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 
 class CompiledUpdate:
-    """Updates chunks of a parameter, by a compiled loop.
+    """Updates chunks of a parameter by a loop compiled by Numba.
 
     Args:
         loop: what `compiled` gave.
@@ -32,7 +32,9 @@ class CompiledUpdate:
         self._values = np.empty((2, BLOCK), np.float32)
 
     def run(self, step: Step, x: Array, grad: Array, states: Sequence[QuantizedState]) -> None:
-        """Update a chunk, of whole blocks but at the end; ``x`` may have 64 bits, ``grad`` 32."""
+        """Update a chunk of whole blocks, the parameter's last one excepted; ``x`` may be
+        float64.
+        """
         numbers: list[Any] = [np.float32(number) for number in step]
         if isinstance(step, AdamStep):
             numbers[-1] = x.dtype.type(step.decay)
@@ -43,7 +45,7 @@ class CompiledUpdate:
 
 @cache
 def compiled(step: str) -> Callable[..., None] | None:
-    """Have the loop for a step of that name compiled; None where there is no Numba that imports.
+    """Compile the loop of a step by the step's name; None if Numba cannot be imported.
 
     Cost: about two seconds and some 60 MiB, once a process.
     """
@@ -58,7 +60,7 @@ def compiled(step: str) -> Callable[..., None] | None:
 
 
 def _quantize(values: Array, codes: Array, scales: Array, block: int, table: Array) -> None:
-    """Write a block of a state from its values, which are lost."""
+    """Quantise one block of a state from its values, which are overwritten."""
     count = len(codes)
     bits = values.view(np.uint32)
     peak = np.uint32(0)
@@ -79,10 +81,13 @@ def _quantize(values: Array, codes: Array, scales: Array, block: int, table: Arr
 
 
 def _adam(quantize: Callable[..., None]) -> Callable[..., None]:
+    """Make the function that Numba compiles: one Adam step over all blocks of a chunk."""
+
     def adam(  # type: ignore[no-untyped-def]
         x, grad, m_codes, m_scales, v_codes, v_scales, m_map, m_table, v_map, v_table,
         first_rate, second_rate, rate, eps, scale, decay, m, v,
     ):  # fmt: skip
+        """Update a chunk and both moments in place."""
         for block in range(len(m_scales)):
             start = block * BLOCK
             stop = min(len(x), start + BLOCK)
@@ -104,7 +109,10 @@ def _adam(quantize: Callable[..., None]) -> Callable[..., None]:
 
 
 def _momentum(quantize: Callable[..., None]) -> Callable[..., None]:
+    """Make the function that Numba compiles: one momentum SGD step over all blocks of a chunk."""
+
     def momentum(x, grad, codes, scales, values, table, keep, rate, v):  # type: ignore[no-untyped-def]
+        """Update a chunk and its velocity in place."""
         for block in range(len(scales)):
             start = block * BLOCK
             stop = min(len(x), start + BLOCK)

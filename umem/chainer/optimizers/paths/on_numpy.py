@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 class NumpyUpdate:
-    """Updates chunks of a parameter, with operations of NumPy.
+    """Updates chunks of a parameter by NumPy operations.
 
     Args:
         size: of the parameter; 40 bytes are kept for each element of a chunk.
@@ -35,7 +35,9 @@ class NumpyUpdate:
         self._temporary = np.empty(padded, np.float32)
 
     def run(self, step: Step, x: Array, grad: Array, states: Sequence[QuantizedState]) -> None:
-        """Update a chunk, of whole blocks but at the end; ``x`` may have 64 bits, ``grad`` 32."""
+        """Update a chunk of whole blocks, the parameter's last one excepted; ``x`` may be
+        float64.
+        """
         padded = block_count(len(x)) * BLOCK
         values = [row[:padded] for row in self._values[: len(states)]]
         for value, state in zip(values, states, strict=True):
@@ -53,6 +55,7 @@ def _step(step: Step, x: Array, grad: Array, values: list[Array], temporary: Arr
 
 
 def _adam(step: AdamStep, x: Array, grad: Array, m: Array, v: Array, temporary: Array) -> None:
+    """Update a chunk and dequantised moments in place, with the operations of the compiled loop."""
     np.subtract(grad, m, out=temporary)
     temporary *= step.first_rate
     m += temporary
