@@ -20,7 +20,7 @@ from umem.errors import LaunchError
 from umem.files import reason
 from umem.launch import mpi
 from umem.launch.installed import first_line
-from umem.printable import quoted, shown
+from umem.printable import quoted, short
 
 CONNECT_SECONDS = 8
 REACH_SECONDS = 20
@@ -53,7 +53,7 @@ def read_hosts(path: Path) -> list[Host]:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = reason(error) if isinstance(error, OSError) else "it is no text"
-        raise LaunchError(f"the hosts in {shown(path)} cannot be read: {why}") from error
+        raise LaunchError(f"the hosts in {short(path)} cannot be read: {why}") from error
     found = []
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
@@ -61,15 +61,15 @@ def read_hosts(path: Path) -> list[Host]:
         if match is not None and not match["name"].startswith("-"):
             slots = match["count"] or match["slots"]
             if slots is not None and not int(slots):
-                raise LaunchError(f"{shown(path)}, line {number}: {quoted(text)} runs no rank")
+                raise LaunchError(f"{short(path)}, line {number}: {quoted(text)} runs no rank")
             found.append(Host(match["name"], None if slots is None else int(slots)))
         elif text:
             raise LaunchError(
-                f"{shown(path)}, line {number}: {quoted(text)} names no host; write a.example, "
+                f"{short(path)}, line {number}: {quoted(text)} names no host; write a.example, "
                 "a.example slots=4 or a.example:4"
             )
     if not found:
-        raise LaunchError(f"{shown(path)} names no host; write one a line, such as a.example:4")
+        raise LaunchError(f"{short(path)} names no host; write one a line, such as a.example:4")
     return found
 
 
@@ -122,7 +122,7 @@ def reach(hosts: Sequence[Host]) -> None:
         return
     if shutil.which("ssh") is None:
         raise LaunchError(
-            f"the host {shown(others[0])} is reached by ssh, which is not on PATH: install it "
+            f"the host {short(others[0])} is reached by ssh, which is not on PATH: install it "
             "(such as apt install openssh-client)"
         )
     here = mpi.alike()
@@ -158,15 +158,15 @@ def _problem(name: str, here: dict[str, str]) -> str | None:
     if result.returncode == _SSH_FAILED:
         return _silent(name, why)
     return (
-        f"the host {shown(name)} does not run umem by {shown(sys.executable)}: {shown(why)}. Each "
+        f"the host {short(name)} does not run umem by {short(sys.executable)}: {short(why)}. Each "
         "host needs the same Python at the same path, with the same packages"
     )
 
 
 def _silent(name: str, why: str) -> str:
     return (
-        f"the host {shown(name)} does not answer: {shown(why)}. umem run needs "
-        f"`ssh {shown(name)} true` to work without a question"
+        f"the host {short(name)} does not answer: {short(why)}. umem run needs "
+        f"`ssh {short(name)} true` to work without a question"
     )
 
 
@@ -178,9 +178,9 @@ def differing(name: str, theirs: dict[str, str], here: dict[str, str]) -> str | 
     """
     for what, version in here.items():
         if theirs.get(what) != version:
-            their = shown(theirs.get(what, "none"))
+            their = short(theirs.get(what, "none"))
             return (
-                f"the host {shown(name)} has {what} {their}, and this machine {shown(version)}; "
+                f"the host {short(name)} has {what} {their}, and this machine {short(version)}; "
                 "install the same on all"
             )
     return None

@@ -23,7 +23,7 @@ from umem.launch.watcher import (
     children,
     end_children,
 )
-from umem.printable import printable, shown
+from umem.printable import printable, short
 
 FAULT_SECONDS = 4.0
 """Time that mpiexec has to end by itself after a rank has failed."""
@@ -179,7 +179,7 @@ class Job:
             return 0, None
         self.is_unexplained = True
         said = " ".join(line.strip("- ") for line in self.mpiexec_lines[1:]).strip()
-        why = f": {shown(said.partition('. ')[0].rstrip('.'))}" if said else ""
+        why = f": {short(said.partition('. ')[0].rstrip('.'))}" if said else ""
         return status, f"mpiexec ended with status {status}{why}; no rank is left"
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from umem.errors import LaunchError, MissingDependencyError, UmemError
 from umem.extras import command, installed_version
 from umem.launch.installed import first_line, mpi_library, versions
-from umem.printable import shown
+from umem.printable import short
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
 _FAMILIES = {OPEN_MPI: re.compile(r"open mpi", re.I), MPICH: re.compile(r"mpich|hydra|intel", re.I)}
@@ -58,7 +58,7 @@ def kind_of(text: str) -> Kind:
     family = next((name for name, words in _FAMILIES.items() if words.search(line)), None)
     version = _VERSION.search(line)
     found = "" if version is None else f"{version[1]}{version[2] or ''}"
-    return Kind(family or shown(first_line(line)), found.rstrip("."))
+    return Kind(family or short(first_line(line)), found.rstrip("."))
 
 
 def library_kind() -> Kind:
@@ -73,7 +73,7 @@ def library_kind() -> Kind:
     text = mpi_library()
     found = kind_of(text)
     if found.family not in _FAMILIES:
-        raise LaunchError(f"mpi4py is there and cannot be used: {shown(text)}; {command('mpi')}")
+        raise LaunchError(f"mpi4py is there and cannot be used: {short(text)}; {command('mpi')}")
     return found
 
 
@@ -92,12 +92,12 @@ def find_mpiexec(library: Kind) -> Mpiexec:
     found = [Mpiexec(path, _asked(path)) for path in _candidates()]
     if not found:
         raise MissingDependencyError(
-            f"there is no mpiexec on PATH, nor beside {shown(sys.executable)}; {command('mpi')}"
+            f"there is no mpiexec on PATH, nor beside {short(sys.executable)}; {command('mpi')}"
         )
     for candidate in found:
         if _belongs(candidate.kind, library):
             return candidate
-    there = ", ".join(f"{shown(each.path)} ({each.kind})" for each in found)
+    there = ", ".join(f"{short(each.path)} ({each.kind})" for each in found)
     raise LaunchError(
         f"mpi4py is built for {library}, and mpiexec is that of another MPI, so that each rank "
         f"would see itself alone: {there}. Install both from one place; {command('mpi')}"
@@ -133,7 +133,7 @@ def describe() -> str:
         program = find_mpiexec(library)
     except UmemError as error:
         return str(error)
-    return f"{library} by mpi4py {installed_version('mpi4py')}, started by {shown(program.path)}"
+    return f"{library} by mpi4py {installed_version('mpi4py')}, started by {short(program.path)}"
 
 
 def arguments(

@@ -12,7 +12,7 @@ from typing import Any
 from umem.errors import OutOfMemoryError
 from umem.launch.installed import first_line
 from umem.launch.watcher import RANK, say
-from umem.printable import shown
+from umem.printable import short
 
 CLEAN_UP_SECONDS = 2.0
 """Time that a rank that fails has for its own clean-up."""
@@ -37,7 +37,7 @@ class Rank:
 
     def raised(self, error: BaseException, thread: str | None = None) -> None:
         """Report an error that nobody caught; the rank has two seconds left to clean up."""
-        where = f" in the thread {shown(thread)}" if thread else ""
+        where = f" in the thread {short(thread)}" if thread else ""
         self._say(f"raised {describe(error)}{where}")
         self._fail(1)
 
@@ -100,7 +100,7 @@ def describe(error: BaseException) -> str:
     kind = type(error).__name__
     if isinstance(error, (MemoryError, OutOfMemoryError)):
         kind += " (out of memory)"
-    text = shown(first_line(str(error)), _LONGEST)
+    text = short(first_line(str(error)), _LONGEST)
     return f"{kind}: {text}" if text else kind
 
 
