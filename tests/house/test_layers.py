@@ -229,3 +229,8 @@ def test_one_file_replaces_chainers_functions() -> None:
         if {part for part in ast.unparse(node.args[0]).split(".")} & classes
     ]
     assert not wrong
+
+
+def test_one_file_measures_by_tracemalloc() -> None:
+    users = {name for name, found in imported().items() if "tracemalloc" in found}
+    assert users == {"umem.trace.recording.meter"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from umem.chainer.parameters_once import parameters
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.devices.open import entered_device
+from umem.trace.recording.meter import HostMeter, is_host_measured, was_followed
 from umem.units import format_bytes
 
 SETTLING = 2
@@ -38,6 +38,7 @@ class StepPeak(Subscriber):
         self._period, self._count = period, 0
         self._is_on = self._looks = False
         self._most = 0
+        self._meter = HostMeter()
         self._inputs: dict[int, int] = {}
         self.why_not = "the script ended before a step that had settled"
         self.peak_bytes: int | None = None
@@ -52,7 +53,7 @@ class StepPeak(Subscriber):
             self._begin(list(optimizers))
         elif turn == SETTLING + 1 and self._is_on:
             self._looks = True
-            tracemalloc.reset_peak()
+            self._meter.reset()
         elif self._looks:
             self._look()
             self.peak_bytes = self._most + lasting_bytes(optimizers) + sum(self._inputs.values())
@@ -63,7 +64,7 @@ class StepPeak(Subscriber):
         if self._is_on:
             self._is_on = self._looks = False
             unsubscribe(self)
-            tracemalloc.stop()
+            self._meter.stop()
 
     def against(self, budget_bytes: int) -> str:
         """Say whether a budget held."""
@@ -87,16 +88,16 @@ class StepPeak(Subscriber):
         ):
             self.why_not = "on a GPU, and on a model of one, nothing is measured yet"
             return
-        if tracemalloc.is_tracing():
+        if is_host_measured():
             self.why_not = "something else traces memory by tracemalloc"
             return
-        tracemalloc.start(1)
+        self._meter.start()
         self._is_on = True
         subscribe(self)
 
     def _look(self) -> None:
         """Note the peak; others that measure a part of the step may begin it anew."""
-        self._most = max(self._most, tracemalloc.get_traced_memory()[1])
+        self._most = max(self._most, self._meter.held().peak)
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """Note the peak so far, and what comes in from outside."""
@@ -118,7 +119,7 @@ def _is_traced(array: Any) -> bool:
     """Whether an array's memory was allocated since tracing began, as its object was."""
     while isinstance(array.base, np.ndarray):
         array = array.base
-    return tracemalloc.get_object_traceback(array) is not None
+    return was_followed(array)
 
 
 def _set_up(optimizers: Iterable[Any]) -> list[Any]:

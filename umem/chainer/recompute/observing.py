@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import tracemalloc
 import weakref
 import zlib
 from collections.abc import Iterable
@@ -29,6 +28,7 @@ from umem.devices.cost import cuda_model
 from umem.devices.open import entered_device
 from umem.errors import UnsupportedError
 from umem.planner.from_trace import DRAWS
+from umem.trace.recording.meter import HostMeter
 from umem.trace.recording.storage import root_of
 
 _MT19937_BYTES = 624 * 4 + 4
@@ -248,16 +248,15 @@ def model_seconds() -> float | None:
 
 
 class HostPeaks:
-    """Measures each call's workspace, or the peak of a whole pass, by `tracemalloc`; or is off.
+    """Measures each call's workspace, or the peak of a whole pass, by a `HostMeter`; or is off.
 
-    Slow, and it sees what NumPy allocates only: on a GPU nothing is measured. Where `tracemalloc`
-    is on already it is used as it is, and its peak is reset.
+    Slow, and it sees what NumPy allocates only: on a GPU nothing is measured.
     """
 
     def __init__(self) -> None:
         self.what: str | None = None
         self._before = self._forward = 0
-        self._ours = False
+        self._meter = HostMeter()
         self._blind = False
 
     def start(self, what: str, *, blind: bool = False) -> None:
@@ -266,40 +265,29 @@ class HostPeaks:
         ``blind``: the arrays are where it sees nothing.
         """
         self.what, self._blind = what, blind
-        if blind:
-            return
-        if not tracemalloc.is_tracing():
-            tracemalloc.start(1)
-            self._ours = True
-        else:
-            tracemalloc.reset_peak()
-        self._before = tracemalloc.get_traced_memory()[0]
-        self._forward = 0
+        if not blind:
+            self._meter.start()
+            self._before, self._forward = self._meter.held().live, 0
 
     def stop(self) -> None:
         """Measure no more; what was on before stays on."""
-        if self._ours:
-            tracemalloc.stop()
-        self._ours = False
+        self._meter.stop()
         self.what = None
 
     def call_begins(self) -> None:
         """Measure one call from here on."""
-        if self.what == "workspace" and not self._blind:
-            tracemalloc.reset_peak()
+        if self._measures("workspace"):
+            self._meter.reset()
 
     def workspace(self) -> int:
         """Bytes that the call needed only while it ran; 0 where they are not measured."""
-        if self.what != "workspace" or self._blind:
-            return 0
-        left, peak = tracemalloc.get_traced_memory()
-        return max(0, peak - left)
+        return self._meter.held().workspace if self._measures("workspace") else 0
 
     def turn(self) -> None:
         """Forward is over."""
-        if self.what == "peak" and not self._blind:
-            self._forward = tracemalloc.get_traced_memory()[1] - self._before
-            tracemalloc.reset_peak()
+        if self._measures("peak"):
+            self._forward = self._meter.held().peak - self._before
+            self._meter.reset()
 
     def peak(self, cleared: int) -> int | None:
         """The most bytes at once of a pass, above what is there all the time; None unmeasured.
@@ -308,10 +296,13 @@ class HostPeaks:
         """
         if self._blind:
             return None
-        backward = tracemalloc.get_traced_memory()[1] - self._before
-        if not self._ours:  # what was cleared was followed, and is missing since
+        backward = self._meter.held().peak - self._before
+        if not self._meter.is_ours:  # what was cleared was followed, and is missing since
             backward += cleared
         return max(self._forward + cleared, backward)
+
+    def _measures(self, what: str) -> bool:
+        return self.what == what and not self._blind
 
 
 def check_tape(func: Any, inputs: Any) -> None:

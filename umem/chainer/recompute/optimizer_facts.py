@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ import numpy as np
 
 from umem.chainer.update_chunks import is_chunked
 from umem.trace.analysis.updating import whole_workspace
+from umem.trace.recording.meter import HostMeter
 
 
 def state_bytes(rule: Any) -> int:
@@ -25,27 +25,21 @@ def arrays_bytes(state: Mapping[str, Any] | None) -> int:
 
 
 class _Measurement:
-    """What one update, or hook, needs beside what the optimizer keeps, by `tracemalloc`.
-
-    It sees what NumPy allocates only. Where `tracemalloc` is on already, its peak is reset.
-    """
+    """What one update, or hook, needs beside what the optimizer keeps, by a `HostMeter`."""
 
     def __init__(self, rule: Any) -> None:
         self._rule, self._kept = rule, state_bytes(rule)
-        self._is_ours = not tracemalloc.is_tracing()
-        if self._is_ours:
-            tracemalloc.start(1)
-        else:
-            tracemalloc.reset_peak()
-        self._before = tracemalloc.get_traced_memory()[0]
+        self._meter = HostMeter()
+        self._meter.start()
+        self._before = self._meter.held().live
         self._most = self._most_whole = 0
 
     def core(self, compute: Callable[[], None], parameter: Any) -> None:
         """Measure what the rule computes between its hooks, perhaps in chunks."""
         self._look()
-        level = tracemalloc.get_traced_memory()[0]
+        level = self._meter.held().live
         compute()
-        inside = tracemalloc.get_traced_memory()[1] - level
+        inside = self._meter.held().peak - level
         if is_chunked(self._rule):
             arrays = 2 * parameter.array.nbytes + arrays_bytes(self._rule.state)
             inside = whole_workspace(inside, arrays)
@@ -53,8 +47,8 @@ class _Measurement:
         self._look()
 
     def _look(self) -> None:
-        self._most = max(self._most, tracemalloc.get_traced_memory()[1] - self._before)
-        tracemalloc.reset_peak()
+        self._most = max(self._most, self._meter.held().peak - self._before)
+        self._meter.reset()
 
     def end(self) -> tuple[int, int]:
         """The bytes in all, and where the rule computes with whole arrays."""
@@ -66,15 +60,13 @@ class _Measurement:
 
     def end_of_hook(self) -> int:
         """The bytes in all, beside gradients that it has made."""
-        left, peak = tracemalloc.get_traced_memory()
+        held = self._meter.held()
         self.stop()
-        return max(0, peak - max(left, self._before))
+        return max(0, held.peak - max(held.live, self._before))
 
     def stop(self) -> None:
         """Measure no more."""
-        if self._is_ours:
-            tracemalloc.stop()
-        self._is_ours = False
+        self._meter.stop()
 
 
 class _Updated(NamedTuple):

@@ -20,10 +20,10 @@ from typing import Any
 
 from umem.devices.software.runtime import HostRuntime
 from umem.trace.events import Access, Op
+from umem.trace.recording.meter import HeldBytes, meters
 from umem.trace.recording.recorder import Reach, Recorder, active, inside
 from umem.trace.recording.sources import add_source
 from umem.trace.recording.storage import tellers
-from umem.trace.recording.thread import meters
 
 _TYPES = re.compile(r"__\w*$")
 
@@ -80,9 +80,9 @@ class CupySource:
 
     # -- a meter ---------------------------------------------------------------------------
 
-    def traced(self) -> tuple[int, int]:
-        """The bytes that the pool has handed out, now and at most; from any zero."""
-        return self._held_bytes, self._peak_bytes
+    def held(self) -> HeldBytes:
+        """Return the bytes that the pool has handed out, now and at most; from any zero."""
+        return HeldBytes(self._held_bytes, self._peak_bytes)
 
     def reset(self) -> None:
         """Forget the peak."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import tracemalloc
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from umem.errors import OutOfMemoryError, StateError
 from umem.scopes import Scope, Scoped, changed, derived
 from umem.trace.events import Alloc, Event, Hint, Mark
 from umem.trace.recording.buffer import Boundary, Raw, Store, decode_op
+from umem.trace.recording.meter import HostMeter, meters
 from umem.trace.recording.sources import start_sources, stop_sources
 from umem.trace.recording.storage import (
     Lifetimes,
@@ -38,7 +38,7 @@ from umem.trace.recording.storage import (
     root_of,
     tellers,
 )
-from umem.trace.recording.thread import inside, meters, thread_state
+from umem.trace.recording.thread import inside, thread_state
 from umem.trace.stacks import user_places
 from umem.trace.trace import Trace
 
@@ -89,7 +89,8 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         self._dead: deque[RootRef | MemoryBlock] = deque()
         self._note_death = self._dead.append
         self._count = 0
-        self._owns_tracemalloc = self._entered = False
+        self._entered = False
+        self._meter = HostMeter()
 
     title = "a recorder"
 
@@ -113,8 +114,8 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         scope.at_close(forget_operation)
         scope.at_close(self._forget)
         scope.at_close(self.flush)
-        scope.at_close(lambda: self._trace_memory(False))
-        self._trace_memory(self.measure == "workspace")
+        scope.at_close(self._meter.stop)
+        self._measure_host()
         scope.at_close(lambda: stop_sources(scope))
         start_sources(scope)
 
@@ -138,17 +139,15 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
     def switch(self, measure: Measure) -> None:
         """Measure something else from now on; between operations only."""
         self.measure = measure
-        self._trace_memory(measure == "workspace")
+        self._measure_host()
         changed()
 
-    def _trace_memory(self, on: bool) -> None:
-        """Start tracemalloc unless somebody else has; stop it only if it is ours."""
-        if on and len(meters) == 1 and not tracemalloc.is_tracing():
-            self._owns_tracemalloc = True
-            tracemalloc.start(1)
-        elif not on and self._owns_tracemalloc:
-            tracemalloc.stop()
-            self._owns_tracemalloc = False
+    def _measure_host(self) -> None:
+        """Follow the host's memory for workspace, unless a pool's meter tells it."""
+        if self.measure == "workspace" and len(meters) == 1:
+            self._meter.start()
+        else:
+            self._meter.stop()
 
     @property
     def stored_count(self) -> int:
@@ -404,7 +403,7 @@ class Measured:
         self.workspace_bytes: int | None = None
         if told.is_traced:
             meter = meters[-1]
-            self._outer_peak = max(state.peak_bytes, meter.traced()[1])
+            self._outer_peak = max(state.peak_bytes, meter.held().peak)
             state.peak_bytes = 0
             meter.reset()
         self._start = perf_counter()
@@ -415,8 +414,8 @@ class Measured:
         if self._outer_peak < 0:
             self.seconds = own if own > 0.0 else 0.0
         else:
-            left, peak = meters[-1].traced()
-            self.workspace_bytes = max(0, peak - left, self._state.peak_bytes - left)
+            held = meters[-1].held()
+            self.workspace_bytes = max(held.workspace, self._state.peak_bytes - held.live)
 
     def close(self) -> None:
         """Hand the time of this operation and of its recording to the enclosing one."""

@@ -1,32 +1,10 @@
-"""The state of one thread that is recorded, and the meters of memory."""
+"""The state of one thread that is recorded."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from tracemalloc import get_traced_memory, reset_peak
-from typing import Any, Protocol
-
-
-class Meter(Protocol):
-    """What tells how much memory is held, and was held at most."""
-
-    def traced(self) -> tuple[int, int]:
-        """Bytes now, and at most since `reset`."""
-
-    def reset(self) -> None:
-        """Forget the peak."""
-
-
-class HostMeter:
-    """The host's memory, as tracemalloc tells it."""
-
-    traced = staticmethod(get_traced_memory)
-    reset = staticmethod(reset_peak)
-
-
-meters: list[Meter] = [HostMeter()]
-"""The last one tells of the workspace of operations: always, where it is not the first."""
+from typing import Any
 
 
 class ThreadState:

@@ -8,7 +8,6 @@ while a call runs is measured for the first calls of a class, and again for larg
 
 from __future__ import annotations
 
-import tracemalloc
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,6 +18,7 @@ from umem.chainer.recompute.observing import Before, again_and_stash, look
 from umem.chainer.recompute.stash import Stash
 from umem.chainer.recompute.tape import STATISTICS
 from umem.planner.from_trace import DRAWS
+from umem.trace.recording.meter import HostMeter
 
 LOOKS = 3
 """So many calls of a class are looked at closely, and so many rises are measured of each shape."""
@@ -211,27 +211,11 @@ class Kinds(dict[type, FunctionKind]):
 def rise_of(run: Callable[[], Any], arrays: Iterable[Any]) -> tuple[Any, int | None]:
     """Run, and measure how far memory rises meanwhile; None where the arrays are not NumPy's.
 
-    A peak that the user follows with `tracemalloc` stays what it was: memory that nobody touches
-    is taken up to it.
+    A peak that the user follows with `tracemalloc` stays what it was.
     """
     if not all(isinstance(array, np.ndarray) for array in arrays):
         return run(), None
-    ours = not tracemalloc.is_tracing()
-    if ours:
-        tracemalloc.start(1)
-    before, peak = tracemalloc.get_traced_memory()
-    tracemalloc.reset_peak()
-    try:
+    with HostMeter() as meter:
+        before = meter.held().live
         made = run()
-        return made, tracemalloc.get_traced_memory()[1] - before
-    finally:
-        if ours:
-            tracemalloc.stop()
-        else:
-            _raise_peak(peak)
-
-
-def _raise_peak(peak: int) -> None:
-    missing = peak - tracemalloc.get_traced_memory()[0]
-    if missing > 0:
-        np.empty(missing, np.uint8)
+        return made, meter.held().peak - before
