@@ -292,7 +292,7 @@ def _trained(rows: int, steps: int = 3) -> bytes:
 def sent_to_pinned_memory() -> bytes:
     """Arrays go to pinned memory and come back, while others take their memory at once."""
     import umem.chainer  # noqa: F401 (before Chainer)
-    from umem.chainer.offload.pinned import PinnedTier
+    from umem.chainer.saved.tiers.pinned import PinnedTier
 
     cp, tier = _cupy(), PinnedTier(4 * PINNED_COUNT)
     sent, found = [], []
@@ -358,7 +358,7 @@ def given_back(waits: bool = True) -> bytes:
     from unittest.mock import patch
 
     import umem
-    from umem.chainer.offload import pinned
+    from umem.chainer.saved.tiers import pinned
     from umem.devices.cuda import open_cuda
     from umem.devices.cuda.driver import Driver
 
@@ -453,7 +453,7 @@ def order_that_is_none() -> bytes:
 
 def wait_on_the_wrong_stream() -> bytes:
     """As `offload`, with the current stream asked for while that is the one that copies."""
-    from umem.chainer.offload.pinned import PinnedSent
+    from umem.chainer.saved.tiers.pinned import PinnedSent
 
     def let_go(self: PinnedSent) -> None:
         if self._here is not None:
@@ -466,7 +466,7 @@ def wait_on_the_wrong_stream() -> bytes:
 
 def memory_let_go_too_early() -> bytes:
     """As `sent_to_pinned_memory`, with the memory of an array free before its copy has ended."""
-    from umem.chainer.offload.pinned import PinnedSent
+    from umem.chainer.saved.tiers.pinned import PinnedSent
 
     def let_go(self: PinnedSent) -> None:
         if self._here is not None and self._last is self._came:
@@ -478,7 +478,7 @@ def memory_let_go_too_early() -> bytes:
 
 def memory_still_in_use() -> bytes:
     """As `sent_to_pinned_memory`, with copies back to memory that operations may still use."""
-    from umem.chainer.offload.pinned import Lane
+    from umem.chainer.saved.tiers.pinned import Lane
 
     right = Lane.let_pass
 
@@ -492,7 +492,7 @@ def memory_still_in_use() -> bytes:
 def _planted(owner: str, name: str, wrong: Callable[..., None], program: Program) -> bytes:
     from unittest.mock import patch
 
-    from umem.chainer.offload import pinned
+    from umem.chainer.saved.tiers import pinned
 
     with patch.object(getattr(pinned, owner), name, wrong):
         return program()

@@ -234,3 +234,28 @@ def test_one_file_replaces_chainers_functions() -> None:
 def test_one_file_measures_by_tracemalloc() -> None:
     users = {name for name, found in imported().items() if "tracemalloc" in found}
     assert users == {"umem.trace.recording.meter"}
+
+
+def test_offload_and_recompute_share_what_is_saved_and_not_each_other() -> None:
+    rooms = ("umem.chainer.offload.", "umem.chainer.recompute.")
+    wrong = [
+        f"{importer} imports {module}"
+        for importer, found in inside().items()
+        if importer.startswith((*rooms, "umem.chainer.saved."))
+        for module in found
+        if module.startswith(rooms) and module.split(".")[2] != importer.split(".")[2]
+    ]
+    assert not wrong
+
+
+def test_one_place_empties_and_fills_chainers_slots() -> None:
+    slots = {"_data", "_retained_output_data"}
+    wrong = {
+        name
+        for name, path in modules().items()
+        if name.startswith("umem.chainer.") and name != "umem.chainer.saved.slots"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if node.attr in slots
+    }
+    assert not wrong

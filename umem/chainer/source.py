@@ -15,14 +15,8 @@ from chainer import Variable, function_node
 from chainer.function import FunctionAdapter
 
 from umem.chainer.flops import Estimator, estimator
-from umem.chainer.function_facts import (
-    arrays_in,
-    arrays_on,
-    enter,
-    holds_nothing,
-    is_array,
-    values_on,
-)
+from umem.chainer.function_facts import enter, is_array
+from umem.chainer.saved.function_state import arrays_in, arrays_on, holds_nothing, values_on
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.scopes import derived
 from umem.trace.events import Mark

@@ -359,7 +359,7 @@ print("in order")
     ) -> None:
         program = """
 import umem.chainer
-from umem.chainer.offload.pinned import PinnedTier
+from umem.chainer.saved.tiers.pinned import PinnedTier
 
 tier, x, y = PinnedTier(), cp.ones(2 << 20, "f4"), cp.ones(2 << 20, "f4")
 stream = cp.cuda.Stream(non_blocking=True)

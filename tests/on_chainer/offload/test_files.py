@@ -24,10 +24,10 @@ from umem.compat.installation import find_package
 if find_package() is None:
     pytest.skip("needs Chainer", allow_module_level=True)
 
-from umem.chainer.offload import file_tier
-from umem.chainer.offload.extents import PAGE, Extents
-from umem.chainer.offload.file_tier import FileTier
-from umem.chainer.offload.tiers import link_of
+from umem.chainer.saved.tiers import file_tier
+from umem.chainer.saved.tiers.extents import PAGE, Extents
+from umem.chainer.saved.tiers.file_tier import FileTier
+from umem.chainer.saved.tiers.tiers import link_of
 from umem.errors import FileError, OffloadWarning, StateError
 from umem.files import file_system
 
@@ -316,7 +316,7 @@ KILLED = """
 import sys, time
 import umem.chainer
 import numpy as np
-from umem.chainer.offload.file_tier import FileTier
+from umem.chainer.saved.tiers.file_tier import FileTier
 tier = FileTier(sys.argv[1])
 sent = tier.send(np.ones(1 << 20))
 sent.let_go()

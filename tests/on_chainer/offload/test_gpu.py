@@ -20,7 +20,8 @@ if find_package() is None:
     pytest.skip("needs Chainer", allow_module_level=True)
 
 import umem.chainer
-from umem.chainer.offload import journey, mover, pinned
+from umem.chainer.offload import journey, mover
+from umem.chainer.saved.tiers import pinned
 
 import chainer  # isort: skip
 import chainer.functions as F  # isort: skip

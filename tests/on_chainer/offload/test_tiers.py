@@ -23,7 +23,7 @@ if find_package() is None:
 
 import umem.chainer
 from umem.chainer.offload import journey, mover
-from umem.chainer.offload.simulated import SimulatedTier
+from umem.chainer.saved.tiers.simulated import SimulatedTier
 
 import chainer  # isort: skip
 import chainer.functions as F  # isort: skip

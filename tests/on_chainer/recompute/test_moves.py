@@ -22,9 +22,9 @@ from recompute_cases import MODELS, planned, same, train
 
 import umem.chainer  # isort: skip
 
-from umem.chainer.offload.file_tier import FileTier
 from umem.chainer.recompute import lower
 from umem.chainer.recompute.below import Below
+from umem.chainer.saved.tiers.file_tier import FileTier
 from umem.errors import FileError
 
 import chainer  # isort: skip

@@ -29,8 +29,9 @@ from recompute_cases import train
 
 import umem.chainer  # isort: skip
 
-from umem.chainer.offload import file_tier, mover
+from umem.chainer.offload import mover
 from umem.chainer.recompute import lower
+from umem.chainer.saved.tiers import file_tier
 from umem.errors import FileError, OffloadWarning, RecomputeError, StateError
 
 import chainer  # isort: skip

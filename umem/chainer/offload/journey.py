@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from umem.chainer.offload.spots import Buffer
+from umem.chainer.saved.buffers import Buffer
 from umem.units import MIB
 
 AHEAD_BYTES = 32 * MIB

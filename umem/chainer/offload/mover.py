@@ -11,9 +11,10 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from umem.chainer.offload.journey import OffloadedPass as _Journey
 from umem.chainer.offload.journey import Saved, released_first
-from umem.chainer.offload.spots import Buffer, is_bytes, spots_of
-from umem.chainer.offload.tier import SMALLEST_BYTES, Process, Sent, Tier
-from umem.chainer.recompute.whole_graph import functions
+from umem.chainer.saved.array_layout import is_bytes
+from umem.chainer.saved.buffers import Buffer
+from umem.chainer.saved.slots import functions_behind, slots_of
+from umem.chainer.saved.tiers.tier import SMALLEST_BYTES, Process, Sent, Tier
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.locks import safe_lock
 from umem.trace.recording.storage import root_of
@@ -28,7 +29,7 @@ NEWEST, OLDER = 16, 4
 class Mover(Subscriber):
     """Moves what the thread that starts it saves; any thread may go backward.
 
-    A buffer is sent when the tape alone holds it, and its spots on the tape are emptied when the
+    A buffer is sent when the tape alone holds it, and its slots on the tape are emptied when the
     copy is whole and the tape still alone: so nobody can edit it in between. What somebody else
     holds is looked at again before later functions.
 
@@ -114,20 +115,20 @@ class Mover(Subscriber):
         """
         self._applied.add(func)
         buffers: dict[int, Buffer] = {}
-        for spot in spots_of(func):
-            array = spot.get()
+        for slot in slots_of(func):
+            array = slot.get()
             root = root_of(array)
             if array is None or root.nbytes < SMALLEST_BYTES:
                 continue
             buffer = self._by_root.get(id(root))
             if buffer is not None and buffer.root() is not root:
                 buffer = None
-            if spot.maker() in self._applied:
+            if slot.maker() in self._applied:
                 buffer = buffer or (self._new(root) if is_here else None)
-            elif buffer is not None and not buffer.has(spot):
+            elif buffer is not None and not buffer.has(slot):
                 buffer = None
             if buffer is not None:
-                buffer.add(spot)
+                buffer.add(slot)
                 buffers[id(buffer)] = buffer
         self._call_count += 1
         if buffers:
@@ -175,7 +176,7 @@ class Mover(Subscriber):
             self._going_bytes += buffer.nbytes
 
     def _arrive(self, buffer: Buffer, sent: Sent) -> None:
-        """Empty a buffer's spots once its copy is whole, unless somebody else holds it by now."""
+        """Empty a buffer's slots once its copy is whole, unless somebody else holds it by now."""
         self._going_bytes -= buffer.nbytes
         if buffer.sent is not sent:  # it was read in between, and may have been edited
             return
@@ -228,7 +229,8 @@ class Mover(Subscriber):
 
     def _order(self, nodes: list[Any]) -> list[tuple[Any, Saved]]:
         """The functions before some nodes that read something, as backward takes them."""
-        found = [(func, self._saved[func]) for func in functions(nodes) if func in self._saved]
+        behind = functions_behind(nodes)
+        found = [(func, self._saved[func]) for func in behind if func in self._saved]
         return sorted(found, key=lambda pair: (-pair[0].rank, -pair[1].number))
 
     def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
@@ -254,7 +256,7 @@ class Mover(Subscriber):
                         self._settle(buffer, func if is_private else None, journey)
 
     def _bring(self, buffers: Iterable[Buffer]) -> None:
-        """Have some buffers in their spots, and nobody empty these until they are read.
+        """Have some buffers in their slots, and nobody empty these until they are read.
 
         Raises:
             what the tier raises; nobody holds any of them then.
@@ -269,7 +271,7 @@ class Mover(Subscriber):
             buffer.pin_count += 1
 
     def _settle(self, buffer: Buffer, func: Any, journey: _Journey) -> None:
-        """A function has read a buffer: its spots are emptied again."""
+        """A function has read a buffer: its slots are emptied again."""
         if buffer.is_below or buffer.sent is None or not buffer.is_wanted():
             if buffer.sent is None and not buffer.is_below:
                 self._wait(buffer, self._older)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from umem.chainer.offload.mover import Mover
-from umem.chainer.offload.tier import Tier
-from umem.chainer.offload.tiers import Where, only_numpy_moves, open_tier
+from umem.chainer.saved.tiers.tier import Tier
+from umem.chainer.saved.tiers.tiers import Where, only_numpy_moves, open_tier
 from umem.chainer.tap import is_told
 from umem.errors import StateError
 from umem.units import format_bytes, format_seconds, parse_bytes

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from umem.chainer.precision.floats import SINGLE
 from umem.chainer.precision.words import from_words, to_words
+from umem.chainer.saved.slots import Slot, retained_slots
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import StateError, UnsupportedError
 
@@ -47,6 +47,8 @@ def saved_in(dtype: str) -> SavedIn:
     return SavedIn()
 
 
+Emptied = tuple[Slot, Any]
+"""A slot, and the bfloat16 words of what it held."""
 _on: list[SavedIn] = []
 
 
@@ -56,7 +58,7 @@ class SavedIn(Subscriber):
     place = -3
 
     def __init__(self) -> None:
-        self._functions: WeakSet[Any] = WeakSet()
+        self._emptied: WeakKeyDictionary[Any, list[Emptied]] = WeakKeyDictionary()
         subscribe(self)
         _on.append(self)
 
@@ -70,9 +72,9 @@ class SavedIn(Subscriber):
             raise StateError("saved_in was undone already: activations are saved as they are")
         _on.remove(self)
         unsubscribe(self)
-        for func in list(self._functions):
-            _restore(func)
-        self._functions.clear()
+        for emptied in list(self._emptied.values()):
+            _restore(emptied)
+        self._emptied.clear()
 
     def __enter__(self) -> SavedIn:
         return self
@@ -90,87 +92,55 @@ class SavedIn(Subscriber):
         """Round what a function has retained."""
         outputs = proceed(func, inputs)
         if func.inputs is not None and not hasattr(func, "_umem_call"):
-            if _round(func):
-                self._functions.add(func)
+            if emptied := _round(func):
+                self._emptied[func] = emptied
         return outputs
 
     def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
         """Have there what a function has retained, for as long as its backward runs."""
-        if func not in self._functions:
-            proceed(func, *args)
-            return
-        _restore(func)
+        emptied = self._emptied.get(func, [])
+        _restore(emptied)
         try:
             proceed(func, *args)
         finally:
-            _let_go(func)
+            _empty(emptied)
 
 
-# Chainer's privates hold what is retained: an input's node its array, the function those of its
-# outputs, each of which its node holds too; there is no public way to let them go.
+def _round(func: Any) -> list[Emptied]:
+    """Empty the slots of what a function retains; return them, each with its words.
 
-
-def _round(func: Any) -> bool:
-    """Put words on the nodes of what is retained, and on the function its outputs'.
-
-    Returns whether anything was rounded.
+    A node's words are remembered on it, for other functions that retain the same.
     """
-    for node in _inputs(func):
-        if node.creator_node is not None and _is_single(node._data):
-            if not hasattr(node, "_umem_words"):
-                node._umem_words = to_words(node._data)
-            node._data = None
-    func._umem_words = {}
-    data = list(func._retained_output_data or ())
-    for place, index in enumerate(func._output_indexes_to_retain or ()):
-        if _is_single(data[place]):
-            node = func.outputs[index]()
-            words = getattr(node, "_umem_words", None)
-            func._umem_words[place] = to_words(data[place]) if words is None else words
-            data[place] = None
-            if node is not None:
-                node._umem_words, node._data = func._umem_words[place], None
-    if data:
-        func._retained_output_data = tuple(data)
-    return bool(func._umem_words) or any(hasattr(node, "_umem_words") for node in _inputs(func))
+    emptied: list[Emptied] = []
+    known: dict[int, Any] = {}
+    for slot in retained_slots(func):
+        array = slot.get()
+        if array is None or array.dtype != SINGLE or slot.maker() is None:
+            continue
+        owner = slot.owner()
+        words = known.get(id(array))
+        if words is None:
+            words = getattr(owner, "_umem_words", None)
+        if words is None:
+            words = to_words(array)
+        known[id(array)] = words
+        if owner is not func:
+            owner._umem_words = words
+        emptied.append((slot, words))
+        slot.put(None)
+    return emptied
 
 
-def _restore(func: Any) -> None:
-    for node in _inputs(func):
-        if node._data is None and hasattr(node, "_umem_words"):
-            node._data = from_words(node._umem_words)
-    if func._retained_output_data is None:  # another has let go of the function
-        return
-    data = list(func._retained_output_data)
-    for place, index in enumerate(func._output_indexes_to_retain or ()):
-        if data[place] is None and place in func._umem_words:
-            node = func.outputs[index]()
-            held = None if node is None else node._data
-            data[place] = from_words(func._umem_words[place]) if held is None else held
-            if node is not None:
-                node._data = data[place]
-    func._retained_output_data = tuple(data)
+def _restore(emptied: list[Emptied]) -> None:
+    """Fill the slots that are empty; those of the same words with one array."""
+    held = {id(words): slot.get() for slot, words in emptied}
+    for slot, words in emptied:
+        if slot.get() is None:
+            if held[id(words)] is None:
+                held[id(words)] = from_words(words)
+            slot.put(held[id(words)])
 
 
-def _let_go(func: Any) -> None:
-    for node in _inputs(func):
-        if hasattr(node, "_umem_words"):
-            node._data = None
-    if func._retained_output_data is None:
-        return
-    data = list(func._retained_output_data)
-    for place in func._umem_words:
-        data[place] = None
-        node = func.outputs[func._output_indexes_to_retain[place]]()
-        if node is not None:
-            node._data = None
-    func._retained_output_data = tuple(data)
-
-
-def _inputs(func: Any) -> Iterator[Any]:
-    """The nodes of the inputs that a function retains."""
-    return (func.inputs[index] for index in func._input_indexes_to_retain or ())
-
-
-def _is_single(array: Any) -> bool:
-    return array is not None and array.dtype == SINGLE
+def _empty(emptied: list[Emptied]) -> None:
+    for slot, _ in emptied:
+        slot.put(None)

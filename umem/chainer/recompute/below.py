@@ -10,9 +10,9 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from umem.chainer.offload.spots import ArrayLayout, Ground, is_bytes
-from umem.chainer.offload.tier import Sent, Tier
 from umem.chainer.recompute.stash import Stash
+from umem.chainer.saved.array_layout import ArrayLayout, Ground, is_bytes
+from umem.chainer.saved.tiers.tier import Sent, Tier
 from umem.trace.recording.storage import address_of, root_of
 
 What = Literal["value", "stash"]

@@ -8,9 +8,9 @@ from typing import Any
 import chainer
 import numpy as np
 
-from umem.chainer.offload.tier import Process, Tier
-from umem.chainer.offload.tiers import Where, link_of, only_numpy_moves, open_tier
 from umem.chainer.recompute.tape import Call
+from umem.chainer.saved.tiers.tier import Process, Tier
+from umem.chainer.saved.tiers.tiers import Where, link_of, only_numpy_moves, open_tier
 from umem.devices.open import entered_device
 from umem.planner.link import Link
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import chainer
 
-from umem.chainer.offload.tier import Tier
 from umem.chainer.recompute.gradients import GradientSums, OldGradients
 from umem.chainer.recompute.inputs import ReadArrays
 from umem.chainer.recompute.observing import Before, Observed, gradient_bytes, observe
 from umem.chainer.recompute.plain_pass import Fallback
 from umem.chainer.recompute.seen import Carried, Roots, SeenGraph
 from umem.chainer.recompute.tape import Call
+from umem.chainer.saved.tiers.tier import Tier
 
 HIGH = 1 << 40
 """Ranks of calls that follow a plan lie above all others."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from umem.chainer.offload.tiers import checked_place
 from umem.chainer.recompute.carrying import (
     Budget,
     Target,
@@ -27,6 +26,7 @@ from umem.chainer.recompute.carrying import (
 from umem.chainer.recompute.executor import Executor
 from umem.chainer.recompute.seen import SeenGraph
 from umem.chainer.recompute.training import Training
+from umem.chainer.saved.tiers.tiers import checked_place
 from umem.chainer.tap import is_told
 from umem.errors import SizeError, StateError
 from umem.files import whole

@@ -9,12 +9,12 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from umem.chainer.offload.tier import Tier
 from umem.chainer.recompute.below import What
 from umem.chainer.recompute.gradients import Contended
 from umem.chainer.recompute.observing import Observed
 from umem.chainer.recompute.optimizer_facts import OptimizerFacts, state_bytes
 from umem.chainer.recompute.tape import LEAF, Call, Signature
+from umem.chainer.saved.tiers.tier import Tier
 from umem.planner.call_facts import CallFacts
 from umem.planner.problem import Problem, Solution
 from umem.planner.schedule import Kind

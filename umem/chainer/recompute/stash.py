@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import chainer
 
-from umem.chainer.function_facts import owner_of
+from umem.chainer.saved.slots import state_slots
 from umem.planner.from_trace import DRAWS
 
 
@@ -44,21 +44,19 @@ class Stash:
         """Let it go, unless it is what was drawn."""
         if func is None or self._draws or not self.names:
             return
-        owner = owner_of(func)
-        for name in self.names:
-            setattr(owner, name, None)
+        for slot in state_slots(func, self.names):
+            slot.put(None)
         self.is_dropped = True
 
     def arrays(self, func: Any) -> list[Any]:
         """What it is, where each attribute holds one array; none where one does not."""
-        owner = None if func is None else owner_of(func)
-        found = [getattr(owner, name, None) for name in self.names]
+        found = [] if func is None else [slot.get() for slot in state_slots(func, self.names)]
         return found if all(hasattr(array, "dtype") for array in found) else []
 
     def restore(self, func: Any, arrays: Sequence[Any]) -> None:
         """Put back what `arrays` has returned."""
-        for name, array in zip(self.names, arrays, strict=True):
-            setattr(owner_of(func), name, array)
+        for slot, array in zip(state_slots(func, self.names), arrays, strict=True):
+            slot.put(array)
         self.is_dropped = False
 
     def came_back(self) -> None:

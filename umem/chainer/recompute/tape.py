@@ -2,11 +2,8 @@
 
 A `Call` is one application of a function. Dropping lets its outputs go (from the variable nodes
 that later functions retain them on, and from the function itself) and what it keeps on itself;
-making again runs the function's forward on the same inputs and puts everything back.
-
-Models of Chainer that this rests on, of version 7.8: ``VariableNode._data`` is where retained
-inputs are, ``FunctionNode._retained_output_data`` where retained outputs are; backward pops
-functions by rank.
+making again runs the function's forward on the same inputs and puts everything back. Backward, in
+Chainer 7.8, pops functions by rank.
 """
 
 from __future__ import annotations
@@ -24,6 +21,14 @@ from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.below import Moving
 from umem.chainer.recompute.inputs import ReadArrays, checksum
 from umem.chainer.recompute.stash import Stash
+from umem.chainer.saved.slots import (
+    empty_outputs,
+    held_array,
+    lacks_outputs,
+    node_slot,
+    output_nodes,
+    refill_outputs,
+)
 from umem.chainer.source import rerun
 from umem.errors import RecomputeError, StateError
 
@@ -133,10 +138,8 @@ class Call(Moving):
     def nodes(self) -> Iterator[tuple[int, Any]]:
         """The variable nodes of its outputs that are alive."""
         func = self._func()
-        outputs = () if func is None or self.is_cut else func.outputs
-        for index, reference in enumerate(outputs):
-            if (node := reference()) is not None:
-                yield index, node
+        if func is not None and not self.is_cut:
+            yield from output_nodes(func)
 
     def leaves(self) -> Iterator[tuple[Any, Any]]:
         """The nodes of its inputs from outside that are alive, each with its array."""
@@ -180,12 +183,8 @@ class Call(Moving):
         func = self._func()
         if func is None or self.is_cut:
             return
-        for index, reference in enumerate(func.outputs):
-            node = reference()
-            if node is not None and node._data is not None:
-                self.retained[index] = True
-                node._data = None
-        func._retained_output_data = None
+        for index in empty_outputs(func):
+            self.retained[index] = True
 
     def drop_stash(self) -> None:
         """Let go what the function keeps on itself, unless it is what was drawn."""
@@ -241,10 +240,7 @@ class Call(Moving):
             return self.values[output]
         for index, node in self.nodes():
             if index == output:
-                if node._data is not None:
-                    return node._data
-                held = node.get_variable_or_none()
-                return None if held is None else held.array
+                return held_array(node)
         return None
 
     def _run(self) -> None:
@@ -298,11 +294,8 @@ class Call(Moving):
                 "between forward and backward, or it draws random numbers or keeps state"
             )
         self.values = outputs
-        for index, node in self.nodes():
-            if self.retained[index]:
-                node._data = outputs[index]
-        if func._output_indexes_to_retain is not None:
-            func._retained_output_data = tuple([outputs[i] for i in func._output_indexes_to_retain])
+        held = () if self.is_cut else [i for i, retained in enumerate(self.retained) if retained]
+        refill_outputs(func, outputs, held)
 
     def verify(self, inputs: tuple[Any, ...]) -> None:
         """In debug mode, raise RecomputeError where an input is not what it was in forward."""
@@ -331,14 +324,12 @@ class Call(Moving):
             made += self.materialise()
         self.stash.unpack(func)
         if self.checksums is not None:
-            self.verify(tuple([node._data for node in func.inputs]))
+            self.verify(tuple([node.data for node in func.inputs]))
         return made
 
     def lacks_own(self) -> bool:
         """Tell whether outputs that it retains, or what it keeps on itself, were dropped."""
-        func = self.func
-        kept = func._output_indexes_to_retain is None or func._retained_output_data is not None
-        return not kept or self.stash.is_dropped
+        return lacks_outputs(self.func) or self.stash.is_dropped
 
     def replace_input(self, array: Any, copy: Any) -> None:
         """Run again with a copy, where an array from outside is about to change."""
@@ -375,11 +366,11 @@ def bring_inputs(func: Any, sources: Sequence[InputSource]) -> list[Call]:
     made: list[Call] = []
     for index in func._input_indexes_to_retain or ():
         source, node = sources[index], func.inputs[index]
-        if source.call is not None and node._data is None:
+        if source.call is not None and node.data is None:
             source.call.retained[source.output] = True
             if not source.call.find(source.output):
                 made += source.call.materialise()
-            node._data = source.call.value(source.output)
+            node_slot(node).put(source.call.value(source.output))
     return made
 
 

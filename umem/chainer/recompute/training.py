@@ -11,7 +11,6 @@ import chainer
 import numpy as np
 
 from umem.chainer.function_facts import owner_of
-from umem.chainer.offload.tiers import Where
 from umem.chainer.recompute.carrying import Target
 from umem.chainer.recompute.graphs_seen import AGAIN, KEEPS, Graphs
 from umem.chainer.recompute.inputs import ReadArrays
@@ -23,6 +22,7 @@ from umem.chainer.recompute.plain_pass import ENDED_EARLY, PlainPass, other_call
 from umem.chainer.recompute.seen import Roots, SeenGraph
 from umem.chainer.recompute.tape import Call
 from umem.chainer.recompute.whole_graph import AliveCalls, make_whole, reaches_more, watch_over
+from umem.chainer.saved.tiers.tiers import Where
 
 INTO_EARLIER = "its backward goes on into an earlier graph"
 ELSEWHERE = "it goes backward, or is cut, in another thread or inside a backward"

@@ -15,19 +15,13 @@ from chainer import function_hook
 
 from umem.chainer.recompute.seen import Roots
 from umem.chainer.recompute.tape import Call, InputSource, bring_inputs, source_of
+from umem.chainer.saved.slots import functions_behind
 from umem.errors import RecomputeError
 
 
 def functions(nodes: Iterable[Any]) -> list[Any]:
     """The functions that lead to some variable nodes, users before what they read."""
-    found: dict[Any, None] = {}
-    pending = [node.creator_node for node in nodes]
-    while pending:
-        func = pending.pop()
-        if func is not None and func not in found and func.inputs is not None:
-            found[func] = None
-            pending += [x.creator_node for x in func.inputs if x.requires_grad]
-    return sorted(found, key=lambda func: -plain_rank(func))
+    return sorted(functions_behind(nodes), key=lambda func: -plain_rank(func))
 
 
 def roots_of(nodes: Iterable[Any]) -> Roots:

@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from umem.chainer.function_facts import find_arrays, owner_of
+from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.online.call_bytes import CallBytes
 from umem.chainer.recompute.online.eviction import Candidates
 from umem.chainer.recompute.online.gone_below import GoneBelow
 from umem.chainer.recompute.online.late_call import LateCall
 from umem.chainer.recompute.stash import packing
+from umem.chainer.saved.function_state import find_arrays
 from umem.trace.recording.storage import root_of
 
 NEAR = 8

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from umem.chainer.offload.tier import Tier
 from umem.chainer.recompute.below import What
 from umem.chainer.recompute.online.late_call import LateCall
+from umem.chainer.saved.tiers.tier import Tier
 
 
 class CallBytes:

@@ -10,6 +10,7 @@ import numpy as np
 from chainer import Variable
 
 from umem.chainer.function_facts import owner_of
+from umem.chainer.saved.slots import held_array
 
 
 def leaves_of(inputs: Any) -> tuple[Any, ...]:
@@ -27,10 +28,7 @@ def leaves_of(inputs: Any) -> tuple[Any, ...]:
 
 def _array_of(node: Any) -> Any:
     """What is behind a node, where anybody holds it."""
-    if node is None or node._data is not None:
-        return None if node is None else node._data
-    variable = node.get_variable_or_none()
-    return None if variable is None else variable.array
+    return None if node is None else held_array(node)
 
 
 def inputs_of(func: Any, leaves: Sequence[Any]) -> list[Any]:

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 from chainer.backends import cuda
 
-from umem.chainer.offload.extents import PAGE, Extent, Extents
-from umem.chainer.offload.heard import KnownAs, hear_fetch, hear_send, unheard
-from umem.chainer.offload.tier import Process
+from umem.chainer.saved.tiers.extents import PAGE, Extent, Extents
+from umem.chainer.saved.tiers.recorder_events import KnownAs, hear_fetch, hear_send, unheard
+from umem.chainer.saved.tiers.tier import Process
 from umem.devices.host import HOST_SHARE, available_bytes
 from umem.errors import OffloadWarning, StateError, warn_at_program
 from umem.units import MIB, format_bytes

@@ -10,7 +10,7 @@ import chainer
 import numpy as np
 from chainer.backends import cuda
 
-from umem.chainer.offload.tier import SMALLEST_BYTES, Tier
+from umem.chainer.saved.tiers.tier import SMALLEST_BYTES, Tier
 from umem.devices.cost import cuda_model
 from umem.devices.open import entered_device
 from umem.devices.specs import GpuSpec
@@ -55,11 +55,11 @@ def open_tier(array: Any, where: Where, limit_bytes: int | None = None) -> Tier:
         StateError: arrays of NumPy need a folder, and none is named; or CuPy's were given one.
     """
     if entered_device() is not None:
-        from umem.chainer.offload.simulated import SimulatedTier
+        from umem.chainer.saved.tiers.simulated import SimulatedTier
 
         return SimulatedTier(limit_bytes)
     if not isinstance(array, np.ndarray):
-        from umem.chainer.offload.pinned import PinnedTier
+        from umem.chainer.saved.tiers.pinned import PinnedTier
 
         if isinstance(where, Path):
             raise StateError(
@@ -72,7 +72,7 @@ def open_tier(array: Any, where: Where, limit_bytes: int | None = None) -> Tier:
             "arrays of NumPy are on the host already, and move to files: name a folder on a disk "
             'for them, as in Offload("scratch") or Recompute(budget, offload="scratch")'
         )
-    from umem.chainer.offload.file_tier import FileTier
+    from umem.chainer.saved.tiers.file_tier import FileTier
 
     return FileTier(where, limit_bytes)
 

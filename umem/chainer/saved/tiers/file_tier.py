@@ -21,10 +21,10 @@ from weakref import WeakSet
 
 import numpy as np
 
-from umem.chainer.offload.extents import PAGE, Extent, Extents, most_mappings
-from umem.chainer.offload.heard import hear_fetch, hear_send
-from umem.chainer.offload.spots import bytes_of
-from umem.chainer.offload.tier import Process
+from umem.chainer.saved.array_layout import bytes_of
+from umem.chainer.saved.tiers.extents import PAGE, Extent, Extents, most_mappings
+from umem.chainer.saved.tiers.recorder_events import hear_fetch, hear_send
+from umem.chainer.saved.tiers.tier import Process
 from umem.errors import FileError, OffloadWarning, StateError, UnsupportedError, warn_at_program
 from umem.files import free_bytes, open_nameless, reason
 from umem.printable import short
@@ -203,7 +203,7 @@ class FileTier:
 
 
 class SentToFile:
-    """An array on its way to the file, there, or on its way back; see `umem.chainer.offload.tier`.
+    """An array on its way to the file, there, or on its way back; see `Sent`.
 
     Args:
         tier: whose file it is.

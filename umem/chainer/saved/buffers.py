@@ -1,0 +1,174 @@
+"""Memory that Chainer's tape holds for backward, with all slots whose arrays lie on it."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from umem.chainer.saved.array_layout import ArrayLayout, Ground, is_dense
+from umem.chainer.saved.slots import Slot
+from umem.chainer.saved.tiers.tier import Sent
+from umem.trace.recording.storage import address_of, root_of
+
+
+class Buffer:
+    """Memory that the tape holds.
+
+    Args:
+        root: the array that owns it.
+
+    Attributes:
+        sent: the copy below, or on its way there.
+        is_below: whether the tape's slots are empty, and `sent` has the contents.
+        is_waiting: whether it is looked at again before later functions.
+        kind: the class of the array that owned it first.
+        pin_count: functions that read it now.
+    """
+
+    __slots__ = (
+        "__weakref__", "_kept", "_layouts", "_root", "_skew", "_slots", "is_below", "is_waiting",
+        "kind", "nbytes", "pin_count", "sent",
+    )  # fmt: skip
+
+    def __init__(self, root: Any) -> None:
+        self._root = weakref.ref(root)
+        self.nbytes = int(root.nbytes)
+        self._slots: dict[tuple[int, str, int | None], Slot] = {}
+        self._layouts: dict[tuple[int, str, int | None], ArrayLayout] = {}
+        self.sent: Sent | None = None
+        self.is_below = False
+        self.is_waiting = False
+        self.kind = type(root)
+        self.pin_count = 0
+        self._kept: Any = None
+        self._skew = 0  # of the contents' first byte, from the root's
+
+    def __del__(self) -> None:
+        if self.sent is not None:
+            self.sent.forget()
+
+    def forget(self) -> None:
+        """Give up what was sent, while the slots hold the contents."""
+        if self.sent is not None:
+            self.sent.forget()
+        self.sent, self._skew = None, 0
+
+    def root(self) -> Any:
+        """The array that owns the memory now; None where nobody holds it."""
+        return self._root()
+
+    def has(self, slot: Slot) -> bool:
+        """Tell whether it is known that the tape holds it there."""
+        known = self._slots.get(slot.key)
+        return known is not None and known.owner() is slot.owner()
+
+    def add(self, slot: Slot) -> None:
+        """The tape holds it there, too."""
+        if not self.has(slot):
+            self._slots[slot.key] = slot
+
+    def is_wanted(self) -> bool:
+        """Tell whether the tape still has it; forget the slots that hold something else by now."""
+        self._slots = {key: slot for key, slot in self._slots.items() if self._is_at(slot)}
+        return bool(self._slots)
+
+    def _is_at(self, slot: Slot) -> bool:
+        array = slot.get()
+        if self.is_below:
+            return array is None and slot.owner() is not None
+        return array is not None and root_of(array) is self._root()
+
+    def is_alone(self, but: Any = None) -> bool:
+        """Tell whether the tape alone holds the memory, by counting references.
+
+        Whoever else does, a variable, a view or the program's own, may edit it, and dropping it
+        would free nothing.
+
+        Args:
+            but: a function whose holders are known.
+        """
+        slots = self._slots.values()
+        if not all(slot.owner() is but or _is_private(slot) for slot in slots if slot.is_state):
+            return False
+        arrays = [slot.get() for slot in slots]
+        in_slots = Counter(map(id, arrays))
+        distinct = {id(array): array for array in arrays}
+        del arrays
+        root = id(self._root())
+        views = len(distinct) - (root in distinct)
+        for key in distinct:  # each is held by its slots, by `distinct`, and as an argument
+            if sys.getrefcount(distinct[key]) - in_slots[key] - 2 != (views if key == root else 0):
+                return False
+        if root not in distinct and sys.getrefcount(self._root()) - 1 != views:
+            return False
+        return isinstance(self._root(), np.ndarray) or _no_address_is_held(
+            [*distinct.values(), *([] if root in distinct else [self._root()])]
+        )
+
+    def can_come_back(self) -> bool:
+        """Tell whether all arrays on it can be made again; on CuPy, dense ones."""
+        if isinstance(self._root(), np.ndarray):
+            return True
+        return all(is_dense(slot.get()) for slot in self._slots.values())
+
+    def let_go(self, keep: bool = False) -> None:
+        """Empty the slots: what is below is the truth from now on.
+
+        Args:
+            keep: hold it here, for `restore` soon.
+        """
+        root = self._root()
+        start = address_of(root) + self._skew
+        self.is_below = True  # first: after an interruption `restore` fills what is empty
+        for key, slot in self._slots.items():
+            self._layouts[key] = ArrayLayout.of(slot.get(), start)
+            slot.put(None)
+        self._kept = root if keep else None
+
+    def drop_kept(self) -> None:
+        """Hold it no more, whatever `let_go` was told."""
+        self._kept = None
+
+    def restore(self) -> Any:
+        """Have it in its slots again; returns the array that owns the memory.
+
+        Raises:
+            what `Sent.array` raises; nothing has changed.
+        """
+        assert self.sent is not None
+        root = self._kept
+        if root is None:
+            root, self._skew = Ground.of(self.sent.array())
+        made: dict[ArrayLayout, Any] = {}
+        for key, slot in self._slots.items():
+            layout = self._layouts.get(key)
+            if layout is not None and slot.get() is None:
+                if layout not in made:
+                    made[layout] = layout.on(Ground(root, self._skew))
+                slot.put(made[layout])
+        self._root, self._kept = weakref.ref(root), None
+        self.is_below = False
+        return root
+
+
+def _no_address_is_held(arrays: list[Any]) -> bool:
+    """Tell whether no other array of CuPy lies on the memory of these, which are all different.
+
+    One that is made from an address, as by ``as_strided``, has no base: it holds the pointer, or
+    the memory by a pointer of its own.
+    """
+    pointers = Counter(id(array.data) for array in arrays)
+    if any(sys.getrefcount(array.data) - 1 != pointers[id(array.data)] for array in arrays):
+        return False
+    return sys.getrefcount(arrays[0].data.mem) - 1 == len(pointers)
+
+
+def _is_private(slot: Slot) -> bool:
+    """Tell whether only the graph holds the function of a state, by counting references."""
+    outputs = (node() for node in slot.owner().outputs or ())
+    count = sum(node is not None and node.creator_node is slot.owner() for node in outputs)
+    return sys.getrefcount(slot.owner()) - 1 == count
