@@ -15,7 +15,7 @@ from umem.devices.specs import COSTS, GpuSpec
 from umem.devices.virtual.clock import Clock
 from umem.planner import Graph
 from umem.planner.problem import Problem
-from umem.predict.techniques.budget_graph import problems_of
+from umem.predict.recorded_problem import problems_of
 from umem.predict.techniques.gpu_times import link_of
 from umem.predict.techniques.subject import STEPS, Subject
 from umem.trace import Alloc, Op

@@ -38,9 +38,9 @@ import umem
 from umem.errors import GraphError
 from umem.planner import Graph, Plan
 from umem.planner.problem import Problem
+from umem.predict.applying import apply
 from umem.predict.cupy_differences import on_gpu
-from umem.predict.techniques.budget_graph import passes, problems_of
-from umem.predict.techniques.rewrite import rewrite
+from umem.predict.recorded_problem import passes, problems_of
 from umem.predict.techniques.steady import steady
 from umem.trace import Alloc, Event, Free, Op, Trace
 from umem.trace.exported import onnx_step
@@ -124,7 +124,7 @@ def planned_peaks(ours: Trace, theirs: Trace) -> dict[str, Any]:
     pairs = zip(plans_of(problems_of(ours)[0]), plans_of(problems_of(theirs)[0]), strict=True)
     for (name, own), (_, from_file) in pairs:
         carried, share = transferred(from_file, other, mine)
-        found[f"{name}_own_bytes"] = rewrite(ours, own).peak_bytes
+        found[f"{name}_own_bytes"] = apply(ours, own).peak_bytes
         found[f"{name}_from_file_bytes"] = carried_out(ours, carried)
         found["matched"] = share
     return found
@@ -133,7 +133,7 @@ def planned_peaks(ours: Trace, theirs: Trace) -> dict[str, Any]:
 def carried_out(trace: Trace, plan: Plan) -> int | None:
     """The peak of a step under a plan; None where its calls come in too different an order."""
     try:
-        return rewrite(trace, plan).peak_bytes
+        return apply(trace, plan).peak_bytes
     except GraphError:
         return None
 

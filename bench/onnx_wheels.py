@@ -29,7 +29,7 @@ import onnx
 from report_tables import Row, Table, counted, percent, quantity, text
 
 from umem.errors import OnnxError
-from umem.predict.techniques.budget_graph import problems_of
+from umem.predict.recorded_problem import problems_of
 from umem.predict.techniques.steady import steady
 from umem.trace.exported import onnx_step
 from umem.trace.exported.onnx_inference import inferred

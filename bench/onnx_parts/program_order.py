@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 
 from onnx_parts.transferred import calls_of, matched, places
-from umem.predict.techniques.budget_graph import ForwardPass
+from umem.predict.recorded_problem import ForwardPass
 
 
 def in_program_order(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from umem.planner import Plan
-from umem.predict.techniques.budget_graph import ForwardPass
+from umem.predict.recorded_problem import ForwardPass
 from umem.trace.events import TapeEntry
 
 Calls = dict[int, tuple[TapeEntry, bool]]

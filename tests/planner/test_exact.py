@@ -281,7 +281,7 @@ def test_the_closed_formulas_are_what_one_step_after_the_other_gives(seed):
         )
     graph = Graph(nodes, edges)
     sets = prefixes(graph) if seed % 3 else prefixes(graph)[::2]
-    closed = prefix_table(graph.numbered, sets)
+    closed = prefix_table(graph, sets)
     slow = SavedModel(graph).table_by_steps(sets, exact=True)
     assert (closed.peak == slow.peak).all()
     assert (closed.cached * (closed.peak < 1 << 61) == slow.cached).all()

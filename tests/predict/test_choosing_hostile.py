@@ -15,8 +15,8 @@ from umem.devices.virtual.advice import ACCESSED_BY_GPU
 from umem.devices.virtual.clock import BlockMoves
 from umem.devices.virtual.residency import Residency
 from umem.errors import SizeError, TraceError
-from umem.predict.techniques.budget_graph import problems_of
-from umem.predict.techniques.rewrite import rewrite
+from umem.predict.applying import apply
+from umem.predict.recorded_problem import problems_of
 from umem.predict.techniques.steady import distinct, period_of, steady
 from umem.trace import Access, Alloc, Checker, Event, Free, Hint, Mark, Op, Trace
 
@@ -97,7 +97,7 @@ def test_hints_on_what_a_plan_has_dropped_are_left_out(action: str) -> None:
         hint = Hint(action, tuple(whole(number) for number in sorted(alive)), 0)
         trace = Trace([*step[:place], hint, *step[place:]])
         for problem in problems_of(trace):
-            check(rewrite(trace, problem.least().plan))
+            check(apply(trace, problem.least().plan))
     tried(trace)
 
 

@@ -122,7 +122,7 @@ class Beam:
             if runs.any():
                 rows = joined([self._rerun(rows.some(runs), v), rows.some(~runs)])
         needs, own = f.needs[step], f.stashed & 1 << step
-        rows = self._fit(rows, self.budget - f.during[step], needs, own)
+        rows = self._fit(rows, self.budget - f.beside[step].during, needs, own)
         rows, _ = self._hopeful(rows)
         rows = self._let_go(rows, 0, own)
         if step:
@@ -191,7 +191,7 @@ class Beam:
             cost=rows.cost + f.cost[v],
             used=rows.used + apart * g.size[v] + stash,
         )
-        room = self.budget - f.before[self._step] - g.workspace[v]
+        room = self.budget - f.beside[self._step].before - g.workspace[v]
         own = f.stashed & 1 << self._step | 1 << v
         return self._fit(rows, room, f.preds[v] | 1 << v, own, at=v)
 

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from umem.planner.graph import Numbered
+from umem.planner.graph import Graph
 from umem.planner.masks import mask_of, numbers
 from umem.planner.reruns import Reruns
+from umem.planner.usage import gradient_bytes
 
 Masks = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]
@@ -36,7 +37,7 @@ class Facts:
     """A graph on a tape: by node, masks of what it reads, needs and lies in; costs; gradients.
 
     Args:
-        g: the graph.
+        graph: the graph.
         alike: whether all calls count the same, whatever they cost.
 
     Attributes:
@@ -44,13 +45,12 @@ class Facts:
         group: by node, all that lie in the same bytes.
         wanted: by step of backward, what it and all later ones need.
         useful: by step, what it and all later ones need, or may have to run again from.
-        before, during: by step, the bytes of gradients before it, and of all but values and
-            stashes while it is taken.
+        beside: by step, the bytes of gradients before it and while it runs.
         last_user: by node, the last call of forward that reads its bytes; -1 where none does.
     """
 
-    def __init__(self, g: Numbered, *, alike: bool = False) -> None:
-        self.g = g
+    def __init__(self, graph: Graph, *, alike: bool = False) -> None:
+        self.g = g = graph.numbered
         self.count = count = len(g.names)
         costs = [1.0] * count if alike else g.cost
         total = sum(costs) or 1
@@ -69,6 +69,7 @@ class Facts:
             of_root[root] |= 1 << v
         self.group = [of_root[root] for root in g.root]
         self.roots = [v for v in range(count) if g.root[v] == v and g.size[v]]
+        self.beside = gradient_bytes(graph)
         self.last_user = [max(g.succs[v], default=-1) for v in range(count)]
 
     @cached_property
@@ -91,26 +92,6 @@ class Facts:
                 useful |= self.group[v]
             found.append(useful & self.below[step])
         return found
-
-    @cached_property
-    def _gradients(self) -> list[tuple[int, int]]:
-        g, found = self.g, [(0, 0)] * self.count
-        alive, stayed = set[int](), 0
-        for v in reversed(range(self.count)):
-            before = sum(g.grad[x] for x in alive) + stayed
-            alive |= {v, *g.preds[v]}
-            stayed += g.stays[v]
-            found[v] = before, sum(g.grad[x] for x in alive) + stayed + g.backward_workspace[v]
-            alive.remove(v)
-        return found
-
-    @cached_property
-    def before(self) -> list[int]:
-        return [before for before, _ in self._gradients]
-
-    @cached_property
-    def during(self) -> list[int]:
-        return [during for _, during in self._gradients]
 
     # -- rows of masks ---------------------------------------------------------------------
 

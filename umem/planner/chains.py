@@ -16,8 +16,10 @@ from umem.planner.kusumoto import KusumotoModel
 from umem.planner.plans import Method, Model, Objective, Plan
 from umem.planner.prefixes import WINDOW
 from umem.planner.saved import SavedModel
+from umem.planner.schedule import actions
 from umem.planner.search import best
 from umem.planner.step_table import INFINITE, Chain, Hop, Table, peak_of, time_of
+from umem.planner.usage import usage
 
 
 class Family(NamedTuple):
@@ -139,27 +141,27 @@ def _plan_of(
     names, costs = problem.graph.numbered.names, problem.graph.numbered.cost
     masks = problem.table.sets
     blocks = [problem.model.block(masks[i], masks[j], kind) for i, j, kind in chain]
-    if isinstance(problem.model, SavedModel):
-        passed = [0, *(masks[link.target] for link in chain)]
-        peak = problem.model.peak_of(passed, [link.kind for link in chain])
-    else:
-        peak = peak_of(problem.table, chain)
 
     def named(numbers: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(names[v] for v in numbers)
 
-    return Plan(
+    found = Plan(
         blocks=tuple(named(block.nodes) for block in blocks),
         kept=named(tuple(v for block in blocks for v in block.kept)),
         recomputed=tuple(named(block.rerun) for block in blocks),
         stashed=named(tuple(v for block in blocks for v in block.stashed)),
         overhead=sum(costs[v] for block in blocks for v in block.rerun),
-        peak_bytes=peak,
+        peak_bytes=peak_of(problem.table, chain),
         method=method,
         objective=objective,
         model=problem.model.name,
         budget_bytes=limit,
     )
+    if found.model == "kusumoto":
+        return found
+    # In a large table some steps are estimates from above, see `umem.planner.lower_sets`.
+    peak = usage(problem.graph, actions(problem.graph, found)).peak_bytes
+    return replace(found, peak_bytes=peak)
 
 
 def front(graph: Graph, method: Method, model: Model, points: int | None) -> list[Plan]:

@@ -17,8 +17,9 @@ from umem.planner.graph import Graph
 from umem.planner.link import Link
 from umem.planner.moving import Fates, is_best, moved_plan
 from umem.planner.plans import OBJECTIVES, Method, Model, Objective, Plan, checked_model
-from umem.planner.referee import simulate
 from umem.planner.reruns import in_order_of
+from umem.planner.schedule import actions
+from umem.planner.usage import usage
 from umem.units import format_bytes
 
 AUTO_SETS = {"kusumoto": 600, "saved": 80}
@@ -180,8 +181,8 @@ def _methods(graph: Graph, method: Method, model: Model) -> tuple[Method, ...]:
 
 def _too_small(graph: Graph, budget_bytes: int, method: Method, model: Model) -> BudgetError:
     tightest = plan(graph, None, method, "time", model)
-    moments = simulate(graph, tightest, liveness=model == "saved").timeline
-    forced = max(moments, key=lambda moment: moment.during_bytes).action
+    stream = actions(graph, tightest, liveness=model == "saved")
+    forced = usage(graph, stream, model).highest
     smallest = tightest.peak_bytes
     return BudgetError(
         f"no plan of method {method!r} needs as little as {format_bytes(budget_bytes)} "

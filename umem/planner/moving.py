@@ -219,7 +219,7 @@ def fates_of(
 
 
 def moved_plan(fates: Fates, budget_bytes: int, link: Link, method: str) -> Plan:
-    """The plan that carries fates out; its peak is the referee's."""
+    """The plan that carries fates out."""
     names, table = fates.graph.names, fates.table
     moves = tuple(
         Move(

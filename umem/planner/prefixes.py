@@ -14,31 +14,32 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from umem.planner.graph import Numbered
+from umem.planner.graph import Graph
 from umem.planner.step_table import INFINITE, Ints, Table, units
+from umem.planner.usage import gradient_bytes
 
 WINDOW = 128
 NEVER = 1 << 40
 
 
-def prefix_table(g: Numbered, sets: tuple[int, ...], *, exact: bool = False) -> Table:
+def prefix_table(graph: Graph, sets: tuple[int, ...], *, exact: bool = False) -> Table:
     """Every step between runs of the node order from its beginning, sorted by size."""
-    return _Prefixes(g, [mask.bit_length() for mask in sets], exact).table(sets)
+    return _Prefixes(graph, [mask.bit_length() for mask in sets], exact).table(sets)
 
 
 class _Prefixes:
     """Arrays by node; rows of two-dimensional ones are cuts."""
 
-    def __init__(self, g: Numbered, cuts: list[int], exact: bool) -> None:
-        self.g = g
+    def __init__(self, graph: Graph, cuts: list[int], exact: bool) -> None:
+        self.g = g = graph.numbered
         self.cuts = np.array(cuts, np.int64)
         self.count = len(g.names)
         self.place = np.arange(self.count)
         self.root = np.array(g.root, np.int64)
         self.size = np.array(g.size, np.int64)
         self.stash = np.array(g.stash, np.int64)
-        self.grad = np.array(g.grad, np.int64)
-        self.stayed = np.concatenate((np.cumsum(g.stays[::-1], dtype=np.int64)[::-1], [0]))
+        beside = np.array(gradient_bytes(graph), np.int64).reshape(-1, 2)
+        self.before, self.during = beside.T
         self.pinned = np.array(g.pinned, bool) & (self.root == self.place)
         self.costly = np.zeros(self.count, bool)
         np.logical_or.at(self.costly, self.root, np.array(g.costly, bool))
@@ -52,10 +53,8 @@ class _Prefixes:
         self.last = np.full(self.count, -1, np.int64)
         self.need = np.full(self.count, NEVER, np.int64)
         self.own_need = np.full(self.count, NEVER, np.int64)
-        self.last_push = np.full(self.count, -1, np.int64)
         for v in range(self.count - 1, -1, -1):
             if g.succs[v]:
-                self.last_push[v] = g.succs[v][-1]
                 self.last[g.root[v]] = max(self.last[g.root[v]], g.succs[v][-1])
             for x in g.needs[v]:
                 self.own_need[x] = v
@@ -110,17 +109,7 @@ class _Prefixes:
         start = np.minimum(self.need, self.count)
         found = self._intervals(start, np.full(self.count, self.count))
         found += self._since_cuts(self.stash)
-        found += self._gradients() + self.stayed[:-1]
-        return found + np.array(self.g.backward_workspace, np.int64)
-
-    def _gradients(self) -> Ints:
-        """The bytes of gradients while each node's backward runs."""
-        ends = np.maximum(self.last_push, self.place)
-        changes = np.zeros(self.count + 1, np.int64)
-        np.add.at(changes, self.place, self.grad)
-        np.add.at(changes, ends + 1, -self.grad)
-        found: Ints = np.cumsum(changes)[:-1]
-        return found
+        return found + self.during
 
     def _intervals(self, starts: Ints, ends: Ints) -> Ints:
         """[cut, place]: bytes of the nodes from a cut on, each from its start to its end.
@@ -211,7 +200,6 @@ class _RerunRuns:
     def _rebuilding(self, starts: Ints, places: Ints) -> Ints:
         """[cut, place]: the bytes while a node runs again."""
         whole = self.w
-        pushed = (whole.last_push[: self.end] >= self.end) @ whole.grad[: self.end]
         own = self.root == places + self.low
         rebuilt = self.rerun & own
         held = np.where(self.kept & self.needed, self.size, 0)
@@ -222,7 +210,7 @@ class _RerunRuns:
         found = _after(held, starts)[:, None] + _between(made, starts, before=False)
         found += self._passing(passing, starts)
         found += np.array(whole.g.workspace[self.low : self.end], np.int64)
-        found += int(pushed) + int(whole.stayed[self.end])
+        found += int(whole.before[self.end - 1])
         return found
 
     def _passing(self, passing: npt.NDArray[np.bool_], starts: Ints) -> Ints:

@@ -23,8 +23,8 @@ from umem.planner.graph import Graph
 from umem.planner.link import Link
 from umem.planner.node import Node
 from umem.planner.plans import Method, Plan
-from umem.planner.referee import Simulation, referee, simulate
 from umem.planner.schedule import Action, actions
+from umem.planner.usage import Usage, usage
 from umem.units import format_apart, format_bytes
 
 UPDATE = "the optimizer's update"
@@ -144,7 +144,7 @@ class Problem:
     # -- a plain step ----------------------------------------------------------------------
 
     @cached_property
-    def plain_step(self) -> Simulation:
+    def plain_step(self) -> Usage:
         """A step as Chainer takes it by itself, above `constant_bytes` of a plain one.
 
         What is saved goes when all of backward is over, and backward has Chainer's own order, in
@@ -158,7 +158,7 @@ class Problem:
         backward: list[Action] = []
         for name in self._plain_order(graph):
             backward += [Action("backward", name), *([frees[name]] if name in frees else [])]
-        return referee(graph, [*stream[:start], *backward, *late])
+        return usage(graph, [*stream[:start], *backward, *late])
 
     @property
     def plain_bytes(self) -> int:
@@ -290,8 +290,7 @@ class Problem:
                 "which the optimizer's update forces: beside parameters, gradients and state it "
                 f"needs {format_bytes(self.update_bytes)} while it runs, and no plan changes that"
             )
-        moments = simulate(least.graph, least.plan).timeline
-        forced = max(moments, key=lambda moment: moment.during_bytes).action
+        forced = usage(least.graph, actions(least.graph, least.plan)).highest
         return (
             f"which {forced.kind} of {forced.node!r} forces. Parameters, state and inputs are "
             f"{format_bytes(least.constant_bytes)} of it; no plan whatever gets below the floor of "

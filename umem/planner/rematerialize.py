@@ -65,7 +65,7 @@ def least_plan(graph: Graph, *, once: bool = False) -> Plan:
     if len(graph) > (ONCE if once else MOST):
         return best
     fine = FINE if len(graph) <= SHORT else COARSE
-    facts = Facts(graph.numbered, alike=True)
+    facts = Facts(graph, alike=True)
     low = _floor(facts)
     while best.peak_bytes - low > best.peak_bytes // fine:
         budget = (low + best.peak_bytes) // 2
@@ -84,7 +84,7 @@ def _floor(facts: Facts) -> int:
         read = {g.root[x] for x in range(v + 1) if facts.last_user[x] >= v} | {g.root[v]}
         forward = sum(g.size[x] for x in read) + g.stash[v] + g.workspace[v] + g.forward_bytes
         needs = {g.root[x] for x in g.needs[v]}
-        backward = sum(g.size[x] for x in needs) + g.stash[v] + facts.during[v]
+        backward = sum(g.size[x] for x in needs) + g.stash[v] + facts.beside[v].during
         floor = max(floor, forward, backward)
     return floor
 
@@ -94,7 +94,7 @@ def _search(graph: Graph, budget_bytes: int, known: Sequence[Reruns]) -> Reruns:
 
     Cost: some tenths of a second for 24 nodes, some seconds for 63.
     """
-    facts = Facts(graph.numbered)
+    facts = Facts(graph)
     best = min((Known(facts, reruns) for reruns in known), key=lambda plan: plan.cost)
     saw_all = set[int]()  # which numbers of values more than needed were tried to the end
     for walk in _walks(WALKS, facts):

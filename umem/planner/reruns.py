@@ -7,7 +7,8 @@ from dataclasses import replace
 from umem.planner.graph import Graph
 from umem.planner.link import Link, Move
 from umem.planner.plans import Plan
-from umem.planner.referee import simulate
+from umem.planner.schedule import actions
+from umem.planner.usage import usage
 
 Reruns = tuple[tuple[int, ...], ...]
 """By node, what runs again before its backward, in order."""
@@ -42,7 +43,7 @@ def plan_of(
         moves=moves,
         link=link,
     )
-    peak = simulate(graph, found).peak_bytes
+    peak = usage(graph, actions(graph, found)).peak_bytes
     return replace(
         found, peak_bytes=peak, budget_bytes=peak if budget_bytes is None else budget_bytes
     )

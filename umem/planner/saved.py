@@ -24,9 +24,7 @@ its own block's turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 
@@ -48,7 +46,8 @@ class SavedModel:
     kinds = 3
 
     def __init__(self, graph: Graph) -> None:
-        self.g = g = graph.numbered
+        self._graph, self.g = graph, graph.numbered
+        g = self.g
         count = len(g.names)
         self.all = (1 << count) - 1
         self.users = [mask_of(users) for users in g.succs]
@@ -65,22 +64,6 @@ class SavedModel:
     def block(self, before: int, after: int, kind: int) -> Segment:
         """Return what a step keeps and runs again."""
         return _Target(self, after, kind, before).block(before)
-
-    def peak_of(self, masks: Sequence[int], kinds: Iterable[int]) -> int:
-        """The most bytes that a chain of lower sets takes, each step of its kind.
-
-        Cost: proportional to the nodes, and for each step to what lies on its boundary.
-        """
-        peak = cached = opened = 0
-        stayed = sum(self.g.stays)
-        for (before, after), kind in zip(pairwise(masks), kinds, strict=True):
-            stayed -= sum(self.g.stays[v] for v in numbers(after & ~before))
-            step = _Target(self, after, kind, before, opened, stayed)
-            block = step.block(before)
-            peak = max(peak, cached + step.peak(block))
-            cached += self.cached(block)
-            opened = mask_of(step.grads)
-        return peak
 
     def cached(self, block: Segment) -> int:
         """The bytes that a block adds to what is cached."""
@@ -123,7 +106,7 @@ class SavedModel:
         one step after the other, in time proportional to its nodes.
         """
         if all(mask & (mask + 1) == 0 for mask in sets):
-            return prefix_table(self.g, sets, exact=exact)
+            return prefix_table(self._graph, sets, exact=exact)
         return self.table_by_steps(sets, exact=exact)
 
     def table_by_steps(self, sets: tuple[int, ...], *, exact: bool = False) -> Table:
@@ -147,44 +130,31 @@ class SavedModel:
 
 
 class _Target:
-    """All that steps into one lower set have in common, or one from ``before``.
+    """All that steps into one lower set have in common; from ``before`` on, that of one step."""
 
-    Args:
-        opened: the nodes of ``before`` that are read outside it.
-        stayed: the bytes of gradients of parameters that backward beyond the set makes.
-    """
-
-    def __init__(
-        self,
-        model: SavedModel,
-        after: int,
-        kind: int,
-        before: int = 0,
-        opened: int = 0,
-        stayed: int | None = None,
-    ) -> None:
+    def __init__(self, model: SavedModel, after: int, kind: int, before: int = 0) -> None:
         self.model, self.g, self.after, self.kind = model, model.g, after, kind
-        self._open = opened
-        self._new = after & ~before
-        self._near = model.with_views(self._new, after) if before else after
-        beyond = model.all & ~after
-        if stayed is None:
-            stayed = sum(model.g.stays[v] for v in numbers(beyond)) if any(model.g.stays) else 0
-        self.stayed = stayed
-        self.kept = model.kept(self._near, after, kind)
-        self.rerun = model.rerun(self._new & ~self.kept, after, kind)
+        new = after & ~before
+        near = model.with_views(new, after) if before else after
+        self.kept = model.kept(near, after, kind)
+        self.rerun = model.rerun(new & ~self.kept, after, kind)
 
     @cached_property
     def grads(self) -> set[int]:
         """The gradients that are there before the block's backward."""
         beyond = self.model.all & ~self.after
-        return {v for v in numbers(self._new | self._open) if self.model.users[v] & beyond}
+        return {v for v in numbers(self.after) if self.model.users[v] & beyond}
+
+    @cached_property
+    def stayed(self) -> int:
+        """The bytes of gradients of parameters that backward beyond the set makes."""
+        return sum(self.g.stays[v] for v in numbers(self.model.all & ~self.after))
 
     @cached_property
     def _first_need(self) -> dict[int, int]:
         """For each node with bytes, the first step that needs them in backward."""
         first: dict[int, int] = {}
-        for v in numbers(self._near):
+        for v in numbers(self.after):
             needers = self.model.needers[v] & self.after
             if needers:
                 root, place = self.g.root[v], (needers & -needers).bit_length() - 1

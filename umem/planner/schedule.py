@@ -11,7 +11,7 @@ Without liveness, everything goes at the end of its block only, as the formula o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -51,6 +51,9 @@ class Cell(NamedTuple):
 
 
 _GO: dict[str, Kind] = {"value": "drop", "stash": "drop_stash", "grad": "free"}
+
+_BACKWARD = ("recompute", "backward", "fetch", "fetch_stash")
+"""The kinds of actions that backward begins with."""
 
 _MOVED: dict[str, tuple[Kind, Kind, Kind]] = {
     "value": ("send", "leave", "fetch"),
@@ -103,6 +106,84 @@ def actions(
             yield Action(_GO[cell.what], names[cell.node])
         for kind, node in moves.after.get(index, ()):
             yield Action(kind, names[node])
+
+
+class Task(NamedTuple):
+    """An action on a call, by the call's number."""
+
+    kind: Kind
+    call: int
+
+
+class Agenda(NamedTuple):
+    """The actions of a plan by when they are due, for whoever carries it out call by call.
+
+    Attributes:
+        after_forward: by call, what to do once forward has run it, in order; under -1, before
+            the first call.
+        backward: every action from the end of forward on, in order: what to recompute and to
+            fetch before a step, the step itself (``backward``), and what to drop after it.
+            Frees of gradients are left out: a tape frees those itself.
+    """
+
+    after_forward: Mapping[int, Sequence[Task]]
+    backward: Sequence[Task]
+
+    @property
+    def places(self) -> dict[int, int]:
+        """By call, the place in ``backward`` of its own step."""
+        return {t.call: place for place, t in enumerate(self.backward) if t.kind == "backward"}
+
+    @property
+    def recomputed(self) -> dict[int, list[int]]:
+        """By call, the calls to recompute right before its step of backward, in order."""
+        found: dict[int, list[int]] = {}
+        due: list[int] = []
+        for task in self.backward:
+            if task.kind == "recompute":
+                due.append(task.call)
+            elif task.kind == "backward" and due:
+                found[task.call] = due
+                due = []
+        return found
+
+
+def agenda(graph: Graph, plan: Plan, calls: Sequence[str]) -> Agenda:
+    """Sort a plan's actions by when they are due.
+
+    Forward runs in the program's order, whatever the plan's: an action is due once every call
+    that the plan has before it has run.
+
+    Args:
+        graph: the graph that was planned.
+        plan: its plan.
+        calls: the nodes in the program's order; tasks name them by their places in it.
+
+    Raises:
+        GraphError: the plan is not one of this graph.
+    """
+    number = {name: place for place, name in enumerate(calls)}
+    root = graph.numbered.root
+    views: dict[int, list[int]] = {}
+    for name, of in zip(graph.names, root, strict=True):
+        if graph.names[of] != name:
+            views.setdefault(number[graph.names[of]], []).append(number[name])
+    after: dict[int, list[Task]] = {}
+    backward: list[Task] = []
+    last = -1
+    for action in actions(graph, plan):
+        task = Task(action.kind, number[action.node])
+        if backward or task.kind in _BACKWARD:
+            if task.kind != "free":
+                backward.append(task)
+        elif task.kind == "forward":
+            last = max(last, task.call)
+        else:
+            due = after.setdefault(last, [])
+            if task.kind == "leave":  # a view of what leaves would hold it in place
+                due += [Task("drop", view) for view in sorted(views.get(task.call, ()))]
+            due.append(task)
+    return Agenda(after, backward)
 
 
 class _Moves(NamedTuple):

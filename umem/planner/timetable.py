@@ -11,6 +11,7 @@ from umem.planner.graph import Graph, Numbered
 from umem.planner.link import Link
 from umem.planner.link_clock import Key
 from umem.planner.reruns import Reruns
+from umem.planner.usage import gradient_bytes
 
 
 class Absence(NamedTuple):
@@ -101,7 +102,7 @@ class _Course(NamedTuple):
 @lru_cache(maxsize=16)
 def _course(graph: Graph, reruns: Reruns) -> _Course:
     g, count = graph.numbered, len(reruns)
-    beside = _beside(graph)
+    beside = gradient_bytes(graph)
     cost: list[float] = list(g.cost)
     used = [g.forward_bytes + workspace for workspace in g.workspace]
     made, turns = list(range(count)), []
@@ -166,25 +167,6 @@ def _joined(spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         else:
             end = max(end, finish)
     yield start, end
-
-
-@lru_cache(maxsize=8)
-def _beside(graph: Graph) -> list[tuple[int, int]]:
-    """By step, the bytes beside values and stashes: before its backward, and during it."""
-    g = graph.numbered
-    found = [(0, 0)] * len(g.names)
-    alive, held, stayed = set[int](), 0, 0
-    for v in reversed(range(len(g.names))):
-        before = held + stayed
-        for x in (v, *g.preds[v]):
-            if x not in alive:
-                alive.add(x)
-                held += g.grad[x]
-        stayed += g.stays[v]
-        found[v] = before, held + stayed + g.backward_workspace[v]
-        alive.remove(v)
-        held -= g.grad[v]
-    return found
 
 
 def least_bytes(table: Timetable) -> int:

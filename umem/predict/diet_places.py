@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError
-from umem.predict.techniques.budget_graph import cost_in_bytes
+from umem.predict.recorded_problem import cost_in_bytes
 from umem.predict.techniques.prepared import Prepared
 from umem.predict.techniques.recomputation import largest_budget
 from umem.predict.techniques.subject import STEPS, Subject

@@ -13,9 +13,9 @@ from traced_graphs import INPUT_BYTES, Call, contents_read, steps, trace_of
 from umem.devices.specs import COSTS, gpu_spec
 from umem.errors import StateError
 from umem.planner import Graph, Link, min_budget, plan, simulate
+from umem.predict.applying import apply
 from umem.predict.techniques import offloading
 from umem.predict.techniques.gpu_times import op_seconds
-from umem.predict.techniques.rewrite import rewrite
 from umem.predict.techniques.subject import Subject
 from umem.trace import Access, Alloc, Checker, Free, Hint, Mark, Op, Trace
 from umem.units import MIB
@@ -45,7 +45,7 @@ def test_the_peak_is_at_most_that_of_the_referee(calls: list[Call], data: Any) -
     graph = Graph.from_trace(trace)
     found = moved(trace, data, graph)
     order = [name for block in found.blocks for name in block]
-    rewritten = rewrite(trace, found)
+    rewritten = apply(trace, found)
     check(rewritten)
     if order == [node.name for node in graph.nodes]:  # backward as in the trace
         assert rewritten.peak_bytes <= INPUT_BYTES + simulate(graph, found).peak_bytes
@@ -59,7 +59,7 @@ def test_every_operation_finds_what_it_found_before(
     trace = trace_of(calls, count)
     graph = Graph.from_trace(trace)
     found = moved(trace, data, graph)
-    rewritten = rewrite(trace, found)
+    rewritten = apply(trace, found)
     check(rewritten)
     hints = [event for event in rewritten.events if isinstance(event, Hint)]
     assert sum(one.action == "send" for one in hints) >= count * (len(found.moves) > 0)
@@ -105,7 +105,7 @@ def test_what_moves_is_sent_goes_and_comes_back() -> None:
     move = plan(graph, 1 << 20, model="saved", link=Link(1, 1)).moves
     assert move == (), "nothing moves where all has room"
     made = umem_move("a#0", leaves="view#2", fetched="b#1")
-    events = rewrite(trace, replace(kept, moves=(made,))).events
+    events = apply(trace, replace(kept, moves=(made,))).events
     kinds = [
         (event.action, event.accesses[0].tensor) if isinstance(event, Hint) else event
         for event in events
@@ -138,7 +138,7 @@ def test_a_view_that_is_kept_keeps_what_it_lies_in() -> None:
         recomputed=((),) * len(names),
         frees_early=True,
     )
-    assert [op.name for op in rewrite(trace, by_view).ops] == [op.name for op in trace.ops]
+    assert [op.name for op in apply(trace, by_view).ops] == [op.name for op in trace.ops]
 
 
 def test_everything_moved_fits_less_and_takes_longer() -> None:

@@ -14,7 +14,7 @@ from traced_graphs import INPUT_BYTES, Call, contents_read, steps, trace_of
 
 from umem.errors import GraphError
 from umem.planner import Graph, Plan, min_budget, plan, simulate
-from umem.predict.techniques.rewrite import rewrite
+from umem.predict.applying import apply
 from umem.trace import Access, Alloc, Checker, Free, Mark, Op, Trace
 
 pytestmark = pytest.mark.thorough
@@ -57,7 +57,7 @@ def test_the_peak_is_that_of_the_referee(calls: list[Call], data: Any) -> None:
     order = [name for block in found.blocks for name in block]
     if found.method == "lower_sets_exact" or order != [node.name for node in graph.nodes]:
         return  # it may take branches backward in another order than the trace
-    rewritten = rewrite(trace, found)
+    rewritten = apply(trace, found)
     assert rewritten.peak_bytes == INPUT_BYTES + simulate(graph, found).peak_bytes
 
 
@@ -71,7 +71,7 @@ def test_a_block_begins_with_its_last_call_not_where_something_is_missed() -> No
     graph = Graph.from_trace(trace)
     found = plan(graph, 16, "lower_sets_exact", "time", "saved")
     assert simulate(graph, found).peak_bytes == 16
-    assert rewrite(trace, found).peak_bytes == INPUT_BYTES + 16
+    assert apply(trace, found).peak_bytes == INPUT_BYTES + 16
 
 
 @settings(deadline=None, max_examples=60)
@@ -80,7 +80,7 @@ def test_every_operation_finds_what_it_found_before(calls: list[Call], data: Any
     trace = trace_of(calls, count)
     graph = Graph.from_trace(trace)
     found = plans(data, graph)
-    rewritten = rewrite(trace, found)
+    rewritten = apply(trace, found)
     check(rewritten)
     assert without_what_ran_again(trace, rewritten) == contents_read(trace)
     more = len(list(rewritten.ops)) - len(list(trace.ops))
@@ -103,7 +103,7 @@ def test_what_a_plan_of_another_order_frees_early_may_still_be_there() -> None:
     calls[4], calls[10] = Call((0,), 1, 1, 3, False, True), Call((6,), 1, 1, 1, False, False)
     trace = trace_of(calls)
     found = plan(Graph.from_trace(trace), 15, "auto", "memory", "saved")
-    rewritten = rewrite(trace, found)
+    rewritten = apply(trace, found)
     check(rewritten)
     assert without_what_ran_again(trace, rewritten) == contents_read(trace)
     assert len(list(rewritten.ops)) - len(list(trace.ops)) < sum(map(len, found.recomputed))
@@ -113,7 +113,7 @@ def test_what_a_plan_of_another_order_frees_early_may_still_be_there() -> None:
 @given(steps(views=True))
 def test_a_plan_that_keeps_all_runs_what_ran_and_holds_no_more(calls: list[Call]) -> None:
     trace = trace_of(calls)
-    rewritten = rewrite(trace, plan(Graph.from_trace(trace), None, "store_all", model="saved"))
+    rewritten = apply(trace, plan(Graph.from_trace(trace), None, "store_all", model="saved"))
     check(rewritten)
     assert list(rewritten.ops) == list(trace.ops)
     assert rewritten.peak_bytes <= trace.peak_bytes
@@ -163,7 +163,7 @@ def plan_of_chain(recomputed: tuple[str, ...], kept: tuple[str, ...]) -> Plan:
 
 def test_what_runs_again_is_the_call_on_fresh_tensors_but_for_its_state():
     plan = plan_of_chain(("a#0", "b#1"), ("c#2", "d#3"))
-    events = rewrite(chain(), plan).events
+    events = apply(chain(), plan).events
     again = [op for op in events if isinstance(op, Op) and op.name == "a"]
     fresh = [event for event in events if isinstance(event, Alloc) and event.label == "a"]
     assert len(again) == len(fresh) == 2 and fresh[1].tensor > 23
@@ -181,7 +181,7 @@ def test_the_peak_of_the_chain_is_that_counted_by_hand():
     # a, b, c, two gradients and the state.
     plan = plan_of_chain(("a#0", "b#1"), ("c#2", "d#3"))
     assert chain().peak_bytes == 604
-    assert rewrite(chain(), plan).peak_bytes == 504
+    assert apply(chain(), plan).peak_bytes == 504
 
 
 def test_what_no_backward_needs_does_not_run_again():
@@ -190,7 +190,7 @@ def test_what_no_backward_needs_does_not_run_again():
     events = [e for e in chain().events if getattr(e, "name", "") not in ("c'", "b'", "a'")]
     update = Op("SGD", "update", (x,), (x,))
     trace = Trace([*(e for e in events if e != Free(0)), update, Mark("step")])
-    rewritten = rewrite(trace, plan_of_chain(("a#0", "b#1"), ("c#2", "d#3")))
+    rewritten = apply(trace, plan_of_chain(("a#0", "b#1"), ("c#2", "d#3")))
     check(rewritten)
     assert [op.name for op in rewritten.ops] == ["a", "b", "c", "d", "d'", "SGD"]
 
@@ -203,21 +203,21 @@ def test_what_is_left_of_the_graph_before_is_gone_under_a_plan():
     trace = Trace([*old, *plain[:middle], Free(90), Free(91), *plain[middle:]])
     plan = plan_of_chain(("a#0", "b#1"), ("c#2", "d#3"))
     assert trace.peak_bytes == 4 + 300 + 709
-    rewritten = rewrite(trace, plan)
+    rewritten = apply(trace, plan)
     check(rewritten)
     assert rewritten.peak_bytes == 504
     used = Trace([*old, Op("again", "array", (access(90, 700),), ()), *trace.events[2:]])
-    assert rewrite(used, plan).peak_bytes > 709
+    assert apply(used, plan).peak_bytes > 709
 
 
 def test_a_plan_of_another_graph_is_refused():
     other = Trace([event for event in chain().events if getattr(event, "name", "") != "b"])
     with pytest.raises(GraphError, match="no forward pass"):
-        rewrite(other, plan_of_chain(("a#0",), ("b#1", "c#2", "d#3")))
+        apply(other, plan_of_chain(("a#0",), ("b#1", "c#2", "d#3")))
     with pytest.raises(GraphError, match="which the plan has dropped"):
-        rewrite(chain(), plan_of_chain(("a#0",), ("c#2", "d#3")))
+        apply(chain(), plan_of_chain(("a#0",), ("c#2", "d#3")))
     with pytest.raises(GraphError, match="no forward pass"):
-        rewrite(Trace([]), plan_of_chain(("a#0", "b#1"), ("c#2", "d#3")))
+        apply(Trace([]), plan_of_chain(("a#0", "b#1"), ("c#2", "d#3")))
 
 
 # -- a real run --------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_the_rewritten_trace_has_the_peak_and_the_operations_of_a_real_run(
     timed = import_module("umem.chainer.recompute.observing").Timed
     monkeypatch.setattr(timed, "stop", lambda self: (1.0, 1.0))
     plain, real, plan = recorded_under(budget, dropout)
-    rewritten = rewrite(plain, plan)
+    rewritten = apply(plain, plan)
     check(rewritten)
     assert any(plan.recomputed) is (budget != "99%")
     assert real.peak_bytes < (0.99 if budget == "99%" else 0.9) * plain.peak_bytes

@@ -16,9 +16,9 @@ from umem.devices.specs import gpu_spec
 from umem.devices.virtual.layout import lay_out
 from umem.errors import BudgetError, GraphError, StateError, TraceError
 from umem.planner import simulate
+from umem.predict.recorded_problem import problems_of
 from umem.predict.stepping import Replays
 from umem.predict.techniques import recomputation as budgets
-from umem.predict.techniques.budget_graph import problems_of
 from umem.predict.techniques.prefetching import with_moves
 from umem.predict.techniques.registry import TECHNIQUES
 from umem.predict.techniques.steady import steady

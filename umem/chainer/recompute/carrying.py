@@ -1,21 +1,23 @@
-"""Plans a graph that was seen, sorts the plan's actions by when they are due, and tells of it."""
+"""The plan of a graph that was seen, what it does to each value, and advice on workspace."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain, starmap
 from typing import Literal, NamedTuple, TypeVar
 
 from umem.chainer.recompute.gradients import contended
 from umem.chainer.recompute.seen import Carried, Due, SeenGraph
 from umem.errors import BudgetError
-from umem.planner import Graph, simulate
+from umem.planner import Graph
 from umem.planner.call_facts import CallFacts
 from umem.planner.link import Link
 from umem.planner.node import Node
 from umem.planner.plans import Method
 from umem.planner.problem import Problem, Solution
-from umem.planner.schedule import actions
+from umem.planner.schedule import actions, agenda
+from umem.planner.usage import usage
 from umem.trace.analysis.capping import CAPPED, CAPS, advice
 from umem.units import format_bytes
 
@@ -71,26 +73,11 @@ def _room(seen: SeenGraph, budget: Budget) -> int | None:
 
 
 def _carried(seen: SeenGraph, solution: Solution, room: int | None) -> Carried:
-    """Sort a plan's actions by when they are due."""
+    """The plan as passes carry it out, with its actions by when they are due."""
     names = seen.problem.names
-    number = {name: index for index, name in enumerate(names)}
-    place = {name: at for at, name in enumerate(sum(solution.plan.blocks, ()))}
+    place = {name: at for at, name in enumerate(chain.from_iterable(solution.plan.blocks))}
     order = [place[name] for name in names]
-    after: dict[int, list[Due]] = {}
-    stream = list(actions(solution.graph, solution.plan))
-    start = next(
-        (i for i, a in enumerate(stream) if a.kind in ("recompute", "backward")), len(stream)
-    )
-    last = -1
-    for action in stream[:start]:
-        if action.kind == "forward":
-            last = max(last, number[action.node])  # forward runs in the user's order
-            continue
-        due = after.setdefault(last, [])
-        if action.kind == "leave":  # with what holds it in place
-            due += [Due("drop", view) for view in _views(seen.problem, number[action.node])]
-        due.append(Due(action.kind, number[action.node]))
-    backward = [Due(a.kind, number[a.node]) for a in stream[start:] if a.kind != "free"]
+    due = agenda(solution.graph, solution.plan, names)
     alone = seen.problem.left_alone_bytes
     twice = 2 * alone - seen.history.outside_bytes
     return Carried(
@@ -99,21 +86,12 @@ def _carried(seen: SeenGraph, solution: Solution, room: int | None) -> Carried:
         alone,
         fits=room is not None and room >= alone,
         fits_twice=room is not None and room >= twice,
-        after_forward=after,
-        backward=backward,
-        places={due.call: i for i, due in enumerate(backward) if due.kind == "backward"},
+        after_forward={call: list(starmap(Due, ts)) for call, ts in due.after_forward.items()},
+        backward=list(starmap(Due, due.backward)),
+        places=due.places,
         order=order,
         contended=contended(seen.tape.readers, seen.history.order, order),
     )
-
-
-def _views(problem: Problem, root: int) -> list[int]:
-    """The calls whose outputs lie in those of another."""
-    found = {root}
-    for index, call in enumerate(problem.calls):
-        if call.alias in found:
-            found.add(index)
-    return sorted(found - {root})
 
 
 # -- what a cap on workspace would do --------------------------------------------------------------
@@ -125,8 +103,9 @@ _Capped = TypeVar("_Capped", CallFacts, Node)
 def cap_advice(seen: SeenGraph, plan: Carried) -> str | None:
     """What a cap on workspace would leave of the predicted peak, by the same plan."""
     problem = seen.problem
-    step = problem.plain_step if plan.fits else simulate(plan.solution.graph, plan.solution.plan)
-    action = max(step.timeline, key=lambda moment: moment.during_bytes).action
+    graph, found = plan.solution.graph, plan.solution.plan
+    step = problem.plain_step if plan.fits else usage(graph, actions(graph, found))
+    action = step.highest
     call = problem.calls[problem.names.index(action.node)]
     inside = call.backward_workspace_bytes if action.kind == "backward" else call.workspace_bytes
     if call.label not in CAPPED or not inside or plan.peak_bytes == problem.update_peak_bytes:
@@ -141,7 +120,8 @@ def _peak_under(problem: Problem, plan: Carried, cap_bytes: int) -> int:
         return replace(problem, calls=tuple(calls)).left_alone_bytes
     graph, found = plan.solution.graph, plan.solution.plan
     nodes = [_capped(n, n.name.rpartition("#")[0], cap_bytes) for n in graph.nodes]
-    step = simulate(Graph(nodes, graph.edges, graph.forward_bytes), found)
+    capped = Graph(nodes, graph.edges, graph.forward_bytes)
+    step = usage(capped, actions(capped, found))
     return max(plan.solution.constant_bytes + step.peak_bytes, problem.update_peak_bytes)
 
 

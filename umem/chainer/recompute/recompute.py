@@ -30,9 +30,9 @@ from umem.chainer.saved.tiers.tiers import checked_place
 from umem.chainer.tap import is_told
 from umem.errors import SizeError, StateError
 from umem.files import whole
-from umem.planner import simulate
 from umem.planner.plans import Method
-from umem.planner.referee import Simulation
+from umem.planner.schedule import actions
+from umem.planner.usage import Usage, usage
 from umem.units import format_bytes, parse_bytes
 
 __all__ = ["Recompute"]
@@ -310,11 +310,12 @@ def curves(seen: SeenGraph) -> tuple[list[int], list[int]]:
     if seen.plan.fits:
         return before, before
     solution = seen.plan.solution
-    return before, _curve(simulate(solution.graph, solution.plan), solution.constant_bytes)
+    planned = usage(solution.graph, actions(solution.graph, solution.plan))
+    return before, _curve(planned, solution.constant_bytes)
 
 
-def _curve(simulation: Simulation, constant: int) -> list[int]:
-    return [constant + moment.during_bytes for moment in simulation.timeline]
+def _curve(used: Usage, constant: int) -> list[int]:
+    return [constant + nbytes for nbytes in used.during_bytes]
 
 
 def _parsed(budget: int | str) -> Budget:

@@ -11,13 +11,13 @@ from umem.errors import UmemError
 from umem.planner import Plan
 from umem.planner.link import Link
 from umem.planner.problem import Problem
+from umem.predict.applying import apply
 from umem.predict.cupy_differences import Correct, on_gpu
+from umem.predict.recorded_problem import problems_of
 from umem.predict.stepping import Replays
-from umem.predict.techniques.budget_graph import problems_of
 from umem.predict.techniques.changes import Changes
 from umem.predict.techniques.gpu_times import link_of, op_seconds
 from umem.predict.techniques.prepared import Prepared
-from umem.predict.techniques.rewrite import rewrite
 from umem.predict.techniques.steady import steady
 from umem.trace.analysis.capping import cap_advice
 from umem.trace.analysis.explain import missing_when_repeated
@@ -201,7 +201,7 @@ class Subject:
         """The trace under the plans of all of its passes."""
         trace = self.trace
         for plan in plans:
-            trace = rewrite(trace, plan)
+            trace = apply(trace, plan)
         return trace
 
     def made_once(self, key: tuple[object, ...], make: Callable[[], Trace]) -> Trace:

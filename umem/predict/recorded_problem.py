@@ -17,7 +17,6 @@ from umem.planner import Graph
 from umem.planner.call_facts import CallFacts
 from umem.planner.from_trace import DRAWS, MADE, is_call
 from umem.planner.problem import Problem
-from umem.predict.techniques.drawn import PACKED, packed_bytes
 from umem.trace.analysis.explain import moved
 from umem.trace.analysis.updating import chunked_update
 from umem.trace.events import LEAF, Alloc, Event, Free, Mark, Op
@@ -31,8 +30,22 @@ FLOPS_PER_BYTE = median(
 """Operations in the time of a byte of device memory's traffic, on the GPU in the middle."""
 
 
+PACKED = "Dropout"
+"""The function whose masks are kept as bits."""
+BITS = 32
+"""Of an element of a mask that is kept as one."""
 OpCost = Callable[[Op], float]
-"""What an operation costs."""
+"""The cost of an operation, in any unit."""
+
+
+def is_mask(op: Op, alloc: Alloc) -> bool:
+    """Tell whether a tensor that a call makes is a mask that is kept as bits."""
+    return op.name == PACKED and alloc.kind == "stash"
+
+
+def packed_bytes(nbytes: int) -> int:
+    """Return the bytes of a mask's bits."""
+    return -(-nbytes // BITS)
 
 
 def cost_in_bytes(op: Op) -> float:
