@@ -28,7 +28,7 @@ from report_tables import figure, quantity, text, verdict
 import umem
 import umem.chainer
 from umem.predict.techniques.changes import Changes
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import StepVariants
 from umem.units import MIB
 
 # isort: split
@@ -261,7 +261,7 @@ def on_gpu(trace: umem.Trace) -> int:
 
 def on_numpy(trace: umem.Trace, size: Sizes | None = None, half: bool = False) -> int:
     """The peak on the host, as it is or in half precision."""
-    return Subject(trace, (), size, Changes(half=half), correct="off").trace.peak_bytes
+    return StepVariants(trace, (), size, Changes(half=half), correct="off").trace.peak_bytes
 
 
 def measure(name: str, case: Case) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ import umem.chainer
 from umem.devices.specs import gpu_spec
 from umem.errors import BudgetError
 from umem.predict.batches.finding import batches_of
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import StepVariants
 from umem.units import GIB, MIB
 
 GPU = "t4"
@@ -45,7 +45,7 @@ RECORDED_MODELS = ("autoencoder", "language model", "MLP")
 def fits(trace: umem.Trace, vram: int, batch: int) -> bool:
     """Whether a steady step of a batch fits, as umem.choose judges it."""
     spec = gpu_spec(GPU).with_vram(vram)
-    return Subject(trace, [spec], batch).fits(spec)
+    return StepVariants(trace, [spec], batch).fits(spec)
 
 
 def measure(name: str, vram: int, trace: umem.Trace, step: Callable[[int], Any]) -> dict[str, Any]:

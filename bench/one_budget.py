@@ -39,7 +39,7 @@ import umem.chainer
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.errors import StateError, UmemError
 from umem.predict.techniques import offloading, prefetching, recomputation
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import StepVariants
 from umem.predict.techniques.technique import Prepared
 from umem.units import BLOCK_BYTES, MIB
 
@@ -47,10 +47,10 @@ GPUS = ("v100-16gb", "gh200-96gb")
 """One behind PCIe 3, one behind NVLink-C2C, whose link is thirty times as fast."""
 SHARES = (0.3, 0.5, 0.7, 0.9)
 SIZE, QUICK_SIZE = 256, 16_384
-Prepare = Callable[[Subject, GpuSpec], Prepared]
+Prepare = Callable[[StepVariants, GpuSpec], Prepared]
 
 
-def one_plan(subject: Subject, gpu: GpuSpec) -> Prepared:
+def one_plan(subject: StepVariants, gpu: GpuSpec) -> Prepared:
     """The quickest of those that `umem.choose` offers with each value kept, made again or moved.
 
     Raises:
@@ -62,7 +62,7 @@ def one_plan(subject: Subject, gpu: GpuSpec) -> Prepared:
     return min(found, key=lambda made: seconds_of(subject, gpu, made) or 0.0)
 
 
-def tried(prepare: Prepare, subject: Subject, gpu: GpuSpec) -> Prepared | None:
+def tried(prepare: Prepare, subject: StepVariants, gpu: GpuSpec) -> Prepared | None:
     """The step under a technique, if it has something to offer that fits."""
     try:
         made = prepare(subject, gpu)
@@ -71,7 +71,7 @@ def tried(prepare: Prepare, subject: Subject, gpu: GpuSpec) -> Prepared | None:
     return made if seconds_of(subject, gpu, made) is not None else None
 
 
-def seconds_of(subject: Subject, gpu: GpuSpec, made: Prepared) -> float | None:
+def seconds_of(subject: StepVariants, gpu: GpuSpec, made: Prepared) -> float | None:
     step = subject.replays.step(made.trace, gpu, made.mode, prefetch=made.prefetch)
     return step.cost.seconds if step.fits else None
 
@@ -98,12 +98,12 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     """One row a way; ``seconds`` is None where it does not fit."""
     roomy = gpu_spec(gpu_name).with_vram(1 << 43)
-    plain = capped(Subject(trace, [roomy], size))
+    plain = capped(StepVariants(trace, [roomy], size))
     alone = plain.replays.step(plain.trace, roomy, "unmanaged").cost
     needed = alone.peak_bytes or 0
     vram = max(BLOCK_BYTES, round(share * needed / BLOCK_BYTES) * BLOCK_BYTES)
     gpu = gpu_spec(gpu_name).with_vram(vram)
-    subject = capped(Subject(trace, [gpu], size))
+    subject = capped(StepVariants(trace, [gpu], size))
     least = least_seconds(subject, gpu, alone.seconds or 0.0)
     for way, prepare in WAYS.items():
         row: dict[str, Any] = {
@@ -127,7 +127,7 @@ def measure(
         yield row
 
 
-def capped(subject: Subject) -> Subject:
+def capped(subject: StepVariants) -> StepVariants:
     """The step with little workspace, where it has more: no plan gets below one call's."""
     try:
         return subject.changed(cap_bytes=CAP_BYTES)

@@ -17,7 +17,7 @@ from umem.planner import Graph
 from umem.planner.problem import Problem
 from umem.predict.recorded_problem import problems_of
 from umem.predict.techniques.gpu_times import link_of
-from umem.predict.techniques.subject import STEPS, Subject
+from umem.predict.techniques.step_variants import STEPS, StepVariants
 from umem.trace import Alloc, Op
 
 HALVINGS = 60
@@ -42,7 +42,7 @@ class Pass(NamedTuple):
     backward: float
 
 
-def least_seconds(subject: Subject, gpu: GpuSpec, plain_seconds: float) -> float:
+def least_seconds(subject: StepVariants, gpu: GpuSpec, plain_seconds: float) -> float:
     """The time below which no step gets in a GPU's VRAM; with room for all it takes the plain one.
 
     Copies of what backward needs go down in forward, and each way beside the other; or pages of
@@ -84,12 +84,12 @@ def _again(calls: Sequence[Again], need: float, by: int) -> float:
     return spent if need <= 0 else float("inf")
 
 
-def _input_bytes(subject: Subject) -> int:
+def _input_bytes(subject: StepVariants) -> int:
     found = (event for event in subject.trace.events if isinstance(event, Alloc))
     return sum(alloc.nbytes for alloc in found if alloc.kind == "input")
 
 
-def _works(subject: Subject, gpu: GpuSpec) -> tuple[float, float]:
+def _works(subject: StepVariants, gpu: GpuSpec) -> tuple[float, float]:
     """What a plain step takes the GPU, and the host."""
     clock, backend = Clock(gpu, COSTS), subject.trace.backend
     for op in subject.trace.ops:
@@ -98,7 +98,7 @@ def _works(subject: Subject, gpu: GpuSpec) -> tuple[float, float]:
     return clock.compute_seconds / STEPS, clock.host_seconds / STEPS
 
 
-def _passes(subject: Subject, gpu: GpuSpec) -> Iterator[Pass]:
+def _passes(subject: StepVariants, gpu: GpuSpec) -> Iterator[Pass]:
     def seconds(op: Op) -> float:
         clock = Clock(gpu, COSTS)
         clock.compute(op.flops, op.traffic_bytes)

@@ -41,7 +41,7 @@ from umem.planner.problem import Problem
 from umem.predict.applying import apply
 from umem.predict.cupy_differences import on_gpu
 from umem.predict.recorded_problem import passes, problems_of
-from umem.predict.techniques.steady import steady
+from umem.predict.techniques.steady_state import steady
 from umem.trace import Alloc, Event, Free, Op, Trace
 from umem.trace.exported import onnx_step
 from umem.units import MIB

@@ -30,7 +30,7 @@ from report_tables import Row, Table, counted, percent, quantity, text
 
 from umem.errors import OnnxError
 from umem.predict.recorded_problem import problems_of
-from umem.predict.techniques.steady import steady
+from umem.predict.techniques.steady_state import steady
 from umem.trace.exported import onnx_step
 from umem.trace.exported.onnx_inference import inferred
 from umem.trace.exported.onnx_reading import dynamic_axes, read_onnx

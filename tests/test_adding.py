@@ -20,8 +20,7 @@ from umem.devices.specs import GpuSpec
 from umem.errors import GraphError, StateError
 from umem.planner import Family, Graph, Node, dispatch, min_budget, plan, register_method, simulate
 from umem.predict.techniques import registry as techniques
-from umem.predict.techniques.prepared import Prepared
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import Prepared, StepVariants
 from umem.predict.techniques.technique import Technique
 from umem.reports import outputs as reports
 from umem.reports.outputs import Output, ReportRequest, register_output
@@ -45,7 +44,7 @@ def sized(size: int) -> Trace:
 # -- a technique -------------------------------------------------------------------------------
 
 
-def half_batches(subject: Subject, gpu: GpuSpec) -> Prepared:
+def half_batches(subject: StepVariants, gpu: GpuSpec) -> Prepared:
     """The step in two halves, of which the trace has one."""
     assert subject.size is not None
     return Prepared(subject.at(subject.size // 2).trace, "for half in halves(batch):")

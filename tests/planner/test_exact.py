@@ -13,9 +13,8 @@ import pytest
 
 from umem.errors import GraphError
 from umem.planner import Graph, Node, Plan, min_budget, pareto, plan, search, simulate
-from umem.planner.exact import lower_sets
 from umem.planner.kusumoto import KusumotoModel
-from umem.planner.lower_sets import ancestors, prefixes
+from umem.planner.lower_sets import all_lower_sets, ancestors, prefixes
 from umem.planner.masks import bits, by_size
 from umem.planner.prefixes import prefix_table
 from umem.planner.saved import SavedModel
@@ -113,7 +112,7 @@ def random_graph(seed: int, nodes: int, most_sets: int, **fields: object) -> Gra
             edges,
             source.choice((0, 15)) if fields else 0,
         )
-        if lower_sets(graph, most_sets) is not None:
+        if all_lower_sets(graph, most_sets) is not None:
             return graph
 
 
@@ -240,7 +239,7 @@ def test_the_approximate_family_is_searched_exactly(seed):
 @seeds(25)
 def test_all_lower_sets_are_found_and_sorted_by_size(seed):
     graph = random_graph(seed, 1 + seed % 9, 600)
-    found = lower_sets(graph, 10_000)
+    found = all_lower_sets(graph, 10_000)
     brute = Brute(graph)
     named = [
         frozenset(graph.nodes[v].name for v in range(len(graph)) if mask >> v & 1) for mask in found
@@ -296,7 +295,7 @@ def test_masks_become_rows_and_are_sorted_by_size():
 
 def test_a_step_exists_only_between_nested_sets():
     graph = random_graph(3, 7, 100)
-    sets = lower_sets(graph, 100)
+    sets = all_lower_sets(graph, 100)
     table = KusumotoModel(graph).table(sets)
     for target, after in enumerate(sets):
         for source, before in enumerate(sets):

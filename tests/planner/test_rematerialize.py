@@ -21,8 +21,8 @@ from tests.planner.test_referee import graphs
 from umem.errors import BudgetError, GraphError
 from umem.planner import Graph, Node, min_budget, pareto, plan, simulate
 from umem.planner.dispatch import least_once
-from umem.planner.easing import eased
 from umem.planner.problem import CallFacts, Problem
+from umem.planner.rematerialize import keep_more
 from umem.planner.reruns import plan_of, reruns_of
 
 pytestmark = pytest.mark.thorough
@@ -241,10 +241,10 @@ def test_a_long_plan_keeps_what_there_is_room_for() -> None:
     whole = plan(graph, None, "lower_sets", model="saved")
     reruns = reruns_of(graph, whole)
     budget = whole.peak_bytes + 30
-    fewer = plan_of(graph, eased(graph, reruns, budget), budget, "")
+    fewer = plan_of(graph, keep_more(graph, reruns, budget), budget, "")
     assert fewer.overhead < whole.overhead and fewer.peak_bytes <= budget
-    assert eased(graph, reruns, whole.peak_bytes // 2) == reruns, "which did not fit before"
-    assert not any(eased(graph, reruns, 10**6))
+    assert keep_more(graph, reruns, whole.peak_bytes // 2) == reruns, "which did not fit before"
+    assert not any(keep_more(graph, reruns, 10**6))
 
 
 def problem(count: int) -> Problem:

@@ -16,7 +16,7 @@ from umem.errors import BudgetError, ScalingError, SizeError, UnknownGpuError
 from umem.predict.batches.finding import batches_of
 from umem.predict.batches.found_batches import FoundBatch
 from umem.predict.batches.probing import KNEE, BatchSearch
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import StepVariants
 from umem.trace import Trace
 from umem.trace.events import Access, Alloc, Event, Free, Mark, Op
 from umem.units import BLOCK_BYTES, KIB, MIB
@@ -49,7 +49,7 @@ def recorded(**shape: Any) -> Trace:
 def fits(trace: Trace, batch: int, vram: int = VRAM) -> bool:
     """The same question, asked as `umem.choose` does."""
     spec = gpu_spec("t4").with_vram(vram)
-    return Subject(trace, [spec], batch).fits(spec)
+    return StepVariants(trace, [spec], batch).fits(spec)
 
 
 # -- the largest -------------------------------------------------------------------------------

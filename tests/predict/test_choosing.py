@@ -249,12 +249,12 @@ def test_plans_are_made_once_and_a_replay_serves_all_gpus_with_as_much_vram(
 
 
 def test_that_there_is_nothing_to_plan_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from umem.predict.techniques import subject
+    from umem.predict.techniques import step_variants
 
     asked: list[Any] = []
-    problems_of = subject.problems_of
+    problems_of = step_variants.problems_of
     monkeypatch.setattr(
-        subject, "problems_of", lambda trace: asked.append(trace) or problems_of(trace)
+        step_variants, "problems_of", lambda trace: asked.append(trace) or problems_of(trace)
     )
     choices = choose_each(Trace(step(backward=False)), ["t4", "h200"])
     assert len(asked) == 1

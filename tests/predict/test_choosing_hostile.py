@@ -17,7 +17,7 @@ from umem.devices.virtual.residency import Residency
 from umem.errors import SizeError, TraceError
 from umem.predict.applying import apply
 from umem.predict.recorded_problem import problems_of
-from umem.predict.techniques.steady import distinct, period_of, steady
+from umem.predict.techniques.steady_state import distinct, period_of, steady
 from umem.trace import Access, Alloc, Checker, Event, Free, Hint, Mark, Op, Trace
 
 SIZE = 8 << 20

@@ -27,7 +27,7 @@ from software_programs import needs_compiler, needs_cupy, run
 import umem
 from umem.devices.specs import gpu_spec
 from umem.errors import BudgetError, ScalingError, SizeError, StateError
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import StepVariants
 
 
 def make_step(norm: bool = False, width: int = 128) -> Any:
@@ -48,8 +48,8 @@ def test_the_batch_that_is_found_fits_as_a_recording_of_it_does() -> None:
     found = umem.chainer.find_batch(step, "t4", "16MiB", sizes=(64, 128))
     real = umem.record_at(step, sizes=(found.batch, found.batch + 200))
     spec = gpu_spec("t4").with_vram(16 << 20)
-    assert Subject(real, [spec], found.batch).fits(spec)
-    assert not Subject(real, [spec], found.batch + 200).fits(spec)
+    assert StepVariants(real, [spec], found.batch).fits(spec)
+    assert not StepVariants(real, [spec], found.batch + 200).fits(spec)
     assert found.next_batch == found.batch + 1
     assert (found.confirmed, found.confirmation) == (None, None)
 

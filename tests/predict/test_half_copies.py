@@ -17,7 +17,7 @@ if find_package() is None:
 
 import umem
 import umem.chainer
-from umem.predict.packed_images import own_sizes, packed_images
+from umem.predict.cupy_differences import own_sizes, packed_images
 from umem.predict.techniques.half_widths import in_half
 from umem.trace import Trace
 from umem.trace.events import Access, Alloc, Event, Free, Mark, Op, TapeEntry

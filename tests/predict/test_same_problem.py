@@ -21,7 +21,7 @@ if find_spec("chainer") is None:
 import umem.chainer
 from umem.planner.problem import Problem
 from umem.predict.recorded_problem import problems_of
-from umem.predict.techniques.steady import steady
+from umem.predict.techniques.steady_state import steady
 from umem.trace.analysis.updating import CHUNK_BYTES
 
 models = module("models")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from umem.planner import chen, exact, lower_sets
+from umem.planner import lower_sets
 from umem.planner.graph import Graph
 from umem.planner.kusumoto import KusumotoModel
 from umem.planner.plans import Method, Model, Objective, Plan
@@ -48,9 +48,9 @@ def _one_block(graph: Graph, table: Table, kinds: int) -> Iterator[Chain]:
 
 METHODS = {
     "store_all": Family(_all_at_once, _one_block),
-    "chen": Family(chen.family, chen.chains),
-    "lower_sets": Family(lower_sets.family),
-    "lower_sets_exact": Family(exact.family, exact=True),
+    "chen": Family(lower_sets.single_value_family, lower_sets.chains_by_size),
+    "lower_sets": Family(lower_sets.approximate_family),
+    "lower_sets_exact": Family(lower_sets.exact_family, exact=True),
 }
 """Every such method by its name."""
 

@@ -9,13 +9,12 @@ from dataclasses import replace
 import numpy as np
 
 from umem.errors import BudgetError, GraphError
-from umem.planner import chains, exact, fates, rematerialize
+from umem.planner import chains, keep_recompute_offload, lower_sets, rematerialize
 from umem.planner.chains import METHODS
 from umem.planner.checks import checked_budget, shown, whole_number
-from umem.planner.fate_search import searched
 from umem.planner.graph import Graph
 from umem.planner.link import Link
-from umem.planner.moving import Fates, is_best, moved_plan
+from umem.planner.offload_schedule import Decision, is_best, plan_of_decision
 from umem.planner.plans import OBJECTIVES, Method, Model, Objective, Plan, checked_model
 from umem.planner.reruns import in_order_of
 from umem.planner.schedule import actions
@@ -174,7 +173,7 @@ def _methods(graph: Graph, method: Method, model: Model) -> tuple[Method, ...]:
         return ()
     if method != "auto":
         return (method,)
-    if exact.lower_sets(graph, AUTO_SETS[model]) is not None:
+    if lower_sets.all_lower_sets(graph, AUTO_SETS[model]) is not None:
         return ("store_all", "lower_sets_exact", "lower_sets")
     return ("store_all", "chen", "lower_sets")
 
@@ -203,17 +202,17 @@ def _moves(link: Link, objective: Objective, model: Model) -> bool:
 def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Link) -> Plan:
     """The quickest plan within a budget, or at the least that is found."""
     if budget_bytes is not None:
-        alone = fates.moved_alone(graph, budget_bytes, link)
+        alone = keep_recompute_offload.offload_alone(graph, budget_bytes, link)
         if alone is not None and is_best(alone):
-            return moved_plan(alone, budget_bytes, link, method)
+            return plan_of_decision(alone, budget_bytes, link, method)
         known = []
         with suppress(BudgetError):
             known.append(plan(graph, budget_bytes, method, model="saved"))
-        found = fates.starts(graph, budget_bytes, link, known, method)
+        found = keep_recompute_offload.starting_decisions(graph, budget_bytes, link, known, method)
         if found:
             return _quickest(found, budget_bytes, link, method)
     tightest = [_least(graph, method, "time", "saved", once=once) for once in (True, False)]
-    least, found = fates.tightest(graph, link, tightest, method)
+    least, found = keep_recompute_offload.least_decisions(graph, link, tightest, method)
     budget = least if budget_bytes is None else budget_bytes
     if budget < least:
         raise BudgetError(
@@ -224,11 +223,11 @@ def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Li
     return _quickest(found, budget, link, method)
 
 
-def _quickest(found: list[Fates], budget_bytes: int, link: Link, method: Method) -> Plan:
+def _quickest(found: list[Decision], budget_bytes: int, link: Link, method: Method) -> Plan:
     best = found[0]
     if method in ("auto", rematerialize.NAME) and len(best.graph) <= SEARCHED:
-        best = searched(found, budget_bytes, link)
-    return moved_plan(best, budget_bytes, link, method)
+        best = keep_recompute_offload.improved(found, budget_bytes, link)
+    return plan_of_decision(best, budget_bytes, link, method)
 
 
 # -- how it is answered ------------------------------------------------------------------------

@@ -16,9 +16,86 @@ from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from umem.errors import GraphError
-from umem.planner.checks import each_of, shown, whole_number
-from umem.planner.node import SIZES, Node
+from umem.planner.checks import are_names, each_of, shown, whole_number
+
+SIZES = ("nbytes", "stash_bytes", "workspace_bytes", "backward_workspace_bytes", "stays_bytes")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A function call of the forward pass: what it makes, and what that costs.
+
+    Args:
+        name: unique in its graph.
+        nbytes: bytes of its outputs.
+        cost: what running it once more costs, in any unit; zero or more.
+        saved: whether backward needs its outputs.
+        alias_of: the input that its output is a view of; such a node holds no bytes of its own,
+            and keeping it keeps its base.
+        recomputable: False for what must not run twice; it is kept.
+        stash_bytes: what the call keeps on itself for its own backward, outputs apart.
+        grad_bytes: bytes of the gradient of its outputs; None: nbytes, and zero for a view.
+        workspace_bytes: what it needs only while it runs.
+        backward_workspace_bytes: what its backward needs only while it runs.
+        stays_bytes: what its backward makes and the step keeps to its end: gradients of
+            parameters.
+        needs: the values that its backward reads, itself or inputs of it; None: those of them
+            that are saved.
+        backward_cost: what its backward costs; None: twice its cost.
+    """
+
+    name: str
+    nbytes: int
+    cost: float
+    saved: bool = True
+    alias_of: str | None = None
+    recomputable: bool = True
+    stash_bytes: int = 0
+    grad_bytes: int | None = None
+    workspace_bytes: int = 0
+    backward_workspace_bytes: int = 0
+    stays_bytes: int = 0
+    needs: tuple[str, ...] | None = None
+    backward_cost: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise GraphError(f"a node's name is text; got {self.name!r}")
+        if self.needs is not None:
+            if isinstance(self.needs, str) or not are_names(self.needs):
+                raise GraphError(f"node {self.name!r}: needs is a list of names")
+            object.__setattr__(self, "needs", tuple(self.needs))
+        for key in SIZES:
+            self._set_size(key, getattr(self, key))
+        if self.grad_bytes is not None:
+            self._set_size("grad_bytes", self.grad_bytes)
+        self._set_cost("cost", self.cost)
+        if self.backward_cost is not None:
+            self._set_cost("backward_cost", self.backward_cost)
+        if self.alias_of is not None and not isinstance(self.alias_of, str):
+            raise GraphError(f"node {self.name!r}: alias_of is the name of a node")
+        if self.alias_of is not None and self.stash_bytes:
+            raise GraphError(f"node {self.name!r} is a view; a view keeps no stash")
+
+    def _set_size(self, key: str, value: Any) -> None:
+        size = whole_number(value)
+        if size is None or size < 0:
+            raise GraphError(f"node {self.name!r}: {key} is {shown(value)}, not a count of bytes")
+        object.__setattr__(self, key, size)
+
+    def _set_cost(self, key: str, value: Any) -> None:
+        whole = whole_number(value)
+        is_real = isinstance(value, (float, np.floating))
+        cost = float(value) if is_real else whole
+        if cost is None or not 0 <= cost <= sys.float_info.max:
+            raise GraphError(
+                f"node {self.name!r}: {key} is {shown(value)}, not a finite number of zero or more"
+            )
+        object.__setattr__(self, key, cost)
+
 
 if TYPE_CHECKING:
     from umem.planner.from_trace import Cost

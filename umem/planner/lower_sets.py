@@ -1,27 +1,37 @@
-"""The approximate family of lower sets.
+"""The families of lower sets between which chains of blocks may step.
 
-Kusumoto et al., NeurIPS 2019, section 4.3: of all lower sets only {v and what leads to v}, for
-each node v, with the empty set and V. What differs: under the model ``saved`` the family is the
-runs of the node order from its beginning, because a tape goes backward in exactly the reverse
-order; a graph of more than ``MAX_SETS`` nodes keeps the sets with the fewest bytes on their
-boundaries, one out of each stretch.
+- The approximate family, Kusumoto et al., NeurIPS 2019, section 4.3: of all lower sets only {v and
+  what leads to v}, for each node v, with the empty set and V. What differs: under the model
+  ``saved`` the family is the prefixes of the node order, because a tape goes backward in exactly
+  the reverse order; a graph of more than ``MAX_SETS`` nodes keeps the sets with the fewest bytes on
+  their boundaries, one out of each stretch.
+- All lower sets, section 4.2: with them, dynamic programming finds the best chain there is. Their
+  number can be exponential in the graph's width.
+- Prefixes whose boundary is a single value: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with
+  Sublinear Memory Cost", arXiv 1604.06174, algorithm 3: go through the nodes in order, and close a
+  block at the first single value after it has grown to a number of bytes. Their search over that
+  number is a sweep here, from one block to a block for each cut; with blocks of equal bytes the
+  best is about sqrt(n).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 
+from umem.errors import GraphError
 from umem.planner.graph import Graph
-from umem.planner.masks import bits, by_size
+from umem.planner.masks import bits, by_size, mask_of
 from umem.planner.plans import Model
+from umem.planner.step_table import INFINITE, Chain, Hop, Table
 
 MAX_SETS = 800
 CHUNK = 256
 
 
-def family(graph: Graph, model: Model) -> tuple[int, ...]:
+def approximate_family(graph: Graph, model: Model) -> tuple[int, ...]:
     """The lower sets, sorted by size, from the empty set to all nodes."""
     return prefixes(graph) if model == "saved" else ancestors(graph)
 
@@ -77,3 +87,93 @@ def thinned(masks: tuple[int, ...], weight: list[int]) -> tuple[int, ...]:
     bounds = np.linspace(1, len(masks) - 1, MAX_SETS // 2 + 1).astype(int)
     best = [min(range(low, high), key=weight.__getitem__) for low, high in pairwise(bounds)]
     return (masks[0], *(masks[i] for i in best), masks[-1])
+
+
+LIMITS: dict[Model, int] = {"kusumoto": 3000, "saved": 350}
+"""The most lower sets: one step between two of them costs more under the model ``saved``.
+
+There, twice as many are allowed if each is a run of the node order from its beginning.
+"""
+
+
+def exact_family(graph: Graph, model: Model) -> tuple[int, ...]:
+    """All lower sets, sorted by size.
+
+    Raises:
+        GraphError: there are more than the model's limit.
+    """
+    limit = LIMITS[model]
+    found = all_lower_sets(graph, limit)
+    if found is None and model == "saved" and len(graph) < 2 * limit:
+        found = all_lower_sets(graph, len(graph) + 1)  # as many as there are runs
+    if found is None:
+        raise GraphError(
+            f"the graph has more than {limit} lower sets, too many for "
+            f'method="lower_sets_exact" with model={model!r}; use method="lower_sets"'
+        )
+    return found
+
+
+def all_lower_sets(graph: Graph, limit: int) -> tuple[int, ...] | None:
+    """All lower sets, sorted by size; None where there are more than the limit."""
+    needs = [mask_of(preds) for preds in graph.numbered.preds]
+    found = [0]
+    for v, mask in enumerate(needs):  # the sets of the nodes before v, with v and without it
+        found += [held | 1 << v for held in found if mask & ~held == 0]
+        if len(found) > limit:
+            return None
+    return by_size(found)
+
+
+def single_value_family(graph: Graph, model: Model) -> tuple[int, ...]:
+    """The runs of the node order whose boundary is a single value; the empty set; all.
+
+    In large graphs those of them that `lower_sets` looks at, too: their steps are known by then.
+    """
+    g = graph.numbered
+    looked_at = {*prefixes(graph)} if model == "saved" and len(graph) > MAX_SETS else None
+    found = [0]
+    open_values: dict[int, int] = {}  # by the node whose bytes they lie in
+    waits = [len(users) for users in g.succs]
+    for v, preds in enumerate(g.preds):
+        for x in preds:
+            waits[x] -= 1
+            if waits[x] == 0:
+                open_values[g.root[x]] -= 1
+                if open_values[g.root[x]] == 0:
+                    del open_values[g.root[x]]
+        if waits[v]:
+            open_values[g.root[v]] = open_values.get(g.root[v], 0) + 1
+        if len(open_values) == 1 and v + 1 < len(graph):
+            mask = (1 << v + 1) - 1
+            if looked_at is None or mask in looked_at:
+                found.append(mask)
+    return thinned((*found, (1 << len(graph)) - 1), [0] * (len(found) + 1))
+
+
+def chains_by_size(graph: Graph, table: Table, kinds: int) -> Iterator[Chain]:
+    """The greedy chain for each number of bytes that a block grows to."""
+    size = graph.numbered.size
+    total = [sum(size[: mask.bit_length()]) for mask in table.sets]
+    last = len(table.sets) - 1
+    seen: set[tuple[int, ...]] = set()
+    for count in range(1, min(last, 100) + 1):
+        places = _greedy(total, total[-1] / count)
+        if places in seen:
+            continue
+        seen.add(places)
+        links = []
+        for source, target in pairwise(places):
+            kind = kinds - 1 if target == last else 0  # a last block is stored where that exists
+            links.append(Hop(source, target, kind))
+        if all(table.peak[kind, target, source] < INFINITE for source, target, kind in links):
+            yield tuple(links)
+
+
+def _greedy(total: list[int], grown: float) -> tuple[int, ...]:
+    """The cuts where a block has grown to so many bytes."""
+    places = [0]
+    for place in range(1, len(total) - 1):
+        if total[place] - total[places[-1]] >= grown:
+            places.append(place)
+    return (*places, len(total) - 1)

@@ -19,9 +19,8 @@ from umem.errors import BudgetError
 from umem.planner.call_facts import CallFacts, floor_of, held_of, nodes_of
 from umem.planner.dispatch import least_once
 from umem.planner.dispatch import plan as make_plan
-from umem.planner.graph import Graph
+from umem.planner.graph import Graph, Node
 from umem.planner.link import Link
-from umem.planner.node import Node
 from umem.planner.plans import Method, Plan
 from umem.planner.schedule import Action, actions
 from umem.planner.usage import Usage, usage

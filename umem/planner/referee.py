@@ -8,8 +8,7 @@ from typing import NamedTuple
 from umem.errors import BudgetError, GraphError
 from umem.planner.checks import checked_budget
 from umem.planner.graph import Graph
-from umem.planner.link import Link
-from umem.planner.link_clock import Key, LinkClock
+from umem.planner.link import Key, Link, LinkClock
 from umem.planner.plans import Model, Plan
 from umem.planner.schedule import Action, actions
 from umem.units import format_bytes

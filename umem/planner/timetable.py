@@ -8,13 +8,12 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from umem.planner.graph import Graph, Numbered
-from umem.planner.link import Link
-from umem.planner.link_clock import Key
+from umem.planner.link import Key, Link
 from umem.planner.reruns import Reruns
 from umem.planner.usage import gradient_bytes
 
 
-class Absence(NamedTuple):
+class OffloadWindow(NamedTuple):
     """A value or a stash that is kept from forward into backward, and when it may be away.
 
     Attributes:
@@ -40,17 +39,17 @@ class Timetable(NamedTuple):
         calls: how many of them are forward's.
         cost: what each costs.
         used: the bytes in use during each, with nothing moved.
-        turns: where each step of backward begins, in order of time.
-        step_of: by place in ``turns``, the node.
-        absences: what may be moved.
+        step_starts: where each step of backward begins, in order of time.
+        step_of: by place in ``step_starts``, the node.
+        windows: what may be moved.
     """
 
     calls: int
     cost: list[float]
     used: list[int]
-    turns: list[int]
+    step_starts: list[int]
     step_of: list[int]
-    absences: list[Absence]
+    windows: list[OffloadWindow]
 
 
 def timetable(graph: Graph, reruns: Reruns, link: Link | None = None) -> Timetable:
@@ -59,24 +58,24 @@ def timetable(graph: Graph, reruns: Reruns, link: Link | None = None) -> Timetab
     Without a link nothing may be moved. Its lists are remembered: they are to be left alone.
     """
     g, count = graph.numbered, len(reruns)
-    cost, used, turns, spans = _course(graph, reruns)
+    cost, used, step_starts, spans = _computations(graph, reruns)
     turn_of = [0] * len(cost)
-    for turn in turns:
+    for turn in step_starts:
         turn_of[turn] = turn
     turn_of = list(accumulate(turn_of, max))
-    absences = []
+    windows = []
     for holder, start, end, last, first in spans if link is not None and link.moves else ():
         nbytes = g.size[holder] if holder < count else g.stash[holder - count]
         if start < count <= end and link is not None and link.takes(nbytes):
             key: Key = ("value", holder) if holder < count else ("stash", holder - count)
-            absences.append(Absence(key, nbytes, last, first, turn_of[first]))
-    absences.sort(key=lambda one: (one.last, -one.first, one.key))
-    return Timetable(count, cost, used, turns, list(range(count - 1, -1, -1)), absences)
+            windows.append(OffloadWindow(key, nbytes, last, first, turn_of[first]))
+    windows.sort(key=lambda one: (one.last, -one.first, one.key))
+    return Timetable(count, cost, used, step_starts, list(range(count - 1, -1, -1)), windows)
 
 
 def bytes_during(graph: Graph, reruns: Reruns) -> list[int]:
     """The bytes in use during each computation, with nothing moved; to be left alone."""
-    return _course(graph, reruns).used
+    return _computations(graph, reruns).used
 
 
 class _Span(NamedTuple):
@@ -92,22 +91,22 @@ class _Span(NamedTuple):
     first: int
 
 
-class _Course(NamedTuple):
+class _Computations(NamedTuple):
     cost: list[float]
     used: list[int]
-    turns: list[int]
+    step_starts: list[int]
     spans: list[_Span]
 
 
 @lru_cache(maxsize=16)
-def _course(graph: Graph, reruns: Reruns) -> _Course:
+def _computations(graph: Graph, reruns: Reruns) -> _Computations:
     g, count = graph.numbered, len(reruns)
     beside = gradient_bytes(graph)
     cost: list[float] = list(g.cost)
     used = [g.forward_bytes + workspace for workspace in g.workspace]
-    made, turns = list(range(count)), []
+    made, step_starts = list(range(count)), []
     for step in range(count - 1, -1, -1):
-        turns.append(len(cost))
+        step_starts.append(len(cost))
         before, during = beside[step]
         for v in reruns[step]:
             made.append(v)
@@ -123,7 +122,7 @@ def _course(graph: Graph, reruns: Reruns) -> _Course:
         change[start] += nbytes
         change[end + 1] -= nbytes
     used = [own + there for own, there in zip(used, accumulate(change), strict=False)]
-    return _Course(cost, used, turns, spans)
+    return _Computations(cost, used, step_starts, spans)
 
 
 def _spans(g: Numbered, made: list[int]) -> Iterator[_Span]:
@@ -172,7 +171,7 @@ def _joined(spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 def least_bytes(table: Timetable) -> int:
     """The peak where everything that may be moved is away as long as it may be."""
     change = [0] * (len(table.used) + 1)
-    for one in table.absences:
+    for one in table.windows:
         change[one.last + 1] += one.nbytes
         change[one.back] -= one.nbytes
     away = peak = 0

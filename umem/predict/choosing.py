@@ -18,7 +18,7 @@ from umem.predict.other_models import OtherModel, other_models
 from umem.predict.techniques.options import Option, Plain, tried
 from umem.predict.techniques.recomputation import Schedule, schedule_of
 from umem.predict.techniques.registry import TECHNIQUES
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import StepVariants
 from umem.predict.techniques.technique import Technique
 from umem.trace.axes import StepSize
 from umem.trace.trace import Checker, Trace, check_trace
@@ -99,7 +99,7 @@ class Search:
         for event in trace.events:
             checker.check(event)
         self.size = trace.sizes[-1] if size is None and trace.sizes else size
-        self._subject = Subject(trace, self.gpus, self.size)
+        self._subject = StepVariants(trace, self.gpus, self.size)
         self._other_models = other_models(self._subject.trace)
         self._found: dict[GpuSpec, dict[str, Option]] = {gpu: {} for gpu in self.gpus}
         self._plain: dict[GpuSpec, dict[int, Plain]] = {gpu: {} for gpu in self.gpus}

@@ -9,9 +9,8 @@ from typing import Literal, NamedTuple, Protocol
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError
 from umem.predict.recorded_problem import cost_in_bytes
-from umem.predict.techniques.prepared import Prepared
 from umem.predict.techniques.recomputation import largest_budget
-from umem.predict.techniques.subject import STEPS, Subject
+from umem.predict.techniques.step_variants import STEPS, Prepared, StepVariants
 from umem.trace.events import Op
 from umem.trace.trace import Trace
 from umem.units import KIB
@@ -47,10 +46,10 @@ class Place(Protocol):
 
     budget_bytes: int
 
-    def judged(self, subject: Subject, prepared: Prepared) -> Judged:
-        """Tell what a subject takes, as it was prepared."""
+    def judged(self, variants: StepVariants, prepared: Prepared) -> Judged:
+        """Tell what a variants takes, as it was prepared."""
 
-    def recompute_budget(self, subject: Subject) -> int | Literal["min"]:
+    def recompute_budget(self, variants: StepVariants) -> int | Literal["min"]:
         """The budget of recomputation with which it fits; raises where there is none."""
 
 
@@ -65,25 +64,26 @@ class HostArrays:
     def __init__(self, budget_bytes: int, sure: float = SURE) -> None:
         self.budget_bytes, self._sure = budget_bytes, sure
 
-    def judged(self, subject: Subject, prepared: Prepared) -> Judged:
+    def judged(self, variants: StepVariants, prepared: Prepared) -> Judged:
         """See `Place`."""
         peak = prepared.trace.peak_bytes
         seconds, cost = (
-            _of_all(prepared, weight) + _slower(subject, weight) for weight in (_measured, _counted)
+            _of_all(prepared, weight) + _slower(variants, weight)
+            for weight in (_measured, _counted)
         )
         return Judged(peak <= self.budget_bytes, peak, seconds, cost)
 
-    def recompute_budget(self, subject: Subject) -> int | Literal["min"]:
+    def recompute_budget(self, variants: StepVariants) -> int | Literal["min"]:
         """See `Place`. What a plan does not count, such as sums of gradients, it gets less."""
-        budget, least = self.budget_bytes, self._sure * subject.least_bytes
+        budget, least = self.budget_bytes, self._sure * variants.least_bytes
         for _ in range(TRIES):
             if budget < least:
                 break
-            over = subject.under(budget).peak_bytes - self.budget_bytes
+            over = variants.under(budget).peak_bytes - self.budget_bytes
             if over <= 0:
                 return budget
             budget -= over + KIB
-        if subject.under(None).peak_bytes <= self.budget_bytes:
+        if variants.under(None).peak_bytes <= self.budget_bytes:
             return "min"
         raise BudgetError("no plan leaves as little")
 
@@ -93,16 +93,16 @@ class PlainPool:
 
     Args:
         gpu: the GPU with so much.
-        subject: the step, which replays are made with.
+        variants: the step, which replays are made with.
         sure: as of `HostArrays`.
     """
 
-    def __init__(self, gpu: GpuSpec, subject: Subject, sure: float = SURE) -> None:
-        self.budget_bytes, self._gpu, self._subject = gpu.usable_bytes, gpu, subject
+    def __init__(self, gpu: GpuSpec, variants: StepVariants, sure: float = SURE) -> None:
+        self.budget_bytes, self._gpu, self._subject = gpu.usable_bytes, gpu, variants
         self._sure = sure
         self._roomy = gpu.with_vram(ROOMY_BYTES)
 
-    def judged(self, subject: Subject, prepared: Prepared) -> Judged:
+    def judged(self, variants: StepVariants, prepared: Prepared) -> Judged:
         """See `Place`."""
         replays = self._subject.replays
         step = replays.step(prepared.trace, self._gpu, "unmanaged")
@@ -113,10 +113,10 @@ class PlainPool:
             seconds += prepared.more * (seconds - less)
         return Judged(step.fits, replays.peak_bytes(prepared.trace), seconds, seconds)
 
-    def recompute_budget(self, subject: Subject) -> int | Literal["min"]:
+    def recompute_budget(self, variants: StepVariants) -> int | Literal["min"]:
         """See `Place`."""
-        budget = largest_budget(subject, self._gpu)
-        return budget if budget >= self._sure * subject.least_bytes else "min"
+        budget = largest_budget(variants, self._gpu)
+        return budget if budget >= self._sure * variants.least_bytes else "min"
 
 
 Weight = Callable[[Op], float]
@@ -143,15 +143,15 @@ def _of_a_step(trace: Trace, weight: Weight) -> float:
     return sum(map(weight, trace.ops)) / STEPS
 
 
-def _slower(subject: Subject, weight: Weight) -> float:
+def _slower(variants: StepVariants, weight: Weight) -> float:
     """The time that NumPy takes longer for eight and sixteen bits, by a weight of operations."""
-    whole, extra = subject.change.passes(subject.size), 0.0
-    ops = list(subject.trace.ops)
-    if subject.change.small_states and find_spec("numba") is None:
+    whole, extra = variants.change.passes(variants.size), 0.0
+    ops = list(variants.trace.ops)
+    if variants.change.small_states and find_spec("numba") is None:
         updates = sum(weight(op) for op in ops if op.phase == "update") / STEPS
         extra += (SLOWER_STATES - 1) * updates
-    if subject.change.half:
+    if variants.change.half:
         rest = sum(weight(op) for op in ops if op.phase != "update") / STEPS
-        shown = min(whole, subject.change.shown)
+        shown = min(whole, variants.change.shown)
         extra += (SLOWER_HALVES - 1) * rest * whole / shown
     return extra

@@ -18,7 +18,7 @@ from umem.errors import BudgetError, GraphError, ScalingError, StateError
 from umem.predict.diet_places import HostArrays, Place
 from umem.predict.techniques import changing
 from umem.predict.techniques.changes import Changes
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import StepVariants
 from umem.units import MIB, format_apart, format_bytes
 
 WORTH = 0.95
@@ -110,7 +110,7 @@ class Chosen:
     tried: tuple[Combination, ...]
 
 
-def cheapest(subject: Subject, place: Place, without: Collection[str] = ()) -> Chosen:
+def cheapest(variants: StepVariants, place: Place, without: Collection[str] = ()) -> Chosen:
     """Choose what keeps a step to a budget at the least cost.
 
     What is exact goes first: results to the bit, then up to rounding, then 8-bit states, then half
@@ -119,15 +119,15 @@ def cheapest(subject: Subject, place: Place, without: Collection[str] = ()) -> C
     nothing else fits. The plain step is what is chosen where it fits.
 
     Args:
-        subject: the step at the wanted size.
+        variants: the step at the wanted size.
         place: where it runs.
         without: the `PARTS` that are not to be used.
 
     Raises:
         BudgetError: nothing fits; names the least that would.
     """
-    search = _Candidates(subject, place, without)
-    plain = search.judged(subject)
+    search = _Candidates(variants, place, without)
+    plain = search.judged(variants)
     best = plain if plain.fits else None
     is_measured = isinstance(place, HostArrays)
     for rank in range(4):
@@ -148,18 +148,18 @@ def cheapest(subject: Subject, place: Place, without: Collection[str] = ()) -> C
 class _Candidates:
     """The combinations that are worth a try, by how exact they are."""
 
-    def __init__(self, subject: Subject, place: Place, without: Collection[str]) -> None:
-        self._subject, self._place, self._without = subject, place, without
+    def __init__(self, variants: StepVariants, place: Place, without: Collection[str]) -> None:
+        self._subject, self._place, self._without = variants, place, without
         self.tried: list[Combination] = []
 
-    def judged(self, subject: Subject, budget: Again = None) -> Combination:
+    def judged(self, variants: StepVariants, budget: Again = None) -> Combination:
         """What a step takes, under a budget of recomputation if any."""
         if budget is None:
-            prepared = subject.prepared("")
+            prepared = variants.prepared("")
         else:
-            prepared = subject.prepared("", None if budget == "min" else budget)
+            prepared = variants.prepared("", None if budget == "min" else budget)
         found = Combination(
-            subject.change, budget, **self._place.judged(subject, prepared)._asdict()
+            variants.change, budget, **self._place.judged(variants, prepared)._asdict()
         )
         self.tried.append(found)
         return found
@@ -180,14 +180,14 @@ class _Candidates:
     def _may(self, part: str) -> bool:
         return part not in self._without
 
-    def _of(self, subject: Subject, *, rounds: bool) -> Iterator[Combination]:
+    def _of(self, variants: StepVariants, *, rounds: bool) -> Iterator[Combination]:
         """A step with and without recomputation; also what changes results by rounding."""
-        yield from self._again(subject)
+        yield from self._again(variants)
         if not rounds:
             return
-        steps = [subject]
+        steps = [variants]
         for cap in CAPS if self._may("workspace") else ():
-            capped = subject.changed(cap_bytes=cap)
+            capped = variants.changed(cap_bytes=cap)
             if capped.trace.peak_bytes < WORTH * steps[-1].trace.peak_bytes:
                 steps.append(capped)
                 yield from self._again(capped)
@@ -195,17 +195,17 @@ class _Candidates:
             with suppress(*_NOTHING):
                 yield from self._split(step)
 
-    def _again(self, subject: Subject) -> Iterator[Combination]:
-        plain = self.judged(subject)
+    def _again(self, variants: StepVariants) -> Iterator[Combination]:
+        plain = self.judged(variants)
         yield plain
         if not plain.fits and self._may("recompute"):
             with suppress(*_NOTHING):
-                yield self.judged(subject, self._place.recompute_budget(subject))
+                yield self.judged(variants, self._place.recompute_budget(variants))
 
-    def _split(self, subject: Subject) -> Iterator[Combination]:
+    def _split(self, variants: StepVariants) -> Iterator[Combination]:
         """The largest micro-batch that fits with recomputation, and without."""
-        for micro in changing.smaller_batches(subject):
-            for found in self._again(subject.changed(micro_batch=micro)):
+        for micro in changing.smaller_batches(variants):
+            for found in self._again(variants.changed(micro_batch=micro)):
                 yield found
                 if found.fits and found.budget is None:
                     return
@@ -224,15 +224,15 @@ class _Candidates:
                         self._judge_least(self._subject.changed(**fields), micro)
         return min(self.tried, key=lambda one: one.peak_bytes)
 
-    def _judge_least(self, subject: Subject, micro: int | None) -> None:
+    def _judge_least(self, variants: StepVariants, micro: int | None) -> None:
         if micro is not None:
-            next(changing.smaller_batches(subject))  # or it cannot be split
-            subject = subject.changed(micro_batch=micro)
+            next(changing.smaller_batches(variants))  # or it cannot be split
+            variants = variants.changed(micro_batch=micro)
         if self._may("workspace"):
-            subject = subject.changed(cap_bytes=CAPS[-1])
-        self.judged(subject)
+            variants = variants.changed(cap_bytes=CAPS[-1])
+        self.judged(variants)
         if self._may("recompute"):
-            self.judged(subject, "min")
+            self.judged(variants, "min")
 
 
 def _shown(budget: Again) -> str:

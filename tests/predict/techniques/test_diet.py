@@ -18,7 +18,7 @@ from umem.predict.techniques.changing import smaller_batches
 from umem.predict.techniques.half_widths import in_half
 from umem.predict.techniques.micro_batches import accumulated
 from umem.predict.techniques.small_states import BLOCK, with_small_states
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import StepVariants
 from umem.trace import Access, Alloc, Checker, Event, Free, Mark, Op, Trace
 from umem.trace.trace import tail
 from umem.units import MIB
@@ -206,14 +206,14 @@ def test_the_largest_micro_batch_that_fits_is_chosen() -> None:
     assert found.line == f"with umem.chainer.accumulate(optimizer, micro_batch={micro}):"
     assert found.tolerance == "rounding" and not found.exact
     assert found.peak_bytes is not None and found.peak_bytes <= gpu.usable_bytes
-    subject = Subject(trace, [gpu], 4096)
+    subject = StepVariants(trace, [gpu], 4096)
     assert subject.changed(micro_batch=micro).fits(gpu)
     assert not subject.changed(micro_batch=2 * micro).fits(gpu)
 
 
 def test_micro_batches_that_a_trace_leaves_out_take_as_long_as_those_that_it_has() -> None:
     *_, step = trained("convolutional")
-    subject = Subject(umem.record_at(step, (8, 16)), [GPU], 96)
+    subject = StepVariants(umem.record_at(step, (8, 16)), [GPU], 96)
     all_of_them = subject.changed(micro_batch=8, shown=12)
     some = subject.changed(micro_batch=8)
     prepared = some.prepared("")
@@ -232,7 +232,7 @@ def test_batch_normalisation_is_refused_by_name() -> None:
     def step(size: int) -> None:
         optimizer.update(lambda: F.mean(model(np.ones((size, 32), np.float32)) ** 2))
 
-    subject = Subject(umem.record_at(step, (8, 16)), [GPU], 64)
+    subject = StepVariants(umem.record_at(step, (8, 16)), [GPU], 64)
     with pytest.raises(StateError, match="BatchNormalization takes statistics over all of it"):
         list(smaller_batches(subject))
 
@@ -246,7 +246,7 @@ def test_a_step_of_one_size_or_without_update_or_with_two_optimizers_is_not_spli
     ]  # fmt: skip
     update = [Op("SGD", "update", (w, g), (w,)), Mark("step")]
     with pytest.raises(StateError, match="recorded at one size"):
-        list(smaller_batches(Subject(Trace([*step, *update]))))
+        list(smaller_batches(StepVariants(Trace([*step, *update]))))
     with pytest.raises(StateError, match="no optimizer's update"):
         accumulated(Trace(step), Trace(step), 2)
     turns = [*step, *update, Op("h", "forward", (x,), (y,)), *update]
@@ -411,9 +411,9 @@ def test_the_cheapest_is_the_most_exact_that_is_about_as_quick() -> None:
     *_, step = trained("convolutional")
     trace = umem.record_at(step, (8, 16))
     plain = trace.at(512).peak_bytes
-    kept = cheapest(Subject(trace, (), 512, correct="off"), HostArrays(plain))
+    kept = cheapest(StepVariants(trace, (), 512, correct="off"), HostArrays(plain))
     assert kept.best == kept.plain and kept.best.names == ()
-    tight = cheapest(Subject(trace, (), 512, correct="off"), HostArrays(round(0.6 * plain)))
+    tight = cheapest(StepVariants(trace, (), 512, correct="off"), HostArrays(round(0.6 * plain)))
     assert tight.best.fits and tight.best.peak_bytes <= 0.6 * plain
     for other in tight.tried:
         if other.fits and other.rank < tight.best.rank:
@@ -435,7 +435,9 @@ def test_the_choice_does_not_depend_on_times_that_were_measured() -> None:
                 for point, events in trace.recordings.items()
             },
         )
-        chosen.append(cheapest(Subject(skewed, (), 512, correct="off"), HostArrays(budget)).best)
+        chosen.append(
+            cheapest(StepVariants(skewed, (), 512, correct="off"), HostArrays(budget)).best
+        )
     assert {one.names for one in chosen} == {chosen[0].names} and chosen[0].names
     assert len({one.peak_bytes for one in chosen}) == len({one.cost for one in chosen}) == 1
 
@@ -453,7 +455,7 @@ def test_what_is_not_wanted_is_not_chosen(part: str) -> None:
     *_, step = trained("convolutional")
     trace = umem.record_at(step, (8, 16))
     budget = round(0.5 * trace.at(512).peak_bytes)
-    found = cheapest(Subject(trace, (), 512, correct="off"), HostArrays(budget), [part])
+    found = cheapest(StepVariants(trace, (), 512, correct="off"), HostArrays(budget), [part])
     for one in found.tried:
         change = one.change
         used = {
@@ -467,9 +469,9 @@ def test_what_is_not_wanted_is_not_chosen(part: str) -> None:
 
 def test_a_budget_that_nothing_fits_names_the_least_that_was_found() -> None:
     trace = heavy_states()
-    subject = Subject(trace, (), 64, correct="off")
+    subject = StepVariants(trace, (), 64, correct="off")
     with pytest.raises(BudgetError, match="the least that was found is") as caught:
         cheapest(subject, HostArrays(MIB))
     least = int(str(caught.value).partition("(")[2].partition(" bytes")[0])
-    found = cheapest(Subject(trace, (), 64, correct="off"), HostArrays(round(1.01 * least)))
+    found = cheapest(StepVariants(trace, (), 64, correct="off"), HostArrays(round(1.01 * least)))
     assert found.best.peak_bytes <= 1.01 * least

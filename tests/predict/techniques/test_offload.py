@@ -16,7 +16,7 @@ from umem.planner import Graph, Link, min_budget, plan, simulate
 from umem.predict.applying import apply
 from umem.predict.techniques import offloading
 from umem.predict.techniques.gpu_times import op_seconds
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import StepVariants
 from umem.trace import Access, Alloc, Checker, Free, Hint, Mark, Op, Trace
 from umem.units import MIB
 
@@ -144,12 +144,12 @@ def test_a_view_that_is_kept_keeps_what_it_lies_in() -> None:
 def test_everything_moved_fits_less_and_takes_longer() -> None:
     trace = chain(64 * MIB, 10)
     gpu = gpu_spec("t4").with_vram(800 * MIB)
-    subject = Subject(trace, [gpu], correct="off")
+    subject = StepVariants(trace, [gpu], correct="off")
     whole = subject.replays.step(subject.trace, gpu, "unmanaged")
     with pytest.raises(StateError, match="fits with everything kept"):
         offloading.prepare(subject, gpu)
     small = gpu.with_vram(600 * MIB)
-    subject = Subject(trace, [small], correct="off")
+    subject = StepVariants(trace, [small], correct="off")
     made = offloading.prepare(subject, small)
     step = subject.replays.step(made.trace, small, "unmanaged")
     assert made.line == "with umem.chainer.Offload():"
@@ -159,7 +159,7 @@ def test_everything_moved_fits_less_and_takes_longer() -> None:
 
 def test_a_gpu_without_a_link_has_nothing_below() -> None:
     gpu = gpu_spec("jetson-orin-64gb").with_vram(8 * MIB)
-    subject = Subject(chain(4 * MIB), [gpu], correct="off")
+    subject = StepVariants(chain(4 * MIB), [gpu], correct="off")
     for prepare in (offloading.prepare, offloading.prepare_quickest):
         with pytest.raises(StateError, match="shares its memory with the host"):
             prepare(subject, gpu)
@@ -168,7 +168,7 @@ def test_a_gpu_without_a_link_has_nothing_below() -> None:
 def test_what_operations_take_adds_up_to_the_step() -> None:
     for nbytes in (64, 64 * MIB):  # the host is slower, then the GPU
         gpu = gpu_spec("t4")
-        subject = Subject(chain(nbytes, 10), [gpu], correct="off")
+        subject = StepVariants(chain(nbytes, 10), [gpu], correct="off")
         seconds = op_seconds(subject.trace, gpu)
         whole = subject.replays.step(subject.trace, gpu, "unmanaged").cost.seconds
         steps = sum(event == Mark("step") for event in subject.trace.events)
@@ -177,7 +177,7 @@ def test_what_operations_take_adds_up_to_the_step() -> None:
 
 
 def test_a_plan_that_moves_knows_what_a_call_takes_on_its_gpu() -> None:
-    subject = Subject(chain(64, 10), correct="off")
+    subject = StepVariants(chain(64, 10), correct="off")
     (on_any,) = subject.problems
     (slow,) = subject.problems_on(gpu_spec("t4"))
     (same,) = subject.problems_on(gpu_spec("t4").with_vram(MIB))
@@ -191,7 +191,7 @@ def test_a_plan_that_moves_knows_what_a_call_takes_on_its_gpu() -> None:
 
 def test_where_all_has_to_move_it_is_not_a_plan_of_three_fates() -> None:
     gpu = gpu_spec("gh200-96gb").with_vram(400 * MIB)
-    subject = Subject(chain(64 * MIB, 10), [gpu], correct="off")
+    subject = StepVariants(chain(64 * MIB, 10), [gpu], correct="off")
     below = offloading.prepare(subject, gpu)
     all_below = subject.replays.step(below.trace, gpu, "unmanaged")
     assert all_below.fits

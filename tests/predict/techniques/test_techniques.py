@@ -21,8 +21,8 @@ from umem.predict.stepping import Replays
 from umem.predict.techniques import recomputation as budgets
 from umem.predict.techniques.prefetching import with_moves
 from umem.predict.techniques.registry import TECHNIQUES
-from umem.predict.techniques.steady import steady
-from umem.predict.techniques.subject import STEPS, Subject
+from umem.predict.techniques.steady_state import steady
+from umem.predict.techniques.step_variants import STEPS, StepVariants
 from umem.trace import Access, Alloc, Checker, Free, Hint, Mark, Op, Trace
 from umem.units import BLOCK_BYTES, MIB
 
@@ -240,7 +240,7 @@ def test_the_tape_has_the_bytes_that_the_network_has() -> None:
 
 
 def test_the_least_budget_is_what_the_referee_measures() -> None:
-    subject = Subject(Trace([*chain_of(12), Mark("step")]))
+    subject = StepVariants(Trace([*chain_of(12), Mark("step")]))
     (problem,) = subject.problems
     least = problem.least()
     assert least.constant_bytes == 64
@@ -255,7 +255,7 @@ def test_the_least_budget_is_what_the_referee_measures() -> None:
 
 def test_a_share_is_one_of_what_the_step_takes_as_it_is() -> None:
     # 12 values of 4 MiB, two gradients and 64 bytes: 56 MiB.
-    subject = Subject(Trace([*chain_of(12), Mark("step")]))
+    subject = StepVariants(Trace([*chain_of(12), Mark("step")]))
     assert subject.trace.peak_bytes == subject.problems[0].plain_bytes == 56 * MIB + 64
     for share in (0.9, 0.7, 0.55):
         assert subject.under(share).peak_bytes <= share * (56 * MIB + 64)
@@ -269,7 +269,7 @@ def test_a_share_is_one_of_what_the_step_takes_as_it_is() -> None:
 
 
 def test_two_budgets_never_read_the_same() -> None:
-    subject = Subject(Trace([*chain_of(3), Mark("step")]))
+    subject = StepVariants(Trace([*chain_of(3), Mark("step")]))
     with pytest.raises(BudgetError) as caught:
         subject.under(subject.least_bytes - 1)
     assert f"a budget of {subject.least_bytes - 1} B (" in str(caught.value)
@@ -277,7 +277,7 @@ def test_two_budgets_never_read_the_same() -> None:
 
 
 def test_nothing_runs_again_for_a_trace_without_backward() -> None:
-    subject = Subject(Trace(step(backward=False)))
+    subject = StepVariants(Trace(step(backward=False)))
     with pytest.raises(GraphError, match="no backward"):
         budgets.prepare(subject, GPU, "50%")
 
@@ -303,7 +303,7 @@ def chain_of(count: int, nbytes: int = 4 * MIB) -> list[Any]:
 
 
 def test_the_largest_budget_fits_and_more_would_not() -> None:
-    subject = Subject(Trace([*chain_of(40), Mark("step")]))
+    subject = StepVariants(Trace([*chain_of(40), Mark("step")]))
     gpu = GPU.with_vram(96 * MIB)
     prepared = budgets.prepare_largest(subject, gpu)
     budget = int(prepared.line.split('"')[1].removesuffix("MiB"))
@@ -314,7 +314,7 @@ def test_the_largest_budget_fits_and_more_would_not() -> None:
 
 
 def test_where_the_step_does_not_fit_recomputation_learns_in_hybrid_memory() -> None:
-    subject = Subject(Trace([*chain_of(40), Mark("step")]))
+    subject = StepVariants(Trace([*chain_of(40), Mark("step")]))
     roomy = budgets.prepare(subject, GPU, "min")
     tight = budgets.prepare(subject, GPU.with_vram(96 * MIB), "min")
     shared = budgets.prepare(subject, gpu_spec("jetson-orin-64gb").with_vram(96 * MIB), "min")
@@ -415,7 +415,7 @@ def test_a_state_that_keeps_its_graph_is_placed_as_in_training(
 
 
 def test_the_largest_budget_says_why_there_is_none() -> None:
-    subject = Subject(Trace([*chain_of(40), Mark("step")]))
+    subject = StepVariants(Trace([*chain_of(40), Mark("step")]))
     with pytest.raises(StateError, match="fits with everything kept"):
         budgets.prepare_largest(subject, GPU)
     with pytest.raises(BudgetError, match=r"the least budget is .* MiB, and 16.0 MiB of VRAM"):
@@ -466,7 +466,7 @@ def test_lookahead_on_a_trace_is_what_lookahead_does_on_the_tape() -> None:
 
 
 def test_lookahead_has_nothing_to_say_where_all_has_room() -> None:
-    subject = Subject(Trace([*chain_of(8), Mark("step")]))
+    subject = StepVariants(Trace([*chain_of(8), Mark("step")]))
     lookahead = next(t for t in TECHNIQUES if t.name == "managed, lookahead")
     with pytest.raises(StateError, match="it moves nothing"):
         lookahead.prepare(subject, GPU)
@@ -483,7 +483,7 @@ ON_ONE_SIZE = [t for t in TECHNIQUES if not t.name.startswith(OF_THE_DIET)]
 @cache
 def prepared_lines() -> dict[str, str | None]:
     """The line of each technique, on a step that needs more than its GPU has."""
-    subject = Subject(Trace([*chain_of(60), Mark("step")]))
+    subject = StepVariants(Trace([*chain_of(60), Mark("step")]))
     tight = GPU.with_vram(96 * MIB)
     narrow = GPU.with_vram(48 * MIB)
     lines: dict[str, str | None] = {}
@@ -491,7 +491,7 @@ def prepared_lines() -> dict[str, str | None]:
         e._replace(name="Convolution2DFunction", workspace_bytes=24 * MIB) if type(e) is Op else e
         for e in chain_of(60)
     ]
-    convolved = Subject(Trace([*convolutions, Mark("step")]))
+    convolved = StepVariants(Trace([*convolutions, Mark("step")]))
     for technique in ON_ONE_SIZE:
         gpu = narrow if "lookahead" in technique.name else tight
         step = convolved if "workspace" in technique.name else subject
@@ -547,7 +547,7 @@ def test_where_optimizers_take_turns_a_step_is_a_round_of_them() -> None:
 
 
 def test_every_kind_of_pass_is_planned() -> None:
-    subject = Subject(two_models())
+    subject = StepVariants(two_models())
     assert [len(problem.calls) for problem in subject.problems] == [6, 9]
     others = subject.trace.peak_bytes - max(problem.plain_bytes for problem in subject.problems)
     assert 0 <= others <= 3 * 64  # parameters of the model that the pass is not of

@@ -27,7 +27,7 @@ from umem.devices.specs import GpuSpec, gpu_spec
 from umem.errors import BudgetError, SizeError, StateError
 from umem.predict.diet_places import SURE, HostArrays, Place, PlainPool
 from umem.predict.dieting import PARTS, Chosen, Combination, cheapest
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import StepVariants
 from umem.trace.events import Event, Op
 from umem.trace.trace import Trace
 from umem.units import format_bytes, format_seconds, parse_bytes
@@ -131,13 +131,13 @@ def diet_of(
 
 def placed(
     trace: Trace, size: int | None, budget_bytes: int, gpu: str | GpuSpec | None, sure: float = SURE
-) -> tuple[Subject, Place]:
+) -> tuple[StepVariants, Place]:
     """The step to choose for, and where it runs: on the host, or a GPU with so much VRAM."""
     spec = _gpu_of(trace, gpu)
     if spec is None:
-        return Subject(trace, (), size, correct="off"), HostArrays(budget_bytes, sure)
+        return StepVariants(trace, (), size, correct="off"), HostArrays(budget_bytes, sure)
     spec = spec.with_vram(budget_bytes)
-    subject = Subject(_without_times(trace), [spec], size)
+    subject = StepVariants(_without_times(trace), [spec], size)
     return subject, PlainPool(spec, subject, sure)
 
 

@@ -13,7 +13,7 @@ from umem.predict.batches.probing import BatchSearch
 from umem.predict.choosing import gpu_asked_for
 from umem.predict.diet_places import PlainPool
 from umem.predict.techniques.combinations import lines
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import StepVariants
 from umem.printable import quoted
 from umem.trace.axes import StepSize, check_size
 from umem.trace.trace import Trace, check_trace
@@ -77,7 +77,7 @@ def batches_of(
         no_pair=no_pair,
         replay_count=for_largest,
         all_replay_count=search.replay_count,
-        caveat=search.subject(largest.batch).caveat,
+        caveat=search.variants(largest.batch).caveat,
     )
 
 
@@ -105,7 +105,7 @@ def _paired(
     """The micro-batch and the budget of least time, or why there is none."""
     if effective is None:
         return None, None
-    whole = search.subject(effective)
+    whole = search.variants(effective)
     place = PlainPool(search.spec, whole)
     found: list[MicroBatch] = []
     reason = None
@@ -133,15 +133,17 @@ def _micro_batches(effective: int, largest: int) -> list[int]:
     return list(dict.fromkeys(-(-effective // count) for count in counts))
 
 
-def _in_micro_batches(whole: Subject, place: PlainPool, effective: int, micro: int) -> MicroBatch:
-    subject = whole if micro == effective else whole.changed(micro_batch=micro)
+def _in_micro_batches(
+    whole: StepVariants, place: PlainPool, effective: int, micro: int
+) -> MicroBatch:
+    variants = whole if micro == effective else whole.changed(micro_batch=micro)
     budget = None
-    fits, peak, seconds, _ = place.judged(subject, subject.prepared(""))
+    fits, peak, seconds, _ = place.judged(variants, variants.prepared(""))
     if not fits:
-        planned = place.recompute_budget(subject)
+        planned = place.recompute_budget(variants)
         budget = planned if isinstance(planned, str) else _text(planned)
-        prepared = subject.prepared("", None if isinstance(planned, str) else planned)
-        fits, peak, seconds, _ = place.judged(subject, prepared)
+        prepared = variants.prepared("", None if isinstance(planned, str) else planned)
+        fits, peak, seconds, _ = place.judged(variants, prepared)
         if not fits:
             raise BudgetError("no plan of recomputation has room")
     line = lines((), None if micro == effective else micro, None, budget)

@@ -14,8 +14,8 @@ from umem.devices.specs import GpuSpec
 from umem.devices.virtual import VirtualGPU
 from umem.errors import BudgetError, OutOfMemoryError, SizeError
 from umem.predict.batches.found_batches import BatchStep
-from umem.predict.techniques.steady import STEP
-from umem.predict.techniques.subject import STEPS, Subject
+from umem.predict.techniques.steady_state import STEP
+from umem.predict.techniques.step_variants import STEPS, StepVariants
 from umem.printable import quoted
 from umem.trace.axes import StepSize
 from umem.trace.trace import Trace
@@ -61,7 +61,7 @@ class BatchSearch:
         self._axis = "batch" if "batch" in trace.axes else next(iter(trace.axes), None)
         self._probes: dict[int, Probe] = {}
         self._peaks: dict[int, int] = {}
-        self._last: tuple[int, Subject] | None = None
+        self._last: tuple[int, StepVariants] | None = None
 
     @property
     def replay_count(self) -> int:
@@ -75,22 +75,22 @@ class BatchSearch:
         size = {**self._others, self._axis: batch}
         return {axis: size[axis] for axis in self.trace.axes if axis in size} | size
 
-    def subject(self, batch: int) -> Subject:
+    def variants(self, batch: int) -> StepVariants:
         """The step with a batch; the last one is kept."""
         if self._last is None or self._last[0] != batch:
-            self._last = batch, Subject(self.trace, [self.spec], self.size(batch))
+            self._last = batch, StepVariants(self.trace, [self.spec], self.size(batch))
         return self._last[1]
 
     def peak(self, batch: int) -> int:
         """The most bytes that a step's tensors and workspace hold."""
         if batch not in self._peaks:
-            self._peaks[batch] = self.subject(batch).trace.peak_bytes
+            self._peaks[batch] = self.variants(batch).trace.peak_bytes
         return self._peaks[batch]
 
     def probe(self, batch: int) -> Probe:
         """Replay a step."""
         if batch not in self._probes:
-            self._probes[batch] = _replayed(self.subject(batch).trace, self.spec, batch)
+            self._probes[batch] = _replayed(self.variants(batch).trace, self.spec, batch)
         return self._probes[batch]
 
     # -- the largest ---------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from umem.predict.batches.scaled_sizes import HALF, Scaled, ScaledSizes
 from umem.predict.choosing import gpu_asked_for
 from umem.predict.diet_places import PlainPool
 from umem.predict.techniques.micro_batches import check_splits, line
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import StepVariants
 from umem.printable import quoted
 from umem.trace.align import kinds
 from umem.trace.axes import StepSize, check_size, size_text
@@ -134,11 +134,11 @@ class _Steps:
         self._traces, self._factor, self._scaled = traces, factor, scaled
         self._spec, self._asked = spec, size
         self._check_axes()
-        self._subjects = [Subject(trace, [spec], self._size(trace)) for trace in traces]
+        self._subjects = [StepVariants(trace, [spec], self._size(trace)) for trace in traces]
         self.caveat = self._subjects[0].caveat
         self.whole = self._judged(self._subjects[0])
-        for trace, subject in zip(traces[1:], self._subjects[1:], strict=True):
-            self._check_same(trace, self._judged(subject))
+        for trace, variants in zip(traces[1:], self._subjects[1:], strict=True):
+            self._check_same(trace, self._judged(variants))
 
     @property
     def size(self) -> StepSize | None:
@@ -237,10 +237,10 @@ class _Steps:
     def _along(self, row: Scaled, then: int) -> Scaled:
         """An axis scaled, by each trace that has it; they have to agree."""
         found = [
-            (subject, self._judged(Subject(subject.recorded, [self._spec], size)))
-            for trace, subject in zip(self._traces, self._subjects, strict=True)
+            (variants, self._judged(StepVariants(variants.recorded, [self._spec], size)))
+            for trace, variants in zip(self._traces, self._subjects, strict=True)
             if row.axis in _axes(trace)
-            for size in [_with(subject.size, row.axis, then)]
+            for size in [_with(variants.size, row.axis, then)]
         ]
         peaks = [judged.peak_bytes for _, judged in found]
         if max(peaks) - min(peaks) > AGREEMENT * max(peaks):
@@ -250,13 +250,13 @@ class _Steps:
         is_part = row.axis == BATCH and self._factor < 1
         return self._in_parts(filled, found[0][0], then) if is_part else filled
 
-    def _in_parts(self, row: Scaled, subject: Subject, part: int) -> Scaled:
+    def _in_parts(self, row: Scaled, variants: StepVariants, part: int) -> Scaled:
         """The whole batch in micro-batches, where it can be split."""
         try:
-            check_splits(subject.recorded)
+            check_splits(variants.recorded)
         except StateError:
             return row
-        both = self._judged(subject.changed(micro_batch=part))
+        both = self._judged(variants.changed(micro_batch=part))
         values = {f"accumulated_{name}": value for name, value in both._asdict().items()}
         return replace(row, line=line(part), **values)
 
@@ -267,7 +267,7 @@ class _Steps:
 
     def _apart(self, axis: str) -> _Judged:
         trace = self._scaled[axis]
-        judged = self._judged(Subject(trace, [self._spec], self._size(trace)))
+        judged = self._judged(StepVariants(trace, [self._spec], self._size(trace)))
         ratio = judged.peak_bytes / max(1, self.whole.peak_bytes)
         if ratio > 1 + AGREEMENT if self._factor < 1 else ratio < 1 - AGREEMENT:
             one, two = format_apart(judged.peak_bytes, self.whole.peak_bytes)
@@ -315,9 +315,9 @@ class _Steps:
         at = f", at {size_text(others)}" if others else ""
         return f"umem.record_at(step, sizes={str(sizes).replace(chr(39), chr(34))}){at}"
 
-    def _judged(self, subject: Subject) -> _Judged:
-        place = PlainPool(self._spec, subject)
-        return _Judged(*place.judged(subject, subject.prepared(""))[:3])
+    def _judged(self, variants: StepVariants) -> _Judged:
+        place = PlainPool(self._spec, variants)
+        return _Judged(*place.judged(variants, variants.prepared(""))[:3])
 
 
 def _axes(trace: Trace) -> set[str]:

@@ -1,10 +1,15 @@
 """What a step recorded in one process takes on several ranks; everything said is simulated."""
 
 from umem.predict.ranks.choosing_ranks import choose_ranks
-from umem.predict.ranks.collectives import all_reduce_seconds, ordered_sum_seconds
 from umem.predict.ranks.found_ranks import RankChoice, RankStep
 from umem.predict.ranks.graph_step import GraphStep
-from umem.predict.ranks.rank_links import NAMES, RankLink, rank_link
+from umem.predict.ranks.rank_links import (
+    NAMES,
+    RankLink,
+    all_reduce_seconds,
+    ordered_sum_seconds,
+    rank_link,
+)
 from umem.predict.ranks.rank_shares import GraphInParts, RankShare, shares_of
 from umem.predict.ranks.rank_traces import RankedTraces, RankRow, rank_files, ranked
 from umem.predict.ranks.scaled_events import scaled

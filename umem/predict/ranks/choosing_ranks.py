@@ -12,10 +12,15 @@ from umem.errors import ScalingError, SizeError
 from umem.memory.limits import Size
 from umem.predict.choosing import gpu_asked_for
 from umem.predict.cupy_differences import Correct, on_gpu
-from umem.predict.ranks.collectives import all_reduce_seconds, ordered_sum_seconds, shared_seconds
 from umem.predict.ranks.found_ranks import RankChoice, RankStep
 from umem.predict.ranks.graph_step import GraphStep
-from umem.predict.ranks.rank_links import RankLink, rank_link
+from umem.predict.ranks.rank_links import (
+    RankLink,
+    all_reduce_seconds,
+    ordered_sum_seconds,
+    rank_link,
+    shared_seconds,
+)
 from umem.predict.ranks.rank_shares import GraphInParts, composite, rounds_of, shares_of
 from umem.predict.ranks.scaled_events import with_state_split
 from umem.predict.replaying import replay
@@ -53,7 +58,7 @@ def choose_ranks(
     sharded each rank has 1 / N of it; gradients are scattered and parameters gathered, through the
     hosts' memory.
 
-    Models: see `umem.predict.ranks.collectives` and `RankLink`, each with its source. Does not
+    Models: see `umem.predict.ranks.rank_links` and `RankLink`, each with its source. Does not
     model: work beside an exchange, links that are shared, MPI's own memory, stragglers, float16
     on the wire where the trace has none.
 

@@ -1,9 +1,13 @@
-"""What is between two ranks: bandwidth and latency, each with its source."""
+"""The link between two ranks, each with its source, and the time of collectives over it.
+
+Computing is left out: adding goes as fast as memory, which is quicker than links.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from math import ceil, log2
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +135,38 @@ def _from_file(path: Path) -> RankLink:
     if not (0 < rate < 1e15 and 0 <= latency < 1e3):
         raise DataError(f"{short(path)}: a link of {rate:g} bytes/s and {latency:g} s is none")
     return RankLink(short(path), rate, latency, "measured by umem doctor --mpi")
+
+
+def all_reduce_seconds(link: RankLink, ranks: int, nbytes: int) -> float:
+    """A ring's: 2 (N - 1) messages of a share each, which is 2 (N - 1) / N of the bytes.
+
+    Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+    Journal of Parallel and Distributed Computing 69 (2009). NCCL's documentation calls
+    2 (N - 1) / N the factor between what a program sees and the link's ("busbw").
+    """
+    return 2 * shared_seconds(link, ranks, nbytes)
+
+
+def shared_seconds(link: RankLink, ranks: int, nbytes: int) -> float:
+    """A reduce-scatter's or an all-gather's, each half of the ring: (N - 1) / N of the bytes.
+
+    Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
+    MPICH", International Journal of High Performance Computing Applications 19 (2005).
+    """
+    return link.seconds((ranks - 1) * nbytes / ranks, ranks - 1)
+
+
+def broadcast_seconds(link: RankLink, ranks: int, nbytes: int) -> float:
+    """A binomial tree's, or for long messages scatter and all-gather, as the same paper has it."""
+    depth = ceil(log2(ranks))
+    tree = link.seconds(depth * nbytes, depth)
+    long = link.seconds(2 * (ranks - 1) * nbytes / ranks, depth + ranks - 1)
+    return min(tree, long)
+
+
+def ordered_sum_seconds(link: RankLink, ranks: int, nbytes: int) -> float:
+    """A sum in the order of parts: from rank to rank, N - 1 messages, and back by broadcast.
+
+    The whole message waits at every rank, which is the price of the same bits on any number.
+    """
+    return link.seconds((ranks - 1) * nbytes, ranks - 1) + broadcast_seconds(link, ranks, nbytes)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from umem.devices.specs import GpuSpec
 from umem.errors import StateError
-from umem.predict.techniques.prepared import Prepared
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import Prepared, StepVariants
 from umem.trace.analysis.capping import CAPPED
 from umem.units import MIB
 
@@ -17,30 +16,32 @@ CAP_BYTES = 16 * MIB
 LINE = 'umem.chainer.workspace("16MiB")'
 
 
-def prepare(subject: Subject, gpu: GpuSpec) -> Prepared:
+def prepare(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     """The step with a cap.
 
     Raises:
         StateError: it leaves the peak as it is.
     """
-    return Prepared(_capped(subject).trace, f"with {LINE}:")
+    return Prepared(_capped(variants).trace, f"with {LINE}:")
 
 
-def prepare_least(subject: Subject, gpu: GpuSpec) -> Prepared:
+def prepare_least(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     """The step under a cap and the least budget.
 
     Raises:
         StateError: as above. GraphError: there is nothing to plan.
     """
-    capped = _capped(subject)
-    trace = subject.made_once(("capped", CAP_BYTES), lambda: capped.under(None))
+    capped = _capped(variants)
+    trace = variants.made_once(("capped", CAP_BYTES), lambda: capped.under(None))
     return Prepared(trace, f'with {LINE}, umem.chainer.Recompute("min"):')
 
 
-def _capped(subject: Subject) -> Subject:
-    if any((op.workspace_bytes or 0) > CAP_BYTES and op.name in CAPPED for op in subject.trace.ops):
-        capped = subject.changed(cap_bytes=CAP_BYTES)
-        if capped.trace.peak_bytes < subject.trace.peak_bytes:
+def _capped(variants: StepVariants) -> StepVariants:
+    if any(
+        (op.workspace_bytes or 0) > CAP_BYTES and op.name in CAPPED for op in variants.trace.ops
+    ):
+        capped = variants.changed(cap_bytes=CAP_BYTES)
+        if capped.trace.peak_bytes < variants.trace.peak_bytes:
             return capped
     raise StateError(
         "at the peak no convolution or pooling is known to need more than 16 MiB inside"

@@ -7,43 +7,42 @@ from collections.abc import Callable, Iterator
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, StateError
 from umem.predict.techniques import half_widths, micro_batches, small_states
-from umem.predict.techniques.prepared import Prepared
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import Prepared, StepVariants
 from umem.trace.axes import batch_of
 from umem.trace.trace import Trace
 
 
-def half_precision(subject: Subject, gpu: GpuSpec) -> Prepared:
+def half_precision(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     """The step in half precision.
 
     Raises:
         StateError: it has no parameter that could have 16 bits.
     """
-    return Prepared(subject.changed(half=True).trace, half_widths.LINE)
+    return Prepared(variants.changed(half=True).trace, half_widths.LINE)
 
 
-def eight_bit_states(subject: Subject, gpu: GpuSpec) -> Prepared:
+def eight_bit_states(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     """The step with small states.
 
     Raises:
         StateError: no state of it can be small.
     """
-    return Prepared(subject.changed(small_states=True).trace, small_states.LINE)
+    return Prepared(variants.changed(small_states=True).trace, small_states.LINE)
 
 
-def accumulation(subject: Subject, gpu: GpuSpec) -> Prepared:
+def accumulation(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     """The step with the largest micro-batch that fits, of those that halve the batch.
 
     Raises:
         StateError: the step fits whole, or cannot be split. BudgetError: no micro-batch fits.
     """
-    if subject.fits(gpu):
+    if variants.fits(gpu):
         raise StateError("the step fits with its whole batch")
-    micro = fitting(subject, gpu, lambda split: split.trace)
-    return subject.changed(micro_batch=micro).prepared(f"with {micro_batches.line(micro)}:")
+    micro = fitting(variants, gpu, lambda split: split.trace)
+    return variants.changed(micro_batch=micro).prepared(f"with {micro_batches.line(micro)}:")
 
 
-def fitting(subject: Subject, gpu: GpuSpec, made: Callable[[Subject], Trace]) -> int:
+def fitting(variants: StepVariants, gpu: GpuSpec, made: Callable[[StepVariants], Trace]) -> int:
     """The largest micro-batch with which a step fits, of those that halve the batch.
 
     Those whose tensors have no room are left out by halves; of the others a pool's gaps decide.
@@ -56,10 +55,10 @@ def fitting(subject: Subject, gpu: GpuSpec, made: Callable[[Subject], Trace]) ->
     """
 
     def has_room(micro: int) -> bool:
-        peak = made(subject.changed(micro_batch=micro)).peak_bytes
+        peak = made(variants.changed(micro_batch=micro)).peak_bytes
         return peak <= gpu.usable_bytes
 
-    sizes = list(smaller_batches(subject))
+    sizes = list(smaller_batches(variants))
     low, high = 0, len(sizes)
     if sizes and has_room(sizes[-1]):
         high -= 1
@@ -67,21 +66,21 @@ def fitting(subject: Subject, gpu: GpuSpec, made: Callable[[Subject], Trace]) ->
             middle = (low + high) // 2
             low, high = (low, middle) if has_room(sizes[middle]) else (middle + 1, high)
         for micro in sizes[low:]:
-            split = subject.changed(micro_batch=micro)
+            split = variants.changed(micro_batch=micro)
             if split.fits(gpu, made(split)):
                 return micro
     raise BudgetError("with a micro-batch of one sample the step does not fit either")
 
 
-def smaller_batches(subject: Subject) -> Iterator[int]:
+def smaller_batches(variants: StepVariants) -> Iterator[int]:
     """The sizes that are tried, from a half of the batch down to one.
 
     Raises:
         StateError: the step cannot be split.
     """
-    micro_batches.check_splits(subject.recorded)
-    size = subject.size
-    if size is None or not subject.recorded.sizes:
+    micro_batches.check_splits(variants.recorded)
+    size = variants.size
+    if size is None or not variants.recorded.sizes:
         raise StateError(
             "the step was recorded at one size, so that a smaller batch is not known: "
             "umem.record_at(step, sizes=(4, 8)) records it at two"

@@ -6,8 +6,7 @@ from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, GraphError, ScalingError, StateError
 from umem.predict.techniques import changing, half_widths, micro_batches, small_states
 from umem.predict.techniques.capped_workspace import CAP_BYTES
-from umem.predict.techniques.prepared import Prepared
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import Prepared, StepVariants
 from umem.trace.trace import Trace
 from umem.units import MIB
 
@@ -15,7 +14,7 @@ SMALL, HALF, SPLIT, RERUN, CAP = "8-bit states", "half", "accumulate", "recomput
 _NOTHING = (BudgetError, GraphError, ScalingError, StateError)
 
 
-def prepare(subject: Subject, gpu: GpuSpec, parts: tuple[str, ...]) -> Prepared:
+def prepare(variants: StepVariants, gpu: GpuSpec, parts: tuple[str, ...]) -> Prepared:
     """The step under several techniques, each as it is alone.
 
     The micro-batch is the largest that fits, of those that halve the batch.
@@ -24,41 +23,41 @@ def prepare(subject: Subject, gpu: GpuSpec, parts: tuple[str, ...]) -> Prepared:
         StateError: nothing or one of them is enough, or has nothing to change. BudgetError: the
             least that they leave does not fit. GraphError: there is nothing to plan.
     """
-    if subject.fits(gpu):
+    if variants.fits(gpu):
         raise StateError("the step fits with everything kept")
     for part in parts:
-        if _is_enough(subject, gpu, part):
+        if _is_enough(variants, gpu, part):
             raise StateError(f"{part!r} alone makes it fit")
-    changed = subject.changed(
+    changed = variants.changed(
         small_states=SMALL in parts,
         half=HALF in parts,
         cap_bytes=CAP_BYTES if CAP in parts else None,
     )
     micro = None
     if SPLIT in parts:
-        micro = changing.fitting(changed, gpu, lambda one: _made(one, subject, parts))
+        micro = changing.fitting(changed, gpu, lambda one: _made(one, variants, parts))
         changed = changed.changed(micro_batch=micro)
     line = lines(parts, micro, CAP_BYTES, "min" if RERUN in parts else None)
     if RERUN not in parts:
         return changed.prepared(line)
-    return changed.prepared_with(line, subject.plans(None))
+    return changed.prepared_with(line, variants.plans(None))
 
 
-def _made(split: Subject, whole: Subject, parts: tuple[str, ...]) -> Trace:
+def _made(split: StepVariants, whole: StepVariants, parts: tuple[str, ...]) -> Trace:
     """A split step; a plan of the whole batch is a plan of it, and is there."""
     return split.with_plans(whole.plans(None)) if RERUN in parts else split.trace
 
 
-def _is_enough(subject: Subject, gpu: GpuSpec, part: str) -> bool:
+def _is_enough(variants: StepVariants, gpu: GpuSpec, part: str) -> bool:
     try:
         if part == RERUN:
-            return subject.fits(gpu, subject.under(None))
+            return variants.fits(gpu, variants.under(None))
         if part == SPLIT:
-            return changing.accumulation(subject, gpu) is not None
+            return changing.accumulation(variants, gpu) is not None
         fields = {SMALL: "small_states", HALF: "half"}
         if part == CAP:
-            return subject.changed(cap_bytes=CAP_BYTES).fits(gpu)
-        return subject.changed(**{fields[part]: True}).fits(gpu)
+            return variants.changed(cap_bytes=CAP_BYTES).fits(gpu)
+        return variants.changed(**{fields[part]: True}).fits(gpu)
     except _NOTHING:
         return False
 

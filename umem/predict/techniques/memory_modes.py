@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from umem.devices.specs import GpuSpec
-from umem.predict.techniques.prepared import Prepared
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import Prepared, StepVariants
 
 
-def prepare_unmanaged(subject: Subject, gpu: GpuSpec) -> Prepared:
+def prepare_unmanaged(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     """Leave the step in CuPy's plain pool."""
-    return Prepared(subject.trace, None)
+    return Prepared(variants.trace, None)
 
 
-def prepare_hybrid(subject: Subject, gpu: GpuSpec) -> Prepared:
+def prepare_hybrid(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     """Take plain memory until it is full; the rest is read and written on the host."""
-    return Prepared(subject.trace, "with umem.hybrid():", "hybrid")
+    return Prepared(variants.trace, "with umem.hybrid():", "hybrid")
 
 
-def prepare_managed(subject: Subject, gpu: GpuSpec) -> Prepared:
+def prepare_managed(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     """Take managed memory, whose blocks move as operations touch them."""
-    return Prepared(subject.trace, "with umem.managed():", "managed")
+    return Prepared(variants.trace, "with umem.managed():", "managed")
 
 
-def prepare_prefetched(subject: Subject, gpu: GpuSpec) -> Prepared:
+def prepare_prefetched(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     """Take managed memory whose blocks move in as memory is handed out."""
-    return Prepared(subject.trace, "with umem.managed(prefetch=True):", "managed", prefetch=True)
+    return Prepared(variants.trace, "with umem.managed(prefetch=True):", "managed", prefetch=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 
 from umem.errors import StateError
-from umem.predict.techniques.steady import START, STEP, distinct, period_of
+from umem.predict.techniques.steady_state import START, STEP, distinct, period_of
 from umem.trace.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace, tail
 from umem.trace.walk import allocations, renumbered
 

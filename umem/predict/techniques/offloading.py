@@ -18,9 +18,8 @@ from umem.planner.plans import Plan
 from umem.planner.problem import Problem
 from umem.predict.techniques import small_states
 from umem.predict.techniques.gpu_times import SMALLEST_BYTES, link_of
-from umem.predict.techniques.prepared import Prepared
 from umem.predict.techniques.recomputation import largest_budget
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import Prepared, StepVariants
 from umem.trace.trace import Trace
 from umem.units import MIB
 
@@ -30,19 +29,19 @@ AHEAD = 2
 """So many steps of backward before its use, what was moved begins to come back."""
 
 
-def prepare(subject: Subject, gpu: GpuSpec) -> Prepared:
+def prepare(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     """The step with all that backward needs moved down and back.
 
     Raises:
         StateError: it fits as it is, or there is no link. GraphError: there is no backward.
     """
-    if subject.fits(gpu):
+    if variants.fits(gpu):
         raise StateError("the step fits with everything kept")
     link_of(gpu)
-    return subject.prepared_with("with umem.chainer.Offload():", _all_below(subject))
+    return variants.prepared_with("with umem.chainer.Offload():", _all_below(variants))
 
 
-def prepare_quickest(subject: Subject, gpu: GpuSpec) -> Prepared:
+def prepare_quickest(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     """The step under the budget with which it is quickest, each value kept, made again or moved.
 
     The largest budget that fits is not always that: with hardly any room the pool gives memory
@@ -53,52 +52,52 @@ def prepare_quickest(subject: Subject, gpu: GpuSpec) -> Prepared:
             quick.
         BudgetError: it fits with no budget.
     """
-    if subject.fits(gpu):
+    if variants.fits(gpu):
         raise StateError("the step fits with everything kept")
     link_of(gpu)
     found = [
         (seconds, -budget)
-        for budget in _budgets(subject, gpu)
-        if (seconds := _seconds(subject, gpu, subject.under(budget, gpu))) is not None
+        for budget in _budgets(variants, gpu)
+        if (seconds := _seconds(variants, gpu, variants.under(budget, gpu))) is not None
     ]
     if not found:
-        found = [(inf, -largest_budget(subject, gpu, gpu))]
+        found = [(inf, -largest_budget(variants, gpu, gpu))]
     seconds, least = min(found)
     with suppress(BudgetError):
-        again = subject.under(largest_budget(subject, gpu))
-        if (_seconds(subject, gpu, again) or inf) <= seconds:
+        again = variants.under(largest_budget(variants, gpu))
+        if (_seconds(variants, gpu, again) or inf) <= seconds:
             raise StateError("nothing is quicker than to make again what has no room")
-    if (_seconds(subject, gpu, subject.with_plans(_all_below(subject))) or inf) <= seconds:
+    if (_seconds(variants, gpu, variants.with_plans(_all_below(variants))) or inf) <= seconds:
         raise StateError("nothing is quicker than to move all that backward needs")
     line = f'with umem.chainer.Recompute("{-least // MIB}MiB", offload=True):'
-    return Prepared(subject.under(-least, gpu), line)
+    return Prepared(variants.under(-least, gpu), line)
 
 
-def prepare_small_states(subject: Subject, gpu: GpuSpec) -> Prepared:
+def prepare_small_states(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     """The same with an optimizer's states in 8 bits. Raises as `prepare_quickest` does."""
-    if subject.fits(gpu):
+    if variants.fits(gpu):
         raise StateError("the step fits with everything kept")
-    prepared = prepare_quickest(subject.changed(small_states=True), gpu)
+    prepared = prepare_quickest(variants.changed(small_states=True), gpu)
     return replace(prepared, line=f"{small_states.LINE}\n{prepared.line}")
 
 
-def _all_below(subject: Subject) -> list[Plan]:
+def _all_below(variants: StepVariants) -> list[Plan]:
     """The plans that move all that backward needs."""
-    return [all_moved(problem) for problem in subject.problems]
+    return [all_moved(problem) for problem in variants.problems]
 
 
-def _seconds(subject: Subject, gpu: GpuSpec, trace: Trace) -> float | None:
+def _seconds(variants: StepVariants, gpu: GpuSpec, trace: Trace) -> float | None:
     """The time of a step in plain memory; None where it does not fit the pool."""
-    step = subject.replays.step(trace, gpu, "unmanaged")
+    step = variants.replays.step(trace, gpu, "unmanaged")
     return step.cost.seconds if step.fits else None
 
 
-def _budgets(subject: Subject, gpu: GpuSpec) -> list[int]:
+def _budgets(variants: StepVariants, gpu: GpuSpec) -> list[int]:
     """Budgets in whole MiB that are worth a try: shares of VRAM, and what recomputation fits."""
-    least = subject.least_bytes_on(gpu)
+    least = variants.least_bytes_on(gpu)
     budgets = {round(share * gpu.usable_bytes / MIB) * MIB for share in SHARES}
     with suppress(BudgetError):
-        budgets.add(largest_budget(subject, gpu))
+        budgets.add(largest_budget(variants, gpu))
     return sorted(budget for budget in budgets if budget >= least)
 
 

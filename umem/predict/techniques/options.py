@@ -9,8 +9,7 @@ from umem.as_json import named
 from umem.devices.cost import StepCost
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, GraphError, StateError
-from umem.predict.techniques.prepared import Prepared
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import Prepared, StepVariants
 from umem.predict.techniques.technique import Technique
 from umem.units import format_bytes
 
@@ -70,17 +69,19 @@ class Plain(NamedTuple):
     seconds: float
 
 
-def tried(technique: Technique, subject: Subject, gpu: GpuSpec, plain: dict[int, Plain]) -> Option:
+def tried(
+    technique: Technique, variants: StepVariants, gpu: GpuSpec, plain: dict[int, Plain]
+) -> Option:
     """A technique on a step and a GPU.
 
     ``plain`` gets what fits plain memory, by its trace; what does no better is not worth a line.
     """
     try:
-        prepared = technique.prepare(subject, gpu)
+        prepared = technique.prepare(variants, gpu)
     except (BudgetError, GraphError, StateError) as error:  # it has nothing to offer
         return Option(technique.name, technique.exact, None, False, str(error), technique.tolerance)
-    step = subject.replays.step(prepared.trace, gpu, prepared.mode, prefetch=prepared.prefetch)
-    cost = _with_all_passes(step.cost, subject, prepared, gpu) if step.fits else step.cost
+    step = variants.replays.step(prepared.trace, gpu, prepared.mode, prefetch=prepared.prefetch)
+    cost = _with_all_passes(step.cost, variants, prepared, gpu) if step.fits else step.cost
     option = Option(
         technique.name,
         technique.exact,
@@ -90,7 +91,7 @@ def tried(technique: Technique, subject: Subject, gpu: GpuSpec, plain: dict[int,
         **vars(cost),
     )
     if not step.fits:
-        peak = subject.replays.peak_bytes(prepared.trace)
+        peak = variants.replays.peak_bytes(prepared.trace)
         reason = _why_not(str(step.reason), prepared, peak, gpu)
         return replace(option, reason=reason, peak_bytes=peak)
     same = plain.get(id(prepared.without_hints))
@@ -102,12 +103,12 @@ def tried(technique: Technique, subject: Subject, gpu: GpuSpec, plain: dict[int,
 
 
 def _with_all_passes(
-    cost: StepCost, subject: Subject, prepared: Prepared, gpu: GpuSpec
+    cost: StepCost, variants: StepVariants, prepared: Prepared, gpu: GpuSpec
 ) -> StepCost:
     """The cost of a step with the micro-batches that its trace leaves out."""
     if prepared.less is None:
         return cost
-    less, more = subject.replays.step(prepared.less, gpu, prepared.mode).cost, prepared.more
+    less, more = variants.replays.step(prepared.less, gpu, prepared.mode).cost, prepared.more
     return replace(
         cost,
         seconds=_on(cost.seconds, less.seconds, more),

@@ -15,8 +15,7 @@ from umem.errors import StateError
 from umem.planner.prefetch.footprint import footprint
 from umem.planner.prefetch.moves import NOTHING, MovePlan, Moves, SomeBlocks, plan_moves
 from umem.planner.prefetch.order import Iteration, Order
-from umem.predict.techniques.prepared import Prepared
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import Prepared, StepVariants
 from umem.trace.trace import Access, Alloc, Free, Hint, Mark, Op, Trace
 from umem.trace.walk import renumbered
 from umem.units import BLOCK_BYTES, format_bytes
@@ -25,18 +24,18 @@ DEPTH = 2
 LINE = f"with umem.managed(), umem.chainer.LookaheadPrefetch({DEPTH}):"
 
 
-def prepare(subject: Subject, gpu: GpuSpec) -> Prepared:
+def prepare(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     """Every step but the first is helped, as by a `LookaheadPrefetch` that has learned it."""
-    return lookahead(subject, subject.trace, gpu, LINE)
+    return lookahead(variants, variants.trace, gpu, LINE)
 
 
-def lookahead(subject: Subject, trace: Trace, gpu: GpuSpec, line: str) -> Prepared:
+def lookahead(variants: StepVariants, trace: Trace, gpu: GpuSpec, line: str) -> Prepared:
     """Lookahead on what was made of a step.
 
     Raises:
         StateError: it has nothing to do, or the step does not fit managed memory either.
     """
-    step = subject.replays.step(trace, gpu, "managed")
+    step = variants.replays.step(trace, gpu, "managed")
     if step.reason is not None:
         raise StateError(step.reason)
     reserved = step.cost.reserved_peak_bytes or 0
@@ -53,10 +52,10 @@ def lookahead(subject: Subject, trace: Trace, gpu: GpuSpec, line: str) -> Prepar
             raise StateError("the step gives advice, which lookahead does not plan with")
         helped = with_moves(layout, DEPTH, blocks, settled=True)
         hinted = trace.with_events([laid.event for laid in helped.laid])
-        subject.replays.lay(hinted, helped)
+        variants.replays.lay(hinted, helped)
         return hinted
 
-    hinted = subject.made_once(("lookahead", id(trace), gpu.usable_bytes), made)
+    hinted = variants.made_once(("lookahead", id(trace), gpu.usable_bytes), made)
     if len(hinted) == len(trace):
         raise StateError(
             "it moves nothing: the arrays have room, and only the gaps between them have none"

@@ -15,8 +15,7 @@ from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, StateError
 from umem.planner.schedule import actions
 from umem.predict.techniques.prefetching import DEPTH, lookahead
-from umem.predict.techniques.prepared import Prepared
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import Prepared, StepVariants
 from umem.trace.trace import Trace
 from umem.units import MIB, format_apart
 
@@ -29,36 +28,36 @@ NEAR = 1 / 64
 """The search is over where the next budget would be nearer than this share of VRAM."""
 
 
-def prepare(subject: Subject, gpu: GpuSpec, budget: str) -> Prepared:
+def prepare(variants: StepVariants, gpu: GpuSpec, budget: str) -> Prepared:
     """The step under a budget, such as ``"50%"`` of what it takes as it is, or ``"min"``."""
-    return _prepared(subject, gpu, _under(subject, budget), budget)
+    return _prepared(variants, gpu, _under(variants, budget), budget)
 
 
-def prepare_managed(subject: Subject, gpu: GpuSpec, budget: str) -> Prepared:
+def prepare_managed(variants: StepVariants, gpu: GpuSpec, budget: str) -> Prepared:
     """The same in managed memory."""
     line = f'with umem.managed(), umem.chainer.Recompute("{budget}"):'
-    return Prepared(_under(subject, budget), line, "managed")
+    return Prepared(_under(variants, budget), line, "managed")
 
 
-def prepare_lookahead(subject: Subject, gpu: GpuSpec, budget: str) -> Prepared:
+def prepare_lookahead(variants: StepVariants, gpu: GpuSpec, budget: str) -> Prepared:
     """The same in managed memory, moved before it is used."""
     line = (
         f'with umem.managed(), umem.chainer.Recompute("{budget}"), '
         f"umem.chainer.LookaheadPrefetch({DEPTH}):"
     )
-    return lookahead(subject, _under(subject, budget), gpu, line)
+    return lookahead(variants, _under(variants, budget), gpu, line)
 
 
-def prepare_largest(subject: Subject, gpu: GpuSpec) -> Prepared:
+def prepare_largest(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     """The step under the largest budget, in whole MiB, with which it fits VRAM.
 
     Raises:
         StateError: it fits with everything kept. BudgetError: it fits with no budget.
     """
-    if subject.fits(gpu):
+    if variants.fits(gpu):
         raise StateError("the step fits with everything kept")
-    budget = largest_budget(subject, gpu)
-    return _prepared(subject, gpu, subject.under(budget), f"{budget // MIB}MiB")
+    budget = largest_budget(variants, gpu)
+    return _prepared(variants, gpu, variants.under(budget), f"{budget // MIB}MiB")
 
 
 class ScheduledAction(NamedTuple):
@@ -88,7 +87,7 @@ class Schedule:
     simulated: Literal[True] = True
 
 
-def schedule_of(subject: Subject, gpu: GpuSpec, names: Sequence[str]) -> Schedule:
+def schedule_of(variants: StepVariants, gpu: GpuSpec, names: Sequence[str]) -> Schedule:
     """The schedule that fits a GPU with the least to run again, for a step of one pass.
 
     Args:
@@ -97,8 +96,8 @@ def schedule_of(subject: Subject, gpu: GpuSpec, names: Sequence[str]) -> Schedul
     Raises:
         BudgetError: it fits with no budget. GraphError: there is nothing to plan.
     """
-    budget = None if subject.fits(gpu) else largest_budget(subject, gpu)
-    problem = subject.problems[0]
+    budget = None if variants.fits(gpu) else largest_budget(variants, gpu)
+    problem = variants.problems[0]
     solution = problem.keep_all if budget is None else problem.within(budget)
     by_node = dict(zip(problem.names, names, strict=True))
     plan = solution.plan
@@ -111,7 +110,7 @@ def schedule_of(subject: Subject, gpu: GpuSpec, names: Sequence[str]) -> Schedul
     )
 
 
-def largest_budget(subject: Subject, gpu: GpuSpec, lower: GpuSpec | None = None) -> int:
+def largest_budget(variants: StepVariants, gpu: GpuSpec, lower: GpuSpec | None = None) -> int:
     """The largest budget in bytes that was found to fit; in whole MiB where that is enough.
 
     What is kept may be moved over the link of the GPU ``lower``.
@@ -119,27 +118,29 @@ def largest_budget(subject: Subject, gpu: GpuSpec, lower: GpuSpec | None = None)
     Raises:
         BudgetError: the step fits with no budget.
     """
-    low, high = subject.least_bytes_on(lower), round(NEARLY * subject.plain_bytes)
+    low, high = variants.least_bytes_on(lower), round(NEARLY * variants.plain_bytes)
     least, room = format_apart(low, gpu.usable_bytes)
     if low > gpu.usable_bytes:
         raise BudgetError(f"the least budget is {least}, and {room} of VRAM are usable")
-    if not subject.fits(gpu, subject.under(low, lower)):
+    if not variants.fits(gpu, variants.under(low, lower)):
         raise BudgetError(
             f"the least budget, {least}, has no room in {room} of VRAM: the pool's free pieces "
             "are too small"
         )
-    budget = _largest(subject, gpu, lower, -(-low // MIB), min(high, gpu.usable_bytes) // MIB)
+    budget = _largest(variants, gpu, lower, -(-low // MIB), min(high, gpu.usable_bytes) // MIB)
     return max(low, budget * MIB)
 
 
-def _largest(subject: Subject, gpu: GpuSpec, lower: GpuSpec | None, low: int, high: int) -> int:
+def _largest(
+    variants: StepVariants, gpu: GpuSpec, lower: GpuSpec | None, low: int, high: int
+) -> int:
     """The largest budget found to fit, in MiB; ``low`` does.
 
     A plan for all of VRAM often fits but for the pool's gaps: down from there in growing strides
     to one that fits, then by halves between it and the last that does not.
     """
     near = max(1, round(NEAR * gpu.usable_bytes / MIB))
-    if high <= low or subject.fits(gpu, subject.under(high * MIB, lower)):
+    if high <= low or variants.fits(gpu, variants.under(high * MIB, lower)):
         return max(low, high)
     stride, found = near, False
     for _ in range(TRIES - 1):
@@ -148,20 +149,20 @@ def _largest(subject: Subject, gpu: GpuSpec, lower: GpuSpec | None, low: int, hi
         budget = (low + high) // 2
         if not found:
             budget, stride = max(budget, high - stride), 2 * stride
-        if subject.fits(gpu, subject.under(budget * MIB, lower)):
+        if variants.fits(gpu, variants.under(budget * MIB, lower)):
             low, found = budget, True
         else:
             high = budget
     return low
 
 
-def _prepared(subject: Subject, gpu: GpuSpec, trace: Trace, budget: str) -> Prepared:
+def _prepared(variants: StepVariants, gpu: GpuSpec, trace: Trace, budget: str) -> Prepared:
     line = f'umem.chainer.Recompute("{budget}"):'
-    if subject.fits(gpu) or gpu.host_in_bandwidth is None:
+    if variants.fits(gpu) or gpu.host_in_bandwidth is None:
         return Prepared(trace, f"with {line}")
     return Prepared(trace, f"with umem.hybrid(), {line}")
 
 
-def _under(subject: Subject, budget: str) -> Trace:
+def _under(variants: StepVariants, budget: str) -> Trace:
     share = None if budget == "min" else float(budget.removesuffix("%")) / 100
-    return subject.under(share)
+    return variants.under(share)

@@ -14,8 +14,7 @@ from umem.predict.techniques import memory_modes as modes
 from umem.predict.techniques import offloading as offload
 from umem.predict.techniques import prefetching as lookahead
 from umem.predict.techniques import recomputation as budgets
-from umem.predict.techniques.prepared import Prepared
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import Prepared, StepVariants
 from umem.predict.techniques.technique import Technique
 
 ROUNDING = "rounding"
@@ -23,7 +22,7 @@ SMALL, HALF, SPLIT, RERUN = together.SMALL, together.HALF, together.SPLIT, toget
 ALL = (SMALL, HALF, SPLIT, RERUN)
 
 
-def _both(*parts: str) -> Callable[[Subject, GpuSpec], Prepared]:
+def _both(*parts: str) -> Callable[[StepVariants, GpuSpec], Prepared]:
     return partial(together.prepare, parts=parts)
 
 

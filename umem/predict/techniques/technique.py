@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from umem.devices.specs import GpuSpec
-from umem.predict.techniques.prepared import Prepared
-from umem.predict.techniques.subject import Subject
+from umem.predict.techniques.step_variants import Prepared, StepVariants
 
 
 @dataclass(frozen=True)
@@ -24,5 +23,5 @@ class Technique:
 
     name: str
     exact: bool
-    prepare: Callable[[Subject, GpuSpec], Prepared]
+    prepare: Callable[[StepVariants, GpuSpec], Prepared]
     tolerance: str | None = None

@@ -16,40 +16,39 @@ from typing import NamedTuple
 import numpy as np
 
 from umem.planner.graph import Graph
-from umem.planner.link import Link, Move
-from umem.planner.link_clock import Key, LinkClock
+from umem.planner.link import Key, Link, LinkClock, Move
 from umem.planner.plans import Plan
 from umem.planner.reruns import Reruns, plan_of
-from umem.planner.timetable import Absence, Timetable, timetable
+from umem.planner.timetable import OffloadWindow, Timetable, timetable
 
 NEVER_LESS = 1 + 1e-12
 """A time within this of what keeping all takes is as good."""
 
 
-class Way(NamedTuple):
+class Transfer(NamedTuple):
     """One absence: the call of forward after which it begins, and the turn at which it is fetched.
 
     Attributes:
         one: what is away.
         leaves: the place of that call.
-        fetched: the place in the timetable's turns.
+        fetched: the place in the timetable's step_starts.
     """
 
-    one: Absence
+    one: OffloadWindow
     leaves: int
     fetched: int
 
 
-class Journey(NamedTuple):
+class Transfers(NamedTuple):
     """What is moved, and the time of the step."""
 
     seconds: float
-    ways: tuple[Way, ...]
+    copies: tuple[Transfer, ...]
 
 
-def journey(
-    table: Timetable, chosen: Iterable[Absence], budget_bytes: int, link: Link
-) -> Journey | None:
+def schedule_transfers(
+    table: Timetable, chosen: Iterable[OffloadWindow], budget_bytes: int, link: Link
+) -> Transfers | None:
     """Send, let go and fetch these as early as can be; None: they do not fit the budget.
 
     Cost: proportional to the computations.
@@ -62,16 +61,16 @@ def journey(
     fetched = _backward(table, items, budget_bytes, clock)
     if fetched is None:
         return None
-    ways = tuple(Way(one, left[one.key], fetched[one.key]) for one in items)
-    return Journey(clock.now, ways)
+    transfers = tuple(Transfer(one, left[one.key], fetched[one.key]) for one in items)
+    return Transfers(clock.now, transfers)
 
 
 def _forward(
-    table: Timetable, items: Sequence[Absence], budget: int, clock: LinkClock
+    table: Timetable, items: Sequence[OffloadWindow], budget: int, clock: LinkClock
 ) -> dict[Key, int] | None:
     """By what is moved, the call after which it leaves."""
     used, cost, left = table.used, table.cost, dict[Key, int]()
-    queue: deque[tuple[float, Absence]] = deque()
+    queue: deque[tuple[float, OffloadWindow]] = deque()
     away = next_ = 0
     for at in range(table.calls):
         while used[at] - away > budget and queue:
@@ -97,16 +96,16 @@ def _forward(
 
 
 def _backward(
-    table: Timetable, items: Sequence[Absence], budget: int, clock: LinkClock
+    table: Timetable, items: Sequence[OffloadWindow], budget: int, clock: LinkClock
 ) -> dict[Key, int] | None:
     """By what is moved, the turn at which it is fetched."""
     used, cost, fetched = np.array(table.used, np.int64), table.cost, dict[Key, int]()
     order = sorted(items, key=lambda one: (one.first, one.key))
     away = sum(one.nbytes for one in order)
-    ends = [*table.turns[1:], len(cost)]
+    ends = [*table.step_starts[1:], len(cost)]
     next_ = waits = 0
     free_from = -1  # the place from which on there is room for the next one
-    for turn, (begin, end) in enumerate(zip(table.turns, ends, strict=True)):
+    for turn, (begin, end) in enumerate(zip(table.step_starts, ends, strict=True)):
         while next_ < len(order):
             one = order[next_]
             if free_from < 0:
@@ -128,12 +127,12 @@ def _backward(
     return fetched
 
 
-def cover(
+def choose_offloaded(
     table: Timetable,
     budget_bytes: int,
-    chosen: Collection[Absence] = (),
-    banned: Collection[Absence] = (),
-) -> list[Absence] | None:
+    chosen: Collection[OffloadWindow] = (),
+    banned: Collection[OffloadWindow] = (),
+) -> list[OffloadWindow] | None:
     """Choose what to move besides, so that it fits wherever that may be away; None: it cannot.
 
     Of what could be away where there is no room, that goes which is used last (Belady 1966).
@@ -143,7 +142,7 @@ def cover(
     for one in found:
         change[one.last + 1] += one.nbytes
         change[one.back] -= one.nbytes
-    others = [one for one in table.absences if one.key not in taken]
+    others = [one for one in table.windows if one.key not in taken]
     ready: list[tuple[int, int, int]] = []  # a heap; what is used last is back last
     away = next_ = 0
     for at, used in enumerate(table.used):
@@ -166,61 +165,61 @@ def cover(
 # -- whole plans -------------------------------------------------------------------------------
 
 
-class Fates(NamedTuple):
+class Decision(NamedTuple):
     """What runs again and what is moved, of a graph whose forward has the order of its nodes."""
 
     graph: Graph
     reruns: Reruns
     table: Timetable
-    journey: Journey
+    transfers: Transfers
 
     @property
     def seconds(self) -> float:
         """The time of the step, in units of cost."""
-        return self.journey.seconds
+        return self.transfers.seconds
 
     @property
     def moved(self) -> frozenset[Key]:
         """What is moved."""
-        return frozenset(way.one.key for way in self.journey.ways)
+        return frozenset(way.one.key for way in self.transfers.copies)
 
     @property
     def moved_bytes(self) -> int:
         """The bytes that go down."""
-        return sum(way.one.nbytes for way in self.journey.ways)
+        return sum(way.one.nbytes for way in self.transfers.copies)
 
 
-def is_best(fates: Fates) -> bool:
+def is_best(decision: Decision) -> bool:
     """Tell whether nothing can be quicker: nothing runs again, and nothing waits."""
-    g = fates.graph.numbered
-    return fates.seconds <= (sum(g.cost) + sum(g.backward_cost)) * NEVER_LESS
+    g = decision.graph.numbered
+    return decision.seconds <= (sum(g.cost) + sum(g.backward_cost)) * NEVER_LESS
 
 
-def fates_of(
+def decided(
     graph: Graph,
     reruns: Reruns,
     budget_bytes: int,
     link: Link,
     moved: Collection[Key] = (),
     banned: Collection[Key] = (),
-) -> Fates | None:
+) -> Decision | None:
     """With this run again and this moved, as much moved besides as does not fit, but for what is
     banned; None: it does not fit even so.
     """
     table = timetable(graph, reruns, link)
-    chosen = cover(
+    chosen = choose_offloaded(
         table,
         budget_bytes,
-        [one for one in table.absences if one.key in moved],
-        [one for one in table.absences if one.key in banned],
+        [one for one in table.windows if one.key in moved],
+        [one for one in table.windows if one.key in banned],
     )
-    way = None if chosen is None else journey(table, chosen, budget_bytes, link)
-    return None if way is None else Fates(graph, reruns, table, way)
+    way = None if chosen is None else schedule_transfers(table, chosen, budget_bytes, link)
+    return None if way is None else Decision(graph, reruns, table, way)
 
 
-def moved_plan(fates: Fates, budget_bytes: int, link: Link, method: str) -> Plan:
-    """The plan that carries fates out."""
-    names, table = fates.graph.names, fates.table
+def plan_of_decision(decision: Decision, budget_bytes: int, link: Link, method: str) -> Plan:
+    """The plan that carries decision out."""
+    names, table = decision.graph.names, decision.table
     moves = tuple(
         Move(
             names[way.one.key[1]],
@@ -228,6 +227,6 @@ def moved_plan(fates: Fates, budget_bytes: int, link: Link, method: str) -> Plan
             names[way.leaves],
             names[table.step_of[way.fetched]],
         )
-        for way in fates.journey.ways
+        for way in decision.transfers.copies
     )
-    return plan_of(fates.graph, fates.reruns, budget_bytes, method, moves, link)
+    return plan_of(decision.graph, decision.reruns, budget_bytes, method, moves, link)

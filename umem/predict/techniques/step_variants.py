@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
+from umem.devices.base import Mode
 from umem.devices.specs import GpuSpec
 from umem.errors import UmemError
 from umem.planner import Plan
@@ -17,13 +18,36 @@ from umem.predict.recorded_problem import problems_of
 from umem.predict.stepping import Replays
 from umem.predict.techniques.changes import Changes
 from umem.predict.techniques.gpu_times import link_of, op_seconds
-from umem.predict.techniques.prepared import Prepared
-from umem.predict.techniques.steady import steady
+from umem.predict.techniques.steady_state import steady
 from umem.trace.analysis.capping import cap_advice
 from umem.trace.analysis.explain import missing_when_repeated
 from umem.trace.axes import Point, StepSize, point_of
 from umem.trace.events import check_figures
 from umem.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A step under a technique, and how it is replayed.
+
+    ``line`` is the code that turns it on; None where nothing is to be done. ``hintless`` is the
+    trace that hints were added to. Where a step has ``more`` micro-batches than the trace, all like
+    its last one, ``less`` is the trace with one less, which says what each of them costs.
+    """
+
+    trace: Trace
+    line: str | None
+    mode: Mode = "unmanaged"
+    prefetch: bool = False
+    hintless: Trace | None = None
+    less: Trace | None = None
+    more: int = 0
+
+    @property
+    def without_hints(self) -> Trace:
+        """The trace as it would be without the technique's hints."""
+        return self.trace if self.hintless is None else self.hintless
+
 
 _T = TypeVar("_T")
 STEPS = 3
@@ -33,7 +57,7 @@ Budget = int | float | None
 """Bytes in all, a share of the plain step's peak, or None for the least."""
 
 
-class Subject:
+class StepVariants:
     """A step on a GPU's terms, repeated until it has settled, and what recomputation makes of it.
 
     Plans and rewritten traces do not depend on the GPU: they are made once, and kept. Not
@@ -44,7 +68,7 @@ class Subject:
         gpus: the GPUs to choose for; replays are shared among them.
         size: what the step is taken to, such as a batch; None: as it was recorded.
         change: what is done to it.
-        replays: those of another subject, to be shared.
+        replays: those of another variants, to be shared.
         correct: whether a trace of NumPy is taken to a GPU; see `on_gpu`.
 
     Raises:
@@ -63,8 +87,8 @@ class Subject:
     ) -> None:
         self._correct = correct
         self.recorded, self.gpus, self.size, self.change = recorded, tuple(gpus), size, change
-        self._at: dict[Point, Subject] = {}
-        self._changed: dict[Changes, Subject | UmemError] = {}
+        self._at: dict[Point, StepVariants] = {}
+        self._changed: dict[Changes, StepVariants | UmemError] = {}
         trace = change.of(recorded, size)
         self.caveat = missing_when_repeated(trace)
         self.cap_advice = None if change != UNCHANGED else cap_advice(trace, on_gpu)
@@ -77,7 +101,7 @@ class Subject:
         self._made: dict[tuple[object, ...], Trace] = {}
         self._shared: set[tuple[object, ...]] = set()
 
-    def at(self, size: StepSize) -> Subject:
+    def at(self, size: StepSize) -> StepVariants:
         """Return the same step at another size, such as a smaller batch; made once.
 
         Raises:
@@ -85,10 +109,10 @@ class Subject:
         """
         point = point_of(size, self.recorded.axes)
         if point not in self._at:
-            self._at[point] = Subject(self.recorded, self.gpus, size)
+            self._at[point] = StepVariants(self.recorded, self.gpus, size)
         return self._at[point]
 
-    def changed(self, **fields: Any) -> Subject:
+    def changed(self, **fields: Any) -> StepVariants:
         """Return the same step with more done to it, by the fields of `Changes`; made once.
 
         Raises:
@@ -97,7 +121,7 @@ class Subject:
         change = replace(self.change, **fields)
         if change not in self._changed:
             self._changed[change] = _or_error(
-                lambda: Subject(
+                lambda: StepVariants(
                     self.recorded, self.gpus, self.size, change, self.replays, self._correct
                 )
             )
@@ -127,7 +151,7 @@ class Subject:
         self._shared.add(same)
         return self.made_once(same, lambda: self.rewritten(plans))
 
-    def _shown(self, line: str, trace: Trace, less_of: Callable[[Subject], Trace]) -> Prepared:
+    def _shown(self, line: str, trace: Trace, less_of: Callable[[StepVariants], Trace]) -> Prepared:
         more = self.change.passes(self.size) - self.change.shown
         if more <= 0:
             return Prepared(trace, line)
@@ -217,7 +241,7 @@ class Subject:
     def _kept(self) -> list[Trace]:
         """What does not depend on VRAM, of this step and all that was made of it."""
         self._made = {key: trace for key, trace in self._made.items() if key in self._shared}
-        changed = [one for one in self._changed.values() if isinstance(one, Subject)]
+        changed = [one for one in self._changed.values() if isinstance(one, StepVariants)]
         of_changed = [trace for one in changed for trace in one._kept()]
         return [self.trace, *self._made.values(), *of_changed]
 

@@ -1,0 +1,231 @@
+"""Plans of three decision: each value is kept, made again, or moved over a link and back.
+
+For some budgets from the one asked for up to that of keeping all, what would run again there is a
+start, and of what it keeps as much is moved as does not fit: with the budget itself that is
+recomputation alone, at the other end moving alone. The quickest go on to a local search. After the
+hybrid policies of Capuchin (Peng et al., ASPLOS 2020) and PoocH (Ito et al., 2019); times are those
+of the referee.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+
+from umem.planner import chains
+from umem.planner.graph import Graph, Numbered
+from umem.planner.link import Key, Link
+from umem.planner.offload_schedule import Decision, decided, is_best
+from umem.planner.plans import Plan
+from umem.planner.rematerialize import keep_more, without
+from umem.planner.reruns import Reruns, in_order_of, reruns_of
+from umem.planner.timetable import least_bytes, timetable
+
+BUDGETS = 7
+"""So many budgets are looked at for what runs again."""
+SHORT = 200
+"""In larger graphs what runs again at one budget is eased for larger ones, not planned anew."""
+
+
+def offload_alone(graph: Graph, budget_bytes: int, link: Link) -> Decision | None:
+    """What moves as much as does not fit, and runs nothing again; None: it does not fit."""
+    return decided(graph, ((),) * len(graph), budget_bytes, link)
+
+
+def starting_decisions(
+    graph: Graph, budget_bytes: int, link: Link, known: Sequence[Plan], method: str
+) -> list[Decision]:
+    """Decision within a budget, the quickest first; none where nothing that is tried fits.
+
+    ``known`` are plans that run calls again and move nothing, whether they fit or not.
+    """
+    found = [
+        decision
+        for ordered, reruns in _candidates(graph, budget_bytes, known, method)
+        if (decision := decided(ordered, reruns, budget_bytes, link)) is not None
+    ]
+    return sorted(found, key=lambda decision: decision.seconds)
+
+
+def least_decisions(
+    graph: Graph, link: Link, known: Sequence[Plan], method: str
+) -> tuple[int, list[Decision]]:
+    """The least bytes that anything is found for, and what is found for them.
+
+    ``known`` are the plans of least bytes that move nothing.
+    """
+    tables = [timetable(graph, ((),) * len(graph), link)]
+    for plan in known:
+        ordered = in_order_of(graph, plan)
+        tables.append(timetable(ordered, reruns_of(ordered, plan), link))
+    least = min(map(least_bytes, tables))
+    found = starting_decisions(graph, least, link, known, method)
+    while least and (lower := starting_decisions(graph, least - 1, link, (), method)):
+        best = min(lower, key=lambda decision: least_bytes(decision.table))
+        least = least_bytes(best.table)
+        again_at = decided(best.graph, best.reruns, least, link)
+        found = [] if again_at is None else [again_at]
+    return least, found
+
+
+def _candidates(
+    graph: Graph, budget_bytes: int, known: Sequence[Plan], method: str
+) -> Iterator[tuple[Graph, Reruns]]:
+    """What may run again, each once."""
+    nothing: Reruns = ((),) * len(graph)
+    found = {(graph, nothing): None}
+    for plan in known:
+        ordered = in_order_of(graph, plan)
+        found[ordered, reruns_of(ordered, plan)] = None
+    family = method if method in chains.METHODS else "lower_sets"
+    most = max(timetable(graph, nothing).used)
+    seeds = [*known]
+    for part in range(1, BUDGETS):
+        between = budget_bytes + (most - budget_bytes) * part // BUDGETS
+        if len(graph) <= SHORT or not seeds:
+            seeds = [*known, *chains.plans(graph, between, family, "time", "saved")]
+        for plan in seeds:
+            ordered = in_order_of(graph, plan)
+            found[ordered, keep_more(ordered, reruns_of(ordered, plan), between)] = None
+    yield from found
+
+
+WORK = 16_000
+"""So many calls are gone through in one search, those of every trial together."""
+
+Change = tuple[Reruns, frozenset[Key], frozenset[Key]]
+"""What runs again, what is moved at least, and what must not be moved."""
+Open = tuple[tuple[float, int], int, Decision, Iterator[Change]]
+"""Decision by their rank and number, and the changes of them that were not tried yet."""
+
+
+def improved(starting_decisions: Sequence[Decision], budget_bytes: int, link: Link) -> Decision:
+    """The quickest that is found from some decision on, best first.
+
+    Cost: a share of a second, whatever the size; one trial takes as long as a timetable.
+    """
+    search = _LocalSearch(starting_decisions, budget_bytes, link)
+    for _ in range(WORK // max(1, len(starting_decisions[0].graph))):
+        if is_best(search.best) or not search.try_one():
+            break
+    return search.best
+
+
+class _LocalSearch:
+    """All decision that were found, of which the best one is changed next.
+
+    Args:
+        starting_decisions: the first of them; of one graph, perhaps in several orders of its nodes.
+        budget_bytes: the most bytes at once.
+        link: what moves goes over.
+
+    Attributes:
+        best: the best that was found.
+    """
+
+    def __init__(
+        self, starting_decisions: Sequence[Decision], budget_bytes: int, link: Link
+    ) -> None:
+        self._budget, self._link = budget_bytes, link
+        self._heap: list[Open] = []
+        self._tried: set[tuple[Graph, Change]] = set()
+        self._count = 0
+        self.best = min(starting_decisions, key=_rank)
+        for start in starting_decisions:
+            self._add(start)
+
+    def _add(self, decision: Decision) -> None:
+        """Have these changed, too, when their turn comes."""
+        self.best = min(self.best, decision, key=_rank)
+        self._count += 1
+        heapq.heappush(self._heap, (_rank(decision), self._count, decision, _changes(decision)))
+
+    def try_one(self) -> bool:
+        """Try the next change that is new; whether there was one."""
+        while self._heap:
+            decision, changes = self._heap[0][2:]
+            change = next(changes, None)
+            if change is None:
+                heapq.heappop(self._heap)
+            elif (decision.graph, change) not in self._tried:
+                self._tried.add((decision.graph, change))
+                found = decided(decision.graph, change[0], self._budget, self._link, *change[1:])
+                if found is not None:
+                    self._add(found)
+                return True
+        return False
+
+
+def _changes(decision: Decision) -> Iterator[Change]:
+    """Each change of one fate."""
+    none, reruns, moved = frozenset[Key](), decision.reruns, decision.moved
+    for one in decision.table.windows:
+        if one.key in moved:
+            yield reruns, moved - {one.key}, frozenset({one.key})
+            yield reruns, moved - {one.key}, none
+        else:
+            yield reruns, moved | {one.key}, none
+    g, each = decision.graph.numbered, _every_rerun(reruns)
+    for gone in each:
+        yield without(g, reruns, {gone}), moved, none
+    for node in dict.fromkeys(node for _, node in each):
+        yield without(g, reruns, {gone for gone in each if gone[1] == node}), moved, none
+    for one in decision.table.windows:
+        for deep in (False, True):
+            more = _recomputed_instead(g, reruns, one.key, deep=deep)
+            if more is not None:
+                yield more, moved - {one.key}, none
+
+
+def _rank(decision: Decision) -> tuple[float, int]:
+    """Less time is better, to twelve digits, then fewer bytes over the link."""
+    return float(f"{decision.seconds:.12g}"), decision.moved_bytes
+
+
+def _every_rerun(reruns: Reruns) -> list[tuple[int, int]]:
+    return [(step, node) for step, rerun in enumerate(reruns) for node in rerun]
+
+
+def _recomputed_instead(g: Numbered, reruns: Reruns, key: Key, *, deep: bool) -> Reruns | None:
+    """With something run again before its first use in backward, from what is there by then.
+
+    What it is made from is kept for that, or where it goes ``deep`` and nobody else keeps it, runs
+    again, too. None: something of it must not run twice.
+    """
+    what, holder = key
+    dropped = {v for v in range(len(g.root)) if what == "value" and g.root[v] == holder}
+    last = _last_reads(g, reruns)
+    found = list(reruns)
+    made = set[int]()
+    for step in range(len(reruns) - 1, -1, -1):
+        runs = set(reruns[step])
+        read = {*g.needs[step], *(x for v in runs for x in g.preds[v])}
+        todo = [v for v in read if v in dropped]
+        if what == "stash" and step == holder:
+            todo.append(step)
+        while todo:
+            v = todo.pop()
+            if v in made or v in runs:
+                continue
+            if not g.recomputable[v]:
+                return None
+            runs.add(v)
+            todo += [x for x in g.preds[v] if x in dropped or (deep and last[x] > step)]
+        made |= runs
+        found[step] = tuple(sorted(runs))
+    return tuple(found)
+
+
+def _last_reads(g: Numbered, reruns: Reruns) -> list[int]:
+    """By value, the last step of backward that reads it; beyond all where none does."""
+    found = [len(reruns)] * len(reruns)
+
+    def read(values: Iterable[int], step: int) -> None:
+        for x in values:
+            found[x] = min(found[x], step)
+
+    for step, rerun in enumerate(reruns):
+        read(g.needs[step], step)
+        for v in rerun:
+            read(g.preds[v], step)
+    return found
