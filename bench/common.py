@@ -2,7 +2,7 @@
 
 Every script declares a `Bench`, from which both the terminal and bench/README.md are written, and
 writes the same envelope: the question, the machine, the versions, the commit, the options, and
-one object a row with every repeat in it.
+one object a row, on a line of its own, with the least, the median and the most of its repeats.
 """
 
 from __future__ import annotations
@@ -38,6 +38,18 @@ PACKAGES = (
     "blosc2",
     "onnx",
 )
+REPEATS = (
+    "seconds",
+    "clock_seconds",
+    "processor_seconds",
+    "forward_seconds",
+    "decode_seconds_a_gb",
+    "touches_per_second",
+    "repeats",
+    "repeats_ms",
+    "repeats_us",
+)
+"""What scripts call the numbers of repeats, where they call them nothing else."""
 
 
 # -- where it ran ------------------------------------------------------------------------------
@@ -118,6 +130,7 @@ class Bench:
         answer: makes one sentence of a result, with figures from its rows.
         columns: those of the table; or ``tables`` makes some.
         notes: makes further lines of a result.
+        repeats: keys of rows below which lists of numbers have one a repeat.
     """
 
     name: str
@@ -126,6 +139,7 @@ class Bench:
     columns: Sequence[Column] = ()
     tables: Callable[[Result], Iterable[Table]] | None = None
     notes: Callable[[Result], Iterable[str]] = lambda result: ()
+    repeats: Sequence[str] = REPEATS
 
     @property
     def question(self) -> str:
@@ -148,7 +162,8 @@ class Bench:
         """Make the envelope that every benchmark writes.
 
         Args:
-            rows: one object a row, every repeat in it.
+            rows: one object a row, every repeat in it; of more than three the result keeps the
+                least, the median and the most.
             simulated: whether the figures are a model's.
             options: what the script was called with.
             gpu: see `machine`.
@@ -163,7 +178,7 @@ class Bench:
             "commit": commit(),
             "options": dict(options),
             **more,
-            "rows": [dict(row) for row in rows],
+            "rows": [_spread(dict(row), self.repeats) for row in rows],
         }
 
     def finish(self, rows: Sequence[Row], path: str | Path | None, **how: Any) -> dict[str, Any]:
@@ -182,18 +197,42 @@ class Bench:
         return result
 
 
+def _spread(value: Any, repeats: Sequence[str], inside: bool = False) -> Any:
+    """Keep the least, the median and the most of each list of repeats: its median is the same."""
+    if isinstance(value, dict):
+        return {
+            key: _spread(each, repeats, inside or key in repeats) for key, each in value.items()
+        }
+    if not inside or not isinstance(value, list | tuple):
+        return value
+    if any(isinstance(each, list | tuple) for each in value):
+        return [_spread(each, repeats, inside) for each in value]
+    if len(value) <= 3:
+        return value
+    found = summary(value)
+    return [found.low, found.median, found.high]
+
+
 def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
-    """Write a report, whole or not at all.
+    """Write a report, whole or not at all; each key has a line, and each row of a list of rows.
 
     Raises:
         click.ClickException: the file cannot be written; an older one is as it was.
     """
-    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    lines = [f" {json.dumps(key)}: {_lines(value)}" for key, value in content.items()]
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
     try:
         with whole(Path(path), force=True) as file:
             file.write(text.encode())
     except OSError as error:
         raise click.ClickException(f"cannot write {path}: {reason(error)}") from error
+
+
+def _lines(value: Any) -> str:
+    if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+        rows = ",\n".join(f"  {json.dumps(row, allow_nan=False)}" for row in value)
+        return f"[\n{rows}\n ]"
+    return json.dumps(value, allow_nan=False)
 
 
 def writable(*paths: str | Path | None) -> None:
@@ -238,4 +277,4 @@ SIZE = SizeType()
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the option ``--json``, as ``path``."""
     kind: Any = click.Path(path_type=Path, dir_okay=False)
-    return click.option("--json", "path", type=kind, help="Write every repeat there.")(command)
+    return click.option("--json", "path", type=kind, help="Write the rows there.")(command)

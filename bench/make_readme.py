@@ -20,7 +20,7 @@ RESULTS = common.HERE / "results"
 INTRODUCTION = """# Benchmarks
 
 One question a script. Most take `--quick` (seconds) and `--json PATH` (machine,
-versions, commit, every repeat). What runs on a virtual GPU is simulated, and says so.
+versions, commit, medians and spread). What runs on a virtual GPU is simulated, and says so.
 
 Run one from the repository's root: `python bench/validate_um.py --help`.
 On a machine with a GPU `python bench/gpu_run.py OUT.zip --minutes 9` runs all that wants one, by

@@ -312,7 +312,8 @@ def _judged(is_met: bool) -> str:
     return "met" if is_met else "missed"
 
 
-BENCH = common.Bench("quantization", __doc__, answer, tables=tables, notes=notes)
+# Ratios are medians of pairs that were timed in turn: every repeat is needed.
+BENCH = common.Bench("quantization", __doc__, answer, tables=tables, notes=notes, repeats=())
 
 
 @click.command(help=__doc__)

@@ -264,7 +264,14 @@ def notes(result: common.Result) -> list[str]:
     return [f"Slower on this CPU, with fewer operations or not: {'; '.join(slower) or 'none'}."]
 
 
-BENCH = common.Bench("smaller_layers", __doc__, answer, tables=tables, notes=notes)
+BENCH = common.Bench(
+    "smaller_layers",
+    __doc__,
+    answer,
+    tables=tables,
+    notes=notes,
+    repeats=(*common.REPEATS, "step_seconds"),
+)
 
 
 @click.command(help=__doc__)
