@@ -30,7 +30,7 @@ EXTENDED = ("choose", "report")
 
 
 def _load_extensions() -> None:
-    """Import what other packages name in the entry-point group ``umem``, which registers itself.
+    """Import the modules that other packages name in the entry-point group ``umem``.
 
     Raises:
         click.ClickException: one of them cannot be imported; names it and its package.
@@ -79,7 +79,7 @@ class _Lazy(click.Group):
 
 @contextlib.contextmanager
 def _in_a_sentence() -> Iterator[None]:
-    """Word what went wrong as one sentence that is safe to print; click prints it and exits.
+    """Turn an error into one printable sentence, which click prints before it exits.
 
     click itself repeats what it was given, such as the name of an option.
     """

@@ -23,6 +23,7 @@ class _HalfType(click.ParamType):  # type: ignore[type-arg]
     name = "half"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, Path]:
+        """Parse the name of an axis and a file, such as depth=half.umem.gz."""
         axis, _, path = str(value).partition("=")
         if not axis.isidentifier() or not path:
             raise click.BadParameter(

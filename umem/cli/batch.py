@@ -60,7 +60,7 @@ def command(step: StepOptions, effective: int | None, maximum: int | None, margi
 
 
 def doublings(trace: Trace, gpu: GpuSpec, size: StepSize | None) -> Iterator[str]:
-    """Yield what doubling each size of a step costs, a line each; nothing for one size."""
+    """Yield a line for each size of a step: the cost of doubling it; nothing for one size."""
     for row in umem.scale_each(trace, 2, gpu, size).rows if trace.sizes else ():
         if row.missing is None:
             yield f"  {row}"

@@ -39,6 +39,7 @@ Show = Callable[[Text], None]
 
 
 def _left(search: Search) -> str:
+    """Say what an interrupted search has not tried."""
     if len(search.gpus) > 1:
         left = [gpu.name for gpu in search.gpus if not search.is_done(gpu)]
         counted = f"{len(left)} of {len(search.gpus)} GPUs"
@@ -51,7 +52,7 @@ def _left(search: Search) -> str:
 
 
 class _Progress:
-    """A line that moves where standard error is a terminal, and lines of results above it."""
+    """A progress line where standard error is a terminal, and lines of results above it."""
 
     def __init__(self, search: Search, show: Show | None, width: int) -> None:
         self._search, self._show, self._width = search, show, width
@@ -66,7 +67,7 @@ class _Progress:
         self._status.stop()
 
     def on(self, gpu: GpuSpec, option: Option) -> None:
-        """Something was found."""
+        """Print a result."""
         self._count += 1
         self._status.update(self._text())
         line = self._line(gpu, option)
@@ -76,7 +77,7 @@ class _Progress:
             self._status.start()
 
     def _line(self, gpu: GpuSpec, option: Option) -> Text | None:
-        """For one GPU each technique; of several each GPU, as soon as something is sure."""
+        """Return the line of a technique for one GPU, or of a GPU that is decided."""
         if self._is_one:
             return found_of_technique(option, self._width)
         if option.name == TECHNIQUES[0].name:
@@ -108,13 +109,14 @@ _MOVED = {
     "--recorded": f"{_RANKS} --cut FOLDER --recorded FOLDER",
     "--sharded": f"{_RANKS} --sharded",
 }
-"""Options that the command had, and the command line that has taken their place."""
+"""Options that the command had, and the command line that replaces each."""
 
 
 class _Choose(click.Command):
-    """A command that says where an option has gone."""
+    """A command that names the successors of removed options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the options; for a removed one the error names the command that replaces it."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -176,7 +178,7 @@ def command(asked: StepOptions, every: bool, all_gpus: bool, png: Path | None, f
 def _with_schedule(
     choice: Choice, search: Search, gpu: GpuSpec, step: ChosenStep
 ) -> dict[str, Any]:
-    """A choice for JSON; of a model in ONNX with its schedule, or why there is none."""
+    """Return a choice for JSON; for a model in ONNX with its schedule, or why it has none."""
     found = choice.to_json()
     if step.names is None:
         return found
@@ -194,7 +196,7 @@ def _draw(choices: tuple[Choice, ...], file: IO[bytes], all_gpus: bool) -> None:
 
 
 def _say_sizes(asked: StepOptions, trace: Trace, gpu: GpuSpec | None) -> None:
-    """Print at which size the step is, and of one GPU what twice of each size costs."""
+    """Print the size of the step, and for one GPU the cost of doubling each size."""
     if not trace.sizes:
         return
     if asked.size is None:
@@ -212,7 +214,7 @@ def _say_sizes(asked: StepOptions, trace: Trace, gpu: GpuSpec | None) -> None:
 
 
 def _say_next(asked: StepOptions, all_gpus: bool) -> None:
-    """Print the command that asks the other question of the same step."""
+    """Print the command that asks the related question about the same step."""
     if asked.is_onnx:
         say(
             "\nLines of code are for Chainer. For another framework --json has the schedule: what "
@@ -228,7 +230,7 @@ def _say_next(asked: StepOptions, all_gpus: bool) -> None:
 
 
 def _carry_out(search: Search, as_json: bool) -> None:
-    """Try everything, printing each result as it comes.
+    """Run the search, printing each result.
 
     Ctrl-C ends the command: standard error has what was not tried.
     """

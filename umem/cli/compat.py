@@ -45,6 +45,7 @@ def command(action: str, as_json: bool) -> None:
 
 
 def _check(as_json: bool) -> None:
+    """Check every mend and print the result; exits with 1 if a mend does not fit."""
     rows = check()
     misfit = any(row.error for row in rows)
     failed = {} if misfit else import_mended(rows)
@@ -94,6 +95,7 @@ def _report(rows: Sequence[Row], failed: dict[str, str]) -> dict[str, Any]:
 
 
 def _print(rows: Sequence[Row], failed: dict[str, str], console: Console) -> None:
+    """Print versions, the table of mends, and errors."""
     console.print(", ".join(f"{name} {v}" for name, v in _versions().items() if v), soft_wrap=True)
     console.print(table(rows))
     for module, error in failed.items():

@@ -44,7 +44,7 @@ class _Result:
     needed_bytes: int
     trace: Trace | None
     plain_seconds: float | None = None
-    """A step where VRAM has room for all of it."""
+    """Seconds of a step if all of it fits into VRAM."""
     kind: str = "cuda"
 
     @property
@@ -113,7 +113,7 @@ def command(
 
 
 def _choose(device: str, vram: str) -> tuple[GpuSpec, SoftwareGPU | None] | Literal["cuda"]:
-    """Open what ``--device`` names, before anything else happens."""
+    """Open the device of ``--device``, before any other work."""
     _refuse_options_of_others("virtual or software" if device == "cuda" else "cuda")
     if device == "cuda":
         return "cuda"
@@ -143,7 +143,7 @@ def _refuse_options_of_others(kind: str) -> None:
 
 @contextmanager
 def _folder(out: Path) -> Iterator[None]:
-    """The folder to write to; folders that were made are taken away where nothing was written."""
+    """Make the output folder in a block; new folders are removed if nothing was written."""
     made: list[Path] = []
     try:
         made += [path for path in (out, *out.parents) if not path.exists()]
@@ -176,6 +176,7 @@ def _on_model(
     nodes: int,
     steps: int,
 ) -> _Result:
+    """Run the demo on a simulated GPU."""
     kind, by = ("virtual", "") if software is None else ("software", ", by CuPy on this processor")
     console.print(
         f"A graph network of {nodes:,} nodes on a {kind} {spec.title} with "
@@ -198,7 +199,7 @@ def _on_model(
 
 
 def _with_all_its_vram(trace: Trace, gpu: str) -> float | None:
-    """Simulated seconds of a step where the table's VRAM has room for it; None where not."""
+    """Return simulated seconds of a step with the table's VRAM; None if it does not fit."""
     from statistics import median
 
     from umem.predict.replaying import replay
@@ -208,6 +209,7 @@ def _with_all_its_vram(trace: Trace, gpu: str) -> float | None:
 
 
 def _on_cuda(console: Console, size: str, factor: float | None, steps: int) -> _Result:
+    """Run the demo on a real GPU."""
     from umem.devices.open import device_kind
 
     if factor is not None and math.isnan(factor):
@@ -233,7 +235,7 @@ def _on_cuda(console: Console, size: str, factor: float | None, steps: int) -> _
 
 
 def _refuse_too_much(gpu: Any, needed: int, factor: float | None) -> None:
-    """Asking for more than is there can hang the card for everybody, or get a program killed."""
+    """Refuse more bytes than the host has, which could hang the card or get programs killed."""
     if factor is None and needed > gpu.free_bytes:
         raise click.ClickException(
             f"--bytes {format_bytes(needed)} is more than the {format_bytes(gpu.free_bytes)} of "
@@ -249,6 +251,7 @@ def _refuse_too_much(gpu: Any, needed: int, factor: float | None) -> None:
 
 @contextmanager
 def _progress(console: Console, steps: int) -> Iterator[Any]:
+    """Show a progress bar in the block; yields the function that advances it."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description:<22}"),
@@ -271,6 +274,7 @@ def _progress(console: Console, steps: int) -> Iterator[Any]:
 
 
 def _report(console: Console, result: _Result, out: Path) -> None:
+    """Print the results, and write the files."""
     from umem.reports.side_by_side import mode_table
 
     simulated = "simulated " if result.simulated else ""
@@ -295,7 +299,7 @@ def _report(console: Console, result: _Result, out: Path) -> None:
 
 
 def _write(console: Console, result: _Result, title: str, out: Path) -> list[Path]:
-    """Write the files when both are complete."""
+    """Write the files, once all are complete."""
     picture = _picture(console, result, title)
     text = f"{json_text(result)}\n".encode()
     files = {} if picture is None else {out / PICTURE: picture}
@@ -310,7 +314,7 @@ def _write(console: Console, result: _Result, title: str, out: Path) -> list[Pat
 
 
 def _picture(console: Console, result: _Result, title: str) -> bytes | None:
-    """The picture as a PNG; None where there is nothing to draw, or nothing to draw it with."""
+    """Return the picture as PNG; None without anything to draw, or without matplotlib."""
     from umem.reports.side_by_side import draw_modes
 
     if not any(row.timeline for row in result.rows):
@@ -325,6 +329,7 @@ def _picture(console: Console, result: _Result, title: str) -> bytes | None:
 
 
 def _say_what_it_costs(console: Console, result: _Result) -> None:
+    """Print how much longer a step takes than with enough VRAM."""
     alone = result.plain_seconds
     fitting = [row.seconds for row in result.rows if row.fits and row.seconds is not None]
     if not fitting or alone is None:
@@ -337,6 +342,7 @@ def _say_what_it_costs(console: Console, result: _Result) -> None:
 
 
 def _say_what_next(console: Console, kind: str, gpu: str) -> None:
+    """Print commands to try next."""
     device = "" if kind == "virtual" else f" --device {kind}:{gpu}"
     console.print("Next:")
     if kind != "cuda":

@@ -47,6 +47,7 @@ class _Report:
     mpi: str
 
     def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
         status = self.status.to_json()
         return {
             "ok": self.reason is None,
@@ -121,7 +122,9 @@ def _say_link(link: MeasuredLink, as_json: bool) -> None:
 
 
 def _block(device: str | None, vram: str | None) -> Callable[[], AbstractContextManager[Any]]:
-    """What makes the device the current one; nothing for one that is there by itself."""
+    """Return a factory of the block that makes the device current; a null context for the real
+    one.
+    """
     try:
         kind, gpu = parse_device(device or "cuda")
     except DeviceError as error:
@@ -134,6 +137,7 @@ def _block(device: str | None, vram: str | None) -> Callable[[], AbstractContext
 
 
 def _examine() -> _Report:
+    """Collect status and checks; a failure becomes a failed check."""
     checks = [_environment_check()]
     status = umem.status()
     try:
@@ -162,6 +166,7 @@ def _environment_check() -> Check:
 
 
 def _print(report: _Report) -> None:
+    """Print the report."""
     say(f"{'umem':<14}{umem.__version__} on {platform.system()} {platform.machine()}")
     versions = {name: text for name, text in report.status.versions.items() if name != "umem"}
     say(columns((name, text or "not installed") for name, text in versions.items()))

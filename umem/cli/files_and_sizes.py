@@ -22,7 +22,7 @@ from umem.units import format_bytes, parse_bytes
 
 
 def refuse(paths: Sequence[Path], sources: Sequence[Path], *, force: bool) -> None:
-    """Refuse what cannot or should not be written, before any work is done.
+    """Refuse output files that cannot or should not be written, before any work.
 
     Raises:
         click.ClickException: a file exists and ``force`` is not given, is a source, is named
@@ -47,7 +47,7 @@ def refuse(paths: Sequence[Path], sources: Sequence[Path], *, force: bool) -> No
 
 
 def refuse_picture(path: Path | None) -> None:
-    """Refuse a picture that cannot be drawn, before any work is done.
+    """Refuse a picture that cannot be drawn, before any work.
 
     Raises:
         click.ClickException: its name does not end in ``.png``, or matplotlib is not installed.
@@ -68,7 +68,7 @@ def _has_matplotlib() -> bool:
 
 
 def write(path: Path, make: Callable[[IO[bytes]], None], *, force: bool) -> None:
-    """Have ``make`` write a file, which is there when it is complete.
+    """Write a file by ``make``; it gets its name once it is complete.
 
     Raises:
         click.ClickException: it cannot be written; what was there is as it was.
@@ -130,7 +130,7 @@ def caps(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def load(paths: Sequence[Path], caps: Caps) -> list[Trace]:
-    """Traces, read within limits.
+    """Read traces, within the limits given by options.
 
     Raises:
         TraceError: see `Trace.load`.
@@ -139,7 +139,7 @@ def load(paths: Sequence[Path], caps: Caps) -> list[Trace]:
 
 
 def one_trace(paths: Sequence[Path], sizes: Sequence[StepSize] | None, caps: Caps) -> Trace:
-    """The trace that files are; traces of several sizes are joined.
+    """Read one trace from files; files of several sizes are joined.
 
     Raises:
         click.UsageError: other sizes than files. UmemError: see `Trace.load`, `Trace.join`.
@@ -176,6 +176,7 @@ class StepSizesType(click.ParamType):  # type: ignore[type-arg]
     name = "sizes"
 
     def convert(self, value: object, param: object, ctx: object) -> tuple[StepSize, ...]:
+        """Parse sizes separated by commas, or sizes by axis separated by semicolons."""
         text = str(value)
         parts = text.split(";") if "=" in text else text.split(",")
         try:
@@ -189,6 +190,7 @@ class StepSizesType(click.ParamType):  # type: ignore[type-arg]
 
 
 def _size(text: str, option: str) -> StepSize:
+    """Parse one size: an integer, or integers by axis."""
     try:
         if "=" not in text:
             return int(text)

@@ -42,7 +42,7 @@ def cut_file(file: Path, out: Path, parts: int, features: Path | None) -> None:
 
 
 def summary(cut: Cut) -> str:
-    """Say what a cut is, in a few lines."""
+    """Describe a cut in a few lines."""
     share = cut.across_count / cut.tie_count if cut.tie_count else 0.0
     ties = f"{cut.across_count:,} of {cut.tie_count:,} ties ({share:.1%}) lead across parts"
     return "\n".join(

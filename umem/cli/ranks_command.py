@@ -21,6 +21,7 @@ class _RankCounts(click.ParamType):  # type: ignore[type-arg]
     name = "ranks"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
+        """Parse rank counts separated by commas."""
         try:
             found = tuple(int(part) for part in str(value).split(","))
         except ValueError:
@@ -33,7 +34,7 @@ class _RankCounts(click.ParamType):  # type: ignore[type-arg]
 
 
 class _LinkType(click.ParamType):  # type: ignore[type-arg]
-    """A link's name, figures or file, which only `umem.choose_ranks` can judge."""
+    """A link's name, figures or file; `umem.choose_ranks` checks it."""
 
     name = "link"
 

@@ -30,7 +30,7 @@ from umem.units import parse_bytes
 
 
 class _Wanted(NamedTuple):
-    """A file that was asked for."""
+    """An output file that was requested."""
 
     output: Output
     path: Path
@@ -41,18 +41,18 @@ def _exports() -> dict[str, Output]:
 
 
 class _Export(click.ParamType):  # type: ignore[type-arg]
-    """One of the outputs that ``--export`` asks for, those of other packages included."""
+    """The output kinds of ``--export``, those of other packages included."""
 
     name = "export"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
-        """Refuse what is none of them."""
+        """Check that an output kind exists."""
         choices: click.ParamType[Any] = click.Choice(list(_exports()))
         return str(choices.convert(value, param, ctx))
 
 
 def _own_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of the outputs that have one of their own."""
+    """Add the options that outputs have of their own."""
     for output in reversed([output for output in OUTPUTS if not output.is_export]):
         kind: Any = click.Path(path_type=Path)
         option = click.option(f"--{output.name}", type=kind, metavar="FILE", help=output.help)
@@ -131,7 +131,7 @@ def command(
 
 
 def _vram(gpu: str | None, vram: str | None) -> Vram | None:
-    """Return what to compare with: a size that is given goes before the table's."""
+    """Return the VRAM to compare with: a given size, or else the table's."""
     nbytes = None if vram is None else parse_bytes(vram, "--vram")
     if gpu is None:
         return None if nbytes is None else Vram("a GPU", nbytes)
@@ -146,8 +146,9 @@ def _analyse(path: Path, caps: Caps) -> Analysis:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Events are tuples by the hundred thousand, none of them in a cycle: to walk through them
-    again and again costs as much as reading them."""
+    """Turn garbage collection off in the block: events are tuples by the hundred thousand without
+    cycles, and walking them again and again costs as much as reading them.
+    """
     on = gc.isenabled()
     gc.disable()
     try:
@@ -174,6 +175,7 @@ def _print(
 def _compare(
     analyses: list[Analysis], traces: tuple[Path, ...], vram: Vram | None, as_json: bool
 ) -> None:
+    """Print the comparison of two traces."""
     from umem.trace.analysis.differences import compare
 
     before, after = (path.name for path in traces)
@@ -209,7 +211,7 @@ def _write(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Write the files, and tell of each."""
+    """Write the requested files, and report each."""
     for output, path in asked:
         words = ["umem", "report", trace, *output.option(path), *_vram_options(vram)]
         request = ReportRequest(
@@ -230,7 +232,7 @@ def _next(trace: Path, written: set[str]) -> str:
 
 
 def _vram_options(vram: Vram | None) -> list[str]:
-    """The options that say what a report compares with."""
+    """Return the options that select the VRAM to compare with."""
     if vram is None:
         return []
     spec = GPUS.get(vram.gpu)
@@ -239,7 +241,7 @@ def _vram_options(vram: Vram | None) -> list[str]:
 
 
 def _provenance(analysis: Analysis, command: str) -> dict[str, str]:
-    """Say where a report comes from; what the trace says of itself comes last."""
+    """Describe the source of a report, the trace's own words last."""
     known = {
         "umem": __version__,
         "written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z"),

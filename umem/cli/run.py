@@ -165,7 +165,7 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
 
 
 class _RunOptions(NamedTuple):
-    """The options of the command."""
+    """The options of ``umem run``."""
 
     mode: str | None
     limit: str | None
@@ -194,7 +194,7 @@ class _RunOptions(NamedTuple):
 
 
 def _recording(asked: _RunOptions, program: Program) -> Recording | None:
-    """Return the recording that was asked for, if any."""
+    """Return the requested recording, None without one."""
     if asked.record is None:
         for name in ("sizes", "steps", "stacks", "no_workspace", "stop", "force"):
             if getattr(asked, name):
@@ -216,7 +216,7 @@ def _recording(asked: _RunOptions, program: Program) -> Recording | None:
 
 
 def _where(asked: _RunOptions) -> Iterator[str]:
-    """The options that say on what the script runs, for a command that does it again."""
+    """Return the options that name the device, for a command that repeats the run."""
     for name in ("mode", "limit", "prefetch", "virtual", "software", "no_model", "devices", "vram"):
         value = getattr(asked, name)
         if value:
@@ -226,7 +226,7 @@ def _where(asked: _RunOptions) -> Iterator[str]:
 
 
 def _prepare(stack: ExitStack, asked: _RunOptions) -> None:
-    """Put everything in place; the stack takes it away again, the report first."""
+    """Set everything up for the run; the stack undoes it, the report first."""
     mode = asked.mode or environment.mode()
     on = mode not in (None, "off")
     for name, value in (("--limit", asked.limit), ("--prefetch", asked.prefetch)):
@@ -260,7 +260,7 @@ def _import_chainer() -> None:
 
 @contextmanager
 def _variables(asked: _RunOptions) -> Iterator[None]:
-    """Set what the script and its processes find in the environment, for the length of the run."""
+    """Set environment variables for the script and its processes, until the run ends."""
     folder = str(Path(__file__).parent / "startup")
     path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
     options = {
@@ -278,7 +278,7 @@ def _variables(asked: _RunOptions) -> Iterator[None]:
 
 
 def _software(asked: _RunOptions) -> str | None:
-    """The software GPU as processes of the script find it in the environment."""
+    """Return the variables by which child processes open the software GPU."""
     if not asked.software:
         return None
     vram = [f"vram={asked.vram}"] if asked.vram else []
@@ -289,7 +289,7 @@ def _software(asked: _RunOptions) -> str | None:
 
 
 def _devices(asked: _RunOptions) -> int:
-    """How many software GPUs there are: as many as ranks, which go by their number here."""
+    """Return the number of software GPUs: as many as local ranks, unless given."""
     return asked.devices or min(local_count(), MOST_DEVICES)
 
 
@@ -302,6 +302,7 @@ def _set(variables: dict[str, str | None]) -> None:
 
 
 def _report(process: int) -> None:
+    """Print status and figures at exit; not in forked children."""
     if os.getpid() != process:
         return  # a child by fork that came to the end of the script
     click.echo(umem.status().table(), err=True)

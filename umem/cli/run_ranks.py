@@ -42,7 +42,7 @@ def with_ranks(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Ranking:
-    """What a command has to do with ranks: it starts them, is one of them, or neither.
+    """The role of a command in a job of ranks: launcher, rank, or neither.
 
     Args:
         options: the command's; those of ranks are taken out, and in a rank the file of a trace
@@ -61,7 +61,7 @@ class Ranking:
             options["record"] = rank_path(options["record"], rank.number)
 
     def start(self) -> None:
-        """Run the command as ranks and exit with their status, if ranks are asked for."""
+        """If ranks are requested, run the command as ranks and exit with their status."""
         if self._asked is None:
             return
         context = click.get_current_context()
@@ -72,7 +72,7 @@ class Ranking:
 
 
 def rank_path(path: Path, number: int) -> Path:
-    """Name a rank's own file: ``run.umem.gz`` is ``run.rank0.umem.gz``.
+    """Insert a rank's number into a file name: ``run.umem.gz`` becomes ``run.rank0.umem.gz``.
 
     >>> print(rank_path(Path("out/run.umem.gz"), 3))
     out/run.rank3.umem.gz
@@ -82,7 +82,7 @@ def rank_path(path: Path, number: int) -> Path:
 
 
 def _given(context: click.Context) -> list[str]:
-    """The command's other options, as they were given."""
+    """Return the command's other options, as given."""
     words = []
     for option in context.command.params:
         value = context.params.get(option.name or "")

@@ -15,7 +15,7 @@ from umem.extras import command
 
 
 class Slimming:
-    """A budget and a cap of workspace, made before the script runs and entered around it.
+    """Turns a memory budget and a workspace cap on around a script.
 
     Args:
         budget: as `umem.chainer.Recompute` takes it, or None.
@@ -44,7 +44,7 @@ class Slimming:
             self._memory = _made("--recompute", umem.chainer.Recompute, budget)
 
     def begin(self, stack: ExitStack) -> None:
-        """Have both on until the stack is left; what came of it is said then.
+        """Turn both on until the stack unwinds, which prints the result.
 
         The cap is the process's: it holds in the script's threads as well.
         """
@@ -62,7 +62,7 @@ class Slimming:
 
 
 class Budgeting:
-    """Watches a script for its first update, and says what was turned on, and what came of it.
+    """Applies a budget at a script's first update, and prints the choice and its result.
 
     Args:
         budget: as `umem.chainer.diet` takes it, or None.
@@ -88,7 +88,7 @@ class Budgeting:
             raise click.BadParameter(str(error), param_hint="--budget") from error
 
     def begin(self, stack: ExitStack) -> None:
-        """Watch until the stack is left; what came of it is said then."""
+        """Wait for the first update until the stack unwinds."""
         if self._watch is None:
             return
         self._watch.begin(stack)

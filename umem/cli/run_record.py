@@ -22,7 +22,7 @@ from umem.units import format_bytes
 
 
 class Recording:
-    """Records the calling thread, writes the trace as soon as it is complete, and tells of it.
+    """Records the calling thread, and writes the trace once it is complete.
 
     Args:
         path: where to.
@@ -43,7 +43,7 @@ class Recording:
         self.error: str | None = None
 
     def begin(self, stack: ExitStack) -> None:
-        """Record until the stack is left.
+        """Record until the stack unwinds.
 
         Raises:
             TraceError: the file cannot be written; nothing has begun.
@@ -58,6 +58,7 @@ class Recording:
             raise SystemExit(0)  # the script's own clean-up runs
 
     def _end(self) -> None:
+        """End the recording, write what was kept, and report it; forked children do nothing."""
         try:
             kept: Kept | None = self._keeper.finish()
         except UmemError as error:
@@ -75,7 +76,9 @@ class Recording:
         self._tell(kept)
 
     def _write(self, kept: Kept) -> None:
-        """Failing must not stop the training; it is told, and tried once more, at the end."""
+        """Write the trace; a failure is reported, and tried again at the end, as training must go
+        on.
+        """
         trace = replace(kept.trace, meta={**kept.trace.meta, "script": self._script})
         try:
             trace.save(self._path, force=self._force)
@@ -85,6 +88,7 @@ class Recording:
             self._written, self.error = True, None
 
     def _tell(self, kept: Kept) -> None:
+        """Report the written file and the commands to run next, or the error."""
         if self.error is not None:
             say(f"umem: {self.error}", err=True)
             return
@@ -113,7 +117,7 @@ class Recording:
 
 
 def at_sizes(text: str) -> Any:
-    """Make what records the first update at parts of its batch, in place of a `Keeper`.
+    """Return a recorder of the first update at several batch sizes, in place of a `Keeper`.
 
     Raises:
         click.ClickException: Chainer is missing, or these are no sizes of a batch.

@@ -20,7 +20,7 @@ _EXAMPLE = "every=500, every=1epoch,keep=3 or every=500,folder=out/snapshots"
 
 
 class Resuming:
-    """Gives each Trainer of a script a `umem.chainer.Snapshot` as it begins to run.
+    """Adds a `umem.chainer.Snapshot` to each Trainer of a script.
 
     Args:
         asked: the option's text, such as ``every=500,keep=3,folder=PATH``, or None.
@@ -42,7 +42,7 @@ class Resuming:
         self._made(None)  # so that bad options are refused before the script runs
 
     def begin(self, stack: ExitStack) -> None:
-        """Watch for trainers until the stack is left."""
+        """Watch for trainers until the stack unwinds."""
         if self._asked is None:
             return
         from umem.chainer import tap
@@ -53,7 +53,7 @@ class Resuming:
         stack.callback(tap.unsubscribe, watcher)
 
     def extend(self, trainer: Any) -> None:
-        """Give a trainer its snapshots, unless the script did; each has a folder of its own."""
+        """Add a snapshot to a trainer, unless it has one; each trainer gets its own folder."""
         import umem.chainer
 
         entries = trainer._extensions.values()
@@ -96,6 +96,11 @@ def _all_ranks() -> Any:
 
 
 def _parsed(asked: str) -> dict[str, Any]:
+    """Parse the value of ``--resume``.
+
+    Raises:
+        click.BadParameter: it is not valid.
+    """
     options: dict[str, Any] = {}
     for part in asked.split(","):
         name, given, value = part.partition("=")
@@ -119,10 +124,11 @@ def _unreadable(asked: str) -> click.BadParameter:
 
 
 def _watcher(resuming: Resuming) -> Any:
+    """Make the subscriber that adds snapshots to trainers; imports Chainer."""
     from umem.chainer import tap
 
     class TrainerWatcher(tap.Subscriber):
-        """Is told of trainers that begin to run."""
+        """Subscriber that adds snapshots to starting trainers."""
 
         def train(self, proceed: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
             resuming.extend(trainer)

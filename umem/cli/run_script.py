@@ -23,7 +23,7 @@ from umem.trace.stacks import end_at_user
 
 @dataclass(frozen=True)
 class Program:
-    """What Python would run as ``__main__``: a script, or a module by its name.
+    """A script or module to run as ``__main__``.
 
     Attributes:
         words: the way to it on a command line, with the arguments of its own.
@@ -37,7 +37,7 @@ class Program:
 
     @classmethod
     def found(cls, script: str, arguments: tuple[str, ...], *, is_module: bool) -> Program:
-        """Look for a program before anything is set up for it.
+        """Find a program before anything is set up for it.
 
         Raises:
             click.BadParameter: there is none of that name, or it cannot be read.
@@ -49,11 +49,12 @@ class Program:
 
     @property
     def name(self) -> str:
-        """Its short name, for titles."""
+        """Return its short name, for titles."""
         return self.words[1] if self.source is None else Path(self.words[0]).name
 
     def begun(self) -> tuple[ModuleType, CodeType | None]:
-        """Make it ``__main__``, with arguments and path as Python has them; code of a module.
+        """Set up ``__main__``, arguments and path as Python does; returns the code, a module's
+        included.
 
         The module stays ``__main__``: what runs at exit, or is pickled, looks there.
 
@@ -78,6 +79,11 @@ class Program:
 
 
 def _read(script: Path) -> bytes:
+    """Read a script's source.
+
+    Raises:
+        click.BadParameter: it cannot be read, or has null bytes.
+    """
     try:
         source = script.read_bytes()
         if b"\0" not in source:
@@ -93,7 +99,7 @@ def _read(script: Path) -> bytes:
 
 
 def _require_module(name: str) -> None:
-    """Refuse the name of a module whose package is nowhere; imports nothing."""
+    """Refuse a module whose package does not exist, without importing."""
     top = name.partition(".")[0]
     path = sys.path if getattr(sys.flags, "safe_path", False) else [os.getcwd(), *sys.path[1:]]
     if not all(part.isidentifier() for part in name.split(".")):
@@ -106,7 +112,7 @@ def _require_module(name: str) -> None:
 
 
 def _module(name: str) -> tuple[ModuleType, CodeType]:
-    """Find a module that can run, or what its package has for that, as ``python -m`` does."""
+    """Find a runnable module, or its package's ``__main__``, as ``python -m`` does."""
     spec = _spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         name = f"{name}.__main__"
@@ -135,7 +141,7 @@ def _spec(name: str) -> ModuleSpec | None:
 def run_program(
     program: Program, virtual: str | None, vram: str | None, whole: bool
 ) -> tuple[int | str | None, str | None]:
-    """Run a program as ``__main__``, as Python would: its exit code, and what to do about it."""
+    """Run a program as ``__main__`` as Python would; returns its exit status and advice."""
     exit_code: int | str | None = 0
     hint = None
     rank = this_rank()
@@ -168,7 +174,7 @@ def _main_module(path: str) -> ModuleType:
 
 
 def _show(error: BaseException, path: str, whole: bool) -> None:
-    """The traceback as Python shows it for the script alone, by the script's own hook if any.
+    """Print the traceback as Python prints it for the script alone, by the script's own hook.
 
     That of an error of umem's ends at the script's own line, unless the ``whole`` is wanted.
     """
@@ -190,20 +196,20 @@ def _wait_for_threads() -> None:
 
 
 _NO_GPU = "CUDA environment is not correctly set up"
-"""How Chainer begins to say that it has no GPU."""
+"""Start of Chainer's message that it has no GPU."""
 _NO_DEVICE = ("cudaErrorNoDevice", "cudaErrorInsufficientDriver", "CUDA_ERROR_NO_DEVICE")
-"""How CuPy begins to say that CUDA has no device, or no driver for one."""
+"""Starts of CuPy's messages that CUDA has no device or no driver."""
 _HAS_BUDGET = "a Recompute is on already"
-"""How umem begins to say that a Recompute is inside of another."""
+"""Start of umem's message that one Recompute is inside of another."""
 _NO_NUMBER = re.compile(
     r"only 0-dimensional arrays can be converted to Python scalars"
     r"|%\w format: a real number is required, not numpy\.ndarray"
 )
-"""What NumPy says from 2.4 on where an array of one element was taken for a number before."""
+"""NumPy's message, from 2.4 on, where an array of one element used to be taken as a number."""
 
 
 def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | None) -> str | None:
-    """The way out of an error, where umem knows one; None elsewhere.
+    """Return umem's advice on an error; None if it has none.
 
     Args:
         words: the script and its arguments.
@@ -244,13 +250,13 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
 
 
 def _is_cupys(error: BaseException) -> bool:
-    """Whether it is CuPy's own OutOfMemoryError, which is none of umem's."""
+    """Tell whether an error is CuPy's own OutOfMemoryError, and not umem's."""
     kind = type(error)
     return kind.__name__ == "OutOfMemoryError" and kind.__module__.partition(".")[0] == "cupy"
 
 
 def _has_no_gpu(error: BaseException) -> bool:
-    """Whether it is CuPy's word that CUDA has no device or no driver."""
+    """Tell whether an error is CuPy's for a missing device or driver."""
     kind = type(error)
     is_cupys = kind.__name__ in ("CUDARuntimeError", "CUDADriverError")
     return is_cupys and str(error).startswith(_NO_DEVICE)
@@ -266,7 +272,7 @@ def _what_it_needs(command: str, asked: str) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and what it was raised from, each once: a program can tie them in a circle."""
+    """Yield an error and its causes, each once, as a program can link them in a circle."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

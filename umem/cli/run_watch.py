@@ -27,14 +27,14 @@ _UP_AND_CLEAR = "\x1b[1A\x1b[2K"
 
 
 class LiveRegion:
-    """Draws lines at the bottom of a terminal and takes them away for what is written above.
+    """Draws lines at the bottom of a terminal, and clears them for output above.
 
     What the program writes to ``sys.stdout`` and ``sys.stderr`` passes through as it is, control
     characters and lines without an end included; while such a line stands open nothing is drawn.
     rich.live does not: it prints each line anew, so that the cursor movements of Chainer's
-    ProgressBar come out as text, one bar below the other, each update of tqdm is a line of its
-    own, and long lines are wrapped.
-    What goes to the terminal by another way, such as a child process, is not seen.
+    ProgressBar come out as text, one bar below the other, each update of tqdm is a line of its own,
+    and long lines are wrapped. What goes to the terminal by another way, such as a child process,
+    is not seen.
 
     Thread-safe. A child by fork writes as if there were no region.
     """
@@ -48,7 +48,7 @@ class LiveRegion:
         self._replaced: dict[str, tuple[Any, _Through]] = {}
 
     def start(self) -> None:
-        """Let what goes to the terminal through this region from now on."""
+        """Route the terminal's streams through this region."""
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if stream is not None and stream.isatty():
@@ -57,7 +57,7 @@ class LiveRegion:
                 setattr(sys, name, through)
 
     def stop(self) -> None:
-        """Take the lines away and put the streams back, unless the program has put others.
+        """Clear the lines and restore the streams, unless the program replaced them.
 
         What is written next begins a line.
         """
@@ -70,7 +70,7 @@ class LiveRegion:
                 setattr(sys, name, stream)
 
     def draw(self, lines: Iterable[str]) -> None:
-        """Replace the lines, none of which may be wider than the terminal."""
+        """Replace the lines, none wider than the terminal."""
         found = list(lines)
         with self._lock:
             if self._process != os.getpid():
@@ -82,7 +82,7 @@ class LiveRegion:
             self._terminal.flush()
 
     def write(self, stream: TextIO, text: str) -> int:
-        """Write what the program writes, above the lines."""
+        """Write the program's output above the lines."""
         if self._process != os.getpid():
             return stream.write(text)
         with self._lock:
@@ -100,7 +100,7 @@ class LiveRegion:
 
 
 class _Through:
-    """A text stream that writes through a region; in everything else it is the stream."""
+    """A text stream that writes through a region; all else is the wrapped stream's."""
 
     def __init__(self, stream: TextIO, region: LiveRegion) -> None:
         self._stream, self._region = stream, region
@@ -118,7 +118,7 @@ class _Through:
 
 DRAWN_EVERY_SECONDS = 0.5
 TOLD_EVERY_SECONDS = 5.0
-"""Between lines, for the first minute; then there is one a minute."""
+"""Interval of lines in the first minute; afterwards one is printed a minute."""
 _RATE_SECONDS = 5.0
 
 
@@ -129,11 +129,11 @@ class _Point(NamedTuple):
 
 
 class Watching:
-    """Follows the calling thread's run and shows it on standard error until it is over.
+    """Shows the calling thread's run on standard error until it ends.
 
-    A terminal gets a view below what the script writes; a file or a pipe a line every few
-    seconds. ``begin`` goes before Chainer is imported, whose PrintReport keeps the standard
-    output that it finds then; ``follow`` after it.
+    A terminal gets a view below what the script writes; a file or a pipe a line every few seconds.
+    ``begin`` goes before Chainer is imported, whose PrintReport keeps the standard output that it
+    finds then; ``follow`` after it.
     """
 
     def __init__(self) -> None:
@@ -149,13 +149,13 @@ class Watching:
         self._began = time.perf_counter()
 
     def begin(self, stack: ExitStack) -> None:
-        """Be ready to draw; the stack ends it."""
+        """Prepare to draw until the stack unwinds."""
         if self._is_drawn:
             self._region.start()
             stack.callback(self._region.stop)
 
     def follow(self, stack: ExitStack) -> None:
-        """Show what runs in this thread from now on; the stack ends it with a summary."""
+        """Show this thread's operations until the stack unwinds, which prints a summary."""
         self._gpu = entered_device()
         self._began = time.perf_counter()
         self._points.append(_Point(self._began, 0, 0))
@@ -202,6 +202,7 @@ class Watching:
         return capture.get()
 
     def _seen(self, kinds: Mapping[str, int]) -> RunSoFar:
+        """Return the present figures, with rates over the last seconds."""
         tally, now = self._tally, time.perf_counter()
         self._points.append(_Point(now, tally.step_count, tally.op_count))
         while now - self._points[0].seconds > _RATE_SECONDS and len(self._points) > 2:
@@ -241,25 +242,25 @@ _STYLES = {
 
 @dataclass(frozen=True)
 class Simulated:
-    """The figures of a virtual GPU so far; all of them simulated."""
+    """Figures of a virtual GPU so far."""
 
     gpu: str
     cost: StepCost
 
     @property
     def faults(self) -> str:
-        """The number of blocks that faults brought in."""
+        """Return the number of blocks brought in by faults."""
         return f"{self.cost.fault_count or 0:,}"
 
     @property
     def moved(self) -> str:
-        """The bytes that went over the bus."""
+        """Return the bytes moved over the bus."""
         return format_bytes(self.cost.moved_bytes)
 
 
 @dataclass(frozen=True)
 class RunSoFar:
-    """The figures of a run so far; ``kinds`` is what is alive now, or was at the peak.
+    """Figures of a run so far; ``kinds`` is what is alive now, or was at the peak.
 
     Rates are those of the last seconds; None where nothing has happened yet.
     """
@@ -276,7 +277,7 @@ class RunSoFar:
 
 
 def view(seen: RunSoFar, width: int, bar: str = "━") -> Iterator[Text]:
-    """The lines of the terminal's view; none is wider than ``width``, from 25 columns on."""
+    """Format the figures as lines of at most ``width``, 25 columns or more."""
     yield _counted("steps", seen.step_count, seen.steps_per_second)
     yield _counted("operations", seen.op_count, seen.ops_per_second)
     room = max(0, width - _LABEL - _VALUE - 1)
@@ -306,7 +307,7 @@ def _simulated_lines(found: Simulated) -> Iterator[Text]:
 
 
 def line(seen: RunSoFar) -> str:
-    """The same as one line, for a file or a pipe."""
+    """Format the figures as one line, for a file or a pipe."""
     rates = [
         f"{_rate(rate)} {what}/s"
         for what, rate in (("steps", seen.steps_per_second), ("operations", seen.ops_per_second))
@@ -324,7 +325,7 @@ def line(seen: RunSoFar) -> str:
 
 
 def summary(seen: RunSoFar) -> str:
-    """Return what a whole run came to, in one line; ``seen.kinds`` are those at the peak."""
+    """Format the figures of a whole run as one line; ``seen.kinds`` are those at the peak."""
     if not seen.op_count:
         return f"umem: no operation of {names()} ran in the script's main thread"
     took = f"umem: {seen.step_count:,} steps in {format_seconds(seen.seconds)}"

@@ -20,7 +20,7 @@ from umem.trace.exported.updates import OPTIMIZERS, OptimizerName
 from umem.trace.trace import Trace
 
 NOTHING_FITS = 3
-"""The exit status where nothing makes the step fit; 1 and 2 are those of errors."""
+"""Exit status if nothing makes the step fit; 1 and 2 are errors."""
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it."""
 
@@ -54,14 +54,14 @@ _OPTIONS = (
 
 
 class ChosenStep(NamedTuple):
-    """A step, and for a model in ONNX the model's own names of its calls."""
+    """A step, and for a model in ONNX the names of its calls."""
 
     trace: Trace
     names: tuple[str, ...] | None = None
 
 
 class StepOptions(NamedTuple):
-    """A step, a GPU and the form of the answer, as the options of a command name them."""
+    """A step, a GPU and an output format, as command-line options."""
 
     paths: tuple[Path, ...]
     sizes: tuple[StepSize, ...] | None
@@ -74,7 +74,7 @@ class StepOptions(NamedTuple):
 
     @property
     def spec(self) -> GpuSpec:
-        """The GPU.
+        """Return the GPU.
 
         Raises:
             UnknownGpuError, SizeError: see `umem.virtual_gpu`.
@@ -83,12 +83,12 @@ class StepOptions(NamedTuple):
 
     @property
     def is_onnx(self) -> bool:
-        """Tell whether the step is that of a model in ONNX."""
+        """Tell whether the step is a model in ONNX."""
         return is_onnx(self.paths[0])
 
     @property
     def named_sizes(self) -> dict[str, int]:
-        """The sizes of a model's dynamic axes, by their names.
+        """Return the sizes of a model's dynamic axes by name.
 
         Raises:
             click.UsageError: they have no names.
@@ -99,7 +99,7 @@ class StepOptions(NamedTuple):
         return named
 
     def step(self) -> ChosenStep:
-        """Read the step that the files hold; traces of several sizes are joined.
+        """Read the step from the files; traces of several sizes are joined.
 
         Raises:
             click.UsageError: sizes are missing, too many, or without names for a model in ONNX.
@@ -111,7 +111,7 @@ class StepOptions(NamedTuple):
         return ChosenStep(step.trace, step.names)
 
     def over_batch(self) -> Trace:
-        """Read the step that the files hold such that it can be taken to other batches.
+        """Read the step from the files so that it can be scaled to other batches.
 
         Raises:
             click.UsageError: as `step`.
@@ -122,7 +122,7 @@ class StepOptions(NamedTuple):
         return step_over_batch(self.paths[0], self.named_sizes, self.optimizer or "adam")
 
     def check(self) -> None:
-        """Refuse what does not go with a model in ONNX, or only with one.
+        """Refuse options that do not go with a model in ONNX, or only with one.
 
         Raises:
             click.UsageError: there is something of that kind.
@@ -146,13 +146,14 @@ def is_onnx(path: Path) -> bool:
 
 
 def of_a_step(answer: Callable[..., bool]) -> Callable[..., None]:
-    """Give a command the options of `StepOptions`, which ``answer`` gets first.
+    """Add the options of `StepOptions` to a command; its function gets them first.
 
     The exit status is 3 where ``answer`` returns that nothing fits, and 130 after Ctrl-C.
     """
 
     @wraps(answer)
     def command(max_events: int, max_bytes: int, **options: Any) -> None:
+        """Run the command's function, and exit with `NOTHING_FITS` if it returns False."""
         if isinstance(sys.stdout, TextIOWrapper):  # names may have letters that it cannot write
             sys.stdout.reconfigure(errors="backslashreplace")
         told = {name: options.pop(name) for name in StepOptions._fields if name != "caps"}

@@ -39,7 +39,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Policy:
-    """A rule for where allocations come from.
+    """The source of allocations: a mode and its options.
 
     ``limit_bytes`` bounds what the mode's pool may reserve; under ``hybrid`` it bounds the
     unmanaged part. ``prefetch`` makes memory resident as it is handed out. ``spill`` says where
@@ -58,10 +58,10 @@ class Policy:
 
 @dataclass(frozen=True)
 class Location:
-    """The places that managed memory is advised to be at, and is at.
+    """Where managed memory is advised to be, and where it is.
 
-    ``resident_bytes`` (in VRAM) is None where the device cannot tell. A range whose parts
-    differ reports None for what they differ in.
+    ``resident_bytes`` (in VRAM) is None where the device cannot tell. A range whose parts differ
+    reports None for what they differ in.
     """
 
     managed: bool
@@ -73,7 +73,7 @@ class Location:
 
 
 def common(locations: Sequence[Location]) -> Location:
-    """Find what some locations have in common, with the sum of their resident bytes."""
+    """Merge locations: fields in which all agree, and the sum of resident bytes."""
     first, *others = locations
     places = set(first.accessed_by).intersection(*(other.accessed_by for other in others))
     resident = [each.resident_bytes for each in locations if each.resident_bytes is not None]
@@ -93,7 +93,7 @@ def _agreed(places: list[Place | None]) -> Place | None:
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes that a device's pools have reserved from the driver, now and at most."""
+    """Bytes reserved by a device's pools, now and at most."""
 
     reserved_bytes: int
     peak_bytes: int
@@ -104,7 +104,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Feature:
-    """Something that a device has or lacks, and why; ``on`` is None where nobody can tell."""
+    """A capability of a device, and why it has it or lacks it; ``on`` is None if unknown."""
 
     name: str
     on: bool | None
@@ -115,21 +115,23 @@ Restore = Callable[[], None]
 
 
 class Watcher(Protocol):
-    """Is told of allocations, and of what became of them."""
+    """Interface of objects that are told of allocations and frees."""
 
     def allocated(self, nbytes: int, label: str) -> Any:
-        """Memory was handed out; what is returned comes back with `freed`."""
+        """Record an allocation; the returned ticket is passed to `freed`."""
 
     def freed(self, ticket: Any) -> None:
-        """That memory is free again.
+        """Record that the allocation of a ticket was freed.
 
-        Any thread may call this, at any moment, the garbage collector in the middle of
-        `allocated` included: so it must take no lock.
+        Any thread may call this, at any moment, the garbage collector in the middle of `allocated`
+        included: so it must take no lock.
         """
 
 
 class Served(NamedTuple):
-    """Part of a scope whose allocations on a device follow a policy, ``how`` being its own."""
+    """Payload of a scope whose allocations on a device follow a policy; ``how`` is the device's
+    own.
+    """
 
     device: Device
     policy: Policy
@@ -137,7 +139,7 @@ class Served(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """Part of a scope in which a watcher is told of a device's allocations."""
+    """Payload of a scope in which a watcher is told of a device's allocations."""
 
     device: Device
     watcher: Watcher
@@ -145,7 +147,7 @@ class Watched(NamedTuple):
 
 
 def policy_here(device: Device) -> Policy | None:
-    """The policy of the innermost block that the calling code is inside of on a device."""
+    """Return the policy of the innermost block on a device that the calling code is in."""
     return derived(_policies).get(id(device))
 
 
@@ -154,14 +156,14 @@ def _policies(payload: tuple[Any, ...]) -> dict[int, Policy]:
 
 
 class Device(Paging, ABC):
-    """A place for arrays, with modes of allocation and hints.
+    """A place for arrays, with allocation modes and hints.
 
     Thread-safety: `serve`, `tell` and ``install(everywhere=False)`` concern who is inside of the
     scope (`umem.scopes`); the rest may be called from any thread.
     """
 
     simulated: bool
-    """Residency and time are a model's."""
+    """True if residency and time are a model's."""
     backend: ClassVar[Literal["numpy", "cupy"]]
     """The library whose arrays live here."""
     name: str
@@ -170,25 +172,25 @@ class Device(Paging, ABC):
     @property
     @abstractmethod
     def vram_bytes(self) -> int:
-        """Bytes of VRAM."""
+        """Return the bytes of VRAM."""
 
     @property
     def headroom_bytes(self) -> int:
-        """Bytes of VRAM that hybrid memory leaves free unless it is told how many."""
+        """Return the bytes of VRAM that hybrid memory leaves free by default."""
         return 0
 
     @property
     @abstractmethod
     def xp(self) -> Any:
-        """The array module whose arrays live on this device."""
+        """Return the array module of this device's arrays."""
 
     @property
     def figures(self) -> StepCost | None:
-        """The counts of a model so far; None where there is no model."""
+        """Return the counts of a model so far; None on a real device."""
         return None
 
     def enter(self, scope: Scope) -> tuple[Any, ...]:
-        """Get ready to be the current device while ``scope`` is open.
+        """Prepare to be the current device while ``scope`` is open.
 
         Returns what the scope has to hold beside the device.
         """
@@ -196,10 +198,10 @@ class Device(Paging, ABC):
 
     @abstractmethod
     def why_not(self, mode: Mode) -> str | None:
-        """Say why this device cannot serve ``mode``; None when it can."""
+        """Return why this device cannot serve ``mode``; None if it can."""
 
     def serve(self, scope: Scope, policy: Policy) -> None:
-        """Open ``scope``: inside of it, allocations follow ``policy``.
+        """Open ``scope``, in which allocations follow ``policy``.
 
         A change to managed or hybrid, here or in `serve_all`, may give back what other pools have
         free.
@@ -216,7 +218,7 @@ class Device(Paging, ABC):
         self._entered(scope)
 
     def tell(self, scope: Scope, watcher: Watcher) -> None:
-        """Open ``scope``: inside of it, ``watcher`` is told of every allocation but empty ones.
+        """Open ``scope``, in which ``watcher`` is told of every allocation that is not empty.
 
         Memory that is freed later may still be told of.
         """
@@ -227,7 +229,7 @@ class Device(Paging, ABC):
         self._entered(scope)
 
     def serve_all(self, scope: Scope, policy: Policy) -> None:
-        """Serve the allocations of the whole process by ``policy`` until ``scope`` is closed.
+        """Serve all allocations of the process by ``policy`` until ``scope`` is closed.
 
         It is not opened: nobody is inside of it. Blocks go before it.
 
@@ -244,7 +246,7 @@ class Device(Paging, ABC):
             raise DeviceError(f"{self.name} cannot serve {mode} memory: {reason}")
 
     def leave_all(self, scope: Scope) -> None:
-        """Close the scope that `serve_all` was given.
+        """Close the scope of `serve_all`.
 
         Raises:
             StateError: something of this thread stands in the way; nothing has changed.
@@ -252,7 +254,7 @@ class Device(Paging, ABC):
         scope.close()
 
     def install(self, policy: Policy, *, everywhere: bool) -> Restore:
-        """Serve as `serve` or `serve_all` does; returns what ends it, to be called once.
+        """Serve as `serve` or `serve_all`; returns a function that ends it, to be called once.
 
         Raises:
             StateError: by what is returned, when it is called a second time.
@@ -293,41 +295,41 @@ class Device(Paging, ABC):
         """Undo that, when nobody is inside ``scope`` any more; a second time changes nothing."""
 
     def settle(self) -> None:
-        """Tell watchers of everything that was freed so far."""
+        """Tell watchers of all frees so far."""
 
     @abstractmethod
     def usage(self) -> Usage:
-        """Count the bytes that are reserved now, and were at most."""
+        """Return the bytes reserved now and at most."""
 
     def features(self) -> tuple[Feature, ...]:
-        """List what is on and off here and why, in the order in which a person wants to read it."""
+        """List what is on and off here and why, in reading order."""
         return ()
 
     def versions(self) -> dict[str, str | None]:
-        """Look up the versions of what stands between umem and the GPU; None where none is told."""
+        """Return the versions of the libraries between umem and the GPU; None where unknown."""
         return {}
 
     def host_available_bytes(self) -> int | None:
-        """Count the host bytes that this process may still take; None where it is unknown."""
+        """Return the host bytes that this process may still allocate; None if unknown."""
         from umem.devices import host as host_memory
 
         return host_memory.available_bytes()
 
     @abstractmethod
     def prefetch(self, array: Any, to: Place, stream: Any) -> int:
-        """Move a managed array's bytes; returns how many, 0 if the array is not managed."""
+        """Move a managed array; returns its bytes, 0 if it is not managed."""
 
     @abstractmethod
     def advise(self, array: Any, advice: Advice, place: Place | None, *, unset: bool) -> int:
-        """Give or take back advice on a managed array's bytes; returns how many, or 0."""
+        """Set or unset advice on a managed array; returns its bytes, 0 if it is not managed."""
 
     @abstractmethod
     def location(self, array: Any) -> Location:
-        """Say what is known of where an array's bytes are."""
+        """Return what is known of where an array's bytes are."""
 
     @abstractmethod
     def host_view(self, array: Any) -> np.ndarray[Any, Any]:
-        """Wait for the GPU, and give a managed array's memory as a NumPy array.
+        """Wait for the GPU, and return a managed array's memory as a NumPy array.
 
         Raises:
             HintError: the array is not managed; DeviceError: the host cannot reach it now.
@@ -335,4 +337,4 @@ class Device(Paging, ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait until everything that was asked for has happened."""
+        """Wait until all work so far is done."""

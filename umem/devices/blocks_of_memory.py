@@ -9,33 +9,33 @@ from umem.scopes import Scope
 
 
 class Paging:
-    """Places of managed memory; a device that cannot do a thing does nothing instead.
+    """Placement of managed memory; methods that a device does not support do nothing.
 
     Blocks are numbers: an address over 2 MiB.
     """
 
     @property
     def forgets(self) -> bool:
-        """Whether the device discards memory that nobody has, and makes it ready again."""
+        """Tell whether the device discards free memory and makes it resident again."""
         return False
 
     def repeat_places(self, scope: Scope) -> None:
-        """Hand out managed memory where the last step had it, until ``scope`` is closed.
+        """Allocate managed memory at the previous step's addresses, until ``scope`` is closed.
 
         A step ends with an optimizer's update; a second scope adds nothing.
         """
 
     def next_step(self) -> None:
-        """A step is over: the next one gets the places that it had; see `repeat_places`."""
+        """End a step, so that the next one gets its addresses again; see `repeat_places`."""
 
     def address(self, array: Any) -> int | None:
-        """Where an array's memory begins; None where it is not managed memory."""
+        """Return the address of a managed array; None for other arrays."""
         return None
 
     def discard_free(self, blocks: Iterable[int]) -> int:
-        """Forget what is in those of the blocks that nobody has; returns how many bytes."""
+        """Discard the contents of blocks that no array uses; returns the bytes."""
         return 0
 
     def make_ready(self, blocks: Iterable[int], stream: Any) -> int:
-        """Have VRAM for those of the blocks that nobody has, beside the operations."""
+        """Make free blocks resident, beside the operations; returns the bytes."""
         return 0

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """The cost of a step, or of a run of several; a figure that nobody knows is None.
+    """The cost of one or several steps; unknown figures are None.
 
     Attributes:
         seconds: the time; ``seconds_low`` and ``seconds_high`` with every cost constant of the
@@ -52,17 +52,17 @@ class StepCost:
 
     @property
     def migrated_bytes(self) -> int | None:
-        """Bytes of the blocks that moved, both ways."""
+        """Return the bytes of blocks migrated in both directions."""
         return _sum(self.migrated_in_bytes, self.migrated_out_bytes)
 
     @property
     def copied_bytes(self) -> int:
-        """What was sent and fetched, both ways."""
+        """Return the bytes sent and fetched."""
         return (self.sent_bytes or 0) + (self.fetched_bytes or 0)
 
     @property
     def moved_bytes(self) -> int | None:
-        """Everything that went over the bus: blocks and copies both ways, and what was used there.
+        """Return all bytes over the bus: blocks and copies in both directions, and remote accesses.
 
         Uploads, which every technique has, are left out.
         """
@@ -74,7 +74,7 @@ def _sum(one: int | None, other: int | None) -> int | None:
 
 
 class Sample(NamedTuple):
-    """A point of the timeline: when, and what tensors hold and VRAM has in use."""
+    """A point of the timeline: seconds, tensor bytes and VRAM in use."""
 
     seconds: float
     allocated_bytes: int
@@ -82,15 +82,15 @@ class Sample(NamedTuple):
 
 
 class CudaModel(Protocol):
-    """The model behind a device whose arithmetic is real and whose pages and time are not."""
+    """The model behind a device with real arithmetic, and simulated pages and time."""
 
     @property
     def figures(self) -> StepCost:
-        """The counts so far."""
+        """Return the counts so far."""
 
     @property
     def resident_bytes(self) -> int | None:
-        """VRAM in use now, in whole blocks; None where nobody counts."""
+        """Return the VRAM in use, in whole blocks; None if it is not modelled."""
 
 
 _cuda_models: list[CudaModel] = []
@@ -100,7 +100,7 @@ _current: list[Callable[[], int]] = []
 
 
 def set_cuda_models(models: Sequence[CudaModel], current: Callable[[], int]) -> None:
-    """Have these models answer for the CUDA devices, for the process.
+    """Register the models of the CUDA devices for the process.
 
     Args:
         models: by the devices' numbers.
@@ -110,7 +110,7 @@ def set_cuda_models(models: Sequence[CudaModel], current: Callable[[], int]) -> 
 
 
 def cuda_model(ordinal: int | None = None) -> CudaModel | None:
-    """The model that answers for a CUDA device, by default the current one; None on a real GPU."""
+    """Return the model of a CUDA device, by default the current one; None on a real GPU."""
     if not _cuda_models:
         return None
     return _cuda_models[_current[0]() if ordinal is None else ordinal]

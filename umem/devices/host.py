@@ -27,19 +27,19 @@ _V2 = _Files("memory.max", "memory.current", "inactive_file")
 _UNLIMITED = 1 << 60
 """cgroup v1 says "no limit" with a number near 2**63."""
 HOST_SHARE = 0.9
-"""How much of the host memory that is available managed and pinned memory may count on. The rest is
-for the program itself: staging buffers, page tables, the page cache that keeps it alive."""
+"""Managed and pinned memory may use at most this share of the host memory available. The rest is
+for the program itself: staging buffers, page tables, the page cache."""
 GPU_NODES: set[int] = set()
-"""NUMA nodes that are a GPU's memory, which the kernel counts as the host's (Grace Hopper). Who
-opens a GPU adds them."""
+"""NUMA nodes of a GPU's memory, which the kernel counts as the host's (Grace Hopper); added when a
+GPU is opened."""
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Count the host bytes to be had without swapping or being killed; None where it is unknown.
+    """Return the host bytes available without swapping or being killed; None if unknown.
 
-    The least of the kernel's own estimate (MemAvailable) and what every control group above
-    this process leaves, version 1 or 2; page cache that a group can drop counts as free, and the
-    memory of a GPU that is a NUMA node (`GPU_NODES`) is not the host's.
+    The least of the kernel's own estimate (MemAvailable) and what every control group above this
+    process leaves, version 1 or 2; page cache that a group can drop counts as free, and the memory
+    of a GPU that is a NUMA node (`GPU_NODES`) is not the host's.
 
     Costs about ten small file reads (well under a millisecond). Safe from any thread. Raises
     nothing: a file that cannot be read says nothing.
@@ -107,7 +107,7 @@ def _reclaimable(folder: Path, name: str) -> int:
 
 
 def is_wsl(root: Path = Path("/")) -> bool:
-    """Tell whether this Linux runs under Windows, where managed memory has Windows' rules.
+    """Tell whether this Linux runs under Windows, whose rules apply to managed memory.
 
     Args:
         root: where ``proc`` is found. Raises nothing; a file that cannot be read says no.
@@ -116,7 +116,7 @@ def is_wsl(root: Path = Path("/")) -> bool:
 
 
 def kernel_driver_version(root: Path = Path("/")) -> str | None:
-    """Look up the version of NVIDIA's kernel driver ("550.54.14"); None where nothing says."""
+    """Return the version of NVIDIA's kernel driver ("550.54.14"); None if unknown."""
     found = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", _nvidia(root), re.MULTILINE)
     return found[1] if found else None
 
@@ -128,7 +128,7 @@ def _nvidia(root: Path) -> str:
 def host_view(
     address: int, shape: Sequence[int], strides: Sequence[int], dtype: Any, owner: Any
 ) -> np.ndarray[Any, Any]:
-    """Give the memory at ``address`` as a writable array, which keeps ``owner`` alive.
+    """Return the memory at ``address`` as a writable array that keeps ``owner`` alive.
 
     Nothing is copied or checked: the host must be able to reach every byte. Any strides will do.
     """
@@ -144,7 +144,7 @@ def host_view(
 
 
 def unmanaged_text(shape: Sequence[int]) -> str:
-    """Say why an array has no host view."""
+    """Explain why an array has no host view."""
     return (
         f"an array of shape {tuple(shape)} is not managed memory of this device, so the host "
         "cannot see it; allocate it under umem.managed(), or copy it with .get()"

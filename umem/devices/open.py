@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 class Opener(Protocol):
-    """A function that opens a kind of device."""
+    """Opens a kind of device."""
 
     def __call__(
         self, gpu: str | GpuSpec | None = None, vram_bytes: int | None = None
     ) -> Device | None:
-        """Open the device that models ``gpu`` with so much VRAM.
+        """Open the device that models ``gpu`` with the given VRAM.
 
-        Given neither, it is the device that is there for the whole process; None says that there
-        is none. Raises DeviceNotFoundError where nothing else may take its place.
+        Given neither, it is the device that is there for the whole process; None says that there is
+        none. Raises DeviceNotFoundError where nothing else may take its place.
         """
 
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """A row of the table.
+    """A row of the table of devices.
 
     Args:
         name: what ``--device`` calls it.
@@ -71,17 +71,17 @@ _kinds = [
     DeviceKind("virtual", True, _open_virtual, lambda: "umem.virtual_gpu opens it for a block"),
     DeviceKind("cuda", False, _open_cuda, _why_no_cuda),
 ]
-"""The last one says what is missing where there is no device."""
+"""The table; its last row says what is missing if there is no device."""
 
 
 def register(kind: DeviceKind) -> Restore:
-    """Put a row before all others; returns what takes it out again."""
+    """Add a row before all others; returns a function that removes it."""
     _kinds.insert(0, kind)
     return lambda: _kinds.remove(kind)
 
 
 def device_kind(name: str) -> DeviceKind:
-    """Look up a row by its name.
+    """Return a row by name.
 
     Raises:
         DeviceError: there is none; the message names those that there are.
@@ -93,7 +93,7 @@ def device_kind(name: str) -> DeviceKind:
 
 
 def parse_device(text: str) -> tuple[DeviceKind, str | None]:
-    """Read what ``--device`` is given: a row, and the GPU that it is to model after a colon.
+    """Parse the value of ``--device``: a row, and after a colon the GPU to model.
 
     Raises:
         DeviceError: there is no such row, or it wants a GPU named, or has none to choose.
@@ -114,7 +114,7 @@ def _no_such(text: str) -> DeviceError:
 
 
 def current_device() -> Device:
-    """Find the device of the innermost block of the calling code, else the process's.
+    """Return the device of the innermost block of the calling code, else the process's.
 
     Raises:
         DeviceNotFoundError: there is neither; the message names the ways out.
@@ -127,7 +127,7 @@ def current_device() -> Device:
 
 
 def entered_device() -> Device | None:
-    """Find the device of the innermost block (`umem.virtual_gpu`) that the calling code is in."""
+    """Return the device of the innermost block (`umem.virtual_gpu`) of the calling code."""
     return derived(_innermost)
 
 

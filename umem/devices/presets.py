@@ -15,12 +15,12 @@ PRESETS: dict[str, tuple[tuple[Advice, Literal["gpu", "cpu"] | None], ...]] = {
     "read_mostly": (("read_mostly", None),),
     "optimizer_state": (("preferred_location", "cpu"), ("accessed_by", "gpu")),
 }
-"""What each preset advises. ``streaming`` and ``optimizer_state`` leave the data on the host and
-map it for the GPU: it is read once a step, so moving it would only push other data out."""
+"""The advice of each preset. ``streaming`` and ``optimizer_state`` keep the data on the host and
+map it for the GPU: it is read once a step, so moving it would only evict other data."""
 
 
 def check_preset(name: str) -> None:
-    """See that there is such a preset.
+    """Raise HintError for an unknown preset.
 
     Raises:
         HintError: there is not.

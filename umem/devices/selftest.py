@@ -23,12 +23,12 @@ _ADVICE: tuple[tuple[Advice, bool], ...] = (
     ("preferred_location", True),
     ("accessed_by", False),
 )
-"""Each advice, and whether it is given for the host (else for the GPU)."""
+"""Each advice, and whether it is given for the host instead of the GPU."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was tried; ``ok`` is None where an earlier failure left nothing to try."""
+    """The result of one test; ``ok`` is None if an earlier failure left nothing to test."""
 
     name: str
     ok: bool | None
@@ -36,11 +36,11 @@ class Check:
 
 
 class _Failed(Exception):
-    """Something answered, and wrongly."""
+    """A test got a wrong answer."""
 
 
 def run_selftest(device: Device) -> tuple[Check, ...]:
-    """Try every mode, then every hint on one managed array, and give everything back.
+    """Test every mode, then every hint on one managed array, and free everything.
 
     Takes well under a second on a GPU that CuPy has used before. Concerns the calling thread;
     raises nothing: a check says what failed. Inside a stream capture most of it fails.
@@ -72,6 +72,11 @@ def _in_mode(device: Device, policy: Policy) -> Iterator[None]:
 
 
 def _try_mode(device: Device, mode: Mode) -> str:
+    """Allocate, write and read in a mode; returns a sentence.
+
+    Raises:
+        _Failed: the mode is not supported, or the contents or the pool are wrong.
+    """
     reason = device.why_not(mode)
     if reason is not None:
         raise _Failed(reason)
@@ -86,6 +91,7 @@ def _try_mode(device: Device, mode: Mode) -> str:
 
 
 def _try_hints(device: Device) -> Iterator[Check]:
+    """Test allocation, prefetch, advice and free of one managed array, a check each."""
     held: list[Any] = []
     nbytes = min(HINT_BYTES, device.vram_bytes // 2)
     allocated = _check("allocate", partial(_allocate, device, held, nbytes))
@@ -129,6 +135,11 @@ def _prefetch(device: Device, array: Any, place: Place) -> str:
 
 
 def _advise(device: Device, array: Any, advice: Advice, place: Place) -> str:
+    """Give, read back and take back one advice.
+
+    Raises:
+        _Failed: what was read back differs.
+    """
     before = _advised(device, array, advice)
     try:
         device.advise(array, advice, place, unset=False)

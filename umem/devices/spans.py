@@ -13,10 +13,10 @@ from umem.devices.base import Span
 def byte_ranges(
     address: int, shape: Iterable[int], strides: Iterable[int], itemsize: int, page: int = 4096
 ) -> list[Span]:
-    """The address ranges that a strided array covers, in ascending order.
+    """Return the address ranges that a strided array covers, in ascending order.
 
-    Exact for any strides, negative and zero included, except that gaps smaller than ``page``
-    are covered too: the driver works in pages, so hints round to them anyway.
+    Exact for any strides, negative and zero included, except that gaps smaller than ``page`` are
+    covered too: the driver works in pages, so hints round to them anyway.
 
     >>> byte_ranges(0, (2, 4), (8192, 4), 4)
     [Span(address=0, nbytes=16), Span(address=8192, nbytes=16)]

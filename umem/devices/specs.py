@@ -21,14 +21,14 @@ PCIE5 = "planning value for PCIe 5.0 x16"
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """A GPU, as the model needs to know it.
+    """The figures of a GPU that the model uses.
 
-    ``usable_bytes`` is what programs can have of ``vram_bytes``; where no figure is published it
-    is 95% of it. Bandwidths are bytes a second, rates operations a second; ``host_in`` is host
-    to GPU. ``host_in`` is None where GPU and host share their memory. ``chip`` is the compute
-    capability, major and minor, and how many multiprocessors there are: None where nobody has
-    said, and then `umem.software_gpu` refuses it. ``nvlink_bandwidth`` is each way, half of what
-    NVIDIA says of both together; None where it has no NVLink.
+    ``usable_bytes`` is what programs can have of ``vram_bytes``; where no figure is published it is
+    95% of it. Bandwidths are bytes a second, rates operations a second; ``host_in`` is host to GPU.
+    ``host_in`` is None where GPU and host share their memory. ``chip`` is the compute capability,
+    major and minor, and how many multiprocessors there are: None where nobody has said, and then
+    `umem.software_gpu` refuses it. ``nvlink_bandwidth`` is each way, half of what NVIDIA says of
+    both together; None where it has no NVLink.
     """
 
     name: str
@@ -46,16 +46,17 @@ class GpuSpec:
     nvlink_bandwidth: float | None = None
 
     def with_vram(self, vram_bytes: int) -> GpuSpec:
-        """The same GPU with exactly ``vram_bytes`` usable."""
+        """Return the GPU with exactly ``vram_bytes`` usable."""
         return replace(self, vram_bytes=vram_bytes, usable_bytes=vram_bytes)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of the driver's work, in seconds a 2 MiB block. Host work: the same for every GPU.
+    """Costs of the driver's work, in seconds for each block of 2 MiB. Host work is the same for
+    every GPU.
 
-    Sources: NVIDIA's driver serves faults on one host thread (uvm_gpu_replayable_faults.c);
-    Allen and Ge, SC 2021, measured batches on a Titan V; public measurements on P100 and RTX 5090
+    Sources: NVIDIA's driver serves faults on one host thread (uvm_gpu_replayable_faults.c); Allen
+    and Ge, SC 2021, measured batches on a Titan V; public measurements on P100 and RTX 5090
     (docs/virtual-gpu.md lists them, bench/validate_um.py holds the model against them).
     """
 
@@ -70,9 +71,9 @@ class Costs:
     with and without a caching pool on an RTX 5090 (2.6 to 4.3 us); charged when it is freed."""
     launch: float = 10e-6
     python_forward: float = 17e-6
-    """What Chainer's Python takes for an operation beside its launch, and in backward and in an
-    update: the median over 17 functions of Chainer 7.8 on arrays of one element, array code left
-    out, on an AMD EPYC with Python 3.11 (bench/host_cost.py; bench/README.md has the table)."""
+    """Time of Chainer's Python for an operation beside its launch, in backward and in an update:
+    the median over 17 functions of Chainer 7.8 on arrays of one element, array code left out, on an
+    AMD EPYC with Python 3.11 (bench/host_cost.py; bench/README.md has the table)."""
     python_backward: float = 21e-6
     python_update: float = 9e-6
     compute_efficiency: float = 0.6
@@ -98,11 +99,11 @@ RANGES: dict[str, tuple[float, float]] = {
     "compute_efficiency": (0.8, 0.4),  # planning values, as the efficiencies themselves
     "memory_efficiency": (0.9, 0.6),
 }
-"""The quick and the slow end of the costs that are known as a range, or are planning values."""
+"""The fast and slow ends of costs known as a range, or that are planning values."""
 
 
 def extremes(costs: Costs) -> tuple[Costs, Costs]:
-    """All costs at the quick ends of their ranges, and all at the slow ends.
+    """Return all costs at the fast ends of their ranges, and at the slow ends.
 
     A cost outside its range is an end itself, so that ``costs`` lie between the two.
     """
@@ -129,6 +130,7 @@ def _gpu(
     usable_gib: float | None = None,
     nvlink_gb: float | None = None,
 ) -> GpuSpec:
+    """Make a row of the table from figures in datasheet units."""
     into, out = link_gb if isinstance(link_gb, tuple) else (link_gb, link_gb)
     return GpuSpec(
         name=name,
@@ -192,7 +194,7 @@ GPUS: dict[str, GpuSpec] = {spec.name: spec for spec in _ROWS}
 
 
 def gpu_spec(name: str | GpuSpec) -> GpuSpec:
-    """The GPU of that name; case, spaces and underscores do not matter.
+    """Return a GPU by name; case, spaces and underscores do not matter.
 
     Raises:
         UnknownGpuError: no such GPU; the message offers the nearest names.

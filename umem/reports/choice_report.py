@@ -17,7 +17,7 @@ from umem.units import format_bytes, format_seconds
 
 
 def choice_text(choice: Choice, width: int, *, every: bool = False) -> Iterator[Text]:
-    """The lines of a choice for one GPU.
+    """Format a choice for one GPU.
 
     Args:
         width: cells of a line; none is wider, but for code that cannot be broken.
@@ -47,7 +47,7 @@ def choice_text(choice: Choice, width: int, *, every: bool = False) -> Iterator[
 
 
 def gpus_text(choices: Sequence[Choice], width: int) -> Iterator[Text]:
-    """The lines of a choice among GPUs; those that cannot run the step come last."""
+    """Format a choice among GPUs; those that cannot run the step come last."""
     best = [(choice, choice.best) for choice in choices]
     found = [(choice, option) for choice, option in best if option is not None]
     size = "" if choices[0].size is None else f" at size {size_text(choices[0].size)}"
@@ -90,7 +90,7 @@ def _caveat(choice: Choice, width: int) -> Iterator[Text]:
 
 
 MUCH = 3
-"""How many times what has no room must move, out and in again being two, to be explained."""
+"""More moves than this many times the missing bytes are explained; out and in again are two."""
 _BASIS = (
     "The order rests on datasheets: fp32 peak and memory bandwidth, the same share of both on "
     "every GPU. CuPy leaves TF32 off; with CUPY_TF32=1 GPUs from Ampere on are faster than here, "
@@ -106,7 +106,9 @@ _MEANINGS = {
 
 
 def _table(first: Sequence[Column], options: Sequence[Option], width: int) -> Iterator[Text]:
-    """The options with their figures, what the columns are, and which had no room."""
+    """Format the options with their figures; returns also the column names, and which did not
+    fit.
+    """
     figures = _figures(options)
     lines = table([*first, *figures], width)
     shown = lines[0].split()
@@ -122,7 +124,7 @@ def _table(first: Sequence[Column], options: Sequence[Option], width: int) -> It
 
 
 def _figures(options: Sequence[Option]) -> list[Column]:
-    """Times with their range, and bytes; the range goes first where there is no room."""
+    """Format times with ranges, and bytes; ranges are dropped first if space is short."""
     found = [
         Column("step", [format_seconds(option.seconds) for option in options]),
         Column("range", list(map(_range, options)), drop=4),
@@ -149,7 +151,7 @@ def _range(option: Option) -> str:
 
 
 def _moving(options: Sequence[Option], width: int) -> Iterator[Text]:
-    """Say why more moves than has no room, where that is so."""
+    """Explain why more is moved than is missing, if it is."""
     for option in options:
         moved, absent = option.moved_bytes or 0, option.host_bytes or 0
         if moved > MUCH * absent > 0:
@@ -170,7 +172,7 @@ def _host_bound(who: str, bound: Sequence[Option], width: int) -> Iterator[Text]
 
 
 def _code(number: int, option: Option, width: int) -> list[str]:
-    """The lines that turn it on, one over several where it is too long for the width."""
+    """Format the lines of code that turn an option on, wrapped to the width."""
     first, found = f"{number:>2} ", []
     for line in (option.line or "nothing is to be done").splitlines():
         if len(first) + len(line) <= width or not line.startswith("with "):
@@ -182,6 +184,7 @@ def _code(number: int, option: Option, width: int) -> list[str]:
 
 
 def _dropped(dropped: Sequence[Option], width: int, *, every: bool) -> Iterator[Text]:
+    """List the techniques that do not fit or do not help."""
     if not dropped:
         return
     yield Text()
@@ -195,7 +198,7 @@ def _dropped(dropped: Sequence[Option], width: int, *, every: bool) -> Iterator[
 
 
 def _others(others: Sequence[OtherModel], width: int) -> Iterator[Text]:
-    """What is no technique: it changes what is learnt, and only bytes of it are known."""
+    """List changes of the model itself, which are not exact, with their bytes."""
     yield Text()
     said = (
         "What makes another model, so that results are others (not exact). Bytes are simulated, "
@@ -231,7 +234,7 @@ GPU_WIDTH = 18
 
 
 def heading(choice: Choice, gpu_count: int, width: int) -> list[Text]:
-    """Return the heading of the lines below it."""
+    """Return the heading of `found_of_technique`'s lines."""
     size = "" if choice.size is None else f" at size {size_text(choice.size)}"
     who = f"a {choice.title} ({format_bytes(choice.vram_bytes)} usable)"
     where = who if gpu_count == 1 else f"{gpu_count} GPUs"
@@ -240,12 +243,12 @@ def heading(choice: Choice, gpu_count: int, width: int) -> list[Text]:
 
 
 def found_of_technique(option: Option, width: int) -> Text:
-    """Return a line on what a technique came to."""
+    """Return a line with a technique's result."""
     return _line(option.name, NAME_WIDTH, _figure(option), width)
 
 
 def found_of_gpu(gpu: str, best: Option | None, width: int) -> Text:
-    """Return a line on what a GPU came to: as the step is, or with the best that there is."""
+    """Return a line with a GPU's result: the plain step, or the best technique."""
     if best is None:
         return _line(gpu, GPU_WIDTH, "nothing makes it fit", width)
     time = format_seconds(best.seconds)

@@ -13,7 +13,7 @@ from umem.trace.analysis.analysis import Analysis, Vram
 
 
 class ReportRequest(NamedTuple):
-    """The analysis to report on, and what to say of it.
+    """An analysis to report, and the options of the report.
 
     Attributes:
         analysis: of the trace.
@@ -30,7 +30,7 @@ class ReportRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class Output:
-    """A file that can be written of a trace.
+    """A kind of file that ``umem report`` can write.
 
     Attributes:
         name: the option that asks for it, ``--name FILE``, or ``--export name FILE``.
@@ -47,12 +47,12 @@ class Output:
     then: str = ""
 
     def option(self, path: Path) -> list[str | Path]:
-        """The words of a command line that ask for it."""
+        """Return the command-line option that requests it."""
         return ["--export", self.name, path] if self.is_export else [f"--{self.name}", path]
 
 
 def _later(module: str, name: str = "write") -> Callable[..., Any]:
-    """A function of a module that is loaded when it is called."""
+    """Return a function that imports its module when it is called."""
 
     def call(*arguments: Any, **options: Any) -> Any:
         return getattr(import_module(f"umem.reports.{module}"), name)(*arguments, **options)
@@ -61,7 +61,7 @@ def _later(module: str, name: str = "write") -> Callable[..., Any]:
 
 
 class Printed(NamedTuple):
-    """The report of a trace on standard output, of two that are compared, of a run's ranks."""
+    """A report on standard output: of a trace, of a comparison, of a run's ranks."""
 
     of_step: Callable[..., Any]
     of_comparison: Callable[..., Any]
@@ -97,7 +97,7 @@ OUTPUTS = [
 
 
 def register_output(output: Output) -> None:
-    """Have ``umem report`` write one more kind of file, asked for with ``--export``.
+    """Register a kind of file for ``umem report --export``.
 
     Raises:
         StateError: there is one of that name, or it asks for an option of its own, which the

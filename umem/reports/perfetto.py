@@ -20,11 +20,11 @@ from umem.trace.events import PHASES, Op
 
 PROCESS = 1
 STEPS = len(PHASES)
-"""The track of the ends of steps; the phases have the tracks before it."""
+"""The track of step ends; the phases have the tracks before it."""
 
 
 def perfetto(analysis: Analysis, name: str) -> dict[str, Any]:
-    """The JSON object of a trace file; times in it are microseconds, sizes bytes."""
+    """Return the JSON object of a trace file, in microseconds and bytes."""
     timed = analysis.seconds is not None
     return {
         "displayTimeUnit": "ms",
@@ -39,7 +39,7 @@ def perfetto(analysis: Analysis, name: str) -> dict[str, Any]:
 
 
 def write(request: ReportRequest, file: IO[bytes]) -> None:
-    """Write the trace file that was asked for."""
+    """Write the requested trace file."""
     content = perfetto(request.analysis, request.name)
     file.write(json_text(content, compact=True).encode("ascii"))
 
@@ -61,6 +61,7 @@ def _base(phase: str, name: str, track: int) -> dict[str, Any]:
 
 
 def _events(analysis: Analysis, timed: bool) -> Iterator[dict[str, Any]]:
+    """Yield trace events: a slice an operation, memory counters, ends of steps."""
     curves = kind_curves(analysis.reading)
     steps = set(analysis.reading.steps)
     now, since, number = 0.0, 0, analysis.first_step
@@ -81,6 +82,7 @@ def _events(analysis: Analysis, timed: bool) -> Iterator[dict[str, Any]]:
 
 
 def _slice(op: Op, index: int, start: float, micros: float) -> dict[str, Any]:
+    """Return an operation's slice."""
     return {
         **_base("X", op.name, PHASES.index(op.phase)),
         "cat": op.phase,

@@ -26,7 +26,7 @@ def draw_modes(
     file: Path | IO[bytes],
     plain_seconds: float | None = None,
 ) -> None:
-    """Write a PNG: the time of a step, a bar a mode, and below it the memory of one step.
+    """Write a PNG: a bar for each mode's step time, and one step's memory below.
 
     Args:
         plain_seconds: a step where VRAM has room for all of it, as the bar to compare with.
@@ -50,7 +50,7 @@ def draw_modes(
 class _Bar(NamedTuple):
     name: str
     seconds: float | None
-    """None where the step did not come to its end."""
+    """None if the step did not finish."""
 
 
 def _bars(rows: Sequence[ModeRow], plain_seconds: float | None) -> list[_Bar]:
@@ -59,6 +59,7 @@ def _bars(rows: Sequence[ModeRow], plain_seconds: float | None) -> list[_Bar]:
 
 
 def _draw_times(panel: Any, bars: Sequence[_Bar], plain_seconds: float | None) -> None:
+    """Draw the bars of step times."""
     longest = max((bar.seconds or 0 for bar in bars), default=0) or 1.0
     unit, factor = ("ms", 1e3) if longest < 1 else ("s", 1.0)
     for place, bar in enumerate(bars):
@@ -95,7 +96,7 @@ def _length(bar: _Bar, plain_seconds: float | None) -> str:
 
 
 class _StepCurve(NamedTuple):
-    """Bytes of one step: a share of its time each, and what tensors hold from then on."""
+    """Memory of one step: shares of its time, and the bytes allocated from then on."""
 
     shares: list[float]
     allocated: list[float]
@@ -104,7 +105,8 @@ class _StepCurve(NamedTuple):
 
 
 def _step(rows: Sequence[ModeRow]) -> _StepCurve | None:
-    """The last step of the first mode that came to the end of one, else how far one came.
+    """Return the last complete step of the first mode that has one, else the longest incomplete
+    one.
 
     Tensors are the same in every mode; how long they live differs, so that time goes in shares.
     """
@@ -127,6 +129,7 @@ def _step(rows: Sequence[ModeRow]) -> _StepCurve | None:
 
 
 def _draw_memory(panel: Any, step: _StepCurve | None, vram_bytes: int) -> None:
+    """Draw a step's memory and the line of VRAM."""
     vram = vram_bytes / MIB
     highest = vram if step is None else max(step.allocated)
     if step is not None:
@@ -158,6 +161,7 @@ def _heading(step: _StepCurve | None) -> str:
 
 
 def _fill(panel: Any, step: _StepCurve, vram: float) -> None:
+    """Fill the areas that fit into VRAM and that do not, and annotate the peak."""
     low = [min(allocated, vram) for allocated in step.allocated]
     panel.fill_between(
         step.shares, low, step="post", color=FITS, linewidth=0, label="has room in VRAM"
@@ -204,7 +208,7 @@ _NEXT = {"KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}
 
 
 def mode_table(rows: Sequence[ModeRow], title: str, *, simulated: bool) -> Table:
-    """A table of 80 columns at most; a dash is what did not happen or cannot be known.
+    """Make a table of at most 80 columns; a dash means not run, or unknown.
 
     The losses are the first step's and the last's.
 
@@ -225,6 +229,7 @@ def mode_table(rows: Sequence[ModeRow], title: str, *, simulated: bool) -> Table
 
 
 def _cells(row: ModeRow) -> list[str]:
+    """Return a mode's cells of the table."""
     return [
         row.title.replace(" + ", "\n+ "),
         row.how,
@@ -245,7 +250,7 @@ def _time(seconds: float) -> str:
 
 
 def _count(number: int | None) -> str:
-    """A count in at most seven characters."""
+    """Format a count in at most seven characters."""
     if number is None:
         return "-"
     if number < 10**6:
@@ -259,7 +264,7 @@ def _loss(loss: float) -> str:
 
 
 def _size(nbytes: int | None) -> str:
-    """A size in at most seven characters."""
+    """Format a size in at most seven characters."""
     if not nbytes:
         return "-" if nbytes is None else "0"
     number, unit = format_bytes(nbytes).split()
@@ -281,7 +286,7 @@ def draw_steps(
     measured_bytes: int | None,
     file: Path | IO[bytes],
 ) -> None:
-    """Write a PNG of two predicted curves, over the actions of a step.
+    """Write a PNG of two predicted memory curves over a step's actions.
 
     Raises:
         MissingDependencyError: matplotlib is not installed. OSError: the file cannot be written.

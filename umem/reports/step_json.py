@@ -14,13 +14,13 @@ from umem.trace.analysis.leaks import Leak
 from umem.trace.analysis.tensors import Tensor
 
 TENSORS = 100
-"""How many of the tensors alive at the peak are listed."""
+"""At most this many tensors alive at the peak are listed."""
 POINTS = 1000
-"""How many points the timeline has at most; each is the highest of its stretch."""
+"""The timeline has at most this many points, each the maximum of its stretch."""
 
 
 def summary(analysis: Analysis, name: str, vram: Vram | None = None) -> dict[str, Any]:
-    """Return the figures of a trace; events count from 0, steps from 1 as in the run recorded.
+    """Return a trace's figures; events count from 0, steps from 1 as in the recorded run.
 
     Args:
         name: what the trace is called.
@@ -84,7 +84,7 @@ def comparison_json(
 
 
 def ranks_json(found: RankedTraces, vram: Vram | None = None) -> dict[str, Any]:
-    """Return what each rank did.
+    """Return the figures of each rank.
 
     Args:
         found: the ranks.
@@ -103,6 +103,7 @@ def _leak(leak: Leak, first_step: int) -> dict[str, Any]:
 
 
 def _peak(analysis: Analysis) -> dict[str, Any]:
+    """Return the peak's figures."""
     peak = analysis.peak
     return {
         "peak_bytes": peak.total_bytes,

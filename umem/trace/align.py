@@ -21,21 +21,21 @@ from umem.trace.walk import numbered_by_birth
 from umem.units import format_bytes
 
 NEVER = inf
-"""When a tensor is freed that never is."""
+"""Death of a tensor that is never freed."""
 VARIED = (
     "Where shapes vary from step to step, as with sentences or trees, pad them to the longest and "
     "let umem.record_at(step, sizes=(4, 8)) run the step on data of one shape at each size."
 )
-"""The way out of what varied shapes spoil."""
+"""Advice for steps whose shapes vary."""
 _NUMBER = re.compile(r"(?<![\w.])\d+(\.\d*)?(e[+-]?\d+)?")
-"""A number in a name, as in Chainer's ``_ * 0.125`` where a mean divides by the batch."""
+"""A number in a name, as in Chainer's ``_ * 0.125`` of a mean that divides by the batch."""
 
 
 class Sequenced(NamedTuple):
-    """One recording: what it does but for frees, tensors numbered in order of allocation.
+    """One recording without frees, its tensors numbered in order of allocation.
 
-    ``deaths`` is for each tensor before which event of ``events`` it is freed, ``freed`` the
-    order of the frees.
+    ``deaths`` is for each tensor before which event of ``events`` it is freed, ``freed`` the order
+    of the frees.
     """
 
     said: str
@@ -46,10 +46,10 @@ class Sequenced(NamedTuple):
 
 @dataclass(frozen=True)
 class Aligned:
-    """The same events at each of ``sizes``, as a person reads them, and the frees of all.
+    """The same events at each of several sizes, and the frees of all of them.
 
-    ``rows`` has for each event one entry a size; ``frees`` the tensors that are freed before
-    each event, and after the last.
+    ``rows`` has for each event one entry a size; ``frees`` the tensors that are freed before each
+    event, and after the last.
     """
 
     sizes: tuple[str, ...]
@@ -58,7 +58,7 @@ class Aligned:
 
 
 def align(recordings: Mapping[Point, list[Event]], axes: tuple[str, ...] = ()) -> Aligned:
-    """Lay recordings side by side, by ascending size, which are points of a grid along ``axes``.
+    """Align recordings event by event, by ascending size, on a grid along ``axes``.
 
     Raises:
         ScalingError: they do not do the same; the message names the first operation, or else the
@@ -81,6 +81,7 @@ def align(recordings: Mapping[Point, list[Event]], axes: tuple[str, ...] = ()) -
 
 
 def _laid_out(said: str, events: list[Event]) -> Sequenced:
+    """Separate a recording's frees from its events, and number tensors by birth."""
     kept: list[Event] = []
     deaths: list[float] = []
     freed: list[int] = []
@@ -110,7 +111,7 @@ def _frees(recordings: list[Sequenced]) -> list[list[int]]:
 
 
 def _check_operations(one: Sequenced, other: Sequenced) -> None:
-    """Operations first: what differs there is what a user can find in the program."""
+    """Compare operations first, as a user can find a difference there in the program."""
     ops = [[e for e in recording.events if isinstance(e, Op)] for recording in (one, other)]
     for number in range(max(map(len, ops))):
         pair = [each[number] if number < len(each) else None for each in ops]
@@ -124,7 +125,7 @@ def _check_operations(one: Sequenced, other: Sequenced) -> None:
 
 
 def kinds(events: list[Event]) -> list[tuple[str, str]]:
-    """What operations do, in order: their names without numbers, and their phases."""
+    """List the operations in order: names without numbers, and phases."""
     return [(_NUMBER.sub("", event.name), event.phase) for event in events if isinstance(event, Op)]
 
 
@@ -137,6 +138,9 @@ def _name(op: Op) -> str:
 
 
 def _check_events(one: Sequenced, other: Sequenced) -> None:
+    """Raise ScalingError for the first event in which two recordings differ in more than
+    figures.
+    """
     done = "the start"
     for index in range(max(len(one.events), len(other.events))):
         pair = [r.events[index] if index < len(r.events) else None for r in (one, other)]
@@ -153,7 +157,7 @@ def _check_events(one: Sequenced, other: Sequenced) -> None:
 
 
 def _shape(event: Event | None) -> tuple[Any, ...]:
-    """Return what of an event must be the same at every size."""
+    """Return the properties of an event that must be equal at every size."""
     if isinstance(event, Alloc):
         return "alloc", event.kind, _NUMBER.sub("", event.label)
     if isinstance(event, Op):
@@ -178,7 +182,7 @@ def _describe(event: Event | None) -> str:
 
 
 def check_growth(aligned: Aligned, nodes: Nodes) -> None:
-    """Refuse recordings that cannot be of one step at these sizes.
+    """Raise ScalingError unless recordings can be of one step at these sizes.
 
     Args:
         aligned: the recordings.
@@ -207,7 +211,7 @@ def check_growth(aligned: Aligned, nodes: Nodes) -> None:
 
 
 def _neighbours(nodes: Nodes) -> Iterator[tuple[str, int, int]]:
-    """Yield places of neighbours along each axis, with the largest size of all others."""
+    """Yield pairs of neighbouring sizes along each axis, at the largest size of the others."""
     stride = prod(map(len, nodes.values()))
     last = stride - 1
     for axis, sizes in nodes.items():
@@ -218,7 +222,7 @@ def _neighbours(nodes: Nodes) -> Iterator[tuple[str, int, int]]:
 
 
 def _figures(event: Event) -> tuple[Any, ...]:
-    """Return what may depend on the size; times and workspace are never twice the same."""
+    """Return an event's figures that may depend on the size; times and workspace always vary."""
     if isinstance(event, Alloc):
         return (event.nbytes,)
     if isinstance(event, Op):
@@ -233,6 +237,7 @@ def _handled_bytes(event: Event) -> int:
 
 
 def _check_workspace(aligned: Aligned) -> None:
+    """Raise ScalingError for an operation whose workspace was measured at some sizes only."""
     for row in aligned.rows:
         known = [isinstance(op, Op) and op.workspace_bytes is not None for op in row]
         if isinstance(row[0], Op) and any(known) and not all(known):

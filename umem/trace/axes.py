@@ -21,11 +21,11 @@ Point = int | tuple[int, ...]
 Nodes = dict[str, tuple[int, ...]]
 """The sizes recorded along each axis, ascending."""
 MOST_NODES = 3
-"""The most sizes along an axis: they fit a square, which is the steepest that arrays grow."""
+"""At most this many sizes along an axis: they determine a square, the steepest that arrays grow."""
 
 
 def check_sizes(sizes: Sequence[int], what: str = "a step is scaled from") -> None:
-    """Refuse sizes that no step can be fitted over.
+    """Raise unless sizes can be fitted over.
 
     Raises:
         ScalingError, SizeError: see `Trace.join`.
@@ -39,7 +39,7 @@ def check_sizes(sizes: Sequence[int], what: str = "a step is scaled from") -> No
 
 
 def check_size(size: object, axis: str = "a size") -> None:
-    """Refuse what is no size.
+    """Raise unless a value is a size.
 
     Raises:
         SizeError: it is not a whole number of at least 1, or has more than 63 bits.
@@ -52,7 +52,7 @@ def check_size(size: object, axis: str = "a size") -> None:
 
 
 def check_axes(sizes: Mapping[str, Sequence[int]]) -> Nodes:
-    """Return the sizes along each axis, ascending.
+    """Check sizes given by axis, and return them in ascending order.
 
     Raises:
         ScalingError: no axis, a name that no argument can have, fewer than two sizes along an
@@ -78,28 +78,28 @@ def check_axes(sizes: Mapping[str, Sequence[int]]) -> Nodes:
 
 
 def listed(sizes: Iterable[StepSize]) -> str:
-    """Sizes for a person."""
+    """Format sizes for a person."""
     found = list(sizes)
     apart = "; " if any(isinstance(size, Mapping) for size in found) else ", "
     return apart.join(map(size_text, found))
 
 
 def size_text(size: StepSize) -> str:
-    """A size for a person: ``64``, or ``batch 64, length 512``."""
+    """Format a size for a person: ``64``, or ``batch 64, length 512``."""
     if isinstance(size, Mapping):
         return ", ".join(f"{axis} {value}" for axis, value in size.items())
     return str(size)
 
 
 def size_option(size: StepSize) -> str:
-    """A size as the command line takes it: ``64``, or ``batch=64,length=512``."""
+    """Format a size for the command line: ``64``, or ``batch=64,length=512``."""
     if isinstance(size, Mapping):
         return ",".join(f"{axis}={value}" for axis, value in size.items())
     return str(size)
 
 
 def sizes_option(sizes: Sequence[StepSize]) -> str:
-    """Sizes as the command line takes them."""
+    """Format sizes for the command line."""
     apart = ";" if any(isinstance(size, Mapping) for size in sizes) else ","
     return apart.join(map(size_option, sizes))
 
@@ -108,12 +108,12 @@ def sizes_option(sizes: Sequence[StepSize]) -> str:
 
 
 def batch_of(size: StepSize) -> int:
-    """The batch that a size has: itself, or its axis ``batch``, else its first."""
+    """Return the batch of a size: the size itself, its axis ``batch``, or its first axis."""
     return size[_batch_axis(size)] if isinstance(size, Mapping) else size
 
 
 def with_batch(size: StepSize, batch: int) -> StepSize:
-    """The size with another batch."""
+    """Return a size with another batch."""
     return {**size, _batch_axis(size): batch} if isinstance(size, Mapping) else batch
 
 
@@ -125,7 +125,7 @@ def _batch_axis(size: Mapping[str, int]) -> str:
 
 
 def point_of(size: StepSize, axes: tuple[str, ...]) -> Point:
-    """The point that a size is, along ``axes``; none are those of a step of one size.
+    """Return the point of a size along ``axes``; empty axes mean a step of one size.
 
     Raises:
         SizeError: an axis is unknown or missing, or a number is none of at least 1.
@@ -155,7 +155,7 @@ def point_of(size: StepSize, axes: tuple[str, ...]) -> Point:
 
 
 def points_of(sizes: Sequence[StepSize]) -> tuple[tuple[str, ...], list[Point], Nodes]:
-    """The axes of sizes, the point that each is, and the sizes along each axis.
+    """Return the axes of sizes, each size's point, and the sizes along each axis.
 
     Raises:
         ScalingError, SizeError: see `Trace.join`.
@@ -177,22 +177,22 @@ def _is_list(sizes: object) -> bool:
 
 
 def in_order(points: Iterable[Point]) -> list[Point]:
-    """Points by ascending size, those of the first axis slowest."""
+    """Sort points by ascending size, the first axis slowest."""
     return sorted(points, key=lambda point: point if isinstance(point, tuple) else (point,))
 
 
 def size_of(point: Point, axes: tuple[str, ...]) -> StepSize:
-    """The size that a point is."""
+    """Return the size of a point."""
     return dict(zip(axes, point, strict=True)) if isinstance(point, tuple) else point
 
 
 def grid(nodes: Mapping[str, Sequence[int]]) -> list[tuple[int, ...]]:
-    """All points, those of the first axis slowest; the last one is the largest."""
+    """List all points of a grid, the first axis slowest; the last point is the largest."""
     return list(product(*nodes.values()))
 
 
 def nodes_of(points: Iterable[Point], axes: tuple[str, ...]) -> Nodes:
-    """The sizes along each axis of the grid that points are.
+    """Return the sizes along each axis of the grid that points form.
 
     Raises:
         ScalingError: they are no whole grid, or have more or fewer sizes along an axis than fit.

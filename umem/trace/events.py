@@ -15,13 +15,13 @@ PHASES = ("forward", "backward", "update", "array")
 PATTERNS = ("stream", "random", "strided")
 KINDS = ("parameter", "input", "activation", "stash", "gradient", "state", "array")
 LARGEST_BYTES = 1 << 46
-"""The most that one figure of bytes in a trace may say: 64 TiB, more than a machine has."""
+"""The largest figure of bytes in a trace: 64 TiB, more than a machine has."""
 LARGEST_TOTAL_BYTES = 1 << 54
-"""The most that all allocations of a trace may come to, workspace included: 16 PiB."""
+"""The largest sum of all allocations of a trace, workspace included: 16 PiB."""
 LONGEST_TEXT = 10_000
-"""The most letters of a name."""
+"""The most characters of a name."""
 COPIES = ("send", "fetch")
-"""The actions that copy: to pinned host memory, and from there."""
+"""Actions that copy to pinned host memory, and back."""
 ACTIONS = ("prefetch", "discard", "read_mostly", "preferred_location", "accessed_by", *COPIES)
 
 
@@ -34,11 +34,11 @@ class Access(NamedTuple):
 
 
 class Alloc(NamedTuple):
-    """A tensor comes into being.
+    """A tensor is allocated.
 
-    ``uploaded`` says that its contents come from the host rather than from an operation.
-    ``stack`` is where in the user's code, the innermost place first, each ``file:line function``;
-    empty where stacks were not recorded.
+    ``uploaded`` says that its contents come from the host rather than from an operation. ``stack``
+    is where in the user's code, the innermost place first, each ``file:line function``; empty where
+    stacks were not recorded.
     """
 
     tensor: int
@@ -50,21 +50,21 @@ class Alloc(NamedTuple):
 
 
 class Free(NamedTuple):
-    """The last reference to a tensor's memory is gone."""
+    """A tensor's memory is freed."""
 
     tensor: int
 
 
 OUTSIDE, LEAF = -1, -2
-"""Sources of an input that no call has made: one without a gradient, and one with."""
+"""Sources of an input that no recorded call made: without and with a gradient."""
 
 
 class TapeEntry(NamedTuple):
-    """A framework's tape has remembered a call of forward, for a backward.
+    """A call of forward that a framework's tape has recorded for backward.
 
     ``number`` tells it from others; those that began before the recording have none. ``sources``
-    has for each input the number of the call that made it, or `OUTSIDE` or `LEAF`. Until the
-    call's backward the tape keeps the inputs at the places ``retained``, and the outputs where
+    has for each input the number of the call that made it, or `OUTSIDE` or `LEAF`. Until the call's
+    backward the tape keeps the inputs at the places ``retained``, and the outputs where
     ``retains_outputs`` says so. ``again`` is False where the call must not run twice, ``in_order``
     True where backward has to stay in its order besides. ``gradient_bytes`` is what the gradients
     of its outputs take; zero where they are a view of the inputs'.
@@ -80,13 +80,13 @@ class TapeEntry(NamedTuple):
 
 
 class Op(NamedTuple):
-    """An operation has run.
+    """An operation ran.
 
-    ``flops`` is an estimate. ``traffic_bytes`` is what it moves through device memory, which
-    for gathers is more than what it touches. ``pattern`` is how it walks: ``stream``,
-    ``random`` or ``strided``. ``host_seconds`` is what the host measured, None where memory
-    rather than time was measured; ``workspace_bytes`` the reverse. ``entry`` is what the tape has
-    of it, None where it is on none.
+    ``flops`` is an estimate. ``traffic_bytes`` is what it moves through device memory, which for
+    gathers is more than what it touches. ``pattern`` is how it walks: ``stream``, ``random`` or
+    ``strided``. ``host_seconds`` is what the host measured, None where memory rather than time was
+    measured; ``workspace_bytes`` the reverse. ``entry`` is what the tape has of it, None where it
+    is on none.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Op(NamedTuple):
 
 
 class Hint(NamedTuple):
-    """A prefetch, a discard or advice was given, or a copy to or from pinned host memory begun.
+    """A prefetch, discard or advice was given, or a copy to or from pinned memory started.
 
     ``action`` is ``prefetch``, ``discard``, ``send``, ``fetch`` or an advice; ``place`` a GPU's
     ordinal or ``"cpu"``; ``overlap`` says that a prefetch runs beside the operations, on a stream
@@ -118,11 +118,11 @@ class Hint(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A place in the trace with a name.
+    """A named place in the trace.
 
     ``"step"`` is the end of an optimizer's update. ``"start"``, before the first operation, is
-    where the clock of a replay starts: what was uploaded before is there already. ``"backward"``
-    is the end of the backward of the call with the number ``entry``.
+    where the clock of a replay starts: what was uploaded before is there already. ``"backward"`` is
+    the end of the backward of the call with the number ``entry``.
     """
 
     label: str
@@ -135,7 +135,7 @@ TYPES = {code: kind for kind, code in CODES.items()}
 
 
 def decode(code: str, *fields: Any) -> Event:
-    """The event of a kind's name and plain fields, as a file and a recorder keep it."""
+    """Make an event from its kind and plain fields, as files and recorders store it."""
     event: Event = TYPES[code](*fields)
     if isinstance(event, Op):
         entry = None if event.entry is None else _entry(*event.entry)
@@ -158,7 +158,7 @@ def _entry(number: int, sources: Any, retained: Any, *rest: Any) -> TapeEntry:
 
 
 class Checker:
-    """Follows events and raises TraceError at the first that does not hold together.
+    """Checks a sequence of events; raises TraceError at the first inconsistent one.
 
     What it lets through, everything that follows a trace can work with: figures of bytes are no
     larger than any machine's, alone and added up.
@@ -170,7 +170,7 @@ class Checker:
         self._total_bytes = 0
 
     def check(self, event: Event) -> None:
-        """Check one event against those before it."""
+        """Check one event against the earlier ones."""
         if isinstance(event, Op):
             self._check_op(event)
         elif isinstance(event, Alloc):
@@ -189,6 +189,7 @@ class Checker:
                     raise TraceError(f"the mark {quoted(event.label)} has an entry")
 
     def _check_alloc(self, alloc: Alloc) -> None:
+        """Check an allocation, and note its tensor as alive."""
         tensor, nbytes, kind, label, uploaded, stack = alloc
         _check_count(tensor, "tensor")
         self._add(nbytes, "nbytes")
@@ -204,6 +205,7 @@ class Checker:
         self._sizes[tensor] = nbytes
 
     def _check_op(self, op: Op) -> None:
+        """Check an operation's fields and accesses."""
         _check_text(op.name, "name")
         if op.phase not in PHASES or op.pattern not in PATTERNS:
             raise TraceError(f"phase {quoted(op.phase)} or pattern {quoted(op.pattern)} is unknown")
@@ -220,6 +222,7 @@ class Checker:
             self._check_entry(op.entry, len(op.reads))
 
     def _check_entry(self, entry: TapeEntry, read_count: int) -> None:
+        """Check a tape entry: its sources precede it, and retained inputs exist."""
         number, sources, retained, retains_outputs, again, in_order, gradient_bytes = entry
         _check_count(number, "the number of an entry")
         if len(sources) > read_count:
@@ -237,7 +240,7 @@ class Checker:
         self._add(gradient_bytes, "gradient_bytes")
 
     def _add(self, nbytes: int, name: str) -> None:
-        """Check bytes, alone and with all before them: sums of them have to fit 64 bits."""
+        """Check a figure of bytes, and the running sum, which must fit 64 bits."""
         _check_count(nbytes, name)
         self._total_bytes += nbytes
         if nbytes > LARGEST_BYTES or self._total_bytes > LARGEST_TOTAL_BYTES:
@@ -247,6 +250,7 @@ class Checker:
             raise TraceError(f"{what} is {value} bytes; no trace has more than {most}")
 
     def _check_hint(self, hint: Hint) -> None:
+        """Check a hint's action, place and accesses."""
         if hint.action not in ACTIONS:
             raise TraceError(f"action {quoted(hint.action)} is unknown")
         if hint.place is not None and hint.place != "cpu":
@@ -258,6 +262,7 @@ class Checker:
         self._check_accesses(hint.accesses)
 
     def _check_accesses(self, accesses: tuple[Access, ...]) -> None:
+        """Check that each access is inside a tensor that is alive."""
         self.access_count += len(accesses)
         for tensor, start, stop in accesses:
             if type(tensor) is not int or type(start) is not int or type(stop) is not int:
@@ -271,7 +276,7 @@ class Checker:
 
 
 def check_figures(events: Iterable[Event]) -> None:
-    """Refuse bytes that `Checker` would not let through, in a trace that nobody has checked.
+    """Check the byte figures of an unchecked trace as `Checker` does.
 
     Raises:
         TraceError: they are more than any machine has.

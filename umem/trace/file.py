@@ -37,20 +37,20 @@ from umem.trace.events import CODES, COPIES, LONGEST_TEXT, TYPES, Checker, Event
 from umem.units import format_bytes
 
 _CHUNK = 16 << 10
-"""Of compressed bytes; they may hold a thousand times as many."""
+"""Compressed bytes read at a time, which may expand a thousandfold."""
 _MAGIC = b"\x1f\x8b"
 
 
 class NotGzipError(ValueError):
-    """It is no gzip file, or one that is damaged or goes on after its end."""
+    """The file is not gzip, is damaged, or continues behind its end."""
 
 
 class TooLargeError(ValueError):
-    """It holds more than was allowed."""
+    """The file's text is longer than allowed."""
 
 
 class Inflating(io.RawIOBase):
-    """The contents of a gzip file of one member, as a stream to read; checksum and length too.
+    """A readable stream of a one-member gzip file, which checks checksum and length.
 
     Put an `io.BufferedReader` around it. An empty file has no contents.
 
@@ -69,11 +69,11 @@ class Inflating(io.RawIOBase):
         self._has_begun = False
 
     def readable(self) -> bool:
-        """It is there to be read."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Fill the buffer, or a part of it; 0 at the end."""
+        """Fill the buffer or a part of it; returns 0 at the end."""
         while not self._inflater.eof:
             data = self._inflater.unconsumed_tail or self._file.read(_CHUNK)
             if not self._has_begun:
@@ -109,22 +109,22 @@ FORMAT = "umem-trace"
 VERSION = 5
 WITHOUT_COPIES = 4
 WITHOUT_AXES = 3
-"""The versions of what an older umem can read."""
+"""Versions of files that an older umem can read."""
 LINE_BYTES = 1 << 20
-"""The longest line that is read: what is longer is no event."""
+"""The longest line that is read; no event is longer."""
 MAX_EVENTS = 1_500_000
-"""How many events are read unless told otherwise; `umem run --record` keeps a million."""
+"""By default at most this many events are read; `umem run --record` keeps a million."""
 MAX_BYTES = 256 << 20
-"""How much text is read unless told otherwise; events take about 100 bytes of it each."""
+"""By default at most this much text is read; an event takes about 100 bytes."""
 ACCESSES = 4
-"""How many accesses an event may have, on average over a file of as many events as are read."""
+"""At most this many accesses an event, on average over the most events read."""
 _BUFFER_BYTES = 128 << 10
 _MORE_EVENTS = "max_events=, or --max-events, reads more"
 _MORE_BYTES = "max_bytes=, or --max-bytes, reads more"
 
 
 class Header(NamedTuple):
-    """The first line of a file, but for the format; ``points`` is empty for one section."""
+    """The first line of a file, without the format's name; ``points`` is empty for one section."""
 
     backend: str
     meta: Mapping[str, str]
@@ -135,7 +135,7 @@ class Header(NamedTuple):
 def write(
     file_path: str | Path, header: Header, sections: list[list[Event]], *, force: bool
 ) -> Path:
-    """Write a file of a section a size, whole or not at all; see `umem.Trace.save`."""
+    """Write a file with a section for each size, atomically; see `umem.Trace.save`."""
     path = Path(file_path)
     try:
         check_target(path, force=force, way_out="pass force=True to overwrite it")
@@ -159,6 +159,7 @@ def _encoded(line: str) -> bytes:
 
 
 def _lines(header: Header, sections: list[list[Event]]) -> Iterator[str]:
+    """Yield the lines of a file, in the oldest version that can hold the events."""
     copies = any(isinstance(each, Hint) and each.action in COPIES for each in chain(*sections))
     version = VERSION if copies else WITHOUT_COPIES if header.axes else WITHOUT_AXES
     first = {"format": FORMAT, "version": version, "backend": header.backend}
@@ -174,7 +175,7 @@ def _lines(header: Header, sections: list[list[Event]]) -> Iterator[str]:
 def read(
     file_path: str | Path, max_events: int | None = None, max_bytes: int | None = None
 ) -> tuple[Header, list[list[Event]]]:
-    """The first line of a file and the events of its sections; see `umem.Trace.load`."""
+    """Read the header and the events of all sections; see `umem.Trace.load`."""
     path = Path(file_path)
     name = short(path)
     max_events = MAX_EVENTS if max_events is None else max_events
@@ -197,14 +198,14 @@ def read(
 
 
 class _Lines:
-    """The lines of a file, none of them longer than any event is."""
+    """Reads lines of bounded length."""
 
     def __init__(self, name: str, file: IO[bytes]) -> None:
         self._name, self._file = name, file
         self.number = 0
 
     def next(self) -> bytes:
-        """The next line; empty at the end.
+        """Return the next line; empty at the end.
 
         Raises:
             TraceError: it is too long.
@@ -219,6 +220,11 @@ class _Lines:
 
 
 def _header(name: str, line: bytes) -> Header:
+    """Parse and check the first line.
+
+    Raises:
+        TraceError: it is no header, or of a newer version.
+    """
     try:
         if not line:
             raise ValueError("it is empty")
@@ -262,6 +268,11 @@ _JSON = json.JSONDecoder(parse_constant=_no_number)
 
 
 def _points(axes: Any, value: Any) -> tuple[tuple[str, ...], tuple[Point, ...]]:
+    """Check the axes and sizes of a header.
+
+    Raises:
+        ValueError: they are not valid.
+    """
     if axes == []:
         return (), _sizes(value)
     if not isinstance(axes, list) or not all(isinstance(axis, str) for axis in axes):
@@ -295,7 +306,7 @@ def _sections(name: str, lines: _Lines, count: int, max_events: int) -> list[lis
 
 
 def _events(name: str, lines: _Lines, max_events: int, before: list[list[Event]]) -> list[Event]:
-    """The events of a section; in all sections together not more than allowed."""
+    """Yield the events of a section; raises if all sections exceed the limits."""
     events: list[Event] = []
     checker = Checker()
     check, append = checker.check, events.append
@@ -321,12 +332,12 @@ def _events(name: str, lines: _Lines, max_events: int, before: list[list[Event]]
 
 
 _TEXT_AT = {"alloc": 3, "op": 0, "mark": 0}
-"""Which field of an event is its name."""
+"""Index of the field of an event that is its name."""
 _STACK_AT = 5
 
 
 def _decode(line: bytes, texts: dict[Any, Any]) -> Event | int:
-    """The event in a line, or the count that the last line announces.
+    """Decode a line: an event, or the count that ends a section.
 
     ``texts`` has each name and stack once: most events share theirs with others.
     """

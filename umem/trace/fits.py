@@ -19,15 +19,16 @@ from typing import NamedTuple
 from umem.trace.axes import Nodes, grid, size_text
 
 NOISE, NOISE_BYTES = 0.03, 512
-"""How far workspace between the outermost sizes may be from a line, and be taken to lie on it."""
+"""Workspace between the outermost sizes may be this far from a line, as a share and in bytes, and
+still count as on it."""
 OFF = 0.1
-"""How far the larger of the recorded sizes may be from a line, as a share of the most workspace."""
+"""The larger recorded sizes may be this far from a line, as a share of the largest workspace."""
 AS_NEAR = 0.01
-"""Lines that differ by less than this share are as near as one another."""
+"""Two lines whose distances differ by less than this share are equally good."""
 
 
 class Fit:
-    """A polynomial through recorded values, taken at one size: their sum by ``weights``.
+    """A polynomial through recorded values, evaluated at one size as a weighted sum.
 
     The weights (Lagrange's) are whole numbers over one divisor, because a trace has a hundred
     thousand figures.
@@ -38,12 +39,12 @@ class Fit:
         self._weights = [int(weight * self._divisor) for weight in weights]
 
     def count(self, values: Sequence[int]) -> int:
-        """A whole number, rounded up, at least 0."""
+        """Evaluate a count, rounded up, at least 0."""
         total: int = sum(map(mul, values, self._weights))
         return max(0, -(-total // self._divisor))
 
     def seconds(self, values: Sequence[float]) -> float:
-        """A time; one that shrinks as the size grows is noise, and its mean is taken."""
+        """Evaluate a time; if it falls with the size, it is noise, and the mean is returned."""
         if values[-1] <= values[0]:
             return sum(values) / len(values)
         total: float = sum(map(mul, values, self._weights))
@@ -51,7 +52,7 @@ class Fit:
 
 
 def curve(sizes: Sequence[int], size: int) -> list[Fraction]:
-    """The weights of the polynomial through all sizes of one axis."""
+    """Return the weights of the polynomial through all sizes of one axis."""
     return [_weight(sizes, own, size) for own in sizes]
 
 
@@ -64,7 +65,7 @@ def _weight(sizes: Sequence[int], own: int, size: int) -> Fraction:
 
 
 def surface(nodes: Nodes, point: Sequence[int], outer: bool = False) -> list[Fraction]:
-    """The weights of the product of the curves along each axis, over the points of the grid.
+    """Return the weights of the product of each axis's curve, over the points of a grid.
 
     With ``outer`` the curves are the lines between the smallest and the largest size of an axis.
     """
@@ -80,7 +81,7 @@ def surface(nodes: Nodes, point: Sequence[int], outer: bool = False) -> list[Fra
 
 @dataclass(frozen=True)
 class Fits:
-    """What takes each kind of figure to one size, from its values in the order of the points.
+    """Extrapolators to one size, one for each kind of figure, fitted to the recorded sizes.
 
     Attributes:
         fit: for what is exact, and for times along one axis: from the last of the values.
@@ -100,7 +101,7 @@ class Fits:
 
     @classmethod
     def over_sizes(cls, sizes: Sequence[int], size: int, degree: int) -> Fits:
-        """Those along one axis: a line or a parabola through the largest sizes, the nearest."""
+        """Fit along one axis: a line or parabola through the largest recorded sizes."""
         used = slice(-degree - 1, None)
         fit = Fit(curve(sizes[used], size))
         pairs = list(itertools.pairwise(sizes))[:-1] if degree == 1 else []
@@ -114,7 +115,7 @@ class Fits:
 
     @classmethod
     def over_grid(cls, nodes: Nodes, point: Sequence[int]) -> Fits:
-        """Those over a grid: through two sizes of an axis a line, through three a parabola."""
+        """Fit over a grid: a line through two sizes of an axis, a parabola through three."""
         fit, lines = Fit(surface(nodes, point)), Fit(surface(nodes, point, outer=True))
         between = [
             (place, Fit(surface(nodes, each, outer=True)))
@@ -133,11 +134,11 @@ class Fits:
         return cls(fit, slice(None), straightest, lines, said, True)
 
     def count(self, values: Sequence[int]) -> int:
-        """What is exact: bytes, operations, places in a tensor."""
+        """Extrapolate an exact figure: bytes, operations, offsets in a tensor."""
         return self.fit.count(values[self.used])
 
     def seconds(self, values: Sequence[float]) -> float:
-        """What was timed."""
+        """Extrapolate a measured time."""
         return self.rough.seconds(values[self.used])
 
 
@@ -145,21 +146,21 @@ class Fits:
 
 
 class _Line(NamedTuple):
-    """A line over the bytes of a tensor, and how far it is from what was measured."""
+    """A line of workspace over a tensor's bytes, and its distance from the measurements."""
 
     off: float
     slope: float
     start: float
 
     def at(self, nbytes: int) -> int:
-        """The workspace for a tensor of so many bytes, at least 0."""
+        """Evaluate the workspace for a tensor's bytes, at least 0."""
         return max(0, round(self.start + self.slope * nbytes))
 
 
 def along_a_tensor(
     tensors: Iterable[tuple[Sequence[int], int]], workspace: Sequence[int]
 ) -> int | None:
-    """Return the workspace at a size where one tensor's bytes tell it; None where none does.
+    """Extrapolate workspace as a function of one tensor's bytes; None if no tensor explains it.
 
     Where several tell it as well, the most that they say.
 
@@ -177,7 +178,7 @@ def along_a_tensor(
 
 
 def _line(recorded: Sequence[int], workspace: Sequence[int]) -> _Line | None:
-    """The line through the two largest sizes of a tensor; None where it falls or there is none."""
+    """Fit a line through a tensor's two largest sizes; None if it falls or the sizes are equal."""
     pairs = sorted(zip(recorded, workspace, strict=True))
     top, most = pairs[-1]
     below = [pair for pair in pairs if pair[0] < top]

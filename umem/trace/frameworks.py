@@ -14,7 +14,7 @@ from umem.trace.recording.sources import Source, add_source, remove_source
 
 
 class Folder(NamedTuple):
-    """A framework that a folder of umem is for.
+    """A framework that a folder of umem supports.
 
     Args:
         name: what people call it.
@@ -30,13 +30,13 @@ class Folder(NamedTuple):
 
 
 DATA_CACHE = "data cache"
-"""What a trace calls that which caches of data have done."""
+"""Key of a trace's notes under which caches of data report."""
 FOLDERS = [Folder("Chainer", "chainer", "umem.chainer", "chainer.backends.cuda.memory_pool")]
 
 
 @dataclass(frozen=True)
 class Framework:
-    """What a framework tells the rest of umem.
+    """The interface of a framework to the rest of umem.
 
     Args:
         name: what people call it.
@@ -57,7 +57,7 @@ _registered: list[Framework] = []
 
 
 def register(framework: Framework) -> Callable[[], None]:
-    """Follow a framework from now on; returns what ends that."""
+    """Register a framework; returns the function that unregisters it."""
     _registered.append(framework)
     add_source(framework.source)
 
@@ -69,18 +69,18 @@ def register(framework: Framework) -> Callable[[], None]:
 
 
 def names() -> str:
-    """Name all frameworks in words: those that have a folder, and those registered beside them."""
+    """Name all frameworks: those with a folder, and those registered."""
     found = [folder.name for folder in FOLDERS] + [framework.name for framework in _registered]
     return " or ".join(dict.fromkeys(found))
 
 
 def told() -> dict[str, str]:
-    """Say what the run has done so far, beside its steps; nothing where there is nothing."""
+    """Return what frameworks report about the run beside its steps; may be empty."""
     return {name: text for framework in _registered for name, text in framework.told().items()}
 
 
 def parts_of(x: Any) -> Iterable[Any] | None:
-    """Find what is in an object of a framework; None where no framework knows the object.
+    """Return the arrays or containers in a framework's object; None if no framework knows it.
 
     The folder of an object's framework is imported here, where a program has not done it.
     """

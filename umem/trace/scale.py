@@ -32,11 +32,11 @@ from umem.trace.walk import used_bytes
 from umem.units import format_bytes
 
 LARGEST = 1 << 62
-"""The largest figure that is predicted: events hold counts of at most 63 bits."""
+"""The largest predicted figure: counts in events have at most 63 bits."""
 TOLERANCE = 0.01
-"""How far a tensor may be from the fit at a size that checks it, as a share of its bytes."""
+"""At a size that checks the fit, a tensor may be this far from it, as a share of its bytes."""
 MATTERS = 0.001
-"""The share of a step's peak below which a tensor is not checked."""
+"""Tensors below this share of the peak are not checked."""
 
 
 def events_at(
@@ -46,7 +46,7 @@ def events_at(
     size: StepSize,
     degree: int = 1,
 ) -> list[Event]:
-    """The events at a size; see `Trace.at`. ``aligned`` lays the recordings side by side."""
+    """Return the events at a size, from aligned recordings; see `Trace.at`."""
     point = point_of(size, axes)
     if degree not in (1, 2):
         raise ScalingError(f"degree is 1 (affine) or 2 (squared); got {quoted(degree)}")
@@ -67,13 +67,14 @@ def events_at(
 
 
 def grows_faster(one: list[Event], other: list[Event], sizes: tuple[int, ...]) -> bool:
-    """Tell whether a tensor grows by more than the size does, so that a line need not fit it."""
+    """Tell whether a tensor may grow faster than linearly with the size."""
     sizes_of = ([e.nbytes for e in events if isinstance(e, Alloc)] for events in (one, other))
     pairs = zip(*sizes_of, strict=False)
     return any(larger * sizes[0] > smaller * sizes[1] for smaller, larger in pairs)
 
 
 def _too_few(sizes: list[int], degree: int) -> str:
+    """Word the error for too few recorded sizes."""
     if degree == 2:
         return (
             f"degree=2 needs three recorded sizes; this trace has {listed(sizes)}. Record it "
@@ -90,7 +91,7 @@ def _too_few(sizes: list[int], degree: int) -> str:
 
 
 class _Scaler:
-    """Builds the events at one size."""
+    """Extrapolates events to one size."""
 
     def __init__(self, aligned: Aligned, fits: Fits) -> None:
         self._aligned, self._fits = aligned, fits
@@ -106,6 +107,7 @@ class _Scaler:
         return made
 
     def _event(self, row: tuple[Any, ...]) -> Event:
+        """Extrapolate one event from its recordings at all sizes."""
         last: Event = row[-1]
         if isinstance(last, Alloc):
             self._recorded.append([event.nbytes for event in row])
@@ -179,6 +181,11 @@ class _Scaler:
 
 
 def _check_fit(aligned: Aligned, sizes: Sequence[int], degree: int) -> None:
+    """Check the fit at sizes it was not made of.
+
+    Raises:
+        ScalingError: a tensor that matters is farther from the fit than `TOLERANCE`.
+    """
     for index, size in enumerate(sizes[: -degree - 1]):
         fit = Fit(curve(sizes[-degree - 1 :], size))
         least = MATTERS * _held_bytes(aligned, index)
@@ -191,6 +198,7 @@ def _check_fit(aligned: Aligned, sizes: Sequence[int], degree: int) -> None:
 
 
 def _bent(alloc: Alloc, sizes: Sequence[int], values: list[int], degree: int) -> str:
+    """Word the error for a tensor that does not follow the fit."""
     found = ", ".join(
         f"{format_bytes(value)} at {size}" for size, value in zip(sizes, values, strict=True)
     )

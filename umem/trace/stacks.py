@@ -8,13 +8,13 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 STACK_DEPTH = 16
-"""Frames that are kept of a stack, from the innermost of the user's own."""
+"""At most this many frames of a stack are kept, from the user's innermost."""
 USER_DEPTH = 5
-"""Places that a recording keeps of a stack."""
+"""At most this many places of a stack are kept in a recording."""
 _LIBRARIES = ("umem", "chainer", "cupy", "cupyx", "cupy_backends", "numpy")
 
 Places = tuple[Any, ...]
-"""A stack as code, instruction, code, instruction, ..., the innermost first."""
+"""A stack as code, instruction, code, instruction, ..., innermost first."""
 
 
 class Frame(NamedTuple):
@@ -28,12 +28,12 @@ class Frame(NamedTuple):
         return self.seen_from(_current_folder())
 
     def seen_from(self, folder: str) -> str:
-        """Its text, without ``folder`` before a file that lies in or below it."""
+        """Return the frame as text, with files relative to ``folder`` if they are below it."""
         return f"{self.file.removeprefix(folder)}:{self.line} {self.function}"
 
 
 def _current_folder() -> str:
-    """With a slash at its end; empty where it is gone, or is the root of everything."""
+    """Return the current folder with a slash at its end; empty if it is gone or the root."""
     try:
         folder = os.path.join(os.getcwd(), "")
     except OSError:
@@ -42,10 +42,10 @@ def _current_folder() -> str:
 
 
 def places() -> Places:
-    """The calling stack, without the frames of the libraries at its inner end.
+    """Return the calling stack, without library frames at its inner end.
 
-    Costs a few microseconds: nothing is formatted, looked up or hashed here. A frame itself
-    would keep its variables alive.
+    Costs a few microseconds: nothing is formatted, looked up or hashed here. A frame itself would
+    keep its variables alive.
     """
     first = sys._getframe(1)
     frame: FrameType | None = first
@@ -61,11 +61,11 @@ def places() -> Places:
 
 
 def user_places(skip: int = 1) -> Places:
-    """The calling stack without any frame of the libraries, to the script's own first line.
+    """Return the calling stack without any library frames.
 
-    A model's ``forward`` is called by Chainer, which is called by the training script: both of
-    the user's places are told. Empty where nobody but the libraries is on the stack. Costs as
-    `places` does; the ``skip`` innermost frames are not looked at.
+    A model's ``forward`` is called by Chainer, which is called by the training script: both of the
+    user's places are told. Empty where nobody but the libraries is on the stack. Costs as `places`
+    does; the ``skip`` innermost frames are not looked at.
     """
     found: list[Any] = []
     libraries = _library_files
@@ -84,10 +84,10 @@ def user_places(skip: int = 1) -> Places:
 
 
 def end_at_user(error: BaseException) -> None:
-    """Cut the frames of the libraries off the inner end of an error's traceback.
+    """Drop library frames from the inner end of an error's traceback.
 
-    For errors whose text says all: the user's own line is then the last one above it. Where
-    nobody but the libraries is on the stack, nothing is cut.
+    For errors whose text says all: the user's own line is then the last one above it. Where nobody
+    but the libraries is on the stack, nothing is cut.
     """
     last, traceback = None, error.__traceback__
     while traceback is not None:
@@ -99,7 +99,7 @@ def end_at_user(error: BaseException) -> None:
 
 
 class Reader:
-    """Turns places into frames, and looks each place up once.
+    """Turns places into frames, each looked up once.
 
     Texts have no more of a path than is needed from the folder in which the reader was made.
     """
@@ -109,11 +109,11 @@ class Reader:
         self._folder = _current_folder()
 
     def texts(self, places: Places) -> tuple[str, ...]:
-        """The frames as text, the innermost first."""
+        """Return the frames as text, innermost first."""
         return tuple(frame.seen_from(self._folder) for frame in self.read(places))
 
     def read(self, places: Places) -> tuple[Frame, ...]:
-        """The frames of a stack, the innermost first."""
+        """Return the frames of a stack, innermost first."""
         pairs = zip(places[::2], places[1::2], strict=True)
         return tuple(self._frame(code, instruction) for code, instruction in pairs)
 
@@ -126,7 +126,7 @@ class Reader:
 
 _known: dict[str, bool] = {}
 _library_files: set[str] = set()
-"""Those of the known files that are a library's."""
+"""Known files that belong to libraries."""
 
 
 def _is_library(file: str) -> bool:

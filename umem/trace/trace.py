@@ -30,11 +30,11 @@ __all__ = [
 
 @dataclass(frozen=True, repr=False)
 class Trace:
-    """The events of a run, and the backend (``numpy``, ``cupy``, or ``model``) they came from.
+    """The events of a run, and the backend they came from (``numpy``, ``cupy`` or ``model``).
 
     ``recordings`` has the events of the same step by the size that it was run at, in a trace that
-    can be scaled; ``events`` are then those of the largest size. Where the step has several
-    sizes, ``axes`` names them, and ``recordings`` goes by the tuple of them.
+    can be scaled; ``events`` are then those of the largest size. Where the step has several sizes,
+    ``axes`` names them, and ``recordings`` goes by the tuple of them.
     """
 
     events: list[Event]
@@ -44,6 +44,7 @@ class Trace:
     axes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
+        """Return the backend and the counts of events, operations and steps."""
         counts = [
             f"{count:,} {what}" + "s" * (count != 1)
             for count, what in (
@@ -60,36 +61,38 @@ class Trace:
 
     @property
     def ops(self) -> Iterator[Op]:
-        """The operations, in order."""
+        """Yield the operations in order."""
         return (event for event in self.events if isinstance(event, Op))
 
     @property
     def has_entries(self) -> bool:
-        """Whether a framework's tape was recorded, as umem's own recordings of Chainer are."""
+        """Tell whether a framework's tape was recorded, as it is with Chainer."""
         return any(op.entry is not None for op in self.ops)
 
     @property
     def step_count(self) -> int:
-        """The number of optimizer updates that ended in it."""
+        """Return the number of optimizer updates that ended in the trace."""
         return sum(event == Mark("step") for event in self.events)
 
     @property
     def unmeasured_count(self) -> int:
-        """Of how many operations the workspace is unknown: without it the peak is too low."""
+        """Return the number of operations without known workspace, for which the peak is too
+        low.
+        """
         return sum(op.workspace_bytes is None for op in self.ops)
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes alive at once, an operation's workspace included where it is known."""
+        """Return the most bytes alive at once, known workspace included."""
         return max(used_bytes(self.events), default=0)
 
     @property
     def sizes(self) -> tuple[StepSize, ...]:
-        """The sizes that it was recorded at, ascending; empty where nobody said."""
+        """Return the recorded sizes in ascending order; empty if they are unknown."""
         return tuple(size_of(point, self.axes) for point in in_order(self.recordings))
 
     def at(self, size: StepSize, degree: int = 1) -> Trace:
-        """This step at another size, every figure fitted over the sizes that were recorded.
+        """Return this step at another size, every figure extrapolated from the recorded sizes.
 
         Args:
             size: such as a batch; where the step was recorded along axes with names, one number
@@ -116,7 +119,7 @@ class Trace:
 
     @classmethod
     def join(cls, traces: Sequence[Trace], sizes: Sequence[StepSize]) -> Trace:
-        """Traces of one step, recorded apart at each of ``sizes``, as one that can be scaled.
+        """Join traces of one step, recorded at different ``sizes``, to one that can be scaled.
 
         The joined trace is the one at the largest size, with `at` for the others. Sizes are
         numbers, or the points of a grid, ``[{"batch": 4, "length": 16}, ...]``: each of two or
@@ -155,11 +158,11 @@ class Trace:
         return joined
 
     def lifetimes(self) -> dict[int, Lifetime]:
-        """Each tensor's birth and death, as indexes into the events."""
+        """Return each tensor's birth and death, as indexes of events."""
         return lifetimes(self.events)
 
     def with_workspace(self, calibration: Trace) -> Trace:
-        """This trace with the workspace that a calibration pass of the same code measured.
+        """Return this trace with the workspace that a calibration run of the same code measured.
 
         Raises:
             TraceError: the two passes did not run the same operations, or the calibration pass
@@ -186,11 +189,11 @@ class Trace:
         return self.map(filled)
 
     def map(self, change: Callable[[Event], Event]) -> Trace:
-        """The trace with each event changed, in order."""
+        """Return the trace with a function applied to each event."""
         return self.with_events(map(change, self.events))
 
     def with_events(self, events: Iterable[Event]) -> Trace:
-        """A trace of other events that comes from where this one does."""
+        """Return a trace with other events and this one's origin."""
         return Trace(list(events), self.backend, self.meta)
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
@@ -231,7 +234,7 @@ class Trace:
 
 
 def check_trace(trace: object) -> None:
-    """Refuse what is no trace.
+    """Raise TraceError unless a value is a trace.
 
     Raises:
         TraceError: it is something else, such as the path of one.
@@ -248,11 +251,11 @@ def check_trace(trace: object) -> None:
 
 
 def tail(trace: Trace, start: int) -> Trace:
-    """The trace from event ``start`` on, in which a step is seen with all that it found.
+    """Return the trace from event ``start`` on, with the tensors alive there as its first events.
 
     What is alive at ``start`` is uploaded first, in the order in which it was allocated, so that
-    optimizer state and gradients of the step before count from the first operation. Then comes
-    the mark ``"start"``: to upload them takes no time of the step's.
+    optimizer state and gradients of the step before count from the first operation. Then comes the
+    mark ``"start"``: to upload them takes no time of the step's.
     """
     found = Alive(trace.events[:start]).tensors.values()
     uploads = [alloc._replace(uploaded=True) for alloc in found]

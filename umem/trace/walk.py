@@ -15,7 +15,7 @@ Accesses = tuple[Access, ...]
 
 
 class Lifetime(NamedTuple):
-    """From the event that allocates a tensor to the one that frees it (None: never)."""
+    """From the event that allocates a tensor to the one that frees it; None: never."""
 
     alloc: Alloc
     birth: int
@@ -23,7 +23,7 @@ class Lifetime(NamedTuple):
 
 
 class Alive:
-    """The tensors that are alive after the events so far, by number, the oldest first."""
+    """The tensors alive after the events so far, by number, oldest first."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.tensors: dict[int, Alloc] = {}
@@ -32,7 +32,7 @@ class Alive:
             self.follow(event)
 
     def follow(self, event: Event) -> Alloc | None:
-        """Take the next event; return the allocation that it begins or ends, if any.
+        """Apply the next event; returns the allocation that it starts or ends, if any.
 
         Raises:
             KeyError: it frees what is not alive.
@@ -49,7 +49,7 @@ class Alive:
 
 
 def used_bytes(events: Iterable[Event]) -> Iterator[int]:
-    """Yield for each event the bytes in use there: tensors, and workspace where it is known."""
+    """Yield the bytes in use at each event, known workspace included."""
     live = 0
     sizes: dict[int, int] = {}
     for event in events:  # quick, because a choice walks over a hundred traces
@@ -76,7 +76,7 @@ def lifetimes(events: Iterable[Event]) -> dict[int, Lifetime]:
 
 
 def allocations(events: Iterable[Event]) -> dict[int, Alloc]:
-    """Return the allocation of each tensor; of those that share a number, the last."""
+    """Return each tensor's allocation; the last one if a number was reused."""
     return {event.tensor: event for event in events if isinstance(event, Alloc)}
 
 
@@ -84,7 +84,7 @@ def allocations(events: Iterable[Event]) -> dict[int, Alloc]:
 
 
 def with_accesses(event: Event, change: Callable[[Accesses], Accesses]) -> Event:
-    """Return an operation or a hint with its accesses changed; any other event as it is."""
+    """Return an operation or hint with changed accesses; other events as they are."""
     if isinstance(event, Op):  # `_replace` takes three times as long, and there are many
         return Op(event.name, event.phase, change(event.reads), change(event.writes), *event[4:])
     if isinstance(event, Hint):
@@ -93,7 +93,7 @@ def with_accesses(event: Event, change: Callable[[Accesses], Accesses]) -> Event
 
 
 def renumbered(event: Event, numbers: Mapping[int, int]) -> Event:
-    """Return the event with other numbers for its tensors.
+    """Return the event with its tensors renumbered.
 
     Raises:
         KeyError: a tensor has no other number.
@@ -111,7 +111,7 @@ def _moved(numbers: Mapping[int, int], accesses: Accesses) -> Accesses:
 
 
 def numbered_by_birth(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield the events with tensors numbered in the order of their birth, each number once.
+    """Yield the events with tensors renumbered uniquely in the order of birth.
 
     Raises:
         KeyError: an event uses or frees what is not alive.

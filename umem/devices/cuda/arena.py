@@ -32,7 +32,7 @@ class _Address(NamedTuple):
 
 
 class Arena:
-    """An allocator for CuPy over managed memory. Never run on a GPU yet.
+    """CuPy allocator over managed memory with repeating addresses. Never run on a GPU yet.
 
     Lives as long as the memory that it handed out. Thread-safety: any thread may allocate and free.
     Cost: that of a pool in Python, some microseconds an allocation.
@@ -55,46 +55,46 @@ class Arena:
 
     @property
     def is_open(self) -> bool:
-        """Whether it serves anybody."""
+        """Tell whether it serves allocations."""
         return self._pool.repeats
 
     def open(self) -> None:
-        """Serve the stream that is current now."""
+        """Serve allocations of the current stream."""
         with self._lock:
             self.stream = self._driver.stream_address(None)
             self._pool.repeats = True
 
     def close(self) -> None:
-        """Serve nobody any more, and give back what nobody has; `tidy` does the rest later."""
+        """Stop serving, and free what no array uses; `tidy` frees the rest later."""
         with self._lock:
             self._pool.repeats = False
             self.free_all_blocks()
 
     def tidy(self) -> None:
-        """Give back what nobody has any more, if it serves nobody."""
+        """Free memory that no array uses any more, if the arena is closed."""
         if self._dead and not self.is_open:
             self.free_all_blocks()
 
     def free_all_blocks(self) -> None:
-        """Give back the segments that nobody has a part of; none while the stream is captured."""
+        """Free segments without arrays; none during a capture of the stream."""
         with self._lock:
             self._settle()
             if not self._driver.capturing():
                 self._pool.free_all_blocks()
 
     def used_bytes(self) -> int:
-        """Bytes that arrays use now."""
+        """Return the bytes that arrays use."""
         with self._lock:
             self._settle()
             return self._pool.used_bytes
 
     def next_step(self) -> None:
-        """A step is over."""
+        """End a step."""
         with self._lock:
             self._pool.restart()
 
     def malloc(self, nbytes: int) -> Any:
-        """CuPy's allocator interface; raises what ``grow`` does."""
+        """Allocate by CuPy's interface; raises what ``grow`` raises."""
         if not (nbytes and self.is_open and self._serves()):
             return self._otherwise(nbytes)
         with self._lock:
@@ -113,20 +113,20 @@ class Arena:
         return self._driver.stream_address(None) == self.stream and self._driver.is_current()
 
     def prefetch(self, hints: CoreHints, spans: Sequence[Span], to: Place, stream: int) -> int:
-        """Move ranges of managed memory, whosever, in an order with discards; returns bytes."""
+        """Move ranges of any managed memory, ordered with discards; returns the bytes."""
         if not self.is_open:
             return hints.prefetch(spans, to, stream)
         with self._lock:
             return self._order.prefetch(hints, spans, to, stream)
 
     def make_ready(self, hints: CoreHints, blocks: Iterable[int], stream: int) -> int:
-        """Have VRAM for those of the blocks that nobody has; returns how many bytes."""
+        """Make free blocks resident; returns the bytes."""
         with self._lock:
             spans = self.free_spans(blocks)
             return self._order.prefetch(hints, spans, self._driver.ordinal, stream)
 
     def discard_free(self, hints: CoreHints, blocks: Iterable[int]) -> int:
-        """Forget what is in those of the blocks that nobody has; returns how many bytes.
+        """Discard the contents of free blocks; returns the bytes.
 
         Nothing while the stream that is served is captured: no discard can be part of that.
         """
@@ -136,7 +136,7 @@ class Arena:
             return self._order.discard(hints, self.free_spans(blocks), self.stream)
 
     def free_spans(self, blocks: Iterable[int]) -> list[Span]:
-        """List what of the blocks nobody has a part of, as ranges that each lie in one segment."""
+        """List the free parts of blocks, as ranges that each lie in one segment."""
         self._settle()
         spans: list[Span] = []
         before = None
@@ -152,13 +152,13 @@ class Arena:
         return spans
 
     def reserve(self, nbytes: int) -> int:
-        """Have more memory; see `RepeatingPool`."""
+        """Get more memory; see `RepeatingPool`."""
         pointer = self._grow(nbytes)
         self._segments[pointer.ptr] = pointer
         return int(pointer.ptr)
 
     def give_back(self, address: int, nbytes: int) -> None:
-        """Give memory back to the driver when nothing that was queued can still use it."""
+        """Return memory to the driver once no queued work can use it."""
         self._driver.synchronize()  # cudaFree promises no wait
         self._order.forget()
         del self._segments[address]
@@ -180,7 +180,7 @@ class Arena:
 
 
 class OrderedDiscards:
-    """Discards of one GPU's managed memory that nothing runs beside, and that the driver takes.
+    """Discards of a GPU's managed memory, ordered with prefetches by events.
 
     CUDA takes no discard on the legacy default stream, and leaves undefined what reads, writes and
     prefetches of a range do that run beside its discard (cuMemDiscardBatchAsync). So discards have
@@ -198,7 +198,7 @@ class OrderedDiscards:
         self._discards: dict[int, Any] = {}  # events, by block
 
     def prefetch(self, hints: CoreHints, spans: Sequence[Span], to: Place, stream: int) -> int:
-        """Move ranges in the order of a stream, after discards of their blocks; returns bytes."""
+        """Move ranges in stream order, after discards of their blocks; returns the bytes."""
         blocks = [*_blocks(spans)]
         for event in _several(self._discards.get(block) for block in blocks):
             _wait(stream, event)
@@ -210,7 +210,9 @@ class OrderedDiscards:
                 self._prefetches.setdefault(block, {})[stream] = event
 
     def discard(self, hints: CoreHints, spans: Sequence[Span], operations: int) -> int:
-        """Forget what is in ranges that operations of a stream used, and may use from now on."""
+        """Discard ranges that earlier operations of a stream used; later ones may use them
+        again.
+        """
         if not spans:
             return 0
         if self._stream is None:
@@ -230,7 +232,7 @@ class OrderedDiscards:
         return forgotten
 
     def forget(self) -> None:
-        """Remember no events: nothing that they are of is still to run."""
+        """Drop all events, as their work is done."""
         self._prefetches.clear()
         self._discards.clear()
 

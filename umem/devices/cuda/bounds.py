@@ -13,7 +13,7 @@ from umem.units import format_bytes
 
 
 class Bounds:
-    """The bounds on what is reserved: the active policy's limit, a cap, and what the host can hold.
+    """The bounds on reserved bytes: the policy's limit, a cap, and the host's memory.
 
     ``cap_bytes`` bounds all managed memory together, whatever the policy says. Costs a few file
     reads a growth. Safe from any thread as long as the ledger's lock is held.
@@ -25,7 +25,7 @@ class Bounds:
         self.cap_bytes: int | None = None
 
     def refusal(self, kind: Kind, nbytes: int, after: dict[Kind, int]) -> Exception | None:
-        """Make the error to raise where ``nbytes`` more are too many; None where they are not."""
+        """Return the error for reserving ``nbytes`` more; None if they fit."""
         error = self._over_limit(kind, nbytes, after) or self._over_headroom(kind, nbytes)
         if error is None and kind != "unmanaged":
             error = self._over_cap(nbytes, after) or self._over_host(kind, nbytes, after)
@@ -43,11 +43,12 @@ class Bounds:
 
     @property
     def headroom(self) -> int:
-        """Bytes of VRAM that the active policy leaves free."""
+        """Return the bytes of VRAM that the active policy leaves free."""
         policy = self._policy()
         return 0 if policy is None else policy.headroom_bytes
 
     def _over_headroom(self, kind: Kind, nbytes: int) -> Exception | None:
+        """Return the error if an unmanaged allocation would use the headroom; None otherwise."""
         if kind != "unmanaged" or not self.headroom:
             return None
         free = self._driver.free_bytes()
@@ -68,6 +69,7 @@ class Bounds:
         )
 
     def _over_host(self, kind: Kind, nbytes: int, after: dict[Kind, int]) -> Exception | None:
+        """Return the error if the host could not hold what VRAM does not; None otherwise."""
         on_host = after["spill"] + after["pinned"]
         total = after["managed"] + on_host
         host = self._host_bytes(total - nbytes)
@@ -79,6 +81,7 @@ class Bounds:
         return _host_error(nbytes, total - nbytes, host, vram) if total > host + vram else None
 
     def _host_bytes(self, reserved: int) -> int | None:
+        """Return the host bytes that managed memory may use; None if unknown."""
         # What is available falls as our own pages land on the host, and nobody says how many
         # did. So a fall of up to what we have reserved is taken for our own; more is others'.
         now = self._driver.host_available_bytes()
@@ -107,7 +110,9 @@ def _host_error(nbytes: int, reserved: int, host: int, vram: int) -> Exception:
 
 
 def limit_of(policy: Policy | None, kind: Kind) -> int | None:
-    """Find what a policy lets a pool reserve; hybrid's limit is for its unmanaged part."""
+    """Return the bytes that a policy lets a pool reserve; hybrid's limit is of its unmanaged
+    part.
+    """
     if policy is None:
         return None
     bounded: Kind = "managed" if policy.mode == "managed" else "unmanaged"

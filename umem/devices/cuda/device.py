@@ -70,36 +70,37 @@ class CudaDevice(Device):
 
     @property
     def driver(self) -> Driver:
-        """Return what this GPU is asked through; a StateError in a child by fork."""
+        """Return the GPU's `Driver`; raises StateError in a forked child."""
         fork.refuse_child()
         return self._own_driver
 
     @property
     def vram_bytes(self) -> int:
-        """Bytes of VRAM, all of it, whoever uses it now."""
+        """Return all bytes of VRAM, used or not."""
         return self.driver.vram_bytes
 
     @property
     def xp(self) -> Any:
-        """CuPy."""
+        """Return CuPy."""
         return importlib.import_module("cupy")
 
     @property
     def headroom_bytes(self) -> int:
-        """Bytes of VRAM for what is not CuPy's to allocate; see `Driver`."""
+        """Return the bytes of VRAM left to modules and libraries; see `Driver`."""
         return self.driver.headroom_bytes
 
     @property
     def free_bytes(self) -> int:
-        """Bytes of VRAM that are free; what managed memory holds may count as free."""
+        """Return the free bytes of VRAM; managed memory in VRAM may count as free."""
         return self.driver.free_bytes()
 
     def host_available_bytes(self) -> int | None:
-        """Count the host bytes that this process may still take; None where it is unknown."""
+        """Return the host bytes that this process may still allocate; None if unknown."""
         return self.driver.host_available_bytes()
 
     def why_not(self, mode: Mode) -> str | None:
-        """Say why this GPU cannot serve ``mode``: managed memory that cannot be oversubscribed.
+        """Return why this GPU cannot serve ``mode``: without managed memory that can be
+        oversubscribed.
 
         Hybrid does not need it: there it spills to pinned host memory.
         """
@@ -113,7 +114,7 @@ class CudaDevice(Device):
         return part.features(self.driver, self.simulated)  # type: ignore[no-any-return]
 
     def versions(self) -> dict[str, str | None]:
-        """Look up the versions of NVIDIA's driver, of the CUDA it serves, and of CuPy's CUDA."""
+        """Return the versions of NVIDIA's driver, of its CUDA, and of CuPy's CUDA."""
         return self.driver.versions()
 
     def _prepared(self, policy: Policy) -> tuple[Malloc, CupyPool]:
@@ -127,7 +128,7 @@ class CudaDevice(Device):
         return found
 
     def _on_gpu(self, ordinal: int, policy: Policy) -> Malloc:
-        """Have another GPU serve a policy of this one's, counted there, while it is on here."""
+        """Serve a policy by another GPU that is current, counted there."""
         if self._open is None:
             raise DeviceError(f"GPU {ordinal} is current, and only GPU {self.ordinal} is open")
         other = self._open(ordinal)
@@ -146,7 +147,7 @@ class CudaDevice(Device):
         self._installer.serve_all(scope, policy, *how)
 
     def leave_all(self, scope: Scope) -> None:
-        """End `serve_all`; a StateError inside a block of this thread."""
+        """End `serve_all`; raises StateError inside a block of this thread."""
         self._installer.leave_all(scope)
 
     def _watch(self, watcher: Watcher) -> Telling:
@@ -160,7 +161,7 @@ class CudaDevice(Device):
             self.watches = tuple(each for each in self.watches if each is not how)
 
     def settle(self) -> None:
-        """Tell watchers of everything that was freed so far."""
+        """Tell watchers of all frees so far."""
         for telling in self.watches:
             telling.settle()
 
@@ -175,20 +176,20 @@ class CudaDevice(Device):
 
     @property
     def is_installed(self) -> bool:
-        """True where the calling code's allocations are served by a policy of this device."""
+        """Tell whether the calling code's allocations follow a policy of this device."""
         return self.policy is not None
 
     @property
     def policy(self) -> Policy | None:
-        """Return how the calling code's allocations are served; None is CuPy's own way."""
+        """Return the policy of the calling code's allocations; None for CuPy's own."""
         return self._installer.policy()
 
     def cap_managed(self, nbytes: int | None) -> None:
-        """Bound all managed memory of this process together, whatever the mode; None lifts it."""
+        """Limit the managed memory of the whole process; None removes the limit."""
         self.pools.bounds.cap_bytes = nbytes
 
     def usage(self) -> Usage:
-        """Count what the pools have reserved, CuPy's default pool included.
+        """Return what the pools have reserved, CuPy's default pool included.
 
         The peak counts the default pool as it was whenever one of ours grew or this was asked.
         """
@@ -210,11 +211,11 @@ class CudaDevice(Device):
 
     @property
     def figures(self) -> StepCost | None:
-        """The counts of the model of a simulated GPU so far; None on a real one."""
+        """Return the counts of a simulated GPU's model; None on a real one."""
         return None if self._model is None else self._model.figures
 
     def prefetch(self, array: Any, to: Place, stream: Any) -> int:
-        """Move the array's own bytes, in the order of ``stream`` (None: CuPy's current one).
+        """Move an array's own bytes in the order of ``stream``; None is CuPy's current one.
 
         Raises:
             DeviceError: not an array of this GPU; hints cannot work here; or the stream is being
@@ -237,14 +238,14 @@ class CudaDevice(Device):
 
     @property
     def forgets(self) -> bool:
-        """Whether free memory is known here, and the driver, of CUDA 13, discards it."""
+        """Tell whether free memory is known here, and the driver discards it (CUDA 13)."""
         if self._arena is None or not self._arena.is_open:
             return False
         with self._ready() as hints:
             return hints.discards
 
     def repeat_places(self, scope: Scope) -> None:
-        """Hand out managed memory where the last step had it, until ``scope`` is closed.
+        """Allocate managed memory at the previous step's addresses, until ``scope`` is closed.
 
         Of the current stream, in a block of managed memory without a preset or prefetch.
         """
@@ -265,19 +266,19 @@ class CudaDevice(Device):
         self._entered(scope)
 
     def next_step(self) -> None:
-        """A step is over: the next one gets the places that it had."""
+        """End a step, so that the next one gets its addresses."""
         if self._arena is not None:
             self._arena.next_step()
 
     def discard_free(self, blocks: Iterable[int]) -> int:
-        """Forget what is in those of the blocks that nobody has; returns how many bytes."""
+        """Discard the contents of free blocks; returns the bytes."""
         if self._arena is None:
             return 0
         with self._ready() as hints:
             return self._arena.discard_free(hints, blocks)
 
     def make_ready(self, blocks: Iterable[int], stream: Any) -> int:
-        """Have VRAM for those of the blocks that nobody has, beside the operations."""
+        """Make free blocks resident beside the operations; returns the bytes."""
         if self._arena is None:
             return 0
         address = self.driver.stream_address(stream)
@@ -285,16 +286,16 @@ class CudaDevice(Device):
             return self._arena.make_ready(hints, blocks, address)
 
     def address(self, array: Any) -> int | None:
-        """Where an array's memory begins; None where it is not managed memory of this GPU."""
+        """Return the address of an array in this GPU's managed memory; None for other arrays."""
         self._check_mine(array)
         address = int(array.data.ptr)
         return address if array.nbytes and self.driver.is_managed(address) else None
 
     def advise(self, array: Any, advice: Advice, place: Place | None, *, unset: bool) -> int:
-        """Give or take back advice on the pages that the array covers; None is this GPU.
+        """Set or unset advice on the pages of an array; ``place`` None is this GPU.
 
-        Advice belongs to addresses: it stays when the pool hands the block to another array,
-        and reaches neighbours on the same page. Raises as `prefetch` does.
+        Advice belongs to addresses: it stays when the pool hands the block to another array, and
+        reaches neighbours on the same page. Raises as `prefetch` does.
         """
         spans = self._managed_spans(array)
         if not spans:
@@ -303,7 +304,7 @@ class CudaDevice(Device):
             return hints.advise(spans, advice, self.ordinal if place is None else place, unset)
 
     def location(self, array: Any) -> Location:
-        """Ask the driver of the array's range; residency is known only where it is fixed."""
+        """Ask the driver for an array's location; residency is known only where it is fixed."""
         spans = self._managed_spans(array)
         if not spans:
             on_host = bool(array.nbytes) and self.driver.is_on_host(array.data.ptr)
@@ -312,7 +313,9 @@ class CudaDevice(Device):
             return hints.location(spans)
 
     def host_view(self, array: Any) -> np.ndarray[Any, Any]:
-        """Give the array's memory to the host; see `Device.host_view`. Waits for the whole GPU."""
+        """Return the array's memory for the host, after waiting for the GPU; see
+        `Device.host_view`.
+        """
         self._check_mine(array)
         if array.nbytes and not self.driver.is_managed(array.data.ptr):
             raise HintError(unmanaged_text(array.shape))
@@ -328,7 +331,7 @@ class CudaDevice(Device):
         return host_view(array.data.ptr, array.shape, array.strides, array.dtype, array)
 
     def synchronize(self) -> None:
-        """Wait for everything that was asked of this GPU."""
+        """Wait for all work of this GPU."""
         self.driver.synchronize()
 
     def _clear_default_pool(self) -> None:
@@ -352,6 +355,11 @@ class CudaDevice(Device):
 
     @contextlib.contextmanager
     def _ready(self) -> Iterator[CoreHints]:
+        """Yield the hints, with this GPU current in the driver; its errors become DeviceError.
+
+        Raises:
+            DeviceError: managed memory cannot be oversubscribed here, or the driver refused.
+        """
         reason = self.driver.managed_problem()
         if reason is not None:
             raise DeviceError(f"hints cannot work on {self.name}: {reason}")

@@ -38,7 +38,7 @@ LEAST_HEADROOM_BYTES = 512 << 20
 
 
 class CupyPool(Protocol):
-    """The part of CuPy's MemoryPool that we use."""
+    """The methods of CuPy's MemoryPool that umem uses."""
 
     def malloc(self, nbytes: int) -> Any: ...
     def free_all_blocks(self) -> None: ...
@@ -49,14 +49,14 @@ class CupyPool(Protocol):
 
 
 class Driver:
-    """One GPU, as CuPy shows it.
+    """One GPU through CuPy and the driver.
 
-    Thread-safety: as CuPy's; every method may be called from any thread.
-    Raises CuPy's ``CUDARuntimeError`` where the driver refuses; nothing has changed then.
+    Thread-safety: as CuPy's; every method may be called from any thread. Raises CuPy's
+    ``CUDARuntimeError`` where the driver refuses; nothing has changed then.
     """
 
     core: CoreHints | None = None
-    """What takes the place of CuPy's own calls, from `check_advice` on, on CUDA 13."""
+    """Replaces CuPy's own calls after `check_advice`, on CUDA 13."""
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
@@ -67,37 +67,37 @@ class Driver:
         self.cuda_major: int = runtime.runtimeGetVersion() // 1000
 
     def current(self) -> Any:
-        """A context in which this GPU is the current one."""
+        """Make this GPU current in the block."""
         return cupy.cuda.Device(self.ordinal)
 
     def bind(self) -> None:
-        """Make the GPU's context current in this thread: cuda.core does not do it by itself."""
+        """Make the GPU's context current in this thread, which cuda.core does not do by itself."""
         runtime.setDevice(self.ordinal)
 
     def gpu_count(self) -> int:
-        """Count the visible GPUs, this one among them."""
+        """Return the number of visible GPUs."""
         return int(runtime.getDeviceCount())
 
     def is_current(self) -> bool:
-        """Tell whether this GPU is the one that CuPy uses now in this thread."""
+        """Tell whether this GPU is CuPy's current one in this thread."""
         return current_ordinal() == self.ordinal
 
     def here(self) -> int:
-        """Find the current GPU, which memory is allocated on, and make its context current."""
+        """Return the current GPU, on which memory is allocated, with its context current."""
         ordinal = current_ordinal()
         runtime.setDevice(ordinal)
         return ordinal
 
     def allocate(self, nbytes: int) -> Any:
-        """cudaMalloc, without a pool."""
+        """Allocate by cudaMalloc, without a pool."""
         return cupy.cuda.MemoryPointer(cupy.cuda.Memory(nbytes), 0)
 
     def allocate_managed(self, nbytes: int) -> Any:
-        """cudaMallocManaged, without a pool."""
+        """Allocate by cudaMallocManaged, without a pool."""
         return cupy.cuda.malloc_managed(nbytes)
 
     def flush(self, pool: CupyPool) -> None:
-        """Give a pool's free blocks back, when nothing that was queued can still use them.
+        """Free a pool's free blocks once no queued work can use them.
 
         cudaFree and cudaFreeHost need not wait for that by themselves. Where there are such blocks
         it waits for this GPU; while the current stream is captured, which a wait would end, nothing
@@ -109,7 +109,7 @@ class Driver:
                 pool.free_all_blocks()
 
     def allocate_pinned(self, nbytes: int) -> Any:
-        """Host memory that this GPU reads and writes over the bus, without a pool.
+        """Allocate pinned host memory that this GPU accesses over the bus, without a pool.
 
         Under unified addressing, which `hybrid_problem` asks for, both use the same address.
         """
@@ -118,7 +118,7 @@ class Driver:
         return cupy.cuda.MemoryPointer(unowned, 0)
 
     def load_hints(self) -> CoreHints:
-        """cuda.core's managed memory calls.
+        """Return cuda.core's managed memory calls.
 
         Raises:
             MissingDependencyError: cuda-core is missing or too old.
@@ -126,10 +126,10 @@ class Driver:
         return hints.load(self.cuda_major)
 
     def check_advice(self) -> None:
-        """See that `give_preset`, `prefer_host` and `prefetch_here` can work.
+        """Raise unless `give_preset`, `prefer_host` and `prefetch_here` can work.
 
-        On CUDA 12 CuPy's own calls will do, so modes need no more than CuPy. On CUDA 13 they
-        raise (CuPy 13) or cannot mean the host (CuPy 14), so cuda.core is needed.
+        On CUDA 12 CuPy's own calls will do, so modes need no more than CuPy. On CUDA 13 they raise
+        (CuPy 13) or cannot mean the host (CuPy 14), so cuda.core is needed.
 
         Raises:
             MissingDependencyError: CUDA 13, and cuda-core is missing or too old.
@@ -138,11 +138,11 @@ class Driver:
             self.core = self.load_hints()
 
     def prefer_host(self, address: int, nbytes: int) -> None:
-        """Advise that a range lives in host memory and that this GPU reads it there."""
+        """Advise that a range stays in host memory, where this GPU reads it."""
         self.give_preset(address, nbytes, "streaming")
 
     def give_preset(self, address: int, nbytes: int, name: str) -> None:
-        """Give a range what `PRESETS` advises; the GPU in it is the current one.
+        """Apply the advice of a preset to a range, for the current GPU.
 
         Raises:
             DeviceError: cuda.core's error, where that is asked.
@@ -151,7 +151,7 @@ class Driver:
             self.advise(address, nbytes, advice, "cpu" if where == "cpu" else self.here())
 
     def advise(self, address: int, nbytes: int, advice: Advice, place: Place) -> None:
-        """Give a range one advice, through cuda.core where `check_advice` has loaded it."""
+        """Set one advice on a range, by cuda.core if `check_advice` has loaded it."""
         if self.core is None:
             runtime.memAdvise(address, nbytes, _SET[advice], _CPU if place == "cpu" else place)
         else:
@@ -160,7 +160,7 @@ class Driver:
                 self.core.advise([Span(address, nbytes)], advice, place, unset=False)
 
     def prefetch_here(self, address: int, nbytes: int) -> None:
-        """Move a range to the current GPU, which its memory is of, in the current stream's order.
+        """Move a range to the current GPU, in the current stream's order.
 
         Raises:
             DeviceError: cuda.core's error, where that is asked.
@@ -173,29 +173,29 @@ class Driver:
                 self.core.prefetch([Span(address, nbytes)], here, stream)
 
     def make_pool(self, grow: Malloc) -> CupyPool:
-        """A CuPy pool over ``grow``. The caller keeps it for as long as the process lives."""
+        """Make a CuPy pool over ``grow``, which the caller keeps for the life of the process."""
         pool: CupyPool = cupy.cuda.MemoryPool(grow)
         return pool
 
     @property
     def default_pool(self) -> CupyPool:
-        """CuPy's own pool over cudaMalloc."""
+        """Return CuPy's own pool over cudaMalloc."""
         pool: CupyPool = cupy.get_default_memory_pool()
         return pool
 
     def default_pool_bytes(self) -> int:
-        """Bytes that CuPy's own pool has reserved on this GPU."""
+        """Return the bytes that CuPy's own pool has reserved on this GPU."""
         with self.current():
             return int(self.default_pool.total_bytes())
 
     def free_bytes(self) -> int:
-        """Bytes of VRAM that are free; managed memory may not be counted as used."""
+        """Return the free bytes of VRAM; managed memory may not count as used."""
         with self.current():
             return int(runtime.memGetInfo()[0])
 
     @property
     def headroom_bytes(self) -> int:
-        """Bytes of VRAM for modules that are loaded late and for what libraries take themselves.
+        """Return the bytes of VRAM for modules loaded later and for libraries.
 
         At most half of a small GPU. On the software GPU neither is in VRAM.
         """
@@ -204,11 +204,11 @@ class Driver:
         return min(max(LEAST_HEADROOM_BYTES, self.vram_bytes * 3 // 100), self.vram_bytes // 2)
 
     def host_available_bytes(self) -> int | None:
-        """Bytes of host memory that this process may still take."""
+        """Return the host bytes that this process may still allocate."""
         return host_memory.available_bytes()
 
     def capturing(self, stream: int | None = None) -> bool:
-        """Tell whether a stream, by default the current one, records a graph instead of running."""
+        """Tell whether a stream, by default the current one, is being captured."""
         if stream is None:
             stream = cupy.cuda.get_current_stream().ptr
         try:
@@ -219,15 +219,15 @@ class Driver:
             raise
 
     def is_managed(self, address: int) -> bool:
-        """Tell whether an address lies in managed memory."""
+        """Tell whether an address is in managed memory."""
         return bool(runtime.pointerGetAttributes(address).type == MANAGED_POINTER)
 
     def is_on_host(self, address: int) -> bool:
-        """Tell whether an address lies in pinned host memory."""
+        """Tell whether an address is in pinned host memory."""
         return bool(runtime.pointerGetAttributes(address).type == runtime.memoryTypeHost)
 
     def stream_address(self, stream: Any) -> int:
-        """Find the handle of a CuPy stream or of what says it is one; None is the current stream.
+        """Return the handle of a stream or stream-like object; None is the current stream.
 
         Raises:
             DeviceError: it is no stream.
@@ -241,11 +241,11 @@ class Driver:
         raise DeviceError(f"stream must be a CuPy stream; got {type(stream).__name__}")
 
     def synchronize(self) -> None:
-        """Wait for everything on this GPU."""
+        """Wait for all work of this GPU."""
         cupy.cuda.Device(self.ordinal).synchronize()
 
     def managed_problem(self) -> str | None:
-        """Say why managed memory cannot be oversubscribed here; None where it can.
+        """Return why managed memory cannot be oversubscribed here; None if it can.
 
         Every visible GPU is asked: one without concurrent access brings the old rules to all.
         """
@@ -258,7 +258,7 @@ class Driver:
         return None
 
     def hybrid_problem(self) -> str | None:
-        """Say why hybrid memory has nothing to spill to here; None where it has.
+        """Return why hybrid memory cannot spill here; None if it can.
 
         Where managed memory cannot be oversubscribed, it spills to pinned host memory.
         """
@@ -272,12 +272,14 @@ class Driver:
         return None
 
     def attribute(self, name: str) -> int | None:
-        """A device attribute, named as after ``cudaDevAttr``; None where CuPy does not know it."""
+        """Return a device attribute by its name after ``cudaDevAttr``; None if CuPy does not know
+        it.
+        """
         number = getattr(runtime, f"cudaDevAttr{name}", None)
         return None if number is None else int(runtime.deviceGetAttribute(number, self.ordinal))
 
     def versions(self) -> dict[str, str | None]:
-        """Versions of the kernel driver, of the CUDA that it serves, and of CuPy's CUDA."""
+        """Return the versions of the kernel driver, of its CUDA, and of CuPy's CUDA."""
         return {
             "nvidia driver": machine.kernel_driver_version(),
             "cuda of driver": _version(runtime.driverGetVersion()),
@@ -286,6 +288,7 @@ class Driver:
 
 
 def _managed_problem_of(ordinal: int) -> str | None:
+    """Return why a GPU's managed memory cannot be oversubscribed; None if it can."""
     if not runtime.deviceGetAttribute(runtime.cudaDevAttrManagedMemory, ordinal):
         return f"GPU {ordinal} has no managed memory"
     if runtime.deviceGetAttribute(runtime.cudaDevAttrConcurrentManagedAccess, ordinal):
@@ -298,7 +301,7 @@ def _managed_problem_of(ordinal: int) -> str | None:
 
 
 def visible_gpus() -> int | str:
-    """Count the GPUs, or say in words why there is none."""
+    """Return the number of GPUs, or a sentence that says why there is none."""
     try:
         return int(runtime.getDeviceCount()) or "the driver sees no GPU"
     except runtime.CUDARuntimeError as error:
@@ -306,7 +309,7 @@ def visible_gpus() -> int | str:
 
 
 def count_problem(error: Any) -> str:
-    """Say why CUDA cannot count its GPUs, by its error's ``status``."""
+    """Explain by the error's ``status`` why CUDA cannot count GPUs."""
     if error.status == NOT_INITIALISED:
         return fork.TEXT
     if error.status == NO_DEVICE:
@@ -326,7 +329,7 @@ def _version(number: int) -> str:
 
 
 def libraries_problem() -> str | None:
-    """Name the CUDA library that CuPy needs and cannot load; None where it has all."""
+    """Name a CUDA library that CuPy needs and cannot load; None if it has all."""
     try:
         cupy.cuda.nvrtc.getVersion()
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
@@ -336,14 +339,14 @@ def libraries_problem() -> str | None:
 
 
 def borrowed(pointer: Any, nbytes: int, owner: Any) -> Any:
-    """The same memory, kept alive by ``owner``, which sees when the last user lets go."""
+    """Wrap memory so that ``owner`` stays alive until its last user is gone."""
     memory = cupy.cuda.UnownedMemory(pointer.ptr, nbytes, owner, device_id=pointer.device_id)
     return cupy.cuda.MemoryPointer(memory, 0)
 
 
 @contextlib.contextmanager
 def _asked() -> Iterator[None]:
-    """Give cuda.core's errors as ours: its class of them is private before 1.3."""
+    """Turn cuda.core's errors into umem's; their class is private before 1.3."""
     try:
         yield
     except UmemError:
@@ -353,10 +356,10 @@ def _asked() -> Iterator[None]:
 
 
 def current_ordinal() -> int:
-    """The GPU that CuPy uses now in this thread."""
+    """Return the ordinal of CuPy's current GPU in this thread."""
     return int(runtime.getDevice())
 
 
 def collect_garbage() -> None:
-    """Collect cycles that may hold arrays; costs up to a few hundred milliseconds."""
+    """Collect cycles that may hold arrays, which takes up to a few hundred milliseconds."""
     gc.collect()

@@ -18,7 +18,7 @@ _PROFILER_ONLY = "CUDA tells its profiler only"
 
 
 def features(driver: Driver, simulated: bool) -> tuple[Feature, ...]:
-    """Every feature, in the order in which a person wants to read it.
+    """List every feature in reading order.
 
     Costs about ten calls to the driver. Raises CuPy's error where the driver fails.
     """
@@ -66,6 +66,7 @@ def _spill(driver: Driver) -> Feature:
 
 
 def _pageable(driver: Driver) -> Feature:
+    """Return the feature of pageable memory: ATS, HMM or none."""
     name = "pageable memory"
     value = driver.attribute("PageableMemoryAccess")
     if value is None:
@@ -97,6 +98,7 @@ def _hints(driver: Driver) -> Feature:
 
 
 def _core_problem(cuda_major: int) -> str | None:
+    """Return why cuda.core is missing or too old for hints; None if it is not."""
     # By its metadata: importing cuda.core takes longer than anybody wants to wait for a status.
     version = installed_version("cuda-core")
     if version is not None and _release(version) >= OLDEST_CORE:

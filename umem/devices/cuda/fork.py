@@ -23,7 +23,7 @@ _kept: list[Any] = []
 
 
 def remember_use() -> None:
-    """From now on children by fork of this process are refused."""
+    """Refuse CUDA in children forked from now on."""
     global _used
     _used = True
 
@@ -35,7 +35,7 @@ def refuse_child() -> None:
 
 
 def refuse_allocations() -> None:
-    """Make CuPy's allocations raise StateError, in a child in which they would come from umem."""
+    """Make allocations raise StateError in a forked child."""
     import cupy
 
     try:

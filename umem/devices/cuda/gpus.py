@@ -20,17 +20,17 @@ from umem.errors import DeviceNotFoundError
 
 OLDEST_CUPY = 13
 NUMA_CONFIG, NUMA_ID = 130, 131
-"""cudaDeviceAttr, of driver_types.h; CuPy does not export them."""
+"""Values of cudaDeviceAttr from driver_types.h, which CuPy does not export."""
 
 opened: dict[int, CudaDevice] = {}
 _lock = threading.Lock()
 
 
 def open_cuda(ordinal: int | None = None) -> CudaDevice:
-    """Open the GPU with this ordinal, or the one that CuPy uses now.
+    """Open a GPU by ordinal, by default CuPy's current one.
 
-    The same object every time: its pools live as long as the process. The first call imports
-    CuPy and asks the driver for the GPUs; it creates no context on any of them. Thread-safe.
+    The same object every time: its pools live as long as the process. The first call imports CuPy
+    and asks the driver for the GPUs; it creates no context on any of them. Thread-safe.
 
     Raises:
         DeviceNotFoundError: there is no such GPU that CuPy can use; the message says why, and
@@ -61,7 +61,7 @@ def _already_open(ordinal: int | None) -> CudaDevice | None:
 
 
 def nodes_of_gpus(runtime: Any) -> set[int]:
-    """Find the NUMA nodes that are the memory of visible GPUs, by CuPy's runtime; no context."""
+    """Return the NUMA nodes of visible GPUs' memory; creates no context."""
     found = set()
     for ordinal in range(runtime.getDeviceCount()):
         with contextlib.suppress(runtime.CUDARuntimeError):  # a driver that knows of none
@@ -71,7 +71,7 @@ def nodes_of_gpus(runtime: Any) -> set[int]:
 
 
 def cuda_reason(ordinal: int | None = None) -> str | None:
-    """Say why there is no CUDA device; None when there is one.
+    """Return why there is no CUDA device; None if there is one.
 
     Imports CuPy where it is installed. Raises nothing.
     """
@@ -89,6 +89,7 @@ def cuda_reason(ordinal: int | None = None) -> str | None:
 
 
 def _cupy_reason() -> str | None:
+    """Return why CuPy cannot be used; None if it can."""
     try:
         version = str(importlib.import_module("cupy").__version__)
     except ImportError as error:

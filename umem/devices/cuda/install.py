@@ -34,7 +34,7 @@ from umem.trace.frameworks import FOLDERS
 
 @dataclass(eq=False)
 class _Installed:
-    """One allocator of the process: with which policy, and what was there before."""
+    """An allocator of the process: its policy, and what it replaced."""
 
     scope: Scope
     policy: Policy
@@ -45,7 +45,7 @@ class _Installed:
 
 
 class PoolAlias(MetaPathFinder):
-    """Names that a framework binds to CuPy's default pool once, at its import (`FOLDERS`).
+    """Names that a framework binds to CuPy's default pool at its import (`FOLDERS`).
 
     Code that frees or measures through them would go on asking that pool. Nothing is imported:
     where a framework is not loaded yet, this watches the imports, finding nothing itself. A
@@ -57,13 +57,13 @@ class PoolAlias(MetaPathFinder):
         self._pool: CupyPool | None = None
 
     def point_at(self, pool: CupyPool) -> None:
-        """Make the names mean ``pool``, now or when their framework is imported."""
+        """Point the names at ``pool``, now or when their framework is imported."""
         self._pool = pool
         self._follow()
         sys.meta_path.insert(0, self)
 
     def restore(self) -> None:
-        """Make the names mean what they meant before."""
+        """Restore the names."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         self._pool = None
@@ -71,7 +71,7 @@ class PoolAlias(MetaPathFinder):
             self._undo.popitem()[1]()
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
-        """Look whether a framework is there by now; the list of finders stays as it is."""
+        """Notice a framework's import; finds no module itself."""
         self._follow()
 
     def _follow(self) -> None:
@@ -85,7 +85,7 @@ class PoolAlias(MetaPathFinder):
 
 
 class Installer:
-    """The allocators that are in: of the process, innermost last, and of blocks on one device.
+    """The allocators of one device that are installed: of the process, and of blocks.
 
     Thread-safety: any thread; a block concerns who is inside of it (`umem.scopes`).
     """
@@ -95,22 +95,22 @@ class Installer:
         self._everywhere: list[_Installed] = []
 
     def policy(self) -> Policy | None:
-        """The policy that the calling code allocates by: that of its block, else the process's."""
+        """Return the policy of the calling code's allocations: its block's, else the process's."""
         return policy_here(self._device) or self._process_policy()
 
     def _process_policy(self) -> Policy | None:
         return self._everywhere[-1].policy if self._everywhere else None
 
     def enter(self, scope: Scope) -> None:
-        """Have the calling thread allocate by what it is inside of, which ``scope`` is part of."""
+        """Install the allocator of the calling thread's scopes, ``scope`` among them."""
         enter(scope, self._process_policy)
 
     def clear(self) -> None:
-        """Take out of the calling thread what no open scope needs any more."""
+        """Remove allocators of the calling thread that no open scope needs."""
         clear()
 
     def serve_all(self, scope: Scope, policy: Policy, malloc: Malloc, pool: CupyPool) -> None:
-        """Make ``malloc``, bare, the allocator of the process until the scope is closed.
+        """Make ``malloc``, unwrapped, the process's allocator until the scope is closed.
 
         Raises:
             StateError: inside a block of this thread; nothing has changed.
@@ -128,7 +128,7 @@ class Installer:
         installed.alias.point_at(pool)
 
     def leave_all(self, scope: Scope) -> None:
-        """End what `serve_all` began.
+        """End `serve_all`.
 
         Raises:
             StateError: inside a block of this thread, or something that was installed for the
@@ -144,6 +144,7 @@ class Installer:
         scope.close()
 
     def _restore(self, installed: _Installed) -> None:
+        """Put back the process's allocator that was there before."""
         if not installed.may_be_in:
             return
         # By CuPy's privates, because its public setter refuses while the thread has its own: which
@@ -177,10 +178,10 @@ _IN_A_BLOCK = (
 
 @contextlib.contextmanager
 def _quietly(malloc: Callable[[int], Any]) -> Iterator[None]:
-    """For CuPy 13, which warns that ``malloc_async`` is experimental whenever it is set.
+    """Set an allocator without CuPy 13's warning that ``malloc_async`` is experimental.
 
-    Putting back what the user chose is no reason to warn of it again. Can go with CuPy 13; 14
-    does not warn.
+    Putting back what the user chose is no reason to warn of it again. Can go with CuPy 13; 14 does
+    not warn.
     """
     if malloc is not cupy.cuda.malloc_async:
         yield
@@ -194,7 +195,7 @@ def _quietly(malloc: Callable[[int], Any]) -> Iterator[None]:
 
 
 class Layer:
-    """An allocator of one thread, on top of the one that was there, for the scopes given to it.
+    """An allocator of one thread on top of the previous one, for some scopes.
 
     Code that is inside of none of them allocates by what was there. A block of the program's own
     (``cupy.cuda.using_allocator``) between two of umem's makes two layers.
@@ -208,23 +209,23 @@ class Layer:
 
     @property
     def is_needed(self) -> bool:
-        """True while one of its scopes is open."""
+        """Tell whether one of its scopes is open."""
         return any([scope.is_open for scope in self.scopes])
 
     def serve(self, scope: Scope) -> None:
-        """Serve this scope too."""
+        """Add a scope."""
         self.scopes = (*(other for other in self.scopes if other.is_open), scope)
 
     def put_in(self) -> None:
-        """Have the calling thread allocate by it."""
+        """Make it the calling thread's allocator."""
         memory._set_thread_local_allocator(self._malloc)
 
     def take_out(self) -> None:
-        """Put back what was there; only where the calling thread allocates by it."""
+        """Restore the previous allocator, if this one is the calling thread's."""
         memory._set_thread_local_allocator(self._before)
 
     def resolved(self) -> Malloc:
-        """Find what the calling code allocates by now."""
+        """Return the allocator that the calling code's scopes select."""
         if not self.is_needed:
             clear()
             return self._below()
@@ -244,6 +245,7 @@ class Layer:
         return found
 
     def _below(self) -> Malloc:
+        """Return the allocator below: the thread's previous one, or the process's."""
         if self._before is not None:
             return self._before
         # CuPy tells of the process's allocator only to a thread that has none of its own.
@@ -257,8 +259,9 @@ class Layer:
 
 
 def _dispatcher(layer: Layer) -> tuple[Malloc, Callable[[], None]]:
-    """CuPy's allocator interface, which asks again whenever the answer may be another; and what
-    has it forget the last one."""
+    """Return CuPy's allocator interface, which asks again whenever the answer may have changed, and
+    a function that drops the cached answer.
+    """
     view: Any = None
     then: Any = None
     found: Any = None
@@ -281,7 +284,7 @@ def _dispatcher(layer: Layer) -> tuple[Malloc, Callable[[], None]]:
 
 
 def enter(scope: Scope, process_policy: Callable[[], Policy | None]) -> None:
-    """Have the calling thread allocate by what it is inside of, which ``scope`` is part of."""
+    """Install the allocator of the calling thread's scopes, ``scope`` among them."""
     clear()
     layer = _top()
     if layer is not None:
@@ -294,7 +297,7 @@ def enter(scope: Scope, process_policy: Callable[[], Policy | None]) -> None:
 
 
 def clear() -> None:
-    """Take out of the calling thread what no open scope needs any more.
+    """Remove allocators of the calling thread that no open scope needs.
 
     What something of the program's own lies on top of goes at a later call.
     """
@@ -306,7 +309,7 @@ def clear() -> None:
 
 
 def in_force() -> Malloc:
-    """Find what the calling code allocates by: a pool's own method, where nothing watches it."""
+    """Return the calling code's allocator: a pool's own method if no watcher wraps it."""
     layer = _top()
     found: Malloc = cupy.cuda.get_allocator()
     return found if layer is None else layer.resolved()

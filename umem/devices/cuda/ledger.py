@@ -16,7 +16,7 @@ for hybrid and for a limit; without a limit `unmanaged` uses CuPy's default pool
 
 
 class Ledger:
-    """Bytes that the pools have reserved from the driver, now and at most.
+    """Counts the bytes that pools have reserved from the driver, now and at most.
 
     Thread-safety: any thread. `give_back` takes no lock, because a lease may end in the middle of
     anything, also of `claim` in the same thread; for the same reason the lock can be taken again by
@@ -34,7 +34,7 @@ class Ledger:
     def claim(
         self, kind: Kind, nbytes: int, refuse: Callable[[dict[Kind, int]], Exception | None]
     ) -> None:
-        """Count ``nbytes`` as reserved unless ``refuse``, given the counts after, has a reason.
+        """Count ``nbytes`` as reserved, unless ``refuse`` returns an error for the new counts.
 
         Asking and counting are one step, so two threads cannot pass a limit together.
         """
@@ -49,7 +49,7 @@ class Ledger:
             self._reserved[kind] += nbytes
 
     def lease(self, kind: Kind, nbytes: int, memory: Any) -> MemoryOwner:
-        """Make an owner of memory that was claimed, which gives it back when it dies."""
+        """Make an owner of claimed memory that gives the bytes back when it dies."""
         held = MemoryOwner(memory)
         end = MemoryOwnerRef(held, self._returned.append)
         end.ticket = kind, nbytes
@@ -61,12 +61,14 @@ class Ledger:
         self._returned.append((kind, nbytes))
 
     def reserved(self) -> dict[Kind, int]:
-        """Bytes reserved by each pool."""
+        """Return the bytes reserved by each pool."""
         with self._lock:
             return dict(self._settled())
 
     def peak(self, other_bytes: int = 0) -> int:
-        """The most that was reserved at once; ``other_bytes`` is what other pools hold now."""
+        """Return the most that was reserved at once; ``other_bytes`` is what other pools hold
+        now.
+        """
         with self._lock:
             self._peak = max(self._peak, sum(self._settled().values()) + other_bytes)
             return self._peak

@@ -18,25 +18,25 @@ from umem.errors import DeviceError, SizeError
 from umem.units import format_bytes
 
 LARGE_BYTES = 1 << 20
-"""From this size on, requests go straight to managed memory while the pressure lasts. Smaller
-ones are tried first: many fit into what the cache has left, and they are dear to page."""
+"""Under pressure requests of at least this size go straight to managed memory. Smaller ones are
+tried first: many fit into the cache, and they are expensive to page."""
 
 PROBE_EVERY = 64
-"""Under pressure one large request in so many is tried unmanaged after all: other programs may
-have freed VRAM, which our own counts cannot show."""
+"""Under pressure one large request in this many is tried unmanaged: other programs may have freed
+VRAM, which the counts here cannot show."""
 
 
 class Hybrid:
-    """Tries ``fast``, and falls back on ``spill`` when it is out of memory.
+    """Tries the allocator ``fast``, and falls back to ``spill`` when it is out of memory.
 
     The first failure gives back the free blocks of the fast pool and of CuPy's own, then collects
     garbage, as CuPy does. That is too dear to repeat, so the level at which VRAM was full is
     remembered: while more is in use, large requests go straight to ``spill``; when enough has been
     freed they go to ``fast`` again.
 
-    Cost: one comparison and one call before pressure; under pressure a large request counts
-    what the fast pool has in use (a pass over its live blocks). Thread-safety: any thread; two
-    threads may both find the pressure out for themselves.
+    Cost: one comparison and one call before pressure; under pressure a large request counts what
+    the fast pool has in use (a pass over its live blocks). Thread-safety: any thread; two threads
+    may both find the pressure out for themselves.
     """
 
     def __init__(self, driver: Driver, fast: Malloc, spill: Malloc, fast_pool: CupyPool) -> None:
@@ -47,11 +47,11 @@ class Hybrid:
 
     @property
     def under_pressure(self) -> bool:
-        """True once a request has spilled, so that large ones are no longer tried blindly."""
+        """Tell whether a request has spilled, so that large ones are not tried blindly."""
         return self._direct_from < sys.maxsize
 
     def malloc(self, nbytes: int) -> Any:
-        """CuPy's allocator interface.
+        """Allocate by CuPy's interface.
 
         Raises:
             CudaOutOfMemoryError: host memory cannot take the spill; nothing was allocated.
@@ -75,6 +75,9 @@ class Hybrid:
         return self._spill(nbytes)
 
     def _malloc_under_pressure(self, nbytes: int) -> Any:
+        """Allocate while VRAM is short: unmanaged if it should fit or a probe is due, else
+        spill.
+        """
         room = self._used_bytes() + nbytes <= self._full_at_bytes
         if not (room or self._probe_is_due()):
             return self._spill(nbytes)
@@ -116,12 +119,12 @@ class Hybrid:
 
 
 def allocator(policy: Policy, driver: Driver, pools: Pools) -> tuple[Malloc, CupyPool]:
-    """Choose the allocator to install, and the pool that it draws on first.
+    """Return the allocator to install, and the pool that it uses first.
 
-    Plain `managed`, with or without a limit or a preset, is the pool's own method, the same
-    object each time; a preset has a pool of its own. `unmanaged` is CuPy's default pool, with a
-    limit a pool of ours. `hybrid` is a new `Hybrid`, which knows of no pressure yet, over the
-    pools that stay.
+    Plain `managed`, with or without a limit or a preset, is the pool's own method, the same object
+    each time; a preset has a pool of its own. `unmanaged` is CuPy's default pool, with a limit a
+    pool of ours. `hybrid` is a new `Hybrid`, which knows of no pressure yet, over the pools that
+    stay.
 
     Raises:
         SizeError: the limit is below what arrays use already; no pool has changed.
@@ -143,7 +146,7 @@ def allocator(policy: Policy, driver: Driver, pools: Pools) -> tuple[Malloc, Cup
 
 
 def on_each_gpu(mine: Malloc, driver: Driver, other: Callable[[int], Malloc]) -> Malloc:
-    """``mine`` while its GPU is the current one, and ``other`` of the current one's number.
+    """Return an allocator that uses ``mine`` on its GPU, and ``other`` on the others.
 
     For modes that count VRAM, which each GPU has its own of. Costs a question to CUDA's runtime an
     allocation; where one GPU is visible, it is ``mine`` itself.
@@ -164,7 +167,7 @@ def on_each_gpu(mine: Malloc, driver: Driver, other: Callable[[int], Malloc]) ->
 
 
 def prefetching(malloc: Malloc, driver: Driver) -> Malloc:
-    """``malloc``, with every allocation moved to the GPU before it is handed out.
+    """Wrap an allocator so that memory is moved to the GPU before it is returned.
 
     Costs a call to the driver an allocation, also where the memory is there already.
     """
@@ -192,6 +195,11 @@ def _hybrid(policy: Policy, driver: Driver, pools: Pools) -> tuple[Malloc, CupyP
 
 
 def _spill_kind(policy: Policy, driver: Driver) -> Kind:
+    """Return the kind of memory that hybrid spills to.
+
+    Raises:
+        DeviceError: managed memory cannot be oversubscribed here.
+    """
     problem = driver.managed_problem()
     if problem is None:
         return "spill" if policy.spill == "host" else "managed"

@@ -24,7 +24,7 @@ from umem.units import format_bytes
 
 
 class Cache(Protocol):
-    """Memory of our own between a pool's growth and arrays."""
+    """A cache of umem's own between a pool's growth and arrays."""
 
     def used_bytes(self) -> int: ...
     def free_all_blocks(self) -> object: ...
@@ -32,7 +32,7 @@ class Cache(Protocol):
 
 
 class Growth:
-    """The allocator that a pool calls when its cache has nothing that fits.
+    """The allocator that a pool calls if its cache has no fitting block.
 
     First, caches that serve nobody any more give back what is free (`tidy`). Under ``hybrid`` a
     refusal is final at once, because there the spill pool is the way out; otherwise free blocks are
@@ -63,6 +63,13 @@ class Growth:
         self.tidy: Callable[[], None] = lambda: None
 
     def __call__(self, nbytes: int) -> Any:
+        """Reserve ``nbytes`` more.
+
+        Raises:
+            StateError: this process is a forked child.
+            DeviceError: managed memory is asked for during a capture.
+            CudaOutOfMemoryError, CudaLimitError: it does not fit; nothing was allocated.
+        """
         fork.refuse_child()
         if not nbytes:
             return self._allocate(0)
@@ -74,6 +81,7 @@ class Growth:
         return self._reserve(nbytes)
 
     def _reserve(self, nbytes: int) -> Any:
+        """Reserve, after freeing caches and collecting garbage if it fails at first."""
         self.tidy()
         self.make_room(nbytes)
         reclaims = () if self._spills() else (self.give_back, self._collect)
@@ -93,6 +101,7 @@ class Growth:
         self.give_back()
 
     def _attempt(self, nbytes: int) -> Any:
+        """Reserve once, counted in the ledger; an error leaves the count as it was."""
         self._ledger.claim(
             self._kind, nbytes, lambda after: self._bounds.refusal(self._kind, nbytes, after)
         )
@@ -108,6 +117,7 @@ class Growth:
         return pointer
 
     def _allocate(self, nbytes: int) -> Any:
+        """Allocate from the driver by kind, with the kind's advice."""
         if self._kind == "unmanaged":
             return self._driver.allocate(nbytes)
         if self._kind == "pinned":
@@ -132,11 +142,11 @@ class Growth:
 
 
 class Pools:
-    """The pools of one GPU, made when they are first needed and kept for good.
+    """The pools of one GPU, made on first use and kept.
 
-    Advice belongs to addresses, so managed memory of each preset has a pool of its own. They
-    count together: a limit bounds them all, and what one has free, another may grow into.
-    Thread-safety: any thread.
+    Advice belongs to addresses, so managed memory of each preset has a pool of its own. They count
+    together: a limit bounds them all, and what one has free, another may grow into. Thread-safety:
+    any thread.
     """
 
     def __init__(self, driver: Driver, policy: Callable[[], Policy | None]) -> None:
@@ -149,7 +159,7 @@ class Pools:
         self._caches: dict[Kind, list[Cache]] = {kind: [] for kind in get_args(Kind)}
 
     def pool(self, kind: Kind | None, preset: str | None = None) -> CupyPool:
-        """The pool of a kind and a preset; kind None is CuPy's default pool."""
+        """Return the pool of a kind and preset; kind None is CuPy's default pool."""
         if kind is None:
             return self._driver.default_pool
         with self._lock:
@@ -158,17 +168,17 @@ class Pools:
             return self._pools[kind, preset]
 
     def malloc(self, kind: Kind | None, preset: str | None = None) -> Malloc:
-        """The pool's own bound method, the same object every time."""
+        """Return the pool's bound method, the same object every time."""
         return self._mallocs.setdefault((kind, preset), self.pool(kind, preset).malloc)
 
     def used_bytes(self, kind: Kind) -> int:
-        """Bytes of a kind that arrays use now, of every preset; costs a pass over them."""
+        """Return the bytes that arrays use of a kind, in all presets; walks all pools."""
         caches = sum(cache.used_bytes() for cache in self._caches[kind])
         with self._driver.current():
             return caches + sum(int(pool.used_bytes()) for pool in self._of(kind))
 
     def give_back(self, *kinds: Kind) -> None:
-        """Give the free blocks of these kinds back to the driver; waits for the GPU if any are."""
+        """Free these kinds' free blocks; waits for the GPU if there are any."""
         for kind in kinds:
             for pool in self._of(kind):
                 self._driver.flush(pool)
@@ -176,11 +186,11 @@ class Pools:
                 cache.free_all_blocks()
 
     def join(self, kind: Kind, cache: Cache) -> None:
-        """Count a cache, which grows by `growth`, among the pools of a kind."""
+        """Add a cache that grows by `growth` to the pools of a kind."""
         self._caches[kind].append(cache)
 
     def make_room(self, kind: Kind, nbytes: int = 0) -> None:
-        """Have CuPy's own pool give back what it has free, where ``nbytes`` need that.
+        """Free CuPy's own free blocks if ``nbytes`` need the space.
 
         What cudaMalloc gave is never evicted. Where VRAM has room, nothing is given back: CuPy
         would only ask for it again. Costs a question to the driver.
@@ -189,11 +199,11 @@ class Pools:
             self.clear_default()
 
     def clear_default(self) -> None:
-        """Have CuPy's own pool give back what it has free."""
+        """Free CuPy's own free blocks."""
         self._driver.flush(self.pool(None))
 
     def is_short(self, kind: Kind, nbytes: int = 0) -> bool:
-        """Tell whether VRAM has no room for ``nbytes`` of a kind beside what is there."""
+        """Tell whether ``nbytes`` of a kind do not fit into the free VRAM."""
         # The driver may count managed memory as free, so all that is reserved has to fit there.
         of_kind = {"managed": self.ledger.reserved()["managed"], "unmanaged": self.bounds.headroom}
         wanted = nbytes + of_kind.get(kind, -nbytes)  # what stays on the host needs none
@@ -204,7 +214,7 @@ class Pools:
             return [pool for (other, _), pool in self._pools.items() if other == kind]
 
     def growth(self, kind: Kind, preset: str | None = None) -> Growth:
-        """What a pool of a kind and a preset grows from."""
+        """Return the allocator from which a pool of a kind and preset grows."""
         grow = Growth(kind, self._driver, self.ledger, self.bounds, self._policy, preset)
         one: tuple[Kind, ...] = ("managed", "spill")
         together = one if kind in one else (kind,)

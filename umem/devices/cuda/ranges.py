@@ -22,11 +22,11 @@ _PER_THREAD_STREAM = 2
 _NOWHERE = -2  # cudaInvalidDeviceId
 _CPU = -1
 _DISCARD, _SINCE = b"cuMemDiscardBatchAsync", 13000
-"""A function of the driver, and the CUDA that it came with."""
+"""The driver's function for discards, and the CUDA version it came with."""
 
 
 def load(cuda_major: int) -> CoreHints:
-    """The hints of cuda.core.
+    """Return the hints of cuda.core.
 
     Raises:
         MissingDependencyError: cuda.core or its driver bindings are missing or too old.
@@ -45,18 +45,18 @@ def load(cuda_major: int) -> CoreHints:
 
 
 class CoreHints:
-    """cuda.core's managed memory calls on ranges that others own.
+    """cuda.core's managed memory calls on address ranges.
 
     Cost: a few microseconds a range. Thread-safety: any thread in which the GPU's context is
-    current. Errors of the driver come as cuda.core's; ranges before the one that failed keep
-    the hint.
+    current. Errors of the driver come as cuda.core's; ranges before the one that failed keep the
+    hint.
     """
 
     def __init__(self, core: Any, bindings: Any) -> None:
         self.core, self.bindings = core, bindings
 
     def prefetch(self, spans: Iterable[Span], to: Place, stream_address: int) -> int:
-        """Move ranges, in stream order; returns the bytes."""
+        """Move ranges in stream order; returns the bytes."""
         stream, place, moved = self._stream(stream_address), self._place(to), 0
         for span in spans:
             self._buffer(span).prefetch(place, stream=stream)
@@ -65,11 +65,13 @@ class CoreHints:
 
     @property
     def discards(self) -> bool:
-        """Whether `discard` works: the driver is of CUDA 13 or newer, whatever the bindings are."""
+        """Tell whether `discard` works, which needs a driver of CUDA 13 whatever the bindings
+        are.
+        """
         return self._discard_batch is not None
 
     def discard(self, spans: Sequence[Span], stream_address: int) -> int:
-        """Forget what is in ranges, in the order of a stream, by one call; returns the bytes.
+        """Discard ranges in stream order, by one call; returns the bytes.
 
         Reads, writes and prefetches that run beside it are undefined: see `OrderedDiscards`.
 
@@ -91,7 +93,7 @@ class CoreHints:
 
     @cached_property
     def _discard_batch(self) -> Any:
-        """The driver's own function, None where it has none.
+        """Return the driver's function, None if it has none.
 
         cuda.core has it only where cuda-bindings is of CUDA 13, which the driver need not be.
         """
@@ -103,7 +105,7 @@ class CoreHints:
         return ctypes.CFUNCTYPE(ctypes.c_int, *given)(int(found[1]))
 
     def advise(self, spans: Iterable[Span], advice: Advice, place: Place, unset: bool) -> int:
-        """Give or take back advice on ranges; returns the bytes."""
+        """Set or unset advice on ranges; returns the bytes."""
         advised = 0
         for span in spans:
             self._advise_one(self._buffer(span), advice, place, unset)
@@ -111,10 +113,11 @@ class CoreHints:
         return advised
 
     def location(self, spans: Sequence[Span]) -> Location:
-        """Ask the driver of ranges; None for what they differ in."""
+        """Ask the driver about ranges; fields in which they differ are None."""
         return common([self._location_of(span) for span in spans])
 
     def _advise_one(self, buffer: Any, advice: Advice, place: Place, unset: bool) -> None:
+        """Set or unset one advice on one range."""
         if advice == "read_mostly":
             buffer.read_mostly = not unset
         elif advice == "preferred_location":
@@ -126,6 +129,7 @@ class CoreHints:
             raise HintError(f"unknown advice {advice!r}")
 
     def _location_of(self, span: Span) -> Location:
+        """Ask the driver about one range."""
         buffer = self._buffer(span)
         preferred = buffer.preferred_location
         return Location(

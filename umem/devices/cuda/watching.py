@@ -23,7 +23,7 @@ class Telling:
         self.dead: deque[MemoryOwnerRef] = deque()
 
     def settle(self) -> None:
-        """Tell of what was freed so far."""
+        """Tell the watcher of all frees so far."""
         while self.dead:
             try:
                 ref = self.dead.popleft()
@@ -34,16 +34,17 @@ class Telling:
 
 
 def watched(malloc: Malloc, telling: Telling, policy: Policy | None) -> Malloc:
-    """``malloc``, with a watcher told of every allocation but empty ones.
+    """Wrap an allocator so that a watcher is told of every allocation that is not empty.
 
-    Costs a few microseconds an allocation (bench/allocation.py). Arrays may outlive the watch:
-    what they hold knows nothing of who allocates now.
+    Costs a few microseconds an allocation (bench/allocation.py). Arrays may outlive the watch: what
+    they hold knows nothing of who allocates now.
     """
     label = "memory of CuPy's allocator" if policy is None else f"{policy.mode} memory"
     allocated, borrowed = telling.watcher.allocated, cuda_driver.borrowed
     live, dead, settle, died = telling.live, telling.dead, telling.settle, telling.dead.append
 
     def malloc_watched(nbytes: int) -> Any:
+        """Allocate, and tell the watcher."""
         pointer = malloc(nbytes)
         if not nbytes:
             return pointer

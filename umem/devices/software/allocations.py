@@ -27,14 +27,14 @@ from umem.locks import safe_lock
 from umem.trace.events import Access, Alloc, Event, Free, Op
 
 HOST, DEVICE, MANAGED = 1, 2, 3
-"""cudaMemoryType, of driver_types.h."""
+"""Values of cudaMemoryType, from driver_types.h."""
 NO_MEMORY, INVALID_VALUE = 2, 1
-"""cudaError, of driver_types.h."""
+"""Values of cudaError, from driver_types.h."""
 _POLICIES = {DEVICE: Policy("unmanaged"), MANAGED: Policy("managed")}
 
 
 class Allocation(NamedTuple):
-    """Memory that was asked for: where it is, its kind, its number in models, and its device."""
+    """An allocation: address, size, kind, number in models, and device."""
 
     address: int
     nbytes: int
@@ -44,25 +44,25 @@ class Allocation(NamedTuple):
 
     @property
     def is_managed(self) -> bool:
-        """Whether it moves by itself."""
+        """Tell whether it is managed memory."""
         return self.kind == MANAGED
 
 
 class Listener(Protocol):
-    """Hears of what happens to memory; ``addresses`` has where each allocation begins."""
+    """Interface of recorders; ``addresses`` maps an allocation's number to its address."""
 
     def operation(self, op: Op, addresses: dict[int, int]) -> None:
-        """An operation has run."""
+        """Record an operation."""
 
     def uploaded(self, access: Access, addresses: dict[int, int]) -> None:
-        """Memory was copied from the host."""
+        """Record a copy from the host."""
 
     def ended(self, address: int, held: int) -> None:
-        """The memory at this address is free."""
+        """Record that the memory at an address was freed."""
 
 
 class HostMemory:
-    """Allocations, and the model and the recorders that hear of them.
+    """The allocations, and the models and recorders that are told of them.
 
     Args:
         spec: the GPU that it pretends to be.
@@ -102,7 +102,7 @@ class HostMemory:
 
     @property
     def is_followed(self) -> bool:
-        """Whether the model, a recorder or the other devices hear of operations."""
+        """Tell whether operations are reported: to a model, a recorder or other devices."""
         return self.is_modelled or self.listener is not None or len(self.devices) > 1
 
     def fail(self, status: int) -> NoReturn:
@@ -111,22 +111,25 @@ class HostMemory:
 
     @property
     def here(self) -> DeviceState:
-        """The current device of the calling thread."""
+        """Return the calling thread's current device."""
         return self.devices[self.current.ordinal]
 
     def turn_to(self, device: DeviceState) -> Model:
-        """Return a device's model, once its clock is where the program is: all have one host."""
+        """Return a device's model, its clock advanced to the program's: all devices have one
+        host.
+        """
         before, self._turn = self._turn.model.clock, device
         clock = device.model.clock
         clock.host_seconds = max(clock.host_seconds, before.host_seconds)
         return device.model
 
     def allocate(self, nbytes: int, kind: int) -> int:
-        """Hand out memory of a kind; returns its address."""
+        """Allocate memory of a kind; returns its address."""
         with self.lock:
             return self._allocated(nbytes, kind)
 
     def _allocated(self, nbytes: int, kind: int) -> int:
+        """Allocate in the model, then on the host; if either fails, neither is done."""
         number = self._count
         if kind != HOST:
             self._kind = kind
@@ -146,7 +149,7 @@ class HostMemory:
         return address
 
     def allocation_of(self, address: int) -> Allocation | None:
-        """The allocation that an address is in."""
+        """Return the allocation that contains an address; None if there is none."""
         with self.lock:
             was_searching, self._is_searching = self._is_searching, True
             try:
@@ -159,7 +162,7 @@ class HostMemory:
         return found
 
     def release(self, ptr: int) -> None:
-        """Give memory back, of which null is none; a status where it is not ours."""
+        """Free memory; null is ignored, and an unknown address returns a status."""
         if not ptr:
             return
         with self.lock:
@@ -192,11 +195,11 @@ class HostMemory:
             self.source.give(found.address, found.nbytes)
 
     def of_number(self, number: int) -> Allocation:
-        """The allocation that models know by a number."""
+        """Return an allocation by its number in models."""
         return self._allocations[self._addresses[number]]
 
     def access(self, address: int, nbytes: int) -> list[Access]:
-        """The access of a model to a range, none where no model knows it."""
+        """Return the access to a range; an empty list if no model knows the memory."""
         found = self.allocation_of(address)
         if found is None or found.kind == HOST:
             return []
@@ -206,7 +209,7 @@ class HostMemory:
     def view(
         self, address: int, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...]
     ) -> NDArray[Any]:
-        """Return memory as a NumPy array; the address is of the element at index zero."""
+        """Return memory as a NumPy array; the address is that of index zero."""
         spans = [(n - 1) * s for n, s in zip(shape, strides, strict=True) if n > 1]
         low = sum(span for span in spans if span < 0)
         nbytes = sum(map(abs, spans)) + dtype.itemsize if all(shape) else 0
@@ -214,19 +217,19 @@ class HostMemory:
         return np.ndarray(shape, dtype, memory, -low, strides)
 
     def access_of(self, array: NDArray[Any]) -> list[Access]:
-        """The access of the model to an array that `view` gave."""
+        """Return the access to an array of `view`."""
         if not array.size:
             return []
         low, high = byte_bounds(array)
         return self.access(low, high - low)
 
     def tell_listener(self, op: Op) -> None:
-        """Tell whoever records of an operation."""
+        """Report an operation to the recorder."""
         if self.listener is not None:
             self.listener.operation(op, self._addresses)
 
     def tell_managed(self, found: Allocation, device: DeviceState) -> None:
-        """Tell a model of managed memory that another device has allocated."""
+        """Report managed memory that another device allocated to a model."""
         with self.lock:
             self._kind = MANAGED
             self.tell(Alloc(found.number, found.nbytes, "array", "cudaMallocManaged"), device)
@@ -237,7 +240,7 @@ class HostMemory:
         device: DeviceState | None = None,
         copy: Callable[[], None] | None = None,
     ) -> None:
-        """Tell a model of an event, and of what was freed; also what a collector frees meanwhile.
+        """Report an event to a model, and frees that garbage collection causes meanwhile.
 
         The collector may run in the middle of the model, which would take it for a signal. ``copy``
         tells it of a copy. The model is that of the current device, unless another is given.

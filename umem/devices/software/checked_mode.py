@@ -30,7 +30,7 @@ class _Fault(ctypes.Structure):
 
 
 class KernelGuard:
-    """Runs kernels, and turns their faults into errors.
+    """Runs kernels in checked mode, and turns memory faults into DeviceErrors.
 
     Args:
         source: knows what an address is near to.
@@ -66,6 +66,7 @@ class KernelGuard:
                 )
 
     def _said(self, kernel: Kernel, given: int, fault: _Fault) -> str:
+        """Describe a fault: the kernel, the access, and the array whose bounds it left."""
         does = f"the kernel {kernel.name} {_VERBS.get(fault.access, 'touches')}"
         region = self._source.find(fault.address)
         pointers = kernel.pointers(given)
@@ -91,7 +92,7 @@ def _named(parameter: tuple[int, str]) -> str:
 
 
 class Unpooled:
-    """Stands in for CuPy's pool of memory: each allocation is one of the runtime's own.
+    """Stands in for CuPy's memory pool; each array is an allocation of its own.
 
     Args:
         runtime: counts what is given out, of all pools together.
@@ -116,7 +117,7 @@ class Unpooled:
     n_free_blocks = free_bytes
 
     def free_all_blocks(self, stream: Any = None) -> None:
-        """There are none that nobody uses."""
+        """Do nothing, as nothing is cached."""
 
     free_all_free = free_all_blocks
 
@@ -129,7 +130,7 @@ class Unpooled:
 
 
 def bypass_pools(cupy: Any, runtime: HostRuntime) -> None:
-    """Have every array and pinned buffer of CuPy get memory of its own."""
+    """Give every array and pinned buffer of CuPy its own allocation."""
     memory = cupy.cuda.memory
 
     def pool(allocator: Any = None) -> Unpooled:

@@ -19,7 +19,7 @@ _REDUCTIONS = ("sum", "prod", "mean", "max", "min", "argmax", "argmin", "any", "
 
 
 def calls(cupy: Any, dtype: str, others: tuple[str, ...] = DTYPES) -> Iterator[Callable[[], Any]]:
-    """Yield what computes something of one dtype; each call is quick once it is compiled."""
+    """Yield functions that compile common kernels of a dtype by running them."""
     x, y = (cupy.arange(1, 7).astype(dtype).reshape(2, 3) for _ in range(2))
     number = True if dtype == "bool" else x.dtype.type(2).item()
     order, mask = cupy.arange(2), cupy.array([True, False])
@@ -48,7 +48,7 @@ def calls(cupy: Any, dtype: str, others: tuple[str, ...] = DTYPES) -> Iterator[C
 
 
 def run(part: int, parts: int, dtypes: tuple[str, ...]) -> int:
-    """Run one of several parts of the program; return how many calls CuPy refused."""
+    """Run one part of the program; returns how many calls CuPy refused."""
     warnings.simplefilter("ignore")
     software_gpu("t4", model=False, force=True)
     import cupy

@@ -15,17 +15,17 @@ from pathlib import Path
 
 SUFFIX = ".lock"
 WAIT_SECONDS = 60.0
-"""How long one waits for another's compiler before it compiles itself."""
+"""A process waits this long for another's compiler before it compiles itself."""
 _PAUSE_SECONDS = 0.005, 0.05
-"""Between two looks: at first, and at most."""
+"""Interval of polling, at first and at most."""
 
 
 @contextmanager
 def only_maker(made: Path) -> Iterator[bool]:
-    """Hold the lock of a file that is to be made; False where it is there by then.
+    """Lock a file that is to be compiled; yields False if it exists by then.
 
-    Threads exclude one another as processes do. Where the folder takes no lock everybody makes
-    the file.
+    Threads exclude one another as processes do. Where the folder takes no lock everybody makes the
+    file.
     """
     lock = made.with_name(made.name + SUFFIX)
     number = _wait(made, lock)
@@ -40,7 +40,7 @@ def only_maker(made: Path) -> Iterator[bool]:
 
 
 def _wait(made: Path, lock: Path) -> int | None:
-    """Return the open lock once it is ours; None where the file is there, or without locks."""
+    """Wait for the lock and return it; None if the file exists, or there are no locks."""
     pause, longest = _PAUSE_SECONDS
     end = time.monotonic() + WAIT_SECONDS
     while not made.exists() and time.monotonic() < end:

@@ -14,7 +14,8 @@ from umem.trace.events import Access
 
 
 class CopyStreams:
-    """Which streams only copy, and when their copies are over. The runtime holds its lock.
+    """Tracks streams that only copy pinned memory, and the ends of their copies. Guarded by the
+    runtime's lock.
 
     Args:
         model: of the GPU.
@@ -30,7 +31,7 @@ class CopyStreams:
         return stream not in self._computing
 
     def copy(self, stream: int, access: Access, to_host: bool) -> None:
-        """Copy a part of the model's memory to pinned memory, or from it."""
+        """Copy a part of a tensor to pinned memory, or from it."""
         model, (number, low, high) = self._model, access
         model.clocks.launch(None)
         tensor = model.tensors[number]
@@ -42,21 +43,21 @@ class CopyStreams:
         self._over[stream] = model.copies.run("send" if to_host else "fetch", high - low)[0]
 
     def compute(self, stream: int) -> None:
-        """A stream is given an operation, which comes after its copies."""
+        """Give a stream an operation, which runs after its copies."""
         if stream not in self._computing:
             self._computing.add(stream)
             self._model.clock.wait(self._over.pop(stream, 0.0))
 
     def restart(self) -> None:
-        """Simulated time begins anew: all copies are over."""
+        """Restart simulated time: all copies are over."""
         self._over.clear()
 
     def over(self, stream: int, seconds: float) -> float:
-        """When all is done that a stream was given so far, where that would be now otherwise."""
+        """Return the end of a stream's work; ``seconds`` if no copy ends later."""
         return max(seconds, self._over.get(stream, 0.0))
 
     def wait(self, stream: int, seconds: float) -> None:
-        """Have a stream wait until then."""
+        """Make a stream wait for a time."""
         if self.may_take(stream):
             self._over[stream] = max(seconds, self._over.get(stream, 0.0))
         else:

@@ -29,7 +29,7 @@ _TYPES = re.compile(r"__\w*$")
 
 
 class CupySource:
-    """Tells recorders of CuPy's operations outside of a framework's functions.
+    """Reports CuPy's operations outside of a framework's functions to recorders.
 
     Args:
         runtime: what hears of them.
@@ -54,14 +54,14 @@ class CupySource:
     # -- a source --------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Listen."""
+        """Start reporting."""
         self._is_on = True
         self._runtime.listener = self
         self._find()
         self._watch()
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Stop reporting."""
         self._runtime.listener = None
         self._is_on = False
         self._starts, self._sizes = [], {}
@@ -85,19 +85,19 @@ class CupySource:
         return HeldBytes(self._held_bytes, self._peak_bytes)
 
     def reset(self) -> None:
-        """Forget the peak."""
+        """Reset the peak."""
         self._peak_bytes = self._held_bytes
 
     # -- what the pool tells ---------------------------------------------------------------
 
     def block_of(self, root: Any) -> tuple[int, int]:
-        """The address and size of the memory that an array is on."""
+        """Return address and size of the pool block that an array is in."""
         self._watch()
         address = root.data.mem.ptr
         return address, self._sizes.get(address) or _size(root)
 
     def begun(self, address: int, nbytes: int, held: int) -> None:
-        """A block was handed out."""
+        """Record that a pool block was handed out."""
         if self._is_on:
             self._held_bytes += held
             self._peak_bytes = max(self._peak_bytes, self._held_bytes)
@@ -106,7 +106,7 @@ class CupySource:
             self._begin(address, nbytes)
 
     def ended(self, address: int, held: int) -> None:
-        """A block was given back; the collector may tell so at any moment."""
+        """Record that a pool block was freed; garbage collection may call it at any moment."""
         if self._is_on:
             self._held_bytes -= held
             self._end(address)
@@ -127,7 +127,7 @@ class CupySource:
     # -- what the runtime tells ------------------------------------------------------------
 
     def operation(self, op: Op, addresses: dict[int, int]) -> None:
-        """An operation on memory; ``addresses`` has where each allocation of the model begins."""
+        """Record an operation; ``addresses`` maps an allocation's number to its address."""
         if inside():
             return
         for recorder in active():
@@ -140,7 +140,7 @@ class CupySource:
             )
 
     def uploaded(self, access: Access, addresses: dict[int, int]) -> None:
-        """Memory was copied from the host: a tensor that begins so, or an operation."""
+        """Record a copy from the host: a new tensor's contents, or an operation."""
         if inside():
             return
         for recorder in active():
@@ -158,6 +158,7 @@ class CupySource:
         label: str,
         uploaded: bool = False,
     ) -> list[Reach]:
+        """Return the recorder's accesses for those of the model."""
         return [
             self._reach(recorder, addresses[access.tensor], access, label, uploaded)
             for access in accesses
@@ -166,6 +167,7 @@ class CupySource:
     def _reach(
         self, recorder: Recorder, base: int, access: Access, label: str, uploaded: bool
     ) -> Reach:
+        """Return the recorder's access for one of the model, clipped to its pool block."""
         low, high = base + access.start, base + access.stop
         index = bisect_right(self._starts, low) - 1
         start = self._starts[index] if index >= 0 else -1
@@ -185,7 +187,7 @@ def _size(array: Any) -> int:
 
 
 def _hook(cupy: Any, source: CupySource) -> Any:
-    """A memory hook of CuPy's that tells of blocks."""
+    """Return a CuPy memory hook that reports pool blocks."""
 
     class PoolHook(cupy.cuda.memory_hook.MemoryHook):
         name = "umem.software_gpu"

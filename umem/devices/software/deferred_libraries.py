@@ -14,23 +14,23 @@ from umem.devices.software.deferred_streams import DeferredRuntime
 from umem.devices.software.runtime import HostRuntime
 
 SCALARS = ("alpha", "beta")
-"""Parameters of libraries that lead to a scalar, read at the call where it is host memory."""
+"""Parameters that point to a scalar, which is copied at the call if it is in host memory."""
 SCALAR_BYTES = 16
 ENDS = ("destroy", "spDestroy", "cufftDestroy")
-"""How functions begin that give up what queued work may still use."""
+"""Prefixes of functions that free what queued work may still use."""
 WORK_WITH_STATUS = re.compile("cufftExec|cufftXtExec(?!Descriptor)")
-"""Functions that return a status only, and work on one stream."""
+"""Functions that only return a status, and work on one stream."""
 HOST_ONLY = ("setStream", "setMathMode")
-"""Functions of libraries that change nothing of what is queued."""
+"""Functions that do not change what is queued."""
 PAGE_BYTES = 4096
 
 
 class DeferredLibrary:
-    """A library's functions, which work on the current stream of the calling thread.
+    """A library whose functions are queued on CuPy's current stream.
 
-    What returns nothing is queued. What returns something may have looked at memory for it, so
-    that the stream's work is done before; so it is where a result goes to the host. A status that
-    late work ends with is not seen.
+    What returns nothing is queued. What returns something may have looked at memory for it, so that
+    the stream's work is done before; so it is where a result goes to the host. A status that late
+    work ends with is not seen.
 
     Args:
         functions: by the names of CuPy's module; each is told which by its annotations.
@@ -44,6 +44,7 @@ class DeferredLibrary:
         self._current_stream = current_stream
 
     def __getattr__(self, name: str) -> Any:
+        """Return a library's function, wrapped so that its work is queued or waited for."""
         function = getattr(self._functions, name)
         if not callable(function) or name.startswith("get") or name in HOST_ONLY:
             return function
@@ -54,6 +55,9 @@ class DeferredLibrary:
         places = [p.name for p in inspect.signature(function).parameters.values()]
 
         def late(*given: Any) -> None:
+            """Queue the call with copies of its host scalars; run it at once if it returns to the
+            host.
+            """
             named = dict(zip(places, given, strict=False))
             to_host = "result" in named and not self._runtime.allocation_of(named["result"])
             if to_host or self._runtime.listener is not None:
@@ -83,7 +87,7 @@ def _copied(address: int) -> ctypes.Array[ctypes.c_char]:
 
 
 class ImmediateLibrary:
-    """A library's functions, whose work a capture of the current stream takes.
+    """A library whose functions run at once, except on a captured stream.
 
     Args:
         functions, current_stream: as for `DeferredLibrary`.
@@ -96,6 +100,7 @@ class ImmediateLibrary:
         self._current_stream = current_stream
 
     def __getattr__(self, name: str) -> Any:
+        """Return a library's function; one that does work is skipped during a capture."""
         function = getattr(self._functions, name)
         if not callable(function) or not _is_work(name, function):
             return function
@@ -111,7 +116,7 @@ class ImmediateLibrary:
 
 
 def _is_work(name: str, function: Callable[..., Any]) -> bool:
-    """Whether a library's function does something on a stream, and returns nothing else."""
+    """Tell whether a library's function works on a stream and returns nothing else."""
     if name.startswith(("set", *ENDS)) or name in HOST_ONLY:
         return False
     while isinstance(function, partial):
@@ -121,7 +126,9 @@ def _is_work(name: str, function: Callable[..., Any]) -> bool:
 
 
 def on_stream(runtime: HostRuntime, functions: Any) -> Any:
-    """Have a library work on CuPy's current stream: late where streams are, never in a capture."""
+    """Wrap a library for CuPy's current stream: queued if streams are deferred, skipped in a
+    capture.
+    """
     module: Any = importlib.import_module("cupy_backends.cuda.stream")
     stream = _current_stream(module.__pyx_capi__)
     if isinstance(runtime, DeferredRuntime):
@@ -130,7 +137,7 @@ def on_stream(runtime: HostRuntime, functions: Any) -> Any:
 
 
 def _current_stream(capsules: Any) -> Callable[[], int]:
-    """Find CuPy's C function that gives the current stream of the calling thread."""
+    """Return CuPy's C function for the calling thread's current stream."""
     name = ctypes.pythonapi.PyCapsule_GetName
     name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
     pointer = ctypes.pythonapi.PyCapsule_GetPointer

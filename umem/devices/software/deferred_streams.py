@@ -26,7 +26,7 @@ from umem.devices.specs import GpuSpec
 NOT_READY = 600
 """cudaError, of driver_types.h."""
 TO_DEVICE, ON_DEVICE = 1, 3
-"""cudaMemcpyKind: where the target is no host memory, though no allocation has it."""
+"""Values of cudaMemcpyKind that say the target is device memory, even if it is no allocation."""
 
 
 Action = Literal["discard", "prefetch"]
@@ -42,7 +42,7 @@ class _Moved(NamedTuple):
 
 
 class Overlaps:
-    """Discards and prefetches of the same memory that nothing orders: what CUDA leaves undefined.
+    """Finds unordered discards and prefetches of the same memory, which CUDA leaves undefined.
 
     A prefetch has no contents to get wrong, so that running it late shows nothing: whoever asks
     here has such memory overwritten, as a driver might. Does not model what else one might do.
@@ -58,7 +58,7 @@ class Overlaps:
     def found(
         self, action: Action, ranges: Sequence[Range], work: Work
     ) -> list[tuple[Range, Work]]:
-        """Note what work does to ranges; list what is undefined by that, each with earlier work."""
+        """Note a work's effect on ranges; returns earlier works whose effect is undefined by it."""
         self._moved = [each for each in self._moved if not self._order.is_known_over(each.work)]
         found = [pair for each in ranges for pair in self._undefined(action, each, work)]
         for address, nbytes in ranges:
@@ -81,7 +81,7 @@ def _is_covered(old: _Moved, new: _Moved) -> bool:
 
 
 class DeferredRuntime(HostRuntime):
-    """CuPy's runtime, whose streams run late.
+    """CuPy's runtime with streams whose work is deferred.
 
     Args:
         spec, is_modelled, count: as for `HostMemory`.
@@ -99,19 +99,19 @@ class DeferredRuntime(HostRuntime):
         atexit.register(setattr, self, "_is_over", True)  # CuPy still gives handles back then
 
     def reseed(self, seed: int | None) -> None:
-        """Do what is left, and go on by another seed; None does everything at once."""
+        """Run all queued work, and continue with another seed; None runs everything at once."""
         with self.lock:
             self._order.reseed(seed)
 
     def queue(self, stream: int, function: Callable[[], object]) -> None:
-        """Give a stream something to do, unless a capture takes it; raises an earlier error."""
+        """Queue work on a stream unless a capture takes it; raises an error of earlier work."""
         with self.lock:
             if not self.is_captured(stream):
                 self._order.issue(stream, partial(self._on_device, self.home_of(stream), function))
                 self._order.raise_error()
 
     def _on_device(self, ordinal: int, function: Callable[[], object]) -> None:
-        """Call a function while its device is the current one, whoever makes it run."""
+        """Wrap work so that its device is current while it runs."""
         before, self.current.ordinal = self.current.ordinal, ordinal
         try:
             function()
@@ -119,7 +119,7 @@ class DeferredRuntime(HostRuntime):
             self.current.ordinal = before
 
     def queue_after_all(self, function: Callable[[], object]) -> None:
-        """Do something when all that was queued before is done."""
+        """Queue work behind everything queued so far."""
         if not self._is_over:
             with self.lock:
                 self._order.issue_after_all(function)
@@ -140,7 +140,7 @@ class DeferredRuntime(HostRuntime):
             return super().allocate(nbytes, kind)
 
     def free(self, ptr: int) -> None:
-        """Free memory once all that was queued before is done; errors of that come up elsewhere.
+        """Free memory behind all queued work, whose errors are raised by later calls.
 
         Whoever frees waits for that or does not: CUDA promises neither. Queued work that still
         reads memory that was freed without a wait finds other bytes. What cudaMalloc gave always
@@ -171,6 +171,7 @@ class DeferredRuntime(HostRuntime):
             self.fail(INVALID_VALUE)
 
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
+        """Queue a copy; host memory is read at the call, and written before it returns."""
         if self.is_captured(stream):
             return
         if stream == LEGACY:
@@ -187,7 +188,7 @@ class DeferredRuntime(HostRuntime):
             self.queue(stream, lambda: ctypes.memmove(dst, src, size))
 
     def _finish_both(self, dst: int, src: int) -> None:
-        """Do all that two devices were given, where the default stream copies between them."""
+        """Run all work of two devices between which the default stream copies."""
         found = [self.allocation_of(address) for address in (dst, src)]
         devices = {each.device for each in found if each is not None and each.kind == DEVICE}
         for device in devices if len(devices) > 1 else ():
@@ -299,7 +300,7 @@ class DeferredRuntime(HostRuntime):
 
 
 class DeferredDriver(HostDriver):
-    """CuPy's driver, whose kernels run late.
+    """CuPy's driver with deferred kernels.
 
     Args:
         runtime: has the streams; the others are those of `HostDriver`.
@@ -312,7 +313,7 @@ class DeferredDriver(HostDriver):
     def launch(
         self, kernel: Kernel, sizes: Any, shared_bytes: int, stream: int, given: int
     ) -> None:
-        """Queue a launch with its arguments as they are now."""
+        """Queue a launch with copies of its arguments."""
         self.tell_launch(kernel, stream, given)
         captured, (grid, block) = kernel.captured(given), sizes
         self._queue(stream, lambda: self.run(kernel, grid, block, shared_bytes, captured.address))

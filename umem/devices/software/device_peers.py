@@ -21,13 +21,13 @@ from umem.devices.virtual.model import Model
 from umem.trace.events import Access, Hint, Op
 
 ILLEGAL_ADDRESS = 700
-"""cudaError, of driver_types.h."""
+"""Value of cudaError, from driver_types.h."""
 _GATHERS = ("cupy_take", "cupy_getitem", "cupy_scatter", "cupy_cupyx_scatter")
-"""Kernels of CuPy's that read or write at indexes."""
+"""CuPy's kernels that access memory at computed indexes."""
 
 
 def check_peers(memory: HostMemory, device: DeviceState, accesses: Iterable[Access]) -> None:
-    """Fail where a device has no access to the memory of another one that it uses."""
+    """Raise if a device uses another's memory without peer access."""
     for access in accesses:
         found = memory.of_number(access.tensor)
         if not (found.is_managed or found.device == device.ordinal or found.device in device.peers):
@@ -35,7 +35,7 @@ def check_peers(memory: HostMemory, device: DeviceState, accesses: Iterable[Acce
 
 
 def tell_operation(memory: HostMemory, device: DeviceState, op: Op) -> None:
-    """Tell a device's model of an operation; what it uses of a peer's memory takes their link."""
+    """Report an operation to a device's model; accesses to a peer's memory use their link."""
     if not memory.is_modelled:
         return
     peer_bytes = 0
@@ -61,7 +61,7 @@ def _use_peers(model: Model, nbytes: int) -> None:
 
 
 def link_bandwidth(spec: GpuSpec) -> float:
-    """Bytes a second from one device to another."""
+    """Return bytes a second between two devices."""
     found = spec.nvlink_bandwidth
     if found is None and spec.host_in_bandwidth and spec.host_out_bandwidth:
         found = min(spec.host_in_bandwidth, spec.host_out_bandwidth)
@@ -72,7 +72,7 @@ def link_bandwidth(spec: GpuSpec) -> float:
 
 
 def home_of(memory: HostMemory, device: DeviceState, access: Access) -> DeviceState:
-    """Return the device that memory is of; managed memory is of the one that is given."""
+    """Return the device of memory; managed memory belongs to the given one."""
     found = memory.of_number(access.tensor)
     return device if found.is_managed else memory.devices[found.device]
 
@@ -80,7 +80,7 @@ def home_of(memory: HostMemory, device: DeviceState, access: Access) -> DeviceSt
 def _tell_copy_between(
     memory: JoinedMemory, device: DeviceState, read: Access, write: Access
 ) -> None:
-    """Tell of a copy on a device's stream: an operation, unless it goes from one to another."""
+    """Report a copy on a device's stream: an operation, or a transfer between devices."""
     found = [memory.of_number(access.tensor) for access in (read, write)]
     homes = [memory.devices[each.device] for each in found if not each.is_managed]
     if len(set(homes)) < 2:
@@ -95,7 +95,7 @@ def _tell_copy_between(
 
 
 def _copy(source: Model, target: Model, nbytes: int) -> None:
-    """Have both devices wait for a copy from one to the other, and the bus that it takes."""
+    """Make both devices wait for a transfer between them, and for its use of the bus."""
     clocks, spec = (source.clock, target.clock), source.spec
     begun = max(max(c.device_seconds, c.host_seconds, c.link_seconds) for c in clocks)
     over = begun + nbytes / link_bandwidth(spec)
@@ -109,7 +109,7 @@ def _copy(source: Model, target: Model, nbytes: int) -> None:
 
 
 def bring(memory: HostMemory, device: DeviceState, access: Access) -> None:
-    """Have a part of managed memory with a device: what others have of it goes to the host.
+    """Make a part of managed memory resident on a device; other devices' copies move to the host.
 
     Memory of another kind stays where it is.
     """
@@ -126,7 +126,7 @@ def bring(memory: HostMemory, device: DeviceState, access: Access) -> None:
 
 
 def introduce(memory: HostMemory, device: DeviceState, access: Access) -> None:
-    """Have a device's model know managed memory that another one allocated."""
+    """Tell a device's model of managed memory that another one allocated."""
     if access.tensor not in device.model.tensors and memory.is_modelled:
         memory.tell_managed(memory.of_number(access.tensor), device)
 
@@ -137,7 +137,7 @@ def knowing(memory: HostMemory, access: Access) -> list[DeviceState]:
 
 
 def holding(memory: HostMemory, access: Access) -> list[DeviceState]:
-    """Return the devices that have some of managed memory, or the one that allocated it."""
+    """Return the devices on which managed memory is resident, or else the one that allocated it."""
     found = [device for device in knowing(memory, access) if _has_any(device.model, access)]
     return found or [memory.devices[memory.of_number(access.tensor).device]]
 
@@ -161,7 +161,9 @@ def _hand_over(before: Model, now: Model, access: Access) -> None:
 
 
 class JoinedMemory(HostMemory):
-    """Memory of one device or several, whose operations and copies models and recorders hear of."""
+    """Memory of one or several devices that reports operations and copies to models and
+    recorders.
+    """
 
     def operation(
         self,
@@ -171,7 +173,7 @@ class JoinedMemory(HostMemory):
         flops: int = 0,
         device: DeviceState | None = None,
     ) -> None:
-        """Tell of an operation that touches each byte once, or gathers what it writes.
+        """Report an operation that accesses each byte once, or gathers what it writes.
 
         It runs on the current device, unless another is given.
         """
@@ -193,7 +195,7 @@ class JoinedMemory(HostMemory):
         self.tell_listener(op)
 
     def tell_copy(self, dst: int, src: int, size: int, device: DeviceState, stream: int) -> None:
-        """Tell of a copy on a stream of a device before it is done."""
+        """Report a copy on a device's stream before it runs."""
         reads, writes = self.access(src, size), self.access(dst, size)
         if reads and writes:
             _tell_copy_between(self, device, reads[0], writes[0])

@@ -15,11 +15,11 @@ from umem.errors import DeviceError
 from umem_software_gpu import MOST_DEVICES
 
 _LIMITS = {0: 1024, 1: 1 << 20, 2: 8 << 20}
-"""cudaLimit, of driver_types.h: stack, buffer of printf, heap of malloc."""
+"""Values of cudaLimit, from driver_types.h: stack, printf buffer, malloc heap."""
 
 
 def check_count(devices: object) -> None:
-    """See that there can be so many devices.
+    """Check a number of devices.
 
     Raises:
         DeviceError: it is no whole number from 1 to `MOST_DEVICES`.
@@ -32,7 +32,7 @@ def check_count(devices: object) -> None:
 
 
 class Current(threading.local):
-    """The device that a thread of the program works on, and whether it has a context there."""
+    """The device that a thread works on, and whether it has a context there."""
 
     ordinal = 0
     has_context = False
@@ -40,7 +40,7 @@ class Current(threading.local):
 
 @dataclass
 class StreamPool:
-    """A device's pool of memory that is allocated in stream order; what was freed is not kept."""
+    """Accounting of a device's stream-ordered pool; freed memory is not cached."""
 
     settings: dict[int, int] = field(default_factory=lambda: {1: 1, 2: 1, 3: 1, 4: 0})
     sizes: dict[int, int] = field(default_factory=dict)
@@ -48,17 +48,17 @@ class StreamPool:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that are in use now."""
+        """Return the bytes in use."""
         return sum(self.sizes.values())
 
     def add(self, address: int, nbytes: int) -> None:
-        """Count memory that was handed out."""
+        """Count an allocation."""
         self.sizes[address] = nbytes
         self.most_bytes = max(self.most_bytes, self.used_bytes)
 
 
 class DeviceState:
-    """One device, by its number.
+    """The state of one device.
 
     Attributes:
         model: its VRAM, pages and time.
@@ -76,7 +76,7 @@ class DeviceState:
         self.peers: set[int] = set()
 
     def restart(self) -> None:
-        """Count from here: time and counts from zero, peaks from what is held now."""
+        """Restart time and counts at zero, and peaks at what is held now."""
         model, self.calls = self.model, DriverCalls()
         with model.lock:
             model.clocks.restart()

@@ -13,7 +13,7 @@ _TYPES = ("float16", "bfloat16")
 _OF_TYPE = "#if __has_include(<cupy/{0}.cuh>)\n#include <cupy/{0}.cuh>\n#endif"
 """CuPy 13 has float16 in carray.cuh."""
 _TRAILING = re.compile(r",\s*>")
-"""A comma behind a template's last argument, which CUDA's compilers take."""
+"""A comma after a template's last argument, which CUDA's compilers accept."""
 _XSF = re.compile(r"#include <cupy/xsf/[\w/]+\.h>")
 _HEADERS = (
     (re.compile(r'(#\s*include\s*)[<"]cub/[\w/]+\.cuh[>"]'), r'\1"umem_cub.h"'),
@@ -22,20 +22,20 @@ _HEADERS = (
         r'\1"cooperative_groups.h"',
     ),
 )
-"""CUDA's headers of which parts are in headers here."""
+"""CUDA's headers that have replacements here."""
 _LOADED = re.compile(r"const (\w+_type) (\w+)\(((?:umem_at\(_|_)raw_[^;\n]*)\);")
 _STORED = re.compile(
     r"^(\s*)(umem_at\(_raw_\w+, [^;=\n]*\)|_raw_\w+\[_ind\.get\(\)\]) = (\w+);", re.MULTILINE
 )
 _ROUNDED = re.compile(r"= \((\w+(?: \w+)?)\)rint\(([^;\n]*)\);")
-"""How CuPy's elementwise kernels read and write arrays, and how its interpolation rounds."""
+"""Reads, writes and rounding in CuPy's elementwise and interpolation kernels."""
 _MACROS = re.compile(r"\b(M_\w+)\s*=[^=]")
-"""Variables with names that a host's <math.h> gives to macros."""
+"""Variable names that <math.h> defines as macros."""
 _DYNAMIC = re.compile(
     r"\bextern\s+__shared__\s+(?:__align__\s*\(\s*\d+\s*\)\s*)?([\w:<>, ]+?)\s+(\w+)\s*\[\s*\]\s*;"
 )
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'", re.DOTALL)
-"""A comment; or a string or character, which may hold what looks like one."""
+"""A comment; or a string or character, which may contain something that looks like one."""
 _CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b")
 _NEVER = re.compile(r"\s*#\s*if\s+(0|false)\s*$")
 _BRACE = re.compile(r'(extern\s*"C"\s*|\bnamespace[\w\s:]*)?\{|\}')
@@ -44,12 +44,12 @@ _OWN_TRAIT = re.compile(
     r"\bnamespace\s+std\s*\{\s*template\s*<[^<>]*>\s*inline\s+constexpr\s+bool\s+"
     r"(\w+)_v\s*=\s*\1\s*<[^<>]*>\s*::\s*value\s*;\s*\}"
 )
-"""A short name of a trait that a program gives to std, which lacks it under NVRTC, but not here."""
+"""A type trait that a program adds to std, which NVRTC's lacks and the host's has."""
 OWN = "umem_its_"
-"""Begins the name here of what a source calls as the C library calls something else."""
+"""Prefix of renamed functions that the C library has under the same name."""
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:[^\n\\]|\\.)*)", re.MULTILINE | re.DOTALL)
 _OF_HEADERS = re.compile(r"-D(_|CUPY_|CUB_|THRUST_|CCCL_|LIBCUDACXX_)")
-"""Options that CuPy's headers ask for."""
+"""Options meant for CuPy's headers."""
 _COMPILERS = ("__CUDACC__", "__CUDACC_RTC__")
 _ARCHITECTURE = re.compile(r"-arch=\w+_(\d+)|--gpu-architecture=\w+_(\d+)")
 _HIDDEN = "pragma umem "
@@ -57,13 +57,13 @@ _INCLUDING = re.compile(r"^([ \t]*#[ \t]*)(?=include\b)", re.MULTILINE)
 _ASSEMBLY = re.compile(
     r"\b(?:asm|__asm__|__asm)\s*(?:(?:volatile|__volatile__)\s*)?\(\s*(?!\"\"\s*[:)]|\s)"
 )
-"""Assembly that is not empty: an empty one is a barrier for the compiler, which a host has too."""
+"""Inline assembly that is not empty; empty one is a compiler barrier, which a host has too."""
 BOUNDS = r"(?:__launch_bounds__|__maxnreg__)\s*\((?:[^()]|\([^()]*\))*\)\s*"
 KERNEL = re.compile(
     rf"\b__global__\s+(?:(?:void|static|inline|__forceinline__)\s+|extern\s*\"C\"\s*|{BOUNDS})*"
     rf"(\w+)\s*\(([^{{;]*)\)\s*\{{"
 )
-"""A kernel: its name and its parameters."""
+"""A kernel's name and parameters."""
 _DEVICE = re.compile(r"\b__(?:device|constant)__\s[^;{}()=]*?\b(\w+)\s*([(\[=;])")
 _TYPEDEF = re.compile(
     r"\btypedef\s+(?P<type>[\w\s]+?)\s+(?P<name>\w+_t)\s*;"
@@ -72,18 +72,18 @@ _TYPEDEF = re.compile(
 _OTHERWISE = re.compile(
     r"u?int(?:64|ptr|max|_fast\d+)_t(?=.*\blong\s+long\b)|int8_t(?= char$)|ssize_t"
 )
-"""Types of CUDA's width and sign that <stdint.h> of this machine makes of another C type."""
+"""Types of CUDA's width and sign that this machine's <stdint.h> makes of another C type."""
 _SHARED = frozenset(
     "abs labs llabs malloc free memcpy memset printf clock assert isnan isinf isfinite finite "
     "copysign frexp ldexp modf scalbn".split()
 )
-"""Functions of libc that CUDA has too: a program's own of these names are overloads."""
+"""Functions that libc and CUDA both have: a program's own ones are overloads."""
 _HOSTS = frozenset({"gamma", "drem", "scalb", "significand"})
-"""Functions of libm that CUDA has not."""
+"""Functions of libm that CUDA does not have."""
 
 
 def translated(source: str) -> str:
-    """Write CUDA C++ as a host's compiler takes it."""
+    """Translate CUDA C++ to what a host compiler accepts."""
     code = uncommented(source)
     source = _DYNAMIC.sub(lambda match: _dynamic(match, code), source)
     source = _XSF.sub(r'\g<0>\n#include "umem_xsf.h"', source)
@@ -95,7 +95,7 @@ def translated(source: str) -> str:
 
 
 def saturating(source: str) -> str:
-    """Have what CuPy writes for arrays of other types convert floats to integers as a GPU does.
+    """Make CuPy's kernels convert floats to integers as a GPU does.
 
     C++ leaves a float undefined that an integer cannot hold, and C++ of a program's own, which
     converts without a name, stays as it is.
@@ -106,7 +106,7 @@ def saturating(source: str) -> str:
 
 
 def uncommented(source: str) -> str:
-    """Put blanks in the place of comments and of what is under ``#if 0``; lengths stay."""
+    """Blank out comments and code under ``#if 0``, keeping lengths."""
     source = _COMMENT.sub(lambda m: _blank(m[0]) if m[0][0] == "/" else m[0], source)
     lines, depth = source.splitlines(keepends=True), 0
     for i, line in enumerate(lines):
@@ -123,7 +123,7 @@ def uncommented(source: str) -> str:
 
 
 def without_macros(code: str) -> str:
-    """Put blanks in the place of definitions of macros; lengths stay."""
+    """Blank out macro definitions, keeping lengths."""
     return _DEFINE.sub(lambda match: _blank(match[0]), code)
 
 
@@ -132,7 +132,7 @@ def _blank(text: str) -> str:
 
 
 def _dynamic(match: re.Match[str], code: str) -> str:
-    """Write a pointer for an array in shared memory; at file scope each launch sets it."""
+    """Replace a dynamic shared array by a pointer, which each launch sets."""
     kind, name = match.groups()
     opened: list[bool] = []
     for brace in _BRACE.finditer(code, 0, match.start()):
@@ -146,7 +146,7 @@ def _dynamic(match: re.Match[str], code: str) -> str:
 
 
 def preamble(source: str, expressions: Sequence[str]) -> str:
-    """Write what goes before a source: types that it only names, and names that it wants free."""
+    """Return the code to put before a source: types it only names, and names to be freed."""
     parts = []
     if "cupy/" in source:
         types = (name for name in _TYPES if re.search(rf"\b{name}\b", source))
@@ -161,12 +161,12 @@ def preamble(source: str, expressions: Sequence[str]) -> str:
 
 
 def is_its_macro(option: str) -> bool:
-    """Tell whether an option is a macro of a program's own, and not one that headers ask for."""
+    """Tell whether an option defines a macro of the program, and not of the headers."""
     return option.startswith("-D") and _OF_HEADERS.match(option) is None
 
 
 def definitions(source: str, options: Sequence[str]) -> str:
-    """Write what options define for a source alone: headers here must not see such names as N.
+    """Return the program's macros as source, since headers must not see names such as N.
 
     So with names of a GPU's compiler, of which CuPy's headers would ask more than there is.
     """
@@ -179,24 +179,25 @@ def definitions(source: str, options: Sequence[str]) -> str:
 
 
 def macros(source: str, options: Sequence[str]) -> list[str]:
-    """Return the names that a source and its options make macros."""
+    """Return the names that a source and its options define as macros."""
     names = (option[2:].partition("=")[0] for option in options if is_its_macro(option))
     return sorted({*names, *(found[1] for found in _DEFINE.finditer(uncommented(source)))})
 
 
 def without(names: Sequence[str], text: str) -> str:
-    """Write a text in which these names are no macros."""
+    """Undefine names in a source."""
     before = (f'#pragma push_macro("{name}")\n#undef {name}\n' for name in names)
     after = (f'#pragma pop_macro("{name}")\n' for name in names)
     return "".join((*before, text, *after))
 
 
 def taken(source: str) -> list[str]:
-    """Return the names that a source means otherwise than this machine's C library."""
+    """Return the names that a source defines otherwise than this machine's C library."""
     return sorted({*_taken(without_macros(uncommented(source)))})
 
 
 def _taken(code: str) -> Iterator[str]:
+    """Yield the names of functions and types that clash with the C library's."""
     for found in KERNEL.finditer(code):
         if _has("libc.so.6", found[1]) or _has("libm.so.6", found[1]):
             yield found[1]
@@ -214,7 +215,7 @@ def _taken(code: str) -> Iterator[str]:
 
 @cache
 def _has(library: str, name: str) -> bool:
-    """Whether a library of this machine has something of a name."""
+    """Tell whether a shared library of this machine exports a name."""
     try:
         return hasattr(ctypes.CDLL(library), name)
     except OSError:
@@ -222,7 +223,7 @@ def _has(library: str, name: str) -> bool:
 
 
 def needs_expansion(code: str, options: Sequence[str]) -> bool:
-    """Whether macros write kernels, or what is read of them here; or there is assembly."""
+    """Tell whether macros generate kernels or their signatures, or there is assembly."""
     macros = {found[1]: found[2] for found in _DEFINE.finditer(code)}
     for option in options:
         if option.startswith("-D"):
@@ -236,17 +237,17 @@ def needs_expansion(code: str, options: Sequence[str]) -> bool:
 
 
 def without_includes(source: str) -> str:
-    """Hide what a source includes from a preprocessor; `with_includes` shows it again."""
+    """Hide a source's includes from the preprocessor; `with_includes` restores them."""
     return _INCLUDING.sub(rf"\1{_HIDDEN}", source)
 
 
 def with_includes(source: str) -> str:
-    """Show again what `without_includes` has hidden."""
+    """Restore the includes that `without_includes` hid."""
     return source.replace(f"#{_HIDDEN}", "#")
 
 
 def refuse_assembly(code: str) -> None:
-    """Refuse a source with PTX, whose macros are expanded.
+    """Raise for a macro-expanded source with PTX.
 
     Raises:
         DeviceError: it has assembly that is not empty.
@@ -257,7 +258,7 @@ def refuse_assembly(code: str) -> None:
 
 
 def pointer_to(name: str, parameters: str, source: str) -> str:
-    """Write what names a kernel, among other functions of its name where there are some."""
+    """Return an expression for a kernel's address, also if it is overloaded."""
     if len(re.findall(rf"\b{name}\s*\(", source)) == 1:
         return name
     return f"static_cast<void (*)({parameters})>({name})"

@@ -19,20 +19,20 @@ from umem.trace.events import Access
 
 NOT_FOUND, FILE_NOT_FOUND, INVALID_IMAGE, INVALID_CONTEXT = 500, 301, 200, 201
 INVALID_VALUE, INVALID_HANDLE = 1, 400
-"""CUresult, of cuda.h."""
+"""Values of CUresult, from cuda.h."""
 MOST_THREADS, MOST_LAYERS = 1024, 64
-"""Of a block: in all, and in its third dimension."""
+"""The most threads of a block: in all, and in its third dimension."""
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 SHARED_BYTES, MOST_SHARED_BYTES = 49152, 65536
-"""Of a block: what it may have, and what a kernel can ask for."""
+"""Shared memory of a block by default, and on request."""
 _STATIC_SHARED, _DYNAMIC_SHARED, _CARVEOUT = 1, 8, 9
 _ATTRIBUTES = {0: MOST_THREADS, 2: 0, 3: 0, 4: 32, 5: 75, 6: 75, 7: 0, _CARVEOUT: -1}
-"""CUfunction_attribute, of cuda.h: threads of a block, registers (a guess), versions."""
+"""Values of CUfunction_attribute from cuda.h: threads of a block, registers (a guess), versions."""
 _HAS_SHARED = re.compile(r"(?<!extern )\b__shared__\b")
 
 
 class _Module(NamedTuple):
-    """What was loaded on a device: kernels and their parameters, and handles that were given."""
+    """A module loaded on a device: its kernels, and the handles given out."""
 
     library: ctypes.CDLL
     path: Path
@@ -43,7 +43,7 @@ class _Module(NamedTuple):
 
 
 class HostDriver:
-    """Loads what was compiled, and launches it.
+    """Loads compiled modules and launches their kernels.
 
     Args:
         runtime: where memory is, and the model.
@@ -75,6 +75,11 @@ class HostDriver:
         return self.moduleLoadData(image)
 
     def moduleLoadData(self, image: bytes) -> int:
+        """Compile and load a module from `HostNvrtc`'s output; returns its handle.
+
+        Raises:
+            NotImplementedError: it is PTX or a cubin.
+        """
         found = unpacked(image, self._compiler.name)
         if found is None:
             if image.startswith(b"\x7fELF") or b".version" in image:
@@ -89,7 +94,7 @@ class HostDriver:
         return handle
 
     def _library(self, path: Path) -> ctypes.CDLL:
-        """Load a shared object; again under another name, so that its variables are its own."""
+        """Load a shared object; a second time as a copy, so that it has its own variables."""
         if path not in self._loaded:
             self._loaded.add(path)
             return ctypes.CDLL(str(path))
@@ -102,7 +107,7 @@ class HostDriver:
             Path(name).unlink()
 
     def moduleUnload(self, module: int) -> None:
-        """Forget a module and its kernels; their code stays, which queued work may still run."""
+        """Drop a module and its kernels; code stays loaded, as queued work may still run it."""
         found = self._modules.pop(module, None)
         for handle in () if found is None else found.handles:
             del self._kernels[handle], self._devices[handle]
@@ -115,6 +120,7 @@ class HostDriver:
         return self._modules[module]
 
     def moduleGetFunction(self, module: int, name: str) -> int:
+        """Return the handle of a module's kernel."""
         found = self._module(module)
         if name not in found.kernels:
             self._fail(NOT_FOUND)
@@ -149,6 +155,7 @@ class HostDriver:
         given: int,
         extra: int = 0,
     ) -> None:
+        """Check a launch as the driver does, and run or queue it unless it is captured."""
         sizes = (grid_x, grid_y, grid_z), (block_x, block_y, block_z)
         kernel = self._kernel(function)
         self._check(*sizes, shared_bytes, self._shared_limits.get(function, SHARED_BYTES))
@@ -166,7 +173,7 @@ class HostDriver:
     def _check(
         self, grid: Sequence[int], block: Sequence[int], shared_bytes: int, limit: int
     ) -> None:
-        """Fail where no GPU takes a launch of these sizes."""
+        """Raise for launch sizes that no GPU accepts."""
         (x, y, z), (a, b, c) = grid, block
         most_x, most_y, most_z = GRID_LIMITS
         is_grid = 0 < x <= most_x and 0 < y <= most_y and 0 < z <= most_z
@@ -182,13 +189,13 @@ class HostDriver:
         stream: int,
         given: int,
     ) -> None:
-        """Run a kernel over a grid of blocks; ``given`` is the address of arguments' addresses."""
+        """Run a kernel over a grid; ``given`` points to the arguments' addresses."""
         with self._runtime.lock:
             self.tell_launch(kernel, stream, given)
             self.run(kernel, *sizes, shared_bytes, given)
 
     def tell_launch(self, kernel: Kernel, stream: int, given: int) -> None:
-        """Tell what memory a kernel will use, where somebody follows it."""
+        """Report the memory that a kernel will use."""
         if not self._runtime.is_followed:
             return
         with self._runtime.lock:
@@ -205,6 +212,7 @@ class HostDriver:
         self.launchKernel(*arguments)
 
     def funcGetAttribute(self, attribute: int, function: int) -> int:
+        """Return an attribute of a kernel."""
         self._kernel(function)
         known = {
             **_ATTRIBUTES,

@@ -14,20 +14,20 @@ from typing import Any
 from umem.devices.software.runtime import HostRuntime
 
 NOT_INITIALISED = 3
-"""cudaErrorInitializationError, of driver_types.h."""
+"""cudaErrorInitializationError, from driver_types.h."""
 _GIVES_BACK = re.compile(r"free|destroy|unload|release", re.IGNORECASE)
 Lead = Callable[[Callable[[str], Any]], None]
-"""Points the functions of a module of CuPy's at what another function gives for their names."""
+"""Redirects a CuPy module's functions to those that another function returns for their names."""
 
 
 def refuse_children(runtime: HostRuntime, leads: Iterable[Lead]) -> None:
-    """Have CuPy's modules fail in children that are forked after the first use."""
+    """Make CuPy fail in children that are forked after the first use."""
 
     def refused(*_: Any, **more: Any) -> None:
         runtime.fail(NOT_INITIALISED)
 
     def nothing(*_: Any, **more: Any) -> None:
-        """It is the parent's."""
+        """Do nothing: the resource is the parent's."""
 
     def refuse() -> None:
         if runtime.was_used:

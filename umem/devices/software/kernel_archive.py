@@ -23,11 +23,12 @@ from umem.printable import short
 MANIFEST = "manifest.json"
 _MANIFEST_BYTES = 64 << 20
 _DAMAGES = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, KeyError, ValueError)
-"""Of a zip, of what is in it, and of a manifest; RuntimeError where it is encrypted."""
+"""Errors of a damaged archive, its contents and its manifest; RuntimeError if it is encrypted."""
 
 
 def export_kernels(tools: Toolchain, file: IO[bytes], version: str) -> int:
-    """Write the kernels of a compiler and its target, by this version of umem; return how many.
+    """Write an archive of the kernels of a compiler, its target, and this umem; returns their
+    number.
 
     Raises:
         FileError: there are none.
@@ -51,7 +52,7 @@ def export_kernels(tools: Toolchain, file: IO[bytes], version: str) -> int:
 
 
 def import_kernels(path: Path, folder: Path, version: str) -> tuple[str, int]:
-    """Put the kernels of an archive into a folder; return their target, and how many are new.
+    """Add an archive's kernels to a folder; returns their target, and how many are new.
 
     Raises:
         FileError: it is no such archive or is damaged, has other files, is of another version of
@@ -75,6 +76,11 @@ def import_kernels(path: Path, folder: Path, version: str) -> tuple[str, int]:
 
 
 def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
+    """Read and check an archive's manifest.
+
+    Raises:
+        FileError, ValueError: it is too large, or not valid.
+    """
     if archive.getinfo(MANIFEST).file_size > _MANIFEST_BYTES:
         raise FileError("its manifest is too large")
     found = json.loads(archive.read(MANIFEST))
@@ -87,6 +93,7 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
 
 
 def _check_maker(manifest: dict[str, Any], tools: Toolchain, version: str) -> None:
+    """Raise FileError unless an archive is of this umem, compiler and processor."""
     if manifest["umem"] != version:
         made = short(manifest["umem"])
         raise FileError(f"its kernels are of umem {made}, and this is umem {version}")
@@ -102,6 +109,11 @@ def _check_maker(manifest: dict[str, Any], tools: Toolchain, version: str) -> No
 
 
 def _contents(archive: zipfile.ZipFile, checksums: dict[str, Any]) -> dict[str, bytes]:
+    """Read an archive's kernels, after checking names, total size and checksums.
+
+    Raises:
+        FileError: one of these is wrong; nothing was written.
+    """
     names = [info.filename for info in archive.infolist() if info.filename != MANIFEST]
     for name in names:
         if KERNEL.fullmatch(name) is None:

@@ -15,28 +15,28 @@ from umem.units import parse_bytes
 VARIABLE = "UMEM_KERNEL_CACHE_SIZE"
 LIMIT_BYTES = 2 << 30
 KERNEL = re.compile(r"(native|portable)-[0-9a-f]{8}-[0-9a-f]{32}\.so")
-"""Names of compiled kernels: target, compiler, and the rest of what they are known by."""
+"""File names of compiled kernels: target, compiler, and a hash of the source."""
 UNFINISHED = ".part-"
-"""Stands in the name of what a compiler still writes."""
+"""Part of the name of a file that a compiler is writing."""
 LARGE = (".so", ".gch")
-"""Files that take room; those of a precompiled header lie in caches of earlier versions."""
+"""Files counted as the cache's size; caches of earlier versions contain precompiled headers."""
 FRESH_SECONDS = 60.0
-"""What was used so recently may be about to be loaded: it stays."""
+"""A file used within this time is not removed, as it may be about to be loaded."""
 
 
 def default_folder() -> Path:
-    """Where compiled kernels are kept: below ``XDG_CACHE_HOME``, or ``~/.cache``."""
+    """Return the folder of compiled kernels, below ``XDG_CACHE_HOME`` or ``~/.cache``."""
     base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return Path(base) / "umem" / "software-gpu"
 
 
 def headers_folder() -> Path:
-    """Where precompiled headers of this user are kept, which all caches of a machine share."""
+    """Return this user's folder of precompiled headers, shared by all caches of the machine."""
     return Path(tempfile.gettempdir()) / f"umem-headers-{os.getuid()}"
 
 
 def cache_limit() -> int:
-    """Return the bytes that compiled kernels may take, of ``UMEM_KERNEL_CACHE_SIZE``.
+    """Return the limit of the cache in bytes, from ``UMEM_KERNEL_CACHE_SIZE``.
 
     Raises:
         SizeError: it is no size.
@@ -46,13 +46,13 @@ def cache_limit() -> int:
 
 
 def mark_used(path: Path) -> None:
-    """Note that a file is used now, in its time of access, whatever the drive does by itself."""
+    """Set a file's access time to now, whatever the mount's options."""
     with contextlib.suppress(OSError):
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 
 
 def trim(folder: Path, limit: int) -> list[Path]:
-    """Remove the least recently used files beyond a number of bytes; return them.
+    """Remove the least recently used files beyond a number of bytes; returns them.
 
     A process that has loaded one keeps it; one that needs it again compiles it again.
     """
@@ -74,7 +74,7 @@ def trim(folder: Path, limit: int) -> list[Path]:
 
 
 def clear(folder: Path) -> int:
-    """Remove what umem keeps in a folder; return how many bytes that was."""
+    """Remove umem's files in a folder; returns their bytes."""
     total = 0
     for path in folder.glob("*") if folder.is_dir() else ():
         if path.suffix in {*LARGE, ".h", ".map", ".lock"} and not path.is_dir():
@@ -87,7 +87,7 @@ def clear(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class KernelGroup:
-    """Compiled kernels of one compiler for one target.
+    """The compiled kernels of one compiler for one target.
 
     Attributes:
         label: how their names begin.
@@ -105,7 +105,7 @@ class KernelGroup:
 
 
 def groups(folder: Path) -> list[KernelGroup]:
-    """Return what is in a folder, the last used first; empty where there is none."""
+    """List the kernels in a folder by group, the last used first."""
     found: dict[str, list[os.stat_result]] = {}
     for path in folder.glob("*.so"):
         with contextlib.suppress(OSError):

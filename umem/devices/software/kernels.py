@@ -52,16 +52,16 @@ HEADERS = Path(__file__).parent / "include"
 ONCE, APART, TOGETHER, SHARED = range(4)
 """Ways to run a kernel, as in umem_launch.h."""
 CCCL = ("cub", "thrust", "libcudacxx")
-"""Headers that CuPy brings, of CUDA's C++ libraries."""
+"""CUDA's C++ library headers that CuPy brings."""
 PREFIX = (
     "umem_cuda.h", "umem_static.h", "cupy/complex.cuh", "cupy/carray.cuh", "cupy/atomics.cuh",
     "cupy/math_constants.h", "umem_loops.h",
 )  # fmt: skip
-"""What nearly every kernel of CuPy's includes, compiled once."""
+"""The includes of nearly all of CuPy's kernels, which are precompiled."""
 ALIGNMENT = 64
-"""Of an argument that was copied, in bytes: what any type asks for."""
+"""Alignment of copied arguments in bytes, enough for any type."""
 NO_CONTRACTION = {"-fmad=false", "--fmad=false"}
-"""Ways to ask that a product is rounded before it is added."""
+"""Options under which products are rounded before they are added."""
 _TEMPLATE = re.compile(r"\btemplate\s*<[^;{}]*>\s*(?:(?:static|inline|void)\s+|" + BOUNDS + r")*$")
 _PLAIN = re.compile(
     r"cupy/|cuda/std/|std\w+\.h|(math|float|limits|assert|string)\.h|cuda_(bf|fp)16\.h"
@@ -69,25 +69,25 @@ _PLAIN = re.compile(
 )
 _INCLUDE = re.compile(r"^\s*#\s*include\s*[<\"]([^>\"]+)", re.MULTILINE)
 _PROCESS = ctypes.create_string_buffer(1024)
-"""What kernels share, as in umem_process.h: first why one ended early."""
+"""State that kernels share, as in umem_process.h; it begins with the reason of an early end."""
 _THREADS = 520
-"""Where in it is how many threads may run parts of a kernel side by side."""
+"""Offset of the number of threads that may share a kernel."""
 _Sizes = ctypes.c_uint * 6
 _BLOCK = 12
-"""Sizes of a grid, and where behind them those of its blocks begin."""
+"""Offset of the block's sizes behind the grid's."""
 _HANDLE = 512
-"""Where in it the function is that handles divisions."""
+"""Offset of the function that handles divisions by zero."""
 _IS_CHECKED = 544
-"""Where in it races of shared memory are made errors."""
+"""Offset of the flag that makes races of shared memory errors."""
 
 
 def report_races() -> None:
-    """Make races of shared memory errors, in all kernels of the process."""
+    """Make races of shared memory errors, for all kernels of the process."""
     _PROCESS[_IS_CHECKED] = b"\1"
 
 
 class Kernel:
-    """A kernel that was compiled: how to run it, and what it reads and writes."""
+    """A compiled kernel: how to run it, and what its parameters read and write."""
 
     def __init__(self, library: ctypes.CDLL, name: str, parameters: str, path: Path) -> None:
         self.name, self._path = name, path
@@ -105,7 +105,7 @@ class Kernel:
         shared.value = ctypes.addressof(_PROCESS)
 
     def run(self, grid: Sequence[int], block: Sequence[int], shared_bytes: int, given: int) -> None:
-        """Run it over a grid; ``given`` is the address of the arguments' addresses.
+        """Run it over a grid; ``given`` points to the arguments' addresses.
 
         Raises:
             DeviceError: as `check` does.
@@ -116,7 +116,7 @@ class Kernel:
         self.check()
 
     def check(self) -> None:
-        """See how it ended.
+        """Raise the error with which the kernel ended, if any.
 
         Raises:
             DeviceError: an assertion in it failed, it had a race, or it could not start. What it
@@ -128,7 +128,7 @@ class Kernel:
             raise DeviceError(f"the kernel {self.name}: {text}")
 
     def ranges(self, given: int) -> list[tuple[int, int, str]]:
-        """Return where each pointer leads: low, high (0: unknown), and how it is used.
+        """Return each pointer argument's range (high 0: unknown) and use.
 
         That is ``"r"``, ``"w"`` or ``"rw"``.
         """
@@ -138,25 +138,25 @@ class Kernel:
 
     @property
     def address(self) -> int:
-        """Where its code is."""
+        """Return the address of its code."""
         return ctypes.cast(self._run, ctypes.c_void_p).value or 0
 
     def pointers(self, given: int) -> list[tuple[tuple[int, str], int]]:
-        """Return each parameter that leads to memory, by number and text, with where it leads."""
+        """Return each pointer parameter by number and text, with its value."""
         self.ranges(given)
         texts = enumerate(text.strip().removeprefix(_WRITTEN) for text in self._texts)
         pairs = zip(texts, self._ranges, strict=False)
         return [(parameter, found.low) for parameter, found in pairs if found.low]
 
     def captured(self, given: int) -> Captured:
-        """Copy the arguments that are at addresses; what they lead to is not copied."""
+        """Copy the arguments, not what they point to."""
         sizes = (ctypes.c_uint * max(1, len(self.uses)))()
         count = self._sizes(ctypes.addressof(sizes))
         return Captured((ctypes.c_void_p * max(1, count)).from_address(given), sizes[:count])
 
 
 class Captured:
-    """Arguments of a launch as they were; ``address`` is that of their addresses."""
+    """Copied arguments of a launch; ``address`` points to their addresses."""
 
     def __init__(self, given: Any, sizes: Sequence[int]) -> None:
         places = list(accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0))
@@ -174,23 +174,23 @@ class _Range(ctypes.Structure):
 
 
 def share_kernels(threads: int) -> None:
-    """Have so many threads run parts of a kernel side by side, where it can be shared."""
+    """Set the number of threads that may share a kernel."""
     ctypes.c_int.from_buffer(_PROCESS, _THREADS).value = threads
 
 
 class HostSource(NamedTuple):
-    """A kernel's source for the host, with the kernels in it and their parameters."""
+    """A kernel's source for the host, with its kernels and their parameters."""
 
     text: str
     kernels: dict[str, str]
     steps: Sequence[str]
-    """Options for the compiler with which the threads of a warp run in step, if any."""
+    """Compiler options by which the threads of a warp run in lockstep, if needed."""
 
 
 def for_host(
     source: str, expressions: Sequence[str] = (), options: Sequence[str] = ()
 ) -> HostSource:
-    """Rewrite CUDA C++ for a host compiler; ``expressions`` name kernels that templates give."""
+    """Rewrite CUDA C++ for a host compiler; ``expressions`` name template instances."""
     code = without_macros(uncommented(source))
     found = {match[1]: match for match in KERNEL.finditer(code)}
     kernels = {
@@ -226,7 +226,7 @@ def for_host(
 
 
 def _may_wait(code: str) -> bool:
-    """Whether threads wait for one another in a source, or perhaps in a header of others."""
+    """Tell whether threads of a kernel wait for one another, or an unknown header may make them."""
     headers = _INCLUDE.findall(code)
     return WAITS.search(code) is not None or not all(map(_PLAIN.match, headers))
 
@@ -236,7 +236,7 @@ _WRITTEN = "written "
 
 
 def _marked(source: str, parameters: str) -> str:
-    """Mark the arrays that a kernel of CuPy's assigns to and never reads."""
+    """Mark arrays that a CuPy kernel writes and never reads."""
     for name in re.findall(
         r"(?<!const )CArray<[^<>]*(?:<[^<>]*>)?[^<>]*>\s+_raw_(\w+)", parameters
     ):
@@ -250,7 +250,7 @@ def _marked(source: str, parameters: str) -> str:
 
 
 def _use(parameter: str) -> str:
-    """How a kernel uses what a parameter leads to: it reads, it writes, or both."""
+    """Return a pointer parameter's use: "r", "w" or "rw"."""
     return (
         "w" if parameter.startswith(_WRITTEN) else "r" if parameter.startswith("const ") else "rw"
     )
@@ -269,7 +269,7 @@ def _parts(parameters: str) -> list[str]:
 
 
 def _is_taken(option: str) -> bool:
-    """Whether a compiler's option counts here.
+    """Tell whether a compiler option applies on the host.
 
     Those are steps of warps, names that are not the program's own, and folders that are not in
     CUDA's place.
@@ -283,7 +283,7 @@ def _is_taken(option: str) -> bool:
 
 
 class KernelCompiler:
-    """Compiles CUDA C++ into shared objects for the host.
+    """Compiles CUDA C++ to shared objects for the host.
 
     Args:
         cuda_version: as ``12090``.
@@ -305,7 +305,7 @@ class KernelCompiler:
     def compile(
         self, source: str, options: Sequence[str], expressions: Sequence[str] = ()
     ) -> tuple[Path, dict[str, str]]:
-        """Return the shared object of a source, and the parameters of its kernels.
+        """Return a source's shared object, and its kernels' parameters.
 
         Raises:
             DeviceError: the compiler refuses the source; what it says is in the message.
@@ -319,13 +319,13 @@ class KernelCompiler:
         return self._tools.shared_object(made.text, "c++", given, places), made.kernels
 
     def warnings(self, source: str, options: Sequence[str], expressions: Sequence[str] = ()) -> str:
-        """Return what the compiler remarks of a source that it takes."""
+        """Return the compiler's warnings on a source."""
         made = for_host(self._expanded(source, options), expressions, options)
         given = (*self._places(source, options), *self._options(options))
         return self._tools.remarks(made.text, "c++", given)
 
     def _expanded(self, source: str, options: Sequence[str]) -> str:
-        """Expand the macros of a source where kernels cannot be found, or PTX, without that."""
+        """Expand macros if they hide kernels; raises for PTX."""
         if not needs_expansion(uncommented(source), options):
             return source
         given = ["-E", "-dD", *(option for option in options if option.startswith("-D"))]
@@ -346,11 +346,11 @@ class KernelCompiler:
         return [*given, "-ffp-contract=off"] if NO_CONTRACTION & {*options} else given
 
     def _is_cupys(self, option: str) -> bool:
-        """Whether it is a folder of CuPy's own headers, which its version tells."""
+        """Tell whether an option is an include path of CuPy, which its version identifies."""
         return option.startswith("-I") and Path(option[2:]).is_relative_to(self._include)
 
     def _places(self, source: str, options: Sequence[str]) -> list[str]:
-        """Return options that lead to umem's headers, precompiled, and to CuPy's."""
+        """Return the options for umem's precompiled headers and for CuPy's."""
         places = [f"-I{HEADERS}", f"-I{self._include}"]
         places += [f"-I{self._include / 'cupy' / '_cccl' / name}" for name in CCCL]
         prefix = PREFIX if "cupy/" in source else PREFIX[:1]

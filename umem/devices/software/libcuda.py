@@ -22,19 +22,19 @@ from umem.devices.software.toolchain import Toolchain
 
 PAGE_BYTES = 4096
 INVALID, INVALID_DEVICE, NOT_SUPPORTED, UNKNOWN = 1, 101, 801, 999
-"""CUresult, of cuda.h."""
+"""Values of CUresult, from cuda.h."""
 LEGACY = (0, 1)
-"""The legacy default stream, by its two names."""
+"""The two handles of the legacy default stream."""
 ON_DEVICE, ON_HOST, NOWHERE = 1, 2, -2
 """CUmemLocationType's device and host; CU_DEVICE_INVALID."""
 _SET_CONTEXT, _OF_STREAM = 1, 2
-"""Questions of libcuda.c about contexts; 0 asks for the current one."""
+"""Requests of libcuda.c about contexts; 0 asks for the current one."""
 _SOURCE = Path(__file__).parent / "include" / "libcuda.c"
 
 
 @dataclass(frozen=True)
 class _Page:
-    """What was said of a page."""
+    """The advice and last prefetch of a page."""
 
     preferred: int = NOWHERE
     read_mostly: bool = False
@@ -43,7 +43,7 @@ class _Page:
 
 
 class HostHints:
-    """Advice by the page, and the library that takes it; loaded for good."""
+    """Advice by page, and the stand-in library that receives it; loaded for good."""
 
     def __init__(self, runtime: HostRuntime, tools: Toolchain) -> None:
         self._runtime = runtime
@@ -68,7 +68,7 @@ class HostHints:
         ctypes.c_int.in_dll(self.library, "umem_count").value = runtime.count
 
     def raise_version(self, version: int) -> None:
-        """Answer as a driver of this version, where that is newer than what it says by itself."""
+        """Report this driver version, if it is newer than the default."""
         said = ctypes.c_int.in_dll(self.library, "umem_version")
         said.value = max(said.value, version)
 
@@ -83,7 +83,7 @@ class HostHints:
     # -- pages -----------------------------------------------------------------------------
 
     def _pages(self, address: int, nbytes: int) -> tuple[int, int, int] | None:
-        """The allocation and the pages of a managed range; None where it is not one."""
+        """Return the allocation and pages of a managed range; None if it is not managed."""
         found = self._runtime.allocation_of(address)
         if found is None or found.kind != MANAGED or not nbytes:
             return None
@@ -120,7 +120,7 @@ class HostHints:
     # -- what the library calls ------------------------------------------------------------
 
     def advise(self, address: int, nbytes: int, advice: int, device: int) -> int:
-        """Give or take back advice on a managed range; returns a CUresult."""
+        """Set or unset advice on a managed range; returns a CUresult."""
         pages = self._pages(address, nbytes)
         if pages is None:
             return INVALID
@@ -153,7 +153,7 @@ class HostHints:
         return 0
 
     def batch(self, ranges: list[tuple[int, int]], places: list[int], stream: int) -> int:
-        """Discard managed ranges, unless places are given: prefetch them; returns a CUresult.
+        """Prefetch managed ranges to given places, or discard them without; returns a CUresult.
 
         Refuses the legacy default stream, as CUDA does for all batches. Nothing is done then.
         """
@@ -172,6 +172,9 @@ class HostHints:
     def _batch(
         self, addresses: int, sizes: int, places: int | None, count: int, stream: int, discards: int
     ) -> int:
+        """Decode a batched call's arrays, and discard or prefetch the ranges; returns a
+        CUresult.
+        """
         starts = (ctypes.c_uint64 * count).from_address(addresses)
         ranges = [*zip(starts, (ctypes.c_size_t * count).from_address(sizes), strict=True)]
         given: Any = [] if places is None else (ctypes.c_int * (2 * count)).from_address(places)
@@ -191,6 +194,7 @@ class HostHints:
         return self.prefetch(address, nbytes, device if kind == ON_DEVICE else CPU, stream)
 
     def _range(self, out: int, size: int, attribute: int, address: int, nbytes: int) -> int:
+        """Write a range's attribute to memory; returns a CUresult."""
         pages = self._pages(address, nbytes)
         if pages is None:
             return INVALID

@@ -50,7 +50,7 @@ struct optional { int count; unsigned int value; };
 
 
 class _Type(NamedTuple):
-    """A C type: how it is written, how it is handed to Python and taken back, and its error."""
+    """A C type: its text, its conversion to Python and back, and its error value."""
 
     text: str
     code: str
@@ -77,7 +77,7 @@ _TYPES = {
 
 
 class Signature(NamedTuple):
-    """A C function that modules share: what it returns, what it takes, what may be missing."""
+    """The signature of a C function shared between modules: result, arguments, optional part."""
 
     result: _Type
     arguments: tuple[_Type, ...]
@@ -85,7 +85,7 @@ class Signature(NamedTuple):
 
 
 def parsed(text: str) -> Signature | None:
-    """Read a capsule's signature; None for a variable, and for what C cannot hand to Python."""
+    """Parse a capsule's signature; None for variables, and for types Python cannot hold."""
     match = re.fullmatch(r"(.*?)\s*\((.*)\)", text)
     if match is None:
         return None
@@ -105,7 +105,7 @@ def _type_of(text: str) -> _Type | None:
 
 
 def source_of(functions: Mapping[str, tuple[str, Signature]]) -> str:
-    """Write the C functions, each as ``umem_N`` in order; ``umem_handlers`` has what they call."""
+    """Return C functions ``umem_N`` in order, which call the entries of ``umem_handlers``."""
     parts = [_HEADER, f"PyObject *umem_handlers[{max(1, len(functions))}];\n"]
     for number, (text, signature) in enumerate(functions.values()):
         parts.append(_function(number, _SKIP in text, signature))
@@ -113,6 +113,7 @@ def source_of(functions: Mapping[str, tuple[str, Signature]]) -> str:
 
 
 def _function(number: int, has_skip: bool, signature: Signature) -> str:
+    """Return one C function that calls its Python handler."""
     result, arguments, has_optional = signature
     taken = [f"{argument.text} a{i}" for i, argument in enumerate(arguments)]
     given = "".join(f", {argument.cast}a{i}" for i, argument in enumerate(arguments))
@@ -135,7 +136,7 @@ def _function(number: int, has_skip: bool, signature: Signature) -> str:
 
 
 class Trampolines:
-    """The C functions of one module that lead to Python, and the capsules that lead to them.
+    """C functions of one module that call Python, and the capsules that point to them.
 
     They stay for good: CuPy's modules keep the pointers.
     """
@@ -152,7 +153,7 @@ class Trampolines:
         atexit.register(lambda: setattr(is_over, "value", 1))  # after CuPy's own, which come later
 
     def lead(self, handler: Callable[[str], Any]) -> None:
-        """Have each function call what ``handler`` gives for its name; None leaves it as it is."""
+        """Set the functions' handlers by name; None leaves a function as it is."""
         count = max(1, len(self._names))
         slots = (ctypes.py_object * count).in_dll(self._library, "umem_handlers")
         kept = self._handlers
@@ -188,16 +189,16 @@ NOT_SUPPORTED = {
     "libnvrtc": 11,  # NVRTC_ERROR_INTERNAL_ERROR
     "libnccl": 5,  # ncclInvalidUsage
 }
-"""The status of each library, from its own header, by its name without a version."""
+"""Each library's status for missing functions, from its header."""
 FAILED = {"libcusolver": 7, "libcufft": 5, "libnccl": 3}
-"""INTERNAL_ERROR, from the same headers."""
+"""INTERNAL_ERROR of each library, from its header."""
 _WITHOUT_VERSIONS = {"nccl": "libnccl.so.2"}
-"""Libraries whose symbols have no versions, by the first four letters of their functions."""
+"""Libraries with unversioned symbols, by the first four letters of their functions."""
 _LONGEST_TEXT = 512
 
 
 class Bytes128(ctypes.Structure):
-    """ncclUniqueId, of nccl.h."""
+    """ncclUniqueId, from nccl.h."""
 
     _fields_ = (("content", ctypes.c_ubyte * 128),)
 
@@ -207,11 +208,11 @@ _C_TYPES: dict[str, tuple[str, Any]] = {
     "l": ("long long", ctypes.c_longlong), "c": ("signed char", ctypes.c_byte),
     "u": ("struct bytes128", Bytes128),
 }  # fmt: skip
-"""A letter for each type that a library's function takes, in C and for Python."""
+"""C type and Python conversion for each letter of a library function's signature."""
 
 
 class LibraryFailure(Exception):
-    """A call that fails with a status of its library's, and why."""
+    """A call failed with a library's status, and a reason."""
 
     def __init__(self, status: int, words: str) -> None:
         super().__init__(words)
@@ -219,10 +220,10 @@ class LibraryFailure(Exception):
 
 
 class _Interrupt(int):
-    """A status that interrupts the program when C has taken it and lets it go.
+    """A status that raises an interrupt in the program once C has returned it.
 
-    An interrupt from Python's code would come at once: in what C has called, where it is lost.
-    One that comes just as C calls Python is printed, and lost.
+    An interrupt from Python's code would come at once: in what C has called, where it is lost. One
+    that comes just as C calls Python is printed, and lost.
     """
 
     __del__ = _thread.interrupt_main
@@ -231,7 +232,7 @@ class _Interrupt(int):
 def returning_status(
     function: Callable[..., Any], failed: Callable[[BaseException], int]
 ) -> Callable[..., int]:
-    """Make a function that C can call: it returns a status, and raises nothing.
+    """Wrap a function for C: it returns a status, and raises nothing.
 
     Args:
         function: returns a status, or None where all is well.
@@ -252,7 +253,7 @@ def returning_status(
 
 
 class StandIns:
-    """A library for each that compiled modules are linked to; they stay loaded.
+    """Stand-in libraries for those that CuPy's compiled modules link to; they stay loaded.
 
     Args:
         modules: compiled modules of CuPy's.
@@ -283,15 +284,15 @@ class StandIns:
         }
 
     def add(self, library: str, loaded: ctypes.CDLL) -> None:
-        """Stand in for a library by one that is loaded."""
+        """Use a loaded library as stand-in for another."""
         self._loaded[library] = loaded
 
     def lead(self, library: str, functions: Any) -> None:
-        """Lead what a library exports to an object's methods; each returns a status, or none.
+        """Redirect a library's exports to an object's methods, each returning a status or None.
 
-        An error of Python's cannot pass through C: CuPy raises its own. A `LibraryFailure`
-        is said by it, every other error is printed. An interrupt reaches the program when C has
-        returned to it.
+        An error of Python's cannot pass through C: CuPy raises its own. A `LibraryFailure` is said
+        by it, every other error is printed. An interrupt reaches the program when C has returned to
+        it.
         """
         loaded, failed = self._loaded[library], FAILED[library]
         text = (ctypes.c_char * _LONGEST_TEXT).in_dll(loaded, f"umem_{library}_said")
@@ -317,8 +318,7 @@ class StandIns:
         atexit.register(lambda: setattr(is_over, "value", 1))
 
     def find(self, name: str) -> tuple[str, int]:
-        """Return the path and the handle of a library; one without functions where CuPy looks
-        for what it can do without."""
+        """Return path and handle of a library; an empty one for libraries CuPy can do without."""
         library = f"lib{name}"
         if library not in self._loaded:
             self._loaded[library] = _load(f"{library}.so.0", [], self._tools, {})
@@ -326,7 +326,7 @@ class StandIns:
         return str(found._name), int(found._handle)
 
     def stand_in(self) -> None:
-        """Have CuPy find these where it looks for NVIDIA's libraries by cuda-pathfinder.
+        """Make CuPy find these where cuda-pathfinder looks for NVIDIA's libraries.
 
         CuPy 13 has no such package: it goes by the names of libraries, which are loaded by then.
         """
@@ -346,7 +346,7 @@ class StandIns:
 
 
 def symbols(which: str, *paths: Path) -> list[str]:
-    """List what libraries ask for or have: by ``nm``, and an option of it, a line for each.
+    """List a library's imported or exported symbols by ``nm`` with an option, a line each.
 
     Raises:
         MissingDependencyError: no ``nm``, which comes with the compiler.
@@ -362,6 +362,7 @@ def symbols(which: str, *paths: Path) -> list[str]:
 def _load(
     library: str, functions: list[str], tools: Toolchain, led: Mapping[str, str]
 ) -> ctypes.CDLL:
+    """Compile and load a stand-in library that exports functions."""
     name = library.partition(".so")[0]
     words = "the software GPU has no such function"
     parts = [
@@ -376,6 +377,7 @@ def _load(
 
 
 def _exported(library: str, name: str, codes: str | None) -> str:
+    """Return the C source of one exported function, which calls its handler if there is one."""
     status = NOT_SUPPORTED.get(library, 1)
     if re.search("Get(Error|Status)(String|Name)$", name):
         return f"const char *{name}(int status) {{ return umem_{library}_said; }}\n"

@@ -16,13 +16,13 @@ from umem.devices.host import available_bytes
 from umem.units import BLOCK_BYTES
 
 ALIGNMENT = 512
-"""What cudaMalloc's addresses are multiples of at least (CUDA C++ Programming Guide)."""
+"""The least alignment of cudaMalloc's addresses (CUDA C++ Programming Guide)."""
 GUARD_BYTES = 1 << 20
-"""How far beyond either end of checked memory nothing may be touched."""
+"""Inaccessible bytes on either side of checked memory."""
 FREED_COUNT = 4096
-"""How many pieces of checked memory stay out of reach after they were freed."""
+"""At most this many freed pieces of checked memory stay inaccessible."""
 PATTERN = 0xA5
-"""Fills what lies between the page before checked memory and its start."""
+"""Fills the bytes between the start of the page and checked memory."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.free.argtypes = [ctypes.c_void_p]
 _libc.mmap.restype = ctypes.c_void_p
@@ -35,7 +35,7 @@ _NO_ACCESS, _FIXED, _NO_RESERVE, _FAILED = 0, 0x10, 0x4000, ctypes.c_void_p(-1).
 
 
 class PlainSource:
-    """Memory from the C library.
+    """Memory of the C library.
 
     Args:
         cap_bytes: the most that is given out at a time; by default what the machine has
@@ -47,7 +47,7 @@ class PlainSource:
         self.given_bytes = 0
 
     def take(self, nbytes: int) -> int | None:
-        """Return the address of so much memory; None where there is no more."""
+        """Allocate memory; returns None if there is no more."""
         if self._cap_bytes is not None and self.given_bytes + nbytes > self._cap_bytes:
             return None
         address = self._taken(nbytes)
@@ -56,7 +56,7 @@ class PlainSource:
         return address
 
     def give(self, address: int, nbytes: int) -> None:
-        """Take memory back that `take` gave."""
+        """Free memory of `take`."""
         self.given_bytes -= nbytes
         self._given(address)
 
@@ -73,7 +73,7 @@ class PlainSource:
 
 
 def _alignment(nbytes: int) -> int:
-    """What the address is a multiple of.
+    """Return the alignment of an allocation: a block's, a page's, or the least.
 
     Advice and prefetches go by the page, of which halves should not share one. Blocks are whole, as
     the driver's are: those that a program counts by addresses are those of the model.
@@ -85,7 +85,7 @@ def _alignment(nbytes: int) -> int:
 
 @dataclass
 class Fenced:
-    """Checked memory with what lies around it."""
+    """Checked memory and the pages around it."""
 
     base: int
     length: int
@@ -95,12 +95,12 @@ class Fenced:
 
     @property
     def slack(self) -> int:
-        """Bytes before the start that are on its page."""
+        """Return the bytes before its start on the same page."""
         return self.start - self.base - GUARD_BYTES
 
 
 class GuardedSource(PlainSource):
-    """Memory whose neighbours cannot be touched.
+    """Memory between inaccessible pages.
 
     It ends where its last page does, so that its address is a multiple of what its size is one of.
     """
@@ -112,6 +112,7 @@ class GuardedSource(PlainSource):
         self._freed: deque[Fenced] = deque()
 
     def _taken(self, nbytes: int) -> int | None:
+        """Map memory between inaccessible pages; None if there is no more."""
         inner = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         length = inner + 2 * GUARD_BYTES
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
@@ -128,6 +129,7 @@ class GuardedSource(PlainSource):
         return region.start
 
     def _given(self, address: int) -> None:
+        """Make memory inaccessible; the oldest freed piece is unmapped."""
         region = self.find(address)
         assert region is not None
         region.is_freed = True
@@ -141,7 +143,7 @@ class GuardedSource(PlainSource):
             _libc.munmap(oldest.base, oldest.length)
 
     def find(self, address: int) -> Fenced | None:
-        """Find the memory that an address is in or near."""
+        """Return the checked memory that an address is in or near."""
         index = bisect.bisect_right(self._bases, address) - 1
         if index < 0:
             return None
@@ -149,7 +151,7 @@ class GuardedSource(PlainSource):
         return region if address < region.base + region.length else None
 
     def mended(self, region: Fenced) -> bool:
-        """Whether something was written right before the start of memory; it is put right."""
+        """Tell whether bytes right before memory were overwritten, and restore them."""
         if region.is_freed or not region.slack:
             return False
         begin = region.base + GUARD_BYTES

@@ -15,15 +15,15 @@ from umem.devices.software.runtime import HostRuntime
 from umem.errors import DeviceError
 
 COMPILATION = 6
-"""nvrtcResult, of nvrtc.h."""
+"""Value of nvrtcResult, from nvrtc.h."""
 
 STANDARD_INPUT = "<stdin>"
-"""The name of the program in what g++ says of it."""
+"""The program's name in g++'s messages."""
 
 
 @dataclass
 class _Program:
-    """A source, its file's name, and what became of it."""
+    """A source, its file name, and the result of compiling it."""
 
     source: str
     name: str
@@ -33,7 +33,7 @@ class _Program:
 
 
 class HostNvrtc:
-    """Programs by handle.
+    """NVRTC's functions; programs are known by handle.
 
     Args:
         runtime: gives the handles.
@@ -58,6 +58,11 @@ class HostNvrtc:
     def createProgram(
         self, source: str, name: str, headers: Sequence[str], include_names: Sequence[str]
     ) -> int:
+        """Register a source; returns its handle.
+
+        Raises:
+            NotImplementedError: headers are given with it.
+        """
         if headers:
             raise NotImplementedError(
                 "the software GPU takes headers from files, not with a source"
@@ -73,6 +78,7 @@ class HostNvrtc:
         self._programs[program].expressions.append(name)
 
     def compileProgram(self, program: int, options: Sequence[str]) -> None:
+        """Compile a program; errors go to its log, and raise NVRTC's error."""
         found = self._programs[program]
         found.options = tuple(options)
         if not found.source:  # CuPy asks what the compiler calls itself
@@ -99,7 +105,7 @@ class HostNvrtc:
 
 
 def unpacked(image: bytes, compiler: str) -> tuple[str, list[str], list[str]] | None:
-    """Read what `HostNvrtc.getCUBIN` gave: source, options, names; None for anything else."""
+    """Parse the output of `HostNvrtc.getCUBIN`: source, options, names; None for other data."""
     first, _, rest = image.partition(b"\n")
     if first.decode(errors="replace") != f"// {compiler}":
         return None

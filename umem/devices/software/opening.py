@@ -47,21 +47,21 @@ _ABSENT = {
     "cupy.cuda.compiler._jitify_prep": "jitify",
     "cupy.cuda.jitify.jitify": "jitify",
 }
-"""Functions of CuPy's that are NotImplementedError, beside what it calls of the libraries."""
+"""Functions of CuPy that raise NotImplementedError, besides missing library functions."""
 _CALLBACKS = {"13": "cupy.fft.config", "14": "cupy.fft._config._FFTConfig"}
-"""Where ``set_cufft_callbacks`` is, by CuPy's version."""
+"""Module of ``set_cufft_callbacks``, by CuPy's version."""
 _LEFT = (
     "check_status", "get_build_version", "is_cuda_python_build",
     "_get_cuda_build_version",  # CuPy 13's name
 )  # fmt: skip
-"""Functions of CuPy's modules that need nothing of NVIDIA's."""
+"""Functions of CuPy's modules that do not need NVIDIA's libraries."""
 _leads: list[Lead] = []
 _kept: list[Any] = []
-"""What CuPy's modules point at: it must never go."""
+"""Objects that CuPy's modules point to, kept for the life of the process."""
 
 
 class SoftwareGPU:
-    """The real CuPy on host memory, as if on a GPU, for the process; `software_gpu` opens it.
+    """The handle of `software_gpu`: the real CuPy on host memory, for the process.
 
     What it computes is real; VRAM, pages and time are simulated. Counts are those of one device.
 
@@ -83,7 +83,7 @@ class SoftwareGPU:
         return f"<{self.spec.title} with {vram} of VRAM (simulated), under the real CuPy>"
 
     def reseed(self, stream_seed: int | None) -> None:
-        """Do what is queued, and go on by another seed; None does everything at once.
+        """Run all queued work, and continue with another seed; None runs everything at once.
 
         Raises:
             StateError: it was opened without a seed.
@@ -94,14 +94,14 @@ class SoftwareGPU:
 
     @property
     def figures(self) -> StepCost:
-        """The counts so far (simulated); every one None without the model."""
+        """Return the counts so far (simulated); all None without the model."""
         if not self._runtime.is_modelled:
             return StepCost()
         with self._model.lock:
             return self._model.figures
 
     def restart(self) -> None:
-        """Count from here on all devices: time and counts from zero, peaks from what is held now.
+        """Restart time and counts at zero on all devices, and peaks at what is held now.
 
         Memory stays as it is, and what was still running is over.
         """
@@ -112,16 +112,16 @@ class SoftwareGPU:
 
     @property
     def calls(self) -> DriverCalls:
-        """What the driver was asked so far: allocations, frees, and waits of the host.
+        """Return the counts of driver calls so far: allocations, frees, and waits of the host.
 
-        A pool that gives back what it has cached asks for a free of each chunk. Waits are those
-        for a stream, an event and the device.
+        A pool that gives back what it has cached asks for a free of each chunk. Waits are those for
+        a stream, an event and the device.
         """
         return replace(self._state.calls)
 
     @property
     def resident_bytes(self) -> int | None:
-        """VRAM in use now, in whole blocks (simulated); None without the model."""
+        """Return the VRAM in use, in whole blocks (simulated); None without the model."""
         if not self._runtime.is_modelled:
             return None
         with self._model.lock:
@@ -129,7 +129,7 @@ class SoftwareGPU:
 
     @property
     def timeline(self) -> list[Sample]:
-        """Allocated and resident bytes over simulated time."""
+        """Return allocated and resident bytes over simulated time."""
         return list(self._model.counters.timeline)
 
 
@@ -143,7 +143,7 @@ def software_gpu(
     stream_seed: int | None = None,
     devices: int = 1,
 ) -> SoftwareGPU:
-    """Have the real CuPy run on host memory, as if on this GPU, from now on and for the process.
+    """Run the real CuPy on host memory as if on a GPU, from now on, for the process.
 
     Kernels are compiled for this machine's processor when they are first used, and kept on disk.
 
@@ -211,7 +211,7 @@ def software_gpu(
 def requirements(
     gpu: str | GpuSpec, vram: int | str | None = None, *, force: bool = False, devices: int = 1
 ) -> tuple[GpuSpec, Path]:
-    """See that `software_gpu` finds what it needs; imports nothing of CuPy's.
+    """Check the requirements of `software_gpu`, without importing CuPy.
 
     Returns the GPU, and CuPy's folder.
 
@@ -240,13 +240,14 @@ def is_open() -> bool:
 
 
 def has_real_gpu(root: Path = Path("/")) -> bool:
-    """Whether there is a GPU of NVIDIA's: its driver's devices, or those of Windows below Linux."""
+    """Tell whether there is an NVIDIA GPU: its driver's devices, or Windows' ones under WSL."""
     if any(root.glob("dev/nvidia[0-9]*")):
         return True
     return (root / "dev/dxg").exists() and (root / "usr/lib/wsl/lib/libcuda.so.1").exists()
 
 
 def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: StandIns) -> None:
+    """Point CuPy's modules at the host's functions, and disable what the host cannot do."""
     api = importlib.import_module("cupy_backends.cuda.api.runtime")
     runtime.error_type, runtime.attributes_type = api.CUDARuntimeError, api.PointerAttributes
     _point_at(api, runtime, tools)
@@ -302,7 +303,7 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
 
 
 def _point_at(module: Any, functions: Any, tools: Toolchain) -> None:
-    """Point a module's C functions, and those that Python sees, at an object's methods.
+    """Redirect a module's C and Python functions to an object's methods.
 
     What the object has not is NotImplementedError: it would go to a library that is not there.
     """
@@ -331,7 +332,7 @@ def _point_at(module: Any, functions: Any, tools: Toolchain) -> None:
 
 
 def _refuse_accelerators() -> None:
-    """Have CuPy keep to its own kernels: those of CUB and cuTENSOR were compiled for a GPU."""
+    """Turn off CUB and cuTENSOR, whose kernels were compiled for a GPU."""
     core: Any = importlib.import_module("cupy._core")
     for kind in ("elementwise", "reduction", "routine"):
         name = f"set_{kind}_accelerators"

@@ -20,11 +20,11 @@ from umem.errors import DeviceError
 _TYPES = {
     "i": ("int", "i"), "j": ("unsigned", "I"), "l": ("long", "l"), "m": ("unsigned long", "k"),
 }  # fmt: skip
-"""By the letter in a symbol: the type, and the letter that Python has for it."""
+"""Type and Python conversion for each letter in a C++ symbol."""
 
 
 class Overrides:
-    """Functions that lead to Python; what it raises, the module's caller finds raised.
+    """Replacements of C++ functions that call Python; exceptions reach the caller.
 
     Args:
         module: the compiled module, which nobody has imported yet.
@@ -64,7 +64,7 @@ class Overrides:
         self._handlers: list[Any] = []
 
     def lead(self, functions: Any) -> None:
-        """Have each function call an object's method of its name."""
+        """Redirect each function to an object's method of its name."""
         self._handlers = [getattr(functions, name) for name in self._names]
         slots = (ctypes.py_object * len(self._names)).in_dll(self._library, "umem_overrides")
         for number, handler in enumerate(self._handlers):

@@ -15,22 +15,22 @@ from umem.devices.software.device_state import StreamPool
 from umem.devices.software.streams import HostStreams
 
 INVALID_VALUE, INVALID_DEVICE, IS_PEER, NO_PEER = 1, 101, 704, 705
-"""cudaError, of driver_types.h."""
+"""Values of cudaError, from driver_types.h."""
 _FIRST_POOL = 1
-"""The handle of the first device's pool; those of the others follow."""
+"""Handle of the first device's pool; the others' follow."""
 _RESERVED, _MOST_RESERVED, _USED, _MOST_USED = 5, 6, 7, 8
-"""cudaMemPoolAttr, of driver_types.h."""
+"""Values of cudaMemPoolAttr, from driver_types.h."""
 
 
 _BUS = r"[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]"
 
 
 class HostPools(JoinedMemory, HostStreams):
-    """Functions of ``cupy_backends.cuda.api.runtime``, by their names there."""
+    """Functions of ``cupy_backends.cuda.api.runtime`` on pools, limits and peers."""
 
     @property
     def count(self) -> int:
-        """How many devices there are."""
+        """Return the number of devices."""
         return len(self.devices)
 
     def _pool(self, handle: int) -> StreamPool:
@@ -38,7 +38,7 @@ class HostPools(JoinedMemory, HostStreams):
         return self.devices[number].pool if 0 <= number < self.count else self.here.pool
 
     def unpooled(self, address: int) -> None:
-        """Count memory that is freed no more, if it was a pool's."""
+        """Remove memory from its pool's count, if it was a pool's."""
         for device in self.devices:
             device.pool.sizes.pop(address, None)
 
@@ -56,10 +56,10 @@ class HostPools(JoinedMemory, HostStreams):
         return self.new_handle()
 
     def memPoolDestroy(self, pool: int) -> None:
-        """Keep its memory, as CUDA does until it is freed."""
+        """Keep the pool's memory until it is freed, as CUDA does."""
 
     def memPoolTrimTo(self, pool: int, keep: int) -> None:
-        """Give nothing back: nothing is kept."""
+        """Do nothing, as nothing is cached."""
 
     def memPoolGetAttribute(self, pool: int, attribute: int) -> int:
         found = self._pool(pool)
@@ -123,6 +123,6 @@ class HostPools(JoinedMemory, HostStreams):
         self.here.peers.remove(peer)
 
     def refuse_other(self, device: int) -> None:
-        """Fail for a device that is not there."""
+        """Raise for a device that does not exist."""
         if not 0 <= device < self.count:
             self.fail(INVALID_DEVICE)

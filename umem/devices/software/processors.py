@@ -13,27 +13,27 @@ from umem.printable import short
 
 VARIABLE = "UMEM_KERNEL_TARGET"
 _TELLING = r"vendor_id|cpu family|model\b|flags|Features|CPU (implementer|architecture|part)"
-"""Lines of /proc/cpuinfo that -march=native goes by."""
+"""Lines of /proc/cpuinfo that affect -march=native."""
 _PORTABLE = {"x86_64": "x86-64-v3", "aarch64": "armv8-a"}
 NEEDED = {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
-"""Flags of /proc/cpuinfo that x86-64-v3 stands for, beside those that all such have."""
+"""Flags of /proc/cpuinfo that x86-64-v3 needs, besides those all such processors have."""
 
 
 @dataclass(frozen=True)
 class Processors:
-    """Processors by name, ``native`` or ``portable``, and the compiler's options for them."""
+    """Target processors, ``native`` or ``portable``, and the compiler's options for them."""
 
     name: str
     options: tuple[str, ...]
 
     @classmethod
     def wanted(cls) -> Processors:
-        """Return what ``UMEM_KERNEL_TARGET`` says, else this machine's own; raises as `named`."""
+        """Return the target of ``UMEM_KERNEL_TARGET``, by default native; raises as `named`."""
         return cls.named(os.environ.get(VARIABLE) or "native")
 
     @classmethod
     def named(cls, name: str) -> Processors:
-        """Return those of a name.
+        """Return a target by name.
 
         Raises:
             DeviceError: there is no such name, or kernels for these do not run here.
@@ -56,12 +56,12 @@ class Processors:
         return cls(name, (f"-march={kind}",))
 
     def processors(self) -> str:
-        """Return a text that differs where what was compiled may not run, or be slower."""
+        """Return a text that differs between processors whose kernels must not be shared."""
         return this_processor() if self.name == "native" else platform.machine()
 
 
 def this_processor() -> str:
-    """Say what the first processor can do: machines of several kinds may share a folder."""
+    """Describe the processor, as machines of several kinds may share a folder."""
     try:
         found = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SOURCE = "<stdin>"
-"""The name of a program's own source for the compiler, which reads it from there."""
+"""File name of a program's source for the compiler."""
 _LINE = re.compile(r"^(.+):(\d+)", re.MULTILINE)
 _ASKED = re.compile(r"<(line|variable) (\w+)>")
 
 
 def with_names(message: str, path: Path) -> str:
-    """Put names of variables and numbers of lines into what a kernel of a shared object says."""
+    """Add variable names and line numbers to the report of a race."""
     return _ASKED.sub(lambda found: _FINDERS[found[1]](int(found[2], 16), path), message)
 
 

@@ -20,9 +20,9 @@ from umem.trace.events import Hint
 from umem.units import BLOCK_BYTES
 
 DRIVER_VERSION = 13000
-"""A driver runs programs of its own CUDA and of older ones, so both kinds of cuda-bindings load."""
+"""A driver runs programs of its own and of older CUDA, so cuda-bindings of either kind load."""
 CPU = -1
-"""The host as a place, CU_DEVICE_CPU."""
+"""The host as a place: CU_DEVICE_CPU."""
 _DEVICE_ATTRIBUTES = {
     1: 1024, 2: 1024, 3: 1024, 4: 64, 5: 2**31 - 1, 6: 65535, 7: 65535, 8: 49152, 9: 65536, 10: 32,
     11: 2**31 - 1, 12: 65536, 14: 512, 15: 1, 17: 0, 18: 0, 19: 1, 20: 0, 30: 512, 31: 1, 33: 0,
@@ -30,30 +30,31 @@ _DEVICE_ATTRIBUTES = {
     83: 1, 84: 0, 85: 0, 86: 0, 88: 0, 89: 1, 90: 1, 91: 0, 95: 0, 96: 0, 97: 65536, 98: 0, 99: 0,
     100: 0, 101: 0, 111: 0, 112: 0, 113: 0, 114: 0, 115: 1, 116: 0, 117: 0, 118: 0, 119: 0,
 }  # fmt: skip
-"""cudaDeviceAttr, of driver_types.h: block and grid sizes, shared memory, managed memory, and what
-is not there, such as cooperative launches. Clocks, caches and textures are not known here."""
+"""Values of cudaDeviceAttr from driver_types.h: block and grid sizes, shared memory, managed
+memory, and missing features, such as cooperative launches. Clocks, caches and textures are not
+known here."""
 _MAJOR, _MINOR, _SM_COUNT = 75, 76, 16
 _ADVICE = {
     1: ("read_mostly", False), 2: ("read_mostly", True), 3: ("preferred_location", False),
     4: ("preferred_location", True), 5: ("accessed_by", False), 6: ("accessed_by", True),
 }  # fmt: skip
-"""cudaMemoryAdvise, of driver_types.h, and whether it takes the advice back."""
+"""Values of cudaMemoryAdvise from driver_types.h, and whether each unsets its advice."""
 _OF_A_DEVICE = (3, 5, 6)
 """Advice that names a place."""
 FORGOTTEN = 0xA5
-"""Fills what was discarded, so that who reads it sees that."""
+"""Fills discarded memory, so that reading it is noticed."""
 SIMULATED = " (simulated)"
-"""The end of the name that CuPy is told."""
+"""Suffix of the device's name."""
 
 
 def overwrite(ranges: Sequence[tuple[int, int]]) -> None:
-    """Put other bytes where somebody may no longer look."""
+    """Overwrite discarded memory."""
     for address, nbytes in ranges:
         ctypes.memset(address, FORGOTTEN, nbytes)
 
 
 class HostRuntime(HostPools):
-    """The functions of ``cupy_backends.cuda.api.runtime``, by their names there.
+    """Functions of ``cupy_backends.cuda.api.runtime``, by their names there.
 
     Args:
         spec, is_modelled, count: see `HostMemory`.
@@ -75,7 +76,7 @@ class HostRuntime(HostPools):
 
     @property
     def was_used(self) -> bool:
-        """Whether memory was asked for, or a stream, an event or a module made."""
+        """Tell whether memory was allocated, or a stream, event or module made."""
         return self._count > 0 or self._handle > FIRST_HANDLE
 
     @property
@@ -87,7 +88,7 @@ class HostRuntime(HostPools):
         return self.current.ordinal
 
     def device_of(self, handle: int) -> DeviceState:
-        """The device that a stream or an event is of."""
+        """Return the device of a stream or event."""
         return self.devices[self.home_of(handle)]
 
     def seconds_of(self, stream: int) -> float:
@@ -170,7 +171,7 @@ class HostRuntime(HostPools):
             self.copy(dst, src, size)
 
     def copy(self, dst: int, src: int, size: int, stream: int = 0) -> None:
-        """Copy memory, as an operation."""
+        """Copy memory, as an operation of the model."""
         self.tell_copy(dst, src, size, self.device_of(stream), stream)
         ctypes.memmove(dst, src, size)
 
@@ -204,12 +205,12 @@ class HostRuntime(HostPools):
             self.fill(ptr, value, size)
 
     def fill(self, ptr: int, value: int, size: int) -> None:
-        """Set every byte of memory, as an operation."""
+        """Fill memory with a byte, as an operation of the model."""
         self.tell_fill(ptr, size)
         ctypes.memset(ptr, value, size)
 
     def tell_fill(self, ptr: int, size: int) -> None:
-        """Tell of an operation that sets memory, on the device that it is of."""
+        """Report a fill to the model of the memory's device."""
         accesses = self.access(ptr, size)
         home = device_peers.home_of(self, self.here, accesses[0]) if accesses else self.here
         self.operation("memset", [], accesses, device=home)
@@ -219,7 +220,7 @@ class HostRuntime(HostPools):
             self.fill(ptr, value, size)
 
     def prefetch(self, address: int, nbytes: int, device: int, stream: int) -> None:
-        """Have the model move a managed range; on a stream it does so beside the operations."""
+        """Prefetch a managed range in the model; on a stream, beside the operations."""
         for access in self.access(address, nbytes):
             if device == CPU:
                 for each in device_peers.holding(self, access):
@@ -230,7 +231,7 @@ class HostRuntime(HostPools):
                 self.tell(hint, self.devices[device])
 
     def discard(self, ranges: Sequence[tuple[int, int]], stream: int) -> None:
-        """Have the model forget managed ranges, and put other bytes there, in stream order."""
+        """Discard managed ranges in the model, and overwrite them in stream order."""
         accesses = tuple(access for each in ranges for access in self.access(*each))
         for device in self.devices:
             known = tuple(each for each in accesses if each.tensor in device.model.tensors)
@@ -239,11 +240,11 @@ class HostRuntime(HostPools):
         self.put_other_bytes(ranges, stream)
 
     def put_other_bytes(self, ranges: Sequence[tuple[int, int]], stream: int) -> None:
-        """Overwrite ranges in the order of a stream, which does everything at once here."""
+        """Overwrite ranges in stream order, which here means at once."""
         overwrite(ranges)
 
     def advise(self, address: int, nbytes: int, advice: int, device: int) -> None:
-        """Give a piece of advice to the models that know the memory, or take it back.
+        """Set or unset advice in all models that know the memory.
 
         Where it names a device, that is told alone.
         """
@@ -303,6 +304,7 @@ class HostRuntime(HostPools):
         return known[attrib]
 
     def getDeviceProperties(self, device: int) -> dict[str, Any]:
+        """Return a device's properties, as CuPy reads them."""
         self.refuse_other(device)
         major, minor, count = self._chip
         return {

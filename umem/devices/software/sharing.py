@@ -20,18 +20,18 @@ _SIDE_EFFECTS = re.compile(
 )
 _ELEMENT = re.compile(r"\b\w+\[_(?:in_|out_)?ind\.get\(\)\]")
 _OWN_PLACES = re.compile(r"void cupy_getitem_mask\(")
-"""Kernels of CuPy's that write each element of an array at a place of its own."""
+"""CuPy's kernels that write each element at a place of its own."""
 
 
 def usable_cores() -> int:
-    """Return how many cores to use: ``OMP_NUM_THREADS``, or all that this process may run on."""
+    """Return the number of cores to use: ``OMP_NUM_THREADS``, or all that this process may use."""
     wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(int(wanted), there or 1) if wanted.isdecimal() and int(wanted) else there or 1
 
 
 def may_share(source: str, loops: str, parameters: Iterable[str]) -> bool:
-    """Whether several cores may each compute some outputs of a kernel.
+    """Tell whether several cores may compute parts of a kernel's output.
 
     Args:
         source: as CuPy writes it.
@@ -54,5 +54,5 @@ def _written(parameters: str) -> list[str]:
 
 
 def _is_own(name: str, left: str) -> bool:
-    """Whether each thread takes its own element of an array, and does nothing else with it."""
+    """Tell whether each thread only accesses its own element of an array."""
     return name.startswith("_raw_") and len(re.findall(rf"\b{name}\b", left)) == 1

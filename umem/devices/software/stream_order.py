@@ -18,17 +18,17 @@ from collections.abc import Callable, Container, Hashable, Iterable
 from typing import NamedTuple
 
 LEGACY, LEGACY_HANDLE, PER_THREAD_HANDLE = 0, 1, 2
-"""The default streams (cudaStreamLegacy, cudaStreamPerThread, of driver_types.h)."""
+"""The default streams (cudaStreamLegacy, cudaStreamPerThread, from driver_types.h)."""
 EAGERNESS = (0.0, 0.0, 0.03, 0.3, 0.8)
-"""How likely something runs that nobody waits for yet, after each call; one for each seed."""
+"""Probability that work runs after a call although nothing waits for it; one for each seed."""
 DEPTH = 1024
-"""The most work that a stream holds before the program has to wait for it."""
+"""At most this much work is queued on a stream before the program waits for it."""
 FREES_WAIT = 0.5
-"""How many of the seeds have a free wait until the device is done, as CUDA may and need not."""
+"""Share of seeds under which a free waits for the device, as CUDA may."""
 
 
 class Key(NamedTuple):
-    """A stream: its device, None for work that is no stream's, and which of that device's it is."""
+    """A stream: its device (None for work of no stream), and its number there."""
 
     device: int | None
     stream: Hashable
@@ -39,7 +39,7 @@ Clock = dict[Key, int]
 
 
 class Work:
-    """Something that a stream is to do.
+    """A piece of work on a stream.
 
     Attributes:
         key: the stream.
@@ -57,14 +57,14 @@ class Work:
         self._function = function
 
     def comes_after(self, other: Work) -> bool:
-        """Tell whether the rules have other work done before this begins, at whatever speed.
+        """Tell whether CUDA's rules order other work before this, whatever the speed.
 
         By vector clocks (Mattern, "Virtual Time and Global States of Distributed Systems", 1989).
         """
         return self.clock.get(other.key, 0) >= other.clock[other.key]
 
     def run(self) -> None:
-        """Do it; done even where it fails."""
+        """Run it; it counts as done even if it fails."""
         function, self._function = self._function, None
         self.after.clear()
         try:
@@ -75,7 +75,7 @@ class Work:
 
 
 class StreamOrder:
-    """Streams with work that waits. Not safe from several threads: who calls it holds a lock.
+    """Streams with queued work. Not thread-safe: callers hold a lock.
 
     An error of late work is kept, the first of several, until `raise_error` or a call that waits
     raises it: whatever made the work run may be a call that nobody asks for errors, such as a free.
@@ -100,7 +100,7 @@ class StreamOrder:
         self.reseed(seed)
 
     def reseed(self, seed: int | None) -> None:
-        """Do what is left, and go on by another seed."""
+        """Run all queued work, and continue with another seed."""
         self._do_all()
         self._random = random.Random(seed)
         self._eagerness = 1.0 if seed is None else self._random.choice(EAGERNESS)
@@ -109,7 +109,7 @@ class StreamOrder:
         self.raise_error()
 
     def raise_error(self) -> None:
-        """Raise the error that is kept, if any; it is kept no longer. Nothing inside work."""
+        """Raise and clear the stored error, if any; does nothing inside work."""
         if not self.is_running and self._error is not None:
             error, self._error = self._error, None
             try:
@@ -118,7 +118,7 @@ class StreamOrder:
                 del error  # its traceback leads here: what the program's frames hold would stay
 
     def add_non_blocking(self, stream: int) -> None:
-        """From now on the stream neither waits for the legacy default stream nor holds it up."""
+        """Exempt a stream from synchronising with the legacy default stream."""
         self._non_blocking.add(stream)
 
     # -- giving work -----------------------------------------------------------------------
@@ -126,23 +126,25 @@ class StreamOrder:
     def issue(
         self, stream: int, function: Callable[[], object] | None, also: Iterable[Work] = ()
     ) -> Work:
-        """Give a stream something to do, besides its own order after what is in ``also``."""
+        """Queue work on a stream, to run also after the work in ``also``."""
         key = self._key(stream)
         return self._issue(key, function, [*also, *self._implied(key)])
 
     def issue_after_all(self, function: Callable[[], object]) -> Work:
-        """Do something after all that any stream was given so far."""
+        """Queue work behind everything queued so far."""
         return self._issue(_AFTER_ALL, function, [queue[-1] for queue in self._queues.values()])
 
     def issue_some_day(self, function: Callable[[], object], after: Iterable[Work]) -> Work:
-        """Do something at any time after some work, which only a wait for all waits for."""
+        """Queue work behind some other, which only a wait for everything waits for."""
         return self._issue(_NOBODYS, function, [work for work in after if not work.is_done])
 
     def _implied(self, key: Key) -> list[Work]:
         return [self._queues[other][-1] for other in self._turns(key, self._queues)]
 
     def _turns(self, key: Key, others: Iterable[Key]) -> list[Key]:
-        """Those of some streams that a stream takes turns with, by its device's legacy one."""
+        """Return the streams that a stream synchronises with implicitly, by the legacy default
+        stream.
+        """
         if key.stream in self._non_blocking:
             return []
         return [
@@ -155,10 +157,11 @@ class StreamOrder:
         ]
 
     def is_known_over(self, work: Work) -> bool:
-        """Tell whether the host has waited for work, so that all that it gives comes after it."""
+        """Tell whether the host has waited for work, so that later work comes after it."""
         return self._host.get(work.key, 0) >= work.clock[work.key]
 
     def _clock(self, key: Key, after: Iterable[Work]) -> Clock:
+        """Return the vector clock of new work on a stream, after other work."""
         found = dict(self._host)
         before = [key, *self._turns(key, self._clocks)]
         for clock in (
@@ -182,7 +185,7 @@ class StreamOrder:
     # -- waiting ---------------------------------------------------------------------------
 
     def do(self, work: Work) -> None:
-        """Do a piece of work with all that it comes after; nothing inside work that runs.
+        """Run work with all that it comes after; does nothing inside work that runs.
 
         Errors are kept.
         """
@@ -191,17 +194,17 @@ class StreamOrder:
             self._wander()
 
     def finish(self, work: Work) -> None:
-        """Do a piece of work as `do` does, and raise the error that is kept."""
+        """Run work as `do`, and raise the stored error."""
         self.do(work)
         _merge(self._host, work.clock)
         self.raise_error()
 
     def finish_stream(self, stream: int) -> None:
-        """Do all that a stream was given; the legacy default stream waits for others first."""
+        """Run all work of a stream; the legacy default stream runs the others' first."""
         self.finish(self.issue(stream, None))
 
     def finish_all(self, device: int = 0) -> None:
-        """Do everything that a device was given, stream by stream in any order."""
+        """Run all work of a device, streams in any order."""
         self._do_all({device, None})
         self.raise_error()
 
@@ -215,7 +218,7 @@ class StreamOrder:
             _merge(self._host, self._clocks[key])
 
     def query(self, work: Work | None) -> bool:
-        """Tell whether work is done; who asks again and again sees it done one day."""
+        """Tell whether work is done; polling repeatedly eventually runs it."""
         if work is not None and not work.is_done and self._random.random() < 0.5:
             self.do(work)
         self.raise_error()
@@ -225,7 +228,7 @@ class StreamOrder:
         return True
 
     def last_of(self, stream: int) -> Work | None:
-        """What a stream was given last, None where it has nothing left to do."""
+        """Return the last work queued on a stream; None if it is idle."""
         queue = self._queues.get(self._key(stream))
         return queue[-1] if queue else None
 
@@ -249,7 +252,7 @@ class StreamOrder:
             self._advance(self._drawn(list(self._queues)))
 
     def _advance(self, key: Key) -> None:
-        """Run the first thing that a stream waits for, or its own next."""
+        """Run the next work that a stream waits for, or its own."""
         work = self._queues[key][0]
         while waiting := [before for before in work.after if not before.is_done]:
             work = self._queues[self._random.choice(waiting).key][0]

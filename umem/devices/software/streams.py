@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 NON_BLOCKING = 1
-"""cudaStreamNonBlocking, of driver_types.h."""
+"""cudaStreamNonBlocking, from driver_types.h."""
 RELAXED = 2
 """cudaStreamCaptureModeRelaxed."""
 INVALID_HANDLE, ILLEGAL_STATE, UNSUPPORTED, INVALIDATED, UNMATCHED = 400, 401, 900, 901, 903
 ISOLATION, IMPLICIT, CAPTURED_EVENT = 905, 906, 907
-"""cudaError: of states, and of captures."""
+"""Values of cudaError about states and captures."""
 FIRST_HANDLE = 1 << 12
 DEFAULT = (0, 1, 2)
-"""The streams that nobody makes: legacy by two names, and one for each thread."""
+"""The default streams: legacy, by two handles, and one for each thread."""
 
 
 @dataclass
 class DriverCalls:
-    """Counts of what a program asked for: memory, frees of it, and waits of the host."""
+    """Counts of driver calls: allocations, frees, and waits of the host."""
 
     allocation_count: int = 0
     free_count: int = 0
@@ -33,7 +33,7 @@ class DriverCalls:
 
 @dataclass(eq=False)
 class Capture:
-    """A capture that has begun: its first stream, and whether it can still end well."""
+    """A stream capture: its first stream, and whether it is still valid."""
 
     origin: int
     is_relaxed: bool
@@ -41,7 +41,7 @@ class Capture:
 
 
 class HostStreams:
-    """The functions of CuPy's runtime on streams and events, and what captures change of others.
+    """Functions of CuPy's runtime on streams, events and captures, which run work at once.
 
     Attributes:
         captures: by stream, the capture that takes its work.
@@ -59,32 +59,32 @@ class HostStreams:
 
     @property
     def calls(self) -> DriverCalls:
-        """What was called so far on the current device."""
+        """Return the counts of calls so far on the current device."""
         raise NotImplementedError
 
     @property
     def device_here(self) -> int:
-        """The number of the current device of the calling thread."""
+        """Return the number of the calling thread's current device."""
         raise NotImplementedError
 
     def home_of(self, handle: int) -> int:
-        """The device that a stream or an event is of; default streams are of the current one."""
+        """Return the device of a stream or event; default streams are of the current one."""
         return self._homes.get(handle, self.device_here)
 
     def refuse_strange(self, stream: int, *others: int) -> None:
-        """Fail where a stream and something else are of different devices."""
+        """Raise if a stream and another object are of different devices."""
         if any(self.home_of(other) != self.home_of(stream) for other in others):
             self.fail(INVALID_HANDLE)
 
     def seconds_of(self, stream: int) -> float:
-        """When all is done that a stream was given so far, in simulated time."""
+        """Return when a stream's work ends, in simulated time."""
         raise NotImplementedError
 
     def stream_waits(self, stream: int, seconds: float) -> None:
-        """Have a stream wait until then, where simulated time passes."""
+        """Make a stream wait for a time, if simulated time passes."""
 
     def host_waits(self, handle: int = DEFAULT[0]) -> None:
-        """Have simulated time pass for the host until a stream's or an event's device is done."""
+        """Advance simulated time until the device of a stream or event is done."""
         raise NotImplementedError
 
     def fail(self, status: int) -> NoReturn:
@@ -92,14 +92,14 @@ class HostStreams:
         raise NotImplementedError
 
     def new_handle(self) -> int:
-        """A number that stands for a stream, an event or a module."""
+        """Return a new handle for a stream, event or module."""
         self._handle += 1
         return self._handle
 
     # -- captures --------------------------------------------------------------------------
 
     def is_captured(self, stream: int) -> bool:
-        """Whether a capture takes the work that a stream is given now."""
+        """Tell whether a stream's work is captured now; raises if its capture is broken."""
         if not self.captures:
             return False
         if stream in DEFAULT[:2]:
@@ -110,7 +110,7 @@ class HostStreams:
         return capture is not None
 
     def _refuse_implicit(self) -> None:
-        """Fail where the legacy default stream would wait for a stream that is captured."""
+        """Raise if the legacy default stream would wait for a captured stream."""
         blocking = [c for stream, c in self.captures.items() if stream in self._blocking]
         for capture in blocking:
             capture.is_broken = True
@@ -118,12 +118,14 @@ class HostStreams:
             self.fail(IMPLICIT)
 
     def refuse_captured(self, stream: int) -> None:
-        """Fail, and end a capture, where it would take what no graph can have."""
+        """Raise, and break the capture, for a call that no graph can contain."""
         if self.is_captured(stream):
             self._break([self.captures[stream]])
 
     def refuse_unsafe(self) -> None:
-        """Fail where a capture forbids what may wait for the device, as allocation does."""
+        """Raise for a call that may wait for the device, such as allocation, if a capture forbids
+        it.
+        """
         self._break([c for c in self.captures.values() if not c.is_relaxed])
 
     def _refuse_wait(self, stream: int | None = None) -> None:
@@ -145,6 +147,7 @@ class HostStreams:
         self.captures[stream] = Capture(stream, mode == RELAXED)
 
     def streamEndCapture(self, stream: int) -> int:
+        """End a capture; returns the graph's handle."""
         capture = self.captures.get(stream)
         if capture is None:
             self.fail(ILLEGAL_STATE)
@@ -208,7 +211,7 @@ class HostStreams:
         self.calls.wait_count += 1
 
     def wait_for_stream(self, stream: int) -> None:
-        """Have the host wait for a stream."""
+        """Make the host wait for a stream."""
         self._known(stream)
         self._refuse_wait(stream)
         self.host_waits(stream)
@@ -223,7 +226,7 @@ class HostStreams:
         self.calls.wait_count += 1
 
     def wait_for_all(self) -> None:
-        """Have the host wait for the device."""
+        """Make the host wait for the device."""
         self._refuse_wait()
         self.host_waits()
 
@@ -257,7 +260,7 @@ class HostStreams:
             self._recorded[event] = self.seconds_of(stream)
 
     def takes_record(self, event: int, stream: int) -> bool:
-        """Whether a capture takes the recording of an event."""
+        """Tell whether the recording of an event is captured."""
         self._known(stream, event)
         self.refuse_strange(stream, event)
         self._captured_events.pop(event, None)
@@ -271,7 +274,9 @@ class HostStreams:
             self.stream_waits(stream, self._recorded.get(event, 0.0))
 
     def takes_wait(self, stream: int, event: int) -> bool:
-        """Whether a capture takes a stream's waiting: the stream is captured too from then on."""
+        """Tell whether a stream's wait for an event is captured; the stream then joins the
+        capture.
+        """
         self._known(stream, event)
         capture = self._captured_events.get(event)
         if capture is None:
@@ -283,7 +288,7 @@ class HostStreams:
         return True
 
     def restart_times(self) -> None:
-        """Simulated time begins anew: whatever was recorded is over."""
+        """Restart simulated time: all recorded events are over."""
         self._recorded = dict.fromkeys(self._recorded, 0.0)
 
     def eventQuery(self, event: int) -> int:
@@ -308,6 +313,6 @@ class HostStreams:
         return 1000 * (self._recorded[end] - self._recorded[start])
 
     def nothing(self, *args: Any) -> None:
-        """There is nothing to do on the host."""
+        """Do nothing, as the host needs nothing here."""
 
     graphDestroy = graphExecDestroy = nothing

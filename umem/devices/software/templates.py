@@ -16,17 +16,17 @@ _LOCAL_ARRAY = re.compile(r"[\w>]\s+\w+\s*\[[^\]\n]*\]\s*(?:[=;{]|\[)")
 _AT = r"(\w+)\[{0}\.get\(\)\]"
 _LEAVES = re.compile(r"\b(return|break)\b")
 _RETURNING = re.compile(r"^\s*#\s*define(?:[^\n\\]|\\\n)*\breturn\b", re.MULTILINE)
-"""A macro that returns, as in the kernel of CuPy's ``searchsorted``."""
+"""A macro that returns, as in CuPy's ``searchsorted`` kernel."""
 
 _IN_TURN = "#undef CUPY_FOR\n#define CUPY_FOR(i, n) for (ptrdiff_t i = 0; i < (n); ++i)\n"
 WAITS = re.compile(
     r"\b__sync(threads|warp)|\b__(shfl|match|reduce)_|\b__(any|all|ballot)_sync|\b__activemask"
 )
-"""Calls in which threads wait for one another."""
+"""Calls by which threads wait for one another."""
 
 
 def as_loops(source: str) -> str | None:
-    """Rewrite a kernel of CuPy's templates; None for any other.
+    """Rewrite a kernel of CuPy's templates as loops of one thread; None for other kernels.
 
     Raises:
         DeviceError: it is a reduction, and not as this version of CuPy writes them.
@@ -52,7 +52,7 @@ def as_loops(source: str) -> str | None:
 
 
 def _elementwise(source: str, found: re.Match[str]) -> str:
-    """Have one thread do what each thread of CuPy's elementwise kernel does for its element."""
+    """Rewrite an elementwise kernel as a loop over elements."""
     i, end = found["i"], _closing(source, found.end())
     at, body = _AT.format("_ind"), source[found.end() : end]
     arrays = "".join(f", {name}" for name in dict.fromkeys(re.findall(at, body)))
@@ -68,7 +68,7 @@ for (UmemRows<decltype(_ind)::ndim> _row(_ind{arrays}); _row; _row.next())
 
 
 def _closing(source: str, start: int) -> int:
-    """Return where the brace closes that is open at a place of a source."""
+    """Return the position of the brace that closes the one open at a position."""
     depth = 1
     for match in re.finditer(
         r"//[^\n]*|/\*.*?\*/|\"(?:\\\\.|[^\"\\\\])*\"|[{}]", source[start:], re.DOTALL
@@ -90,7 +90,7 @@ _REDUCTION = re.compile(
 
 
 def _reduction(source: str, size: str) -> str:
-    """Have one thread do what the threads of CuPy's reduction do between its barriers.
+    """Rewrite a reduction as loops between its barriers.
 
     What each thread adds up, and the order in which these sums are added, stay as they are; the
     elements are taken in the order of memory rather than thread by thread.
@@ -155,7 +155,7 @@ _TAKES = {"min": "<", "max": ">"}
 
 
 def _without_branches(source: str) -> str:
-    """Have a reduction of largest or smallest numbers choose so that vector instructions can."""
+    """Rewrite a minimum or maximum without branches, so that it is vectorised."""
     if "struct min_max_st" not in source:
         return source
     source = source.replace("#define REDUCE", '#include "umem_min_max.h"\n#define REDUCE', 1)
@@ -237,11 +237,11 @@ _KNOWN = {
     re.compile(r"void cupy_scan_\w+\(.*\bx = a\[i\];.*out\[i\] = x;", re.DOTALL): _SCAN,
     re.compile(r"void cupy_nonzero_kernel_incomplete_scan\(.*dst\[ind\]", re.DOTALL): _NONZERO,
 }
-"""Loops for kernels in which threads wait for one another, or divide for each element."""
+"""Loops for kernels whose threads wait for one another, or divide for each element."""
 
 
 def _known(source: str) -> str | None:
-    """Return the loops of one of these, for the size of its blocks, and for what it adds up how."""
+    """Return the loops of a known kernel, for its block size and its reduction."""
     for pattern, loops in _KNOWN.items():
         if pattern.search(source) is None:
             continue
@@ -260,5 +260,5 @@ def _known(source: str) -> str | None:
 
 
 def is_known(source: str) -> bool:
-    """Whether a kernel is known by name, and has loops that several cores may share."""
+    """Tell whether a kernel is known by name, with loops that several cores may share."""
     return any(loops != _NONZERO and pattern.search(source) for pattern, loops in _KNOWN.items())

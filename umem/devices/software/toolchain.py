@@ -40,19 +40,19 @@ OPTIONS = (
     "-U_FORTIFY_SOURCE",  # which takes a jump to another stack for an error
 )  # fmt: skip
 PATIENCE_SECONDS = 2.0
-"""How long compiling takes in all before a person is told of it."""
+"""Total compile time after which a message is shown."""
 ROOM_BYTES = 256 << 20
-"""A folder with less room than this, in which something could not be made, is taken to be full."""
+"""A folder with less free space than this, in which a write failed, counts as full."""
 HEADERS_BYTES = 256 << 20
-"""What precompiled headers may take on a machine; each takes about 25 MiB."""
+"""The most that precompiled headers take on a machine; each takes about 25 MiB."""
 TRIM_EVERY = 64
-"""Kernels that a process compiles before it looks at the cache's size again."""
+"""The cache's size is checked once every this many compilations of a process."""
 LANGUAGES = {"c": ("-x", "c", "-O1"), "c++": ("-x", "c++", "-std=c++17", "-O3")}
-"""C is what leads from one function to another; kernels are C++."""
+"""C for functions that forward calls; C++ for kernels."""
 
 
 class Toolchain:
-    """Compiles, and remembers.
+    """A C++ compiler with a cache on disk.
 
     Args:
         folder: where shared objects are kept; one of the process where it cannot be written, is
@@ -80,7 +80,7 @@ class Toolchain:
 
     @cached_property
     def compiler(self) -> str:
-        """The compiler's path.
+        """Return the compiler's path.
 
         Raises:
             MissingDependencyError: there is none.
@@ -97,12 +97,12 @@ class Toolchain:
 
     @cached_property
     def version(self) -> str:
-        """What the compiler says it is, and the processors that it compiles for."""
+        """Return the compiler's version and its target processors."""
         return self._run(["--version"]).stdout + self.target.processors()
 
     @cached_property
     def label(self) -> str:
-        """How names of shared objects begin that this compiler makes for this target."""
+        """Return the prefix of shared objects by this compiler and target."""
         return f"{self.target.name}-{_digest(self.compiler, self.version)[:8]}"
 
     def shared_object(
@@ -112,7 +112,7 @@ class Toolchain:
         options: Sequence[str] = (),
         places: Callable[[], Sequence[str]] = tuple,
     ) -> Path:
-        """Return the shared object that a source gives; compiled where it is not there yet.
+        """Return a source's shared object, compiled if it is not cached.
 
         Args:
             source: text in the language.
@@ -139,7 +139,7 @@ class Toolchain:
         return path
 
     def preprocessed(self, source: str, options: Sequence[str]) -> str:
-        """Return a source of C++ as its preprocessor leaves it.
+        """Return a C++ source after preprocessing.
 
         Raises:
             DeviceError: the preprocessor refuses it; what it says is in the message.
@@ -150,12 +150,12 @@ class Toolchain:
         return done.stdout
 
     def remarks(self, source: str, language: str, options: Sequence[str] = ()) -> str:
-        """Return the warnings that a source gives."""
+        """Return the compiler's warnings on a source."""
         given = (*LANGUAGES[language], *self.target.options, "-Wall", "-fsyntax-only", *options)
         return self._run([*given, "-"], source).stderr
 
     def header(self, text: str, options: Sequence[str]) -> Path:
-        """Return a header with this text, precompiled for these options where g++ compiles.
+        """Return a header file, precompiled for these options if the compiler is g++.
 
         Precompiled headers are large, and of no use on another machine: all caches share them.
         """
@@ -177,7 +177,7 @@ class Toolchain:
 
     @cached_property
     def _headers(self) -> Path | None:
-        """A folder of this user's on this machine; None where it cannot be had."""
+        """Return this user's folder of precompiled headers; None if it cannot be made."""
         if self._is_own:
             return None
         folder = headers_folder()
@@ -191,7 +191,7 @@ class Toolchain:
         return folder if is_ours and stat.S_ISDIR(found.st_mode) and has_room else None
 
     def text_file(self, text: str, suffix: str, folder: Path | None = None) -> Path:
-        """Return a file with this text, such as a linker's script; in the cache's folder."""
+        """Write a text to a file in the cache's folder, such as a linker script."""
         path = (folder or self.folder) / f"{_digest(text)[:32]}{suffix}"
         if not path.exists():
             try:
@@ -212,7 +212,9 @@ class Toolchain:
             Path(name).unlink(missing_ok=True)
 
     def _is_made(self, text: str, given: Sequence[str], path: Path, source: str = "-") -> bool:
-        """Compile, or wait for who does; False where the folder was full, and is another now."""
+        """Compile, or wait for another process to; returns False if the folder was full and
+        replaced.
+        """
         try:
             with only_maker(path) as is_to_make:
                 if is_to_make:
@@ -226,7 +228,7 @@ class Toolchain:
         return True
 
     def _has_moved(self, folder: Path) -> bool:
-        """Go on in a folder of the process where one is full or gone; not a second time."""
+        """Switch once to a folder of the process, if the present one is full or gone."""
         if self._is_own or _room(folder) >= ROOM_BYTES:
             return False
         self.folder = self._elsewhere()
@@ -234,6 +236,11 @@ class Toolchain:
         return True
 
     def _compile(self, text: str, given: Sequence[str], path: Path, source: str) -> None:
+        """Compile to a temporary file, and rename it when complete.
+
+        Raises:
+            DeviceError: the compiler refuses the source.
+        """
         start = f"{path.name}{UNFINISHED}"
         for left in path.parent.glob(f"{glob.escape(start)}*"):  # by a process that was killed
             if time.time() - left.stat().st_mtime > WAIT_SECONDS:
@@ -258,7 +265,7 @@ class Toolchain:
             raise DeviceError(f"the compiler cannot be run: {error}") from error
 
     def _elsewhere(self) -> Path:
-        """Make a folder of the process, which goes when it ends.
+        """Make a folder of the process, which is removed at its end.
 
         Raises:
             DeviceError: nothing may run there.
@@ -274,7 +281,7 @@ class Toolchain:
 
 
 class Progress:
-    """Says on a terminal that kernels are compiled, where that has taken a while in all."""
+    """Shows on a terminal that kernels are being compiled, after some time."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -282,7 +289,7 @@ class Progress:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """While one is compiled; nothing of the line is left behind."""
+        """Show the message while one kernel compiles, and clear it."""
         self._count += 1
         terminal = sys.stderr
         is_shown = self._seconds > PATIENCE_SECONDS and terminal is not None and terminal.isatty()

@@ -12,7 +12,7 @@ from umem.errors import DeviceError, MissingDependencyError
 from umem.extras import CUPY_DISTRIBUTIONS
 
 KNOWN = {11: ("13.6",), 12: ("13.6", "14"), 13: ("13.6", "14")}
-"""Versions of CuPy, as their first numbers, by the CUDA that they were built for."""
+"""Known versions of CuPy, by their first numbers and the CUDA they were built for."""
 _CUBLAS = re.compile(rb"libcublas\.so\.(\d+)")
 _INSTALL = {
     11: "CuPy for CUDA 11: pip install 'cupy-cuda11x==13.6.*'",
@@ -22,7 +22,7 @@ _INSTALL = {
 
 
 def known_cupy() -> Path:
-    """Return the folder of the CuPy that is installed, where its inside is known.
+    """Return the folder of the installed CuPy; raises for a version whose internals are unknown.
 
     Raises:
         MissingDependencyError: there is none.
@@ -37,7 +37,7 @@ def known_cupy() -> Path:
 
 
 def refuse_unknown(installed: dict[str, str], cuda: int | None) -> None:
-    """See that there is one distribution of CuPy's, and that it is a known one.
+    """Check that one known distribution of CuPy is installed.
 
     Args:
         installed: versions by distribution.
@@ -60,7 +60,7 @@ def refuse_unknown(installed: dict[str, str], cuda: int | None) -> None:
 
 
 def built_for(folder: Path) -> int | None:
-    """Return the CUDA, by its first number, that the CuPy in a folder was built for."""
+    """Return the major CUDA version that a CuPy was built for."""
     for path in folder.parent.glob("cupy_backends/cuda/libs/cublas.*.so"):
         if found := _CUBLAS.search(path.read_bytes()):
             return int(found[1])

@@ -27,9 +27,9 @@ STEPS = (
     "-fno-gnu-unique", "-fno-threadsafe-statics",
     "-nodefaultlibs", "-Wl,--no-as-needed,-lstdc++,-lm,-lgcc_s",  # not the library of -fsanitize
 )  # fmt: skip
-"""Options for kernels whose warps run in step, as in umem_steps.h."""
+"""Options for kernels whose warps run in lockstep, as in umem_steps.h."""
 IN_ALL_MEMORY = "-DUMEM_STEPS_IN_ALL_MEMORY"
-"""Another: their accesses to global memory are in step, too."""
+"""Option under which accesses to global memory are in lockstep, too."""
 _SHARED = re.compile(r"\b__shared__\b|(?<!asm )\bvolatile\b(?!\s*\()")
 _SUBSCRIPT = re.compile(r"(\w+)\s*\[")
 _IN_BLOCK = re.compile(r"\b__shared__\b[^;]*;")
@@ -39,13 +39,13 @@ _ASSIGNED = re.compile(r"\s*(?:\.\w+\s*)?(?:(=)(?!=)|(?:[-+*/%&|^]|<<|>>)=|\+\+|
 
 
 def can_step(compiler: str) -> bool:
-    """Whether a compiler, by what it says of its version, is g++ 12 or later, which steps need."""
+    """Tell from its version whether the compiler is g++ 12 or later, which lockstep needs."""
     found = re.findall(r" (\d+)\.\d+\.\d+", compiler.partition("\n")[0])
     return "clang" not in compiler and bool(found) and int(found[-1]) >= 12
 
 
 def step_options(code: str, has_headers: bool) -> Sequence[str]:
-    """Return the options that a kernel's source needs for its warps to run in step.
+    """Return the options by which a kernel's warps run in lockstep, if it needs that.
 
     Args:
         code: the source, without comments and macros.
@@ -58,7 +58,7 @@ def step_options(code: str, has_headers: bool) -> Sequence[str]:
 
 
 def _exchanged(code: str) -> set[str]:
-    """Find arrays that a function writes at one place and reads at another; not its own."""
+    """Return arrays that a function writes at one index and reads at another, except its own."""
     reads: defaultdict[str, set[str]] = defaultdict(set)
     writes: defaultdict[str, set[str]] = defaultdict(set)
     for name, place, is_read, is_written in _accesses(code):
@@ -71,7 +71,7 @@ def _exchanged(code: str) -> set[str]:
 
 
 def _accesses(code: str) -> Iterator[tuple[str, str, bool, bool]]:
-    """Find what is subscripted: its name, where, and whether it is read and written."""
+    """Return the subscripted names in code: position, read and written."""
     for found in _SUBSCRIPT.finditer(code):
         depth, end = 1, found.end()
         while depth and end < len(code):

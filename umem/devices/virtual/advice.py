@@ -13,7 +13,7 @@ READ_MOSTLY, PREFER_HOST, PREFER_GPU, ACCESSED_BY_GPU, ACCESSED_BY_HOST = 1, 2, 
 
 
 def advice_flag(action: str, place: Place | str | None) -> int:
-    """The flag of advice for a place."""
+    """Return the flag of an advice for a place."""
     if action == "read_mostly":
         return READ_MOSTLY
     if action == "preferred_location":
@@ -24,5 +24,5 @@ def advice_flag(action: str, place: Place | str | None) -> int:
 
 
 def preset_flags(name: str) -> int:
-    """The flags of all that a preset advises."""
+    """Return the flags of a preset's advice."""
     return functools.reduce(operator.or_, (advice_flag(*pair) for pair in PRESETS[name]))

@@ -30,15 +30,16 @@ _CONSTANTS = {"pi", "e", "inf", "nan", "newaxis", "dtype", "ndarray"}
 
 
 class _UnsupportedName(UnsupportedError, AttributeError):
-    """So that ``hasattr`` works."""
+    """An UnsupportedError that is an AttributeError too, so that ``hasattr`` works."""
 
 
 class FollowedArray(np.ndarray[Any, Any]):
-    """A NumPy array whose operations become events; made by the functions of this module."""
+    """A NumPy array whose operations are recorded as events; made by this module's functions."""
 
     def __array_ufunc__(
         self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **kwargs: Any
     ) -> Any:
+        """Run a ufunc on plain arrays, and record it as one operation."""
         plain = [_plain(value) for value in inputs]
         options = {name: _plain(value) for name, value in kwargs.items()}
         if out:
@@ -72,6 +73,7 @@ class FollowedArray(np.ndarray[Any, Any]):
         return super().__getitem__(_basic(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        """Assign to a part, recorded as one operation."""
         if inside() or not active():
             _plain(self)[key] = _plain(value)
             return
@@ -84,21 +86,21 @@ class FollowedArray(np.ndarray[Any, Any]):
         _record("setitem", run, (value,), (target,))
 
     def copy(self, order: Any = "C") -> Any:
-        """Make a copy with memory of its own."""
+        """Return a copy with its own memory."""
         return _record("copy", lambda: _plain(self).copy(order), (self,), ())
 
     def astype(self, dtype: Any, copy: bool = True) -> Any:  # type: ignore[override]
-        """Make a copy of another type; without ``copy``, only where something changes."""
+        """Return a copy of another dtype; without ``copy`` only if something changes."""
         if not copy and np.dtype(dtype) == self.dtype:
             return self
         return _record("astype", lambda: _plain(self).astype(dtype), (self,), ())
 
     def reshape(self, *shape: Any, order: Any = "C") -> Any:  # type: ignore[override]
-        """Give a view where that is possible, otherwise a copy."""
+        """Return a view if possible, otherwise a copy."""
         return self._view_or_copy("reshape", _plain(self).reshape(*shape, order=order))
 
     def ravel(self, order: Any = "C") -> Any:
-        """Give a view of one dimension where that is possible, otherwise a copy."""
+        """Return a flat view if possible, otherwise a copy."""
         return self._view_or_copy("ravel", _plain(self).ravel(order))
 
     def _view_or_copy(self, name: str, made: Any) -> Any:
@@ -111,7 +113,7 @@ class FollowedArray(np.ndarray[Any, Any]):
         self[...] = value
 
     def get(self) -> np.ndarray[Any, Any]:
-        """A copy in host memory, as CuPy's method of that name."""
+        """Return a copy in host memory, as CuPy's method does."""
         for recorder in active():
             reads = _access_all(recorder, (self,))
             workspace = 0 if recorder.measure == "workspace" else None
@@ -130,7 +132,7 @@ class FollowedArray(np.ndarray[Any, Any]):
 
 
 class _Refused:
-    """An attribute of NumPy's arrays that nobody follows: refused where somebody should.
+    """An attribute of NumPy arrays that is not recorded; access raises while recording.
 
     In place of one ``__getattribute__`` for all: NumPy looks attributes up too, and drops whatever
     is raised then, Ctrl-C's exception included.
@@ -159,7 +161,7 @@ for _refused in {name for name in dir(np.ndarray) if not name.startswith("_")} -
 
 
 def empty(shape: Any, dtype: Any = float, order: Any = "C") -> Any:
-    """Make an array without contents; nothing is touched."""
+    """Return an array without contents; no memory is touched."""
     return _follow(np.empty(shape, dtype, order), "empty")
 
 
@@ -175,46 +177,46 @@ zeros, ones, full, arange = map(_maker, ("zeros", "ones", "full", "arange"))
 
 
 def empty_like(a: Any, dtype: Any = None) -> Any:
-    """Make an array as `empty` does, in the shape and type of ``a``."""
+    """Return an array as `empty`, with the shape and dtype of ``a``."""
     return empty(a.shape, dtype or a.dtype)
 
 
 def zeros_like(a: Any, dtype: Any = None) -> Any:
-    """Make an array as `zeros` does, in the shape and type of ``a``."""
+    """Return an array as `zeros`, with the shape and dtype of ``a``."""
     return zeros(a.shape, dtype or a.dtype)
 
 
 def ones_like(a: Any, dtype: Any = None) -> Any:
-    """Make an array as `ones` does, in the shape and type of ``a``."""
+    """Return an array as `ones`, with the shape and dtype of ``a``."""
     return ones(a.shape, dtype or a.dtype)
 
 
 def full_like(a: Any, fill_value: Any, dtype: Any = None) -> Any:
-    """Make an array as `full` does, in the shape and type of ``a``."""
+    """Return an array as `full`, with the shape and dtype of ``a``."""
     return full(a.shape, fill_value, dtype or a.dtype)
 
 
 def array(obj: Any, dtype: Any = None, copy: bool = True) -> Any:
-    """Make a copy on the device: uploaded from the host, or copied on the device."""
+    """Return a copy on the device, uploaded if it comes from the host."""
     if isinstance(obj, FollowedArray):
         return obj.astype(dtype or obj.dtype, copy=copy)
     return _follow(np.array(obj, dtype), "array", uploaded=True)
 
 
 def asarray(a: Any, dtype: Any = None) -> Any:
-    """Give the array itself where it is on the device already, otherwise an uploaded copy."""
+    """Return the array itself if it is on the device, otherwise an uploaded copy."""
     return array(a, dtype, copy=False)
 
 
 def ascontiguousarray(a: Any, dtype: Any = None) -> Any:
-    """Give the array itself where it is C-contiguous, otherwise a copy that is."""
+    """Return the array itself if it is C-contiguous, otherwise a copy."""
     if a.flags.c_contiguous and dtype in (None, a.dtype):
         return asarray(a)
     return a.astype(dtype or a.dtype)
 
 
 def copy(a: Any) -> Any:
-    """Make a copy with memory of its own."""
+    """Return a copy with its own memory."""
     return a.copy()
 
 
@@ -224,7 +226,7 @@ def copyto(dst: Any, src: Any) -> None:
 
 
 def asnumpy(a: Any) -> np.ndarray[Any, Any]:
-    """Make a copy in host memory."""
+    """Return a copy in host memory."""
     return a.get() if isinstance(a, FollowedArray) else np.asarray(a)
 
 
@@ -258,7 +260,9 @@ def _plain_nested(value: Any) -> Any:
 
 
 def _basic(key: Any) -> Any:
-    """Make a key that gives a view: integers alone get an ellipsis, as CuPy gives 0-d arrays."""
+    """Return a key that gives a view: integers alone get an ellipsis, as CuPy returns 0-d
+    arrays.
+    """
     keys = key if isinstance(key, tuple) else (key,)
     for item in keys:
         basic = item is None or item is Ellipsis or isinstance(item, slice)
@@ -302,7 +306,7 @@ def _record(
     out: Iterable[Any],
     flops: int | None = None,
 ) -> Any:
-    """Run one operation, follow what it made and tell the recorders."""
+    """Run one operation, follow its results, and report it to the recorders."""
     recorders = active()
     if not recorders or inside():
         return run()

@@ -25,7 +25,7 @@ from umem.units import BLOCK_BYTES
 
 @dataclass(slots=True)
 class BlockMoves:
-    """Blocks that moved, were made or were given up; what a clock turns into time.
+    """Counts of blocks that moved, were populated or discarded, which a clock turns into time.
 
     ``dropped`` blocks left VRAM without a copy, because the host's was valid.
     """
@@ -57,7 +57,7 @@ class BlockMoves:
 
 
 class Clock:
-    """The simulated seconds of one GPU."""
+    """The simulated time of one GPU."""
 
     def __init__(self, spec: GpuSpec, costs: Costs) -> None:
         self._spec, self._costs = spec, costs
@@ -74,7 +74,7 @@ class Clock:
         }
 
     def restart(self) -> None:
-        """Begin at zero, with host, GPU and link idle."""
+        """Start at zero, with host, GPU and link idle."""
         self.host_seconds = 0.0
         self.device_seconds = 0.0
         self.link_seconds = 0.0
@@ -84,11 +84,11 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """When everything that was asked for so far is done."""
+        """Return when all work so far is done."""
         return max(self.host_seconds, self.device_seconds)
 
     def launch(self, host_seconds: float | None, phase: str = "array") -> None:
-        """Let the host take this long to issue the next operation.
+        """Advance the host by the time of issuing an operation.
 
         None is a launch, and what Chainer's Python takes for an operation of that phase. What was
         measured counts where it is less: more may be a wait for the GPU that recorded it.
@@ -105,7 +105,7 @@ class Clock:
         pattern: str,
         ready_seconds: float,
     ) -> None:
-        """Run one operation on the GPU, with the faults it takes on the way.
+        """Run one operation on the GPU, with its page faults.
 
         ``ready_seconds`` is when the last prefetch it must wait for is done.
         """
@@ -123,7 +123,7 @@ class Clock:
         self.link_seconds = self.device_seconds
 
     def compute(self, flops: int, traffic_bytes: int) -> None:
-        """Run one operation on the GPU, for which everything is where it has to be."""
+        """Run one operation on the GPU whose blocks are all resident."""
         arithmetic, traffic = flops / self._flop_rate, traffic_bytes / self._byte_rate
         seconds = arithmetic if arithmetic > traffic else traffic
         self.compute_seconds += seconds
@@ -133,17 +133,17 @@ class Clock:
         self.device_seconds = start + seconds
 
     def free(self, block_count: int) -> None:
-        """Give blocks back to the driver: the host waits for the GPU, as ``cudaFree`` does."""
+        """Return blocks to the driver; the host waits for the GPU, as in ``cudaFree``."""
         if block_count:
             self.synchronize()
             self.host_seconds += block_count * self._costs.allocation
 
     def synchronize(self) -> None:
-        """Have the host wait for the GPU and its copies."""
+        """Make the host wait for the GPU and its copies."""
         self.host_seconds = max(self.seconds, self.sent_seconds, self.fetched_seconds)
 
     def send(self, nbytes: int) -> float:
-        """Copy to pinned host memory, after the operations so far and beside those to come.
+        """Copy to pinned host memory, after earlier operations and beside later ones.
 
         Returns when it is over, as does `fetch`. Each way has one copy at a time.
         """
@@ -151,20 +151,20 @@ class Clock:
         return self.sent_seconds
 
     def fetch(self, nbytes: int) -> float:
-        """Copy from pinned host memory, after the operations so far and beside those to come."""
+        """Copy from pinned host memory, after earlier operations and beside later ones."""
         engine, bandwidth = self.fetched_seconds, self._spec.host_in_bandwidth
         self.fetched_seconds = self._copied(engine, nbytes, bandwidth)
         return self.fetched_seconds
 
     def wait(self, seconds: float) -> None:
-        """Have the GPU wait until then before its next operation."""
+        """Make the GPU wait for a time before its next operation."""
         now = max(self.device_seconds, self.host_seconds)
         if seconds > now:
             self.stall_seconds += seconds - now
             self.device_seconds = seconds
 
     def move(self, moves: BlockMoves, nbytes: int = 0, *, overlap: bool = False) -> float:
-        """Run a prefetch, or an upload of ``nbytes`` from pinned host memory, as a job of its own.
+        """Run a prefetch, or an upload of ``nbytes`` from pinned host memory.
 
         Returns when it is done. With ``overlap`` it runs on a stream of its own.
         """
@@ -178,7 +178,7 @@ class Clock:
         return self.device_seconds
 
     def remote_seconds(self, read_bytes: float, written_bytes: float, pattern: str) -> float:
-        """Add up the time of reading and writing host memory over the bus, without migration."""
+        """Return the time of accessing host memory over the bus, without migration."""
         efficiency = self._costs.remote_efficiency
         if pattern == "random":
             efficiency = self._costs.remote_scattered
@@ -191,7 +191,7 @@ class Clock:
         return start + _seconds(nbytes, bandwidth)
 
     def _link_free(self, moves: BlockMoves, nbytes: int = 0) -> float:
-        """When blocks may take the link: after others, and after the copies that go their way."""
+        """Return when blocks can use the link: after others, and copies in their direction."""
         free = self.link_seconds
         if self.fetched_seconds > free and (moves.migrated_in or nbytes):
             free = self.fetched_seconds
@@ -200,6 +200,7 @@ class Clock:
         return free
 
     def _fault_seconds(self, moves: BlockMoves, pattern: str) -> float:
+        """Return the time of faults, population and eviction, by the access pattern."""
         costs = self._costs
         fault = costs.fault_stream
         if pattern == "strided":
@@ -223,7 +224,7 @@ class Clock:
 
 
 class Prefetches:
-    """Prefetches beside the operations that may still run: their blocks, and when they are done.
+    """Prefetches beside operations that may still run: their blocks, and when they end.
 
     Not thread-safe. Costs a pass over those that still run, for each range that is asked for.
     """
@@ -236,11 +237,11 @@ class Prefetches:
         return bool(self._running)
 
     def add(self, start: int, stop: int, done: tuple[float, ...]) -> None:
-        """Remember one of the blocks ``start`` to ``stop``, done at these seconds of each clock."""
+        """Add a prefetch of blocks ``start`` to ``stop``, with its end on each clock."""
         self._running.append((start, stop, done))
 
     def of(self, start: int, stop: int) -> list[tuple[float, ...]]:
-        """Find when those of these blocks that still run are done, on each clock."""
+        """Return the ends, on each clock, of prefetches of these blocks that still run."""
         now = [clock.device_seconds for clock in self._clocks]
         self._running = [job for job in self._running if any(map(gt, job[2], now))]
         return [done for low, high, done in self._running if low < stop and high > start]
@@ -256,7 +257,7 @@ SAMPLE_LIMIT = 20_000
 
 @dataclass
 class Counters:
-    """The running totals behind a `StepCost`."""
+    """The running totals of a `StepCost`."""
 
     moves: BlockMoves = field(default_factory=BlockMoves)
     fault_count: int = 0
@@ -272,29 +273,29 @@ class Counters:
     _skipped: int = 0
 
     def restart(self) -> None:
-        """Count from here; what is held stays held, and what it took at most."""
+        """Restart all counts; bytes held, and their peak, stay."""
         self.moves = BlockMoves()
         self.fault_count = self.remote_bytes = self.uploaded_bytes = 0
         self.step_ends.clear()
         self.timeline.clear()
 
     def restart_peaks(self, reserved_bytes: int, resident_count: int) -> None:
-        """Forget what was held at most; what is held now is the peak so far."""
+        """Restart the peaks at what is held now."""
         self.peak_bytes = self.live_bytes
         self.reserved_peak_bytes, self.resident_peak_count = reserved_bytes, resident_count
 
     def hold(self, nbytes: int, extra: int = 0) -> None:
-        """Count that tensors hold ``nbytes`` more, and a workspace of ``extra`` for a moment."""
+        """Add ``nbytes`` to the bytes held by tensors, and ``extra`` for a moment."""
         self.live_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes + extra)
 
     def hold_vram(self, resident_count: int) -> None:
-        """Count that so many blocks of VRAM are in use."""
+        """Set the number of VRAM blocks in use."""
         if resident_count > self.resident_peak_count:
             self.resident_peak_count = resident_count
 
     def sample(self, seconds: float, resident_count: int) -> None:
-        """Add a point to the timeline, thinning it out when it grows too long."""
+        """Add a point to the timeline, which is thinned out when it grows too long."""
         self.hold_vram(resident_count)
         self._skipped += 1
         if self._skipped < self._stride:
@@ -306,7 +307,7 @@ class Counters:
             self._stride *= 2
 
     def figures(self, clock: Clock) -> StepCost:
-        """Sum up the totals as they stand."""
+        """Return the totals."""
         moves, ends = self.moves, self.step_ends
         return StepCost(
             seconds=clock.seconds,

@@ -7,11 +7,11 @@ from umem.trace.events import Access, Op
 
 
 class Copies:
-    """The copies of tensors that may still run, and what was copied so far.
+    """Copies of tensors to and from pinned memory that may still run, and their totals.
 
     Models: a tensor that is sent is not freed, nor written, before its copy is over; one that is
-    fetched is neither used nor freed before. The GPU waits, never the host.
-    Does not model: what lies on the host, nor that its pinned memory ends.
+    fetched is neither used nor freed before. The GPU waits, never the host. Does not model: what
+    lies on the host, nor that its pinned memory ends.
 
     Attributes:
         are_running: whether anybody may have to wait.
@@ -27,13 +27,13 @@ class Copies:
         self._fetched: dict[int, Done] = {}
 
     def begin(self, action: str, access: Access) -> None:
-        """Begin to send a part of a tensor, or to fetch it."""
+        """Start sending or fetching a part of a tensor."""
         done = self.run(action, access.stop - access.start)
         (self._sent if action == "send" else self._fetched)[access.tensor] = done
         self.are_running = True
 
     def run(self, action: str, nbytes: int) -> Done:
-        """Send bytes, or fetch them; returns when that is over, and has nobody wait for it."""
+        """Send or fetch bytes; returns the end, for which nothing waits."""
         if action == "send":
             self.sent_bytes += nbytes
             return self._clocks.send(nbytes)
@@ -41,24 +41,24 @@ class Copies:
         return self._clocks.fetch(nbytes)
 
     def wait_before(self, op: Op) -> None:
-        """Have the GPU wait for what an operation uses."""
+        """Make the GPU wait for copies of what an operation uses."""
         for tensor, _, _ in (*op.reads, *op.writes) if self._fetched else ():
             self._wait(self._fetched.pop(tensor, None))
         for tensor, _, _ in op.writes if self._sent else ():
             self._wait(self._sent.pop(tensor, None))
 
     def wait_for(self, tensor: int) -> None:
-        """Have the GPU wait for every copy of a tensor, which is about to go."""
+        """Make the GPU wait for all copies of a tensor that is about to be freed."""
         self._wait(self._sent.pop(tensor, None))
         self._wait(self._fetched.pop(tensor, None))
 
     def is_sent(self, tensor: int) -> bool:
-        """Tell whether the host would find the copy of a tensor over, if it asked now."""
+        """Tell whether a tensor's copy is over on the host's clock."""
         done = self._sent.get(tensor)
         return done is None or self._clocks[0].host_seconds >= done[0]
 
     def restart(self) -> None:
-        """Begin anew, as clocks do that start again."""
+        """Start anew, when the clocks do."""
         self.sent_bytes = self.fetched_bytes = 0
         self._sent.clear()
         self._fetched.clear()

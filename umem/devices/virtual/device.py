@@ -93,25 +93,25 @@ class VirtualGPU(Device):
 
     @property
     def vram_bytes(self) -> int:
-        """Usable VRAM."""
+        """Return the usable VRAM."""
         return self.spec.usable_bytes
 
     @property
     def xp(self) -> Any:
-        """Array functions whose NumPy arrays this GPU follows; `umem.devices.virtual.arrays`."""
+        """Return the array functions that this GPU follows; `umem.devices.virtual.arrays`."""
         from umem.devices.virtual import arrays
 
         return arrays
 
     def enter(self, scope: Scope) -> tuple[Recorder]:
-        """Follow the operations of whoever is inside ``scope``."""
+        """Follow the operations of code inside ``scope``."""
         self.recorder = Recorder(self.on_event, keep=False)
         scope.at_close(self.model.end)
         self.recorder.join(scope)
         return (self.recorder,)
 
     def why_not(self, mode: Mode) -> str | None:
-        """Refuse managed memory where there is no host link to move blocks over."""
+        """Return why managed memory is refused: no host link to migrate over; None if it is not."""
         if mode != "unmanaged" and self.spec.host_in_bandwidth is None:
             return (
                 f"{self.spec.title} shares its memory with the CPU and has no concurrent managed "
@@ -120,7 +120,7 @@ class VirtualGPU(Device):
         return None
 
     def features(self) -> tuple[Feature, ...]:
-        """List what the model covers of this GPU, and what it leaves out."""
+        """List what the model covers of this GPU, and what not."""
         return features(self.spec, self.why_not("managed"))
 
     def _prepared(self, policy: Policy) -> None:
@@ -150,12 +150,12 @@ class VirtualGPU(Device):
             self.watches = tuple(each for each in self.watches if each is not watch)
 
     def settle(self) -> None:
-        """Tell watchers of every array that died so far."""
+        """Tell watchers of all freed arrays so far."""
         with self.model.lock:
             self._flush()
 
     def usage(self) -> Usage:
-        """Count what the pools hold; resident bytes are known here, because they are simulated."""
+        """Return what the pools hold; resident bytes are known, as they are simulated."""
         with self.model.lock:
             self._flush()
             return Usage(
@@ -172,23 +172,23 @@ class VirtualGPU(Device):
         return self._hint(array, Hint("prefetch", (), to, overlap=stream is not None))
 
     def discard(self, array: Any) -> int:
-        """Forget an array's contents, so that evicting it costs nothing."""
+        """Discard an array's contents, so that evicting it costs nothing."""
         return self._hint(array, Hint("discard", ()))
 
     @property
     def forgets(self) -> bool:
-        """The model always discards."""
+        """Return True: the model always discards."""
         return True
 
     def repeat_places(self, scope: Scope) -> None:
-        """Hand out managed memory where the last step had it, until ``scope`` is closed."""
+        """Allocate managed memory at the previous step's addresses, until ``scope`` is closed."""
         pool = self.model.driver.repeating
         if not pool.repeats:
             pool.repeats = True
             scope.at_close(lambda: setattr(pool, "repeats", False))
 
     def address(self, array: Any) -> int | None:
-        """Where an array's memory begins in the model; None where it is not managed there."""
+        """Return the model's address of a managed array; None for other arrays."""
         with self.model.lock:
             found = None if self.recorder is None else self.recorder.known(array)
             tensor = None if found is None else self.model.tensors.get(found[0])
@@ -197,26 +197,26 @@ class VirtualGPU(Device):
             return tensor.span.address + int(found[1])
 
     def discard_free(self, blocks: Iterable[int]) -> int:
-        """Forget what is in those of the blocks that no array has; returns how many bytes."""
+        """Discard the contents of free blocks; returns the bytes."""
         return discard_free(self.model, blocks) * BLOCK_BYTES
 
     def make_ready(self, blocks: Iterable[int], stream: Any) -> int:
-        """Have VRAM for those of the blocks that no array has, beside the operations."""
+        """Make free blocks resident beside the operations; returns the bytes."""
         return make_ready(self.model, blocks) * BLOCK_BYTES
 
     def advise(self, array: Any, advice: Advice, place: Place | None, *, unset: bool) -> int:
-        """Give or take back advice; it acts on the blocks of which the array covers half."""
+        """Set or unset advice on the blocks that an array covers by half."""
         self._check_place(place)
         return self._hint(array, Hint(advice, (), place, unset))
 
     def is_sent(self, array: Any) -> bool:
-        """Tell whether the host would find the copy of an array over; True where there is none."""
+        """Tell whether the copy of an array is over on the host's clock; True without a copy."""
         with self.model.lock:
             found = None if self.recorder is None else self.recorder.known(array)
             return found is None or self.model.copies.is_sent(found[0])
 
     def location(self, array: Any) -> Location:
-        """Find where an array's blocks are in the model."""
+        """Return where an array's blocks are in the model."""
         with self.model.lock:
             found = None if self.recorder is None else self.recorder.known(array)
             tensor = None if found is None else self.model.tensors.get(found[0])
@@ -228,7 +228,7 @@ class VirtualGPU(Device):
             return _location(self.model.driver.residency, parts, array.nbytes)
 
     def host_view(self, array: Any) -> np.ndarray[Any, Any]:
-        """Give the array's memory as a plain NumPy array, which is a host array to this GPU."""
+        """Return the array's memory as a NumPy array, which counts as a host array."""
         with self.model.lock:
             found = None if self.recorder is None else self.recorder.known(array)
             tensor = None if found is None else self.model.tensors.get(found[0])
@@ -238,14 +238,14 @@ class VirtualGPU(Device):
         return host_view(address_of(array), array.shape, array.strides, array.dtype, array)
 
     def synchronize(self) -> None:
-        """Have the host wait for the GPU."""
+        """Make the host wait for the GPU."""
         self.model.synchronize()
 
     # -- figures ---------------------------------------------------------------------------
 
     @property
     def policy(self) -> Policy:
-        """The rule by which the allocations of the calling code are served."""
+        """Return the policy of the calling code's allocations."""
         policy = policy_here(self)
         if policy is not None:
             return policy
@@ -254,18 +254,18 @@ class VirtualGPU(Device):
 
     @property
     def figures(self) -> StepCost:
-        """The counts so far (simulated)."""
+        """Return the counts so far (simulated)."""
         with self.model.lock:
             self._flush()
             return self.model.figures
 
     @property
     def moves(self) -> BlockMoves:
-        """Every block movement so far (simulated)."""
+        """Return all block moves so far (simulated)."""
         return self.model.counters.moves
 
     def on_event(self, event: Event) -> None:
-        """Follow one event; see `Model.on_event`."""
+        """Apply one event; see `Model.on_event`."""
         if self.recorder is not None and type(event) is Free:
             if event.tensor not in self.model.tensors:
                 return  # a signal has interrupted its allocation
@@ -276,7 +276,7 @@ class VirtualGPU(Device):
 
     @property
     def timeline(self) -> list[Sample]:
-        """Allocated and resident bytes over simulated time, thinned out to 20,000 points."""
+        """Return allocated and resident bytes over simulated time, at most 20,000 points."""
         return list(self.model.counters.timeline)
 
     def _flush(self) -> None:
@@ -290,6 +290,11 @@ class VirtualGPU(Device):
             raise DeviceError(f"this virtual GPU is number {self.ordinal}; there is no GPU {place}")
 
     def _hint(self, array: Any, hint: Hint) -> int:
+        """Emit a hint on an array to all recorders; returns the managed bytes.
+
+        Raises:
+            StateError: the device's block is not entered. DeviceError: it is a CuPy array.
+        """
         if self.recorder is None or self.recorder not in active():
             raise StateError("hints on a virtual GPU are given inside its umem.virtual_gpu block")
         if type(array).__module__.partition(".")[0] == "cupy":
@@ -309,6 +314,7 @@ def _watching(payload: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _location(residency: Residency, parts: list[Span], nbytes: int) -> Location:
+    """Merge the advice and residency of an array's blocks."""
     advice: set[int] = set()
     places: set[int] = set()
     resident = 0
@@ -330,7 +336,7 @@ def _location(residency: Residency, parts: list[Span], nbytes: int) -> Location:
 
 
 def _parts(array: Any, access: Reach) -> tuple[Access, ...]:
-    """The exact byte ranges of an array within its tensor; an empty array has an empty one."""
+    """Return the byte ranges of an array in its tensor; an empty array has an empty one."""
     root = root_of(array)
     if root is array or array.nbytes == root.nbytes or array.size == 0:
         return (Access(*access),)

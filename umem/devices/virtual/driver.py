@@ -22,11 +22,11 @@ from umem.units import BLOCK_BYTES, format_bytes
 
 SMALL_BYTES = BLOCK_BYTES // 2
 ADDRESS_LIMIT_BYTES = 8 << 40
-"""More than hosts have: where the model ends, so that its tables do not outgrow this machine."""
+"""The model's address space ends here, beyond any host's memory, so that its tables stay small."""
 
 
 class BlockNumbers:
-    """Hands out runs of block numbers; number 0 never, so that no address is null."""
+    """Hands out runs of block numbers; never number 0, so that no address is null."""
 
     def __init__(self, on_growth: Callable[[int], None]) -> None:
         self._on_growth = on_growth
@@ -34,7 +34,7 @@ class BlockNumbers:
         self._holes: dict[int, list[int]] = {}
 
     def take(self, count: int) -> int:
-        """Take a run of ``count``, and return its first number.
+        """Take a run of ``count`` numbers, and return its first.
 
         Raises:
             OutOfMemoryError: the model has no more addresses; nothing was taken.
@@ -49,7 +49,7 @@ class BlockNumbers:
         return first
 
     def give_back(self, first: int, count: int) -> None:
-        """Take a run back, to be handed out to the next that wants as many."""
+        """Return a run, to be reused for one of the same length."""
         self._holes.setdefault(count, []).append(first)
 
 
@@ -63,13 +63,13 @@ class _AddressSpace:
         self._open_bytes = 0
 
     def blocks_needed(self, nbytes: int) -> int:
-        """Count the new blocks that `reserve` would take."""
+        """Return the number of new blocks that `reserve` would take."""
         if nbytes >= SMALL_BYTES:
             return -(-nbytes // BLOCK_BYTES)
         return 0 if self._fits_open(nbytes) else 1
 
     def reserve(self, nbytes: int) -> int:
-        """Find an address with ``nbytes`` behind it."""
+        """Reserve ``nbytes``, and return the address."""
         if nbytes >= SMALL_BYTES:
             return self._numbers.take(-(-nbytes // BLOCK_BYTES)) * BLOCK_BYTES
         if not self._fits_open(nbytes):
@@ -81,7 +81,7 @@ class _AddressSpace:
         return address
 
     def give_back(self, address: int, nbytes: int) -> tuple[int, int]:
-        """Take a range back; returns the blocks ``(start, stop)`` that nothing uses any more."""
+        """Return a range; returns the blocks ``(start, stop)`` that are free by that."""
         block, count = address // BLOCK_BYTES, 1
         if nbytes >= SMALL_BYTES:
             count = -(-nbytes // BLOCK_BYTES)
@@ -100,7 +100,7 @@ class _AddressSpace:
 
 
 class _Pinned:
-    """``cudaMalloc``."""
+    """Address space of ``cudaMalloc``."""
 
     def __init__(self, driver: DriverModel) -> None:
         self._driver = driver
@@ -116,7 +116,7 @@ class _Pinned:
 
 
 class _Managed:
-    """``cudaMallocManaged``, with advice that every range gets."""
+    """Address space of ``cudaMallocManaged``, with advice for every range."""
 
     def __init__(self, driver: DriverModel, advice: int = 0) -> None:
         self._driver, self._advice = driver, advice
@@ -135,7 +135,7 @@ class _Managed:
 
 @dataclass(slots=True)
 class Placed:
-    """A tensor, or a workspace, on the device; an empty one has no pool."""
+    """A tensor or workspace in the model's memory; an empty one has no pool."""
 
     pool: Pool | None
     span: Span
@@ -143,21 +143,20 @@ class Placed:
     managed: bool
 
     def part(self, low: int, high: int) -> Span:
-        """The span of bytes ``low`` to ``high``."""
+        """Return the span of bytes ``low`` to ``high``."""
         return Span(self.span.address + low, high - low)
 
     def free(self) -> None:
-        """Give the memory back to its pool."""
+        """Return the memory to its pool."""
         if self.pool is not None:
             self.pool.free(self.span)
 
 
 class DriverModel:
-    """VRAM in blocks: some pinned, the rest a cache of managed memory, behind caching pools.
+    """VRAM in blocks, some pinned, the rest a cache of managed memory, behind caching pools.
 
     ``on_moves`` is told of the blocks that ``cudaMalloc`` pushes out and that are given back,
-    ``on_free`` how many blocks go back to the driver.
-    Not thread-safe: its device holds the lock.
+    ``on_free`` how many blocks go back to the driver. Not thread-safe: its device holds the lock.
     """
 
     def __init__(
@@ -185,22 +184,22 @@ class DriverModel:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes that all pools hold."""
+        """Return the bytes that all pools hold."""
         return self.unmanaged.reserved_bytes + self.managed_bytes
 
     @property
     def managed_bytes(self) -> int:
-        """Bytes that the pools of managed memory hold."""
+        """Return the bytes that pools of managed memory hold."""
         pools = (*self._managed, self.spill_host, self.spill_migrate)
         return sum(pool.reserved_bytes for pool in pools)
 
     @property
     def resident_count(self) -> int:
-        """Blocks of VRAM in use."""
+        """Return the number of VRAM blocks in use."""
         return self.pinned_count + self.residency.count
 
     def malloc(self, nbytes: int, policy: Policy) -> Placed:
-        """Place ``nbytes`` as a policy says.
+        """Allocate ``nbytes`` by a policy.
 
         Raises:
             OutOfMemoryError: no room in the mode; LimitError where the limit is the reason.
@@ -224,7 +223,7 @@ class DriverModel:
         return room if policy.limit_bytes is None else min(room, policy.limit_bytes)
 
     def check_limit(self, policy: Policy) -> None:
-        """Make sure that a policy's limit is not below what its pool has in use.
+        """Raise if a policy's limit is below what its pool has in use.
 
         Raises:
             SizeError: it is, even after the pool gave back what it had free.
@@ -242,7 +241,7 @@ class DriverModel:
             )
 
     def no_room(self, policy: Policy) -> tuple[str, str]:
-        """Say what is in use of what there is, and the way out, where an allocation has no room."""
+        """Return what is in use, and the way out, for an out-of-memory message."""
         if policy.mode == "unmanaged":
             used, whole = self.pinned_count * BLOCK_BYTES, self.vram_bytes
             where = f"{format_bytes(used)} of {format_bytes(whole)} of VRAM in use"
@@ -262,20 +261,20 @@ class DriverModel:
     # -- what the pools' sources call ------------------------------------------------------
 
     def pin(self, count: int) -> None:
-        """Take blocks of VRAM for good, pushing managed ones out."""
+        """Pin blocks of VRAM, evicting managed ones."""
         if self.pinned_count + count > self.block_count:
             raise OutOfMemoryError(f"no {count} blocks of VRAM left")
         self.pinned_count += count
         self._on_moves(self.residency.shrink(self.block_count - self.pinned_count))
 
     def unpin(self, count: int) -> None:
-        """Give blocks of VRAM back."""
+        """Unpin blocks of VRAM."""
         self.pinned_count -= count
         self.residency.capacity = self.block_count - self.pinned_count
         self._on_free(count)
 
     def released(self, start: int, stop: int) -> None:
-        """Take managed blocks back; their advice is gone."""
+        """Free managed blocks, with their advice."""
         self._on_moves(self.residency.release(start, stop))
         self._on_free(stop - start)
 

@@ -61,7 +61,8 @@ class Layout:
 
 
 def lay_out(events: Iterable[Event], *, repeats: bool = False) -> Layout | None:
-    """Lay events out; None where one discards or advises, or the model has too few addresses.
+    """Place a trace's tensors in memory that is never full; None if it discards or advises, or is
+    too large.
 
     ``repeats``: each step gets the places of the one before, as `RepeatingPool` does.
     """
@@ -78,7 +79,7 @@ def lay_out(events: Iterable[Event], *, repeats: bool = False) -> Layout | None:
 
 
 class _NoPrefetchError(Exception):
-    """A hint acts on more than where blocks are."""
+    """A hint does more than move blocks."""
 
 
 class _Layer:
@@ -92,7 +93,7 @@ class _Layer:
         self._spans: dict[int, Span] = {}
 
     def lay(self, event: Event) -> Laid:
-        """Lay the next event."""
+        """Place the tensors of the next event."""
         if isinstance(event, Op):
             return self._lay_op(event)
         if isinstance(event, Alloc):
@@ -143,7 +144,7 @@ def _touched(accesses: Iterable[Access], spans: dict[int, Span]) -> list[Blocks]
 
 
 class Replayer:
-    """Follows a layout with pages and time of GPUs that have as much VRAM.
+    """Replays a layout with pages and time of GPUs with equal VRAM.
 
     Args:
         vram_bytes: usable VRAM.
@@ -174,7 +175,7 @@ class Replayer:
         self._prefetches = Prefetches(self.clocks)
 
     def follow(self, laid: Iterable[Laid], block_count: int) -> None:
-        """Follow some of a layout's events; ``block_count`` is the layout's."""
+        """Replay some of a layout's events; ``block_count`` is the layout's."""
         self._residency.grow(block_count + 1)
         if not self._managed:
             self.resident_peak_count = block_count
@@ -195,10 +196,11 @@ class Replayer:
                 self.clocks.restart()
 
     def synchronize(self) -> None:
-        """Have the host wait for the GPU."""
+        """Make the host wait for the GPU."""
         self.clocks.synchronize()
 
     def _on_op(self, op: Op, touched: Sequence[Blocks], own: Span | None) -> None:
+        """Replay an operation: launch, waits, page moves, computation."""
         self._has_run = True
         if own is not None and self._prefetch and self._managed:
             self._make_resident(own)
@@ -224,7 +226,7 @@ class Replayer:
                 clock.run(op.flops, op.traffic_bytes, 0.0, moves, op.pattern, ready)
 
     def _touch(self, touched: Sequence[Blocks], own: Span | None) -> BlockMoves:
-        """Bring these blocks to VRAM, and those of a workspace; returns what moved."""
+        """Make blocks and those of a workspace resident; returns the moves."""
         residency = self._residency
         is_missing, moves = residency.resident.find, _STILL
         for start, stop in touched if own is None else (*touched, covered(own)):
@@ -253,6 +255,7 @@ class Replayer:
         self.clocks.move(moves)
 
     def _on_hint(self, hint: Hint, touched: Sequence[Blocks]) -> None:
+        """Replay a hint or a copy."""
         self.clocks.launch(None)
         if hint.action in COPIES:
             self._copy(hint, touched)

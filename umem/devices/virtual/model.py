@@ -25,11 +25,11 @@ from umem.units import BLOCK_BYTES, format_bytes
 
 Allocator = Literal["caching", "plain"]
 FEW = 8
-"""Accesses up to this are searched one by one, which is quicker than to make a set of them."""
+"""At most this many accesses are searched linearly, which is faster than building a set."""
 
 
 class Model:
-    """Pages and time of one GPU; `on_event` feeds it.
+    """The pages and time of one GPU; `on_event` feeds it.
 
     Args:
         spec: the GPU.
@@ -84,15 +84,15 @@ class Model:
 
     @property
     def figures(self) -> StepCost:
-        """The counts so far (simulated)."""
+        """Return the counts so far (simulated)."""
         copies, figures = self.copies, self.counters.figures(self.clock)
         return replace(figures, sent_bytes=copies.sent_bytes, fetched_bytes=copies.fetched_bytes)
 
     def on_event(self, event: Event) -> None:
-        """Follow one event.
+        """Apply one event.
 
-        A signal that interrupts it leaves the pages half done: then no event is followed any
-        more, with a warning once.
+        A signal that interrupts it leaves the pages half done: then no event is followed any more,
+        with a warning once.
 
         Raises:
             OutOfMemoryError: an allocation or a workspace does not fit; it was not made.
@@ -110,7 +110,7 @@ class Model:
             self.is_whole = True
 
     def end(self) -> None:
-        """End the run: what is freed from now on is no part of its timeline."""
+        """End the run; later frees are not part of its timeline."""
         self._is_over = True
 
     def _say_so(self, event: Event) -> None:
@@ -129,7 +129,7 @@ class Model:
             self.counters.sample(self.clock.seconds, self.driver.resident_count)
 
     def follow(self, events: Iterable[Event]) -> None:
-        """Follow events as `on_event` does, without a timeline."""
+        """Apply events as `on_event`, without a timeline."""
         with self.lock:
             on, driver, hold_vram = self._on, self.driver, self.counters.hold_vram
             residency = driver.residency
@@ -138,7 +138,7 @@ class Model:
                 hold_vram(driver.pinned_count + residency.count)
 
     def synchronize(self) -> None:
-        """Have the host wait for the GPU."""
+        """Make the host wait for the GPU."""
         self.clocks.synchronize()
 
     def _on_mark(self, mark: Mark) -> None:
@@ -161,12 +161,13 @@ class Model:
             self._copy(tensor.managed, tensor.part(0, tensor.nbytes))
 
     def copy(self, access: Access, *, to_host: bool = False) -> None:
-        """Copy a part of a tensor from pinned host memory, or to it: then the host waits."""
+        """Copy a part of a tensor from pinned host memory, or to it, for which the host waits."""
         tensor = self.tensors[access.tensor]
         with self.lock:
             self._copy(tensor.managed, tensor.part(*access[1:]), to_host)
 
     def _copy(self, managed: bool, span: Span, to_host: bool = False) -> None:
+        """Copy between host and device, and migrate managed blocks for it."""
         moves = BlockMoves()
         if managed:
             moves = self.driver.residency.touch(*covered(span), write=not to_host)
@@ -185,6 +186,7 @@ class Model:
         tensor.free()
 
     def _on_op(self, op: Op) -> None:
+        """Run an operation with its workspace."""
         self._has_run = True
         workspace = None
         if op.workspace_bytes:
@@ -203,6 +205,7 @@ class Model:
             workspace.free()
 
     def _run_on_blocks(self, op: Op, workspace: Placed | None) -> None:
+        """Run an operation on managed blocks: migrate what it touches, and wait for prefetches."""
         moves = BlockMoves()
         # What is both read and written is walked once.
         writes = op.writes
@@ -243,7 +246,7 @@ class Model:
         moves: BlockMoves,
         waits: list[tuple[float, ...]],
     ) -> tuple[float, float]:
-        """Touch every access; ``waits`` gets when the prefetches that they need are done.
+        """Touch every access; the ends of prefetches that they need are added to ``waits``.
 
         Returns the bytes that lie on the host, and those of them that are also in ``reads``.
         """
@@ -276,6 +279,11 @@ class Model:
         return read_bytes * more, written_bytes
 
     def _malloc(self, nbytes: int, what: str) -> Placed:
+        """Allocate by the current policy.
+
+        Raises:
+            OutOfMemoryError, LimitError: it does not fit; nothing was allocated.
+        """
         policy = self._policy()
         try:
             tensor = self.driver.malloc(nbytes, policy)
@@ -316,6 +324,7 @@ class Model:
                 self.copies.begin(hint.action, access)
 
     def _hint_span(self, span: Span, hint: Hint) -> None:
+        """Apply a hint or a copy to a span."""
         residency = self.driver.residency
         if hint.action == "prefetch":
             self._prefetch_blocks(*covered(span), hint)

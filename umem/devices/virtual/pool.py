@@ -17,13 +17,13 @@ UNIT_BYTES = 512
 
 
 class Upstream(Protocol):
-    """The memory that a pool grows from."""
+    """The memory from which a pool grows."""
 
     def reserve(self, nbytes: int) -> int:
-        """Find an address with ``nbytes`` behind it, or raise OutOfMemoryError."""
+        """Return an address with ``nbytes`` behind it, or raise OutOfMemoryError."""
 
     def give_back(self, address: int, nbytes: int) -> None:
-        """Take back what `reserve` handed out."""
+        """Return memory that `reserve` handed out."""
 
 
 class Chunk:
@@ -72,7 +72,7 @@ class Pool:
         return Span(chunk.address, nbytes)
 
     def free(self, span: Span) -> None:
-        """Take back a span.
+        """Return a span to the pool.
 
         Raises:
             SpanError: it was freed before, or never handed out; the pool is unchanged.
@@ -90,7 +90,7 @@ class Pool:
         self._put(chunk)
 
     def free_all_blocks(self) -> int:
-        """Give every reservation without a used part back; returns the bytes."""
+        """Return every unused reservation to the source; returns the bytes."""
         whole = [
             chunk
             for chunks in self._free.values()
@@ -106,6 +106,12 @@ class Pool:
     # -- inside ----------------------------------------------------------------------------
 
     def _reserve(self, nbytes: int, limit_bytes: int | None) -> Chunk:
+        """Reserve a chunk from the source, freeing free blocks first if a limit or memory requires
+        it.
+
+        Raises:
+            LimitError, OutOfMemoryError: it still does not fit; nothing was reserved.
+        """
         if limit_bytes is not None and self._reserved_together() + nbytes > limit_bytes:
             for pool in self._together:
                 pool.free_all_blocks()
@@ -128,6 +134,7 @@ class Pool:
         return sum(pool.reserved_bytes for pool in self._together)
 
     def _take(self, nbytes: int) -> Chunk | None:
+        """Take the best-fitting free chunk, split to size; None if none fits."""
         index = bisect_left(self._sizes, nbytes)
         if index == len(self._sizes):
             return None
@@ -151,6 +158,7 @@ class Pool:
         return rest
 
     def _merge(self, low: Chunk | None, high: Chunk | None) -> Chunk:
+        """Merge two neighbouring chunks into the lower one."""
         assert low is not None and high is not None
         for chunk in (low, high):
             if chunk.free:
@@ -186,9 +194,9 @@ def _is_free(chunk: Chunk | None) -> bool:
 
 
 class UncachedPool(Pool):
-    """No caching: every span is reserved and given back on its own."""
+    """A pool without a cache: every span is a reservation."""
 
     def free(self, span: Span) -> None:
-        """Take back a span and give its memory back at once; see `Pool.free`."""
+        """Return a span's memory to the source at once; see `Pool.free`."""
         super().free(span)
         self.free_all_blocks()

@@ -10,7 +10,7 @@ from umem.devices.virtual.pool import UNIT_BYTES, Chunk, Pool, Upstream
 
 
 class RepeatingPool(Pool):
-    """A pool that can hand out the same places in every iteration of a loop.
+    """A pool that can hand out the same addresses in every iteration of a loop.
 
     While `repeats` is on, the n-th request of a size since `restart` gets the place that the n-th
     request of that size got before, if that is free; otherwise what `Pool` gives. A step that
@@ -36,7 +36,7 @@ class RepeatingPool(Pool):
 
     @property
     def repeats(self) -> bool:
-        """Whether places are handed out again; off at first."""
+        """Tell whether addresses repeat from step to step; False at first."""
         return self._starts is not None
 
     @repeats.setter
@@ -49,11 +49,11 @@ class RepeatingPool(Pool):
         self._counts.clear()
 
     def restart(self) -> None:
-        """Begin the next iteration."""
+        """Start the next iteration."""
         self._counts.clear()
 
     def is_free(self, low: int, high: int) -> bool:
-        """Tell whether nobody has any of these addresses, and some are the pool's.
+        """Tell whether none of these addresses is in use, and some are the pool's.
 
         Known only while it repeats.
         """
@@ -71,7 +71,7 @@ class RepeatingPool(Pool):
         return address + self._at[address].nbytes > low
 
     def malloc(self, nbytes: int, limit_bytes: int | None = None) -> Span:
-        """Hand out a span; see `Pool.malloc`."""
+        """Allocate a span; see `Pool.malloc`."""
         if self._starts is None:
             return super().malloc(nbytes, limit_bytes)
         nbytes = -(-max(nbytes, 1) // UNIT_BYTES) * UNIT_BYTES
@@ -90,7 +90,7 @@ class RepeatingPool(Pool):
         return span
 
     def free(self, span: Span) -> None:
-        """Take back a span; see `Pool.free`."""
+        """Return a span; see `Pool.free`."""
         super().free(span)
         if self._starts is not None:
             del self._used_starts[bisect_left(self._used_starts, span.address)]
@@ -102,7 +102,7 @@ class RepeatingPool(Pool):
         return chunk
 
     def _cut_out(self, address: int, nbytes: int) -> Chunk | None:
-        """Take these addresses out of the free chunk that has them all."""
+        """Take a range out of the free chunk that contains it."""
         assert self._starts is not None
         index = bisect_right(self._starts, address) - 1
         chunk = None if index < 0 else self._at[self._starts[index]]

@@ -20,16 +20,16 @@ from umem.devices.virtual.advice import ACCESSED_BY_GPU, PREFER_GPU, PREFER_HOST
 from umem.devices.virtual.clock import BlockMoves
 
 FEW = 6
-"""Ranges up to this are handled block by block; measured with bench/residency.py."""
+"""Ranges up to this length are handled block by block; measured with bench/residency.py."""
 TO_GPU, TO_HOST = 1, 2
 
 
 class Residency:
-    """Managed blocks by number, and which of them are in ``capacity`` blocks of VRAM.
+    """Residency of managed blocks in ``capacity`` blocks of VRAM.
 
-    A block is resident, or has a valid copy on the host, or both (read-mostly), or neither
-    (never written). The queue holds extents ``(start, stop, stamp)`` in the order of their last
-    migration; an extent's block counts only while ``stamps`` still says so.
+    A block is resident, or has a valid copy on the host, or both (read-mostly), or neither (never
+    written). The queue holds extents ``(start, stop, stamp)`` in the order of their last migration;
+    an extent's block counts only while ``stamps`` still says so.
 
     Not thread-safe: its device holds the lock. Cost: a memory scan a range (bench/residency.py).
     """
@@ -47,7 +47,7 @@ class Residency:
         self._queue: deque[tuple[int, int, int]] = deque()
 
     def grow(self, block_count: int) -> None:
-        """Make room for block numbers below ``block_count``."""
+        """Extend the tables to block numbers below ``block_count``."""
         more = block_count - len(self.resident)
         if more > 0:
             for table in self._tables:
@@ -55,7 +55,7 @@ class Residency:
             self._stamps.extend([0] * more)
 
     def forget(self) -> None:
-        """Give back the memory of the tables, of which a device holds 50 MB for 8 TiB of blocks.
+        """Free the tables, which take 50 MB for 8 TiB of blocks.
 
         A device is in a circle of references: without this they stay until Python looks for one.
         """
@@ -64,7 +64,7 @@ class Residency:
         self.count = 0
 
     def shrink(self, capacity: int) -> BlockMoves:
-        """Change the capacity, evicting what no longer fits."""
+        """Change the capacity, evicting what does not fit."""
         self.capacity, moves = capacity, BlockMoves()
         if self.count > capacity:
             self._evict(self.count - capacity, moves)
@@ -75,7 +75,7 @@ class Residency:
     def touch(
         self, start: int, stop: int, *, write: bool, moves: BlockMoves | None = None
     ) -> BlockMoves:
-        """Read or write the blocks ``start`` to ``stop`` on the GPU, in order.
+        """Access the blocks ``start`` to ``stop`` on the GPU in order, migrating by faults.
 
         Returns what moved; added to ``moves`` where that is given.
         """
@@ -94,7 +94,7 @@ class Residency:
         return moves
 
     def prefetch(self, start: int, stop: int) -> BlockMoves:
-        """Bring the blocks to VRAM without faults, evicting as it goes.
+        """Make blocks resident without faults, evicting others.
 
         Blocks that are there count as moved last. Preferred locations do not prevent it.
         """
@@ -107,7 +107,7 @@ class Residency:
         return moves
 
     def prefetch_out(self, start: int, stop: int) -> BlockMoves:
-        """Send the blocks to the host and leave their VRAM free; the host populates the rest."""
+        """Move blocks to the host and free their VRAM; the host populates the rest."""
         moves = BlockMoves()
         runs.fill(self.last_prefetch, start, stop, TO_HOST)
         for low, high in runs.stretches(self.resident, 1, start, stop):
@@ -118,16 +118,16 @@ class Residency:
         return moves
 
     def find_on_host(self, start: int, stop: int) -> None:
-        """Note that the host has the contents of those blocks that are not resident."""
+        """Mark blocks that are not resident as having contents on the host."""
         for low, high in runs.stretches(self.resident, 0, start, stop):
             runs.fill(self.host, low, high, 1)
 
     def discard(self, start: int, stop: int) -> BlockMoves:
-        """Forget the contents: the blocks are as never written, and nothing is copied."""
+        """Discard contents: blocks become as never written, and nothing is copied."""
         return BlockMoves(discarded=self._empty(start, stop))
 
     def release(self, start: int, stop: int) -> BlockMoves:
-        """Give the blocks' address space back to the driver; all it knew goes with it."""
+        """Free the blocks' address space, with all that is known of them."""
         if self.advice.count(0, start, stop) < stop - start:
             self._advice_runs.clear()
             runs.fill(self.advice, start, stop, 0)
@@ -135,7 +135,7 @@ class Residency:
         return BlockMoves(released=self._empty(start, stop))
 
     def advise(self, start: int, stop: int, flag: int, *, unset: bool) -> None:
-        """Set or take back one advice flag; moves nothing.
+        """Set or unset an advice flag; moves nothing.
 
         Taking back ``READ_MOSTLY`` drops the host's duplicates of resident blocks. The two
         preferred locations exclude each other, and taking either back takes both.
@@ -160,7 +160,7 @@ class Residency:
             self._bring_in(low, high, moves, False)
 
     def _touch_mapped(self, start: int, stop: int, to_host: bool, moves: BlockMoves) -> None:
-        """Use blocks where they are; new ones are made in VRAM, or on the host."""
+        """Access blocks in place; new ones are made in VRAM or on the host."""
         low, end = start, runs.end_of_flags
         while low < stop:
             if self.resident[low]:
@@ -211,7 +211,7 @@ class Residency:
                 return
 
     def _stream(self, start: int, stop: int, moves: BlockMoves, keep_host: bool) -> None:
-        """Bring in a range of which nothing is resident, and which VRAM cannot hold.
+        """Make a range resident of which nothing is, and which is larger than VRAM.
 
         The same as piece after piece: each block pushes out one that came before it, so that the
         end of the range is what stays.
@@ -230,7 +230,7 @@ class Residency:
         self._enter(last, stop, moves, keep_host)
 
     def _bring_in_few(self, start: int, stop: int, moves: BlockMoves, keep_host: bool) -> None:
-        """Do the same block by block: cheaper than slices of the tables where these are short.
+        """Make a short range resident block by block, which is cheaper than slices of the tables.
 
         VRAM must have room for the whole range, so that it never evicts its own start. One long
         function, because this is where a run on a virtual GPU spends its time.
@@ -278,7 +278,7 @@ class Residency:
             self._forget_stale()
 
     def _enter(self, low: int, high: int, moves: BlockMoves, keep_host: bool) -> None:
-        """Take blocks in, for which there is room."""
+        """Make blocks resident, for which there is room."""
         count = high - low
         copies = self.host.count(1, low, high)
         if copies:
@@ -292,7 +292,7 @@ class Residency:
         self._queue_up(low, high)
 
     def _queue_up(self, low: int, high: int) -> None:
-        """Note that these blocks moved last."""
+        """Put blocks last in the order of eviction."""
         self._stamp = stamp = self._stamp + 1
         self._stamps[low:high] = [stamp] * (high - low)
         self._queue.append((low, high, stamp))
@@ -312,7 +312,7 @@ class Residency:
         self.count -= high - low
 
     def _empty(self, start: int, stop: int) -> int:
-        """Make the blocks as if never written; returns how many were in VRAM."""
+        """Mark blocks as never written; returns how many were resident."""
         count = self.resident.count(1, start, stop)
         for low, high in runs.stretches(self.resident, 1, start, stop):
             self._leave(low, high)
@@ -320,7 +320,9 @@ class Residency:
         return count
 
     def _evict(self, wanted: int, moves: BlockMoves) -> None:
-        """Copy the blocks that came in longest ago back to the host; duplicates are dropped."""
+        """Evict the blocks that came in first; duplicates (read_mostly) are dropped without a
+        copy.
+        """
         queue, stamps, host = self._queue, self._stamps, self.host
         while wanted > 0:
             low, stop, stamp = queue.popleft()

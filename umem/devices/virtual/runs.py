@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 def first_of_stamp(stamps: list[int], low: int, stop: int, stamp: int) -> int:
-    """Find the first block from ``low`` on that still has the stamp, or ``stop``."""
+    """Return the first block from ``low`` on that has the stamp, or ``stop``."""
     try:
         return stamps.index(stamp, low, stop)
     except ValueError:
@@ -14,14 +14,14 @@ def first_of_stamp(stamps: list[int], low: int, stop: int, stamp: int) -> int:
 
 
 def end_of_stamp(stamps: list[int], low: int, stop: int, stamp: int) -> int:
-    """Find where the run of ``stamp`` that may begin at ``low`` ends."""
+    """Return the end of the run of ``stamp`` that starts at ``low``."""
     while low < stop and stamps[low] == stamp:
         low += 1
     return low
 
 
 def end_of_run(table: bytearray, low: int, stop: int) -> int:
-    """Find where the run of values that begins at ``low`` ends."""
+    """Return the end of the run of equal values that starts at ``low``."""
     value = table[low]
     if stop - low == 1 or table.count(value, low, stop) == stop - low:
         return stop
@@ -30,13 +30,13 @@ def end_of_run(table: bytearray, low: int, stop: int) -> int:
 
 
 def end_of_flags(table: bytearray, low: int, stop: int) -> int:
-    """As `end_of_run`, of a table of zeros and ones: several times as quick."""
+    """Return `end_of_run` of a table of zeros and ones, several times as fast."""
     high = table.find(1 - table[low], low, stop)
     return stop if high < 0 else high
 
 
 class KnownRuns:
-    """The ends of a table's runs: ranges come again with each step, and the table rarely changes.
+    """Cached ends of a table's runs, as steps ask for the same ranges and the table rarely changes.
 
     Whoever changes the table calls `clear`.
     """
@@ -46,19 +46,19 @@ class KnownRuns:
         self._ends: dict[tuple[int, int], int] = {}
 
     def end(self, low: int, stop: int) -> int:
-        """Find where the run of values that begins at ``low`` ends."""
+        """Return the end of the run of equal values that starts at ``low``."""
         found = self._ends.get((low, stop))
         if found is None:
             found = self._ends[low, stop] = end_of_run(self._table, low, stop)
         return found
 
     def clear(self) -> None:
-        """Forget what was found."""
+        """Drop the cache."""
         self._ends.clear()
 
 
 def stretches(table: bytearray, value: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Find maximal runs of ``value`` (0 or 1), looked up while the table may change behind them."""
+    """Yield maximal runs of ``value`` (0 or 1); the table may change behind the position."""
     cursor = start
     while True:
         low = table.find(value, cursor, stop)

@@ -9,10 +9,10 @@ from umem.trace.events import Alloc, Event, Free, Op
 
 
 class EventWatch:
-    """Tells a watcher of the tensors and workspaces that events allocate from now on.
+    """Tells a watcher of tensors and workspaces that events allocate.
 
-    What was there before, and arrays without elements, are left out. Not thread-safe: its
-    device's events come one at a time.
+    What was there before, and arrays without elements, are left out. Not thread-safe: its device's
+    events come one at a time.
     """
 
     def __init__(self, watcher: Watcher) -> None:
@@ -20,7 +20,7 @@ class EventWatch:
         self._tickets: dict[int, Any] = {}
 
     def on_event(self, event: Event) -> None:
-        """Follow an event that the model has accepted."""
+        """Apply an event that the model has accepted."""
         watcher = self._watcher
         if isinstance(event, Alloc):
             if event.nbytes:

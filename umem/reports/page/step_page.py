@@ -20,13 +20,13 @@ from umem.trace.events import Alloc, Op
 
 PARTS = Path(__file__).parent / "page_parts"
 SCRIPTS = ("model", "show", "chart", "marks", "pointer", "tables", "page")
-"""In the order in which they are put together."""
+"""The page's scripts, in order."""
 
 
 def step_page(
     analysis: Analysis, name: str, provenance: Mapping[str, str], vram: Vram | None = None
 ) -> str:
-    """The page, all of it ASCII.
+    """Return the page, in ASCII.
 
     Args:
         name: what the trace is called.
@@ -50,13 +50,13 @@ def step_page(
 
 
 def write(request: ReportRequest, file: IO[bytes]) -> None:
-    """Write the page that was asked for."""
+    """Write the requested page."""
     analysis, name, vram, provenance = request
     file.write(step_page(analysis, name, provenance, vram).encode("ascii"))
 
 
 def embedded(content: Any) -> str:
-    """JSON that may stand inside a script element: ASCII, and nothing that ends the element."""
+    """Encode JSON to stand inside a script element: ASCII, and nothing that ends the element."""
     text = json_text(content, compact=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -69,7 +69,7 @@ def _part(name: str) -> str:
 
 
 class _Table:
-    """Values that occur often, each kept once and named by its place."""
+    """Repeated values, each stored once and named by its index."""
 
     def __init__(self) -> None:
         self._places: dict[Hashable, int] = {}
@@ -82,6 +82,7 @@ class _Table:
 
 
 def _drawing(analysis: Analysis) -> dict[str, Any]:
+    """Collect the data that the page's scripts draw."""
     reading = analysis.reading
     parts = bands(reading)
     names, op_names, stacks = _Table(), _Table(), _Table()
@@ -102,7 +103,7 @@ def _drawing(analysis: Analysis) -> dict[str, Any]:
 
 
 def _before_count(analysis: Analysis) -> int:
-    """How many events at the beginning only say what was there before the recording."""
+    """Return the number of leading events that only list what existed before the recording."""
     events = enumerate(analysis.trace.events)
     first = (n for n, e in events if not (isinstance(e, Alloc) and e.uploaded))
     return next(first, len(analysis.trace))
@@ -111,6 +112,7 @@ def _before_count(analysis: Analysis) -> int:
 def _row(
     analysis: Analysis, tensor: Tensor, names: _Table, op_names: _Table, stacks: _Table
 ) -> list[int]:
+    """Return a tensor's numbers for the page."""
     maker = None if tensor.maker is None else analysis.reading.op(tensor.maker)
     return [
         tensor.nbytes,
@@ -127,7 +129,7 @@ def _row(
 
 
 def _folded(parts: Bands) -> list[int]:
-    """Triples of events since the last, kind, bytes."""
+    """Return triples of events since the last one, kind, bytes."""
     found: list[int] = []
     last = 0
     for event, kind, nbytes in parts.folded:
@@ -137,7 +139,7 @@ def _folded(parts: Bands) -> list[int]:
 
 
 def _ops(analysis: Analysis, op_names: _Table) -> list[int]:
-    """Triples of events since the last, name and phase, microseconds."""
+    """Return triples of events since the last one, name and phase, microseconds."""
     found: list[int] = []
     last = 0
     for index, event in enumerate(analysis.trace.events):

@@ -15,7 +15,7 @@ INK, QUIET = "#1b2130", "#5b6475"
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Return an empty figure of a size in inches.
+    """Return an empty figure with a size in inches.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -30,7 +30,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def finish(figure: Any, title: str, file: Path | IO[bytes]) -> None:
-    """Put a title above the panels, take their upper and right borders away, and write the PNG.
+    """Add a title above the panels, remove upper and right borders, and write the PNG.
 
     Raises:
         OSError: the file cannot be written.
@@ -45,7 +45,7 @@ def finish(figure: Any, title: str, file: Path | IO[bytes]) -> None:
 
 
 def plain(text: str) -> str:
-    """Return text that matplotlib does not read as mathematics, shortened."""
+    """Escape and shorten text so that matplotlib does not read it as mathematics."""
     return short(text, 150).replace("$", r"\$")
 
 
@@ -57,7 +57,7 @@ WIDE = 30
 
 
 class Bar(NamedTuple):
-    """A row: its name, what is written beside it, and a time with its range; None: no bar."""
+    """A row: a name, a text beside the bar, and a time with its range; None: no bar."""
 
     name: str
     note: str
@@ -67,7 +67,7 @@ class Bar(NamedTuple):
 
 
 def draw_times(bars: Sequence[Bar], title: str, file: Path | IO[bytes]) -> None:
-    """Write a PNG of simulated times of a step, a row each.
+    """Write a PNG of simulated step times, a row each.
 
     Raises:
         MissingDependencyError: matplotlib is not installed. OSError: the file cannot be written.
@@ -82,7 +82,7 @@ def draw_times(bars: Sequence[Bar], title: str, file: Path | IO[bytes]) -> None:
 
 
 def _bars(panel: Any, bars: Sequence[Bar]) -> bool:
-    """Draw the rows; whether on a logarithmic scale, as points because that has no zero."""
+    """Draw the rows; on a logarithmic scale as points, because it has no zero."""
     seconds = [bar.seconds for bar in bars if bar.seconds is not None]
     ends = [bar.high or 0.0 for bar in bars if bar.seconds is not None]
     is_log = bool(seconds) and min(seconds) > 0 and max(seconds) > WIDE * min(seconds)

@@ -18,14 +18,14 @@ COLORS = dict(zip(KINDS, (
 ), strict=True))  # fmt: skip
 VRAM = "#b3261e"
 POINTS = 2000
-"""How many columns the curves have at most; each is the highest of its stretch."""
+"""The curves have at most this many columns, each the maximum of its stretch."""
 BARS = 8
 
 
 def draw_timeline(
     analysis: Analysis, name: str, file: Path | IO[bytes], vram: Vram | None = None
 ) -> None:
-    """Write a PNG: the timeline, and below it the peak by kind and the operations by time.
+    """Write a PNG: the timeline, the peak by kind, and the operations by time.
 
     Raises:
         MissingDependencyError: matplotlib is not installed. OSError: the file cannot be written.
@@ -43,7 +43,7 @@ def draw_timeline(
 
 
 def write(request: ReportRequest, file: IO[bytes]) -> None:
-    """Write the picture that was asked for; see `draw_timeline`."""
+    """Write the requested picture; see `draw_timeline`."""
     draw_timeline(request.analysis, request.name, file, request.vram)
 
 
@@ -65,6 +65,7 @@ def _unit(nbytes: int) -> tuple[str, int]:
 
 
 def _timeline(panel: Any, analysis: Analysis, vram: Vram | None) -> None:
+    """Draw memory over events, with steps, peak and VRAM."""
     peak = analysis.peak
     unit, factor = _unit(peak.total_bytes)
     _bands(panel, analysis, factor)
@@ -99,6 +100,7 @@ def _timeline(panel: Any, analysis: Analysis, vram: Vram | None) -> None:
 
 
 def _bands(panel: Any, analysis: Analysis, factor: int) -> None:
+    """Draw the bytes of each kind, stacked."""
     places = thinned(analysis.reading.total, POINTS)
     curves = kind_curves(analysis.reading)
     if not curves or not len(places):
@@ -116,6 +118,7 @@ def _bands(panel: Any, analysis: Analysis, factor: int) -> None:
 
 
 def _kinds(panel: Any, analysis: Analysis) -> None:
+    """Draw the bytes alive at the peak by kind."""
     kinds = analysis.peak.by_kind[::-1]
     unit, factor = _unit(analysis.peak.total_bytes)
     panel.barh(
@@ -128,6 +131,7 @@ def _kinds(panel: Any, analysis: Analysis) -> None:
 
 
 def _ops(panel: Any, analysis: Analysis) -> None:
+    """Draw the operations by time, or by bytes without times."""
     timed = analysis.seconds is not None
     ops = (analysis.ops_by_seconds() if timed else analysis.ops_by_bytes())[:BARS][::-1]
     unit, factor = _unit(max((op.allocated_bytes for op in ops), default=0))

@@ -19,7 +19,7 @@ Show = Callable[[float | None], str]
 def comparison_text(
     comparison: Comparison, before: str, after: str, width: int, vram: Vram | None = None
 ) -> Iterator[Text]:
-    """The lines of a comparison.
+    """Format a comparison.
 
     Args:
         before, after: what the traces are called.
@@ -75,7 +75,7 @@ def _or_dash(value: float | None, show: Show) -> str:
 
 
 def signed(change: float | None, show: Show) -> str:
-    """A change with its sign; nothing before a zero."""
+    """Format a change with its sign; zero has none."""
     if change is None:
         return "-"
     return show(change) if not change else ("+" if change > 0 else "-") + show(abs(change))
@@ -90,6 +90,7 @@ def _percent(share: float | None) -> str:
 
 
 def _ops(comparison: Comparison, each: str, width: int) -> Iterator[Text]:
+    """Format the operations that changed most."""
     changed = [op for op in comparison.ops if _has_changed(op)]
     ops = changed[:ROWS]
     yield Text()

@@ -13,16 +13,16 @@ from umem.printable import printable, short
 
 GAP = 2
 LONGEST = 1000
-"""Letters of a text that is wrapped: more than umem itself ever says at once."""
+"""At most this many characters of a text are wrapped: more than umem itself writes at once."""
 _HANG = "  "
 MOST_LINES = 4
-"""Lines of a name; of a longer one the end is left out."""
+"""A name takes at most this many lines; the end of a longer one is left out."""
 NARROWEST = 18
-"""The cells that the first column keeps while there are other columns to leave out."""
+"""The first column keeps this width while other columns can be dropped."""
 
 
 class Column(NamedTuple):
-    """A column of a table; of those that do not fit the one with the highest ``drop`` goes first.
+    """A column of a table; if space is short, columns with the highest ``drop`` are dropped first.
 
     A column with ``drop`` 0 stays.
     """
@@ -34,7 +34,7 @@ class Column(NamedTuple):
 
 
 def table(columns: Sequence[Column], width: int) -> list[str]:
-    """A heading and the rows, no line wider than ``width``.
+    """Format a heading and rows, no line wider than ``width``.
 
     The first column gives way: what has no room in it goes on in the next lines.
     """
@@ -50,14 +50,14 @@ def table(columns: Sequence[Column], width: int) -> list[str]:
 def _lines(
     row: Sequence[str], columns: Sequence[Column], sizes: list[int], width: int
 ) -> Iterator[str]:
-    """The line of a row, and those that its first cell goes on in."""
+    """Format a row and the continuation lines of its first cell."""
     first, *others = _folded(row[0], sizes[0])
     yield _line([first, *row[1:]], columns, sizes, width)
     yield from (clipped(f"{_HANG}{other}", width) for other in others)
 
 
 def _folded(text: str, width: int) -> list[str]:
-    """A name in pieces, each but the first indented; it is broken at spaces where it has some."""
+    """Split a name into pieces, at spaces if it has some; all but the first are indented."""
     room = width - len(_HANG)
     if cell_len(text) <= width or room < 1:
         return [text]
@@ -96,12 +96,12 @@ def _left(cell: str, size: int) -> str:
 
 
 def clipped(text: str, width: int) -> str:
-    """The text, its end left out where it is wider."""
+    """Cut a text to a width."""
     return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 2)) + ".."
 
 
 def wrapped(text: str, width: int, indent: str = "", hang: int = 0) -> list[str]:
-    """Text from people and programs in lines; a word that is too long is broken.
+    """Wrap text of any origin to lines; a word that is too long is broken.
 
     Every line begins with ``indent``, those after the first with ``hang`` more spaces.
     """
@@ -112,7 +112,7 @@ def wrapped(text: str, width: int, indent: str = "", hang: int = 0) -> list[str]
 
 
 def with_block(first: str, line: str, width: int) -> list[str]:
-    """Break a ``with`` statement: a line a manager, arguments on one of their own where needed.
+    """Format a ``with`` statement, with a line for each manager, and for arguments if needed.
 
     Args:
         first: what stands before the statement.
@@ -131,7 +131,7 @@ def with_block(first: str, line: str, width: int) -> list[str]:
 
 
 def call(first: str, line: str, width: int) -> list[str]:
-    """Break a call where it is too wide: its arguments on a line of their own.
+    """Format a call, with its arguments on a line of their own if it is too wide.
 
     Args:
         first: what stands before the call.

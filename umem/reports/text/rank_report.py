@@ -12,11 +12,11 @@ from umem.trace.analysis.analysis import OpTotal, Vram
 from umem.units import format_bytes, format_seconds
 
 OPERATIONS = 8
-"""Of each rank, those that took longest; `--json` has all."""
+"""Operations listed for each rank, by time; `--json` has all."""
 
 
 def ranks_text(found: RankedTraces, width: int, vram: Vram | None = None) -> Iterator[Text]:
-    """The lines of a report of several ranks.
+    """Format a report of several ranks.
 
     Args:
         found: the ranks.
@@ -33,6 +33,7 @@ def ranks_text(found: RankedTraces, width: int, vram: Vram | None = None) -> Ite
 
 
 def _summary(found: RankedTraces, width: int, vram: Vram | None) -> Iterator[str]:
+    """Format a sentence on the largest peak, and a row for each rank."""
     largest = found.largest
     peak = format_bytes(largest.peak_bytes)
     of = "" if vram is None else f", {largest.peak_bytes / vram.nbytes:.0%} of {vram.gpu}'s VRAM"
@@ -57,6 +58,7 @@ def _or_unknown(nbytes: int | None) -> str:
 
 
 def _operations(row: RankRow, width: int) -> list[str]:
+    """Format a rank's longest operations."""
     ops = sorted(row.ops, key=_weight, reverse=True)[:OPERATIONS]
     columns = [
         Column("operation", [op.name for op in ops], left=True),

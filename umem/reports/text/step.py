@@ -23,7 +23,7 @@ from umem.units import format_bytes, format_seconds
 ROWS = 10
 """Lines of each list; `--json` and the page have more."""
 PLACES = 4
-"""Places of a stack."""
+"""Places of a stack that are shown."""
 CHART_HEIGHT = 8
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
@@ -31,7 +31,7 @@ _EIGHTHS = " ▁▂▃▄▅▆▇█"
 def step_text(
     analysis: Analysis, name: str, width: int, *, vram: Vram | None = None, plain: bool = False
 ) -> Iterator[Text]:
-    """The lines of a report.
+    """Format an analysis as a report.
 
     Args:
         name: what the trace is called.
@@ -51,6 +51,7 @@ def _ascii(width: int, line: Text) -> Text:
 def _lines(
     analysis: Analysis, name: str, width: int, vram: Vram | None, plain: bool
 ) -> Iterator[Text]:
+    """Yield the lines of a report."""
     yield from _heading(analysis, name, width)
     if not analysis.reading.tensors:
         yield from _text(wrapped("Nothing was allocated: there is no memory to report.", width))
@@ -75,6 +76,7 @@ def _section(title: str, width: int, lines: Sequence[str]) -> Iterator[Text]:
 
 
 def _heading(analysis: Analysis, name: str, width: int) -> Iterator[Text]:
+    """Yield the title, and the time."""
     trace = analysis.trace
     what = (
         f"{name}: {_count(len(trace), 'event')}, {_count(analysis.op_count, 'operation')}, "
@@ -102,6 +104,7 @@ def _steps(analysis: Analysis) -> str:
 
 
 def _peak(analysis: Analysis, width: int, vram: Vram | None) -> Iterator[Text]:
+    """Yield sentences on the peak."""
     peak = analysis.peak
     where = [f"event {peak.event:,} of {len(analysis.trace):,}"]
     if analysis.step_count:
@@ -134,6 +137,7 @@ def _percent(share: float) -> str:
 
 
 def _kinds(analysis: Analysis, width: int, plain: bool) -> Iterator[Text]:
+    """Yield a table of the peak's bytes by kind."""
     kinds = analysis.peak.by_kind
     total = max(1, analysis.peak.total_bytes)
     shares = [kind.total_bytes / total for kind in kinds]
@@ -157,6 +161,7 @@ def _bar(share: float, size: int, plain: bool) -> str:
 
 
 def _tensors(analysis: Analysis, width: int) -> Iterator[Text]:
+    """Yield a table of the largest tensors alive at the peak, alike ones together."""
     alike = Counter(_make(analysis, tensor) for tensor in analysis.peak.tensors)
     largest = sorted(alike, key=lambda make: -alike[make] * make.nbytes)[:ROWS]
     columns = [
@@ -173,7 +178,7 @@ def _tensors(analysis: Analysis, width: int) -> Iterator[Text]:
 
 
 class _Make(NamedTuple):
-    """The properties that alike tensors have in common."""
+    """Properties by which tensors are grouped as alike."""
 
     label: str
     nbytes: int
@@ -193,6 +198,7 @@ def _maker(analysis: Analysis, tensor: Tensor) -> str:
 
 
 def _operations(analysis: Analysis, width: int) -> Iterator[Text]:
+    """Yield tables of operations by time and by memory."""
     if not analysis.ops:
         return
     if analysis.seconds is None:
@@ -207,6 +213,7 @@ def _operations(analysis: Analysis, width: int) -> Iterator[Text]:
 def _op_table(
     ops: Sequence[OpTotal], seconds: float | None, width: int, *, by_time: bool = True
 ) -> list[str]:
+    """Format operations as a table."""
     ops = ops[:ROWS]
     time, memory = (0, 3) if by_time else (3, 0)
     columns = [
@@ -239,6 +246,7 @@ def _share(seconds: float | None, total: float | None) -> str:
 
 
 def _chart(analysis: Analysis, width: int, plain: bool) -> Iterator[Text]:
+    """Yield a chart of memory over events."""
     total = analysis.reading.total
     high = analysis.peak.total_bytes
     if not high:
@@ -280,6 +288,7 @@ def _data(analysis: Analysis, width: int) -> Iterator[Text]:
 
 
 def _leaks(analysis: Analysis, width: int) -> Iterator[Text]:
+    """Yield the tensors that outlive their step."""
     title = "Tensors that outlive their step"
     leaks = analysis.leaks
     if not leaks:
@@ -293,7 +302,7 @@ def _leaks(analysis: Analysis, width: int) -> Iterator[Text]:
 
 
 def _by_stack(leaks: Sequence[Leak]) -> list[tuple[tuple[str, ...], list[Leak]]]:
-    """The leaks of each stack; the stack with the most bytes first."""
+    """Group leaks by stack, most bytes first."""
     groups: dict[tuple[str, ...], list[Leak]] = defaultdict(list)
     for leak in leaks:
         groups[leak.stack].append(leak)
@@ -302,6 +311,7 @@ def _by_stack(leaks: Sequence[Leak]) -> list[tuple[tuple[str, ...], list[Leak]]]
 
 
 def _group(stack: tuple[str, ...], leaks: list[Leak], first: int, width: int) -> list[str]:
+    """Format the leaks of one stack."""
     lines = [line for leak in leaks[:ROWS] for line in wrapped(_leak(leak, first), width, hang=2)]
     if len(leaks) > ROWS:
         rest = sum(leak.total_bytes for leak in leaks[ROWS:])
@@ -314,6 +324,7 @@ def _group(stack: tuple[str, ...], leaks: list[Leak], first: int, width: int) ->
 
 
 def _leak(leak: Leak, first: int) -> str:
+    """Format one leak."""
     made = "" if leak.op is None else f", made by {leak.op}, {leak.phase}"
     when = [_in_steps([first + step for step in leak.steps])] if leak.steps else []
     if leak.earlier_count:

@@ -29,7 +29,7 @@ _STEPS = re.compile(r"([1-9][0-9]{0,8})(?:-[1-9][0-9]{0,8})?")
 
 
 class Vram(NamedTuple):
-    """The memory of a GPU that programs can have, to compare a trace with."""
+    """A GPU's usable memory, to compare a trace with."""
 
     gpu: str
     nbytes: int
@@ -37,7 +37,7 @@ class Vram(NamedTuple):
 
 @dataclass(frozen=True)
 class KindBytes:
-    """The bytes that the tensors of one kind hold together."""
+    """The bytes of all tensors of one kind."""
 
     kind: str
     total_bytes: int
@@ -46,13 +46,13 @@ class KindBytes:
 
 @dataclass(frozen=True)
 class Peak:
-    """The first moment at which the most bytes are alive, workspace included.
+    """The first moment of the highest memory use, workspace included.
 
     ``event`` is its place in the trace, ``op`` the operation that runs or is about to run then
     (None: none is left), ``step`` the updates that ended before. ``seconds`` of host time had
     passed, None where times were not recorded. ``tensors`` are those alive, the largest first.
-    ``idle_bytes`` are those that no later operation uses, parameters and state left out: what
-    could be let go without computing anything twice.
+    ``idle_bytes`` are those that no later operation uses, parameters and state left out: what could
+    be let go without computing anything twice.
     """
 
     total_bytes: int
@@ -68,10 +68,10 @@ class Peak:
 
 @dataclass(frozen=True)
 class OpTotal:
-    """All operations of one name in one phase.
+    """Totals over all operations of one name and phase.
 
-    ``allocated_bytes`` are of the tensors that they wrote first, ``workspace_bytes`` the most
-    that one needed; None where it was not measured, as ``seconds``.
+    ``allocated_bytes`` are of the tensors that they wrote first, ``workspace_bytes`` the most that
+    one needed; None where it was not measured, as ``seconds``.
     """
 
     name: str
@@ -96,48 +96,50 @@ class Analysis:
 
     @property
     def trace(self) -> Trace:
-        """The trace that it is of."""
+        """Return the analysed trace."""
         return self.reading.trace
 
     @property
     def step_count(self) -> int:
-        """The number of optimizer updates that ended in the trace."""
+        """Return the number of optimizer updates that ended in the trace."""
         return len(self.reading.steps)
 
     @property
     def first_step(self) -> int:
-        """The number of the first step, counted from 1 in the run that it was recorded from."""
+        """Return the number of the first step, from 1, in the recorded run."""
         named = _STEPS.fullmatch(self.trace.meta.get("steps", ""))
         return 1 if named is None else int(named[1])
 
     @cached_property
     def caveat(self) -> str | None:
-        """Sentences on what the peak leaves out; None where it is all there."""
+        """Return sentences on what the peak leaves out; None if it is complete."""
         return missing(self.trace)
 
     @cached_property
     def cap_advice(self) -> str | None:
-        """What `umem.chainer.workspace` would leave of the peak; None where little goes."""
+        """Return a sentence on how far `umem.chainer.workspace` would lower the peak; None if
+        hardly.
+        """
         return cap_advice(self.trace)
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Host seconds of a step, on average; None without times or without a step."""
+        """Return the mean host seconds of a step; None without times or steps."""
         return self.seconds / self.step_count if self.seconds and self.step_count else None
 
     @property
     def op_count(self) -> int:
-        """The number of operations that ran."""
+        """Return the number of operations."""
         return sum(op.count for op in self.ops)
 
     @cached_property
     def leaks(self) -> list[Leak]:
-        """Tensors that outlive their step; see `umem.trace.analysis.leaks`."""
+        """Return tensors that outlive their step; see `umem.trace.analysis.leaks`."""
         return find_leaks(self.reading)
 
     @cached_property
     def no_leaks(self) -> str:
-        """A sentence for where there are none: how sure that is."""
+        """Return a sentence for a trace without leaks, which says how sure that is."""
         if self.step_count < 2:
             return "It takes two recorded steps to tell."
         if not can_tell(self.reading):
@@ -145,16 +147,16 @@ class Analysis:
         return "None."
 
     def ops_by_seconds(self) -> list[OpTotal]:
-        """The operations, those that took longest first; as they came where there are no times."""
+        """Return the operation totals by descending time; in order of occurrence without times."""
         return sorted(self.ops, key=lambda op: -(op.seconds or 0))
 
     def ops_by_bytes(self) -> list[OpTotal]:
-        """The operations, those that allocated most first."""
+        """Return the operation totals by descending bytes allocated."""
         return sorted(self.ops, key=lambda op: (-op.allocated_bytes, -(op.workspace_bytes or 0)))
 
 
 def analyse(trace: Trace) -> Analysis:
-    """The figures of a trace: its peak, what was alive then, its operations, its leaks.
+    """Compute a trace's figures: peak, tensors alive then, operations, leaks.
 
     Costs about as much as reading the trace from its file.
 
@@ -177,6 +179,7 @@ def analyse(trace: Trace) -> Analysis:
 
 
 def _peak(reading: Reading) -> Peak:
+    """Compute the peak and what is alive there."""
     if not len(reading.total):
         return Peak(0, 0, None, 0, None, 0, (), (), 0)
     event = int(reading.total.argmax())
@@ -222,6 +225,7 @@ def _is_idle(tensor: Tensor, event: int) -> bool:
 
 
 def _op_totals(reading: Reading) -> tuple[OpTotal, ...]:
+    """Sum up operations by name and phase."""
     allocated: Counter[int] = Counter()
     for tensor in reading.tensors:
         if tensor.maker is not None:
@@ -236,6 +240,7 @@ def _op_totals(reading: Reading) -> tuple[OpTotal, ...]:
 def _op_total(
     key: tuple[str, str], items: list[tuple[int, Op]], allocated: Counter[int]
 ) -> OpTotal:
+    """Sum up the operations of one name and phase."""
     seconds = [op.host_seconds for _, op in items if op.host_seconds is not None]
     workspace = [op.workspace_bytes for _, op in items if op.workspace_bytes is not None]
     return OpTotal(

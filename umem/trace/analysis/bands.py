@@ -24,7 +24,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Bands:
-    """Bands in the order in which they are stacked, what lives long at the bottom.
+    """The bands of a memory chart in stacking order, long-lived ones at the bottom.
 
     After any event the drawn tensors that are alive, and the changes so far, add up to the bytes
     that are alive.
@@ -35,7 +35,7 @@ class Bands:
 
 
 def bands(reading: Reading, count: int = 20_000, share: float = 1e-3) -> Bands:
-    """The tensors worth a band of their own: at least ``share`` of the peak each.
+    """Select the tensors that get a band of their own: at least ``share`` of the peak each.
 
     So not many are alive at once. ``count`` only keeps a page of a very long trace small.
     """
@@ -57,7 +57,7 @@ def _changes(small: list[Tensor], order: dict[str, int]) -> list[Change]:
 
 
 def kind_curves(reading: Reading) -> dict[str, Curve]:
-    """Bytes of each kind after each event; only the kinds that are there, workspace last."""
+    """Compute the bytes of each occurring kind after each event, workspace last."""
     changes = {kind: np.zeros(len(reading.live), np.int64) for kind in KINDS}
     for tensor in reading.tensors:
         changes[tensor.kind][tensor.birth] += tensor.nbytes
@@ -69,7 +69,7 @@ def kind_curves(reading: Reading) -> dict[str, Curve]:
 
 
 def thinned(total: Curve, count: int) -> Curve:
-    """At most ``count`` places of a curve, in order: the highest of each stretch of it."""
+    """Return at most ``count`` indexes of a curve in order: the maximum of each stretch."""
     if len(total) <= count:
         return np.arange(len(total))
     edges = np.linspace(0, len(total), count + 1).astype(np.int64)

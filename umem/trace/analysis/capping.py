@@ -27,18 +27,18 @@ POOLINGS = frozenset((
 ))  # fmt: skip
 NORMALIZATIONS = frozenset(("BatchNormalization", "BatchNormalizationGrad"))
 CAPPED = CONVOLUTIONS | POOLINGS | NORMALIZATIONS
-"""The functions of Chainer that a cap concerns; normalisations on NumPy only."""
+"""Chainer's functions that a cap affects; normalisations on NumPy only."""
 WHOSE = ((CONVOLUTIONS, "convolutions"), (POOLINGS, "poolings"), (NORMALIZATIONS, "normalisations"))
 CAPS = (64 * MIB, 16 * MIB, 4 * MIB, MIB)
 """Caps that are proposed, the fastest first."""
 NEARLY = 1.05
-"""A cap is as good as a smaller one where it leaves at most so many times as much."""
+"""A larger cap is preferred if its peak is at most this many times the smaller one's."""
 WORTHWHILE = 0.95
-"""The largest share of a peak that a cap has to leave to be worth a word."""
+"""A cap is mentioned only if it leaves at most this share of the peak."""
 
 
 def under_cap(trace: Trace, cap_bytes: int) -> Trace:
-    """The trace of the same step under a cap; operations without a known workspace stay."""
+    """Return the step's trace under a cap; unknown workspace stays unknown."""
     allocs = allocations(trace.events)
     return trace.with_events([_capped(event, cap_bytes, allocs) for event in trace.events])
 
@@ -54,7 +54,7 @@ def _capped(event: Event, cap_bytes: int, allocs: Mapping[int, Alloc]) -> Event:
 
 
 def cap_advice(trace: Trace, elsewhere: Callable[[Trace], Trace] | None = None) -> str | None:
-    """A sentence such as ``60% of the peak is workspace of convolutions: ...``.
+    """Return a sentence such as ``60% of the peak is workspace of convolutions: ...``.
 
     None where a cap would not change the peak by much. Cost: some passes over the events.
 
@@ -76,7 +76,7 @@ def cap_advice(trace: Trace, elsewhere: Callable[[Trace], Trace] | None = None) 
 
 
 def advice(name: str, workspace_bytes: int, peak_bytes: int, peaks: Sequence[int]) -> str | None:
-    """Propose a cap.
+    """Choose the cap to propose.
 
     Args:
         name: of the function, or the update, whose workspace is a part of the peak.

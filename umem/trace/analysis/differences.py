@@ -12,7 +12,7 @@ from umem.trace.analysis.analysis import Analysis, OpTotal, Vram
 
 @dataclass(frozen=True)
 class Difference:
-    """A figure of the first trace and of the second; None is what one of them does not have."""
+    """A figure of two traces; None where a trace does not have it."""
 
     name: str
     before: float | None
@@ -20,17 +20,17 @@ class Difference:
 
     @property
     def change(self) -> float | None:
-        """The second figure less the first; None where one is missing."""
+        """Return the second figure less the first; None if one is missing."""
         return None if self.before is None or self.after is None else self.after - self.before
 
     def to_json(self) -> dict[str, Any]:
-        """Return both figures and the change, for a JSON file."""
+        """Return both figures and the change as JSON values."""
         return named(self, ("before", "after", "change"))
 
 
 @dataclass(frozen=True)
 class OpDifference:
-    """The operations of one name in one phase, per step.
+    """The operations of one name and phase in two traces, per step.
 
     An operation that one trace does not have counts 0 there.
     """
@@ -46,10 +46,10 @@ class OpDifference:
 class Comparison:
     """The differences between two traces.
 
-    ``totals`` are of a step where both traces have one, of the whole trace otherwise
-    (``per_step`` says which). ``kinds`` are bytes at each trace's own peak. ``common_share`` is
-    how much of the operations is in both, by name and phase: 1.0 where they are the same.
-    ``caveats`` say what each one's peak leaves out; None where it is all there.
+    ``totals`` are of a step where both traces have one, of the whole trace otherwise (``per_step``
+    says which). ``kinds`` are bytes at each trace's own peak. ``common_share`` is how much of the
+    operations is in both, by name and phase: 1.0 where they are the same. ``caveats`` say what each
+    one's peak leaves out; None where it is all there.
     """
 
     per_step: bool
@@ -65,7 +65,7 @@ class Comparison:
 
 
 def compare(before: Analysis, after: Analysis) -> Comparison:
-    """The second trace against the first; operations that changed most come first."""
+    """Compare two traces; operations that changed most come first."""
     per_step = bool(before.step_count and after.step_count)
     steps = (before.step_count, after.step_count) if per_step else (1, 1)
     ops = _ops(before, after, steps)
@@ -84,7 +84,7 @@ def compare(before: Analysis, after: Analysis) -> Comparison:
 
 
 def vram_share(comparison: Comparison, vram: Vram) -> Difference:
-    """Return the share of a GPU's memory that each peak takes."""
+    """Return each peak as a share of a GPU's memory."""
     peak = comparison.peak_bytes
     before, after = ((value or 0) / vram.nbytes for value in (peak.before, peak.after))
     return Difference(f"share of {vram.gpu}'s VRAM", before, after)
@@ -135,6 +135,7 @@ def _op(
     steps: tuple[int, int],
     timed: tuple[bool, bool],
 ) -> OpDifference:
+    """Compare the operations of one name and phase, per step."""
     seconds = [
         (op.seconds if op is not None else 0.0) if has else None
         for op, has in zip(pair, timed, strict=True)

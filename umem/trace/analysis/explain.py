@@ -27,28 +27,28 @@ _PLURALS = {
 }
 _SINGULAR = ("input", "state", "workspace")
 ENOUGH = 0.5
-"""The share of the peak from which on one owner is reason enough."""
+"""An owner with at least this share of the peak explains it alone."""
 MINOR = 0.1
-"""The share of an owner's bytes below which a part is not named."""
+"""Parts below this share of an owner's bytes are not named."""
 
 
 class Share(NamedTuple):
-    """The bytes that one owner holds at the peak, by what they are, the largest first."""
+    """The bytes of one owner at the peak, by kind, largest first."""
 
     owner: str
     parts: tuple[tuple[str, int], ...]
 
     @property
     def total_bytes(self) -> int:
-        """All of it together."""
+        """Return the sum."""
         return sum(nbytes for _, nbytes in self.parts)
 
 
 def why_peak(trace: Trace) -> str | None:
-    """A sentence such as ``'EmbedID' gradients and Adam state are 61% of the peak``.
+    """Return a sentence such as ``'EmbedID' gradients and Adam state are 61% of the peak``.
 
-    Names the owner of the most bytes, and the next one where the first holds less than half.
-    None for a trace in which nothing is ever alive.
+    Names the owner of the most bytes, and the next one where the first holds less than half. None
+    for a trace in which nothing is ever alive.
     """
     held = peak_shares(trace)
     peak = sum(share.total_bytes for share in held)
@@ -63,12 +63,12 @@ def why_peak(trace: Trace) -> str | None:
 
 
 def missing(trace: Trace) -> str | None:
-    """Sentences on what the peak of a trace leaves out; None where it is all there."""
+    """Return sentences on what a trace's peak leaves out; None if it is complete."""
     return _together(missing_workspace(trace), _missing_beginning(trace))
 
 
 def missing_when_repeated(trace: Trace) -> str | None:
-    """The same of a step that is repeated until it has settled."""
+    """Return what the peak leaves out of a step that is repeated until it has settled."""
     end = None
     if not trace.step_count:
         end = "No optimizer's update is in the trace: all of it counts as one step."
@@ -76,7 +76,9 @@ def missing_when_repeated(trace: Trace) -> str | None:
 
 
 def moved(trace: Trace) -> str | None:
-    """A sentence where a trace has copies to the host and back, as Offload makes them."""
+    """Return a sentence if a trace has copies to the host and back, as Offload makes; None
+    otherwise.
+    """
     if not any(isinstance(each, Hint) and each.action in COPIES for each in trace.events):
         return None
     return (
@@ -86,7 +88,7 @@ def moved(trace: Trace) -> str | None:
 
 
 def varied(trace: Trace) -> str | None:
-    """A sentence where steps of a trace do not do the same on the same shapes; None elsewhere.
+    """Return a sentence if steps of a trace differ in operations or shapes; None otherwise.
 
     Optimizers that take turns have a step each.
     """
@@ -102,7 +104,7 @@ def varied(trace: Trace) -> str | None:
 
 
 def _steps(trace: Trace) -> Iterator[tuple[frozenset[int], list[tuple[str, str, int, int]]]]:
-    """Of each step, what its update writes, and its calls with their arithmetic and bytes."""
+    """Return what each step's update writes, and its operations with arithmetic and bytes."""
     updated: set[int] = set()
     calls: list[tuple[str, str, int, int]] = []
     for event in trace.events:
@@ -120,7 +122,7 @@ def _together(*sentences: str | None) -> str | None:
 
 
 def _missing_beginning(trace: Trace) -> str | None:
-    """A single step that was recorded as it ran begins without what the one before it left."""
+    """Return a sentence if a single step was recorded without the gradients of the one before."""
     if trace.step_count != 1 or Mark("start") in trace.events:
         return None
     if not any(isinstance(event, Alloc) and event.kind == "gradient" for event in trace.events):
@@ -129,7 +131,7 @@ def _missing_beginning(trace: Trace) -> str | None:
 
 
 def missing_workspace(trace: Trace) -> str | None:
-    """A sentence on what the peak leaves out; None where all workspace was measured."""
+    """Return a sentence if workspace was not measured everywhere; None otherwise."""
     count, unmeasured = sum(1 for _ in trace.ops), trace.unmeasured_count
     if not unmeasured:
         return None
@@ -155,7 +157,7 @@ def _named(share: Share) -> str:
 
 
 def peak_shares(trace: Trace) -> list[Share]:
-    """Return what is alive at the first moment of the most bytes, by owner, the largest first."""
+    """Return the bytes alive at the first peak by owner, largest first."""
     belongs = _owners(trace)
     held: dict[str, Counter[str]] = {}
     for owner, what, nbytes in _held(trace, belongs):
@@ -165,7 +167,7 @@ def peak_shares(trace: Trace) -> list[Share]:
 
 
 def _held(trace: Trace, belongs: dict[int, tuple[str, str]]) -> Iterator[tuple[str, str, int]]:
-    """Owner, what and bytes of each tensor at the peak, and of the workspace there."""
+    """Yield owner, kind and bytes of each tensor and of the workspace at the peak."""
     used = list(used_bytes(trace.events))
     peak = max(used, default=0)
     at = used.index(peak) if peak else -1
@@ -185,7 +187,7 @@ def _held(trace: Trace, belongs: dict[int, tuple[str, str]]) -> Iterator[tuple[s
 
 
 def _owners(trace: Trace) -> dict[int, tuple[str, str]]:
-    """Owner and word of parameters, and of what an update uses with them, by place of birth."""
+    """Map births to owner and kind, for parameters and what an update uses with them."""
     births: dict[int, int] = {}
     users: dict[int, str] = {}
     found: dict[int, tuple[str, str]] = {}

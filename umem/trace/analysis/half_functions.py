@@ -10,13 +10,13 @@ PRODUCTS = frozenset((
     "EinSum", "LinearFunction", "LocalConvolution2DFunction", "MatMul", "TensorDot",
     "Conv", "ConvTranspose", "Einsum", "Gemm",
 ))  # fmt: skip
-"""Functions that are given halves, and what ONNX calls them."""
+"""Functions that compute in float16, by Chainer's and ONNX's names."""
 SUMS = frozenset((
     "BatchDet", "BatchInv", "BatchL2NormSquared", "BatchMatMul", "BilinearFunction", "Cholesky",
     "Cumprod", "Cumsum", "FFT", "Inv", "LogSoftmax", "LogSumExp", "Mean", "NormalizeL2", "Prod",
     "ROIAverageAlign2D", "ROIMaxAlign2D", "ResizeImages", "Sum",
 ))  # fmt: skip
-"""Sums, and what NumPy or Chainer has in float32 only; they are given float32."""
+"""Functions that compute in float32: sums, and those that NumPy or Chainer has in float32 only."""
 MOVES = frozenset((
     "AsStrided", "Broadcast", "BroadcastTo", "Concat", "Copy", "Depth2Space", "Diagonal", "Dstack",
     "EmbedIDFunction", "ExpandDims", "Flip", "FlipLR", "FlipUD", "GetItem", "Hstack", "Identity",
@@ -24,4 +24,4 @@ MOVES = frozenset((
     "Separate", "Shift", "Space2Depth", "SplitAxis", "Squeeze", "Stack", "Swapaxes", "Tile",
     "Transpose", "TransposeSequence", "Vstack", "Where",
 ))  # fmt: skip
-"""Functions that compute nothing: their outputs are the numbers, or views, of their inputs."""
+"""Functions that compute nothing: their outputs hold their inputs' numbers."""

@@ -26,12 +26,12 @@ from umem.trace.analysis.tensors import ACTIVATIONS, LASTING, Reading, Tensor
 from umem.trace.events import Op
 
 BEFORE = -1
-"""The step of what was made before the recording."""
+"""Step of tensors made before the recording."""
 
 
 @dataclass(frozen=True)
 class Leak:
-    """Tensors of one make that outlived their steps, one of them or many.
+    """Tensors of one kind and origin that outlived their steps.
 
     ``steps`` are those that made them, counted from 0; ``earlier_count`` is how many were made
     before the recording. ``stack`` is where in the user's code, the innermost place first, empty
@@ -51,7 +51,7 @@ class Leak:
 
 
 def find_leaks(reading: Reading) -> list[Leak]:
-    """Tensors that outlive their step, alike ones together, the most bytes first."""
+    """Find tensors that outlive their step, grouped by origin, most bytes first."""
     ends = _ends(reading)
     alike: dict[tuple[object, ...], list[Tensor]] = defaultdict(list)
     for tensor in reading.tensors:
@@ -64,7 +64,7 @@ def find_leaks(reading: Reading) -> list[Leak]:
 
 
 def can_tell(reading: Reading) -> bool:
-    """Tell whether the trace goes far enough to say of any step that nothing outlives it."""
+    """Tell whether the trace is long enough to find that nothing outlives a step."""
     ends = _ends(reading)
     if any(end.sure is not None for step, end in ends.items() if step != BEFORE):
         return True
@@ -97,7 +97,7 @@ def _is_late(reading: Reading, tensor: Tensor, ends: dict[int, _End]) -> bool:
 
 
 def _grown(alike: list[Tensor], ends: dict[int, _End]) -> set[int]:
-    """The births of tensors that are alive beside alike ones of another step."""
+    """Return the births of tensors that are alive beside their like of another step."""
     found: set[int] = set()
     for step in {_step(tensor) for tensor in alike}:
         end = ends[step]
@@ -110,6 +110,7 @@ def _grown(alike: list[Tensor], ends: dict[int, _End]) -> set[int]:
 
 
 def _leak(reading: Reading, tensors: list[Tensor]) -> Leak:
+    """Sum up tensors of one origin."""
     last = tensors[-1]  # the one that is least likely to be from before
     op = None if last.maker is None else reading.op(last.maker)
     steps = {_step(tensor) for tensor in tensors} - {BEFORE}
@@ -132,10 +133,10 @@ def _leak(reading: Reading, tensors: list[Tensor]) -> Leak:
 
 @dataclass(frozen=True)
 class _End:
-    """Where the next step ends, and where what it leaves alive is sure to outlive it.
+    """The end of the next step, and the event that proves what outlives it.
 
-    ``sure`` is the first operation after that, or the end of the trace; None where the trace
-    ends with the step. ``updated`` is what the step and the next one train.
+    ``sure`` is the first operation after that, or the end of the trace; None where the trace ends
+    with the step. ``updated`` is what the step and the next one train.
     """
 
     mark: int
@@ -144,7 +145,7 @@ class _End:
 
 
 def _ends(reading: Reading) -> dict[int, _End]:
-    """The end of the next step, for each step that has one."""
+    """Yield for each step the end of the next one."""
     updated = _updated(reading)
     found = {}
     for step in range(len(updated)):
@@ -171,7 +172,7 @@ def _same(some: frozenset[int], others: frozenset[int]) -> bool:
 
 
 def _updated(reading: Reading) -> list[frozenset[int]]:
-    """The tensors that each step's updates write."""
+    """Return the tensors that each step's updates write."""
     found = []
     start = 0
     for end in reading.steps:

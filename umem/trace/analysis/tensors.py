@@ -17,22 +17,22 @@ KINDS = (
     "parameters", "optimizer state", "other state", "input", "arrays", "saved for backward",
     "other activations", "gradients", WORKSPACE,
 )  # fmt: skip
-"""The purposes of memory, as a report says them; what lives long first."""
+"""Kinds of memory in reports, long-lived ones first."""
 LASTING = ("parameters", "optimizer state", "other state")
-"""The purposes that are kept from step to step."""
+"""Kinds of memory that live from step to step."""
 ACTIVATIONS = ("saved for backward", "other activations")
 _PLAIN = {"parameter": "parameters", "input": "input", "gradient": "gradients", "array": "arrays"}
 
 
 @dataclass(slots=True)
 class Tensor:
-    """One tensor of a trace. Places are indexes into its events.
+    """One tensor of a trace; its places are indexes of events.
 
     ``death`` is None for one that is never freed. ``step`` counts the updates before its birth.
-    ``maker`` is the place of the first operation that writes it, None for what came from the
-    host or was never written. ``first_use`` and ``last_use`` are the first and the last
-    operation that touch it. ``saved`` says that backward reads it, ``updated`` that an
-    optimizer's update touches it.
+    ``maker`` is the place of the first operation that writes it, None for what came from the host
+    or was never written. ``first_use`` and ``last_use`` are the first and the last operation that
+    touch it. ``saved`` says that backward reads it, ``updated`` that an optimizer's update touches
+    it.
     """
 
     number: int
@@ -52,19 +52,19 @@ class Tensor:
 
     @property
     def origin(self) -> str:
-        """The place that it comes from if no operation of the trace made it."""
+        """Return where it came from, if no operation of the trace made it."""
         if not self.uploaded:
             return "never written"
         return "the host" if self.kind == "input" else "before the recording"
 
     def alive(self, event: int) -> bool:
-        """Tell whether it is alive after that event."""
+        """Tell whether it is alive after an event."""
         return self.birth <= event and (self.death is None or event < self.death)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A trace with its tensors, in the order of their birth.
+    """A trace with its tensors in order of birth.
 
     ``live`` is the bytes alive after each event, ``total`` the same with the workspace of the
     operation that runs there; ``steps`` are the places where optimizer updates ended.
@@ -77,7 +77,7 @@ class Reading:
     steps: list[int]
 
     def op(self, event: int) -> Op:
-        """The operation at a place that has one."""
+        """Return the operation at an index."""
         found = self.trace.events[event]
         assert isinstance(found, Op)
         return found
@@ -91,7 +91,7 @@ def _purpose(tensor: Tensor) -> str:
 
 
 class _TensorReader:
-    """One pass over the events; a report of a long trace spends its time here."""
+    """Reads all tensors in one pass over the events, in which a long report spends its time."""
 
     def __init__(self, count: int) -> None:
         self.tensors: list[Tensor] = []
@@ -127,6 +127,7 @@ class _TensorReader:
         self.change[index] = -tensor.nbytes
 
     def _op(self, index: int, op: Op) -> None:
+        """Note an operation's reads, writes and workspace."""
         alive, phase = self._alive, op.phase
         for access in op.reads:
             tensor = alive[access[0]]
@@ -155,7 +156,7 @@ class _TensorReader:
 
 
 def read_tensors(trace: Trace) -> Reading:
-    """Follow every tensor of a trace, in one pass.
+    """Collect every tensor of a trace in one pass.
 
     Raises:
         TraceError: the trace does not hold together (only where its events were put there by

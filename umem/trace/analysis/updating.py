@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from umem.trace.events import Alloc, Op
 
 CHUNK_BYTES = 512 << 10
-"""A parameter's elements, gradient and state that are updated at once, in bytes together.
+"""Bytes of parameter, gradient and state together that are updated at once.
 
 With the temporaries they stay in the cache of one core, of one or two MiB on processors of today;
 of smaller ones the time of a call for each operation is more than what the cache saves.
@@ -16,11 +16,11 @@ CHUNKED_RULES = (
     "SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "AdaGrad", "AdaDelta", "Adam",
     "MSVAG", "RMSprop", "RMSpropGraves", "SMORMS3",
 )  # fmt: skip
-"""Chainer's update rules that go element by element, and may go in chunks."""
+"""Chainer's elementwise update rules, which can run in chunks."""
 
 
 def chunked_workspace(workspace_bytes: int, array_bytes: int) -> int:
-    """What an update in chunks needs only while it runs, from what the whole one needs.
+    """Estimate the workspace of a chunked update from that of the whole one.
 
     It may be half more: NumPy uses large temporaries again for the next result, and small ones not.
 
@@ -32,12 +32,14 @@ def chunked_workspace(workspace_bytes: int, array_bytes: int) -> int:
 
 
 def whole_workspace(workspace_bytes: int, array_bytes: int) -> int:
-    """The reverse of `chunked_workspace`: an estimate, up to half too much for RMSprop."""
+    """Estimate the workspace of a whole update from that of a chunked one; up to half too much for
+    RMSprop.
+    """
     return max(workspace_bytes, workspace_bytes * array_bytes // CHUNK_BYTES)
 
 
 def chunked_update(op: Op, allocs: Mapping[int, Alloc]) -> int:
-    """What a recorded update needs only while it runs, where its rule goes in chunks.
+    """Return the workspace of a recorded update if its rule runs in chunks, else as measured.
 
     Mixed precision converts whole arrays beside its chunks, and counts as it was measured.
 

@@ -16,12 +16,12 @@ from umem.trace.exported.onnx_graph import OnnxGraph, OnnxNode
 from umem.trace.exported.operators import OPERATORS
 
 REPEATING = "ConstantOfShape"
-"""The operator that makes an array of one number."""
+"""The operator that fills an array with one number."""
 
 
 @dataclass(frozen=True)
 class _Origins:
-    """Where what follows from the file alone comes from.
+    """Sources of tensors that depend on the file alone.
 
     Attributes:
         weighty: for each such tensor, whether a floating-point initialiser is behind it.
@@ -34,7 +34,7 @@ class _Origins:
 
 
 def with_made_weights(graph: OnnxGraph) -> OnnxGraph:
-    """A graph in which made weights are parameters, and made statistics are given."""
+    """Return the graph with computed weights as parameters, and computed statistics as inputs."""
     origins = _origins(graph)
     statistics = statistics_of(graph)
     makers = {
@@ -60,7 +60,7 @@ def with_made_weights(graph: OnnxGraph) -> OnnxGraph:
 
 
 def statistics_of(graph: OnnxGraph) -> set[str]:
-    """Names of what normalisation reads as running statistics, whoever makes it."""
+    """Return the names of normalisations' running statistics."""
     return {
         node.inputs[place]
         for node in graph.nodes
@@ -70,6 +70,7 @@ def statistics_of(graph: OnnxGraph) -> set[str]:
 
 
 def _origins(graph: OnnxGraph) -> _Origins:
+    """Find the tensors that depend on the file alone."""
     weighty = {name: name in graph.parameters for name in graph.constants}
     made: dict[str, int | None] = {}
 
@@ -91,7 +92,7 @@ def _origins(graph: OnnxGraph) -> _Origins:
 
 
 def _are_weights(graph: OnnxGraph, origins: _Origins) -> bool:
-    """Whether most products have weights that nodes make of nothing."""
+    """Tell whether most products have weights that nodes compute from nothing."""
     weights = list(_product_weights(graph))
     made = [name for name in weights if origins.weighty.get(name) is False]
     return 2 * len(made) > sum(name in origins.weighty for name in weights)
@@ -104,7 +105,7 @@ def _product_weights(graph: OnnxGraph) -> Iterator[str]:
 
 
 def _needed(graph: OnnxGraph, cut: set[int], origins: _Origins) -> list[int]:
-    """Places of nodes that still run: not ``cut``, nor what only they have read."""
+    """Return the nodes that still run without the ``cut`` ones and those only they used."""
     used = set(graph.outputs)
     kept = []
     for place in reversed(range(len(graph.nodes))):

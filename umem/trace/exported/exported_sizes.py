@@ -18,11 +18,11 @@ from umem.trace.trace import Trace
 Sizes = Mapping[str, int]
 BATCH = "batch"
 FIRST = 4
-"""A batch that the step is asked for at where nobody says one."""
+"""Batch of the step if none is given."""
 
 
 def batch_axis(path: str | PathLike[str]) -> str | None:
-    """The name of the axis that is the batch: the first of the first input that has a dynamic one.
+    """Return the name of the batch axis: the first dynamic axis of the first input that has one.
 
     None where no first axis is dynamic.
     """
@@ -33,7 +33,7 @@ def batch_axis(path: str | PathLike[str]) -> str | None:
 def step_over_batch(
     path: str | PathLike[str], sizes: Sizes | None = None, optimizer: OptimizerName = "adam"
 ) -> Trace:
-    """A training step of a model, at two batches, such that it can be scaled along ``"batch"``.
+    """Make a model's training step at two batches, so that it can be scaled along ``"batch"``.
 
     Args:
         path: the model.
@@ -65,7 +65,7 @@ def step_over_batch(
 def halves_of(
     path: str | PathLike[str], sizes: Sizes, optimizer: OptimizerName = "adam"
 ) -> tuple[Trace, dict[str, Trace], dict[str, int]]:
-    """A step, the same with half of each dynamic axis but the batch, and how large the axes are.
+    """Return a step, the step with each dynamic axis but the batch halved, and the axes' sizes.
 
     The batch is called so whatever the model calls it; along it all of them can be scaled.
 

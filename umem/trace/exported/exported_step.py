@@ -31,7 +31,7 @@ from umem.trace.trace import Trace
 
 @dataclass(frozen=True)
 class ExportedStep:
-    """A step of a model in ONNX.
+    """A training step of a model in ONNX.
 
     Attributes:
         trace: one training step; its backend is ``model``, because nothing has run.
@@ -74,7 +74,7 @@ def onnx_step(
 
 
 class _StepWriter:
-    """Goes through a graph and writes the events of a step."""
+    """Walks a graph and writes the events of a step."""
 
     def __init__(self, graph: OnnxGraph) -> None:
         self.graph = graph
@@ -89,7 +89,7 @@ class _StepWriter:
         self._statistics = statistics_of(graph) - made
 
     def events(self, optimizer: OptimizerName) -> Iterator[Event]:
-        """The whole step."""
+        """Yield all events of the step."""
         for node in self.graph.nodes:
             if not self.graph.runs_on_host(node):
                 yield from self._forward(node)
@@ -107,7 +107,7 @@ class _StepWriter:
     # -- forward ---------------------------------------------------------------------------
 
     def _forward(self, node: OnnxNode) -> Iterator[Event]:
-        """One operator: its output, what it keeps, and what goes after it."""
+        """Yield the events of one operator: its output, function state, and frees after it."""
         operator = OPERATORS[node.op]
         names = [name for name in node.inputs if name and name not in self._host]
         for name in names:
@@ -159,7 +159,7 @@ class _StepWriter:
         yield from self._memory.gone(ins, outs)
 
     def _given(self, name: str) -> Iterator[Event]:
-        """What no node makes comes when it is first used."""
+        """Yield the allocation of an input, parameter or statistic at its first use."""
         if name in self._values:
             return
         kind = self.graph.tensors[name]
@@ -179,7 +179,7 @@ class _StepWriter:
         yield alloc
 
     def _gradients_of(self, node: OnnxNode, operator: Operator) -> list[bool]:
-        """Which of all its inputs have a gradient."""
+        """Tell for each input of a node whether it has a gradient."""
         found = []
         for place, name in enumerate(node.inputs):
             value = self._values.get(name)
@@ -191,6 +191,7 @@ class _StepWriter:
     def _output(
         self, name: str, node: OnnxNode, operator: Operator, made: list[Event]
     ) -> PlacedTensor:
+        """Place a node's output: a view of its input's memory if it can be, else new memory."""
         kind = self.graph.tensors[name]
         first = self._values.get(node.inputs[0]) if node.inputs else None
         is_view = operator.view or (node.op == "Cast" and first and first.kind == kind)
@@ -223,7 +224,7 @@ class _StepWriter:
         operator: Operator,
         types: tuple[list[TensorType | None], list[TensorType | None]],
     ) -> list[Alloc]:
-        """What the call keeps beside its inputs and outputs."""
+        """Allocate the function state that a call keeps beside inputs and outputs."""
         found = []
         for label, work in operator.stash.items():
             found.append(Alloc(self._fresh, work(node, *types), "stash", f"{node.op}.{label}"))

@@ -12,7 +12,7 @@ from umem.trace.exported.strides import Ints
 
 @dataclass
 class PlacedTensor:
-    """A tensor of the graph, and the memory that it lies in.
+    """A tensor of the graph, and the memory that it is in.
 
     Attributes:
         kind: its shape and type.
@@ -32,12 +32,12 @@ class PlacedTensor:
 
     @property
     def access(self) -> Access:
-        """All of its memory."""
+        """Return the access to all of its memory."""
         return Access(self.memory, 0, self.memory_bytes)
 
 
 class ForwardMemory:
-    """Counts uses, so that memory goes when the last is over and backward does not need it."""
+    """Counts uses of memory, to free what neither forward nor backward needs any more."""
 
     def __init__(self, graph: OnnxGraph) -> None:
         self._outputs = frozenset(graph.outputs)
@@ -52,21 +52,21 @@ class ForwardMemory:
                 self._uses[name] = self._uses.get(name, 0) + 1
 
     def made(self, memory: int) -> None:
-        """Forward has made it."""
+        """Note memory that forward allocated."""
         self._alive[memory] = None
 
     def note(self, name: str, memory: int) -> None:
-        """A tensor lies in it."""
+        """Note that a tensor is in some memory."""
         self._waiting[memory] = self._waiting.get(memory, 0) + self._uses.get(name, 0)
         if name in self._outputs:
             self.hold(memory)
 
     def hold(self, memory: int) -> None:
-        """It stays until backward is over."""
+        """Keep memory until backward is over."""
         self._held.add(memory)
 
     def gone(self, read: Sequence[PlacedTensor], made: Sequence[PlacedTensor]) -> Iterator[Event]:
-        """What a call read or made, and nobody reads any more."""
+        """Yield frees of memory that a call read or made for the last time."""
         for value in read:
             if value.memory in self._waiting:
                 self._waiting[value.memory] -= 1
@@ -77,7 +77,7 @@ class ForwardMemory:
                 yield Free(memory)
 
     def over(self) -> Iterator[Event]:
-        """Backward is over, and the graph goes."""
+        """Yield frees of all memory that is left after backward."""
         for memory in self._alive:
             yield Free(memory)
         self._alive.clear()

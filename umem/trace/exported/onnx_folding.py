@@ -15,12 +15,12 @@ import numpy as np
 from umem.trace.exported.onnx_weights import SMALL, KnownTensors
 
 Fold = Callable[[Mapping[str, Any], list[Any]], Any]
-"""From a node's attributes and the contents of its inputs, the contents of its output, or of all
-outputs as a list."""
+"""A function of a node's attributes and its inputs' contents that returns the contents of its
+output, or a list of all outputs'."""
 
 
 def fold(onnx: Any, node: Any, known: KnownTensors) -> None:
-    """Compute the contents of small outputs whose inputs are known."""
+    """Compute the contents of small outputs from known inputs."""
     if node.op_type == "Shape" or node.op_type == "Size":
         kind = known.types[node.input[0]]
         attributes = {a.name: a.i for a in node.attribute}
@@ -53,7 +53,7 @@ def fold(onnx: Any, node: Any, known: KnownTensors) -> None:
 
 
 def count_of_nonzero(node: Any, known: KnownTensors) -> list[int] | None:
-    """The shape of what a NonZero makes of contents that are known."""
+    """Return the shape of a NonZero of known contents."""
     value = known.values.get(node.input[0]) if node.op_type == "NonZero" else None
     return None if value is None else list(np.shape(np.nonzero(value)))
 
@@ -82,6 +82,7 @@ def _divide(attributes: Mapping[str, Any], ins: list[Any]) -> Any:
 
 
 def _slice(attributes: Mapping[str, Any], ins: list[Any]) -> Any:
+    """Evaluate Slice, in its old form by attributes and its new one by inputs."""
     array = ins[0]
     if "starts" in attributes:
         starts, ends = attributes["starts"], attributes["ends"]
@@ -123,7 +124,7 @@ def _tiled(attributes: Mapping[str, Any], ins: list[Any]) -> Any:
 
 
 def _scattered(attributes: Mapping[str, Any], ins: list[Any]) -> Any:
-    """ScatterND that puts: what an assignment to a part of a shape is exported as."""
+    """Evaluate a ScatterND that assigns, to which a change of part of a shape is exported."""
     if attributes.get("reduction", b"none") != b"none":
         raise ValueError("a sum")
     found = ins[0].copy()
@@ -214,4 +215,4 @@ FOLDS: dict[str, Fold] = {
     "Unsqueeze": lambda attributes, ins: np.expand_dims(ins[0], _axes(attributes, ins) or ()),
     "Where": _by_numpy(np.where),
 }
-"""Operators of which shapes are made."""
+"""Operators that compute shapes, each with its NumPy function."""

@@ -10,13 +10,13 @@ from umem.printable import quoted
 from umem.units import MIB
 
 DEEPEST = 64
-"""Calls of functions in functions."""
+"""Functions may call one another this deep."""
 GROWTH, ROOM_BYTES = 4, 64 * MIB
-"""A model may grow to so many times its bytes, and so many more."""
+"""A model may grow to this many times its bytes, and this much more."""
 
 
 def inlined(model: Any) -> Any:
-    """The model without functions: each call is replaced by the function's operators.
+    """Return the model with each call of a function replaced by the function's operators.
 
     Raises:
         OnnxError: functions that call themselves, or that make the model many times as large.
@@ -27,6 +27,11 @@ def inlined(model: Any) -> Any:
     sizes: dict[tuple[str, str], int] = {}
 
     def grown(nodes: Any, depth: int) -> int:
+        """Return the bytes of nodes after inlining.
+
+        Raises:
+            OnnxError: functions call one another too deep, or in a ring.
+        """
         if depth > DEEPEST:
             raise OnnxError(f"functions of the model call one another {DEEPEST} deep, or in a ring")
         total = 0
@@ -64,7 +69,7 @@ def inlined(model: Any) -> Any:
 
 
 def with_inner(nodes: Any) -> Iterator[Any]:
-    """Nodes, and those of the graphs that they hold."""
+    """Yield nodes, and those of the graphs in their attributes."""
     todo = list(nodes)
     while todo:
         node = todo.pop()

@@ -22,11 +22,11 @@ import numpy as np
 from umem.trace.exported.onnx_graph import OnnxGraph, OnnxNode
 
 MOST_NODES = 16
-"""Operators of a formula."""
+"""At most this many operators form a formula."""
 TOLERANCE = 1e-4
-"""How far a formula may be from its function, whose constants exporters round."""
+"""A formula may be this far from its function, as exporters round constants."""
 SAMPLES = 24
-"""Numbers that a formula is computed on."""
+"""A formula is compared on this many numbers."""
 Function = Callable[..., Any]
 
 
@@ -51,7 +51,7 @@ FUNCTIONS: dict[str, tuple[Function, ...]] = {
     "HardSwish": (lambda x: x * np.clip(x + 3, 0, 6) / 6,),
     "Mish": (lambda x: x * np.tanh(_softplus(x)),),
 }
-"""Functions of one number that frameworks have as one, by ONNX's name."""
+"""Functions of one number that frameworks have as one operator, by ONNX's name."""
 
 
 def _hard_sigmoid(node: OnnxNode, x: Any) -> Any:
@@ -86,16 +86,16 @@ ELEMENTWISE: dict[str, Function] = {
     "Sub": _plain(np.subtract),
     "Tanh": _plain(np.tanh),
 }
-"""Operators that formulas are made of."""
+"""Operators that formulas consist of."""
 ENDS = ("Mul", "Div")
-"""The last operator of a formula."""
+"""Operators that a formula can end with."""
 BENT = frozenset({"Erf", "Tanh", "Sigmoid", "HardSigmoid", "Clip", "Exp", "Relu", "ReduceMean"})
-"""Of which a formula has one at least."""
+"""A formula has at least one of these operators."""
 
 
 @dataclass(frozen=True)
 class _Formula:
-    """A part of the graph with one input.
+    """A subgraph with one input.
 
     Attributes:
         input: its name.
@@ -109,11 +109,11 @@ class _Formula:
 
 
 class _Unlike(Exception):
-    """A part of the graph that is no formula."""
+    """The subgraph is no formula."""
 
 
 def fused(graph: OnnxGraph) -> OnnxGraph:
-    """The graph with each formula of a known function as that function's operator."""
+    """Replace each subgraph that computes a known function by that function's operator."""
     parts = _Parts(graph)
     nodes: dict[int, OnnxNode | None] = {}
     for place in range(len(graph.nodes)):
@@ -146,7 +146,7 @@ class _Parts:
     # -- formulas --------------------------------------------------------------------------
 
     def formula_ending(self, place: int) -> tuple[OnnxNode, set[int]] | None:
-        """The operator that a formula with its last node at ``place`` is, and its nodes."""
+        """Return the operator of the formula that ends at ``place``, and its nodes."""
         node = self.graph.nodes[place]
         if node.op not in ENDS or not self.graph.tensors[node.outputs[0]].is_float:
             return None
@@ -161,7 +161,7 @@ class _Parts:
         return None
 
     def _candidates(self, place: int) -> Iterator[str]:
-        """Tensors behind a node that a formula may begin at, the nearest first."""
+        """Yield tensors before a node at which a formula may begin, nearest first."""
         seen: dict[str, None] = {}
         todo, reached = [place], {place}
         bent = False
@@ -182,7 +182,7 @@ class _Parts:
         return self.graph.nodes[place].op in (*ELEMENTWISE, "ReduceMean")
 
     def _number(self, name: str) -> float | None:
-        """A single number that the model gives."""
+        """Return the value of a constant scalar."""
         value = self.graph.values.get(name)
         if value is None or np.size(value) != 1 or np.iscomplexobj(value):
             return None
@@ -191,7 +191,9 @@ class _Parts:
         return float(np.asarray(value).item())
 
     def _formula(self, place: int, start: str) -> _Formula:
-        """The nodes between a tensor and a node's output, if nobody else reads what they make."""
+        """Return the nodes between a tensor and a node's output, unless others read their
+        outputs.
+        """
         places: set[int] = set()
         axes: set[tuple[int, ...]] = set()
         todo = [place]
@@ -230,6 +232,9 @@ class _Parts:
         return tuple(sorted(int(axis) % rank for axis in np.ravel(found)))
 
     def _known(self, formula: _Formula, last: OnnxNode) -> OnnxNode | None:
+        """Return the operator that a formula computes, found by comparing values; None if
+        unknown.
+        """
         x = np.linspace(-6, 6, SAMPLES)
         if formula.axes is None:
             y = self._computed(formula, last.outputs[0], x)
@@ -262,7 +267,7 @@ class _Parts:
                     yield number
 
     def _computed(self, formula: _Formula, name: str, x: Any) -> Any:
-        """The formula of numbers in the place of its input; means are over the last axis."""
+        """Evaluate a formula on numbers; means are over the last axis."""
         values: dict[str, Any] = {formula.input: x}
         with np.errstate(all="ignore"):
             for place in sorted(formula.places):
@@ -283,7 +288,7 @@ class _Parts:
     # -- groups ----------------------------------------------------------------------------
 
     def groups_ending(self, place: int) -> tuple[OnnxNode, set[int]] | None:
-        """The group normalisation whose second Reshape is at ``place``, and its nodes."""
+        """Return the group normalisation that ends with the Reshape at ``place``, and its nodes."""
         last = self.graph.nodes[place]
         norm = self._only(last.inputs[0], "InstanceNormalization") if last.op == "Reshape" else None
         first = None if norm is None else self._only(norm[1].inputs[0], "Reshape")
@@ -303,7 +308,7 @@ class _Parts:
         return node, {place, norm[0], first[0]}
 
     def _only(self, name: str, op: str) -> tuple[int, OnnxNode] | None:
-        """The operator of a kind that makes a tensor which has one reader."""
+        """Return the node of a kind that makes a tensor with a single reader."""
         place = self.makers.get(name)
         if place is None or len(self.users[name]) > 1 or name in self.graph.outputs:
             return None
@@ -315,7 +320,7 @@ class _Parts:
     def with_affine(
         self, node: OnnxNode, places: set[int], place: int
     ) -> tuple[OnnxNode, set[int], int]:
-        """A normalisation with the product and sum after it, which are its scale and bias."""
+        """Merge the product and sum behind a normalisation into its scale and bias."""
         if node.op not in ("LayerNormalization", "GroupNormalization"):
             return node, places, place
         for op in ("Mul", "Add"):
@@ -333,7 +338,7 @@ class _Parts:
         return node, places, place
 
     def _fits(self, node: OnnxNode, name: str) -> bool:
-        """Whether a tensor has one number for each that is scaled alike."""
+        """Tell whether a tensor has the shape of a normalisation's scale or bias."""
         x, shape = self.graph.tensors[node.inputs[0]].shape, self.graph.tensors[name].shape
         if node.op == "LayerNormalization":
             return shape == x[node.attributes["axis"] :]

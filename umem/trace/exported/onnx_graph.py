@@ -12,7 +12,7 @@ from umem.trace.exported.strides import Ints
 
 @dataclass(frozen=True)
 class TensorType:
-    """A tensor's shape, the bytes of an element, and whether it holds floating-point numbers."""
+    """A tensor's shape, bytes of an element, and whether it is floating-point."""
 
     shape: Ints
     itemsize: int
@@ -20,18 +20,18 @@ class TensorType:
 
     @property
     def size(self) -> int:
-        """The count of its elements."""
+        """Return the number of elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Its bytes."""
+        """Return the bytes."""
         return self.size * self.itemsize
 
 
 @dataclass(frozen=True)
 class OnnxNode:
-    """One operator of the graph.
+    """One operator of a graph.
 
     Attributes:
         name: the model's own name for it, or that of its first output.
@@ -49,7 +49,7 @@ class OnnxNode:
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """A graph whose shapes are known.
+    """A graph with known shapes.
 
     Attributes:
         nodes: in the order in which they run.
@@ -70,7 +70,9 @@ class OnnxGraph:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def is_on_host(self, name: str) -> bool:
-        """Whether a tensor is a single number, or a shape: an argument, not device memory."""
+        """Tell whether a tensor is a scalar or a shape, which is an argument and no device
+        memory.
+        """
         kind = self.tensors[name]
         if name in self.inputs:
             return False
@@ -80,5 +82,5 @@ class OnnxGraph:
         return not kind.is_float and kind.size <= 64 and (len(kind.shape) == 1 or is_known)
 
     def runs_on_host(self, node: OnnxNode) -> bool:
-        """Whether all that a node makes are arguments."""
+        """Tell whether a node makes arguments only."""
         return all(self.is_on_host(name) for name in node.outputs if name)

@@ -26,11 +26,11 @@ from umem.trace.exported.onnx_weights import KnownTensors
 from umem.trace.exported.operators import OPERATORS
 
 SAME_SHAPES = {"GreaterOrEqual": "Greater", "LessOrEqual": "Less"}
-"""Operators of which ONNX infers no shape in some versions, and one with the same shapes."""
+"""Operators without ONNX shape inference in some versions, each with one of equal shapes."""
 
 
 def inferred(read: CheckedModel) -> OnnxGraph:
-    """The graph of a model, with the type of every tensor.
+    """Return the graph of a model with the type of every tensor.
 
     Raises:
         OnnxError: shapes that do not go together, depend on data, or are of no machine; a branch or
@@ -109,7 +109,11 @@ def _absent(known: KnownTensors) -> str:
 def _types(
     onnx: Any, node: Any, place: int, version: int, opsets: list[Any], known: KnownTensors
 ) -> dict[str, Any]:
-    """What ONNX says of a node's outputs."""
+    """Infer the types of a node's outputs by ONNX.
+
+    Raises:
+        OnnxError: shapes contradict each other, or cannot be inferred.
+    """
     make = onnx.helper.make_tensor_type_proto
     names = [name for name in node.input if name]
     types = {name: make(known.elements[name], known.types[name].shape) for name in names}
@@ -128,7 +132,7 @@ def _types(
 
 
 def _shape(kind: Any, node: Any, name: str, known: KnownTensors) -> list[int] | None:
-    """A shape of which every axis is known; that of the input where ONNX leaves it so."""
+    """Return a shape with every axis known; the input's if ONNX leaves it so."""
     if kind is not None and kind.HasField("tensor_type") and kind.tensor_type.HasField("shape"):
         dims = kind.tensor_type.shape.dim
         return [d.dim_value for d in dims] if all(d.HasField("dim_value") for d in dims) else None
@@ -148,7 +152,7 @@ def _node(onnx: Any, node: Any, place: int) -> OnnxNode:
 
 
 def _told_apart(nodes: list[OnnxNode]) -> list[OnnxNode]:
-    """Nodes of which no two have one name: the second is called by its output, then by its place.
+    """Make node names unique: a repeated one is replaced by the output's name, or the place.
 
     A schedule names them.
     """

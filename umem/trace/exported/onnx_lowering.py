@@ -18,13 +18,13 @@ from umem.trace.exported.onnx_reading import check_branch, holds_a_graph, node_s
 from umem.trace.exported.onnx_weights import KnownTensors, take_given
 
 MOST_PARTS = 10_000
-"""Of a tensor that is split into a sequence."""
+"""A tensor may be split into a sequence of at most this many parts."""
 INT64 = 7
-"""ONNX's number of that type."""
+"""ONNX's number of the type."""
 
 
 class Lowering:
-    """Puts nodes in other nodes' terms, one after the other, as their inputs become known.
+    """Replaces nodes by simpler ones, one after the other, as their inputs become known.
 
     Args:
         read_version: of ONNX's own operators.
@@ -38,7 +38,7 @@ class Lowering:
         self._sequences: dict[str, list[str]] = {}
 
     def lowered(self, node: Any, place: int) -> list[Any] | None:
-        """The nodes that stand for one, or None where it stands for itself.
+        """Return the nodes that replace one; None if it stays.
 
         Raises:
             OnnxError: a branch that depends on data, or a sequence that is used otherwise.
@@ -56,7 +56,7 @@ class Lowering:
     # -- branches --------------------------------------------------------------------------
 
     def _if(self, node: Any, place: int) -> Iterator[Any]:
-        """The branch that is taken, with names of its own where the model has them already."""
+        """Return the branch that is taken, with unique names."""
         condition = self._known.values.get(node.input[0]) if node.input else None
         branches = {a.name: a.g for a in node.attribute if a.HasField("g")}
         if condition is None or np.size(condition) != 1 or len(branches) != 2:
@@ -83,7 +83,7 @@ class Lowering:
     # -- sequences -------------------------------------------------------------------------
 
     def _split(self, node: Any, place: int) -> Iterator[Any]:
-        """SplitToSequence: a Split, and a Squeeze of each part where it has one element."""
+        """Replace SplitToSequence by Split, and a Squeeze of each part of one element."""
         attributes = {a.name: a.i for a in node.attribute}
         kind = self._type(node, 0, place)
         axis = attributes.get("axis", 0)
@@ -164,7 +164,7 @@ class Lowering:
         return found
 
     def _value(self, node: Any, n: int, place: int) -> Any:
-        """Whole numbers that an input holds, one at least."""
+        """Return the integers that an input holds, at least one."""
         self._type(node, n, place)
         found = self._known.values.get(node.input[n])
         if found is not None and (not np.size(found) or np.asarray(found).dtype.kind not in "iu"):
@@ -183,7 +183,7 @@ class Lowering:
     def _with_ints(
         self, op: str, of: str, outs: list[str], label: str, ints: list[int], **attributes: Any
     ) -> Any:
-        """A node whose whole numbers are an attribute, or an input since version 13."""
+        """Make a node whose integers are an attribute, or an input since version 13."""
         if self._version < 13:
             return self._node(op, [of], outs, **{label: ints}, **attributes)
         name = f"{outs[0]}/{label}"
@@ -198,7 +198,7 @@ class Lowering:
 
 
 def _rename(graph: Any, names: dict[str, str]) -> None:
-    """Give tensors of a graph, and of those in it, other names."""
+    """Rename tensors of a graph and of the graphs in it."""
     for x in graph.initializer:
         x.name = names.get(x.name, x.name)
     for node in graph.node:

@@ -23,21 +23,21 @@ from umem.trace.exported.operators import OPERATORS
 
 OWN_DOMAINS = ("", "ai.onnx")
 LARGEST_FILE_BYTES = (2 << 30) - 1
-"""What protobuf reads at most."""
+"""The largest file that protobuf reads."""
 BRANCHES = ("If", "Loop", "Scan", "SequenceMap")
 """Operators that hold a graph, which runs as often as the data say."""
 LOWERED = (
     "If", "CastLike", "SplitToSequence", "SequenceAt", "SequenceConstruct", "SequenceLength",
     "ConcatFromSequence",
 )  # fmt: skip
-"""Operators that are put in other operators' terms before shapes are inferred."""
+"""Operators that are replaced by others before shapes are inferred."""
 QUANTISED = ("quantize", "qlinear", "integer", "matmulnbits", "qgemm", "qattention")
-"""Of which the names of one have a part whose operator computes with quantised numbers."""
+"""Parts of names of operators that compute with quantised numbers."""
 
 
 @dataclass(frozen=True)
 class CheckedModel:
-    """A model as it was read.
+    """A model that was read and checked.
 
     Attributes:
         onnx: the package.
@@ -55,7 +55,7 @@ class CheckedModel:
 
 
 def read_onnx(path: str | PathLike[str], sizes: Mapping[str, int] | None = None) -> CheckedModel:
-    """Read a model, and check all that can be checked before shapes are known.
+    """Read a model, and check all that needs no shapes.
 
     Args:
         path: the file; weights in files beside it need not be there.
@@ -81,6 +81,11 @@ def read_onnx(path: str | PathLike[str], sizes: Mapping[str, int] | None = None)
 
 
 def _onnx() -> Any:
+    """Import onnx.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
     try:
         import onnx
         import onnx.helper
@@ -94,6 +99,11 @@ def _onnx() -> Any:
 
 
 def _parsed(onnx: Any, path: Path) -> Any:
+    """Parse a file.
+
+    Raises:
+        OnnxError: it cannot be read, or is no model.
+    """
     try:
         nbytes = os.stat(path).st_size
         if not path.is_file():
@@ -125,7 +135,7 @@ def _parsed(onnx: Any, path: Path) -> Any:
 
 
 def _check_opset(onnx: Any, model: Any) -> None:
-    """Refuse operators of a version that the installed onnx has no shapes for."""
+    """Raise OnnxError for operators newer than the installed onnx."""
     versions = [x.version for x in model.opset_import if x.domain in OWN_DOMAINS]
     version, newest = max(versions, default=1), onnx.defs.onnx_opset_version()
     if not 1 <= version <= newest:
@@ -143,6 +153,7 @@ def _check_text(model: Any) -> None:
 
 
 def _names(model: Any) -> Iterator[Any]:
+    """Yield all names in a model, to check that they can be printed."""
     graphs = [model.graph]
     for node in with_inner((*model.graph.node, *(n for f in model.functions for n in f.node))):
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
@@ -160,7 +171,7 @@ def _names(model: Any) -> Iterator[Any]:
 
 
 def _check_quantised(model: Any) -> None:
-    """Refuse a model that was quantised: it is no float graph, and has no backward."""
+    """Raise OnnxError for a quantised model, which has no backward."""
     for place, node in enumerate(model.graph.node):
         if any(part in str(node.op_type).lower() for part in QUANTISED):
             raise OnnxError(
@@ -171,7 +182,7 @@ def _check_quantised(model: Any) -> None:
 
 
 def _check_model(model: Any) -> None:
-    """Refuse operators that are unknown, and graphs in which a name is used before it is made."""
+    """Raise OnnxError for unknown operators, and names used before they are made."""
     graph = model.graph
     if not graph.output:
         raise OnnxError("the model has no output, from which backward would begin")
@@ -181,7 +192,7 @@ def _check_model(model: Any) -> None:
 
 
 def check_branch(graph: Any, known: set[str], said: str) -> None:
-    """Refuse a graph that an operator holds, as a model would be refused.
+    """Check a graph inside an operator as a model is checked.
 
     Args:
         known: names that it may read beside its own.
@@ -193,7 +204,7 @@ def check_branch(graph: Any, known: set[str], said: str) -> None:
 
 
 def _check_graph(graph: Any, known: set[str], whose: str) -> None:
-    """Check the nodes of a graph in order; ``known`` takes what they make."""
+    """Check the nodes of a graph in order; outputs are added to ``known``."""
     if graph.sparse_initializer:
         raise OnnxError("the model has sparse initialisers, which umem does not know")
     given = {x.name for x in graph.initializer}
@@ -220,6 +231,7 @@ def _check_graph(graph: Any, known: set[str], whose: str) -> None:
 
 
 def _check_operator(node: Any, place: int) -> None:
+    """Raise OnnxError for an operator that umem does not know, or that holds a graph."""
     holds = any(a.HasField("g") or a.graphs for a in node.attribute)
     if node.op_type != "If" and (node.op_type in BRANCHES or holds):
         raise OnnxError(holds_a_graph(node, place))
@@ -232,7 +244,7 @@ def _check_operator(node: Any, place: int) -> None:
 
 
 def holds_a_graph(node: Any, place: int) -> str:
-    """Why an operator with a graph in it is refused."""
+    """Word the error for an operator that holds a graph."""
     return (
         f"{_kind_said(node, place)}, which holds a graph that runs as the data say: export the "
         "model without it, with the loop unrolled or one branch chosen"
@@ -245,7 +257,7 @@ def _kind_said(node: Any, place: int) -> str:
 
 
 def node_said(node: Any, place: int) -> str:
-    """What to call a node in a message."""
+    """Name a node in a message."""
     return f"node {quoted(node.name or next(iter(node.output), '') or str(place))}"
 
 
@@ -253,7 +265,7 @@ def node_said(node: Any, place: int) -> str:
 
 
 def _set_sizes(graph: Any, sizes: dict[str, int]) -> None:
-    """Give every dynamic axis of the inputs its size, by its name."""
+    """Set the size of every dynamic input axis, by name."""
     for name, value in sizes.items():
         if type(value) is not int or not 1 <= value < 1 << 63:
             raise OnnxError(
@@ -286,12 +298,12 @@ def _set_sizes(graph: Any, sizes: dict[str, int]) -> None:
 
 
 def is_fixed(dim: Any) -> bool:
-    """Whether an axis has a size; a negative one is how some exporters write that it has none."""
+    """Tell whether an axis has a size; some exporters write a negative one for a dynamic axis."""
     return bool(dim.HasField("dim_value") and dim.dim_value >= 0)
 
 
 def _input_dims(graph: Any) -> Iterator[tuple[str, Any]]:
-    """Each axis of what comes from outside, as ``x[0]``."""
+    """Yield each axis of the inputs, named as ``x[0]``."""
     weights = {x.name for x in graph.initializer}
     for x in graph.input:
         if x.name not in weights:
@@ -300,7 +312,7 @@ def _input_dims(graph: Any) -> Iterator[tuple[str, Any]]:
 
 
 def dynamic_axes(path: str | PathLike[str]) -> dict[str, list[str]]:
-    """The dynamic axes of a model's inputs by name, with the places where they are: ``x[0]``.
+    """Return the dynamic axes of a model's inputs by name, with their places, ``x[0]``.
 
     Raises:
         OnnxError: no such file, or not a model in ONNX.
@@ -314,7 +326,7 @@ def dynamic_axes(path: str | PathLike[str]) -> dict[str, list[str]]:
 
 
 def dims_of(x: Any) -> Any:
-    """The axes that the model gives an input.
+    """Return the axes of an input.
 
     Raises:
         OnnxError: it is no tensor, or no number of axes is said.
@@ -332,7 +344,7 @@ def dims_of(x: Any) -> Any:
 
 
 def _take_inputs(onnx: Any, graph: Any, known: KnownTensors) -> tuple[str, ...]:
-    """Note what comes from outside; return its names."""
+    """Add the types of the inputs; returns their names."""
     names = []
     for x in graph.input:
         if x.name not in known.initializers:

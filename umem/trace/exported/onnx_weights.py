@@ -20,16 +20,16 @@ from umem.trace.events import LARGEST_BYTES
 from umem.trace.exported.onnx_graph import TensorType
 
 SMALL = 4096
-"""Elements of an array that a shape may depend on; larger ones are weights."""
+"""Arrays of at most this many elements may affect a shape; larger ones are weights."""
 SMALL_FLOATS = 64
-"""The same of floating-point numbers, such as the scales of a resize."""
+"""The same for floating-point arrays, such as scales of a resize."""
 MOST_AXES = 64
-"""Of a tensor; NumPy has as many."""
+"""A tensor may have this many axes, as in NumPy."""
 
 
 @dataclass
 class KnownTensors:
-    """Tensors by their name, as they become known.
+    """The types, and small contents, of tensors by name.
 
     Attributes:
         types: their types.
@@ -48,7 +48,7 @@ class KnownTensors:
     absent: set[str] = field(default_factory=set)
 
     def add(self, onnx: Any, name: str, elements: int, shape: Sequence[int]) -> TensorType:
-        """Note a tensor's type.
+        """Add a tensor's type.
 
         Raises:
             OnnxError: no machine has such a tensor.
@@ -58,13 +58,13 @@ class KnownTensors:
         return found
 
     def is_small(self, name: str) -> bool:
-        """Whether the contents may matter to a shape."""
+        """Tell whether a tensor is so small that its contents may affect a shape."""
         kind = self.types[name]
         return kind.size <= (SMALL_FLOATS if kind.is_float else SMALL)
 
 
 def given_tensors(onnx: Any, graph: Any, folder: Path) -> KnownTensors:
-    """What the file gives: initialisers and constants.
+    """Collect a graph's initialisers and constants.
 
     Raises:
         OnnxError: one that no machine has, is sparse, or has other contents than it says.
@@ -75,7 +75,7 @@ def given_tensors(onnx: Any, graph: Any, folder: Path) -> KnownTensors:
 
 
 def take_given(onnx: Any, graph: Any, known: KnownTensors, folder: Path) -> None:
-    """Note what a graph gives; see `given_tensors`."""
+    """Add a graph's initialisers and constants; see `given_tensors`."""
     for tensor in graph.initializer:
         known.initializers.add(tensor.name)
         _take(onnx, tensor, tensor.name, known, folder)
@@ -88,7 +88,7 @@ def take_given(onnx: Any, graph: Any, known: KnownTensors, folder: Path) -> None
 
 
 def _take_constant(onnx: Any, node: Any, known: KnownTensors, folder: Path) -> None:
-    """Note a constant, whose contents are one attribute."""
+    """Add a constant, whose contents are an attribute."""
     name = node.output[0]
     if len(node.attribute) != 1 or node.attribute[0].HasField("sparse_tensor"):
         raise OnnxError(f"the constant {quoted(name)} is sparse, or has not one value")
@@ -108,7 +108,7 @@ def _take_constant(onnx: Any, node: Any, known: KnownTensors, folder: Path) -> N
 
 
 def _take(onnx: Any, tensor: Any, name: str, known: KnownTensors, folder: Path) -> None:
-    """Note a tensor, with its contents where they are small and there."""
+    """Add a tensor, with its contents if they are small and present."""
     kind = known.add(onnx, name, tensor.data_type, tensor.dims)
     if not known.is_small(name):
         return
@@ -127,7 +127,7 @@ def _take(onnx: Any, tensor: Any, name: str, known: KnownTensors, folder: Path) 
 
 
 def _beside(tensor: Any, folder: Path, nbytes: int) -> bytes:
-    """The contents of a tensor in a file beside the model, and no more than they.
+    """Read a tensor's contents from a file beside the model.
 
     Raises:
         OSError, ValueError: there is no such file in the model's folder, or it is too short.
@@ -145,7 +145,7 @@ def _beside(tensor: Any, folder: Path, nbytes: int) -> bytes:
 
 
 def type_of(onnx: Any, name: str, data_type: int, shape: tuple[int, ...]) -> TensorType:
-    """The type of a tensor that a machine could hold."""
+    """Return a tensor's type, after checking that a machine could hold it."""
     try:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(data_type)
     except (KeyError, ValueError, TypeError) as error:

@@ -18,16 +18,17 @@ from umem.units import MIB
 
 Types = Sequence[TensorType | None]
 Work = Callable[[OnnxNode, Types, Types], int]
-"""From a node and the types of its inputs and outputs, a count of operations or bytes."""
+"""A function of a node and its inputs' and outputs' types that returns a count of operations or
+bytes."""
 CONVOLUTION_WORKSPACE_BYTES = 8 * MIB
-"""cuDNN's limit as Chainer sets it (``chainer.backends.cuda.set_max_workspace_size``)."""
+"""cuDNN's workspace limit as Chainer sets it (``chainer.backends.cuda.set_max_workspace_size``)."""
 Passes = Literal["new", "same", "none"]
-"""What the gradient of an input is: an array of its own, that of the output, or nothing."""
+"""The gradient of an input: a new array, the output's gradient, or none."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """What an operator keeps, needs and does.
+    """Saved tensors, workspace and operations of one ONNX operator.
 
     Attributes:
         source: the derivative, or whose rule it is.
@@ -63,7 +64,7 @@ class Operator:
     gathers: bool = False
 
     def kept_inputs(self, has_gradient: Sequence[bool]) -> tuple[int, ...]:
-        """The places of the inputs that backward reads, by which of them have a gradient."""
+        """Return the places of inputs that backward reads, given which have a gradient."""
         found = [place for place in self.inputs if place < len(has_gradient)]
         if self.other is not None:
             first, second = self.other
@@ -115,7 +116,7 @@ def _columns(node: OnnxNode, ins: Types, outs: Types) -> int:
 
 
 def _einsum(node: OnnxNode, ins: Types, outs: Types) -> int:
-    """Two operations for each value that the letters of all terms together take."""
+    """Return two operations for each combination of all terms' letters."""
     terms = str(node.attributes.get("equation", "")).replace(" ", "").split("->")[0].split(",")
     sizes: dict[str, int] = {}
     for term, found in zip(terms, ins, strict=False):
@@ -134,7 +135,7 @@ def _recurrent(node: OnnxNode, ins: Types, outs: Types) -> int:
 
 
 def _gates(count: int) -> Work:
-    """Bytes of so many numbers for each step, sample, direction and unit of the state."""
+    """Return the bytes of a number of values for each step, sample, direction and unit."""
 
     def kept(node: OnnxNode, ins: Types, outs: Types) -> int:
         x, states = _of(ins, 0), _of(ins, 2)
@@ -351,4 +352,4 @@ OPERATORS: dict[str, Operator] = {
         _NO_GRADIENT,
     ),
 }  # fmt: skip
-"""Each operator of ONNX's own domain that is known, by its name."""
+"""The known operators of ONNX's own domain, by name."""

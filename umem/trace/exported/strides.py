@@ -12,7 +12,7 @@ Ints = tuple[int, ...]
 
 
 def packed(shape: Sequence[int]) -> Ints:
-    """The strides of a new array: the last axis is the nearest."""
+    """Return the strides of a new C-ordered array."""
     strides, step = [], 1
     for length in reversed(shape):
         strides.append(step)
@@ -21,7 +21,9 @@ def packed(shape: Sequence[int]) -> Ints:
 
 
 def as_laid_out(shape: Sequence[int], strides: Sequence[int]) -> Ints:
-    """The strides of a new array whose axes lie in the order of another's, as elementwise makes."""
+    """Return the strides of a new array with another one's axis order, as elementwise functions
+    make.
+    """
     order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
     found = [0] * len(shape)
     for axis, stride in zip(order, packed([shape[axis] for axis in order]), strict=True):
@@ -30,7 +32,7 @@ def as_laid_out(shape: Sequence[int], strides: Sequence[int]) -> Ints:
 
 
 def reshaped(shape: Sequence[int], strides: Sequence[int], new: Sequence[int]) -> Ints | None:
-    """The strides of a view of another shape with as many elements; None where it has to copy.
+    """Return the strides of a reshaped view; None if the data must be copied.
 
     Axes go in groups of equal products, and a group of old axes is one run of memory, or there is
     no view.
@@ -63,7 +65,7 @@ def reshaped(shape: Sequence[int], strides: Sequence[int], new: Sequence[int]) -
 def strides_of_view(
     op: str, shape: Ints, strides: Ints, new: Ints, axes: Sequence[int] | None = None
 ) -> Ints | None:
-    """Where the elements of an operator's view lie; None where it has to copy.
+    """Return the strides of an operator's view; None if the data must be copied.
 
     Args:
         op: an operator of ONNX that makes views.

@@ -17,7 +17,7 @@ from umem.trace.exported.tape_calls import TapeCall
 
 @dataclass
 class Gradients:
-    """Gradients by the name of their tensor, each in an array that several may share.
+    """Gradients by tensor name, each in an array that several tensors may share.
 
     Args:
         fresh: the first tensor's number that is free.
@@ -29,12 +29,12 @@ class Gradients:
     _users: dict[int, int] = field(default_factory=dict)
 
     def begin(self, name: str, nbytes: int, label: str) -> Iterator[Event]:
-        """The gradient of an output, which the loss gives."""
+        """Yield the allocation of an output's gradient, which the loss provides."""
         yield from self._new(nbytes, label)
         self._set(name, self.fresh - 1)
 
     def backward(self, calls: Sequence[TapeCall], last: Sequence[int]) -> Iterator[Event]:
-        """All of backward, from the calls ``last`` on."""
+        """Yield all events of backward, starting with the calls ``last``."""
         by_number = {call.number: call for call in calls}
         seen: set[int] = set()
         waiting: list[tuple[int, int, int]] = []
@@ -53,6 +53,7 @@ class Gradients:
                 add(number)
 
     def _step(self, call: TapeCall) -> Iterator[Event]:
+        """Yield the events of one call's backward."""
         given = [self.of.pop(name) for name in call.outputs if name in self.of]
         if not given:
             return
@@ -72,7 +73,7 @@ class Gradients:
             yield from self._drop(tensor)
 
     def _add(self, name: str, tensor: int) -> Iterator[Event]:
-        """One more gradient of a tensor."""
+        """Accumulate a gradient of a tensor."""
         if name not in self.of:
             self._set(name, tensor)
             return
@@ -101,7 +102,7 @@ class Gradients:
             yield Free(tensor)
 
     def whole(self, tensor: int) -> Access:
-        """All of a gradient."""
+        """Return the access to all of a gradient."""
         return Access(tensor, 0, self.sizes[tensor])
 
 

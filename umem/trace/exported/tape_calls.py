@@ -13,7 +13,7 @@ from umem.trace.exported.operators import Operator
 
 @dataclass(frozen=True)
 class GradientWay:
-    """Where the gradient of one input goes: to which tensor, of how many bytes, in what memory.
+    """The destination of one input's gradient: tensor, bytes and memory.
 
     ``shared``: it is the gradient of the output, or lies in it.
     """
@@ -25,7 +25,7 @@ class GradientWay:
 
 @dataclass(frozen=True)
 class TapeCall:
-    """A call that backward comes to.
+    """A call as backward sees it.
 
     Attributes:
         number: that of its entry.
@@ -79,7 +79,7 @@ class ForwardCall:
 
     @property
     def kept(self) -> list[PlacedTensor]:
-        """The inputs and outputs that backward reads."""
+        """Return the saved tensors: inputs and outputs that backward reads."""
         places = self.operator.kept_inputs(self.has_gradient)
         names = [self.node.inputs[place] for place in places]
         found = [self.ins[name] for name in names if name in self.ins]
@@ -87,7 +87,7 @@ class ForwardCall:
 
     @property
     def on_tape(self) -> TapeCall:
-        """The call as backward comes to it."""
+        """Return the call as backward sees it."""
         reads = [value.access for value in self.kept]
         reads += [Access(alloc.tensor, 0, alloc.nbytes) for alloc in self.stash]
         trained = [place for place, has in enumerate(self.has_gradient) if has]
@@ -105,7 +105,7 @@ class ForwardCall:
         )
 
     def _way(self, place: int) -> GradientWay:
-        """How the gradient of an input comes about."""
+        """Describe the gradient of an input."""
         name = self.node.inputs[place]
         kind = self.ins[name].kind
         shared = self.operator.passes == "same" and not (self.node.op == "Sub" and place)
@@ -115,7 +115,7 @@ class ForwardCall:
 
     @property
     def entry(self) -> TapeEntry:
-        """What a trace says of it; places count what is in device memory."""
+        """Return the trace's tape entry; places count tensors in device memory."""
         inputs = self.node.inputs
         places = [place for place, name in enumerate(inputs) if name in self.ins]
         kept = self.operator.kept_inputs(self.has_gradient)

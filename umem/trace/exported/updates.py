@@ -14,13 +14,13 @@ OPTIMIZERS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "momentum": ("MomentumSGD", ("v",), 4),
     "sgd": ("SGD", (), 2),
 }
-"""By name: Chainer's rule of that name, its states, and its operations for each element."""
+"""For each optimizer: Chainer's rule of that name, its states, and its operations an element."""
 
 
 def update_events(
     optimizer: OptimizerName, parameters: Mapping[str, Alloc], gradients: Gradients
 ) -> Iterator[Event]:
-    """The update of every parameter that has a gradient; none for ``"none"``.
+    """Yield the update of every parameter with a gradient; nothing for ``"none"``.
 
     A state is as large as its parameter, and of its type.
     """

@@ -13,7 +13,7 @@ from umem.devices.software.libraries.handles import TYPES, Array, scipy_module
 from umem.devices.software.toolchain import Toolchain
 
 MOST = 16
-"""Parameters of a function; all are pointers. What it has not, it does not look at."""
+"""The most parameters of a function; all are pointers, and extra ones are ignored."""
 _SOURCE = f"""
 #include <limits.h>
 typedef void routine({", ".join(["char *"] * MOST)});
@@ -30,25 +30,25 @@ _FOLLOWED = -(1 << 63)
 
 
 class Each(NamedTuple):
-    """Where a parameter is for the first matrix, and how many bytes further for the next."""
+    """A parameter that advances by a number of bytes from one matrix to the next."""
 
     address: int
     step: int
 
 
 class Pointers(NamedTuple):
-    """Where the addresses of a parameter are, one for each matrix."""
+    """A parameter given by an array of addresses, one for each matrix."""
 
     address: int
 
 
 MANY = 1024
-"""As many matrices are worth a thread of their own."""
+"""At least this many matrices are worth a thread of their own."""
 Parameter: TypeAlias = int | bytes | Array | Each | Pointers
 
 
 def on_each(name: str, dtype: Any, count: int, *given: Parameter) -> None:
-    """Call a function of BLAS or LAPACK for each of many matrices.
+    """Call a BLAS or LAPACK function for each of many matrices.
 
     Args:
         name: without the letter of the type.
@@ -72,7 +72,7 @@ def on_each(name: str, dtype: Any, count: int, *given: Parameter) -> None:
 
 
 def _parameter(given: Parameter, start: int) -> tuple[int, int, Any]:
-    """An address, the step from one matrix to the next, and what has to stay meanwhile."""
+    """Return address, step, and objects to keep alive."""
     if isinstance(given, Each):
         return given.address + start * given.step, given.step, None
     if isinstance(given, Pointers):
@@ -88,7 +88,7 @@ def _library() -> str:
 
 @cache
 def _function(name: str, dtype: Any) -> int:
-    """Find the C pointer to a function, of which Cython keeps capsules."""
+    """Return the C pointer to a function, from SciPy's Cython capsules."""
     letter = next(letter for letter, kind in TYPES.items() if dtype == kind)
     blas, linear = (scipy_module(f"linalg.cython_{x}").__pyx_capi__ for x in ("blas", "lapack"))
     capsule = blas.get(letter + name) or linear[letter + name]

@@ -13,19 +13,19 @@ from umem.devices.software.sharing import usable_cores
 
 Part: TypeAlias = tuple[int, int]
 DRAWN = 1 << 18
-"""Numbers that one generator draws at most; not by the count of cores, on which they must not
-depend."""
+"""One generator draws at most this many numbers; fixed, as results must not depend on the number of
+cores."""
 
 
 def cut(count: int, least: int) -> list[Part]:
-    """Cut a range into one part for each core, of ``least`` or more; the start and end of each."""
+    """Split a range into one part a core, each at least ``least`` long; returns their bounds."""
     parts = max(1, min(usable_cores(), count // least))
     bounds = [count * i // parts for i in range(parts + 1)]
     return list(pairwise(bounds))
 
 
 def side_by_side(work: Callable[[Any], Any], parts: Sequence[Any]) -> None:
-    """Call a function, which lets other threads run, for each part, on all cores."""
+    """Call a function that releases the GIL for each part, on all cores."""
     threads = min(usable_cores(), len(parts))
     if threads < 2:
         for part in parts:
@@ -38,7 +38,7 @@ def side_by_side(work: Callable[[Any], Any], parts: Sequence[Any]) -> None:
 def drawn(
     rng: np.random.Generator, found: Any, draw: Callable[..., Any], parameters: Sequence[Any] = ()
 ) -> None:
-    """Fill an array of one dimension with random numbers.
+    """Fill a flat array with random numbers, on all cores.
 
     Args:
         rng: draws a few, and the seeds of other generators that draw many.

@@ -20,16 +20,16 @@ from umem.devices.software.runtime import HostRuntime
 from umem.trace.events import Access
 
 UPPER, RIGHT, UNIT = 1, 1, 1
-"""Of cublasFillMode_t, cublasSideMode_t and cublasDiagType_t."""
+"""Values of cublasFillMode_t, cublasSideMode_t and cublasDiagType_t."""
 OPERATIONS = b"N", b"T", b"C"
-"""How BLAS writes cublasOperation_t."""
+"""BLAS's letters for cublasOperation_t."""
 VERSION = 120900
 BLOCK = 64
-"""Columns for which there is memory to work in, as LAPACK takes them."""
+"""Columns of workspace for LAPACK."""
 
 
 class HostBlas(HostSystems):
-    """BLAS functions on addresses.
+    """cuBLAS's functions on host addresses.
 
     Args:
         runtime: hears what each reads and writes.
@@ -61,6 +61,7 @@ class HostBlas(HostSystems):
         self.zdscal = partial(self._scal, np.dtype("c16"), scale=np.dtype("f8"))
 
     def _of_one_type(self) -> dict[str, Callable[..., Any]]:
+        """Map the names of functions that exist for each type to their methods."""
         return {
             "gemm": self._gemm,
             "gemmBatched": self._gemm_batched,
@@ -95,7 +96,7 @@ class HostBlas(HostSystems):
         self, dtype: Any, address: int, ld: int, how: int, rows: int, columns: int,
         step: int = 0, count: int = 0,
     ) -> Array:  # fmt: skip
-        """A matrix, or as many as are counted, as a product wants it: transposed, conjugated."""
+        """Return an operand of a product, or a stack of them, transposed or conjugated as asked."""
         shape = (columns, rows) if how else (rows, columns)
         found = (
             self._stack(dtype, address, *shape, ld, step, count)
@@ -122,6 +123,7 @@ class HostBlas(HostSystems):
     def _product(
         self, alpha: Any, a: Array, b: Array, beta: Any, c: Array, compute: Any = None
     ) -> None:
+        """Compute c = alpha a b + beta c, for one matrix or a stack of them."""
         self._tell("gemm", (a, b), (c,), 2 * c.size * a.shape[-1])
         if not alpha:  # BLAS reads neither operand then: they may hold NaN
             c[...] = beta * c if beta else 0
@@ -149,6 +151,7 @@ class HostBlas(HostSystems):
         alpha: int, a: int, lda: int, step_a: int, b: int, ldb: int, step_b: int,
         beta: int, c: int, ldc: int, step_c: int, count: int,
     ) -> None:  # fmt: skip
+        """Multiply matrices at a constant distance."""
         self._product(
             self._scalar(dtype, alpha), self._operand(dtype, a, lda, ta, m, k, step_a, count),
             self._operand(dtype, b, ldb, tb, k, n, step_b, count), self._scalar(dtype, beta),
@@ -159,6 +162,7 @@ class HostBlas(HostSystems):
         self, dtype: Any, handle: int, ta: int, tb: int, m: int, n: int, k: int,
         alpha: int, a: int, lda: int, b: int, ldb: int, beta: int, c: int, ldc: int, count: int,
     ) -> None:  # fmt: skip
+        """Multiply matrices given by arrays of addresses."""
         left = self._each(dtype, a, m if ta else k, lda, count)
         right = self._each(dtype, b, k if tb else n, ldb, count)
         self._tell(
@@ -187,6 +191,7 @@ class HostBlas(HostSystems):
         beta: int, c: int, c_type: int, ldc: int, step_c: int, count: int,
         compute: int = 68, algorithm: int = -1,
     ) -> None:  # fmt: skip
+        """Multiply matrices at a constant distance, with a type for each operand."""
         types = [np.dtype(_known(kind)) for kind in (a_type, b_type, c_type)]
         scale = _compute_type(types[2])
         self._product(
@@ -199,6 +204,7 @@ class HostBlas(HostSystems):
         self, dtype: Any, handle: int, ta: int, m: int, n: int, alpha: int, a: int, lda: int,
         x: int, incx: int, beta: int, y: int, incy: int,
     ) -> None:  # fmt: skip
+        """Multiply a matrix by a vector."""
         rows, columns = (m, n) if ta == 0 else (n, m)
         self._product(
             self._scalar(dtype, alpha), self._operand(dtype, a, lda, ta, rows, columns),
@@ -220,6 +226,7 @@ class HostBlas(HostSystems):
         self, dtype: Any, handle: int, fill: int, ta: int, n: int, k: int, alpha: int, a: int,
         lda: int, beta: int, c: int, ldc: int,
     ) -> None:  # fmt: skip
+        """Compute c = alpha a a' + beta c in one triangle of c."""
         left = self._operand(dtype, a, lda, ta, n, k)
         found = self._matrix(dtype, c, n, n, ldc)
         self._tell("syrk", (left,), (found,), n * n * k)
@@ -270,6 +277,7 @@ class HostBlas(HostSystems):
         self, dtype: Any, handle: int, ta: int, tb: int, m: int, n: int, alpha: int, a: int,
         lda: int, beta: int, b: int, ldb: int, c: int, ldc: int,
     ) -> None:  # fmt: skip
+        """Compute c = alpha a + beta b, each transposed as asked."""
         found = self._matrix(dtype, c, m, n, ldc)
         parts = [
             (factor, self._operand(dtype, p, ld, how, m, n))
@@ -302,6 +310,7 @@ class HostBlas(HostSystems):
         self, dtype: Any, handle: int, side: int, fill: int, how: int, diagonal: int, m: int,
         n: int, alpha: int, a: int, lda: int, b: int, ldb: int, count: int,
     ) -> None:  # fmt: skip
+        """Solve triangular systems given by arrays of addresses."""
         size = n if side == RIGHT else m
         left, found = self._each(dtype, a, size, lda, count), self._each(dtype, b, n, ldb, count)
         self._tell("trsm", (left, found), (found,), count * m * n * size)
@@ -324,6 +333,7 @@ class HostBlas(HostSystems):
         self, dtype: Any, handle: int, how: int, n: int, columns: int, a: int, lda: int,
         pivots: int, b: int, ldb: int, info: int, count: int,
     ) -> int:  # fmt: skip
+        """Solve systems from LU factors, given by arrays of addresses."""
         row, left = self._pivots(pivots, count * n), self._each(dtype, a, n, lda, count)
         found = self._each(dtype, b, columns, ldb, count)
         self._tell("getrs", (left, row, found), (found,), count * 2 * n * n * columns)
@@ -337,6 +347,7 @@ class HostBlas(HostSystems):
         self, dtype: Any, handle: int, n: int, a: int, lda: int, pivots: int, c: int, ldc: int,
         info: int, count: int,
     ) -> None:  # fmt: skip
+        """Invert matrices from LU factors; a singular one becomes NaN, as on a GPU."""
         row, left = self._pivots(pivots, count * n), self._each(dtype, a, n, lda, count)
         self._tell(
             "getri", (left, row), (self._each(dtype, c, n, ldc, count),), count * 4 * n**3 / 3

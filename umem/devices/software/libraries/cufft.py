@@ -19,12 +19,12 @@ from umem.devices.software.sharing import usable_cores
 
 VERSION = 11302
 SUCCESS, INVALID_PLAN, NOT_SUPPORTED = 0, 1, 16
-"""cufftResult, of cufft.h."""
+"""Values of cufftResult, from cufft.h."""
 KINDS = {
     0x2A: ("f4", "c8"), 0x2C: ("c8", "f4"), 0x29: ("c8", "c8"),
     0x6A: ("f8", "c16"), 0x6C: ("c16", "f8"), 0x69: ("c16", "c16"),
 }  # fmt: skip
-"""cufftType, of cufft.h: R2C, C2R, C2C and the same in double precision."""
+"""Values of cufftType from cufft.h: R2C, C2R, C2C, and the same in double precision."""
 FORWARD = -1
 C_FUNCTIONS = {
     "cufftGetVersion": "p",
@@ -44,11 +44,11 @@ C_FUNCTIONS = {
     "cufftExecZ2D": "ipp",
     "cufftXtExec": "ippi",
 }
-"""What CuPy calls, and the types that it gives, see `umem.devices.software.linking`."""
+"""The functions that CuPy calls, with their argument types; see `umem.devices.software.linking`."""
 
 
 class FftSide(NamedTuple):
-    """Where the elements of one side are: type, lengths, and steps between them, in elements."""
+    """Layout of one side of a transform: dtype, lengths and steps, in elements."""
 
     dtype: Any
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class FftSide(NamedTuple):
 
 
 class FftPlan(NamedTuple):
-    """A transform of `shape`, as many times as the first length of both sides says."""
+    """A transform of `shape`, repeated by the first length of both sides."""
 
     shape: tuple[int, ...]
     given: FftSide
@@ -64,7 +64,7 @@ class FftPlan(NamedTuple):
 
 
 class HostFft(HostLibrary):
-    """Plans by handle. Every function returns a cufftResult."""
+    """cuFFT's functions; plans are known by handle, and each call returns a cufftResult."""
 
     def __init__(self, runtime: HostRuntime) -> None:
         super().__init__(runtime)
@@ -85,7 +85,7 @@ class HostFft(HostLibrary):
         return SUCCESS
 
     def fine(self, *_: int) -> int:
-        """Streams and work areas change nothing."""
+        """Return success: streams and work areas have no effect."""
         return SUCCESS
 
     cufftSetAutoAllocation = cufftSetWorkArea = cufftSetStream = fine
@@ -107,6 +107,7 @@ class HostFft(HostLibrary):
         given_type: int, out_embedded: int, out_step: int, out_distance: int, made_type: int,
         count: int, work: int, compute_type: int,
     ) -> int:  # fmt: skip
+        """Make a plan with a type for each side."""
         types = DATA_TYPES.get(given_type), DATA_TYPES.get(made_type)
         kinds = tuple(None if kind is None else np.dtype(kind).str[1:] for kind in types)
         if kinds not in KINDS.values():
@@ -118,6 +119,7 @@ class HostFft(HostLibrary):
         self, plan: int, rank: int, index: str, lengths: int, sides: Any, kinds: Any, count: int,
         work: int,
     ) -> int:  # fmt: skip
+        """Make a plan from the lengths and layouts at addresses."""
         shape = tuple(int(n) for n in self._vector(index, lengths, rank))
         layouts = [
             ([int(n) for n in self._vector(index, embedded, rank)], step, distance)
@@ -130,6 +132,7 @@ class HostFft(HostLibrary):
     def _plan(
         self, plan: int, shape: tuple[int, ...], kinds: Any, sides: Any, count: int, work: int
     ) -> int:
+        """Make a plan; no work area is needed."""
         half = (*shape[:-1], shape[-1] // 2 + 1)
         is_real = [np.dtype(kind).kind == "f" for kind in kinds]
         given, made = (
@@ -148,6 +151,7 @@ class HostFft(HostLibrary):
         return self._runtime.view(address, dtype, layout.shape, strides)
 
     def _transform(self, plan: int, given: int, made: int, direction: int = FORWARD) -> int:
+        """Run a plan from one address to another."""
         found = self._made.get(plan)
         if found is None:
             return INVALID_PLAN
@@ -167,12 +171,12 @@ class HostFft(HostLibrary):
 
 
 def flops(points: int, count: float) -> float:
-    """Estimate the operations of some transforms of so many points."""
+    """Estimate the operations of transforms."""
     return 5 * count * points * math.log2(max(2, points))
 
 
 def _layout(kind: str, shape: tuple[int, ...], side: Any, count: int) -> FftSide:
-    """Where elements are: side by side, or as cuFFT's advanced layout says."""
+    """Return the layout of one side: packed, or as cuFFT's advanced layout says."""
     embedded, step, distance = side or (shape, 1, math.prod(shape))
     steps = [step * math.prod(embedded[axis + 1 :]) for axis in range(len(shape))]
     return FftSide(kind, (count, *shape), (distance, *steps))

@@ -16,9 +16,9 @@ from umem.devices.software.libraries.cufft import FORWARD, INVALID_PLAN, SUCCESS
 from umem.devices.software.libraries.handles import Array, scipy_module
 
 INVALID_DEVICE = 11
-"""cufftResult, of cufft.h."""
+"""Value of cufftResult, from cufft.h."""
 TO_DEVICES, TO_HOST = 0, 1
-"""cufftXtCopyType, of cufftXt.h; 2 is from devices to devices."""
+"""Values of cufftXtCopyType from cufftXt.h; 2 is from devices to devices."""
 MOST_PARTS = 64
 C_FUNCTIONS = {
     "cufftXtSetGPUs": "iip",
@@ -27,7 +27,7 @@ C_FUNCTIONS = {
     "cufftXtExecDescriptorC2C": "ippi",
     "cufftXtExecDescriptorZ2Z": "ippi",
 }
-"""What CuPy calls for several devices, see `umem.devices.software.linking`."""
+"""The functions that CuPy calls for several devices; see `umem.devices.software.linking`."""
 
 
 class _XtParts(ctypes.Structure):
@@ -63,7 +63,7 @@ def _parts(descriptor: int) -> list[tuple[int, int, int]]:
 
 
 class DeviceFft(HostFft):
-    """Plans of one device and of several."""
+    """cuFFT's functions for plans of one or several devices."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -88,7 +88,7 @@ class DeviceFft(HostFft):
         return super().cufftDestroy(plan)
 
     def cufftXtMemcpy(self, plan: int, made: int, given: int, kind: int) -> int:
-        """Copy part by part; on the host the parts are one after the other."""
+        """Copy part by part; on the host the parts are contiguous."""
         parts = _parts(given if kind == TO_HOST else made)
         others = [address for _, address, _ in _parts(given)] if kind > TO_HOST else []
         place = given if kind == TO_DEVICES else made
@@ -100,6 +100,7 @@ class DeviceFft(HostFft):
         return SUCCESS
 
     def _transform_parts(self, plan: int, given: int, made: int, direction: int) -> int:
+        """Run a plan on parts of several devices."""
         found = self._made.get(plan)
         if found is None:
             return INVALID_PLAN

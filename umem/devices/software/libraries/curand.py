@@ -29,12 +29,11 @@ DISTRIBUTIONS: dict[str, tuple[str, Callable[..., Any]]] = {
     "generateLogNormalDouble": ("f8", lambda rng, n, m, s: rng.lognormal(m, s, n)),
     "generatePoisson": ("u4", lambda rng, n, mean: rng.poisson(mean, n)),
 }  # fmt: skip
-"""What each function fills in, and how NumPy draws it, with a mean and a deviation where it has
-them."""
+"""For each function: the dtype, NumPy's method, and whether it has mean and deviation."""
 
 
 class HostRand:
-    """Generators of random numbers, by handle."""
+    """cuRAND's functions; generators are known by handle."""
 
     def __init__(self, runtime: HostRuntime) -> None:
         self._runtime = runtime
@@ -57,7 +56,7 @@ class HostRand:
         self._generators[generator] = np.random.Generator(np.random.SFC64(seed))
 
     def nothing(self, *_: int) -> None:
-        """Neither streams, nor places in a sequence, nor its order."""
+        """Do nothing: streams, offsets and orders have no effect."""
 
     setStream = setGeneratorOffset = setGeneratorOrdering = nothing
 

@@ -22,15 +22,15 @@ from umem.devices.software.runtime import HostRuntime
 
 VERSION = 11, 7, 5
 BLOCK = 64
-"""Columns for which there is memory to work in, as LAPACK takes them."""
+"""Columns of workspace for LAPACK."""
 UPPER, LEFT, VECTORS = 1, 0, 1
 HALVES = b"L", b"U"
-"""Of cublasFillMode_t, cublasSideMode_t and cusolverEigMode_t."""
+"""LAPACK's letters for cublasFillMode_t, cublasSideMode_t and cusolverEigMode_t."""
 LETTERS = {1: "T", 2: "C"}
-"""How LAPACK writes cublasOperation_t."""
+"""LAPACK's letters for cublasOperation_t."""
 _ALL, _SOME, _OVER = b"ASO"
 _PRECISIONS = "shxdckyz"
-"""Second letters of functions that may compute in a lower precision first."""
+"""Second letters of functions that may start in a lower precision."""
 C_FUNCTIONS = {
     f"cusolverDn{letter.upper()}{name}": codes
     for letter in TYPES
@@ -40,11 +40,11 @@ C_FUNCTIONS = {
         ("orgqr" if letter in "sd" else "ungqr", "piiipippip"),
     )
 }
-"""What ``cupyx.cusolver`` calls of the library itself, and the types that it gives."""
+"""The functions that ``cupyx.cusolver`` calls directly, with their argument types."""
 
 
 class HostSolver(HostSystems):
-    """Factors, eigenvalues and singular values of dense matrices, and solutions of sparse systems.
+    """cuSOLVER's functions: factorisations, eigenvalues, singular values, sparse solutions.
 
     Args:
         runtime: hears what each reads and writes.
@@ -65,6 +65,7 @@ class HostSolver(HostSystems):
             setattr(self, name, getattr(self, name.removeprefix("cusolverDn").lower()))
 
     def _of_one_type(self) -> dict[str, Callable[..., Any]]:
+        """Map the names of functions that exist for each type to their methods."""
         return {
             "getrf": self._getrf,
             "getrs": self._getrs,
@@ -133,6 +134,7 @@ class HostSolver(HostSystems):
         self, dtype: Any, handle: int, side: int, how: int, m: int, n: int, k: int, a: int,
         lda: int, tau: int, c: int, ldc: int, work: int, size: int, info: int,
     ) -> None:  # fmt: skip
+        """Multiply a matrix by the orthogonal factor of a QR decomposition."""
         left = self._matrix(dtype, a, m if side == LEFT else n, k, lda)
         factors, found = self._vector(dtype, tau, k), self._matrix(dtype, c, m, n, ldc)
         self._tell("ormqr", (left, factors, found), (found,), 4 * m * n * k)
@@ -167,6 +169,7 @@ class HostSolver(HostSystems):
         self, dtype: Any, handle: int, fill: int, n: int, columns: int, a: int, lda: int, b: int,
         ldb: int, info: int, count: int,
     ) -> None:  # fmt: skip
+        """Solve systems from Cholesky factors, given by arrays of addresses."""
         left = self._pointed_at(a, count, lda * n * dtype.itemsize)
         found = self._pointed_at(b, count, ldb * columns * dtype.itemsize)
         self._tell("potrs", (left, found), (found,), count * 2 * n * n * columns)
@@ -187,7 +190,7 @@ class HostSolver(HostSystems):
     # -- singular values and eigenvalues ---------------------------------------------------
 
     def _on_svds(self, dtype: Any, count: int, left: bytes, right: bytes, *given: Any) -> None:
-        """Call LAPACK's ``gesvd`` on each; the last parameter is of the status."""
+        """Call LAPACK's ``gesvd`` on each matrix; the last parameter is the status."""
         m, n = given[:2]
         work = np.empty(BLOCK * (m + n) + 5 * max(m, n), dtype)
         rest = (np.empty(5 * min(m, n), _real(dtype)),) if dtype.kind == "c" else ()
@@ -199,6 +202,7 @@ class HostSolver(HostSystems):
         self, dtype: Any, handle: int, left: int, right: int, m: int, n: int, a: int, lda: int,
         s: int, u: int, ldu: int, v: int, ldv: int, work: int, size: int, rest: int, info: int,
     ) -> None:  # fmt: skip
+        """Compute a singular value decomposition."""
         k, whole = min(m, n), self._matrix(dtype, a, m, n, lda)
         written = [whole, self._vector(_real(dtype), s, k)]
         if left in (_ALL, _SOME):
@@ -228,6 +232,7 @@ class HostSolver(HostSystems):
         step_a: int, s: int, step_s: int, u: int, ldu: int, step_u: int, v: int, ldv: int,
         step_v: int, work: int, size: int, info: int, result: int, count: int,
     ) -> None:  # fmt: skip
+        """Compute singular value decompositions at a constant distance, of full rank only."""
         if rank != min(m, n):
             raise NotImplementedError("the software GPU has no gesvda of a lower rank")
         places = (a, lda, step_a), (s, step_s), (u, ldu, step_u), (v, ldv, step_v)
@@ -238,7 +243,7 @@ class HostSolver(HostSystems):
         self, dtype: Any, mode: int, is_short: int, m: int, n: int, a: tuple[int, int, int],
         s: tuple[int, int], u: tuple[int, int, int], v: tuple[int, int, int], info: int, count: int,
     ) -> None:  # fmt: skip
-        """Fill in singular values and, by columns, vectors of matrices that are `count` in all.
+        """Compute singular values, and vectors as columns, of `count` matrices.
 
         Args:
             a, s, u, v: where they are: the first, and the steps of `_stack`.
@@ -272,6 +277,7 @@ class HostSolver(HostSystems):
         self, dtype: Any, handle: int, mode: int, fill: int, n: int, a: int, lda: int, w: int,
         work: int, size: int, info: int, options: int, count: int,
     ) -> None:  # fmt: skip
+        """Compute eigenvalues of symmetric matrices at a constant distance."""
         found, real = self._stack(dtype, a, n, n, lda, lda * n, count), _real(dtype)
         values = self._vector(real, w, count * n)
         self._tell("syevd", (found,), (found, values), count * 9 * n**3)
@@ -287,7 +293,7 @@ class HostSolver(HostSystems):
         )  # fmt: skip
 
     def no_buffers(self, *_: Any) -> tuple[int, int]:
-        """Nothing is needed on the device, and nothing on the host."""
+        """Return zero workspace sizes for device and host."""
         return 0, 0
 
     xsyevd_bufferSize = xgeev_bufferSize = no_buffers
@@ -305,6 +311,7 @@ class HostSolver(HostSystems):
         right: int, ldr: int, compute: int, work: int, size: int, host: int, host_size: int,
         info: int,
     ) -> None:  # fmt: skip
+        """Compute eigenvalues, and eigenvectors as asked, of a general matrix."""
         dtype, values_dtype = np.dtype(DATA_TYPES[a_type]), np.dtype(DATA_TYPES[w_type])
         if values_dtype.kind != "c":
             raise NotImplementedError("the software GPU has no geev with real eigenvalues")

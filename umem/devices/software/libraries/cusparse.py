@@ -16,14 +16,14 @@ from umem.devices.software.libraries.handles import DATA_TYPES, Array, HostLibra
 
 VERSION = 12500
 INDEX_TYPES = {2: np.int32, 3: np.int64}
-"""cusparseIndexType_t."""
+"""NumPy's types for cusparseIndexType_t."""
 IN_ROWS = 2
-"""cusparseOrder_t: CUSPARSE_ORDER_ROW; 1 is in columns."""
+"""CUSPARSE_ORDER_ROW of cusparseOrder_t; 1 is by columns."""
 FILL, DIAGONAL = 0, 1
-"""cusparseSpMatAttribute_t; a value of 1 is "upper" and "of ones"."""
+"""Values of cusparseSpMatAttribute_t; 1 means "upper" and "unit diagonal"."""
 
 TURNED_ROWS = 256
-"""Rows that are near at hand while they are written in the order of columns."""
+"""Rows copied at a time into column order, so that they stay in the cache."""
 
 
 class Sparse:
@@ -43,21 +43,21 @@ class Sparse:
 
     @property
     def matrix(self) -> Any:
-        """The matrix as SciPy's."""
+        """Return it as SciPy's matrix."""
         values, *places = self.parts
         if self.form == "coo":
             return scipy_module("sparse").coo_matrix((values, tuple(places)), self.shape)
         return getattr(scipy_module("sparse"), f"{self.form}_matrix")(self.parts, self.shape)
 
     def fill(self, found: Any) -> None:
-        """Copy a matrix of SciPy's here."""
+        """Copy a matrix of SciPy's into this memory."""
         places = (found.row, found.col) if self.form == "coo" else (found.indices, found.indptr)
         for part, made in zip(self.parts, (found.data, *places), strict=True):
             part[...] = made
 
 
 class HostSparse(HostRows):
-    """Descriptors by handle, and what is done with them."""
+    """cuSPARSE's functions; descriptors are known by handle."""
 
     def getVersion(self, handle: int) -> int:
         return VERSION
@@ -72,6 +72,7 @@ class HostSparse(HostRows):
         self, rows: int, columns: int, count: int, starts: int, indexes: int, values: int,
         starts_type: int, indexes_type: int, base: int, value_type: int,
     ) -> int:  # fmt: skip
+        """Make a CSR descriptor over memory; returns its handle."""
         from_zero(base)
         parts = (
             self._vector(DATA_TYPES[value_type], values, count),
@@ -84,6 +85,7 @@ class HostSparse(HostRows):
         self, rows: int, columns: int, count: int, starts: int, indexes: int, values: int,
         starts_type: int, indexes_type: int, base: int, value_type: int,
     ) -> int:  # fmt: skip
+        """Make a CSC descriptor over memory; returns its handle."""
         handle = self.createCsr(
             columns, rows, count, starts, indexes, values, starts_type, indexes_type, base,
             value_type,
@@ -95,6 +97,7 @@ class HostSparse(HostRows):
         self, rows: int, columns: int, count: int, row: int, column: int, values: int,
         index_type: int, base: int, value_type: int,
     ) -> int:  # fmt: skip
+        """Make a COO descriptor over memory; returns its handle."""
         from_zero(base)
         parts = (
             self._vector(DATA_TYPES[value_type], values, count),
@@ -145,6 +148,7 @@ class HostSparse(HostRows):
     def _product(
         self, how: int, how_dense: int, alpha: int, a: int, b: int, beta: int, c: int
     ) -> None:
+        """Compute c = alpha a b + beta c, for sparse a and dense b."""
         sparse, dense, found = self._made[a], self._made[b], self._made[c]
         columns = 1 if found.ndim == 1 else found.shape[1]
         work = 2 * len(sparse.parts[0]) * columns
@@ -179,6 +183,7 @@ class HostSparse(HostRows):
         self, handle: int, how: int, how_other: int, alpha: int, a: int, b: int, beta: int, c: int,
         compute_type: int, algorithm: int, kept: int, size: int, buffer: int,
     ) -> int:  # fmt: skip
+        """Multiply two sparse matrices; the result is kept until it is copied."""
         left, right, found = self._made[a], self._made[b], self._made[c]
         self._tell("spgemm", (*left.parts, *right.parts), (), 20 * len(left.parts[0]))
         made = _operated(left.matrix, how) @ _operated(right.matrix, how_other)
@@ -198,6 +203,7 @@ class HostSparse(HostRows):
         self, handle: int, how: int, how_dense: int, alpha: int, a: int, b: int, c: int,
         compute_type: int, algorithm: int, kept: int, buffer: int = 0,
     ) -> None:  # fmt: skip
+        """Solve a sparse triangular system; a zero on the diagonal gives NaN, as on a GPU."""
         sparse, dense, found = self._made[a], self._made[b], self._made[c]
         self._tell("spsm", (*sparse.parts, dense), (found,), 2 * len(sparse.parts[0]))
         upper, ones = sparse.attributes.get(FILL, 0), bool(sparse.attributes.get(DIAGONAL, 0))

@@ -19,11 +19,11 @@ from umem.devices.software.libraries.handles import (
 from umem.devices.software.runtime import HostRuntime
 
 ZERO_PIVOT = 9
-"""cusparseStatus_t: CUSPARSE_STATUS_ZERO_PIVOT."""
+"""CUSPARSE_STATUS_ZERO_PIVOT of cusparseStatus_t."""
 
 
 class HostRows(HostLibrary):
-    """Conversions, sorting, sums and incomplete factors."""
+    """cuSPARSE's older functions on CSR arrays: conversion, sorting, sums, incomplete factors."""
 
     def __init__(self, runtime: HostRuntime) -> None:
         super().__init__(runtime)
@@ -90,6 +90,7 @@ class HostRows(HostLibrary):
         indexes: int, csc_values: int, csc_starts: int, csc_indexes: int, value_type: int,
         action: int, base: int, algorithm: int, buffer: int,
     ) -> None:  # fmt: skip
+        """Convert CSR to CSC."""
         kind = DATA_TYPES[value_type]
         read = (
             self._vector(kind, values, count),
@@ -150,6 +151,7 @@ class HostRows(HostLibrary):
         self, dtype: Any, handle: int, rows: int, form: int, values: int, starts: int,
         counts: int, tolerance: Any,
     ) -> int:  # fmt: skip
+        """Count the entries of each row above a tolerance; returns their sum."""
         bounds = self._vector("i4", starts, rows + 1)
         read, found = self._vector(dtype, values, int(bounds[-1])), self._vector("i4", counts, rows)
         self._tell("nnz_compress", (bounds, read), (found,))
@@ -162,6 +164,7 @@ class HostRows(HostLibrary):
         indexes: int, starts: int, count: int, counts: int, found_values: int,
         found_indexes: int, found_starts: int, tolerance: Any,
     ) -> None:  # fmt: skip
+        """Copy the entries above a tolerance to another CSR matrix."""
         read, column = self._vector(dtype, values, count), self._vector("i4", indexes, count)
         kept = np.abs(read) > abs(tolerance)
         total = int(kept.sum())
@@ -192,6 +195,7 @@ class HostRows(HostLibrary):
         indexes_a: int, form_b: int, count_b: int, starts_b: int, indexes_b: int, form_c: int,
         starts_c: int, result: int, buffer: int,
     ) -> None:  # fmt: skip
+        """Compute the row pointer and count of a sum of two CSR matrices."""
         made = self._both(
             (rows, columns),
             (np.ones(count_a), starts_a, indexes_a), (np.ones(count_b), starts_b, indexes_b),
@@ -207,6 +211,7 @@ class HostRows(HostLibrary):
         count_b: int, values_b: int, starts_b: int, indexes_b: int, form_c: int, values_c: int,
         starts_c: int, indexes_c: int, buffer: int,
     ) -> None:  # fmt: skip
+        """Compute alpha a + beta b of CSR matrices."""
         one = self._vector(dtype, values_a, count_a)
         other = self._vector(dtype, values_b, count_b)
         made = self._both(
@@ -222,7 +227,7 @@ class HostRows(HostLibrary):
     # -- incomplete factors ----------------------------------------------------------------
 
     def _zero_pivot(self, info: int, bounds: Array, column: Array, values: Array | None) -> None:
-        """Remember the first row without a diagonal, or with a zero there."""
+        """Store the first row whose diagonal is missing or zero."""
         rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         there = np.zeros(len(bounds) - 1, bool)
         diagonal = rows == column
@@ -240,7 +245,7 @@ class HostRows(HostLibrary):
         self, dtype: Any, handle: int, rows: int, count: int, form: int, values: int, starts: int,
         indexes: int, info: int, policy: int, buffer: int,
     ) -> None:  # fmt: skip
-        """Factors without fill: each row less multiples of those above, where it has elements."""
+        """Compute an incomplete LU factorisation without fill-in."""
         bounds, column = self._vector("i4", starts, rows + 1), self._vector("i4", indexes, count)
         found = self._vector(dtype, values, count)
         self._tell("csrilu02", (bounds, column), (found,), 20 * count)
@@ -266,6 +271,6 @@ class HostRows(HostLibrary):
 
 
 def from_zero(base: int) -> None:
-    """Refuse indexes that begin at one."""
+    """Raise for indexes that start at one."""
     if base:
         raise NotImplementedError("the software GPU has no sparse indexes that begin at 1")

@@ -20,11 +20,11 @@ from umem.devices.software.libraries.handles import Array, HostLibrary
 from umem.devices.software.runtime import HostRuntime
 
 FIRST = "illlll"
-"""How C++ writes what every function takes: generator, state, its size, output, size, stream."""
+"""C++'s letters for the first arguments: generator, state, its size, output, size, stream."""
 KIND = rf"_Z\d+\w+?{FIRST}\w*"
-"""The symbols of CuPy's functions that draw."""
+"""Symbols of CuPy's drawing functions."""
 STATE_WORDS = 6
-"""Of SFC64; the smallest state of CuPy's, that of one thread of XORWOW, has as many."""
+"""Words of SFC64's state; CuPy's smallest state, of one XORWOW thread, has as many."""
 
 
 DISTRIBUTIONS: dict[str, tuple[str, str, Callable[..., Any]]] = {
@@ -55,11 +55,11 @@ C_FUNCTIONS = {
     **{name: (FIRST + "l" * len(given),) for name, (_, given, _) in DISTRIBUTIONS.items()},
     "binomial": (FIRST + "lll",),  # memory of its own, too
 }
-"""CuPy's functions and how C++ writes what they take; since 14.2, and before."""
+"""CuPy's functions and the C++ letters of their arguments, since 14.2 and before."""
 
 
 class HostDistributions(HostLibrary):
-    """The functions of CuPy's ``cupy_distributions.cuh``, by their names there."""
+    """Functions of CuPy's ``cupy_distributions.cuh``, by their names there."""
 
     def __init__(self, runtime: HostRuntime) -> None:
         super().__init__(runtime)
@@ -83,6 +83,7 @@ class HostDistributions(HostLibrary):
         self, dtype: Any, draw: Callable[..., Any], state: int, states: int, out: int, size: int,
         read: tuple[Array, ...] = (),
     ) -> None:  # fmt: skip
+        """Fill memory with draws by a NumPy generator whose state is stored in CuPy's."""
         if states < 1:
             raise ValueError("a generator of random numbers of size 0 draws none")
         found = self._vector(dtype, out, size)
@@ -107,6 +108,7 @@ class HostDistributions(HostLibrary):
         self, dtype: Any, generator: int, state: int, states: int, out: int, size: int,
         stream: int, most: int, mask: int,
     ) -> None:  # fmt: skip
+        """Draw integers from 0 to ``most``, inclusive."""
         most &= (1 << 8 * dtype.itemsize) - 1
 
         def draw(rng: Any, count: int) -> Any:

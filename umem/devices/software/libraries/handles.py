@@ -15,14 +15,14 @@ from umem.trace.events import Access
 
 Array = NDArray[Any]
 TYPES: dict[str, Any] = {"s": np.float32, "d": np.float64, "c": np.complex64, "z": np.complex128}
-"""By the letter that names begin with."""
+"""Dtypes by the first letter of a function's name."""
 DATA_TYPES = {0: np.float32, 1: np.float64, 2: np.float16, 3: np.int8, 4: np.complex64,
               5: np.complex128, 10: np.int32}  # fmt: skip
-"""cudaDataType, of library_types.h."""
+"""Dtypes by cudaDataType, from library_types.h."""
 
 
 class HostLibrary:
-    """A library whose functions take addresses.
+    """Base of libraries whose functions take addresses.
 
     Args:
         runtime: where memory is; hears what each function reads and writes.
@@ -52,11 +52,11 @@ class HostLibrary:
         self._stream = stream
 
     def no_buffer(self, *_: Any) -> int:
-        """Nothing is needed beside what is there."""
+        """Return 0: no workspace is needed."""
         return 0
 
     def nothing(self, *_: Any) -> None:
-        """What is said here changes nothing."""
+        """Do nothing: this setting has no effect here."""
 
     def _keep(self, found: Any) -> int:
         """Return a handle of what was made, for `_made`."""
@@ -83,13 +83,13 @@ class HostLibrary:
     def _stack(
         self, dtype: Any, address: int, rows: int, columns: int, ld: int, step: int, count: int
     ) -> Array:
-        """Matrices in the order of columns, ``step`` elements from one to the next."""
+        """Return column-major matrices at a distance of ``step`` elements."""
         kind = np.dtype(dtype)
         strides = step * kind.itemsize, kind.itemsize, ld * kind.itemsize
         return self._runtime.view(address, kind, (count, rows, columns), strides)
 
     def _pointed_at(self, addresses: int, count: int, nbytes: int) -> list[Access]:
-        """The accesses to memory whose addresses are in memory: one for each allocation."""
+        """Return the accesses to memory given by an array of addresses, one for each allocation."""
         found: list[Access] = []
         rest = np.sort(self._vector("u8", addresses, count))
         while len(rest):
@@ -108,6 +108,7 @@ class HostLibrary:
         writes: Sequence[Array | list[Access]],
         flops: float = 0,
     ) -> None:
+        """Report an operation's reads, writes and operations to models and recorders."""
         told = [
             [a for x in each for a in (x if isinstance(x, list) else self._runtime.access_of(x))]
             for each in (reads, writes)

@@ -28,32 +28,32 @@ from umem.devices.software.device_state import DeviceState
 
 Bytes = NDArray[np.uint8]
 PIECE_BYTES = 1 << 18
-"""Of a message that a mailbox holds at a time; two ranks' mailboxes fit Docker's 64 MiB."""
+"""Bytes of a message in a mailbox at a time; the mailboxes of two ranks fit Docker's 64 MiB."""
 LEFT = -1
-"""In place of the process of a rank that has ended its communicator."""
+"""Stored in place of the process id of a rank that has left."""
 _SHARED = Path("/dev/shm")
 _LONGEST_SLEEP, _BETWEEN_LOOKS = 1e-3, 0.2
 
 
 class RemoteError(Exception):
-    """Another rank has ended, or has called another function."""
+    """Another rank has ended, or called another function."""
 
 
 class Label(NamedTuple):
-    """The function that a message belongs to, by its place in a list, and the message's bytes."""
+    """The function that a message belongs to, by index, and the message's bytes."""
 
     function: int
     nbytes: int
 
 
 def new_place() -> str:
-    """Return the path of a file for the mailboxes of a new communicator."""
+    """Return the path of a file for a new communicator's mailboxes."""
     folder = _SHARED if _SHARED.is_dir() else Path(tempfile.gettempdir())
     return str(folder / f"umem-nccl-{secrets.token_hex(16)}")
 
 
 class Mailboxes:
-    """The mailboxes of a communicator, as one of its ranks sees them.
+    """A communicator's mailboxes, as seen by one rank.
 
     Args:
         place: a path of `new_place`, the same on each rank.
@@ -87,12 +87,12 @@ class Mailboxes:
             self._remove()
 
     def leave(self) -> None:
-        """End this rank's part; the others find out when they wait for it."""
+        """Leave the communicator; others notice when they wait for this rank."""
         self.processes[self.rank] = LEFT
         self._remove()
 
     def check(self, rank: int) -> None:
-        """See that a rank may still answer.
+        """Raise RemoteError if a rank has ended.
 
         Raises:
             RemoteError: its process has ended, or it has left.
@@ -119,7 +119,7 @@ def _is_running(process: int) -> bool:
 
 @dataclass
 class Transfer:
-    """One message, on the side of the rank that sends it or of the one that receives it."""
+    """One message, at its sender or its receiver."""
 
     boxes: Mailboxes
     other: int
@@ -130,7 +130,7 @@ class Transfer:
 
     @property
     def lane(self) -> tuple[int, int, bool]:
-        """The messages with which this one has to keep its order."""
+        """Return the key of messages whose order is kept."""
         return id(self.boxes), self.other, self.is_send
 
     @property
@@ -138,7 +138,7 @@ class Transfer:
         return self.done == len(self.data)
 
     def step(self, name_of: Callable[[int], str]) -> bool:
-        """Put or take one piece; return whether the mailbox let it.
+        """Send or receive one piece; returns whether the mailbox was free.
 
         Raises:
             RemoteError: the other rank's message is not the one that this rank waits for.
@@ -170,7 +170,7 @@ class Transfer:
 
 
 def carry_out(transfers: Iterable[Transfer], name_of: Callable[[int], str]) -> None:
-    """Send and receive messages side by side, those between two ranks in their order.
+    """Send and receive messages concurrently, keeping the order between two ranks.
 
     Waits without end for a rank that is late.
 

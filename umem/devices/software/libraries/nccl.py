@@ -34,14 +34,14 @@ from umem.devices.software.linking import LibraryFailure
 from umem.devices.software.runtime import HostRuntime
 
 CUDA_ERROR, SYSTEM_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = 1, 2, 4, 5, 6
-"""ncclResult_t, of nccl.h."""
+"""Values of ncclResult_t, from nccl.h."""
 VERSION = 22809
 DTYPES = ("i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8")
-"""ncclDataType_t, in its order."""
+"""Dtypes in the order of ncclDataType_t."""
 AVERAGE = 4
 NO_COLOR = -1
 OPERATIONS: tuple[Any, ...] = (np.add, np.multiply, np.fmax, np.fmin, np.add)
-"""ncclRedOp_t, in its order; the last is `AVERAGE`."""
+"""Operations in the order of ncclRedOp_t; the last is `AVERAGE`."""
 FUNCTIONS = ("", "AllReduce", "Reduce", "Broadcast", "ReduceScatter", "AllGather", "Send",
              "CommSplit")  # fmt: skip
 C_FUNCTIONS = {
@@ -53,12 +53,12 @@ C_FUNCTIONS = {
     "ncclBroadcast": "pppiipp", "ncclBcast": "ppiipp", "ncclReduceScatter": "pppiipp",
     "ncclAllGather": "pppipp", "ncclSend": "ppiipp", "ncclRecv": "ppiipp",
 }  # fmt: skip
-"""By the letters of what they take, see `umem.devices.software.linking`."""
+"""Functions with the letters of their arguments; see `umem.devices.software.linking`."""
 
 
 @dataclass
 class _NcclCall:
-    """One call: what it reads and writes, its messages, and what it does when they are there."""
+    """One call: its memory, its messages, and what finishes it."""
 
     device: DeviceState
     stream: int
@@ -70,19 +70,19 @@ class _NcclCall:
 
 @dataclass
 class _Group(threading.local):
-    """How deep a thread is in groups, and the calls that wait for the end."""
+    """A thread's depth of groups, and the calls that wait for the group's end."""
 
     depth: int = 0
     calls: list[_NcclCall] = field(default_factory=list)
 
     def take(self) -> list[_NcclCall]:
-        """Return the calls, and have none."""
+        """Return and clear the calls."""
         calls, self.calls = self.calls, []
         return calls
 
 
 class HostNccl(HostLibrary):
-    """NCCL's functions on addresses; each returns nothing, or raises `LibraryFailure`."""
+    """NCCL's functions on addresses; they raise `LibraryFailure`."""
 
     def __init__(self, runtime: HostRuntime) -> None:
         super().__init__(runtime)
@@ -105,6 +105,7 @@ class HostNccl(HostLibrary):
         self.ncclCommInitRank(found, size, name, rank)
 
     def ncclCommInitAll(self, found: int, size: int, devices: int) -> None:
+        """Make a communicator of several devices of this process."""
         numbers = self._vector("i4", devices, size).tolist() if devices else [*range(size)]
         states = self._runtime.devices
         if not all(0 <= n < len(states) for n in numbers):
@@ -116,7 +117,7 @@ class HostNccl(HostLibrary):
             _store(found + 8 * rank, self._join(place, size, rank, states[number]), ctypes.c_void_p)
 
     def ncclCommSplit(self, comm: int, color: int, key: int, found: int, _: int) -> None:
-        """Make a communicator of the ranks that give the same color, in the order of their keys."""
+        """Make communicators of ranks with equal color, ordered by key."""
         old, size = self._of(comm), self._of(comm).size
         own = np.zeros(1, [("color", "i4"), ("key", "i4"), ("place", "S128")])
         own[0] = color, key, new_place().encode()
@@ -181,7 +182,7 @@ class HostNccl(HostLibrary):
         self, name: str, given: int, made: int, count: int, dtype: int, op: int, root: int | None,
         comm: int, stream: int,
     ) -> None:  # fmt: skip
-        """Reduce what all ranks have, in their order, on the root or, without one, on each rank."""
+        """Reduce all ranks' data in order, on the root, or on each rank without one."""
         found = self._of(comm, root or 0)
         data, operation = self._memory(given, count, dtype), _operation(op)
         sends = {i: data for i in (found.others if root is None else {root} & found.others)}
@@ -197,6 +198,7 @@ class HostNccl(HostLibrary):
     def ncclReduceScatter(
         self, given: int, made: int, count: int, dtype: int, op: int, comm: int, stream: int
     ) -> None:
+        """Reduce all ranks' data, and give each rank its part."""
         found, operation = self._of(comm), _operation(op)
         data = self._memory(given, count * found.size, dtype)
         result = self._memory(made, count, dtype)
@@ -209,6 +211,7 @@ class HostNccl(HostLibrary):
     def ncclBroadcast(
         self, given: int, made: int, count: int, dtype: int, root: int, comm: int, stream: int
     ) -> None:
+        """Copy the root's data to all ranks."""
         found = self._of(comm, root)
         result = self._memory(made, count, dtype)
         if found.rank != root:
@@ -258,7 +261,7 @@ class HostNccl(HostLibrary):
         receives: Mapping[int, Array],
         finish: Callable[[], None] = lambda: None,
     ) -> None:
-        """Carry out a call, or have it wait for the end of the group.
+        """Run a call, or defer it to the end of the group.
 
         Args:
             name: its function, the same on all ranks whose messages belong together.
@@ -277,6 +280,7 @@ class HostNccl(HostLibrary):
             self._run(self._group.take())
 
     def _run(self, calls: list[_NcclCall]) -> None:
+        """Run calls together: wait for their streams, report them, and exchange their messages."""
         runtime = self._runtime
         calls = [c for c in calls if not (runtime.captures and runtime.is_captured(c.stream))]
         for call in calls:
@@ -304,7 +308,7 @@ class HostNccl(HostLibrary):
             raise LibraryFailure(SYSTEM_ERROR, f"ranks share memory by a file: {error}") from None
 
     def _of(self, comm: int, rank: int = 0) -> Mailboxes:
-        """Return a communicator; one of its ranks has to be there."""
+        """Return a communicator; raises if the given root is not one of its ranks."""
         found: Mailboxes | None = self._made.get(comm)
         if found is None:
             raise LibraryFailure(INVALID_ARGUMENT, "the communicator is none, or was destroyed")
@@ -335,7 +339,7 @@ def _operation(op: int) -> Any:
 
 
 def _reduced(each: Iterable[Array], result: Array, operation: Any, is_average: bool) -> None:
-    """Write the reduction of the arrays of all ranks into ``result``."""
+    """Reduce the arrays of all ranks into ``result``."""
     first, *others = each
     found = first.copy()
     for array in others:

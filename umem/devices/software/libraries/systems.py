@@ -11,7 +11,7 @@ from umem.devices.software.libraries.handles import TYPES, Array, HostLibrary, s
 
 
 def lapack(dtype: Any, *names: str) -> Callable[..., Any]:
-    """Find a function of LAPACK by the first of the names that this type of number has."""
+    """Return a LAPACK function by the first name that exists for the dtype."""
     letter = next(letter for letter, kind in TYPES.items() if dtype == kind)
     functions = scipy_module("linalg.lapack")
     found: Callable[..., Any] = next(
@@ -21,7 +21,7 @@ def lapack(dtype: Any, *names: str) -> Callable[..., Any]:
 
 
 class HostSystems(HostLibrary):
-    """The factors of a square matrix, and solutions by them; pivots are counted from 1."""
+    """LU factorisation and linear systems; pivots are counted from 1."""
 
     def _info(self, address: int, count: int = 1) -> Array:
         return self._vector("i4", address, count)
@@ -53,6 +53,7 @@ class HostSystems(HostLibrary):
         self, dtype: Any, handle: int, n: int, columns: int, a: int, lda: int, pivots: int, b: int,
         ldb: int, x: int, ldx: int, work: int, size: int, info: int,
     ) -> int:  # fmt: skip
+        """Solve a square system by LU factorisation."""
         right = self._matrix(dtype, b, n, columns, ldb)
         found = self._matrix(dtype, x, n, columns, ldx)
         self._tell("gesv", (right,), (found,))
@@ -66,6 +67,7 @@ class HostSystems(HostLibrary):
         self, dtype: Any, handle: int, m: int, n: int, columns: int, a: int, lda: int, b: int,
         ldb: int, x: int, ldx: int, work: int, size: int, info: int,
     ) -> int:  # fmt: skip
+        """Solve a least-squares problem."""
         left, right = self._matrix(dtype, a, m, n, lda), self._matrix(dtype, b, m, columns, ldb)
         found = self._matrix(dtype, x, n, columns, ldx)
         self._tell("gels", (left, right), (found,), 2 * m * n * (n + columns))
@@ -77,6 +79,7 @@ class HostSystems(HostLibrary):
         self, dtype: Any, handle: int, n: int, count: int, form: int, values: int, starts: int,
         indexes: int, b: int, tolerance: float, reorder: int, x: int, result: int,
     ) -> None:  # fmt: skip
+        """Solve a sparse system; a singular one gives NaN and the index of a small pivot."""
         parts = (
             self._vector(dtype, values, count), self._vector("i4", indexes, count),
             self._vector("i4", starts, n + 1),

@@ -11,13 +11,13 @@ from umem.devices.software.libraries.cores import cut, side_by_side
 from umem.devices.software.runtime import HostRuntime
 
 LEAST = 1 << 18
-"""Elements that are worth a thread of their own."""
+"""Fewer elements are not worth a thread of their own."""
 RADIX_BYTES = 2
-"""Up to this size NumPy sorts by digits, and takes no notice of what is sorted already."""
+"""NumPy sorts items up to this size by radix, and gains nothing from sorted input."""
 
 
 class HostThrust:
-    """Sorts memory along the last axis of a shape."""
+    """Thrust's sorts along the last axis, by NumPy; all are stable."""
 
     available = True
 
@@ -44,6 +44,7 @@ class HostThrust:
             found.sort(kind="stable")  # which finds sorted runs, and merges them
 
     def argsort(self, dtype: Any, indexes: int, data: int, keys: int, shape: Sequence[int]) -> None:
+        """Write the indexes that sort each row; pieces are sorted on all cores, then merged."""
         values, found = self._array(dtype, data, shape), self._array("intp", indexes, shape)
         self._tell("argsort", values, found)
         rows, pieces = _pieces(values)
@@ -65,7 +66,7 @@ class HostThrust:
 
 
 def _pieces(values: Any) -> tuple[Any, list[tuple[slice, slice]]]:
-    """An array's rows, and pieces of these for each core: of many rows some, of one a run."""
+    """Return an array's rows, and the pieces of them that each core sorts."""
     length = max(1, values.shape[-1])
     rows = values.reshape(-1, length)
     if len(rows) == 1 and values.itemsize > RADIX_BYTES:
