@@ -162,7 +162,7 @@ def _counted(count: int, what: str) -> str:
 
 
 class StepSizeType(click.ParamType):  # type: ignore[type-arg]
-    """A whole number, or one for each axis by its name."""
+    """An integer, or one for each axis by name."""
 
     name = "size"
 
@@ -171,7 +171,7 @@ class StepSizeType(click.ParamType):  # type: ignore[type-arg]
 
 
 class StepSizesType(click.ParamType):  # type: ignore[type-arg]
-    """Whole numbers with commas between them, or sizes by axis with semicolons between them."""
+    """Integers separated by commas, or sizes by axis separated by semicolons."""
 
     name = "sizes"
 

@@ -16,7 +16,7 @@ from umem.printable import quoted
 
 
 class _RankCounts(click.ParamType):  # type: ignore[type-arg]
-    """Whole numbers with commas between them."""
+    """Integers separated by commas."""
 
     name = "ranks"
 

@@ -58,7 +58,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Location:
-    """Where managed memory is advised to be, and where it is.
+    """The advised and the actual places of managed memory.
 
     ``resident_bytes`` (in VRAM) is None where the device cannot tell. A range whose parts differ
     reports None for what they differ in.

@@ -24,7 +24,7 @@ from umem.printable import short
 from umem.units import format_bytes
 
 BACKING = "OMPI_MCA_btl_sm_backing_directory"
-"""The variable that tells Open MPI where ranks of one machine put their messages."""
+"""Variable that tells Open MPI where to put messages between ranks of one machine."""
 _WATCHER = Path(__file__).with_name("watcher.py")
 
 __all__ = [
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class AskedRanks(NamedTuple):
-    """What is asked of a job; ``threads`` None: one a rank, unless the environment says it."""
+    """The options of a job; ``threads`` None: one a rank, unless the environment sets it."""
 
     ranks: int
     hosts: Path | None = None
@@ -49,7 +49,7 @@ class AskedRanks(NamedTuple):
 
 
 def run_ranks(command: list[str], asked: AskedRanks, say: Callable[[str], None]) -> int:
-    """Run a command as so many ranks, and return its exit status once no process is left.
+    """Run a command as several ranks; returns its exit status once no process is left.
 
     What the ranks write is written here, a line at a time, each with the number of its rank. Where
     one fails, all others are ended, and the last line is a sentence with rank, host and cause.
@@ -95,7 +95,7 @@ def run_ranks(command: list[str], asked: AskedRanks, say: Callable[[str], None])
 
 
 def small_shm(count: int, say: Callable[[str], None]) -> dict[str, str]:
-    """Where /dev/shm is too small for the ranks' messages, have Open MPI use files elsewhere."""
+    """Return the variable that moves Open MPI's messages to files, if /dev/shm is too small."""
     room, needed = mpi.room_in_shm(), count * mpi.SHM_BYTES_A_RANK
     if room is None or room >= needed:
         return {}
@@ -109,7 +109,7 @@ def small_shm(count: int, say: Callable[[str], None]) -> dict[str, str]:
 
 
 def own_place(place: str, stack: ExitStack) -> dict[str, str]:
-    """Have Open MPI put messages into a folder of this job's own, which goes with it.
+    """Put Open MPI's messages into a folder of this job, which is removed with it.
 
     Open MPI leaves the files of a rank that is killed there, 16 MiB a rank.
     """

@@ -24,26 +24,26 @@ from umem.printable import quoted, short
 
 CONNECT_SECONDS = 8
 REACH_SECONDS = 20
-"""How long a host has to answer ssh, all in all; all are asked at once."""
+"""A host has this long to answer ssh; all are asked at once."""
 _ROOT = Path(__file__).parents[2]
 _ASKED = (
     f"import sys; sys.path[0] = {str(_ROOT)!r}; import json; from umem.launch import mpi; "
     "print(json.dumps(mpi.alike()))"
 )
-"""The program by which a host says what it has installed."""
+"""Program that reports the versions installed on a host."""
 _SSH_FAILED = 255
 _LINE = re.compile(r"(?P<name>[\w.@-]+)(?::(?P<count>\d+)|\s+slots\s*=\s*(?P<slots>\d+))?")
 
 
 class Host(NamedTuple):
-    """A machine, and how many ranks it is to run; None: as many as it has cores."""
+    """A machine, and how many ranks run on it; None: one for each core."""
 
     name: str
     slots: int | None = None
 
 
 def read_hosts(path: Path) -> list[Host]:
-    """Read a file of hosts, one a line: ``a.example``, ``a.example slots=4`` or ``a.example:4``.
+    """Read a hosts file, one host a line: ``a.example``, ``a.example slots=4`` or ``a.example:4``.
 
     Raises:
         LaunchError: the file cannot be read, a line says something else or 0 slots, or there is
@@ -75,10 +75,10 @@ def read_hosts(path: Path) -> list[Host]:
 
 @contextlib.contextmanager
 def listed(hosts: Sequence[Host], family: str) -> Iterator[Path | None]:
-    """Write hosts to a file as an mpiexec reads them, while the block lasts; None for no hosts.
+    """Write a hosts file in an mpiexec's format for the duration of the block; None without hosts.
 
-    Open MPI takes ``a.example:4`` for a name, and refuses files with Windows' ends of lines, or
-    in which two lines say the slots of one host; MPICH does not know ``slots=4``.
+    Open MPI takes ``a.example:4`` for a name, and refuses files with Windows' ends of lines, or in
+    which two lines say the slots of one host; MPICH does not know ``slots=4``.
     """
     if not hosts:
         yield None
@@ -94,7 +94,7 @@ def listed(hosts: Sequence[Host], family: str) -> Iterator[Path | None]:
 
 
 def _once(hosts: Sequence[Host]) -> list[Host]:
-    """Each host once, with the slots of all its lines; a line without is one where there are more.
+    """Merge lines of the same host, adding their slots; a line without slots counts one then.
 
     >>> _once([Host("a", 2), Host("b"), Host("a")])
     [Host(name='a', slots=3), Host(name='b', slots=None)]
@@ -109,7 +109,7 @@ def _once(hosts: Sequence[Host]) -> list[Host]:
 
 
 def reach(hosts: Sequence[Host]) -> None:
-    """Make sure that each host answers ssh without a question, and has the same umem and Python.
+    """Check that each host answers ssh without prompting, and has the same umem and Python.
 
     Cost: as long as the slowest takes, at most some 20 seconds.
 
@@ -138,6 +138,7 @@ def is_here(name: str) -> bool:
 
 
 def _problem(name: str, here: dict[str, str]) -> str | None:
+    """Return why a host cannot run ranks: no ssh, no umem, other versions; None if it can."""
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"]
     asked = shlex.join([sys.executable, "-c", _ASKED])
     try:
@@ -171,7 +172,7 @@ def _silent(name: str, why: str) -> str:
 
 
 def differing(name: str, theirs: dict[str, str], here: dict[str, str]) -> str | None:
-    """Say in what a host differs from this machine, by what `mpi.alike` says on each.
+    """Describe how a host differs from this machine, comparing `mpi.alike`; None if it does not.
 
     >>> differing("b", {"numpy": "1.26.4"}, {"numpy": "2.4.6"})
     'the host b has numpy 1.26.4, and this machine 2.4.6; install the same on all'

@@ -10,7 +10,7 @@ from umem.extras import installed_version
 
 
 def versions() -> dict[str, str]:
-    """Say what all ranks must have alike; umem also by its source, which may be a checkout."""
+    """Return the versions that all ranks must share; umem's includes a hash of its source."""
     names = ("python", "numpy", "mpi4py", "chainer")
     return {"umem": _umem(), **{name: installed_version(name) or "none" for name in names}}
 
@@ -24,7 +24,7 @@ def _umem() -> str:
 
 
 def mpi_library() -> str:
-    """Say which MPI mpi4py loads, without MPI_Init, or why there is none.
+    """Return the MPI that mpi4py loads, without MPI_Init, or why it cannot.
 
     A child by fork asks, so that none is loaded into this process.
     """
@@ -43,6 +43,7 @@ def mpi_library() -> str:
 
 
 def _library() -> str:
+    """Return the library version of mpi4py's MPI, or the error of loading it."""
     try:
         import mpi4py
 
@@ -55,5 +56,5 @@ def _library() -> str:
 
 
 def first_line(text: str) -> str:
-    """Give the first line of a text that others wrote."""
+    """Return the first line of a text."""
     return next(iter(text.strip().splitlines()), "").strip(" \0,")

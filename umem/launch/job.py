@@ -26,9 +26,9 @@ from umem.launch.watcher import (
 from umem.printable import printable, short
 
 FAULT_SECONDS = 4.0
-"""Time that mpiexec has to end by itself after a rank has failed."""
+"""After a rank has failed mpiexec has this long to end by itself."""
 END_SECONDS = 3.0
-"""Time that it has after SIGTERM, before SIGKILL."""
+"""mpiexec has this long between SIGTERM and SIGKILL."""
 _TICK_SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _TAG = re.compile(
@@ -38,7 +38,7 @@ _TAG = re.compile(
 
 
 class Job:
-    """mpiexec from its start to its end.
+    """A running mpiexec, from start to end.
 
     Args:
         line: its command line; it names the rank of each line that ranks write.
@@ -56,10 +56,13 @@ class Job:
         self._interrupted_at: float | None = None
         self.mpiexec_lines = [f"$ {' '.join(line)}"]
         self.is_unexplained = False
-        """Whether the job failed and no rank said why, so that only mpiexec can."""
+        """True if the job failed without a report of a rank, so that only mpiexec's output says
+        why."""
 
     def run(self) -> tuple[int, str | None]:
-        """Start mpiexec and follow it to the end: the exit status, and why if it is not 0."""
+        """Start mpiexec and follow it to the end; returns the exit status, and the reason if it is
+        not 0.
+        """
         libc = ctypes.CDLL(None)
         before = children()
         with self._signals():
@@ -84,7 +87,7 @@ class Job:
         return self._result(self._mpiexec.returncode)
 
     def _follow(self) -> None:
-        """Pass on what is written, until mpiexec has closed both streams and ended."""
+        """Pass output on until mpiexec has closed both streams and ended."""
         rests = {1: b"", 2: b""}
         with selectors.DefaultSelector() as selector:
             for number, stream in ((1, self._mpiexec.stdout), (2, self._mpiexec.stderr)):
@@ -106,6 +109,9 @@ class Job:
     # -- what is written -------------------------------------------------------------------
 
     def _pass_on(self, number: int, lines: list[bytes]) -> None:
+        """Print the ranks' lines with their numbers; take out reports to the launcher and mpiexec's
+        own.
+        """
         written = b""
         for line in lines:
             for rank, text in _pieces(line):
@@ -121,7 +127,7 @@ class Job:
             _write(sys.stdout if number == 1 else sys.stderr, written)
 
     def _note(self, rank: int, said: str) -> None:
-        """Keep the first fault: others follow from it."""
+        """Keep a rank's first fault, from which later ones follow."""
         if said.endswith(" is over"):
             self._over.add(rank)
         elif self._fault is None and not self._signal:
@@ -132,6 +138,8 @@ class Job:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
+        """Catch signals in the block, to pass them to the ranks."""
+
         def on_signal(number: int, _: Any) -> None:
             self._signal = number
 
@@ -146,6 +154,7 @@ class Job:
                 signal.signal(number, handler)
 
     def _end_if_due(self) -> None:
+        """Interrupt, terminate and at last kill mpiexec, each when its time is over."""
         now = time.monotonic()
         if self._terminated_at is not None:
             if now > self._terminated_at + END_SECONDS:
@@ -163,6 +172,7 @@ class Job:
         return self._fault is not None and now > self._faulted_at + FAULT_SECONDS
 
     def _result(self, status: int) -> tuple[int, str | None]:
+        """Return the exit status of the job, and the reason if it is not 0."""
         if self._signal:
             name = signal.Signals(self._signal).name
             over = f" (over before: {', '.join(map(str, sorted(self._over)))})"
@@ -184,7 +194,7 @@ class Job:
 
 
 def _pieces(line: bytes) -> Iterator[tuple[int | None, bytes]]:
-    """Take apart a line of mpiexec's: which rank wrote what; None: mpiexec itself.
+    """Split a line of mpiexec's output by rank; None is mpiexec itself.
 
     A rank's last line may lack its end, and then has another rank's behind it.
 

@@ -16,12 +16,12 @@ from umem.printable import short
 
 PROGRAM = Path(__file__).with_name("ping_pong.py")
 SECONDS = 120.0
-"""The most that two ranks may take to start and to measure."""
+"""Two ranks have this long to start and to measure."""
 
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """What messages between two ranks take.
+    """Measured times of messages between two ranks.
 
     Attributes:
         hosts: where the two ran.
@@ -33,12 +33,12 @@ class MeasuredLink:
 
     @property
     def latency_seconds(self) -> float:
-        """Of the shortest message."""
+        """Return the time of the shortest message."""
         return self.seconds[0][1]
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second: of the longest message, without the latency.
+        """Return bytes a second, from the longest message less the latency.
 
         With it where the machine was so busy that the shortest message took longer.
         """
@@ -48,7 +48,7 @@ class MeasuredLink:
 
     @property
     def option(self) -> str:
-        """As ``umem ranks --link`` takes it: GB/s and microseconds.
+        """Return the value for ``umem ranks --link``: GB/s and microseconds.
 
         >>> MeasuredLink(("a", "b"), ((1, 2e-6), (10**9, 0.500002))).option
         '2,2'
@@ -56,14 +56,14 @@ class MeasuredLink:
         return f"{self.bandwidth / 1e9:.3g},{1e6 * self.latency_seconds:.3g}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for a JSON file, which ``umem ranks --link`` takes."""
+        """Return the record for a JSON file, which ``umem ranks --link`` reads."""
         link = {"bandwidth": self.bandwidth, "latency_seconds": self.latency_seconds}
         rows = [{"message_bytes": n, "seconds": s} for n, s in self.seconds]
         return {"ok": True, "hosts": list(self.hosts), "link": link, "messages": rows}
 
 
 def measure_link(hosts_file: Path | None = None, *, allow_root: bool = False) -> MeasuredLink:
-    """Start two ranks and measure what goes between them; takes some seconds.
+    """Start two ranks and measure messages between them, which takes some seconds.
 
     Args:
         hosts_file: machines, one a line; the two ranks are on the first two. None: on this one,
@@ -87,6 +87,11 @@ def measure_link(hosts_file: Path | None = None, *, allow_root: bool = False) ->
 
 
 def _run(command: list[str], variables: dict[str, str]) -> str:
+    """Run the measuring command, and return its output.
+
+    Raises:
+        LaunchError: it failed or took too long.
+    """
     try:
         done = subprocess.run(
             command,

@@ -22,23 +22,23 @@ _FAMILIES = {OPEN_MPI: re.compile(r"open mpi", re.I), MPICH: re.compile(r"mpich|
 _VERSION = re.compile(r"(?:version:?|\(open mpi\)|open mpi v)\s*(\d+)(\.[\w.]+)?", re.I)
 _ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
-"""By which NumPy's libraries are told how many threads to compute with."""
+"""Variables that set the number of threads of NumPy's libraries."""
 _PATHS = ("PYTHONPATH", "LD_LIBRARY_PATH")
-"""Variables that ranks on other hosts get from here, too."""
+"""Variables that ranks on other hosts get from this process."""
 SHM = Path("/dev/shm")
 SHM_BYTES_A_RANK = 24 << 20
-"""Open MPI makes a file of 16 MiB for each rank there, and fills it as it sends."""
+"""Open MPI creates a file of 16 MiB there for each rank, and fills it as the rank sends."""
 
 
 class Kind(NamedTuple):
-    """Which MPI a library or a program is."""
+    """The MPI of a library or program: family and version."""
 
     family: str
     version: str
 
     @property
     def major(self) -> str:
-        """The first number of the version."""
+        """Return the first number of the version."""
         return self.version.partition(".")[0]
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Mpiexec(NamedTuple):
 
 
 def kind_of(text: str) -> Kind:
-    """Read which MPI wrote a text about itself; the family is its own words for unknown ones."""
+    """Parse the MPI from its own description; the family of an unknown one is the description."""
     line = text.strip()
     family = next((name for name, words in _FAMILIES.items() if words.search(line)), None)
     version = _VERSION.search(line)
@@ -62,7 +62,7 @@ def kind_of(text: str) -> Kind:
 
 
 def library_kind() -> Kind:
-    """Say which MPI mpi4py uses here; loads none into this process.
+    """Return the MPI that mpi4py uses here, without loading it into this process.
 
     Raises:
         MissingDependencyError: mpi4py is not installed.
@@ -78,12 +78,12 @@ def library_kind() -> Kind:
 
 
 def alike() -> dict[str, str]:
-    """Say what all ranks must have alike: versions, and which MPI mpi4py loads."""
+    """Return what all ranks must share: versions, and the MPI that mpi4py loads."""
     return {**versions(), "MPI": str(kind_of(mpi_library()))}
 
 
 def find_mpiexec(library: Kind) -> Mpiexec:
-    """Find the mpiexec of an MPI: the first on PATH that is of it, or the one beside Python.
+    """Find the mpiexec of an MPI: the first matching one on PATH, or the one beside Python.
 
     Raises:
         MissingDependencyError: there is no mpiexec.
@@ -127,7 +127,7 @@ def _asked(path: Path) -> Kind:
 
 
 def describe() -> str:
-    """Say in a line which MPI `umem run -n` would use here, or why it cannot."""
+    """Describe in a line the MPI that `umem run -n` would use here, or why it cannot."""
     try:
         library = library_kind()
         program = find_mpiexec(library)
@@ -144,7 +144,9 @@ def arguments(
     *,
     apart: bool = False,
 ) -> list[str]:
-    """Write the command that starts so many of what follows it, ``apart``: one a host in turn."""
+    """Return the mpiexec command for a number of ranks; ``apart`` places them one a host in
+    turn.
+    """
     line = [str(mpiexec.path), "-n", str(count)]
     if mpiexec.kind.family == OPEN_MPI:
         line += ["--map-by", f"{'node' if apart else 'slot'}:OVERSUBSCRIBE", "--bind-to", "none"]
@@ -157,19 +159,19 @@ def arguments(
 
 
 def tagging(mpiexec: Mpiexec) -> list[str]:
-    """Give the options by which mpiexec says which rank wrote each line."""
+    """Return the options by which mpiexec marks each line with its rank."""
     if mpiexec.kind.family != OPEN_MPI:
         return ["-prepend-rank"]
     return ["--tag-output"] if mpiexec.kind.major == "4" else ["--output", "tag-detailed"]
 
 
 def may_run_as_root(allowed: bool) -> bool:
-    """Tell whether this user may start ranks: root may where it says so."""
+    """Tell whether this user may start ranks; root must allow it explicitly."""
     return os.geteuid() != 0 or allowed or all(os.environ.get(name) == "1" for name in _ROOT)
 
 
 def environment(mpiexec: Mpiexec, threads: int | None, is_crowded: bool) -> dict[str, str]:
-    """Say what ranks get in their environment besides what is there."""
+    """Return the variables that ranks get besides the present ones."""
     found = {}
     if threads is not None or not any(os.environ.get(name) for name in THREADS):
         found = {name: str(threads or 1) for name in THREADS}
@@ -181,7 +183,9 @@ def environment(mpiexec: Mpiexec, threads: int | None, is_crowded: bool) -> dict
 
 
 def room_in_shm() -> int | None:
-    """How many bytes are free where ranks of one machine exchange messages; None: no such place."""
+    """Return the free bytes of /dev/shm, where ranks of one machine exchange messages; None without
+    it.
+    """
     try:
         found = os.statvfs(SHM)
     except OSError:

@@ -12,13 +12,13 @@ import time
 from typing import Any
 
 SIZES = (1, 8, 64, 512, 4096, 32768, 262144, 2 << 20, 16 << 20)
-"""Bytes of a message."""
+"""Message sizes in bytes."""
 REPEATS = 21
 WARM_UP = 3
 
 
 def measured(comm: Any) -> list[tuple[int, float]]:
-    """By size the time of a message: half of that there and back, the quickest of some.
+    """Measure the time of a message by size: half of the quickest round trip.
 
     A machine that does other things besides makes single messages slower, and none quicker.
     """
@@ -33,6 +33,7 @@ def measured(comm: Any) -> list[tuple[int, float]]:
 
 
 def _there_and_back(comm: Any, buffer: Any) -> float:
+    """Return the seconds of one round trip."""
     comm.Barrier()
     start = time.perf_counter()
     if comm.Get_rank() == 0:
@@ -45,7 +46,7 @@ def _there_and_back(comm: Any, buffer: Any) -> float:
 
 
 def main() -> None:
-    """Measure, as one of two ranks; the first says what was found as a line of JSON."""
+    """Measure as one of two ranks; rank 0 prints the result as a line of JSON."""
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD

@@ -15,15 +15,15 @@ from umem.launch.watcher import RANK, say
 from umem.printable import short
 
 CLEAN_UP_SECONDS = 2.0
-"""Time that a rank that fails has for its own clean-up."""
+"""A failing rank has this long for its own clean-up."""
 _LOCAL = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-"""Where Open MPI's and MPICH's mpiexec tell a rank how many are on its machine."""
+"""Variables in which Open MPI and MPICH give the number of ranks on a machine."""
 _LARGEST_STATUS = 2**63 - 1
 _LONGEST = 1000
 
 
 class Rank:
-    """This process as one rank of several; made once, by the command, before the script runs."""
+    """This process as one of several ranks; created once, before the script runs."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -36,13 +36,13 @@ class Rank:
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
     def raised(self, error: BaseException, thread: str | None = None) -> None:
-        """Report an error that nobody caught; the rank has two seconds left to clean up."""
+        """Report an uncaught exception; the rank has two seconds left to clean up."""
         where = f" in the thread {short(thread)}" if thread else ""
         self._say(f"raised {describe(error)}{where}")
         self._fail(1)
 
     def over(self, code: object) -> None:
-        """Report the end of the script, with what it gave `sys.exit`.
+        """Report the script's end, with the argument of `sys.exit`.
 
         A child of the script by fork ends here: it must not finalise MPI, which is its parent's.
         """
@@ -56,7 +56,7 @@ class Rank:
             self._say("is over")
 
     def _fail(self, status: int) -> None:
-        """Have this process leave with a status: after its clean-up, or in two seconds."""
+        """End this process with a status: after its clean-up, or in two seconds."""
         if os.getpid() == self._process:
             self._status = self._status or status
             timer = threading.Timer(CLEAN_UP_SECONDS, os._exit, [self._status])
@@ -73,7 +73,7 @@ class Rank:
             self.raised(args.exc_value or args.exc_type(), args.thread and args.thread.name)
 
     def _say(self, what: str) -> None:
-        """Tell the launcher, unless the script has put another file behind standard error."""
+        """Send a line to the launcher, unless the script has replaced standard error's file."""
         if os.getpid() != self._process:
             return
         with contextlib.suppress(AttributeError, OSError, ValueError):
@@ -92,9 +92,9 @@ def _leave(status: int) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """Write an error in one line, as a cause.
+    """Describe an exception in one line.
 
-    >>> describe(ValueError("no such\\nfile")), describe(MemoryError())
+    >>> describe(ValueError("no such\nfile")), describe(MemoryError())
     ('ValueError: no such', 'MemoryError (out of memory)')
     """
     kind = type(error).__name__
@@ -108,7 +108,7 @@ _here: Rank | None = None
 
 
 def this_rank() -> Rank | None:
-    """Return this process as a rank of `umem run -n`, or None where it is none."""
+    """Return this process as a rank of `umem run -n`, or None if it is not one."""
     global _here
     number = os.environ.pop(RANK, None)
     if number is not None:
@@ -117,7 +117,9 @@ def this_rank() -> Rank | None:
 
 
 def local_count() -> int:
-    """Count the ranks on this rank's machine, ChainerMN's ``intra_size``; 1 in no rank."""
+    """Return the number of ranks on this machine, ChainerMN's ``intra_size``; 1 outside of
+    ranks.
+    """
     if _here is None:
         return 1
     found = (os.environ.get(name, "") for name in _LOCAL)

@@ -16,18 +16,19 @@ import sys
 import time
 
 SAYS = "\x1eumem: "
-"""Begins a line on a rank's standard error that is for the launcher, which does not print it."""
+"""Prefix of a line on a rank's standard error that is for the launcher, which does not print it."""
 RANK = "UMEM_LAUNCH_RANK"
-"""The variable that gives the script's process its number; the script does not see it."""
+"""Variable with the rank's number, removed before the script runs."""
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
-"""Variables in which Open MPI and MPICH pass the number of a rank."""
+"""Variables in which Open MPI and MPICH give a rank's number."""
 TICK_SECONDS = 0.2
 TOLD_SECONDS = 0.15
-"""Time between SIGTERM and SIGKILL for a rank: mpiexec kills this process after 0.25 s."""
+"""A rank has this long between SIGTERM and SIGKILL: mpiexec kills this process after 0.25 s."""
 INTERRUPT = signal.SIGUSR1
-"""Interrupts the ranks, as Ctrl-C does a single process: mpiexec passes it on, but no SIGINT."""
+"""Signal that interrupts the ranks as Ctrl-C does a single process: mpiexec forwards it, but not
+SIGINT."""
 INTERRUPT_SECONDS = 2.0
-"""Time that interrupted ranks have for their own clean-up, before mpiexec ends them."""
+"""Interrupted ranks have this long for their clean-up before mpiexec ends them."""
 DEATH_SIGNAL, SUBREAPER = 1, 36
 """Options of prctl."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, INTERRUPT)
@@ -35,10 +36,10 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.
 
 
 def watch(number: str, command: list[str]) -> int:
-    """Run a command as a rank, and return its exit status once all that it started has ended.
+    """Run a command as a rank; returns its exit status once all its descendants have ended.
 
-    Orphans of a rank become children of this process. They are killed unless the rank's status
-    is 0. All are killed where mpiexec is gone.
+    Orphans of a rank become children of this process. They are killed unless the rank's status is
+    0. All are killed where mpiexec is gone.
     """
     parent = os.getppid()
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
@@ -74,7 +75,7 @@ def watch(number: str, command: list[str]) -> int:
 
 
 def say(number: str, what: str) -> None:
-    """Write a line about this rank for the launcher."""
+    """Send a line about this rank to the launcher."""
     line = f"{SAYS}rank {number} on {socket.gethostname()} {what}\n"
     with contextlib.suppress(OSError):
         os.write(2, line.encode("utf-8", "backslashreplace"))
@@ -87,7 +88,7 @@ def _begin() -> None:
 
 
 def _exit_status(child: int) -> int | None:
-    """Return the child's exit status as `subprocess` has it, or None; reap orphans on the way."""
+    """Return the child's exit status, or None while it runs; reaps orphans."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == child:
@@ -113,7 +114,7 @@ def _killed_for_memory() -> int:
 
 
 def end_children(but: frozenset[int] = frozenset(), seconds: float = 5.0) -> None:
-    """Kill this process's children, and theirs as they become orphans, until none is left."""
+    """Kill all descendants, which become children of this process as orphans."""
     deadline = time.monotonic() + seconds
     while (left := children() - but) and time.monotonic() < deadline:
         for pid in left:
@@ -124,7 +125,7 @@ def end_children(but: frozenset[int] = frozenset(), seconds: float = 5.0) -> Non
 
 
 def children() -> frozenset[int]:
-    """Return the children of this process that are alive or not yet waited for."""
+    """List the children of this process, zombies included."""
     found = set()
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:

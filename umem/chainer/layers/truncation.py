@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class RankWish:
-    """How a rank is chosen: by number, by energy or by bytes; exactly one is given.
+    """A rank given by number, by energy or by bytes; exactly one of the three is set.
 
     Args:
         rank: the rank itself.

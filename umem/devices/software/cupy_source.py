@@ -81,7 +81,9 @@ class CupySource:
     # -- a meter ---------------------------------------------------------------------------
 
     def held(self) -> HeldBytes:
-        """Return the bytes that the pool has handed out, now and at most; from any zero."""
+        """Return the bytes that the pool has handed out, now and at most, from an arbitrary
+        zero.
+        """
         return HeldBytes(self._held_bytes, self._peak_bytes)
 
     def reset(self) -> None:
