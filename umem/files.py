@@ -144,7 +144,7 @@ def whole(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
 
 
 def _temporary(folder: Path, mode: int) -> tuple[Path, int]:
-    """A new file with a name that nobody can guess; short, since the file's own may be long."""
+    """Create a file with an unguessable name, kept short as the final name may be long."""
     path = folder / f".umem-{secrets.token_hex(8)}.tmp"
     return path, os.open(path, _FLAGS, mode)
 

@@ -178,7 +178,7 @@ class Scoped(Generic[_Entered]):
         scope.close()
 
     def _seen(self, error: BaseException) -> None:
-        """Look at the error that leaves the block, which is over."""
+        """Handle the exception that leaves the block, which is closed."""
 
     def _not_inside(self) -> str:
         return f"{self.title} is left once for each time that it was entered"

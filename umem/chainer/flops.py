@@ -27,7 +27,7 @@ def estimator(cls: type) -> Estimator:
 
 
 def _largest(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
-    """One operation for each element of the first input or output."""
+    """Estimate one operation for each element of the first input or output."""
     made: int = outputs[0].size if outputs else 0
     size = inputs[0].size if inputs and inputs[0] is not None else 0
     return (made if made > size else size), None
@@ -52,7 +52,7 @@ def _matmul(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
 
 
 def _convolution(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
-    """Each output element is a product over the kernel and the input channels of its group."""
+    """Estimate for each output element a product over kernel and input channels of its group."""
     return 2 * outputs[0].size * prod(inputs[1].shape[1:]), None
 
 
@@ -61,7 +61,7 @@ def _deconvolution(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
 
 
 def _convolution_grad_weight(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
-    """Each element of the output's gradient meets one kernel of the weight."""
+    """Estimate for each output gradient element one product with a kernel."""
     return 2 * inputs[1].size * prod(outputs[0].shape[1:]), None
 
 
@@ -70,7 +70,7 @@ def _elementwise(count: int) -> Estimator:
 
 
 def _sparse_matmul(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
-    """Each stored entry gathers one row of the dense operand."""
+    """Estimate for each stored entry a gathered row of the dense operand."""
     matrix, x = func.matrix, inputs[0]
     columns = x.shape[1] if x.ndim > 1 else 1
     entries = int(matrix.nnz)
@@ -80,7 +80,9 @@ def _sparse_matmul(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
 
 
 def _gather(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
-    """Each element of the output is read once and written once; the rest of the table is not."""
+    """Estimate one read and one write for each output element; the rest of the table is
+    untouched.
+    """
     index = inputs[0].nbytes if func.label == "EmbedIDFunction" else 0
     return outputs[0].size, 2 * outputs[0].nbytes + index
 
@@ -91,13 +93,13 @@ def _part_linear(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
 
 
 def _part_linear_grad(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
-    """A product for W, and one for x where its gradient is wanted."""
+    """Estimate two products, for W and for x, the second only if its gradient is needed."""
     weights, gy = inputs[-2:]
     return 2 * gy.size * weights.shape[-1] * len(outputs), None
 
 
 def _part_aggregation(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
-    """Each stored entry gathers one row, its own or one that has arrived."""
+    """Estimate for each stored entry a gathered row, own or received."""
     x, entries = inputs[0], func.entry_count
     gathered = entries * x.shape[1] * x.itemsize
     return 2 * entries * x.shape[1], gathered + 8 * entries + outputs[0].nbytes

@@ -109,7 +109,7 @@ class MemoryReport(training.Extension):
     # -- memory ----------------------------------------------------------------------------
 
     def _peak(self) -> Any:
-        """The peak and what it was made of, that of an earlier run if that was higher."""
+        """Return the peak and its parts; that of an earlier run if it was higher."""
         found = np.array([self._tally.peak_bytes, *self._tally.at_peak.values()], np.int64)
         return found if found[0] >= self._before[0] else self._before
 

@@ -339,7 +339,7 @@ def _kind_of(func: Any) -> _Kind:
 
 
 def _array(x: Any) -> Any:
-    """The array of a Variable, or the array itself.
+    """Return the array of a Variable, or an array as it is.
 
     Variable.array raises where the layout is not the standard one, and asks for it each time.
     """

@@ -318,7 +318,7 @@ def _repatch() -> list[str]:
 
 
 def _around(event: str) -> list[Callable[..., Any]]:
-    """The methods to call for an event, outermost first."""
+    """Return the subscribers' methods for a point, outermost first."""
     plain = getattr(Subscriber, event)
     return [getattr(s, event) for s in _subscribers if getattr(type(s), event) is not plain]
 

@@ -104,7 +104,7 @@ def _flush() -> None:
 
 
 def _give_up_printing() -> None:
-    """Let what is left go nowhere: Python would try again as it ends, and complain."""
+    """Redirect the rest of standard output to nowhere: Python would retry at exit, and complain."""
     with contextlib.suppress(AttributeError, OSError, ValueError):  # it has no such thing
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -61,7 +61,7 @@ class Ranking:
             options["record"] = rank_path(options["record"], rank.number)
 
     def start(self) -> None:
-        """If ranks are requested, run the command as ranks and exit with their status."""
+        """Run the command as ranks, if ranks are requested, and exit with their status."""
         if self._asked is None:
             return
         context = click.get_current_context()

@@ -88,7 +88,7 @@ class Resuming:
 
 
 def _all_ranks() -> Any:
-    """The communicator of all ranks, where the script has begun MPI on several; else None."""
+    """Return the communicator of all ranks, if the script has begun MPI on several; else None."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.COMM_WORLD.Get_size() == 1:
         return None

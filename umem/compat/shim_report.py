@@ -41,7 +41,7 @@ class Row:
 
     @property
     def state(self) -> str:
-        """One of "does not fit", "not needed", "applied", "on import"."""
+        """Return one of "does not fit", "not needed", "applied", "on import"."""
         if self.error is not None:
             return "does not fit"
         if not self.needed:

@@ -141,7 +141,7 @@ def one_message(array: Any) -> Any:
 
 
 def mend_fork_server() -> None:
-    """Have workers that a fork server will start run mended, too.
+    """Make workers of a fork server that starts later run mended, too.
 
     The server then imports Chainer once, for all of them. One that is running already is left
     alone, and so are workers where a program calls ``set_forkserver_preload`` later.

@@ -127,7 +127,7 @@ class CachedDataset(DatasetMixin):
         return self._loading.unpacked(data)
 
     def _check_epoch(self, head: Head) -> None:
-        """See that the source is what it was, whenever as many were asked for as there are."""
+        """Check the source for changes after each epoch's number of requests."""
         epoch = head["request_count"] // self._count
         if epoch > head["checked_epoch"]:
             head["checked_epoch"] = epoch
@@ -245,7 +245,7 @@ def cached(
 
 
 def _temporary_folder() -> Path:
-    """The system's for temporary files; where that is memory, the one for those that stay."""
+    """Return the system's folder for temporary files, or if that is memory, the one on a disk."""
     usual, other = Path(tempfile.gettempdir()), Path("/var/tmp")
     is_memory = usual.is_dir() and file_system(usual) in IN_MEMORY
     return other if is_memory and other.is_dir() else usual

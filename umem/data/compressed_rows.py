@@ -149,7 +149,7 @@ class CompressedRows(DatasetMixin):
             )
 
     def _compressed(self, rows: Array) -> Iterator[bytes]:
-        """The blocks; one that does not shrink has as many bytes as its rows."""
+        """Return the compressed blocks; a block that does not shrink is kept as it is."""
         for start in range(0, self._count, self._rows):
             block = np.ascontiguousarray(rows[start : start + self._rows]).reshape(-1)
             data = block.view(np.uint8).data if self._row_bytes else memoryview(b"")

@@ -172,7 +172,9 @@ def _power(nbytes: int) -> int:
 
 
 def _itemsize(dtype: np.dtype[Any]) -> int:
-    """Bytes of a number: half of a complex one, 1 where Blosc2 takes no such item."""
+    """Return the bytes of a number for Blosc2: half of a complex one, 1 if Blosc2 cannot take
+    it.
+    """
     size = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
     return size if 1 <= size <= 255 else 1
 

@@ -43,7 +43,7 @@ class EpochPosition:
         return self.uses.after(item, head["at"] - 1 if at is None else at)
 
     def request(self, item: int, *, is_strict: bool) -> tuple[int | None, int | None]:
-        """Say that an item is asked for.
+        """Record that an item is requested.
 
         Args:
             is_strict: only the next in the order will do, where those before were in order; else,

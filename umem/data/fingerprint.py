@@ -86,7 +86,7 @@ def files_of(dataset: Any) -> Iterator[Any]:
 
 
 def _images(fields: dict[str, Any]) -> Iterator[str]:
-    """The paths of a dataset of images, by its attributes."""
+    """Return the paths in an image dataset's attributes."""
     paths = fields.get("_paths", fields.get("_pairs"))
     if paths is not None and "_root" in fields:
         named = (each[0] if isinstance(each, tuple) else each for each in paths)

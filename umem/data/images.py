@@ -125,7 +125,7 @@ class JpegImages(DatasetMixin):
         return np.ascontiguousarray(pixels.transpose(2, 0, 1), dtype=self._dtype)
 
     def _least(self, height: int, width: int) -> tuple[int, int]:
-        """The height and width that the decoder has to keep to."""
+        """Return the least height and width that the decoder must keep."""
         if self._at_least is not None:
             return self._at_least
         return -(-height // self._reduce), -(-width // self._reduce)

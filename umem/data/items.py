@@ -210,7 +210,7 @@ def _made_array(of: Any, buffer: Any) -> Any:
 
 
 def _tuples(descr: Any) -> Any:
-    """A description of a dtype as NumPy has it: fields are tuples, which JSON knows not."""
+    """Convert a dtype's description from JSON, whose lists are NumPy's tuples."""
     if isinstance(descr, str):
         return descr
     return [tuple(_field(part) for part in field) for field in descr]

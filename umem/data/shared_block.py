@@ -128,7 +128,7 @@ def _opened(fields: Fields, tail_bytes: int, handle: Any) -> SharedBlock:
 
 
 def _nameless_memory() -> int:
-    """A file in memory without a name; where the system has none, one on a disk."""
+    """Open an unnamed file in memory, or on a disk if the system has none."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("umem-data")
     with tempfile.TemporaryFile() as file:

@@ -239,7 +239,7 @@ class ItemStore:
         return free + back >= needed
 
     def _all_that_can(self, size: int, gone: list[int]) -> list[int]:
-        """More that go, as their pages are lacking; the new one itself where that does not help."""
+        """Return more victims for want of pages; only the new item itself if that does not help."""
         more = victims(self.score, self.nbytes, 2 * size, None)
         wider = [*gone, *(each for each in more if each not in gone)]
         return wider if self._has_pages(size, wider, is_ahead=False) else [*gone, CANDIDATE]

@@ -286,7 +286,7 @@ class Device(Paging, ABC):
         """Make what tells a watcher; change nothing yet."""
 
     def _unwatch(self, how: Any) -> None:
-        """Forget what `_watch` has made."""
+        """Undo `_watch`."""
 
     def _entered(self, scope: Scope) -> None:
         """Do what the calling thread needs, which is inside ``scope`` now."""

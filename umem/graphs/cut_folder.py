@@ -23,7 +23,7 @@ VERSION = 1
 
 
 def part_name(part: int) -> str:
-    """The name of a part's file."""
+    """Return the name of a part's file."""
     return f"part-{part:05d}.safetensors"
 
 

@@ -54,7 +54,7 @@ def different_ties(draw: Callable[[int], Array], count: int, *, function: str, w
 
 
 def _without_repeats(values: Array) -> Array:
-    """The first of each value, in the order they came."""
+    """Return the first occurrence of each value, in order."""
     _, first = np.unique(values, return_index=True)
     return values[np.sort(first)]
 

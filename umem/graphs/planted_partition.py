@@ -113,12 +113,12 @@ def _draw(other_end: Callable[..., Array], bits: np.random.PCG64, starts: Array,
 
 
 def _inside(bits: np.random.PCG64, start: Array, stop: Array, nodes: int) -> Array:
-    """A node of the same community for each."""
+    """Draw for each node another node of its community."""
     return start + below(bits, len(start), stop - start)
 
 
 def _outside(bits: np.random.PCG64, start: Array, stop: Array, nodes: int) -> Array:
-    """A node of another community for each; of its own where there is none."""
+    """Draw for each node a node of another community; of its own if there is only one."""
     size = stop - start
     other = below(bits, len(start), nodes - size).astype(np.int64)
     return np.where(other < start, other, other + size)

@@ -133,15 +133,15 @@ def advise(
 
 
 def preset(x: Any, name: Preset, *, unset: bool = False, strict: bool = False) -> int:
-    """Give the advice that suits a way of use; returns the bytes it reached.
+    """Give the advice of a preset; returns the bytes it reached.
 
     ``streaming``: read once a step, in order. ``random``: read here and there, often.
-    ``read_mostly``: written once, read by all. ``optimizer_state``: read and written by the
-    update only. `PRESETS` says what each advises.
+    ``read_mostly``: written once, read by all. ``optimizer_state``: read and written by the update
+    only. `PRESETS` says what each advises.
 
     For arrays that exist. New ones get it from their first byte, and leave it to no other array,
-    under ``umem.managed(preset=name)``; ``unset`` on those takes it from the pool's memory, so
-    an array that gets the same addresses later goes without.
+    under ``umem.managed(preset=name)``; ``unset`` on those takes it from the pool's memory, so an
+    array that gets the same addresses later goes without.
 
     Raises:
         HintError: unknown preset; see `advise`.
@@ -195,10 +195,10 @@ def _apply(x: Any, device: Device, hint: Callable[[Any], int], strict: bool) -> 
 
 
 def as_numpy(a: Any) -> np.ndarray[Any, Any]:
-    """Give the managed array ``a`` as a NumPy array of the same memory: nothing is copied.
+    """Return the managed array ``a`` as a NumPy array of the same memory, without copying.
 
-    Waits until the GPU has done everything that was asked of it, so what it wrote is there.
-    Writes are seen on both sides. The view keeps the memory alive, also after ``a`` is gone.
+    Waits until the GPU has done everything that was asked of it, so what it wrote is there. Writes
+    are seen on both sides. The view keeps the memory alive, also after ``a`` is gone.
 
     What to mind:
         - After this call nobody waits: before the host looks again at what the GPU has written

@@ -76,7 +76,7 @@ class WatchingBlock(Scoped[_Entered]):
         raise NotImplementedError
 
     def _settle(self) -> None:
-        """Until the end, hear of everything that was freed, and count it."""
+        """Count everything that was freed before the block's end."""
         if self._scope.is_open and self._device is not None:
             self._device.settle()
             self._count_dead()

@@ -164,7 +164,7 @@ def _moving(options: Sequence[Option], width: int) -> Iterator[Text]:
 
 
 def _host_bound(who: str, bound: Sequence[Option], width: int) -> Iterator[Text]:
-    """Say that a faster GPU would not help, where that is so."""
+    """Return a sentence if a faster GPU would not help, as the host limits the step."""
     for option in bound[:1]:
         each = (option.host_seconds or 0.0) / max(1, option.op_count or 0)
         said = f"the host needs about {format_seconds(each)} to issue an operation, on any GPU"

@@ -245,7 +245,7 @@ def _cells(row: ModeRow) -> list[str]:
 
 
 def _time(seconds: float) -> str:
-    """A time in at most eight characters a line."""
+    """Format a time in at most eight characters a line."""
     return format_seconds(seconds).replace(" h ", " h\n").replace(" min ", " min\n")
 
 
@@ -259,7 +259,7 @@ def _count(number: int | None) -> str:
 
 
 def _loss(loss: float) -> str:
-    """A loss in at most five characters."""
+    """Format a loss in at most five characters."""
     return f"{loss:.2f}" if abs(loss) < 99.99 else f"{loss:.0f}" if loss < 10**5 else f"{loss:.0e}"
 
 

@@ -211,7 +211,7 @@ def _bent(alloc: Alloc, sizes: Sequence[int], values: list[int], degree: int) ->
 
 
 def _held_bytes(aligned: Aligned, index: int) -> int:
-    """The most that tensors hold at once in one of the recordings."""
+    """Return the most that tensors hold at once in one recording."""
     steps = zip(aligned.rows, aligned.frees, strict=False)
     events = ([*map(Free, frees), row[index]] for row, frees in steps)
     held = (e for e in itertools.chain.from_iterable(events) if isinstance(e, (Alloc, Free)))

@@ -84,7 +84,9 @@ class LossShares:
         return shares
 
     def _of_lead(self, counted: dict[str, float], is_first: bool) -> float:
-        """The share of what depends on no batch: that of the first mean, or the first part."""
+        """Return the share of terms that no batch divides: the first mean's, or all for the first
+        part.
+        """
         if not self._lead:
             return float(is_first)
         return counted.get(self._lead, 0.0) / self._guesses[self._lead]

@@ -281,7 +281,7 @@ def _allowed(gradients: Sequence[Any]) -> float:
 
 
 def _coarsest(gradients: Sequence[Any]) -> float:
-    """The largest rounding of any, relative to 1."""
+    """Return the largest relative rounding error of the arrays' dtypes."""
     return max(float(np.finfo(g.dtype).eps) for g in gradients if g is not None)
 
 

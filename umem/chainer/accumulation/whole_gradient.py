@@ -93,7 +93,7 @@ class WholeGradient(Subscriber):
         return facts
 
     def _again(self, state: StepState, made: int) -> None:
-        """Have the state as it was, for parts to be gone through again."""
+        """Restore the state before the parts are run again."""
         state.put_back()
         self.unmake(made)
         if self.masks is not None:

@@ -89,7 +89,7 @@ class Region:
         return outputs, second.functions
 
     def _stand_ins(self) -> tuple[Any, ...]:
-        """For the first run: its graph begins at the inputs."""
+        """Return Variables of the inputs' arrays, at which the first run's graph begins."""
         return tuple(map(detached, self.inputs))
 
     def _call(self, inputs: Sequence[Any]) -> tuple[list[Any], Shape]:
@@ -158,7 +158,9 @@ def _is_variable(leaf: Any) -> bool:
 
 
 def _is_input(leaf: Any) -> bool:
-    """Parameters stay what they are; they may have no array yet."""
+    """Tell whether a Variable is an input; Parameters are not replaced, and may have no array
+    yet.
+    """
     return _is_variable(leaf) and not isinstance(leaf, variable.Parameter)
 
 

@@ -32,7 +32,7 @@ class RandomState:
 
     @contextmanager
     def first(self) -> Iterator[None]:
-        """Context of the first run, in which NumPy's generator behaves as without a checkpoint."""
+        """Run the first run in the block; NumPy's generator behaves as without a checkpoint."""
         with self._own_cupy():
             yield
         self._end = _fingerprint(np.random.get_state(legacy=False))
@@ -41,7 +41,7 @@ class RandomState:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Context of the second run; the generators are restored behind it."""
+        """Run the second run in the block; the generators are restored behind it."""
         if self._start is None:
             with self._own_cupy():
                 yield

@@ -206,7 +206,9 @@ _local = _ThisThread()
 
 
 def _real(function: Any) -> Any:
-    """The object that holds a function's attributes: an old-style one is behind an adapter."""
+    """Return the object with a function's attributes, which for old-style ones is behind an
+    adapter.
+    """
     return getattr(function, "_function", None) or function
 
 

@@ -254,7 +254,7 @@ def _kind_of(func: Any, arrays: tuple[Any, ...]) -> Any:
 
 
 def _hashable(setting: Any) -> Any:
-    """A setting as it can be looked up: ``outsize=[8, 8]`` stays a list in Chainer."""
+    """Return a setting in hashable form: ``outsize=[8, 8]`` stays a list in Chainer."""
     return tuple(setting) if hasattr(setting, "__iter__") else setting
 
 

@@ -228,28 +228,28 @@ class Columns:
 
 
 def _computed(xp: Any, *arrays: Array) -> Any:
-    """The type in which arrays are multiplied."""
+    """Return the dtype in which arrays are multiplied."""
     dtype = np.result_type(*(a.dtype for a in arrays))
     return np.dtype(np.float32) if xp is np and dtype == np.float16 else dtype
 
 
 def _matrix(kernel: Array, groups: int, dtype: Any) -> Array:
-    """A kernel as (groups, outputs, channels x kernel)."""
+    """Return a kernel as (groups, outputs, channels x kernel)."""
     return kernel.reshape(groups, len(kernel) // groups, -1).astype(dtype, copy=False)
 
 
 def _flat(array: Array, leading: int) -> Array:
-    """An array with the axes behind the first ``leading`` ones as one."""
+    """Return an array with the axes behind the first ``leading`` ones merged."""
     return array.reshape(*array.shape[:leading], prod(array.shape[leading:]))
 
 
 def _by_position(y: Array, groups: int) -> Array:
-    """A C-contiguous result as (samples, groups, outputs, positions)."""
+    """Return a C-contiguous result as (samples, groups, outputs, positions)."""
     return y.reshape(len(y), groups, y.shape[1] // groups, prod(y.shape[2:]))
 
 
 def _by_sample(product: Array, part: Part) -> Array:
-    """A product (groups, outputs, positions) as (samples, groups, outputs, positions)."""
+    """Return a product (groups, outputs, positions) as (samples, groups, outputs, positions)."""
     shape = (*product.shape[:2], part.sample_count, product.shape[2] // part.sample_count)
     return product.reshape(shape).transpose(2, 0, 1, 3)
 
@@ -276,7 +276,7 @@ def _are_ready(xp: Any, x: Array, dtype: Any) -> bool:
 
 
 def _product_ready(xp: Any, matrices: Array, dtype: Any) -> Array:
-    """Matrices of a type whose rows or columns lie one behind the other, as a BLAS wants them."""
+    """Copy matrices unless BLAS can take them: right dtype, rows or columns contiguous."""
     matrices = matrices.astype(dtype, copy=False)
     if xp is np and matrices.itemsize not in matrices.strides[1:]:
         return np.ascontiguousarray(matrices)

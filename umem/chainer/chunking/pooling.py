@@ -157,5 +157,5 @@ def select_back(planes: Planes, y: Array, places: Array, dtype: Any) -> Array:
 
 
 def _divisor_of(divisor: Any, outputs: Index) -> Any:
-    """A divisor of all outputs, or the part of it for some."""
+    """Return the divisor of some outputs: a number, or the part of an array."""
     return divisor if isinstance(divisor, int) else divisor[outputs[2:]]

@@ -185,12 +185,12 @@ class Softened:
 
 
 def _in_type_of(share: Any, loss: Any) -> Any:
-    """A loss in the type of the teacher's: of scores in halves that one is float32."""
+    """Cast a loss to the dtype of the teacher's, which is float32 for float16 scores."""
     return loss if loss.dtype == share.dtype else F.cast(loss, share.dtype)
 
 
 def _single(x: Any) -> Any:
-    """Scores in halves as float32: quotients and exponentials of halves lose digits."""
+    """Cast float16 scores to float32, as quotients and exponentials lose digits."""
     if x.dtype != "float16":
         return x
     return F.cast(x, "float32") if isinstance(x, chainer.Variable) else x.astype("float32")

@@ -83,7 +83,7 @@ class Teacher:
             return self.link(*args, **kwargs)
 
     def _reporting(self) -> AbstractContextManager[None]:
-        """A reporter of its own: the trainer's does not know the teacher."""
+        """Use a separate reporter in the block, as the trainer's does not know the teacher."""
         nobody = reporter.Reporter()
         nobody.add_observers("teacher", self.link.namedlinks())
         scope: AbstractContextManager[None] = nobody.scope({})
@@ -151,7 +151,7 @@ class _Generators:
 
 
 def _arrays(link: Any) -> Iterator[Any]:
-    """Arrays of a network: of parameters, and what is kept beside them."""
+    """Yield a network's parameter arrays and persistent arrays."""
     for one in link.links():
         yield from (getattr(one, name).array for name in one._params)
         kept = (getattr(one, name) for name in one._persistent)

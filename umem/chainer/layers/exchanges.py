@@ -190,7 +190,7 @@ def _all(every: Mapping[str, LinkPlace]) -> str:
 
 
 def _why_not(spot: LinkPlace, what: Exchange, held: Mapping[int, list[str]]) -> str | None:
-    """Say why a layer cannot be exchanged, whatever its weights; None where it can."""
+    """Return why a layer cannot be exchanged, whatever its weights; None if it can."""
     link = spot.link
     why = next(_reasons(spot, what, held), None)
     return why and f"{spot.path} ({type(link).__name__}): {why}"

@@ -117,7 +117,9 @@ class Halo:
 
 
 def _wide(x: Any) -> Any:
-    """Neither scipy.sparse nor cuSPARSE through CuPy multiplies by float16."""
+    """Convert float16 to float32: neither scipy.sparse nor cuSPARSE through CuPy multiplies
+    float16.
+    """
     return x.astype(np.float32) if x.dtype == np.float16 else x
 
 

@@ -79,7 +79,7 @@ class PartLinearGrad(chainer.FunctionNode):
 
 
 def _product(xp: Any, a: Any, b: Any) -> Any:
-    """The product of two matrices; halves in float32."""
+    """Multiply two matrices; float16 in float32."""
     a, b = (xp.asarray(m, np.float32) if m.dtype == np.float16 else xp.asarray(m) for m in (a, b))
     return a @ b
 
@@ -148,7 +148,7 @@ class PartCrossEntropy(chainer.FunctionNode):
         return (xp.stack(sums).astype(scores.dtype, copy=False),)
 
     def _picked(self, xp: Any, scores: Any, rows: slice) -> Any:
-        """The logarithm of the probability of each label of a part."""
+        """Return the log probability of each label of a part."""
         labels, nodes, shifted = _labelled(xp, scores, self.labels, rows)
         return shifted[nodes, labels] - xp.log(xp.exp(shifted).sum(axis=1))
 
@@ -159,7 +159,9 @@ class PartCrossEntropy(chainer.FunctionNode):
 
 
 def _labelled(xp: Any, scores: Any, labels: Any, rows: slice) -> tuple[Any, Any, Any]:
-    """Of a part's nodes with a label: the labels, 0 to their number, scores less the highest."""
+    """Return a part's labels, the row of each labelled node, and its scores less the row's
+    maximum.
+    """
     which = xp.flatnonzero(labels[rows] >= 0)
     wide = scores[rows][which].astype(np.promote_types(scores.dtype, np.float32), copy=False)
     return labels[rows][which], xp.arange(len(which)), wide - wide.max(axis=1, keepdims=True)

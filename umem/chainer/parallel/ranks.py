@@ -109,6 +109,6 @@ class Ranks:
 
 
 def _pieces(array: Any) -> list[Any]:
-    """The bytes of a C-ordered array."""
+    """Yield the bytes of a C-ordered array in pieces of at most `MESSAGE_BYTES`."""
     flat = array.reshape(-1).view(np.uint8)
     return [flat[at : at + MESSAGE_BYTES] for at in range(0, len(flat), MESSAGE_BYTES)]

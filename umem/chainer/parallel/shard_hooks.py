@@ -64,14 +64,14 @@ class NormsOfAll(Subscriber):
                 one.grad *= value / (hook.eps + gradient + hook.weight_decay * value)
 
     def _norms(self, groups: list[list[Any]]) -> list[float]:
-        """The norm of each group of arrays, each in shards; sums are added in order of ranks."""
+        """Return the norm of each group of sharded arrays, summed in the order of ranks."""
         mine = [sum(_square(array) for array in group) for group in groups]
         every = self._gather(mine)
         return [math.sqrt(sum(theirs)) for theirs in zip(*every, strict=True)]
 
 
 def _updated(target: Any) -> Iterator[Any]:
-    """The parameters that are updated, as the optimizer sees them."""
+    """Return the parameters that are updated, as the optimizer sees them."""
     for one in target.params(False):
         if one.update_rule is not None and one.update_rule.enabled:
             yield one

@@ -75,7 +75,7 @@ class _LoadingShards(serializer.Deserializer):
 
 
 def _shape(shard: Shard, key: str) -> tuple[int, ...]:
-    """That of a state of the whole parameter."""
+    """Return the shape of a whole parameter's state."""
     unit = unit_of(key)
     shape: tuple[int, ...] = shard.whole.shape
     return shape if unit == 1 else (-(-shard.whole.size // unit),)

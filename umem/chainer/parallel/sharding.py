@@ -228,14 +228,16 @@ class Sharding(Subscriber):
         )
 
     def _keep_own_master(self, shard: Shard) -> None:
-        """Let go of the float32 of a half but for this rank's part, until halves are undone."""
+        """Free all of a float16 parameter's master but this rank's part, until half precision is
+        undone.
+        """
         masters = masters_of(self._optimizer())
         if masters is not None and masters.of(shard.whole) is not None:
             masters.shorten(shard.whole, shard.part, slice(shard.start, shard.stop))
             masters.before_join = self._join_masters
 
     def _join_masters(self) -> None:
-        """Give parameters their whole float32 again, on every rank."""
+        """Restore every parameter's whole float32 master on every rank."""
         for vector in self.vectors:
             if vector.dtype == np.float16:
                 self._join_masters_of(vector)

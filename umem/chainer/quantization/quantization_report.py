@@ -103,7 +103,7 @@ def report_of(
 
 
 def _bytes_of(parameter: Any, link: Any, layer: Any) -> int:
-    """Bytes of a parameter; of a W that is not initialised, those that it would have."""
+    """Return a parameter's bytes; of an uninitialised W, the bytes it will have."""
     if parameter.is_initialized:
         return int(parameter.array.nbytes)
     return 4 * prod(layer.weight.shape) if layer is not None and parameter is link.W else 0

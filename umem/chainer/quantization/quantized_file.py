@@ -355,7 +355,7 @@ def _wrong(layer: QuantizedLayer) -> str | None:
 
 
 def _once(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Arrays without those that have another name, too, which comes before in the alphabet."""
+    """Drop arrays that are also under an alphabetically earlier name."""
     found = {id(arrays[name]): name for name in sorted(arrays, reverse=True)}
     return {name: array for name, array in arrays.items() if found[id(array)] == name}
 

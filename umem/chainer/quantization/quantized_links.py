@@ -340,7 +340,7 @@ def weight_shape(kind: Any, specs: dict[str, Any]) -> tuple[int, int]:
 
 
 def _known(size: Any) -> int | None:
-    """A size as JSON has it; people give NumPy's integers, too."""
+    """Convert a size to JSON's int, as users may give NumPy's integers."""
     return None if size is None else int(size)
 
 

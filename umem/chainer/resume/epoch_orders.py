@@ -51,7 +51,7 @@ class OrderMemory:
             return self._ahead[number]
 
     def _number(self) -> int:
-        """That of the order that the iterator has come to."""
+        """Return the number of the order that the iterator is in."""
         return int(getattr(self._iterator._state.order, "number", 0))
 
     def serialize(self, saver: Any) -> None:
@@ -97,7 +97,7 @@ def _numbered(order: Any, number: int) -> NumberedOrder:
 
 
 def _generators(sampler: Any) -> dict[str, Any]:
-    """The generators that a sampler has for itself, by attribute."""
+    """Return a sampler's own generators by attribute."""
     found = {name: value for name, value in vars(sampler).items() if isinstance(value, GENERATORS)}
     return {name: value for name, value in found.items() if not is_global(value)}
 

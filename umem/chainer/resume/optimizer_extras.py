@@ -58,7 +58,7 @@ def _kind(rule: Any) -> str:
 
 
 def _serialize_loss_scaling(optimizer: Any, saver: Any) -> None:
-    """Chainer keeps it in attributes of these names, from the moment it is asked for."""
+    """Serialize loss scaling, which Chainer keeps in attributes of these names once it is used."""
     own = vars(getattr(optimizer, "actual_optimizer", optimizer))
     now = {k: v for k, v in own.items() if k.startswith("_loss_scal")}
     saved = _dictionary(saver("loss_scaling", now))

@@ -166,7 +166,7 @@ class RunState:
                 serialize_generator(part, saver["generators"][name])
 
     def _serialize(self, saver: Any) -> None:
-        """The same, and those last, since parts may draw as they go."""
+        """Serialize all parts, the global generators last, since parts may draw from them."""
         self.serialize(saver)
         serialize_global(saver["random"])
 

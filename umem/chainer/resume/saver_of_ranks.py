@@ -137,7 +137,7 @@ class SaverOfRanks(RunSaver):
         }
 
     def _on_first(self, work: Callable[[], Result]) -> Result:
-        """Have the first rank do something; every rank gets its result, or its error."""
+        """Run an action on rank 0; every rank gets its result, or its error."""
         done = self._together(work if self._rank == 0 else lambda: None)
         result: Result = self._mpi.bcast(done if self._rank == 0 else None)
         return result

@@ -252,10 +252,10 @@ def _record(stream: int) -> Any:
 
 
 def _wait(stream: int, event: Any) -> None:
-    """Have what a stream is given from now on come after an event."""
+    """Make later work of a stream wait for an event."""
     runtime.streamWaitEvent(stream, event.ptr)
 
 
 def _several(events: Iterable[Any]) -> list[Any]:
-    """Each event once."""
+    """Return the events without duplicates."""
     return [*{id(event): event for event in events if event is not None}.values()]

@@ -112,7 +112,7 @@ def _core_problem(cuda_major: int) -> str | None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """The leading numbers; packaging comes with the extra for Chainer, which CUDA needs not."""
+    """Parse the leading numbers of a version; packaging is not installed with CUDA's extras."""
     numbers = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, numbers[0].split("."))) if numbers else ()
 

@@ -316,6 +316,6 @@ def in_force() -> Malloc:
 
 
 def _top() -> Layer | None:
-    """The layer by which the calling thread allocates; None where it is not one of umem's."""
+    """Return the layer that is the calling thread's allocator; None if it is not umem's."""
     found: Layer | None = getattr(cupy.cuda.get_allocator(), "layer", None)
     return found if isinstance(found, Layer) else None

@@ -67,7 +67,7 @@ class CupySource:
         self._starts, self._sizes = [], {}
 
     def _watch(self) -> None:
-        """Hear of this thread's blocks: hooks are a thread's own, and stay."""
+        """Install the hook for this thread's pool blocks: hooks are a thread's own, and stay."""
         if not getattr(self._hooked, "done", False):
             self._hooked.done = True
             self._hook.__enter__()

@@ -154,7 +154,7 @@ def _has_any(model: Model, access: Access) -> bool:
 
 
 def _hand_over(before: Model, now: Model, access: Access) -> None:
-    """Have one model find on the host what another has just sent there, and knows no more."""
+    """Mark blocks that one model has sent to the host as found there by another."""
     before.driver.residency.discard(*_blocks(before, access))
     now.driver.residency.find_on_host(*_blocks(now, access))
     now.clock.wait(before.clock.link_seconds)

@@ -7,7 +7,7 @@ from umem.devices.specs import GpuSpec
 
 
 def features(spec: GpuSpec, problem: str | None) -> tuple[Feature, ...]:
-    """Every feature, named and ordered as those of a CUDA device.
+    """List every feature, with the names and order of a CUDA device's.
 
     Args:
         problem: why managed memory is refused, or None.

@@ -14,7 +14,7 @@ from umem.units import BLOCK_BYTES
 
 
 def discard_free(model: Model, blocks: Iterable[int]) -> int:
-    """Forget what is in the blocks; returns how many there were.
+    """Discard the contents of free blocks; returns how many there were.
 
     The host is charged one launch for all, as for a batch.
     """

@@ -186,7 +186,7 @@ class Pool:
         self._forget(chunk)
 
     def _forget(self, chunk: Chunk) -> None:
-        """A chunk is no longer among the free ones."""
+        """Take a chunk off the free list."""
 
 
 def _is_free(chunk: Chunk | None) -> bool:

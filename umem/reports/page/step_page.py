@@ -151,6 +151,6 @@ def _ops(analysis: Analysis, op_names: _Table) -> list[int]:
 
 
 def _workspace(analysis: Analysis) -> list[int]:
-    """Pairs of an operation's event and what it needs while it runs."""
+    """Return pairs of an operation's event and its workspace."""
     extra = analysis.reading.total - analysis.reading.live
     return [int(value) for event in extra.nonzero()[0] for value in (event, extra[event])]

@@ -214,5 +214,5 @@ def _alloc(trace: Trace, birth: int) -> Alloc:
 
 
 def _short(name: str) -> str:
-    """Chainer's ``LinearFunction`` as people call it."""
+    """Drop "Function" from a name, as people call Chainer's ``LinearFunction`` "Linear"."""
     return name.removesuffix("Function") or name

@@ -69,7 +69,7 @@ def _by_numpy(function: Callable[..., Any]) -> Fold:
 
 
 def _axes(attributes: Mapping[str, Any], ins: list[Any]) -> tuple[int, ...] | None:
-    """The axes, an attribute at first and an input later."""
+    """Return the axes, an attribute in old versions and an input in new ones."""
     found = attributes.get("axes", ins[1] if len(ins) > 1 else None)
     return None if found is None else tuple(int(axis) for axis in np.ravel(found))
 

@@ -77,7 +77,7 @@ class Operator:
 
 
 def _of(types: Types, place: int) -> TensorType:
-    """A type that is there, or an empty one."""
+    """Return a type, or an empty one for a missing input."""
     found = types[place] if place < len(types) else None
     return TensorType((0,), 0, False) if found is None else found
 
@@ -108,7 +108,7 @@ def _window(node: OnnxNode, ins: Types, outs: Types) -> int:
 
 
 def _columns(node: OnnxNode, ins: Types, outs: Types) -> int:
-    """The columns that a convolution multiplies, at most cuDNN's limit."""
+    """Return the bytes of a convolution's columns, at most cuDNN's limit."""
     x, weights = _of(ins, 0), _of(ins, 1)
     positions = prod(_of(outs, 0).shape[2:])
     columns = x.shape[0] * x.shape[1] * prod(weights.shape[2:]) * positions * x.itemsize
@@ -128,7 +128,7 @@ def _einsum(node: OnnxNode, ins: Types, outs: Types) -> int:
 
 
 def _recurrent(node: OnnxNode, ins: Types, outs: Types) -> int:
-    """Products with the input and the state before, for all gates of each step."""
+    """Return the operations of all gates' products with input and previous state, for all steps."""
     x, weights, states = _of(ins, 0), _of(ins, 1), _of(ins, 2)
     rows = prod(x.shape[:2]) * prod(weights.shape[:2])
     return 2 * rows * (weights.shape[2] + states.shape[2])
@@ -153,24 +153,24 @@ def _like_input(node: OnnxNode, ins: Types, outs: Types) -> int:
 
 
 def _channels(node: OnnxNode, ins: Types, outs: Types) -> int:
-    """One number a channel, in the parameters' type."""
+    """Return the bytes of one number a channel, in the parameters' type."""
     return _of(ins, 1).nbytes
 
 
 def _indexes(node: OnnxNode, ins: Types, outs: Types) -> int:
-    """One int32 for each element of the output."""
+    """Return the bytes of one int32 for each output element."""
     return 4 * _of(outs, 0).size
 
 
 def _rows(node: OnnxNode, ins: Types, outs: Types) -> int:
-    """One number for each run of axes that is normalised, ``axis`` and those after it."""
+    """Return the bytes of one number for each normalised run of axes, from ``axis`` on."""
     x = _of(ins, 0)
     axis = int(node.attributes.get("axis", -1))
     return prod(x.shape[:axis]) * x.itemsize
 
 
 def _groups(node: OnnxNode, ins: Types, outs: Types) -> int:
-    """One number for each sample and group of channels."""
+    """Return the bytes of one number for each sample and group of channels."""
     x = _of(ins, 0)
     count = int(node.attributes.get("num_groups", x.shape[1]))
     return x.shape[0] * count * x.itemsize

@@ -112,7 +112,7 @@ class HostBlas(HostSystems):
         return found.conj()
 
     def _each(self, dtype: Any, addresses: int, columns: int, ld: int, count: int) -> list[Access]:
-        """The accesses to as many matrices as are counted, by pointers to them."""
+        """Return the accesses to matrices given by an array of addresses."""
         return self._pointed_at(addresses, count, columns * ld * dtype.itemsize)
 
     def _scalar(self, dtype: Any, address: int) -> Any:
@@ -373,7 +373,7 @@ def _known(kind: int) -> Any:
 
 
 def _compute_type(dtype: Any) -> Any:
-    """Halves are multiplied in single precision."""
+    """Return the dtype of arithmetic, which for float16 is float32."""
     return np.dtype("f4") if dtype.itemsize == 2 else dtype
 
 
@@ -387,6 +387,6 @@ def _sum_of_sizes(x: Array) -> Any:
 
 
 def _place(find: Callable[[Array], Any], x: Array) -> int:
-    """The first place of the largest or smallest size, counted from 1, as in BLAS."""
+    """Return the position, from 1, of the first largest or smallest magnitude, as BLAS does."""
     sizes = np.abs(x.real) + (np.abs(x.imag) if np.iscomplexobj(x) else 0)
     return int(find(sizes)) + 1

@@ -333,5 +333,5 @@ class HostSolver(HostSystems):
 
 
 def _real(dtype: Any) -> Any:
-    """The real type of a complex one."""
+    """Return the real dtype of a complex one."""
     return np.empty(0, dtype).real.dtype

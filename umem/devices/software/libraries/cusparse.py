@@ -248,7 +248,7 @@ class HostSparse(HostRows):
 
 
 def _operated(matrix: Any, how: int) -> Any:
-    """A matrix as it is, transposed, or conjugated besides."""
+    """Return a matrix as it is, transposed, or conjugate transposed."""
     if how == 0:
         return matrix
     return matrix.T if how == 1 else matrix.conj().T

@@ -185,7 +185,7 @@ class HostRows(HostLibrary):
         return values, row, self._vector("i4", indexes, len(values))
 
     def _both(self, shape: tuple[int, int], *matrices: tuple[Array, int, int]) -> Any:
-        """The sum of two matrices in rows; what becomes zero keeps its place."""
+        """Add two CSR matrices; entries that become zero stay."""
         parts = [self._coordinates(*each, shape) for each in matrices]
         values, row, column = (np.concatenate(each) for each in zip(*parts, strict=True))
         return scipy_module("sparse").coo_matrix((values, (row, column)), shape).tocsr()

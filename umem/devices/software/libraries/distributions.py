@@ -117,7 +117,7 @@ class HostDistributions(HostLibrary):
         self._draw(dtype, draw, state, states, out, size)
 
     def _array(self, address: int, dtype: str) -> Array:
-        """An array that CuPy describes in memory: its address, dimensions, shape and strides."""
+        """Return the array that CuPy describes in memory: address, dimensions, shape, strides."""
         data, count = (int(x) for x in self._vector("i8", address, 2))
         sizes = [int(x) for x in self._vector("i8", address + 16, 2 * count)]
         shape, strides = tuple(sizes[:count]), tuple(sizes[count:])
@@ -125,5 +125,5 @@ class HostDistributions(HostLibrary):
 
 
 def _flat(values: Array) -> Array:
-    """The elements one after the other; one of them where all are the same one."""
+    """Return the elements as a flat array; a single one if all are the same element."""
     return values.ravel() if any(values.strides) else values.ravel()[:1]

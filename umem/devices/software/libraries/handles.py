@@ -75,7 +75,7 @@ class HostLibrary:
         return self._runtime.view(first, kind, (count,), (step * kind.itemsize,))
 
     def _matrix(self, dtype: Any, address: int, rows: int, columns: int, ld: int) -> Array:
-        """A matrix in the order of columns, ``ld`` elements from one to the next."""
+        """Return a column-major matrix whose columns are ``ld`` elements apart."""
         kind = np.dtype(dtype)
         strides = kind.itemsize, ld * kind.itemsize
         return self._runtime.view(address, kind, (rows, columns), strides)

@@ -203,7 +203,9 @@ def carry_out(transfers: Iterable[Transfer], name_of: Callable[[int], str]) -> N
 
 
 def _check(waiting: Transfer) -> None:
-    """See that a message can still move; one that was put in can, when its sender has left."""
+    """Raise if a message cannot move any more; one already put in can, even if its sender has
+    left.
+    """
     boxes = waiting.boxes
     has_come = boxes.put[waiting.other, boxes.rank] != boxes.taken[waiting.other, boxes.rank]
     if waiting.is_send or not has_come:
