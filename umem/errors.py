@@ -159,7 +159,7 @@ class QuantizationError(UmemError, ValueError):
 
 
 class FileError(UmemError, OSError):
-    """Something in the place of a file is none, must stay, or has no room; nothing was changed."""
+    """A path is not a file, must not be overwritten, or has no room; nothing was changed."""
 
 
 class SnapshotError(UmemError, ValueError):
@@ -199,7 +199,7 @@ class LookaheadWarning(UserWarning):
 
 
 class OffloadWarning(UserWarning):
-    """The tier below is full, slow or refused; what does not go down stays. Said once each."""
+    """The offload target is full, slow or refused; what is not offloaded stays. Said once each."""
 
 
 class RecomputeWarning(UserWarning):

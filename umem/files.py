@@ -42,7 +42,8 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
     """Open a regular file for reading; never blocks, as opening a pipe would.
 
     Raises:
-        FileError: it is a pipe, a device or the like. OSError, ValueError: it cannot be opened.
+        FileError: it is a pipe, a device or another special file. OSError, ValueError: it cannot be
+            opened.
     """
     _check_regular(os.stat(path))  # before it is opened, which some devices act on
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -68,7 +69,7 @@ def _check_regular(status: os.stat_result) -> None:
 def check_target(path: Path, *, force: bool, way_out: str = "name another file") -> None:
     """Check that a file can be written, before the work is done whose result it gets.
 
-    Links are refused, wherever they lead: who follows them writes to what somebody else chose.
+    Links are refused, wherever they lead: following one writes to a place of another's choice.
 
     Args:
         path: the name of the file.
@@ -76,8 +77,8 @@ def check_target(path: Path, *, force: bool, way_out: str = "name another file")
         way_out: what to do about one that exists.
 
     Raises:
-        FileError: a folder, a link, a device or the like is there, or a file that must not be
-            replaced. OSError, ValueError: nobody can look.
+        FileError: a folder, a link, a device is there, or a file that must not be
+            replaced. OSError, ValueError: the path cannot be examined.
     """
     status = _status(path)
     if status is None:

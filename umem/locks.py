@@ -21,7 +21,7 @@ def safe_lock() -> Any:
     """Make a reentrant lock (`threading.RLock`) that is safe across forks.
 
     A thread may hold several only in the order in which they were made, as the fork takes them. A
-    fork waits for whoever holds one.
+    fork waits for its holder.
     """
     lock = threading.RLock()
     locks.append(weakref.ref(lock, locks.remove))

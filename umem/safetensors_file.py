@@ -105,7 +105,7 @@ def header(
     Args:
         arrays: of types that have a name.
         notes: what else the header says.
-        alignment: the first array begins at a multiple of so many bytes.
+        alignment: the first array begins at a multiple of this many bytes.
         separators: as in `json.dumps`.
     """
     described: dict[str, Any] = {_NOTES: dict(notes)} if notes else {}
@@ -143,7 +143,7 @@ class SafetensorsFile(Mapping[str, Array]):
         described: the shape of each array and NumPy's name of its type.
 
     Raises:
-        OSError: the file cannot be opened. ValueError: it is none of this format, or has arrays of
+        OSError: the file cannot be opened. ValueError: it is not of this format, or has arrays of
             types that NumPy has not, or is shorter or longer than its header says.
     """
 
@@ -198,7 +198,7 @@ def _read_header(file: IO[bytes]) -> tuple[dict[str, str], dict[str, _Entry], in
     """Read and check a header: its notes, entries, and where the arrays' bytes begin.
 
     Raises:
-        ValueError: the file is none of this format, or not whole.
+        ValueError: the file is not of this format, or not whole.
     """
     size = file.seek(0, 2)
     file.seek(0)

@@ -54,7 +54,7 @@ class View:
 class Scope:
     """One entry into a block: on from `open` until `close` begins.
 
-    ``payload`` is what the block stands for; `derived` makes something of it.
+    ``payload`` says what the block does; `derived` combines those of all scopes.
     """
 
     __slots__ = ("__weakref__", "_undo", "is_open", "is_over", "payload", "thread", "title")

@@ -68,7 +68,7 @@ def _parse_text(text: str, name: str) -> int:
     """Parse a size given as text.
 
     Raises:
-        SizeError: it is none.
+        SizeError: it is not a size.
     """
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match[2].upper()) if match else None

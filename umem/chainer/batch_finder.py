@@ -67,7 +67,7 @@ def find_batch(
         margin: the share of VRAM that is left free, such as 0.05.
         confirm: run two steps of the largest batch where the step runs on a device, real or
             software GPU; None: if it does. Running out of memory there is survived and said, and
-            what it held is let go.
+            what it held is freed.
 
     Raises:
         BudgetError: a batch of one does not fit; says what it needs and what could help.

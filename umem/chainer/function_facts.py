@@ -32,7 +32,7 @@ def owner_of(func: Any) -> Any:
 def running_rules(func: Any) -> tuple[bool, bool]:
     """Tell whether a function may be recomputed, and whether its backward must keep its order.
 
-    Nobody can see what else a user's function does: it may run twice, and in another order, where
+    What else a user's function does cannot be seen: it may run twice, and in another order, where
     its class says so by ``umem_recomputable``.
     """
     return rules_of(owner_of(func).__class__)

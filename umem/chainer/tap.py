@@ -38,7 +38,7 @@ Proceed = Callable[..., Any]
 class Subscriber:
     """Base of listeners; each method wraps one point of Chainer, and calls ``proceed`` to go on.
 
-    A method that a class leaves as it is here costs nothing: nobody listens there.
+    A method that a class does not override costs nothing: its point is not replaced.
 
     Attributes:
         place: who stands around whom; the lowest outermost.

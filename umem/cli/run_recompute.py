@@ -44,7 +44,7 @@ class Slimming:
             self._memory = _made("--recompute", umem.chainer.Recompute, budget)
 
     def begin(self, stack: ExitStack) -> None:
-        """Turn both on until the stack unwinds, which prints the result.
+        """Turn budget and cap on until the stack unwinds, which prints the result.
 
         The cap is the process's: it holds in the script's threads as well.
         """

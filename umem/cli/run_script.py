@@ -40,7 +40,7 @@ class Program:
         """Find a program before anything is set up for it.
 
         Raises:
-            click.BadParameter: there is none of that name, or it cannot be read.
+            click.BadParameter: there is no program of that name, or it cannot be read.
         """
         if is_module:
             _require_module(script)
@@ -59,7 +59,7 @@ class Program:
         The module stays ``__main__``: what runs at exit, or is pickled, looks there.
 
         Raises:
-            ImportError: there is no such module, or it is none that can be run.
+            ImportError: there is no such module, or it cannot be run.
         """
         safe = getattr(sys.flags, "safe_path", False)  # python -P, from 3.11 on
         if self.source is None:

@@ -16,7 +16,7 @@ def holds(requirement: str) -> bool:
     """Tell whether a requirement is met here; "any" always is.
 
     A pre-release counts as the release that it leads to. A requirement whose marker is not for
-    this environment is met. A version that is none, such as "unknown", meets no comparison.
+    this environment is met. An invalid version, such as "unknown", meets no comparison.
 
     Raises:
         CompatError: the text is no requirement.

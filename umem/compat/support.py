@@ -25,7 +25,7 @@ def as_dtype(value: Any, dtype: Any) -> Any:
     """Return a Python integer as a scalar of an integer ``dtype``, wrapped round as C does.
 
     NumPy 2 refuses ``uint8(-1)``, which Chainer uses for padding and constants. Everything that
-    is no Python integer, or goes to a dtype that is no integer, is returned as it came.
+    is no Python integer, or is for a dtype that is no integer, is returned as it came.
     """
     dtype = np.dtype(dtype)
     if isinstance(value, int) and dtype.kind in "iu":
@@ -50,7 +50,8 @@ def require_device(module: Any) -> bool:
     """Return True where CUDA has a device.
 
     Raises:
-        RuntimeError: there is none; Chainer then takes CUDA as unavailable and quotes the text.
+        RuntimeError: there is no device; Chainer then takes CUDA as unavailable and quotes the
+            text.
     """
     from umem.compat.cuda_devices import count
 

@@ -33,7 +33,7 @@ alive: weakref.WeakSet[CachedDataset] = weakref.WeakSet()
 class CachedDataset(DatasetMixin):
     """A dataset that serves another one's items from memory and disk; see `cached`.
 
-    It goes to processes that are forked, and to those that multiprocessing spawns; all share one
+    It can be used in processes that are forked or spawned by multiprocessing; all share one
     memory. Thread-safety: any thread.
     """
 
@@ -104,8 +104,8 @@ class CachedDataset(DatasetMixin):
         """Return item ``i`` as a copy that the caller may change.
 
         Raises:
-            IndexError: there is none. UnsupportedError: it cannot be kept; see `umem.data.items`.
-                Whatever the dataset raises. What is kept is as it was.
+            IndexError: there is no such item. UnsupportedError: it cannot be kept; see
+                `umem.data.items`. Whatever the dataset raises. What is kept is as it was.
         """
         item = self._place(i)
         is_owner = os.getpid() == self._pid
@@ -218,7 +218,7 @@ def cached(
         ahead: fetch in a thread what is asked for next, where there is an order.
 
     Raises:
-        SizeError: a size is none. DataError: policy, order or codec is none, or the order lacks.
+        SizeError: a size is not valid. DataError: policy, order or codec is not, or is missing.
             FileError: the folder cannot be used, or the system has no memory to share. StateError:
             the order is of another number of items. UnsupportedError: no POSIX system. Nothing was
             made.

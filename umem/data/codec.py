@@ -8,7 +8,7 @@ from typing import Any, Protocol
 class Codec(Protocol):
     """Interface of a lossless compressor of buffers.
 
-    It is asked by several threads, and by processes that were forked or spawned, to which it goes
+    It is called by several threads, and by forked or spawned processes, to which it is sent
     by multiprocessing's own pickle: threads and locks it makes where it needs them.
 
     Attributes:

@@ -74,7 +74,7 @@ class CompressedRows(DatasetMixin):
 
     ``rows[3]`` is a row, ``rows[2:5]`` and ``rows[[7, 1]]`` are arrays of several, each the
     caller's own. A row costs the decoding of its block, unless that was decoded last; several rows
-    asked for at once cost each block once. Beside labels it goes into
+    asked for at once cost each block once. Beside labels it can be put into
     `chainer.datasets.TupleDataset`. Several threads may read.
 
     Args:

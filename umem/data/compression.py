@@ -71,7 +71,7 @@ class BloscCodec:
     The way is chosen by trying all of `WAYS` on the first array of a kind (dtype, and size up to
     the next power of two), again on the 2nd, 4th, 8th and so on, by their bytes together. It
     depends on the data alone, not on how long anything took: the same arrays in the same order are
-    stored in the same bytes. Several threads may use one object. In a child by fork all goes on;
+    stored in the same bytes. Several threads may use one object. A forked child can use it, too;
     after pickling the choices do, and counts begin anew.
 
     Raises:
@@ -121,7 +121,7 @@ class BloscCodec:
             nbytes: how many bytes the buffer had.
 
         Raises:
-            DataError: these are not bytes that `compress` returned for so many.
+            DataError: these are not bytes that `compress` returned for a buffer of ``nbytes``.
         """
         start = time.perf_counter()
         found = np.empty(nbytes, np.uint8)

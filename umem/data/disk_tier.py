@@ -52,7 +52,7 @@ class DiskTier:
     Thread-safety: any thread, any process that was forked or spawned with it.
 
     Raises:
-        FileError: the folder is none, cannot be written to, or is memory itself.
+        FileError: the folder is not a folder, cannot be written to, or is in memory.
     """
 
     def __init__(self, store: ItemStore, folder: Path, limit_bytes: int) -> None:

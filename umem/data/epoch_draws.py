@@ -133,7 +133,7 @@ def check_seed(seed: Any) -> int:
     """Return a seed as an int.
 
     Raises:
-        SizeError: it is none from 0 to 2**64 - 1.
+        SizeError: it is not an integer from 0 to 2**64 - 1.
     """
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**64:
         raise SizeError(f"seed must be an int from 0 to 2**64 - 1; got {seed!r}")

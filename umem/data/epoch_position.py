@@ -24,7 +24,7 @@ class EpochPosition:
 
     Args:
         store: whose head has where they are.
-        order: which they follow; None where nobody knows.
+        order: the known order that they follow; None without one.
         count: of items.
     """
 
@@ -50,7 +50,7 @@ class EpochPosition:
                 as several ask at once, one of those about there.
 
         Returns:
-            its position, None where there is none; and the item that should have been asked for,
+            its position, None if it has none; and the item that should have been requested,
             where requests are found not to follow the order, which is then followed no more.
         """
         head, uses = self._store.head, self.uses

@@ -31,7 +31,7 @@ class Loading:
     Args:
         dataset: below.
         store: of the cache.
-        disk: None where there is none.
+        disk: the disk tier; None without one.
         codec: writes buffers smaller.
     """
 

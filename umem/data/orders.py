@@ -37,7 +37,7 @@ class KnownOrder:
             `follow` has set it.
 
     Thread-safety: one iterator's threads may call it and caches ask it at once; a forked process
-    goes on with what its parent knew.
+    keeps what its parent knew.
     """
 
     def __init__(self, seed: int, draw: Draw = shuffle) -> None:
@@ -115,7 +115,7 @@ class KnownOrder:
             current_position: of the iterator in it.
 
         Raises:
-            StateError: the current order is none of this sampler's.
+            StateError: the current order is not one of this sampler's.
         """
         if not self._count:
             self.of_items(len(current_order))
@@ -147,7 +147,7 @@ class KnownOrder:
             current_order: the order that it is in. current_position: of its next item.
 
         Raises:
-            StateError: the order is none of this sampler's.
+            StateError: the order is not one of this sampler's.
         """
         if not self._count:
             self.of_items(len(current_order))

@@ -15,8 +15,8 @@ class SparseRows(DatasetMixin):
 
     An item is a matrix (1, columns) of the same class, with the types of data and indices that the
     whole has, and with copies of its entries in the order in which they are stored: changing it
-    changes nothing else. Beside labels it goes into `chainer.datasets.TupleDataset`; a batch of
-    items is made one matrix by ``scipy.sparse.vstack``, which a converter calls.
+    changes nothing else. Beside labels it can be put into `chainer.datasets.TupleDataset`; a batch
+    of items is made one matrix by ``scipy.sparse.vstack``, which a converter calls.
 
     Args:
         matrix: a ``csr_matrix`` or ``csr_array`` of SciPy (rows, columns). It is held, not copied.

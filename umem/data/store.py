@@ -158,7 +158,7 @@ class ItemStore:
         """Pin the item of a coming request in memory.
 
         Returns:
-            what goes for it, as `keep`; None: the item is not there, and nothing was done.
+            the items evicted for it, as `keep`; None: the item is not in memory, nothing was done.
         """
         if self.state[item] == ABSENT:
             return None

@@ -231,7 +231,7 @@ class Device(Paging, ABC):
     def serve_all(self, scope: Scope, policy: Policy) -> None:
         """Serve all allocations of the process by ``policy`` until ``scope`` is closed.
 
-        It is not opened: nobody is inside of it. Blocks go before it.
+        The scope is not opened. Blocks take precedence.
 
         Raises:
             StateError: another allocator of the thread stands in the way.
@@ -280,7 +280,7 @@ class Device(Paging, ABC):
 
     @abstractmethod
     def _serve_all(self, scope: Scope, policy: Policy, how: Any) -> None:
-        """Serve everybody who is in no block by what `_prepared` has made."""
+        """Serve all code outside of blocks by the result of `_prepared`."""
 
     def _watch(self, watcher: Watcher) -> Any:
         """Make what tells a watcher; change nothing yet."""
@@ -292,7 +292,7 @@ class Device(Paging, ABC):
         """Do what the calling thread needs, which is inside ``scope`` now."""
 
     def _left(self, scope: Scope) -> None:
-        """Undo that, when nobody is inside ``scope`` any more; a second time changes nothing."""
+        """Undo it once no code is inside ``scope``; a second call does nothing."""
 
     def settle(self) -> None:
         """Tell watchers of all frees so far."""

@@ -84,7 +84,7 @@ def device_kind(name: str) -> DeviceKind:
     """Return a row by name.
 
     Raises:
-        DeviceError: there is none; the message names those that there are.
+        DeviceError: there is no such row; the message names the rows.
     """
     for kind in _kinds:
         if kind.name == name:

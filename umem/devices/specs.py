@@ -26,7 +26,7 @@ class GpuSpec:
     ``usable_bytes`` is what programs can have of ``vram_bytes``; where no figure is published it is
     95% of it. Bandwidths are bytes a second, rates operations a second; ``host_in`` is host to GPU.
     ``host_in`` is None where GPU and host share their memory. ``chip`` is the compute capability,
-    major and minor, and how many multiprocessors there are: None where nobody has said, and then
+    major and minor, and how many multiprocessors there are: None where it is unknown, and then
     `umem.software_gpu` refuses it. ``nvlink_bandwidth`` is each way, half of what NVIDIA says of
     both together; None where it has no NVLink.
     """

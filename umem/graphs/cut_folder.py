@@ -240,7 +240,7 @@ def _check_list(folder: Path, values: dict[str, Any]) -> None:
     """Compare a list with its checksum; lists of an earlier umem have none.
 
     Raises:
-        ValueError: it is not what was written.
+        ValueError: the checksum differs.
     """
     said = {name: json.dumps(value) for name, value in values.items() if name != SUMS}
     if set(said) != _LISTED:

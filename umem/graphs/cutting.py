@@ -37,7 +37,7 @@ def cut(
         graph: without direction: both directions of every tie are entries.
         parts: 1 to N.
         folder: made, and not there before; whole or not there afterwards.
-        assignment: int (N,), the part of each node, where somebody else has cut; parts may then
+        assignment: int (N,), the part of each node, from another partitioner; parts may then
             be empty.
 
     Raises:

@@ -30,10 +30,10 @@ def different_ties(draw: Callable[[int], Array], count: int, *, function: str, w
     """Draw ``count`` different edges, int64, in the order drawn.
 
     Args:
-        draw: makes ties, as numbers, of so many draws or fewer; some may be equal.
+        draw: makes edges, as numbers, of a number of draws; some may be dropped or equal.
         count: of different ties.
         function: who asks for them.
-        where: what is said of the place that has not so many.
+        where: names the place that has too few, for the error.
 
     Raises:
         SizeError: many draws gave fewer.

@@ -141,7 +141,7 @@ def _integers(where: str, array: Array) -> Array:
     """Return a 1-D array of integers that fit int32.
 
     Raises:
-        DataError: it is none.
+        DataError: it is not.
     """
     if array.ndim != 1:
         raise DataError(f"{where}: must have 1 dimension; its shape is {array.shape}")

@@ -48,7 +48,7 @@ def communities(
         classes: 1 to N.
 
     Raises:
-        SizeError: an argument is out of range, or there are not so many ties to draw.
+        SizeError: an argument is out of range, or there are too few edges to draw.
 
     >>> graph = communities(nodes=1000, communities=5, ties=4000, features=16, classes=4)
     >>> graph.features.shape, len(graph.indices)

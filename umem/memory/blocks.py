@@ -40,7 +40,8 @@ class Request(NamedTuple):
         """Make the policy on this device, with the limit in bytes.
 
         Raises:
-            SizeError: the limit is none on this device, or headroom leaves nothing of its VRAM.
+            SizeError: the limit is not valid on this device, or headroom leaves nothing of its
+                VRAM.
         """
         limit_bytes = None if self.limit is None else self.limit.resolve(device)
         headroom = self.headroom_bytes
@@ -142,7 +143,7 @@ def managed(
         HintError: there is no such preset.
         DeviceNotFoundError: on entering, when there is no CUDA device and no virtual GPU.
         DeviceError: on entering, when the device cannot oversubscribe; the message says why.
-        SizeError: the limit is none, at once; or, on entering, it is below what managed memory
+        SizeError: the limit is not valid, at once; or, on entering, it is below what managed memory
             has in use, or a share of what is not known.
 
     >>> import umem

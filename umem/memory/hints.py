@@ -141,7 +141,7 @@ def preset(x: Any, name: Preset, *, unset: bool = False, strict: bool = False) -
 
     For arrays that exist. New ones get it from their first byte, and leave it to no other array,
     under ``umem.managed(preset=name)``; ``unset`` on those takes it from the pool's memory, so an
-    array that gets the same addresses later goes without.
+    array that gets the same addresses later does not have it.
 
     Raises:
         HintError: unknown preset; see `advise`.
@@ -201,7 +201,7 @@ def as_numpy(a: Any) -> np.ndarray[Any, Any]:
     are seen on both sides. The view keeps the memory alive, also after ``a`` is gone.
 
     What to mind:
-        - After this call nobody waits: before the host looks again at what the GPU has written
+        - After this call nothing waits: before the host looks again at what the GPU has written
           since, or the GPU at what the host has, synchronise, or take a new view. While a
           kernel writes the array, the host sees some of it.
         - The pages that the host touches migrate to it, and fault on their way back. To see a

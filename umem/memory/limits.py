@@ -70,7 +70,7 @@ def parse_limit(limit: Size, name: str = "limit") -> Limit:
     """Parse a limit without asking a device.
 
     Args:
-        limit: above zero; a percentage is at most 100, since nobody has more than is available.
+        limit: above zero; a percentage is at most 100.
         name: what the caller calls it; it starts the error message.
 
     Raises:

@@ -81,13 +81,13 @@ def enable(
 
     Args:
         mode: None is what UMEM_MODE says, otherwise ``"managed"``. Where UMEM_MODE is off,
-            nothing changes: the handle that is returned stands for nothing, until `disable`.
+            nothing changes: the handle that is returned does nothing, until `disable`.
         limit: as in `managed`, resolved now; None is what UMEM_LIMIT says, otherwise no limit.
         prefetch: as in `managed`; None is what UMEM_PREFETCH says, otherwise False.
 
-    An argument goes before its variable, also when the others are not given, and a variable
-    before the default. The variables are read by this call: `environment`
-    has their values.
+    An argument takes precedence over its variable, also when the others are not given, and a
+    variable before the default. The variables are read by this call: `environment` has their
+    values.
 
     Raises:
         DeviceNotFoundError, DeviceError, SizeError: see `managed`; nothing is on then.

@@ -23,8 +23,9 @@ def track(stacks: bool = True, *, check: bool = False) -> Tracker:
     Args:
         stacks: keep the stack of each allocation; otherwise only what the device calls it.
         check: at the end of the block, raise LeakError if something allocated in it is still
-            held once garbage has been collected. An exception that leaves the block goes first.
-            What a step makes only once (optimizer state, caches) is no leak: run it once before.
+            held once garbage has been collected. An exception that leaves the block takes
+            precedence. What a step makes only once (optimizer state, caches) is no leak: run it
+            once before.
     """
     return Tracker(stacks, check)
 
@@ -60,7 +61,7 @@ class Tracker(WatchingBlock["Tracker"]):
     A stack leaves out the frames inside umem, Chainer, CuPy and NumPy at its inner end. Arrays may
     outlive the block; what they hold then stays in `outstanding` as it was at the end.
 
-    Cost: a walk over the frames an allocation; lines are looked up when somebody reads them.
+    Cost: a walk over the frames an allocation; lines are looked up when they are read.
     """
 
     title = "umem.track()"

@@ -79,7 +79,7 @@ class Manifest:
         """Parse a manifest.
 
         Raises:
-            NewerVersionError: a newer umem wrote it. ValueError: it is none, or not whole.
+            NewerVersionError: a newer umem wrote it. ValueError: it is no manifest, or not whole.
         """
         content = json.loads(text)
         if not isinstance(content, dict) or content.get("format") != FORMAT:

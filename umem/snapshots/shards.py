@@ -55,7 +55,7 @@ class ArraysOfRanks(Mapping[str, "np.ndarray[Any, Any]"]):
         """Read a stretch of an array, in C order, from the files that overlap it.
 
         Raises:
-            KeyError: there is none of its name. SnapshotError: some of it is in no file.
+            KeyError: there is no such array. SnapshotError: some of it is in no file.
         """
         pieces = [
             (max(span.start, start), min(span.stop, stop), start, file)

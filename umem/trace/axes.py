@@ -128,7 +128,7 @@ def point_of(size: StepSize, axes: tuple[str, ...]) -> Point:
     """Return the point of a size along ``axes``; empty axes mean a step of one size.
 
     Raises:
-        SizeError: an axis is unknown or missing, or a number is none of at least 1.
+        SizeError: an axis is unknown or missing, or a number is not at least 1.
     """
     if not axes:
         if isinstance(size, Mapping):

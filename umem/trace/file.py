@@ -55,7 +55,7 @@ class Inflating(io.RawIOBase):
     Put an `io.BufferedReader` around it. An empty file has no contents.
 
     Args:
-        file: the compressed file; whoever opened it closes it.
+        file: the compressed file; the caller closes it.
         max_bytes: of contents; what holds more raises TooLargeError.
 
     Raises, from `readinto`:

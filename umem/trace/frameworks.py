@@ -40,7 +40,7 @@ class Framework:
 
     Args:
         name: what people call it.
-        source: what makes its operations heard by recorders.
+        source: reports its operations to recorders.
         parts: the arrays, or other containers of them, in one of its objects; None where the
             object is none of its own. Raises HintError where it cannot have any yet.
         told: sentences on what else the run has done so far, by what they are about, such as

@@ -36,7 +36,7 @@ class accumulate(Subscriber):
 
     Args:
         optimizer: one of Chainer's that goes by gradients, set up.
-        steps: so many calls of update make one. Those left over at the end of the block make one
+        steps: this many calls of update make one. Those left over at the end of the block make one
             too, exactly: its gradient is that of their samples. An error that leaves the block, or
             comes out of a call of update, drops the calls of that group.
         micro_batch: samples of a part; the last may be short. More than the batch is the whole

@@ -97,7 +97,7 @@ def model_of(optimizer: Any) -> Any:
 
     Raises:
         StateError: it was not set up.
-        UnsupportedError: it does not go by gradients as Chainer's do.
+        UnsupportedError: its updates do not use gradients as Chainer's do.
     """
     from chainer.optimizer import GradientMethod
 

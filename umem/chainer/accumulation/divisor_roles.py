@@ -160,7 +160,9 @@ class DivisorRoles:
                 )
 
     def _assume(self, mark: Scaling, weight: float | None) -> None:
-        """Assume the usual roles until there is a second sample to compare with."""
+        """Assume that means are counts and numbers are factors, until a second sample can be
+        compared.
+        """
         if mark.is_mean and mark.of_first:
             self._counts[mark.site.kind] = True
         elif weight is not None and isclose(abs(mark.values[0]) * (weight or 1.0), 1.0):

@@ -96,9 +96,6 @@ def _kind(x: Any, y: Any, size: int) -> str:
     Returns:
         ``same``: it does not; ``own``: in the first sample's rows only; ``mixed``: in other rows;
         ``reduced``: it has no row for each sample.
-
-    ``same``: not; ``own``: where that sample is; ``mixed``: where others are; ``reduced``: it has
-    no place for each sample.
     """
     if x.shape != y.shape:
         return "reduced"

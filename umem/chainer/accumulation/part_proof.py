@@ -68,7 +68,7 @@ class Proof:
         Args:
             parts: the samples of each part.
             facts: what the loss of each is made of.
-            most: so many samples fit in memory; four are tried where that is less.
+            most: how many samples fit in memory; four are tried where it is fewer.
             before: the state in which they began.
 
         Raises:
@@ -143,7 +143,7 @@ class Proof:
         before: StepState,
         sizes: Sequence[int] | None = None,
     ) -> None:
-        """Compare splits of some samples, of fewer if they do not fit."""
+        """Compare gradients in parts with the whole one, on fewer samples if they do not fit."""
         tried = {min(len(which), max(most, LEAST)), min(len(which), most)}
         for size in sorted(tried if sizes is None else {len(which)}, reverse=True):
             if size < 2:

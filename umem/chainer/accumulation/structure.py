@@ -115,7 +115,7 @@ def all_facts(parts: Sequence[PartFacts]) -> dict[Fact, tuple[int, ...]]:
 
 
 def see_that_they_add_up(whole: PartFacts, parts: Sequence[PartFacts]) -> None:
-    """Check that the counts of the parts sum to those of the whole.
+    """Check that the divisors counted in the parts sum to those of the whole batch.
 
     Raises:
         AccumulationError: one does not.

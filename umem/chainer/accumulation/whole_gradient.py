@@ -93,7 +93,7 @@ class WholeGradient(Subscriber):
         return facts
 
     def _again(self, state: StepState, made: int) -> None:
-        """Restore the state before the parts are run again."""
+        """Restore the state, to run the parts once more."""
         state.put_back()
         self.unmake(made)
         if self.masks is not None:

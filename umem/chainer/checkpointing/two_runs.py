@@ -47,7 +47,7 @@ class _Hook(function_hook.FunctionHook):
 class FirstRun(_Hook):
     """Runs a region with a graph, and records what the second run needs.
 
-    The functions are held weakly: what nobody needs any more dies during the run.
+    The functions are held weakly, so that intermediate arrays are freed during the run.
     """
 
     def __init__(self, random: RandomState | None, checks: bool) -> None:

@@ -34,7 +34,7 @@ class workspace(Decorator, Scoped[None]):
 
     ``with umem.chainer.workspace("16MiB"): ...`` is for a block, in the thread and the asyncio task
     that enter it; it nests, and wraps functions. ``umem.chainer.workspace("16MiB").enable()`` is
-    for the process, until `disable`; a block goes before it.
+    for the process, until `disable`; a block takes precedence.
 
     Args:
         cap: bytes that one call may take beside its inputs and its result, as an int or text:
@@ -46,7 +46,7 @@ class workspace(Decorator, Scoped[None]):
     number of dimensions included), poolings and unpoolings, on NumPy, and on CuPy where cuDNN does
     not compute them. Several samples are taken at a time, one, or a band of one's output rows. The
     least is one row: where that takes more than the cap, a `WorkspaceWarning` says so once. On
-    NumPy batch normalisation goes by channels, two at least, and optimizers update as under
+    NumPy batch normalisation is computed by channels, two at least, and optimizers update as under
     `chunked_updates`, with at most 1.5 MiB: both to the bit.
 
     Results are those of Chainer up to rounding, and C-contiguous, which Chainer's are not always;

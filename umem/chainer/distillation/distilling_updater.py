@@ -31,7 +31,7 @@ class DistillingUpdater(updaters.StandardUpdater):
             the weight is 0.
 
     Serialises as StandardUpdater does, which can read it; the teacher is not saved: give the same
-    one to a run that goes on.
+    one to a resumed run.
 
     Raises:
         As `DistillingLoss`. StateError in an update: items without a label that have one, or no

@@ -26,7 +26,7 @@ def split(key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
     """Split the labels off a loss's arguments, as `chainer.links.Classifier` does.
 
     Raises:
-        StateError: there are none, or nothing beside them.
+        StateError: there are no labels, or nothing beside them.
     """
     if key is None:
         return Given(args, kwargs, None)

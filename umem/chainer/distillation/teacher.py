@@ -27,7 +27,7 @@ class Teacher:
 
     It runs with ``train`` off and without a graph, so that each array goes when the network's own
     code lets go of it. The generators of NumPy and of CuPy are afterwards where they were, and what
-    it reports is reported to nobody.
+    it reports is dropped.
 
     Args:
         link: the network; stays as it is, and where it is.
@@ -69,7 +69,7 @@ class Teacher:
         """Return the network's output for a batch.
 
         Args:
-            seed: of CuPy's generator while it runs; NumPy's goes on from where it is.
+            seed: of CuPy's generator while it runs; NumPy's is not reseeded.
         """
         types = _computing_halves() if self._is_half else nullcontext()
         quiet = chainer.using_config("train", False)

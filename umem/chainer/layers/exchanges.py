@@ -27,7 +27,7 @@ class LowRank:
     Args:
         rank: of the weight; or instead of it
         energy: the least that keeps this share of the sum of squares of the weights, at most 1, or
-        limit: the largest with which a layer's parameters take at most so many bytes.
+        limit: the largest rank with which a layer's parameters take at most these bytes.
 
     Raises:
         SizeError: not one of the three, or out of range.
@@ -115,7 +115,7 @@ def parted(rules: Rules) -> tuple[list[tuple[Where, Exchange]], list[tuple[str, 
     """Check rules, and separate those that exchange layers from those that tie them.
 
     Raises:
-        LayerError: there is none, or one is no rule.
+        LayerError: there are no rules, or one is not a rule.
     """
     if isinstance(rules, str) or not isinstance(rules, (Mapping, Iterable)):
         raise LayerError(

@@ -102,7 +102,7 @@ class LowRankLinear(TwoFactors):
             link: has a weight; where it is on a GPU, so is the result.
             rank: of the weight.
             energy: in the place of a rank: the least that keeps this share of the sum of squares.
-            limit: in the place of a rank: the largest with which parameters take at most so many
+            limit: in place of a rank: the largest with which parameters take at most this many
                 bytes, the bias included; an int or "64KiB".
 
         Raises:

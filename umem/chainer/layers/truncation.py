@@ -24,7 +24,7 @@ class RankWish:
     Args:
         rank: the rank itself.
         energy: at least this share, above 0 and at most 1, of the sum of squares of the weights.
-        limit: parameters take at most so many bytes, the bias included; an int or "64KiB".
+        limit: the most bytes of the parameters, the bias included; an int or "64KiB".
 
     Raises:
         SizeError: none of them, several, or one that is out of range.
@@ -141,8 +141,8 @@ def refuse_nan(weights: Array, name: str) -> None:
 def factors(left: Array, singular: Array, right: Array, rank: int) -> tuple[Array, Array]:
     """Compute two factors of a rank, with shapes (..., m, rank) and (..., rank, n).
 
-    A singular value goes into both, by its root: so they have gradients of one size. Where it is
-    nothing, the left column is 0 and the right row is kept: were both 0, so would both gradients
+    Both factors contain the root of a singular value: so they have gradients of one size. Where it
+    is nothing, the left column is 0 and the right row is kept: were both 0, so would both gradients
     be, always.
     """
     kept = singular[..., :rank]

@@ -106,8 +106,8 @@ class Pager:
     def move(self, moves: Moves, addresses: Sequence[int | None], find: FindArray) -> None:
         """Carry out the moves planned for an operation; ``addresses`` are the slots' at planning.
 
-        What goes leaves before anything comes, so that the driver finds room. Blocks that an array
-        has are never forgotten: the device looks.
+        Blocks are evicted before others are prefetched, so that the driver finds room. Blocks that
+        an array has are never forgotten: the device looks.
         """
         if moves.discards:
             self.discarded_bytes += self._device.discard_free(_all_blocks(moves.discards))

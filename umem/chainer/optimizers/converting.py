@@ -78,7 +78,7 @@ def quantize_states(
 def dequantize_states(optimizer: Any) -> int:
     """Convert an optimizer with 8-bit states to Chainer's own; the inverse of `quantize_states`.
 
-    Values are those that the 8 bits stand for. Returns the bytes that its states got larger.
+    States are dequantised. Returns the bytes by which they grow.
 
     Raises:
         StateError: it is not set up, has no 8-bit states, or its state is in shards.

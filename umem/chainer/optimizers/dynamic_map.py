@@ -24,7 +24,7 @@ class DynamicMap(NamedTuple):
     """A map between bytes and 256 values: signed or unsigned.
 
     Attributes:
-        values: what each code stands for, ascending; float32.
+        values: the value of each code, ascending; float32.
         table: finds the nearest code of a float32 from -1 to 1. With its upper 16 bits as the
             index and its lower as ``low`` (all of them flipped for a negative number), the code
             is ``(table[index] + low) >> 16``; uint32. No prefix spans more than two codes, so

@@ -22,7 +22,7 @@ class QuantizedState(NamedTuple):
     Attributes:
         codes: a byte for each element; uint8.
         scales: for each block what its codes are multiplied by; float32.
-        map: what a code stands for.
+        map: from codes to values.
     """
 
     codes: Any

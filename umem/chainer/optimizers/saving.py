@@ -37,7 +37,7 @@ def load(serializer: Any, signs: dict[str, bool], least_size: int) -> dict[str, 
 
     Args:
         signs: the states by name, and whether they may be negative.
-        least_size: states of 32 bits with so many elements are quantised.
+        least_size: float32 states with at least this many elements are quantised.
 
     Returns:
         None where there is no state.

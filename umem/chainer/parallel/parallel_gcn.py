@@ -106,7 +106,7 @@ class ParallelGCN(chainer.ChainList):
 
         Args:
             x: what the model is called with.
-            train: whether it goes backward, too.
+            train: whether backward is counted, too.
         """
         widths = []
         for number, layer in enumerate(self):

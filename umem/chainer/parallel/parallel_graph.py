@@ -140,7 +140,7 @@ class ParallelGraph:
         """Apply dropout to x in training, as Chainer's; a collective call.
 
         The mask depends on NumPy's global generator on rank 0, from which each call draws one key,
-        and on the part of a node, not on the number of ranks. It is made again in backward.
+        and on the part of a node, not on the number of ranks. It is recomputed in backward.
 
         Args:
             x: variable or array of floats, (n, F).

@@ -33,7 +33,7 @@ class Ranks:
         sent_bytes: of what `send` was given, by what it is: ``halo`` or ``sums``.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: it is not one of these.
     """
 
     def __init__(self, comm: Any = None) -> None:

@@ -21,7 +21,7 @@ class Stretch(NamedTuple):
     Attributes:
         name: as ``namedparams`` has it.
         size: its elements.
-        block: cuts inside of it are at multiples of so many elements.
+        block: cuts inside of it are at multiples of this many elements.
         element_bytes: of state that an element has.
     """
 

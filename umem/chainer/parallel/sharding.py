@@ -62,7 +62,7 @@ def sharded(optimizer: Any, comm: Any) -> Any:
     Args:
         optimizer: one of Chainer's, or one with 8-bit states; others whose update rule says in its
             own class that it ``is_elementwise``.
-        comm: a communicator of ChainerMN or of mpi4py; every method of it goes through the host.
+        comm: a communicator of ChainerMN or of mpi4py; messages are sent through the host.
 
     Cost: a rank sends and receives the gradients and the parameters once a step; state takes 1/N,
     buffers 32 MiB and the gradient of a shard. Thread-safety: as the optimizer's; every rank calls
@@ -72,7 +72,7 @@ def sharded(optimizer: Any, comm: Any) -> Any:
         the optimizer.
 
     Raises:
-        TypeError: the communicator is none.
+        TypeError: ``comm`` is not a communicator.
         UnsupportedError: the optimizer, a rule or a hook needs whole parameters; it is named.
         StateError: it is sharded already; or, in update, the ranks' parameters are not alike.
 

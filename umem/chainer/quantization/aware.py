@@ -31,7 +31,7 @@ def quantization_aware(
 ) -> QuantizationAware:
     """Make a model train with quantised weights and inputs, in place, until undone.
 
-    `Linear`, `Convolution2D` and `EmbedID` round weights and inputs to what their codes stand for,
+    `Linear`, `Convolution2D` and `EmbedID` round weights and inputs to their quantised values,
     and gradients go straight through (Bengio et al. 2013). Parameters stay floats, with their names
     and their optimizer. Ranges of inputs follow the batches of training, by an exponential moving
     average (Jacob et al. 2018), and are saved with the model.

@@ -174,7 +174,7 @@ def become_aware(link: Any, scheme: Scheme) -> None:
     """Change a link's class in place to the one that trains quantised.
 
     It becomes one of another class rather than being exchanged, so that its parameters, its names
-    in files, its optimizer and whoever refers to it stay.
+    in files, its optimizer and other references to it stay.
     """
     link.__class__ = AWARE[type(link)]
     link.scheme = scheme

@@ -93,7 +93,7 @@ def load_quantized(path: str | os.PathLike[str], model: Any) -> Any:
         A new model, quantised, on the device of ``model``.
 
     Raises:
-        QuantizationError: the file is none of these, of a newer version, of another model (what
+        QuantizationError: the file is not one of these, of a newer version, of another model (what
             differs is said), or damaged. FileError: it cannot be read. StateError: the model is
             quantised.
     """
@@ -216,7 +216,7 @@ def _check_layer(kind: Any, specs: Any) -> None:
     """Check the description of one layer, so that later code can rely on it.
 
     Raises:
-        ValueError, TypeError, KeyError: it is none.
+        ValueError, TypeError, KeyError: it is not valid.
     """
     if not isinstance(kind, str) or not isinstance(specs, dict):
         raise TypeError(f"a layer is {kind!r:.50} of {specs!r:.50}")

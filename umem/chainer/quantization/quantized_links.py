@@ -61,7 +61,7 @@ class QuantizedLayer(chainer.Chain):
         bias: float32 (n,), or None.
         step: float32 (2,), the scale and the zero point of its input; None for an `EmbedID`.
         scheme: of how many bits.
-        specs: the arguments of the link that it stands for; each is an attribute, too.
+        specs: the arguments of the float link; each is an attribute, too.
         is_asked_whether: whether who has it reads W to see that it is initialised, and only so.
     """
 
@@ -94,7 +94,7 @@ class QuantizedLayer(chainer.Chain):
         """Make a quantised link from a float one.
 
         Args:
-            link: of the class that it stands for.
+            link: the float link.
             weight: its weight, quantised; a layer that shares it may have it, too.
             step: scale and zero point of its input, float32 (2,).
             specs: its arguments; None for what the link says of itself.
@@ -113,7 +113,7 @@ class QuantizedLayer(chainer.Chain):
         """Return a placeholder that says it is initialised, which is all that Chainer's LSTM asks.
 
         Raises:
-            WeightReadError: somebody else asks; an AttributeError, too.
+            WeightReadError: other code reads it; an AttributeError, too.
         """
         if self.is_asked_whether:
             return _INITIALIZED

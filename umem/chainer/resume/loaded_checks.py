@@ -46,7 +46,7 @@ def check_order(name: str, order: Any, count: int) -> None:
     """Check that a loaded order indexes existing items only.
 
     Raises:
-        SnapshotError: it has others, or is none.
+        SnapshotError: it has other indexes, or is not an order.
     """
     is_one = isinstance(order, np.ndarray) and order.ndim == 1 and order.dtype.kind in "iu"
     if not is_one or (order.size and not 0 <= order.min() <= order.max() < count):
@@ -149,7 +149,7 @@ def check_python_state(state: Any) -> None:
     """Check that a state is one of `random.Random`.
 
     Raises:
-        SnapshotError: it is none.
+        SnapshotError: it is not valid.
     """
     try:
         random.Random().setstate(state)

@@ -29,7 +29,7 @@ def resume_run(folder: str | os.PathLike[str], *, comm: Any = None, **parts: Any
             if (step + 1) % 500 == 0:
                 umem.chainer.save_run("out/run", model=model, optimizer=optimizer, data=iterator)
 
-    What goes on is the same run, bit for bit: see docs/resume.md for what is saved. A snapshot that
+    The resumed run is the same, bit for bit: see docs/resume.md for what is saved. A snapshot that
     is torn, or not umem's, is passed over with an `umem.errors.SnapshotWarning`, and the one before
     is taken.
 
@@ -80,7 +80,7 @@ def save_run(
 
     Raises:
         FileError: it cannot be written; the message has the bytes needed and free.
-        UnsupportedError: a part is none of these.
+        UnsupportedError: a part is not one of these.
         StateError: another run writes to the folder; or a snapshot of a later step is there, which
             this run was not resumed from. Nothing was saved.
     """

@@ -41,7 +41,7 @@ class Snapshot(training.Extension):
         resumed: what the run went on from, once it has begun.
 
     Raises:
-        SizeError: an option is none.
+        SizeError: an option is not valid.
 
     When training begins: see `umem.chainer.resume_run`.
 
@@ -98,7 +98,7 @@ def _trigger(every: Any) -> Any:
     """Return the trigger that ``every`` means.
 
     Raises:
-        SizeError: it is none.
+        SizeError: it is not a trigger.
     """
     if callable(every):
         return every

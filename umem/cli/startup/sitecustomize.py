@@ -20,7 +20,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
 
 
 class WaitForChainer:
-    """A finder that finds nothing until somebody imports Chainer."""
+    """A finder that finds nothing until Chainer is imported."""
 
     def find_spec(
         self, name: str, path: object = None, target: ModuleType | None = None

@@ -172,7 +172,7 @@ class Arena:
                 teller.ended(*ref.ticket)
 
     def _segment(self, low: int, high: int) -> int | None:
-        """Find the segment that covers all of it: a driver refuses what nobody reserved."""
+        """Return the segment that contains a whole range, as the driver refuses others."""
         for address, pointer in self._segments.items():
             if address <= low and high <= address + int(pointer.mem.size):
                 return address

@@ -34,7 +34,7 @@ class Cache(Protocol):
 class Growth:
     """The allocator that a pool calls if its cache has no fitting block.
 
-    First, caches that serve nobody any more give back what is free (`tidy`). Under ``hybrid`` a
+    First, caches that are no longer used free their free blocks (`tidy`). Under ``hybrid`` a
     refusal is final at once, because there the spill pool is the way out; otherwise free blocks are
     given back (`give_back`), then garbage is collected, before giving up. Safe from any thread:
     CuPy holds no lock here.
@@ -42,7 +42,7 @@ class Growth:
     Raises:
         CudaLimitError, CudaOutOfMemoryError: nothing was reserved.
         DeviceError: the current stream records a graph, in which managed memory cannot be
-            allocated; nothing was reserved, and the capture goes on.
+            allocated; nothing was reserved, and the capture continues.
         StateError: this process was forked from one that had used CUDA.
     """
 

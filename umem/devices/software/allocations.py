@@ -66,13 +66,13 @@ class HostMemory:
 
     Args:
         spec: the GPU that it pretends to be.
-        is_modelled: whether VRAM, pages and time are; otherwise the model hears of nothing.
+        is_modelled: whether VRAM, pages and time are; otherwise nothing is reported to the model.
         count: how many devices there are.
 
     Attributes:
         devices: each with a model of its own.
         error_type: CuPy's error for a status.
-        listener: hears of operations; None where nobody records.
+        listener: is told of operations; None without a recorder.
         source: where memory comes from.
         lock: held while a kernel runs: what its threads share is static, so that two threads of the
             program take turns.

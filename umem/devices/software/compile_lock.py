@@ -24,7 +24,7 @@ _PAUSE_SECONDS = 0.005, 0.05
 def only_maker(made: Path) -> Iterator[bool]:
     """Lock a file that is to be compiled; yields False if it exists by then.
 
-    Threads exclude one another as processes do. Where the folder takes no lock everybody makes the
+    Threads exclude one another as processes do. Where the folder takes no lock each makes the
     file.
     """
     lock = made.with_name(made.name + SUFFIX)

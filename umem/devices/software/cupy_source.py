@@ -32,7 +32,7 @@ class CupySource:
     """Reports CuPy's operations outside of a framework's functions to recorders.
 
     Args:
-        runtime: what hears of them.
+        runtime: is told of them.
         cupy: the module.
     """
 

@@ -29,8 +29,8 @@ class DeferredLibrary:
     """A library whose functions are queued on CuPy's current stream.
 
     What returns nothing is queued. What returns something may have looked at memory for it, so that
-    the stream's work is done before; so it is where a result goes to the host. A status that late
-    work ends with is not seen.
+    the stream's work is done before; so it is where a result is written to the host. A status that
+    late work ends with is not seen.
 
     Args:
         functions: by the names of CuPy's module; each is told which by its annotations.

@@ -142,7 +142,7 @@ class DeferredRuntime(HostRuntime):
     def free(self, ptr: int) -> None:
         """Free memory behind all queued work, whose errors are raised by later calls.
 
-        Whoever frees waits for that or does not: CUDA promises neither. Queued work that still
+        A free waits for that or does not: CUDA promises neither. Queued work that still
         reads memory that was freed without a wait finds other bytes. What cudaMalloc gave always
         waits, as every driver does and CuPy's own pool relies on.
         """

@@ -31,7 +31,7 @@ def export_kernels(tools: Toolchain, file: IO[bytes], version: str) -> int:
     number.
 
     Raises:
-        FileError: there are none.
+        FileError: there are no kernels.
     """
     paths = [path for path in sorted(tools.folder.glob(f"{tools.label}-*.so"))]
     contents = {path.name: path.read_bytes() for path in paths if KERNEL.fullmatch(path.name)}

@@ -328,7 +328,7 @@ class StandIns:
     def stand_in(self) -> None:
         """Make CuPy find these where cuda-pathfinder looks for NVIDIA's libraries.
 
-        CuPy 13 has no such package: it goes by the names of libraries, which are loaded by then.
+        CuPy 13 has no such package: it finds libraries by name, and they are loaded by then.
         """
         try:
             pathfinder: Any = importlib.import_module("cuda.pathfinder")

@@ -75,8 +75,8 @@ class PlainSource:
 def _alignment(nbytes: int) -> int:
     """Return the alignment of an allocation: a block's, a page's, or the least.
 
-    Advice and prefetches go by the page, of which halves should not share one. Blocks are whole, as
-    the driver's are: those that a program counts by addresses are those of the model.
+    Advice and prefetches act on pages, which two allocations should not share. Blocks are
+    whole, as the driver's are: those that a program counts by addresses are those of the model.
     """
     if nbytes >= BLOCK_BYTES // 2:
         return BLOCK_BYTES

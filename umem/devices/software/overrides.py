@@ -27,7 +27,7 @@ class Overrides:
     """Replacements of C++ functions that call Python; exceptions reach the caller.
 
     Args:
-        module: the compiled module, which nobody has imported yet.
+        module: the compiled module, which is not imported yet.
         functions: by name, the letters of what each takes, as symbols of C++ have them, in one or
             several versions of CuPy.
         kind: a pattern of the symbols of functions that have to be known here.

@@ -78,7 +78,7 @@ class StreamOrder:
     """Streams with queued work. Not thread-safe: callers hold a lock.
 
     An error of late work is kept, the first of several, until `raise_error` or a call that waits
-    raises it: whatever made the work run may be a call that nobody asks for errors, such as a free.
+    raises it: the call that made the work run may be one that cannot raise, such as a free.
 
     Args:
         seed: which order; None does everything at once.
@@ -247,7 +247,7 @@ class StreamOrder:
         return self._random.choices(keys, [self._weights[key] for key in keys])[0]
 
     def _wander(self) -> None:
-        """Run what nobody waits for, or nothing."""
+        """Run some work that nothing waits for, or none."""
         while self._queues and not self.is_running and self._random.random() < self._eagerness:
             self._advance(self._drawn(list(self._queues)))
 

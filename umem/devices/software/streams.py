@@ -129,7 +129,7 @@ class HostStreams:
         self._break([c for c in self.captures.values() if not c.is_relaxed])
 
     def _refuse_wait(self, stream: int | None = None) -> None:
-        """Fail where somebody waits for what a capture takes; None is the whole device."""
+        """Raise if the host waits for a captured stream; None is the whole device."""
         for_all = stream is None or stream in DEFAULT[:2]
         self._break([c for each, c in self.captures.items() if for_all or each == stream])
 

@@ -60,8 +60,8 @@ class Toolchain:
         target: processors that it compiles for, instead of those of ``UMEM_KERNEL_TARGET``.
 
     Raises:
-        DeviceError: ``UMEM_KERNEL_TARGET`` is none, or this processor is not of it; or nothing
-            may run in any folder that can be had.
+        DeviceError: ``UMEM_KERNEL_TARGET`` is not a target, or not one of this processor; or
+            nothing may run in any folder that can be had.
         SizeError: ``UMEM_KERNEL_CACHE_SIZE`` is no size.
     """
 
@@ -83,7 +83,7 @@ class Toolchain:
         """Return the compiler's path.
 
         Raises:
-            MissingDependencyError: there is none.
+            MissingDependencyError: there is no compiler.
         """
         wanted = os.environ.get("CXX")
         for name in (wanted, *COMPILERS):

@@ -25,7 +25,7 @@ def known_cupy() -> Path:
     """Return the folder of the installed CuPy; raises for a version whose internals are unknown.
 
     Raises:
-        MissingDependencyError: there is none.
+        MissingDependencyError: CuPy is not installed.
         DeviceError: it is of another version or for another CUDA, or there are several.
     """
     spec = find_spec("cupy")

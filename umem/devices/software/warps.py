@@ -49,7 +49,7 @@ def step_options(code: str, has_headers: bool) -> Sequence[str]:
 
     Args:
         code: the source, without comments and macros.
-        has_headers: it includes what nobody has looked into.
+        has_headers: it includes headers that were not inspected.
     """
     shared = {*_SUBSCRIPT.findall(" ".join(_IN_BLOCK.findall(code)))}
     if any(_exchanged(function) - shared for function in _FUNCTION.split(code)):

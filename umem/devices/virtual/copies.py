@@ -14,7 +14,7 @@ class Copies:
     lies on the host, nor that its pinned memory ends.
 
     Attributes:
-        are_running: whether anybody may have to wait.
+        are_running: whether an operation may have to wait.
 
     Not thread-safe.
     """

@@ -38,7 +38,7 @@ def end_of_flags(table: bytearray, low: int, stop: int) -> int:
 class KnownRuns:
     """Cached ends of a table's runs, as steps ask for the same ranges and the table rarely changes.
 
-    Whoever changes the table calls `clear`.
+    Code that changes the table must call `clear`.
     """
 
     def __init__(self, table: bytearray) -> None:

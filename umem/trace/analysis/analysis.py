@@ -52,7 +52,7 @@ class Peak:
     (None: none is left), ``step`` the updates that ended before. ``seconds`` of host time had
     passed, None where times were not recorded. ``tensors`` are those alive, the largest first.
     ``idle_bytes`` are those that no later operation uses, parameters and state left out: what could
-    be let go without computing anything twice.
+    be freed without recomputing anything.
     """
 
     total_bytes: int

@@ -42,7 +42,7 @@ def drawn(
 
     Args:
         rng: draws a few, and the seeds of other generators that draw many.
-        draw: gives so many, by a generator, a count and parameters.
+        draw: returns numbers, given a generator, a count and parameters.
         parameters: arrays with one element, or as many as are drawn.
     """
     if len(found) <= DRAWN:

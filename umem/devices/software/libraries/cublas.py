@@ -32,7 +32,7 @@ class HostBlas(HostSystems):
     """cuBLAS's functions on host addresses.
 
     Args:
-        runtime: hears what each reads and writes.
+        runtime: is told what each reads and writes.
     """
 
     def __init__(self, runtime: HostRuntime) -> None:

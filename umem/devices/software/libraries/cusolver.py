@@ -47,7 +47,7 @@ class HostSolver(HostSystems):
     """cuSOLVER's functions: factorisations, eigenvalues, singular values, sparse solutions.
 
     Args:
-        runtime: hears what each reads and writes.
+        runtime: is told what each reads and writes.
     """
 
     def __init__(self, runtime: HostRuntime) -> None:

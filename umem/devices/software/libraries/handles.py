@@ -25,7 +25,7 @@ class HostLibrary:
     """Base of libraries whose functions take addresses.
 
     Args:
-        runtime: where memory is; hears what each function reads and writes.
+        runtime: owns the memory; is told what each function reads and writes.
     """
 
     def __init__(self, runtime: HostRuntime) -> None:
