@@ -218,7 +218,7 @@ def _say_next(asked: StepOptions, all_gpus: bool) -> None:
     if asked.is_onnx:
         say(
             "\nLines of code are for Chainer. For another framework --json has the schedule: what "
-            "to keep, to let go and to run again, by the model's own names (docs/onnx.md)."
+            "to keep, to drop and to recompute, by the model's own names (docs/onnx.md)."
         )
     words: list[str | Path] = ["umem", "choose", *asked.paths]
     words += [] if asked.sizes is None else ["--sizes", sizes_option(asked.sizes)]

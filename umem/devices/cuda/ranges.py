@@ -93,7 +93,7 @@ class CoreHints:
 
     @cached_property
     def _discard_batch(self) -> Any:
-        """Return the driver's function, None if it has none.
+        """Look up the driver's batched discard; None if the driver has none.
 
         cuda.core has it only where cuda-bindings is of CUDA 13, which the driver need not be.
         """

@@ -83,7 +83,7 @@ def moved(trace: Trace) -> str | None:
         return None
     return (
         "It was recorded under Offload, or a Recompute that moves, and what these moved is not "
-        "there to be kept or made again: record the step without them."
+        "there to be kept or recomputed: record the step without them."
     )
 
 

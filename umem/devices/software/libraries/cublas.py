@@ -151,7 +151,7 @@ class HostBlas(HostSystems):
         alpha: int, a: int, lda: int, step_a: int, b: int, ldb: int, step_b: int,
         beta: int, c: int, ldc: int, step_c: int, count: int,
     ) -> None:  # fmt: skip
-        """Multiply matrices at a constant distance."""
+        """Multiply a strided batch of matrices."""
         self._product(
             self._scalar(dtype, alpha), self._operand(dtype, a, lda, ta, m, k, step_a, count),
             self._operand(dtype, b, ldb, tb, k, n, step_b, count), self._scalar(dtype, beta),
@@ -162,7 +162,7 @@ class HostBlas(HostSystems):
         self, dtype: Any, handle: int, ta: int, tb: int, m: int, n: int, k: int,
         alpha: int, a: int, lda: int, b: int, ldb: int, beta: int, c: int, ldc: int, count: int,
     ) -> None:  # fmt: skip
-        """Multiply matrices given by arrays of addresses."""
+        """Multiply a batch of matrices given by arrays of addresses."""
         left = self._each(dtype, a, m if ta else k, lda, count)
         right = self._each(dtype, b, k if tb else n, ldb, count)
         self._tell(
@@ -191,7 +191,7 @@ class HostBlas(HostSystems):
         beta: int, c: int, c_type: int, ldc: int, step_c: int, count: int,
         compute: int = 68, algorithm: int = -1,
     ) -> None:  # fmt: skip
-        """Multiply matrices at a constant distance, with a type for each operand."""
+        """Multiply a strided batch of matrices, with a dtype for each operand."""
         types = [np.dtype(_known(kind)) for kind in (a_type, b_type, c_type)]
         scale = _compute_type(types[2])
         self._product(

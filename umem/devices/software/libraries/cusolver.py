@@ -232,7 +232,7 @@ class HostSolver(HostSystems):
         step_a: int, s: int, step_s: int, u: int, ldu: int, step_u: int, v: int, ldv: int,
         step_v: int, work: int, size: int, info: int, result: int, count: int,
     ) -> None:  # fmt: skip
-        """Compute singular value decompositions at a constant distance, of full rank only."""
+        """Compute singular value decompositions of a strided batch, of full rank only."""
         if rank != min(m, n):
             raise NotImplementedError("the software GPU has no gesvda of a lower rank")
         places = (a, lda, step_a), (s, step_s), (u, ldu, step_u), (v, ldv, step_v)
@@ -277,7 +277,7 @@ class HostSolver(HostSystems):
         self, dtype: Any, handle: int, mode: int, fill: int, n: int, a: int, lda: int, w: int,
         work: int, size: int, info: int, options: int, count: int,
     ) -> None:  # fmt: skip
-        """Compute eigenvalues of symmetric matrices at a constant distance."""
+        """Compute eigenvalues of a strided batch of symmetric matrices."""
         found, real = self._stack(dtype, a, n, n, lda, lda * n, count), _real(dtype)
         values = self._vector(real, w, count * n)
         self._tell("syevd", (found,), (found, values), count * 9 * n**3)
