@@ -1,4 +1,4 @@
-"""What optional parts of umem need, whether it is installed, and the command that installs it."""
+"""Optional dependencies: packages of each extra, and the commands that install them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the calling code is inside of: the blocks that were entered and are not over.
+"""Scopes: the open blocks that the calling code is inside of.
 
 A block that is entered opens a `Scope`. It concerns the thread and the context (`contextvars`) in
 which it was opened: an asyncio task has its own, and begins with those of the code that made it; a

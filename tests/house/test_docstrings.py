@@ -40,6 +40,8 @@ def documented(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
             kind = "class" if isinstance(node, ast.ClassDef) else "function"
             if text := ast.get_docstring(node):
                 yield node.lineno, kind, text
+        if isinstance(node, ast.Module) and (text := ast.get_docstring(node)):
+            yield 1, "module", text
         body = node.body if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) else []
         for before, after in pairwise(body):
             if isinstance(before, ast.Assign | ast.AnnAssign) and isinstance(after, ast.Expr):

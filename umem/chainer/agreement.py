@@ -1,4 +1,4 @@
-"""What ranks that update one model together have to decide alike: whether a step goes wrong.
+"""Decisions that ranks of one model must make alike: whether a step fails.
 
 Each looks at its own part of the gradients, so that one may find NaN where the others find none;
 and each has its own part of the state, of which others must not think that it is all.

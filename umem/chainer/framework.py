@@ -1,4 +1,4 @@
-"""What the rest of umem knows of Chainer."""
+"""Chainer's record in the table of frameworks."""
 
 from __future__ import annotations
 

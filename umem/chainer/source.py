@@ -1,4 +1,4 @@
-"""What a recorder sees of Chainer: every function forward and backward, every parameter update.
+"""The source of recordings of Chainer: functions, backward steps, parameter updates.
 
 Models: inputs, outputs, arrays that a function keeps on itself, gradients, optimizer state; a
 function inside another is its own operation.

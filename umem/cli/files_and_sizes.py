@@ -1,4 +1,4 @@
-"""What commands take and write: sizes of a step; files, refused where something is in the way."""
+"""Input and output of commands: sizes of a step, traces, files that must not be overwritten."""
 
 from __future__ import annotations
 

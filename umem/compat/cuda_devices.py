@@ -1,4 +1,4 @@
-"""How many CUDA devices there are, asked in a way that leaves ``fork`` usable.
+"""The number of CUDA devices, found without making ``fork`` unusable.
 
 ``cudaGetDeviceCount`` initialises CUDA, and a process that has done so cannot hand CUDA on to
 forked children, which Chainer's multi-process updater relies on. NVML does not have this effect,

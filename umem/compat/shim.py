@@ -1,4 +1,4 @@
-"""What one mend of Chainer is: a module, the versions it is for, and texts to replace."""
+"""One mend of Chainer: a module, the versions it is for, and texts to replace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the layer does here: one row for each mend."""
+"""A report of the layer's mends in this environment, one row each."""
 
 from __future__ import annotations
 

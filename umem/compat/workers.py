@@ -1,4 +1,4 @@
-"""What a fork server imports before Chainer, so that the workers it forks run mended."""
+"""Imported by a fork server before Chainer, so that its workers run mended."""
 
 from umem.compat.finder import install
 

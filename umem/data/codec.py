@@ -1,4 +1,4 @@
-"""How the buffers of an item are written smaller: the interface, and one that does nothing."""
+"""Compression of an item's buffers: the interface, and a codec that does nothing."""
 
 from __future__ import annotations
 

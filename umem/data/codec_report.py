@@ -1,4 +1,4 @@
-"""What compression did: a row for each kind of array, and what was decoded."""
+"""A report of compression: a row for each kind of array, and what was decoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cache of data has done so far."""
+"""Counters of a data cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Chainer's datasets have in common, without Chainer: items by number, slice and list."""
+"""Indexing as in Chainer's datasets, without Chainer: by number, slice and list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where in a known order the requests are, and whether they follow it."""
+"""The position of requests in a known order, and whether they follow it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dataset is made of, as far as that is told quickly: to notice that it was changed.
+"""A quick fingerprint of a dataset, to notice that it was changed.
 
 Its length, shape and dtype, and the sizes and times of modification of the files that it reads.
 """

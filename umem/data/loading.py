@@ -1,4 +1,4 @@
-"""What is below memory: the disk tier and the dataset."""
+"""Loading of items that are not in memory: from the disk tier or the dataset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When items come next in a known order."""
+"""The next uses of items in a known order."""
 
 from __future__ import annotations
 

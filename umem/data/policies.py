@@ -1,4 +1,4 @@
-"""Which item goes when memory is full: the one with the highest score.
+"""Eviction when memory is full: the item with the highest score.
 
 next-use    the position of its next use: what is used last goes first, a new item included
             (Belady, "A study of replacement algorithms for a virtual-storage computer", IBM

@@ -1,4 +1,4 @@
-"""Items in shared memory: what is there, and what goes when there is no room.
+"""Items in shared memory, and their eviction.
 
 Positions are those of requests in the known order, through all epochs. What is fetched ahead is
 dealt with, position by position, just as if it were asked for then: so hits are those of the

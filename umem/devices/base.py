@@ -1,4 +1,4 @@
-"""What a device can do.
+"""The interface of devices.
 
 Two implementations share this interface and one contract test: ``cuda`` (a real GPU through
 CuPy) and ``virtual`` (the model of one). Public functions check arguments and word the errors;

@@ -1,4 +1,4 @@
-"""What a device can do with the memory behind arrays, for those who plan what moves."""
+"""The interface of devices to planned paging: blocks, places, discards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost of a training step on a GPU, whoever tells it: a replay, a run, a real device."""
+"""The cost of a training step on a GPU, from a replay, a run or a real device."""
 
 from __future__ import annotations
 

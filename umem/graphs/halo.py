@@ -1,4 +1,4 @@
-"""What a rank has of a graph in parts, what it needs of the others, and what that takes to send.
+"""The rows of a partitioned graph that each rank has, needs of others, and sends.
 
 A rank has a contiguous run of parts. The rows of a part that another rank needs are those with an
 entry in that rank's columns, because ties have no direction: so each rank reads from its own parts

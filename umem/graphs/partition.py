@@ -1,4 +1,4 @@
-"""Which part each node of a graph belongs to: METIS, balanced by edges."""
+"""Partitioning of a graph by METIS, balanced by edges."""
 
 from __future__ import annotations
 

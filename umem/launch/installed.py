@@ -1,4 +1,4 @@
-"""What is installed for a rank: the versions that all ranks have alike, and mpi4py's MPI."""
+"""Versions that all ranks must share, and mpi4py's MPI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long messages between two ranks take: one sends, the other sends back.
+"""Times of messages between two ranks, by round trips.
 
 This file is also the program of both ranks, so it imports nothing of umem.
 """

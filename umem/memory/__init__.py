@@ -1,1 +1,1 @@
-"""What a user switches on: modes, limits, hints, and what is counted."""
+"""Memory modes, limits, hints and counts, as users turn them on."""

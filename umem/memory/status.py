@@ -1,4 +1,4 @@
-"""What is on, what this machine can do and why not more, and how much is held: `umem.status`."""
+"""`umem.status`: what is on, what this machine can do and why not more, how much is held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds what was allocated: by stack, and as a check that nothing is left behind.
+"""Allocations by the code that holds them, and a check for leaks.
 
 What is watched, and by which thread, is as in `umem.memory.statistics`.
 """

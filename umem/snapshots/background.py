@@ -1,4 +1,4 @@
-"""A thread that writes while training goes on: one piece of work at a time."""
+"""A background thread that writes while training goes on, one piece of work at a time."""
 
 from __future__ import annotations
 

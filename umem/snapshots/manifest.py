@@ -1,4 +1,4 @@
-"""What a snapshot says of itself: which format, which step, and how its files must look."""
+"""The manifest of a snapshot: its format, its step, and checksums of its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What snapshots do to a disk, call by call, so that tests can put a worse disk in its place."""
+"""The file operations of snapshots, one call each, so that tests can replace the disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where in a program each function of a loss was called, and what Chainer's own code divides by."""
+"""Call sites: the place in the program where each function of a loss is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes by the samples of a part: read of two single samples beside the part.
+"""Roles of a loss's divisors: counts of samples or constant factors, found by comparing samples.
 
 A number in a loss is a factor where it is the same for two samples and for both together: a count
 of theirs, which is not 0, would add up. A mean over as many elements for one sample as for two is

@@ -1,4 +1,4 @@
-"""By what a loss was divided, read from its tape: its terms, and the count behind each mean.
+"""The terms of a loss and their divisors, read from its tape.
 
 A loss is taken apart where it is a sum of scalars times numbers; scalars may be stacked on the way.
 Each term ends in a mean, in a sum, or in a loss function of Chainer's, whose node says what it has

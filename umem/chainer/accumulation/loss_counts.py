@@ -1,4 +1,4 @@
-"""By what each of Chainer's loss functions has divided, read from its node."""
+"""The divisors of Chainer's own loss functions, read from their nodes."""
 
 from __future__ import annotations
 

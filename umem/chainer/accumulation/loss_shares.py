@@ -1,4 +1,4 @@
-"""How much of the whole loss each part of a batch is, term by term."""
+"""Each part's share of the whole loss, term by term."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user says of a loss's divisor: ``weight=``."""
+"""The argument ``weight=``: the user's own divisor of a loss."""
 
 from __future__ import annotations
 

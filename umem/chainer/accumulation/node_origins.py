@@ -1,4 +1,4 @@
-"""What a node of a tape was made of: parameters, other arrays, and by which functions."""
+"""The origins of a tape's node: parameters, other arrays, and the functions between."""
 
 from __future__ import annotations
 

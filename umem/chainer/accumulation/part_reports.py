@@ -1,4 +1,4 @@
-"""What a loss function reports, for the whole batch instead of the last part."""
+"""Values that a loss function reports, combined over the parts of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loss function changes beside gradients: random numbers, and what links keep."""
+"""State that a loss function changes beside gradients: random generators and links' attributes."""
 
 from __future__ import annotations
 

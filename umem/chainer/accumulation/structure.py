@@ -1,4 +1,4 @@
-"""What the losses of the parts of a batch are made of, in which they are alike or differ."""
+"""Facts about the losses of a batch's parts, to find where they differ."""
 
 from __future__ import annotations
 

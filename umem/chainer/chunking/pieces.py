@@ -1,4 +1,4 @@
-"""How the work of a call is cut so that what it needs at a time stays under a cap.
+"""Splitting of a call's work so that its workspace stays under a cap.
 
 Outputs are cut by samples; where one sample takes more, by bands of its output rows; where the
 channels can be cut as well, they are, so that a product stays wide enough to be fast.

@@ -1,4 +1,4 @@
-"""Where the windows of a convolution or a pooling lie in its images, and their columns.
+"""The windows of a convolution or pooling in its images, and their columns (im2col).
 
 A window at an output position covers the kernel's places in the image; what of it lies in the
 padding is no part of any overlap. So an image is never padded, which takes a copy of it.

@@ -1,4 +1,4 @@
-"""What is on for a model's optimizer, and would lose parameters that are exchanged."""
+"""Features that hold an optimizer's parameters, and so prevent their exchange."""
 
 from __future__ import annotations
 

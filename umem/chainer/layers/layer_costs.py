@@ -1,4 +1,4 @@
-"""What layers cost, before and after: operations of a traced forward pass, and a report."""
+"""Costs of layers before and after an exchange: operations of a traced forward pass, a report."""
 
 from __future__ import annotations
 

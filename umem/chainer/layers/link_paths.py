@@ -1,4 +1,4 @@
-"""Where links are in a model: by path, who holds them, and how one stands in another's place."""
+"""Links by their paths in a model, their holders, and their replacement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether gradients are such that states of 8 bits survive them, on NumPy and CuPy."""
+"""Checks that gradients keep 8-bit states finite, on NumPy and CuPy."""
 
 from __future__ import annotations
 

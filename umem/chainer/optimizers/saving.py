@@ -1,4 +1,4 @@
-"""How 8-bit state is saved by Chainer's serializers, and loaded again.
+"""Saving and loading of 8-bit states by Chainer's serializers.
 
 Beside the codes and scales go the size of blocks and the version of the map. State of 32 bits that
 is loaded into a rule with 8 bits is quantised.

@@ -1,4 +1,4 @@
-"""Which states of an optimizer have 8 bits, and where they lie."""
+"""Choice of the optimizer states that have 8 bits, and of their memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an update computes of each element: the numbers in it, as float32, and what they are for.
+"""The constants of one update for each element, in float32.
 
 The order of operations is that of Chainer 7.8.1's `update_core_cpu`, the same on every path, and no
 product is added without being rounded: so all paths give the same bits.

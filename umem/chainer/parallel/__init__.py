@@ -1,1 +1,1 @@
-"""What several ranks do together, through MPI."""
+"""Training on several ranks through MPI."""

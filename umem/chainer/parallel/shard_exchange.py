@@ -1,4 +1,4 @@
-"""What ranks send each other of gradients and parameters: shards, summed in the order of ranks.
+"""Exchange of gradients and parameters between ranks: shards, summed in the order of ranks.
 
 Everything goes through the host, in pieces, so that no message is long and no buffer large.
 """

@@ -1,4 +1,4 @@
-"""Which hooks may run on shards, and norms of gradients that lie on several ranks."""
+"""Hooks on shards, and norms of gradients spread over ranks."""
 
 from __future__ import annotations
 

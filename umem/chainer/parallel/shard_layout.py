@@ -1,4 +1,4 @@
-"""Which part of which parameter is a rank's: a flat vector of parameters, cut into shards."""
+"""Layout of shards: parameters as one flat vector, split between ranks."""
 
 from __future__ import annotations
 

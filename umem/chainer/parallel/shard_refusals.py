@@ -1,4 +1,4 @@
-"""What cannot be updated in shards, and is refused before anything changes."""
+"""Checks for what cannot be updated in shards, before anything changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the inputs of layers range over, seen while a model runs on examples."""
+"""Input ranges of layers, recorded while a model runs on examples."""
 
 from __future__ import annotations
 

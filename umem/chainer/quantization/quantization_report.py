@@ -1,4 +1,4 @@
-"""What became of a model's layers: their bytes before and after, and why some stay."""
+"""The report of a quantised model: bytes before and after, and why layers stay in floats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What numbers become: weights of 8 or 4 bits, symmetric by channel; inputs by tensor, not so.
+"""Quantisation of numbers: weights symmetric by channel in 8 or 4 bits, inputs by tensor.
 
 Weights: a row's largest magnitude is the largest code, 127 or 7, zero is zero, and the codes are
 symmetric: as Krishnamoorthi (2018, section 3.1) recommends, one scale a row (a channel). In 4 bits

@@ -1,4 +1,4 @@
-"""Checks of what a snapshot has given the parts of a run, before anything goes on from it."""
+"""Checks of what a snapshot restored, before the run goes on."""
 
 from __future__ import annotations
 

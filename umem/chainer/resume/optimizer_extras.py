@@ -1,4 +1,4 @@
-"""What Chainer's optimizers and links do not save of themselves, and a run that goes on needs."""
+"""State of optimizers and links that Chainer does not save, and a resumed run needs."""
 
 from __future__ import annotations
 

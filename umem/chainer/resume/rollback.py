@@ -1,4 +1,4 @@
-"""What objects are before something is loaded into them: to put it back, and to compare with."""
+"""The state of objects before loading, to restore it or compare with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that a run goes on from, by name."""
+"""The whole state of a run, by name."""
 
 from __future__ import annotations
 

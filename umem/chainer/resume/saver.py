@@ -1,4 +1,4 @@
-"""One run's snapshots: taken while it waits, written while it goes on."""
+"""Saving of one run: copied while it waits, written in the background."""
 
 from __future__ import annotations
 

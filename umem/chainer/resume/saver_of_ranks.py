@@ -1,4 +1,4 @@
-"""Snapshots that several ranks write together and any number of ranks goes on from."""
+"""Snapshots that several ranks write together, and any number of ranks can resume from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What CUDA pools may reserve: the limit that was asked for, and what the machine can hold."""
+"""Bounds on what CUDA pools reserve: the user's limit, and the machine's memory."""
 
 from __future__ import annotations
 

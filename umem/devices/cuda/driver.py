@@ -1,4 +1,4 @@
-"""What the CUDA device asks of CuPy and the driver, and nothing that it decides.
+"""All calls of the CUDA device to CuPy and the driver; no decisions.
 
 This is the seam at which a test puts host memory in the place of a GPU. Importing this module
 imports CuPy; no device is asked for anything until a function here is called.

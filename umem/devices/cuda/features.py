@@ -1,4 +1,4 @@
-"""What a GPU, its driver and its libraries can do, in words: for `umem.status` and the doctor."""
+"""Capabilities of a GPU, its driver and libraries in words, for `umem.status` and the doctor."""
 
 from __future__ import annotations
 

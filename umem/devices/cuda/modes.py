@@ -1,4 +1,4 @@
-"""Which allocator a policy means on CUDA."""
+"""The allocator of each policy on CUDA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host memory that stands for a GPU's, and who hears of what happens to it.
+"""Host memory in place of a GPU's, and the listeners that are told of its use.
 
 The memory handed out is real. VRAM, pages and time are those of `umem.devices.virtual.model`, which
 is told of every allocation, copy, kernel, prefetch and piece of advice; recorders are told of

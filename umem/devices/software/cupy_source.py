@@ -1,4 +1,4 @@
-"""What a recorder sees of CuPy on the software GPU: kernels, copies, and calls of libraries.
+"""The source of recordings of CuPy on the software GPU: kernels, copies, library calls.
 
 Tensors are the blocks that CuPy's memory pool hands out, known by their address: the pool's hooks
 tell of their beginning and end. Inside a framework's function the function as a whole is followed,

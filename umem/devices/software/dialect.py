@@ -1,4 +1,4 @@
-"""What a host's compiler does not take of CUDA C++ as it stands, or takes otherwise."""
+"""Translation of CUDA C++ to what a host compiler accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a child by fork finds: CUDA's own error, as where a driver was used before the fork.
+"""Forked children of the software GPU: they get CUDA's own error.
 
 The child has the memory of its parent, and could go on; on a GPU it could not. What only gives
 something back does nothing there, so that a child that leaves the GPU alone ends in peace.

@@ -1,4 +1,4 @@
-"""What CuPy's compiled modules are linked to: each other's C functions, and NVIDIA's libraries.
+"""Stand-ins for what CuPy's compiled modules link to: each other's functions, NVIDIA's libraries.
 
 Its modules find each other's C functions through capsules: a name, a signature as text, a pointer
 (Cython, ``__pyx_capi__``). Before another module has read them, each pointer is set to a C function

@@ -1,4 +1,4 @@
-"""Where the memory that a program is given comes from: the host's, no more of it than there is.
+"""Sources of the memory that a program gets: plain, or between inaccessible pages.
 
 Checked, each piece lies between pages that nothing may touch, and ends right before one. What was
 freed cannot be touched either, until much else was freed after it.

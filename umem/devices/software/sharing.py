@@ -1,4 +1,4 @@
-"""Which kernels several cores may share, and how many cores there are.
+"""The kernels that several cores may share, and the number of cores.
 
 A kernel of CuPy's templates computes each output from its inputs alone, unless its author's own
 code does more: then one thread does all of it, as for every other kernel.

@@ -1,4 +1,4 @@
-"""When queued work runs: an order that CUDA's rules allow, drawn from a seed.
+"""The order of queued work: one that CUDA's rules allow, drawn from a seed.
 
 A stream does its work in order. Work waits for work of another stream only where an event says so,
 or by the rules of the legacy default stream: what it does comes after all that blocking streams

@@ -1,4 +1,4 @@
-"""Which kernels run the threads of a warp in step, and how they are compiled for that.
+"""Kernels whose warps must run in lockstep, and their compiler options.
 
 Threads that run one after another compute something else than threads in step where one reads,
 without a barrier, what another of its warp writes: in shared memory, in volatile memory, or in an

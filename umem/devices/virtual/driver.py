@@ -1,4 +1,4 @@
-"""What the driver hands out on a virtual GPU: address space, pinned VRAM, managed memory.
+"""The driver of a virtual GPU: address space, pinned VRAM, managed memory.
 
 Models: blocks of 2 MiB; requests below half a block share blocks, as the driver's own
 suballocation does; ``cudaMalloc`` takes VRAM for good and pushes managed blocks out.

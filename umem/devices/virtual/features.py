@@ -1,4 +1,4 @@
-"""What the model has of a GPU's features, in words: for `umem.status` and the doctor."""
+"""Capabilities of the model in words, for `umem.status` and the doctor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the tensors of a trace lie in memory that is never full, and replays on that.
+"""Layout of a trace's tensors in memory that is never full, and replays on it.
 
 Managed memory is never full; plain memory is not while VRAM has room for all that its pool
 reserves. Where the pool puts a tensor then depends on neither the GPU nor the mode, so that a

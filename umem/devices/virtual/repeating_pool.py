@@ -1,4 +1,4 @@
-"""A pool whose places repeat from step to step, and that knows what nobody has."""
+"""A pool whose addresses repeat from step to step, and that knows its free ranges."""
 
 from __future__ import annotations
 

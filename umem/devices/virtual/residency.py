@@ -1,4 +1,4 @@
-"""Which 2 MiB blocks of managed memory are in VRAM: the model of the driver's bookkeeping.
+"""Residency of managed 2 MiB blocks in VRAM: the model of the driver's bookkeeping.
 
 Source: NVIDIA's open kernel driver 595.45, kernel-open/nvidia-uvm (uvm_va_block.c, uvm_pmm_gpu.c);
 Allen and Ge, "In-depth analyses of unified virtual memory system for GPU accelerated computing",

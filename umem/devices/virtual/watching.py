@@ -1,4 +1,4 @@
-"""Who allocates on a virtual GPU, from its events."""
+"""Allocations on a virtual GPU, told to a watcher from its events."""
 
 from __future__ import annotations
 

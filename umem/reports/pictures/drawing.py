@@ -1,4 +1,4 @@
-"""What pictures share: a figure of matplotlib, bars of times with a range, and a PNG."""
+"""Shared by pictures: a figure of matplotlib, bars of times with a range, a PNG."""
 
 from __future__ import annotations
 

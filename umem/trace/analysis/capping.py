@@ -1,4 +1,4 @@
-"""What would be left of a step's peak if convolutions and poolings worked under a cap.
+"""The peak that a step would have if convolutions and poolings worked under a cap.
 
 On NumPy, and on CuPy without cuDNN, Chainer's convolutions make the columns of a whole batch at
 once; `umem.chainer.workspace` has them go part by part, and on NumPy batch normalisation and

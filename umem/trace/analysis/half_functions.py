@@ -1,4 +1,4 @@
-"""How Chainer's functions go with halves: which are given them, and which want float32.
+"""Chainer's functions in mixed precision: which compute in float16, and which in float32.
 
 `umem.chainer.half_precision` and its prediction from a float32 trace follow the same lists.
 """

@@ -1,4 +1,4 @@
-"""What an optimizer's update needs only while it runs, where it goes chunk by chunk."""
+"""Workspace of an optimizer's update that runs chunk by chunk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that forward makes: what lies in it, who still reads it, and when it goes."""
+"""Memory that forward allocates: its tensors, its readers, and when it is freed."""
 
 from __future__ import annotations
 

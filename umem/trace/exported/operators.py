@@ -1,4 +1,4 @@
-"""What each operator of ONNX keeps for its backward, and how much work it is: one table.
+"""Saved tensors and work of each ONNX operator: one table.
 
 What is kept is what Chainer's function of that meaning keeps (``retain_inputs``,
 ``retain_outputs`` and arrays on the function itself), or, where Chainer has none, what the formula

@@ -1,4 +1,4 @@
-"""Where the elements of an array lie: which reshapes are views, and which copy.
+"""Strides of arrays: which reshapes are views, and which copy.
 
 Strides count elements. The rules are NumPy's, which CuPy and PyTorch follow.
 """

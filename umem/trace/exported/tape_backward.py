@@ -1,4 +1,4 @@
-"""The backward pass of an exported step, as a tape goes through it.
+"""The backward pass of an exported step, in the order of a tape.
 
 The order is Chainer's: of the calls whose outputs have gradients, the one farthest from the
 inputs; of several, the one that was found first (`chainer._backprop`). A gradient that is the

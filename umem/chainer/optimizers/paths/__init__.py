@@ -1,4 +1,4 @@
-"""How a parameter with 8-bit states is updated: on NumPy, compiled or not, and on CuPy.
+"""Three implementations of updates with 8-bit states: NumPy, Numba and CuPy; same bits.
 
 All of them do the same operations in the same order, and give the same bits.
 """

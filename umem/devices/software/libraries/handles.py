@@ -1,4 +1,4 @@
-"""What the libraries share: handles, streams, and memory seen as vectors and matrices."""
+"""Shared by the libraries: handles, streams, and memory viewed as vectors and matrices."""
 
 from __future__ import annotations
 
