@@ -28,7 +28,7 @@ FOLDERS = ("trace", "devices", "planner", "memory", "predict", "reports", "chain
 ANNEXES = ("compat", "data", "graphs", "launch", "snapshots")
 """They import loose modules only, and only chainer and cli import them."""
 CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")
-LONGEST = 500
+LONGEST = 600
 PARALLEL = {"devices/cuda", "devices/software", "devices/virtual"}
 """Folders whose files bear the same names where they do the same."""
 

@@ -106,7 +106,7 @@ def test_a_larger_batch_is_planned_for() -> None:
     same(train("mlp", memory, steps=9, data=Grows()), train("mlp", steps=9, data=Grows()))
     small, large = sorted(planned(memory), key=lambda learned: learned.plan.plain_bytes)
     assert small.plan.fits and not large.plan.fits
-    assert large.history.measured_bytes < 0.8 * large.plan.plain_bytes
+    assert large.measured_bytes < 0.8 * large.plan.plain_bytes
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from umem.chainer.recompute import graphs_seen, inputs, training
+from umem.chainer.recompute import graph_store, inputs, training
 from umem.chainer.recompute.gradients import GradientSums
 from umem.chainer.recompute.observing import HostPeaks
 from umem.errors import BudgetError, RecomputeWarning
@@ -208,10 +208,10 @@ def test_the_peak_falls_as_predicted() -> None:
     (learned,) = planned(memory)
     objects = memory.measured_bytes - memory.predicted_bytes  # Python's own are measured as well
     assert -0.02 * memory.predicted_bytes < objects < 0.02 * memory.predicted_bytes + 200_000
-    assert learned.history.measured_bytes < 0.6 * learned.plan.plain_bytes
+    assert learned.measured_bytes < 0.6 * learned.plan.plain_bytes
     whole = umem.chainer.Recompute("100%")
     train(Deep, whole, data=larger, steps=3)
-    measured, plain = planned(whole)[0].history.measured_bytes, learned.plan.plain_bytes
+    measured, plain = planned(whole)[0].measured_bytes, learned.plan.plain_bytes
     assert measured < 1.02 * plain + 200_000  # Python's own objects, too
 
 
@@ -310,9 +310,9 @@ def test_what_a_plain_step_takes_is_predicted(make: Any, data: Any) -> None:
         rule.update()
         del loss
     (learned,) = planned(memory)
-    outside = learned.plan.plain_bytes - learned.history.outside_bytes
+    outside = learned.plan.plain_bytes - learned.facts.outside_bytes
     objects = 0.02 * peaks[-1] + 6000 * len(learned.tape.observed)  # Python's own are traced, too
-    assert outside <= peaks[-1] + learned.history.forward_bytes <= outside + objects
+    assert outside <= peaks[-1] + learned.facts.forward_bytes <= outside + objects
 
 
 @pytest.mark.thorough
@@ -370,14 +370,14 @@ def test_a_budget_that_was_passed_is_planned_for_again_or_said(
     memory = umem.chainer.Recompute("min")
     train("residual", memory, steps=3)
     budget = round(0.97 * planned(memory)[0].plan.plain_bytes)
-    monkeypatch.setattr(graphs_seen, "OBJECTS", 0)
+    monkeypatch.setattr(graph_store, "OBJECTS", 0)
     monkeypatch.setattr(HostPeaks, "peak", lambda self, cleared: round((1 + over) * budget))
     memory = umem.chainer.Recompute(budget)
     same(train("residual", memory), plain("residual"))
     (learned,) = planned(memory)
     said = "with that much less room there is no plan" in memory.report()
-    fits = learned.plan.solution.peak_bytes <= budget - learned.history.slack_bytes
-    assert learned.history.slack_bytes and said and (fits or over > 1)
+    fits = learned.plan.solution.peak_bytes <= budget - learned.slack_bytes
+    assert learned.slack_bytes and said and (fits or over > 1)
 
 
 class Locals(chainer.Chain):
@@ -408,7 +408,7 @@ def test_what_a_pass_took_more_is_forgotten_when_there_is_more_to_plan_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A budget that no plan keeps to is said; state that comes later does not end the run."""
-    monkeypatch.setattr(graphs_seen, "OBJECTS", 0)
+    monkeypatch.setattr(graph_store, "OBJECTS", 0)
     links = [part for _ in range(8) for part in (L.Linear(64, 64), F.tanh)]
     model = chainer.Sequential(*links)
     optimizer = chainer.optimizers.Adam().setup(model)

@@ -144,7 +144,7 @@ def test_mixed_precision_counts_its_copies() -> None:
     count = 8 * WIDTH**2
     assert 4 * count < seen.problem.update_bytes < 7 * count
     assert 8 * count < seen.problem.whole_update_bytes < 9 * count
-    assert seen.history.state_bytes == pytest.approx(4 * 9 * WIDTH**2, rel=0.01)
+    assert seen.facts.state_bytes == pytest.approx(4 * 9 * WIDTH**2, rel=0.01)
 
 
 def test_a_budget_that_the_update_alone_breaks_says_so() -> None:

@@ -69,7 +69,7 @@ def _room(seen: SeenGraph, budget: Budget) -> int | None:
         return None
     if isinstance(budget, float):
         return round(budget * seen.problem.plain_bytes)
-    return budget - seen.history.slack_bytes
+    return budget - seen.slack_bytes
 
 
 def _carried(seen: SeenGraph, solution: Solution, room: int | None) -> Carried:
@@ -79,7 +79,7 @@ def _carried(seen: SeenGraph, solution: Solution, room: int | None) -> Carried:
     order = [place[name] for name in names]
     due = agenda(solution.graph, solution.plan, names)
     alone = seen.problem.left_alone_bytes
-    twice = 2 * alone - seen.history.outside_bytes
+    twice = 2 * alone - seen.facts.outside_bytes
     return Carried(
         solution,
         seen.problem.plain_bytes,
@@ -90,7 +90,7 @@ def _carried(seen: SeenGraph, solution: Solution, room: int | None) -> Carried:
         backward=list(starmap(Due, due.backward)),
         places=due.places,
         order=order,
-        contended=contended(seen.tape.readers, seen.history.order, order),
+        contended=contended(seen.tape.readers, seen.facts.order, order),
     )
 
 

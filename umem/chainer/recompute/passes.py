@@ -68,13 +68,13 @@ class Pass:
         self.never: str | None = None
         self.differs = False
         self.went_back = self.is_stale = self.forward_is_over = self.is_whole = False
-        self._forks: list[tuple[int, int]] = []
         self.popped: dict[int, int] = {}
         self.trail = 0
         self.roots: Roots = ()
         self.signatures = signatures = list[Any]()
         self.reads = ReadArrays(lambda: on_second(signatures))  # which must not hold the pass
         self._seen: SeenGraph | None = None
+        self._carried: Carried | None = None
         self._leaves: dict[int, tuple[int, Any]] = {}
         self._fallback = Fallback()
         self._waits: Call | None = None
@@ -90,7 +90,7 @@ class Pass:
 
     @property
     def _plan(self) -> Carried | None:
-        return None if self._seen is None else self._seen.plan
+        return self._carried
 
     @property
     def learns(self) -> bool:
@@ -100,7 +100,7 @@ class Pass:
     @property
     def looks(self) -> bool:
         """True where the next call may be observed: a pass has left the plan at this one before."""
-        return self._seen is None or len(self.calls) in self._seen.history.forks
+        return self._seen is None or len(self.calls) in self._seen.forks
 
     @property
     def is_over(self) -> bool:
@@ -119,7 +119,7 @@ class Pass:
         """True where backward may read what is neither there nor planned to be made again."""
         if self._seen is None or self.never is not None or self.reads.is_changed:
             return True
-        order = self._seen.history.order
+        order = self._seen.facts.order
         return any(call.index in order and not call.has_func for call in self.calls)
 
     def refuse(self, why: str) -> None:
@@ -144,11 +144,6 @@ class Pass:
         """Backward begins at these roots."""
         self.roots = roots
         self.signatures += [call.signature for call in self.calls]
-
-    def take_forks(self) -> list[tuple[int, int]]:
-        """The graphs whose plans it has left, and at which calls; each is given once."""
-        forks, self._forks = self._forks, []
-        return forks
 
     def let_go(self) -> None:
         """Hold no more than its graph does; nothing is looked up in it any more."""
@@ -195,7 +190,7 @@ class Pass:
         if call.index == 0:
             for seen in reversed(self._known):
                 if seen.plan is not None and seen.tape.signatures[0] == call.signature:
-                    self._seen = seen
+                    self._seen, self._carried = seen, seen.plan
                     self.reads.stop_copying()
                     return
         elif self._seen is not None:
@@ -205,8 +200,8 @@ class Pass:
 
     def _leave(self, old: SeenGraph) -> None:
         """The graph is not the planned one: follow another plan that fits so far, or none."""
-        self._forks.append((old.number, len(self.calls) - 1))
-        self._seen = None
+        old.fork(len(self.calls) - 1)
+        self._seen = self._carried = None
         so_far = [call.signature for call in self.calls]
         for seen in reversed(self._known):
             if seen.plan is not None and seen is not old and seen.tape.begins_with(so_far):
@@ -215,14 +210,14 @@ class Pass:
         self._stop_following(old)
 
     def _follow_instead(self, seen: SeenGraph, calls: Sequence[Call]) -> None:
-        self._seen = seen
+        self._seen, self._carried = seen, seen.plan
         for call in calls:
             self._obey(call, seen)
             self.catch_up()
 
     def _stop_following(self, old: SeenGraph) -> None:
         """Keep everything from the last call on."""
-        self._seen = None
+        self._seen = self._carried = None
         self.differs = True
         self.reads.copy_from_now_on()
         self.observed = list(old.tape.observed[: len(self.calls) - 1])
@@ -231,10 +226,10 @@ class Pass:
             call.let_go()
 
     def _obey(self, call: Call, seen: SeenGraph) -> None:
-        assert seen.plan is not None
+        assert self._carried is not None
         observed = seen.tape.observed[call.index]
         call.learn(observed.again, observed.stash)
-        call.set_rank(HIGH + 2 * seen.plan.order[call.index])
+        call.set_rank(HIGH + 2 * self._carried.order[call.index])
         self._waits = call
 
     def catch_up(self) -> None:
@@ -265,13 +260,13 @@ class Pass:
         if refuse is not None:
             self.never = refuse
             self.use_plain_ranks()
-        elif seen is not None and plan is not None and not seen.history.keeps_order:
-            self._gradients = OldGradients(seen.history.order, self.calls)
+        elif seen is not None and plan is not None and not seen.facts.keeps_order:
+            self._gradients = OldGradients(seen.facts.order, self.calls)
             if plan.contended:
-                self._sums = GradientSums(seen.history.order, plan.contended)
+                self._sums = GradientSums(seen.facts.order, plan.contended)
 
     def _end_early(self) -> None:
-        self._seen = None
+        self._seen = self._carried = None
         so_far = tuple(call.signature for call in self.calls)
         for seen in reversed(self._known):
             if seen.plan is not None and seen.tape.signatures == so_far:

@@ -137,11 +137,11 @@ class Recompute:
     def measured_bytes(self) -> int | None:
         """The peak of the first pass that followed that plan; None before, and on a GPU."""
         largest = self._largest()
-        return None if largest is None else largest.history.measured_bytes
+        return None if largest is None else largest.measured_bytes
 
     @property
     def graphs(self) -> tuple[SeenGraph, ...]:
-        """Every graph that was seen, the oldest first, as values that never change."""
+        """Every graph that was seen, the oldest first."""
         return tuple(self._training.graphs)
 
     def fates(self) -> tuple[ValueFate, ...]:
@@ -223,7 +223,7 @@ class Recompute:
             raise StateError("no graph is planned yet: a plan is made after two passes")
         budget = self._budget if isinstance(self._budget, int) else None
         with whole(Path(path), force=True) as file:
-            draw_steps(*curves(largest), budget, largest.history.measured_bytes, file)
+            draw_steps(*curves(largest), budget, largest.measured_bytes, file)
 
 
 # -- reports ------------------------------------------------------------------------------------
@@ -234,20 +234,20 @@ NAMED = 6
 
 def describe(seen: SeenGraph) -> str:
     """One graph: predicted and measured, what is kept and what runs again."""
-    history, tape, problem = seen.history, seen.tape, seen.problem
+    tape, problem = seen.tape, seen.problem
     head = f"a graph of {len(tape.observed)} calls: "
     if seen.plan is None:
-        why = history.never or history.refused or "it was not seen often enough yet"
+        why = seen.never or seen.refused or "it was not seen often enough yet"
         return f"{head}not planned: {why}"
     plan, constant = seen.plan.solution.plan, seen.plan.solution.constant_bytes
     floor, node = problem.floor
     left_alone = "a plain step fits, and is left as it is"
     moved = {move.node for move in plan.moves if move.what == "value"}
-    rerun, again = history.rerun_seconds, [name for block in plan.recomputed for name in block]
+    rerun, again = seen.rerun_seconds, [name for block in plan.recomputed for name in block]
     lines = [
         head + (left_alone if seen.plan.fits else f"planned by {plan.method}"),
         f"  peak: {format_bytes(seen.plan.peak_bytes)} predicted, "
-        f"{_or_not(history.measured_bytes)}; {format_bytes(seen.plan.plain_bytes)} predicted "
+        f"{_or_not(seen.measured_bytes)}; {format_bytes(seen.plan.plain_bytes)} predicted "
         f"for a plain step; the floor is {format_bytes(floor)} ({node})",
         f"  parameters, state and inputs: {format_bytes(constant)} of it",
         f"  the optimizer's update: {format_bytes(problem.update_peak_bytes)}, of them "
@@ -274,13 +274,13 @@ def _peaks(seen: SeenGraph) -> str:
     return (
         f"peak {format_bytes(seen.plan.plain_bytes)} predicted for a plain step, "
         f"{format_bytes(seen.plan.peak_bytes)} for the plan, "
-        f"{_or_not(seen.history.measured_bytes).removesuffix(' yet')}"
+        f"{_or_not(seen.measured_bytes).removesuffix(' yet')}"
     )
 
 
 def _why_not_planned(graphs: tuple[SeenGraph, ...]) -> str:
     for seen in graphs:
-        why = seen.history.refused or seen.history.never
+        why = seen.refused or seen.never
         if why is not None:
             return f"not planned: {why}"
     return "nothing was planned: a plan is made for a graph that comes back, after two passes"

@@ -1,4 +1,4 @@
-"""A graph that was seen, in three values that never change: its tape, its history, its plan."""
+"""A graph that was seen: its tape, the facts beside it, its plan, and how its passes have gone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from umem.chainer.recompute.below import What
 from umem.chainer.recompute.gradients import Contended
-from umem.chainer.recompute.observing import Observed
+from umem.chainer.recompute.observing import Beside, Observed
 from umem.chainer.recompute.optimizer_facts import OptimizerFacts, state_bytes
 from umem.chainer.recompute.tape import LEAF, Call, Signature
 from umem.chainer.saved.tiers.tier import Tier
@@ -89,37 +89,28 @@ def tape_of(calls: Sequence[Call], observed: Sequence[Observed]) -> Tape:
 
 
 @dataclass(frozen=True)
-class History:
-    """The lessons of a graph's passes; replaced, never changed.
+class GraphFacts:
+    """The bytes, times and order of a graph beside its tape: a planning problem is made of both.
 
     Attributes:
         constant_bytes: parameters and other arrays from outside that it reads; the most so far.
         parameters: weak references to those that it reads, and to others that are updated.
         others_bytes: those others, with a gradient.
-        state_bytes: what optimizers keep.
-        update_bytes: what the update of one parameter needs only while it runs; the most of all.
-        whole_update_bytes: the same where updates do not go in chunks.
+        state_bytes: optimizer state of all of them.
+        update_bytes: workspace of the update of one parameter; the most of all.
+        whole_update_bytes: the same where updates are not computed in chunks.
         stays: by call, the gradients of parameters that its backward is the first to make.
         old_gradients: by parameter, the bytes of its gradient during forward.
         held_gradients: those of them that are there between forward and backward, too.
-        backward_workspace: by call; found when ``is_measured``.
+        backward_workspace: by call; empty before it was measured.
         backward_seconds: by call, of its step of the first backward.
         order: by call, its place in a plain backward.
         ranks: by call, its rank then.
-        dead: calls that backward does not come to.
+        dead: calls that backward does not reach.
         roots: where backward began.
         keeps_order: whether backward has to take its calls in the order of a plain run: one of
             them does more than compute gradients, or may do so.
-        never: why it gets no plan.
-        refused: why there is no plan within the budget.
-        keeps: whether a pass that may be one of this graph keeps everything.
-        outlives: whether its graph is still there when the next pass begins.
-        forks: calls at which passes have left its plan.
-        differed: whether a plain pass that began like this one went on in an unknown way.
-        pass_count: passes that went backward and taught something.
-        tries: passes measured for its sake that were none of it, or the first that was.
-        slack_bytes: by how much the measured peak was above the predicted.
-        followed: whether a pass has followed the plan, and its peak was looked at.
+        outlives: whether the graph is still there when the next pass begins.
     """
 
     constant_bytes: int = 0
@@ -131,7 +122,6 @@ class History:
     stays: Mapping[int, int] = field(default_factory=dict)
     old_gradients: Mapping[int, int] = field(default_factory=dict)
     held_gradients: Mapping[int, int] = field(default_factory=dict)
-    is_measured: bool = False
     backward_workspace: Mapping[int, int] = field(default_factory=dict)
     backward_seconds: Mapping[int, float] = field(default_factory=dict)
     order: Mapping[int, int] = field(default_factory=dict)
@@ -139,18 +129,7 @@ class History:
     dead: frozenset[int] = frozenset()
     roots: Roots = ()
     keeps_order: bool = False
-    never: str | None = None
-    refused: str | None = None
-    keeps: bool = False
     outlives: bool = False
-    forks: frozenset[int] = frozenset()
-    differed: bool = False
-    pass_count: int = 0
-    tries: int = 0
-    slack_bytes: int = 0
-    followed: bool = False
-    measured_bytes: int | None = None
-    rerun_seconds: float | None = None
 
     @property
     def forward_bytes(self) -> int:
@@ -164,6 +143,11 @@ class History:
         beside = self.constant_bytes + self.others_bytes + self.state_bytes
         return beside + sum(self.held_gradients.values())
 
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes that optimizers take and the graph does not read."""
+        return self.others_bytes + self.state_bytes + self.update_bytes
+
     def goes_back_alike(self, ranks: Sequence[int]) -> bool:
         """Tell whether a plain backward takes calls with these ranks in the order that was seen.
 
@@ -174,15 +158,21 @@ class History:
         old, new = self.ranks, ranks
         return all((old[a] > old[b]) == (new[a] > new[b]) for a, b in pairwise(order))
 
-    @property
-    def optimizer_bytes(self) -> int:
-        """What optimizers take that it does not read itself."""
-        return self.others_bytes + self.state_bytes + self.update_bytes
+    def with_beside(self, beside: Beside, old_gradients: Mapping[int, int]) -> GraphFacts:
+        """Add the arrays beside a pass's own."""
+        return replace(
+            self,
+            constant_bytes=max(self.constant_bytes, beside.constant_bytes),
+            stays=beside.stays,
+            parameters={**self.parameters, **beside.parameters},
+            held_gradients={**self.held_gradients, **beside.held_gradients},
+            old_gradients={**self.old_gradients, **old_gradients},
+        )
 
-    def counting(self, optimizers: OptimizerFacts) -> History:
-        """With what optimizers take as it is now.
+    def with_updates(self, optimizers: OptimizerFacts) -> GraphFacts:
+        """Add the bytes that optimizers take by now.
 
-        Parameters that no call reads, such as what `F.forget` captures, count with a gradient.
+        Parameters that no call reads, as those that `F.forget` captures, count with a gradient.
         """
         parameters, others = dict(self.parameters), self.others_bytes
         for parameter in optimizers.parameters:
@@ -263,58 +253,165 @@ class Carried:
         return self.left_alone_bytes if self.fits else self.solution.peak_bytes
 
 
-@dataclass(frozen=True)
 class SeenGraph:
-    """A graph that was seen; `Graphs` has the newest of each number."""
+    """A graph that was seen: its tape, its facts, its plan, and how its passes have gone.
 
-    number: int
-    tape: Tape
-    history: History = field(default_factory=History)
-    plan: Carried | None = None
+    Attributes:
+        number: graphs are numbered.
+        tape: its calls.
+        facts: the bytes, times and order beside them.
+        plan: the plan that its passes follow; None before there is one.
+        never: why it gets no plan.
+        refused: why there is no plan within the budget.
+        keeps: whether a pass that may be one of this graph keeps everything.
+        differed: whether a plain pass that began like this one went on in an unknown way.
+        forks: calls at which passes have left its plan.
+        is_measured: whether the workspace of its calls is known.
+        pass_count: passes that went backward and taught something.
+        tries: passes measured while expecting this graph that turned out to be another, or its
+            first.
+        followed: whether a pass has followed the plan, and its peak was looked at.
+        measured_bytes: the peak of that pass.
+        slack_bytes: how far the measured peak was above the predicted.
+        rerun_seconds: of recomputing, in a pass that was not measured.
+    """
+
+    def __init__(self, number: int, tape: Tape, *, keeps_order: bool) -> None:
+        self.number, self.tape = number, tape
+        self.facts = GraphFacts(keeps_order=keeps_order)
+        self.plan: Carried | None = None
+        self.never: str | None = None
+        self.refused: str | None = None
+        self.keeps = self.differed = self.followed = self.is_measured = False
+        self.forks: set[int] = set()
+        self.pass_count = self.tries = self.slack_bytes = 0
+        self.measured_bytes: int | None = None
+        self.rerun_seconds: float | None = None
+        self._problem: tuple[Tape, GraphFacts, Problem] | None = None
+
+    @property
+    def problem(self) -> Problem:
+        """The planning problem: the calls with all that they need, and the bytes beside them."""
+        made = self._problem
+        if made is None or made[0] is not self.tape or made[1] is not self.facts:
+            made = self._problem = self.tape, self.facts, problem_of(self.tape, self.facts)
+        return made[2]
 
     @property
     def is_left_alone(self) -> bool:
         """True where passes that begin like this one need not be followed."""
-        plan, history = self.plan, self.history
-        if plan is None or not plan.fits or history.differed:
+        if self.plan is None or not self.plan.fits or self.differed:
             return False
-        return not history.outlives or plan.fits_twice
+        return not self.facts.outlives or self.plan.fits_twice
 
-    @cached_property
-    def problem(self) -> Problem:
-        """The planning problem: the calls with all that they need, and the bytes beside them."""
-        tape, history = self.tape, self.history
-        calls = tuple(
-            CallFacts(
-                label=label,
-                nbytes=o.nbytes,
-                cost=o.seconds,
-                grad_bytes=o.grad_bytes,
-                alias=o.alias,
-                stash_bytes=o.stash_bytes,
-                drawn_bytes=o.drawn_bytes,
-                mask_bytes=o.mask_bytes,
-                packed_bytes=o.packed_bytes,
-                again=o.again,
-                workspace_bytes=o.workspace_bytes,
-                backward_workspace_bytes=history.backward_workspace.get(index, 0),
-                backward_cost=history.backward_seconds.get(index),
-                stays_bytes=history.stays.get(index, 0),
-                needs=needs,
-                dead=index in history.dead,
-            )
-            for index, (label, o, needs) in enumerate(
-                zip(tape.labels, tape.observed, tape.needs, strict=True)
-            )
+    # -- what its passes have shown --------------------------------------------------------
+
+    def learn(self, facts: GraphFacts) -> None:
+        """Replace its facts."""
+        self.facts = facts
+
+    def went_backward(self, facts: GraphFacts, never: str | None) -> None:
+        """Count a pass that went backward without a plan; ``never``: why there can be none."""
+        self.facts = facts
+        self.never = self.never or never
+        self.pass_count += 1
+
+    def measure(self, observed: Sequence[Observed], workspace: Mapping[int, int]) -> None:
+        """Take the workspace of its calls, forward and backward."""
+        self.tape = replace(self.tape, observed=tuple(observed))
+        self.facts = replace(self.facts, backward_workspace=workspace)
+        self.is_measured = True
+
+    def fork(self, index: int) -> None:
+        """Remember a call at which a pass has left its plan."""
+        self.forks.add(index)
+
+    def differ(self, differed: bool) -> None:
+        """Note whether a plain pass went on in an unknown way."""
+        self.differed = differed
+
+    def tried(self) -> None:
+        """Count a pass that was measured in vain."""
+        self.tries += 1
+
+    def end_tries(self) -> None:
+        """Count them from zero again."""
+        self.tries = 0
+
+    # -- its plan --------------------------------------------------------------------------
+
+    def take(self, plan: Carried) -> None:
+        """Follow a plan from now on."""
+        self.plan = plan
+        self.tries = 0
+
+    def take_tighter(self, plan: Carried) -> None:
+        """Follow a plan that allows for `slack_bytes`; its peak is measured again."""
+        self.plan = plan
+        self.measured_bytes, self.followed = None, False
+
+    def refuse(self, why: str) -> None:
+        """Remember that there is no plan within the budget."""
+        self.refused = why
+
+    def forget_plan(self) -> None:
+        """Have the plan made anew: there is more to count than there was."""
+        self.plan = self.refused = self.measured_bytes = None
+        self.slack_bytes, self.followed = 0, False
+
+    def keep_everything(self, why: str) -> None:
+        """Have no plan, and passes that begin like this one keep everything."""
+        self.plan, self.keeps, self.never = None, True, why
+
+    def follow(self, peak_bytes: int | None) -> None:
+        """Note the measured peak of a pass that has followed the plan; None: it is not known."""
+        self.followed = True
+        if peak_bytes is not None:
+            self.measured_bytes = max(peak_bytes, self.problem.update_peak_bytes)
+
+    def allow(self, slack_bytes: int) -> None:
+        """Plan with that much less room."""
+        self.slack_bytes = slack_bytes
+
+    def recomputed(self, seconds: float) -> None:
+        """Note how long a pass recomputed; the first that was not measured counts."""
+        if self.rerun_seconds is None:
+            self.rerun_seconds = seconds
+
+
+def problem_of(tape: Tape, facts: GraphFacts) -> Problem:
+    """The planning problem of a graph."""
+    calls = tuple(
+        CallFacts(
+            label=label,
+            nbytes=o.nbytes,
+            cost=o.seconds,
+            grad_bytes=o.grad_bytes,
+            alias=o.alias,
+            stash_bytes=o.stash_bytes,
+            drawn_bytes=o.drawn_bytes,
+            mask_bytes=o.mask_bytes,
+            packed_bytes=o.packed_bytes,
+            again=o.again,
+            workspace_bytes=o.workspace_bytes,
+            backward_workspace_bytes=facts.backward_workspace.get(index, 0),
+            backward_cost=facts.backward_seconds.get(index),
+            stays_bytes=facts.stays.get(index, 0),
+            needs=needs,
+            dead=index in facts.dead,
         )
-        return Problem(
-            calls,
-            tape.edges,
-            history.outside_bytes,
-            history.forward_bytes,
-            history.order,
-            history.keeps_order,
-            history.outlives,
-            history.update_bytes,
-            history.whole_update_bytes,
+        for index, (label, o, needs) in enumerate(
+            zip(tape.labels, tape.observed, tape.needs, strict=True)
         )
+    )
+    return Problem(
+        calls,
+        tape.edges,
+        facts.outside_bytes,
+        facts.forward_bytes,
+        facts.order,
+        facts.keeps_order,
+        facts.outlives,
+        facts.update_bytes,
+        facts.whole_update_bytes,
+    )

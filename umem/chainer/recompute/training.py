@@ -12,7 +12,7 @@ import numpy as np
 
 from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.carrying import Target
-from umem.chainer.recompute.graphs_seen import AGAIN, KEEPS, Graphs
+from umem.chainer.recompute.graph_store import AGAIN, KEEPS, Graphs
 from umem.chainer.recompute.inputs import ReadArrays
 from umem.chainer.recompute.lower import Lower
 from umem.chainer.recompute.observing import HostPeaks, check_tape
@@ -101,7 +101,7 @@ class Training:
             return None
         if self.plain is not None:  # the caller asks only where it is over
             if self.plain.has_graph:
-                self.graphs.note(self.plain.follows.number, outlives=True)
+                self.graphs.note_outliving(self.plain)
             self.plain = None
         if now is not None and self._end(now):
             self.graphs.note_outliving(now)
@@ -124,7 +124,7 @@ class Training:
             self._number, list(self.graphs), self._debug, self.graphs.goes_again, self.lower.tier
         )
         self._reads.add(self.now.reads)
-        if any(one.history.keeps for one in alike):
+        if any(one.keeps for one in alike):
             self.now.keep_everything(AGAIN)
         self._measure_if_needed(alike, inputs, plain=False)
         return self.now
@@ -135,7 +135,7 @@ class Training:
         if what is not None:
             blind = what == "peak" and self.lower.is_among_arrays
             self.peaks.start(what, blind=blind or not _on_host(inputs))
-            self._may_be = [one for one in alike if not one.history.is_measured]
+            self._may_be = [one for one in alike if not one.is_measured]
 
     def stop_in_vain(self, now: Pass) -> None:
         """Measure no more where the pass is none of the graphs for whose sake it is measured."""
@@ -169,7 +169,6 @@ class Training:
     def left_plan(self, now: Pass) -> None:
         """The pass has just left its plan."""
         self.graphs.say(other_call(len(now.calls) - 1, now.calls[-1].label))
-        self.graphs.note_forks(now)
         self.peaks.stop()
         if self.graphs.is_unmeasured([call.signature for call in now.calls]):
             self.peaks.start("workspace", blind=not _on_host(now.calls[-1].values or ()))
@@ -251,7 +250,6 @@ class Training:
         if refuse is None and follows is not None:
             refuse = self._other_backward(now, follows, roots, nodes)
         now.end_forward(refuse)
-        self.graphs.note_forks(now)
         if follows is not None and now.differs and refuse is None:
             self.graphs.say(ENDED_EARLY)
         self.peaks.turn()
@@ -266,13 +264,13 @@ class Training:
         """Why the backward that begins is not the one that was planned, if it is not."""
         if len(now.calls) != len(follows.tape.signatures):
             return None
-        if follows.history.roots != roots:
+        if follows.facts.roots != roots:
             self.keeps(OTHER_ROOTS)
             return OTHER_ROOTS
         if now.never is None:
             ranks = [call.plain_rank for call in now.calls]
-            if not follows.history.goes_back_alike(ranks) or reaches_more(
-                now.calls, follows.history.order, nodes
+            if not follows.facts.goes_back_alike(ranks) or reaches_more(
+                now.calls, follows.facts.order, nodes
             ):
                 self.graphs.say(OTHER_ORDER)
                 return OTHER_ORDER
@@ -288,22 +286,21 @@ class Training:
         if whole and follows is None and not now.is_online:
             self.graphs.finish_learning(now, measured=self.peaks.what == "workspace")
         elif whole and follows is not None and now.never == OTHER_ORDER:
-            self.graphs.learn_order_anew(now, follows.number)
+            self.graphs.learn_order_anew(now, follows)
         elif whole and follows is not None and not now.differs and now.never is None:
-            self._look_at_peak(follows.number)
+            self._look_at_peak(follows)
             measured = self.peaks.what == "peak"
             seconds = None if measured else sum(call.rerun_seconds for call in now.calls)
             taken = time.perf_counter() - self._began
-            self.graphs.finish_following(follows.number, seconds, taken, own_seconds)
+            self.graphs.finish_following(follows, seconds, taken, own_seconds)
         self.peaks.stop()
         self.alive.remember(now.calls)
         now.let_go()
 
-    def _look_at_peak(self, number: int) -> None:
+    def _look_at_peak(self, seen: SeenGraph) -> None:
         measured = self.peaks.what == "peak"
-        cleared = self.graphs.forward_bytes(number)
-        peak = self.peaks.peak(cleared) if measured else None
-        self.graphs.look_at_peak(number, peak, measured=measured)
+        peak = self.peaks.peak(seen.facts.forward_bytes) if measured else None
+        self.graphs.look_at_peak(seen, peak, measured=measured)
 
     # -- passes that are left alone --------------------------------------------------------
 
@@ -312,8 +309,8 @@ class Training:
         if plain.went_back or plain.is_empty:
             return
         plain.end_forward(None if refuse is None else KEEPS + refuse)
-        if plain.differs is not None and not plain.follows.history.differed:
-            self.graphs.note(plain.follows.number, differed=True)  # passes are looked at in full
+        if plain.differs is not None and not plain.follows.differed:
+            plain.follows.differ(True)  # passes are looked at in full
             self.graphs.say(plain.differs)
         self.peaks.turn()
 
@@ -324,13 +321,12 @@ class Training:
             self.plain_count += plain.differs is None
             self.graphs.end_tries()
             if whole and plain.differs is None:
-                self._look_at_peak(plain.follows.number)
-                self.graphs.finish_plain(plain.follows.number)
+                self._look_at_peak(plain.follows)
+                self.graphs.finish_plain(plain.follows)
         self.peaks.stop()
 
     def _end(self, now: Pass) -> bool:
         """A pass is not the current one any more; whether its graph lives on."""
-        self.graphs.note_forks(now)
         if not now.went_back:
             now.use_plain_ranks()
             self.alive.remember(now.calls)

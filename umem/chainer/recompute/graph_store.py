@@ -1,0 +1,290 @@
+"""Remembers the graphs of a training run, plans them, and tells the user once what goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import chainer
+
+from umem.chainer.function_facts import owner_of, rules_of
+from umem.chainer.recompute.carrying import Target, carried
+from umem.chainer.recompute.lower import Lower
+from umem.chainer.recompute.observing import gradient_bytes, look_beside
+from umem.chainer.recompute.optimizer_facts import OptimizerFacts, state_bytes
+from umem.chainer.recompute.passes import Pass
+from umem.chainer.recompute.seen import SeenGraph, tape_of
+from umem.chainer.recompute.tape import Signature
+from umem.errors import BudgetError, RecomputeWarning, warn_at_program
+from umem.units import format_bytes
+
+REMEMBERED = 32
+"""At most this many graphs without a plan are remembered."""
+MANY = 8
+"""After this many different graphs in a row, none of which came back, the user is told."""
+OBJECTS = 1 << 20
+"""Bytes over a budget that Python's own objects, which are measured as well, may take."""
+KEEPS = "a graph is not planned, and keeps everything: "
+AGAIN = "it goes backward again after an update"
+
+
+class Graphs:
+    """The graphs that were seen, the oldest first, and all that is remembered of them.
+
+    Args:
+        target: the budget to plan for.
+        lower: the offload target, if there is one.
+
+    Attributes:
+        optimizers: the bytes that they take.
+        said: the warnings that the user was given.
+        planned_count: passes that followed a plan from their beginning to their end.
+        followed_seconds: of those of them that were not measured.
+        own_seconds: the part of it for recomputing, and for following the plan.
+    """
+
+    def __init__(self, target: Target, lower: Lower) -> None:
+        self._target = target
+        self._lower = lower
+        self._seen: list[SeenGraph] = []
+        self._count = 0
+        self._once_seen = 0
+        self._waiting: list[SeenGraph] = []
+        self._wished = False
+        self.optimizers = OptimizerFacts()
+        self.said: list[str] = []
+        self.planned_count = 0
+        self.followed_seconds = self.own_seconds = 0.0
+
+    def __iter__(self) -> Iterator[SeenGraph]:
+        return iter(list(self._seen))
+
+    def say(self, text: str) -> None:
+        """Tell the user, once."""
+        if text not in self.said:
+            self.said.append(text)
+            warn_at_program(text, RecomputeWarning)
+
+    def find(self, signatures: Sequence[Signature]) -> SeenGraph | None:
+        """Return the graph of these calls; None where it was not seen."""
+        wanted = tuple(signatures)
+        return next((one for one in self._seen if one.tape.signatures == wanted), None)
+
+    def alike(self, func: Any, inputs: Any) -> list[SeenGraph]:
+        """List the graphs that may begin with this call."""
+        kind = type(owner_of(func))
+        arrays = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
+        shapes = [(array.shape, array.dtype) for array in arrays]
+        return [
+            one
+            for one in self._seen
+            if one.tape.signatures[0][0] is kind
+            and [entry[2:] for entry in one.tape.signatures[0][1]] == shapes
+        ]
+
+    # -- before a pass ---------------------------------------------------------------------
+
+    def plan(self, func: Any, inputs: Any) -> list[SeenGraph]:
+        """Plan the graphs that may begin with this call, and list them.
+
+        Raises:
+            BudgetError: one of them has no plan within the budget.
+        """
+        self._count_updated()
+        alike = self.alike(func, inputs)
+        for seen in alike:
+            if seen.is_measured and seen.plan is None and seen.never is None:
+                self._plan(seen)
+        return alike
+
+    def _plan(self, seen: SeenGraph) -> None:
+        if seen.refused is not None:
+            raise BudgetError(seen.refused)
+        try:
+            plan, said = carried(seen, self._target, self._lower.link)
+        except BudgetError as error:
+            seen.refuse(str(error))
+            raise
+        seen.take(plan)
+        if said is not None and not self._wished:
+            self._wished = True  # once, whatever the number of graphs
+            self.say(said)
+        for other in self._seen:
+            if other.tape.signatures[0] == seen.tape.signatures[0]:
+                other.differ(False)
+
+    def to_measure(self, alike: Sequence[SeenGraph], *, plain: bool) -> str | None:
+        """Choose what to measure in the pass that begins: ``workspace``, ``peak`` or nothing."""
+        wait = [one for one in alike if one.never is None and one.tries < MANY]
+        unmeasured = [one for one in wait if one.plan is None and not one.is_measured]
+        unfollowed = [one for one in wait if one.plan is not None and not one.followed]
+        workspace = bool(unmeasured) and not plain and self._once_seen < MANY
+        self._waiting = unmeasured if workspace else unfollowed
+        return None if not self._waiting else "workspace" if workspace else "peak"
+
+    def end_tries(self) -> None:
+        """Count the pass that was measured for the sake of some graphs, and is over."""
+        for seen in self._waiting:
+            seen.tried()
+        self._waiting = []
+
+    def is_unmeasured(self, signatures: Sequence[Signature]) -> bool:
+        """Tell whether a graph that begins with these calls has to be measured."""
+        return any(
+            not seen.is_measured and seen.tape.begins_with(signatures) for seen in self._seen
+        )
+
+    def _count_updated(self) -> None:
+        """Have plans made anew that were made before an optimizer had its state."""
+        if not self.optimizers.take_new():
+            return
+        for seen in self._seen:
+            old = seen.facts.optimizer_bytes
+            seen.learn(seen.facts.with_updates(self.optimizers))
+            if seen.facts.optimizer_bytes > old and seen.plan is not None:
+                seen.forget_plan()
+
+    def beside(self) -> tuple[list[Any], int]:
+        """The arrays of parameters that optimizers have updated; their state and gradients."""
+        found = [p for p in self.optimizers.parameters if p.array is not None]
+        nbytes = sum(state_bytes(p.update_rule) + gradient_bytes(p) for p in found)
+        return [p.array for p in found], nbytes
+
+    # -- what passes show ------------------------------------------------------------------
+
+    def learn(self, now: Pass) -> None:
+        """Remember the graph of a pass that has gone forward, and does not follow a plan."""
+        seen = self.find([call.signature for call in now.calls]) or self._add(now)
+        facts = seen.facts.with_beside(look_beside(now.calls), now.old_gradients)
+        seen.learn(facts.with_updates(self.optimizers))
+
+    def _add(self, now: Pass) -> SeenGraph:
+        """Remember one more; of those without a plan the oldest may be forgotten."""
+        self._count += 1
+        keeps_order = any(rules_of(call.signature[0])[1] for call in now.calls)
+        seen = SeenGraph(self._count, tape_of(now.calls, now.observed), keeps_order=keeps_order)
+        self._seen.append(seen)
+        unplanned = [known for known in self._seen if known.plan is None]
+        if len(unplanned) > REMEMBERED:
+            self._seen.remove(unplanned[0])
+        self._once_seen += 1
+        if self._once_seen == MANY:
+            self.say(
+                f"nothing is planned: the last {MANY} passes were {MANY} different graphs, and a "
+                "plan is made for a graph that comes back"
+            )
+        return seen
+
+    def finish_learning(self, now: Pass, *, measured: bool) -> None:
+        """Learn from a pass that went backward without a plan; ``measured``: its workspace was."""
+        seen = self.find([call.signature for call in now.calls])
+        if seen is None:
+            return
+        old = seen.facts
+        dead = [c.index for c in now.calls if c.index not in now.popped and not c.has_graph]
+        facts = replace(
+            old,
+            keeps_order=old.keeps_order or now.has_nested,
+            roots=now.roots,
+            backward_seconds=old.backward_seconds or dict(now.backward_seconds),
+            dead=frozenset(dead),
+            order=dict(now.popped),
+            ranks=[call.plain_rank for call in now.calls],
+        )
+        seen.went_backward(facts, now.never)
+        if seen.pass_count > 1:  # it has come back
+            self._once_seen = 0
+            seen.end_tries()
+            if measured and not seen.is_measured:
+                _calibrate(seen, now)
+
+    def learn_order_anew(self, now: Pass, seen: SeenGraph) -> None:
+        """Plan a graph for the order in which this pass of it went backward."""
+        ranks = [call.plain_rank for call in now.calls]
+        seen.learn(replace(seen.facts, order=dict(now.popped), ranks=ranks))
+        seen.forget_plan()
+
+    def note_outliving(self, now: Pass) -> None:
+        """Note that a pass's graph is still there when the next one begins."""
+        seen = now.follows or self.find(now.signatures)
+        if seen is None or seen.facts.outlives:
+            return
+        seen.learn(replace(seen.facts, outlives=True))
+        if seen.problem.held_bytes and not (seen.plan is not None and seen.plan.fits):
+            seen.forget_plan()  # what is held is there twice
+
+    def goes_again(self, signatures: Sequence[Signature]) -> None:
+        """Give a graph no plan that was gone through once more after an update."""
+        seen = self.find(signatures)
+        if seen is not None and not seen.keeps:
+            seen.keep_everything(AGAIN)
+            self.say(KEEPS + AGAIN)
+
+    # -- what plans come to ----------------------------------------------------------------
+
+    def finish_following(
+        self, seen: SeenGraph, rerun_seconds: float | None, seconds: float, own_seconds: float
+    ) -> None:
+        """Count a pass that has followed a plan to its end.
+
+        Args:
+            seen: its graph.
+            rerun_seconds: None where it was measured.
+            seconds: of all of it.
+            own_seconds: the part that was not Chainer's own work.
+        """
+        self._once_seen = 0
+        self.planned_count += 1
+        if rerun_seconds is not None:
+            self.followed_seconds += seconds
+            self.own_seconds += own_seconds
+            seen.recomputed(rerun_seconds)
+
+    def finish_plain(self, seen: SeenGraph) -> None:
+        """Count a pass that was left alone to its end."""
+        self._once_seen = 0
+        seen.recomputed(0.0)
+
+    def look_at_peak(self, seen: SeenGraph, peak_bytes: int | None, *, measured: bool) -> None:
+        """Compare the peak of a pass with what was promised; None: it cannot be known here."""
+        if not measured or seen.followed:
+            seen.end_tries()
+            return
+        found = None if peak_bytes is None else seen.facts.outside_bytes + peak_bytes
+        seen.follow(found)
+        if found is not None:
+            self._keep_the_promise(seen, found)
+
+    def _keep_the_promise(self, seen: SeenGraph, found: int) -> None:
+        """Plan once more where more than the budget was needed, with that much less room."""
+        budget = self._target.budget
+        if seen.plan is None or not isinstance(budget, int):
+            return
+        if found <= max(1.02 * budget, budget + OBJECTS):
+            return
+        try:
+            if seen.slack_bytes:
+                raise BudgetError
+            seen.allow(max(0, found - seen.plan.peak_bytes))
+            plan, _ = carried(seen, self._target._replace(strict=True), self._lower.link)
+            seen.take_tighter(plan)
+        except BudgetError:
+            self.say(
+                f"a pass took {format_bytes(found)}, and the budget is {format_bytes(budget)}: "
+                "with that much less room there is no plan, and this one stays"
+            )
+
+
+def _calibrate(seen: SeenGraph, now: Pass) -> None:
+    """Add the workspace of a pass, and whether calls may run again that nobody looked at."""
+    whole = len(now.observed) == len(now.calls)
+    looked = now.observed if whole else seen.tape.observed
+    observed = [
+        o._replace(
+            workspace_bytes=max(o.workspace_bytes, workspace),
+            again=o.again if o.looked else new.again,
+        )
+        for o, new, workspace in zip(seen.tape.observed, looked, now.workspace, strict=True)
+    ]
+    seen.measure(observed, dict(now.backward_workspace))
