@@ -96,7 +96,7 @@ class Offload:
         """Raise StateError where it cannot be entered."""
         if _on:
             raise StateError("an Offload is on already: leave that one first")
-        if is_told("Executor"):
+        if is_told("PassRunner"):
             raise StateError(
                 "a Recompute is on, and keeps, makes again and moves by one plan: "
                 'Recompute(budget, offload="scratch") instead of an Offload inside of it'

@@ -8,7 +8,7 @@ from itertools import chain, starmap
 from typing import Literal, NamedTuple, TypeVar
 
 from umem.chainer.recompute.gradients import contended
-from umem.chainer.recompute.seen import Carried, Due, SeenGraph
+from umem.chainer.recompute.seen import Carried, SeenGraph, TapeAction
 from umem.errors import BudgetError
 from umem.planner import Graph
 from umem.planner.call_facts import CallFacts
@@ -86,8 +86,8 @@ def _carried(seen: SeenGraph, solution: Solution, room: int | None) -> Carried:
         alone,
         fits=room is not None and room >= alone,
         fits_twice=room is not None and room >= twice,
-        after_forward={call: list(starmap(Due, ts)) for call, ts in due.after_forward.items()},
-        backward=list(starmap(Due, due.backward)),
+        after_forward={call: list(starmap(TapeAction, ts)) for call, ts in due.after_forward.items()},
+        backward=list(starmap(TapeAction, due.backward)),
         places=due.places,
         order=order,
         contended=contended(seen.tape.readers, seen.facts.order, order),

@@ -192,7 +192,7 @@ class Graphs:
             order=dict(now.popped),
             ranks=[call.plain_rank for call in now.calls],
         )
-        seen.went_backward(facts, now.never)
+        seen.went_backward(facts, now.why)
         if seen.pass_count > 1:  # it has come back
             self._once_seen = 0
             seen.end_tries()
@@ -207,7 +207,7 @@ class Graphs:
 
     def note_outliving(self, now: Pass) -> None:
         """Note that a pass's graph is still there when the next one begins."""
-        seen = now.follows or self.find(now.signatures)
+        seen = now.rule.seen or self.find(now.signatures)
         if seen is None or seen.facts.outlives:
             return
         seen.learn(replace(seen.facts, outlives=True))

@@ -1,27 +1,30 @@
-"""One forward and the backward after it: following a plan, or learning the graph.
+"""One forward and the backward after it: its state, and the one place that carries actions out.
 
-While a graph is being learned, arrays are dropped by the rule of `plain_pass`, so that what does
-not fit gets through. In backward, what is missing is made again on demand, and goes after its last
-use.
+The state of a pass is three fields: its ``phase``, its ``rule`` (a policy) and its ``integrity``.
+docs/design.md has the table of their transitions. The rest is what was noted of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
 import chainer
 
 from umem.chainer.recompute.gradients import GradientSums, OldGradients
 from umem.chainer.recompute.inputs import ReadArrays
 from umem.chainer.recompute.observing import Before, Observed, gradient_bytes, observe
-from umem.chainer.recompute.plain_pass import Fallback
-from umem.chainer.recompute.seen import Carried, Roots, SeenGraph
+from umem.chainer.recompute.pass_policies import ENDED_EARLY, FollowPlan, KeepAll, Observe, Policy
+from umem.chainer.recompute.seen import Roots, SeenGraph, TapeAction
 from umem.chainer.recompute.tape import Call
 from umem.chainer.saved.tiers.tier import Tier
 
-HIGH = 1 << 40
-"""Ranks of calls that follow a plan lie above all others."""
+Phase = Literal["forward", "backward", "over"]
+"""Over: a backward of it has ended; another one may come all the same."""
+Integrity = Literal["intact", "refused", "restored"]
+"""Refused: it goes backward by no policy, and keeps everything from then on. Restored: all arrays
+of its graph are there, too, because it is about to be cut."""
+FROM_EARLIER = "it goes on from an earlier pass"
 
 
 class Pass:
@@ -29,134 +32,118 @@ class Pass:
 
     Args:
         number: passes are numbered.
-        known: the graphs that were seen, as of now.
+        rule: its policy.
         debug: whether to keep checksums.
         on_second: called with its calls when its graph goes backward after an update.
-        tier: where its plan moves arrays.
+        known: the graphs that were seen, whose plans it may follow.
+        tier: the offload target of plans.
 
     Attributes:
-        calls: in the order of forward.
-        never: why it keeps everything, where it does.
-        differs: whether it has left its plan.
-        went_back: whether a backward of it is over.
+        phase, rule, integrity: its state.
+        why: the reason why it is refused; the first one stays.
+        calls: in the order of forward; none where its policy wants none.
+        observed, workspace, old_gradients: of each call; of parameters.
+        backward_workspace, backward_seconds: of the steps of its first backward.
         popped: by call, its place in this backward.
         has_nested: whether a call's backward had a backward of its own inside.
-        is_online: whether it decides as it goes what to let go.
-        trail: a number that two passes of one graph have in common, where it learns.
+        trail: a number that two passes of one graph have in common, where it has no plan.
+        roots, signatures: where backward began, and the calls that it had by then.
     """
-
-    is_online = False
 
     def __init__(
         self,
         number: int,
-        known: Sequence[SeenGraph],
+        rule: Policy,
         debug: bool,
         on_second: Callable[[Sequence[Any]], None],
+        known: Sequence[SeenGraph] = (),
         tier: Tier | None = None,
     ) -> None:
         self.number = number
-        self._tier = tier
-        self._known = known
-        self._debug = debug
+        self.phase: Phase = "forward"
+        self.rule = rule
+        self.integrity: Integrity = "intact"
+        self.why: str | None = None
+        self._known, self._debug, self._tier = known, debug, tier
         self.calls: list[Call] = []
         self.observed: list[Observed] = []
         self.workspace: list[int] = []
+        self.old_gradients: dict[int, int] = {}
         self.backward_workspace: dict[int, int] = {}
         self.backward_seconds: dict[int, float] = {}
-        self.old_gradients: dict[int, int] = {}
-        self.never: str | None = None
-        self.differs = False
-        self.went_back = self.is_stale = self.forward_is_over = self.is_whole = False
         self.popped: dict[int, int] = {}
+        self.has_nested = False
         self.trail = 0
         self.roots: Roots = ()
         self.signatures = signatures = list[Any]()
         self.reads = ReadArrays(lambda: on_second(signatures))  # which must not hold the pass
-        self._seen: SeenGraph | None = None
-        self._carried: Carried | None = None
         self._leaves: dict[int, tuple[int, Any]] = {}
-        self._fallback = Fallback()
-        self._waits: Call | None = None
-        self._next = 0
         self._sums: GradientSums | None = None
         self._gradients: OldGradients | None = None
-        self.has_nested = False
-
-    @property
-    def follows(self) -> SeenGraph | None:
-        """The graph whose plan it follows."""
-        return self._seen
-
-    @property
-    def _plan(self) -> Carried | None:
-        return self._carried
+        if not isinstance(rule, Observe):
+            self.reads.stop_copying()
 
     @property
     def learns(self) -> bool:
-        """True where it has to observe its calls."""
-        return self._seen is None
+        """True where its calls are observed."""
+        return isinstance(self.rule, Observe)
 
     @property
     def looks(self) -> bool:
         """True where the next call may be observed: a pass has left the plan at this one before."""
-        return self._seen is None or len(self.calls) in self._seen.forks
-
-    @property
-    def is_over(self) -> bool:
-        """True where nothing of it can still be used."""
-        return bool(self.calls) and not any(call.has_graph for call in self.calls)
+        rule = self.rule
+        return not isinstance(rule, FollowPlan) or len(self.calls) in rule.seen.forks
 
     @property
     def goes_on(self) -> bool:
-        """True where the next call is one of it."""
-        if self.went_back or self.is_stale:
+        """True where the next call is one of it: it was not backward, and something of it lives."""
+        if self.phase == "over":
             return False
-        return not self.calls or self.calls[-1].has_graph or not self.is_over
+        if self.calls and (self.calls[-1].has_graph or any(c.has_graph for c in self.calls)):
+            return True
+        return self.rule.has_graph()
 
     @property
     def is_unusual(self) -> bool:
         """True where backward may read what is neither there nor planned to be made again."""
-        if self._seen is None or self.never is not None or self.reads.is_changed:
+        if self.phase == "over" or self.integrity != "intact" or self.reads.is_changed:
             return True
-        order = self._seen.facts.order
-        return any(call.index in order and not call.has_func for call in self.calls)
+        return self.rule.is_unusual(self.calls)
+
+    # -- integrity -------------------------------------------------------------------------
 
     def refuse(self, why: str) -> None:
         """Keep everything; the first reason stays."""
-        self.never = self.never or why
+        if self.integrity == "intact":
+            self.integrity, self.why = "refused", why
 
     def keep_everything(self, why: str) -> None:
         """Keep everything from the first call on, and copy no parameters."""
-        self.never = why
+        self.refuse(why)
         self.reads.stop_copying()
 
-    def go_stale(self) -> None:
-        """End with the next call: it reads other arrays, and begins another pass."""
-        self.is_stale = True
-
-    def become_whole(self) -> bool:
+    def restore(self) -> bool:
         """All of its arrays are to be there; whether that is so for the first time."""
-        first, self.is_whole = not self.is_whole, True
+        first, self.integrity = self.integrity != "restored", "restored"
         return first
 
-    def begin_backward(self, roots: Roots) -> None:
-        """Backward begins at these roots."""
-        self.roots = roots
-        self.signatures += [call.signature for call in self.calls]
+    # -- carrying out ----------------------------------------------------------------------
 
-    def let_go(self) -> None:
-        """Hold no more than its graph does; nothing is looked up in it any more."""
-        self._leaves = {}
-        if all(call.index in self.popped or not call.has_graph for call in self.calls):
-            self.calls = []
+    def carry_out(self, actions: Iterable[TapeAction]) -> None:
+        """Carry actions out on its calls, one after another."""
+        for action in actions:
+            action.carry_out(self.calls, self._tier)
+
+    def catch_up(self) -> None:
+        """Carry out what its policy has after the last call."""
+        self.carry_out(self.rule.before_forward())
 
     # -- forward ---------------------------------------------------------------------------
 
     def add(
         self, func: Any, inputs: Any, outputs: Any, before: Before, seconds: float, workspace: int
     ) -> None:
-        """A function was applied."""
+        """A function was applied, of a pass whose policy wants calls."""
         call = Call(
             self.number, len(self.calls), func, inputs, outputs, self._leaves, self.reads,
             self._debug,
@@ -165,141 +152,133 @@ class Pass:
         self.calls.append(call)
         self.workspace.append(workspace)
         if call.from_elsewhere:
-            self.never = "it goes on from an earlier pass"
-        if self.forward_is_over and self._seen is not None:
-            self._stop_following(self._seen)  # a backward has begun, and forward goes on
-        else:
-            self._match(call)
-        if self._seen is not None:
-            self._obey(call, self._seen)
+            self.refuse(FROM_EARLIER)
+        self._choose_plan(call)
+        rule = self.rule
+        if isinstance(rule, FollowPlan):
+            rule.after_forward(call)
             return
-        self.trail = hash((self.trail, func.__class__, sum(y.nbytes for y in call.values or ())))
+        assert isinstance(rule, Observe)
+        self.trace(func.__class__, sum(y.nbytes for y in call.values or ()))
         observed = observe(call, func, inputs, before, seconds, workspace)
         self.observed.append(observed)
         call.learn(observed.again, observed.stash)
         for x in inputs:
             if isinstance(x, chainer.Parameter) and gradient_bytes(x):
                 self.old_gradients[id(x)] = gradient_bytes(x)
-        if self.differs or self.never:
-            call.let_go()
+        if rule.drops and self.integrity == "intact":
+            self.carry_out(rule.after_forward(call, observed))
         else:
-            self._fallback.add(call, observed)
+            call.let_go()
 
-    def _match(self, call: Call) -> None:
+    def _choose_plan(self, call: Call) -> None:
         """Follow a plan from the first call on, as long as the graph is the planned one."""
-        if call.index == 0:
-            for seen in reversed(self._known):
-                if seen.plan is not None and seen.tape.signatures[0] == call.signature:
-                    self._seen, self._carried = seen, seen.plan
-                    self.reads.stop_copying()
-                    return
-        elif self._seen is not None:
-            signatures = self._seen.tape.signatures
-            if call.index >= len(signatures) or signatures[call.index] != call.signature:
-                self._leave(self._seen)
+        rule = self.rule
+        if isinstance(rule, FollowPlan):
+            if self.phase != "forward":  # a backward has begun, and forward goes on
+                self._observe_from_now_on(rule.seen)
+            elif not rule.seen.tape.has(call.index, call.signature):
+                rule.seen.fork(call.index)
+                so_far = [call.signature for call in self.calls]
+                if not self._follow_another(lambda tape: tape.begins_with(so_far), self.calls[:-1]):
+                    self._observe_from_now_on(rule.seen)
+        elif call.index == 0 and self._follow_another(lambda tape: tape.has(0, call.signature), ()):
+            self.reads.stop_copying()
 
-    def _leave(self, old: SeenGraph) -> None:
-        """The graph is not the planned one: follow another plan that fits so far, or none."""
-        old.fork(len(self.calls) - 1)
-        self._seen = self._carried = None
-        so_far = [call.signature for call in self.calls]
+    def _follow_another(self, fits: Callable[[Any], bool], calls: Sequence[Call]) -> bool:
+        """Follow the newest plan of another graph that fits; these calls have run. Whether one is.
+
+        Args:
+            fits: whether a graph's tape is that of the pass so far.
+            calls: the calls that the plan is caught up with.
+        """
         for seen in reversed(self._known):
-            if seen.plan is not None and seen is not old and seen.tape.begins_with(so_far):
-                self._follow_instead(seen, self.calls[:-1])
-                return
-        self._stop_following(old)
+            if seen.plan is not None and seen is not self.rule.seen and fits(seen.tape):
+                self.rule = rule = FollowPlan(seen, seen.plan)
+                for call in calls:
+                    rule.after_forward(call)
+                    self.catch_up()
+                return True
+        return False
 
-    def _follow_instead(self, seen: SeenGraph, calls: Sequence[Call]) -> None:
-        self._seen, self._carried = seen, seen.plan
-        for call in calls:
-            self._obey(call, seen)
-            self.catch_up()
-
-    def _stop_following(self, old: SeenGraph) -> None:
+    def _observe_from_now_on(self, old: SeenGraph) -> None:
         """Keep everything from the last call on."""
-        self._seen = self._carried = None
-        self.differs = True
+        self.rule = Observe(drops=False)
         self.reads.copy_from_now_on()
         self.observed = list(old.tape.observed[: len(self.calls) - 1])
         self.use_plain_ranks()
         for call in self.calls[:-1]:
             call.let_go()
 
-    def _obey(self, call: Call, seen: SeenGraph) -> None:
-        assert self._carried is not None
-        observed = seen.tape.observed[call.index]
-        call.learn(observed.again, observed.stash)
-        call.set_rank(HIGH + 2 * self._carried.order[call.index])
-        self._waits = call
+    def trace(self, *marks: Any) -> None:
+        """Mix what tells its graph from others into its trail."""
+        self.trail = hash((self.trail, *marks))
 
-    def catch_up(self) -> None:
-        """Let go what the plan lets go after the last call.
-
-        Not before another one begins: Chainer reads what the function holds once it has run.
-        """
-        call, seen, plan = self._waits, self._seen, self._plan
-        self._waits = None
-        if call is None or seen is None or plan is None:
-            return
-        if plan.solution.packs and seen.tape.observed[call.index].mask_bytes:
-            call.pack()
-        for due in plan.after_forward.get(call.index, ()):
-            due.carry_out(self.calls, self._tier)
+    def note(self, func: Any, outputs: Any) -> None:
+        """A function was applied, of a pass that keeps all."""
+        rule = self.rule
+        assert isinstance(rule, KeepAll)
+        if not rule.note(func, outputs, compares=self.integrity == "intact"):
+            self.refuse(other_call(rule.last_place, func.label))
 
     # -- backward --------------------------------------------------------------------------
 
-    def end_forward(self, refuse: str | None) -> None:
-        """Forward is over."""
-        if self.forward_is_over:
-            return
-        self.forward_is_over = True
+    def end_forward(self, refuse: str | None, roots: Roots = ()) -> None:
+        """Backward begins at these roots; ``refuse``: why it may follow no policy."""
+        self.phase, self.roots = "backward", roots
         self.catch_up()
-        if self._seen is not None and len(self.calls) < len(self._seen.tape.signatures):
+        rule = self.rule
+        if isinstance(rule, FollowPlan) and len(self.calls) < len(rule.seen.tape.signatures):
             self._end_early()
-        seen, plan = self._seen, self._plan
+        elif isinstance(rule, KeepAll) and not rule.has_ended():
+            self.refuse(ENDED_EARLY)
         if refuse is not None:
-            self.never = refuse
+            self.refuse(refuse)
             self.use_plain_ranks()
-        elif seen is not None and plan is not None and not seen.facts.keeps_order:
-            self._gradients = OldGradients(seen.facts.order, self.calls)
-            if plan.contended:
-                self._sums = GradientSums(seen.facts.order, plan.contended)
+            return
+        rule = self.rule
+        rule.begin_backward(self.calls)
+        if isinstance(rule, FollowPlan) and not rule.seen.facts.keeps_order:
+            order = rule.seen.facts.order
+            self._gradients = OldGradients(order, self.calls)
+            if rule.plan.contended:
+                self._sums = GradientSums(order, rule.plan.contended)
 
     def _end_early(self) -> None:
-        self._seen = self._carried = None
         so_far = tuple(call.signature for call in self.calls)
-        for seen in reversed(self._known):
-            if seen.plan is not None and seen.tape.signatures == so_far:
-                self._follow_instead(seen, self.calls)
-                return
-        self.differs = True
-        self.never = "it ended before its plan did"
-        self.use_plain_ranks()
+        if not self._follow_another(lambda tape: bool(tape.signatures == so_far), self.calls):
+            self.rule = Observe(drops=False)
+            self.refuse("it ended before its plan did")
+            self.use_plain_ranks()
 
     def use_plain_ranks(self) -> None:
         """Have backward go as it would without a plan."""
         for call in self.calls:
             call.set_rank(call.plain_rank)
 
+    def sign(self) -> None:
+        """Keep the signatures of its calls, by which its graph is found again."""
+        self.signatures += [call.signature for call in self.calls]
+
     def before(self, call: Call) -> None:
-        """Carry out what the plan has before this step, and make sure of what it reads."""
-        plan = self._plan
-        place = -1 if plan is None else plan.places.get(call.index, -1)
-        if plan is not None and self.never is None and place >= self._next:
-            for due in plan.backward[self._next : place]:
-                due.carry_out(self.calls, self._tier)
-            self._next = place + 1
-        call.ensure()
+        """Carry out what is due before this step, and ensure what it reads."""
+        if self.integrity == "intact" and self.phase == "backward":
+            self.carry_out(self.rule.before_backward(call))
+            self.rule.ensure(call)
+        else:
+            call.ensure()
 
     def step(self, proceed: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
         """Take the step itself."""
         self.popped.setdefault(call.index, len(self.popped))
         if self._gradients is not None:
             self._gradients.begin(call.index, args[2])
-        if self._sums is None:
-            proceed(func, *args)
-        else:
+        if self._sums is not None:
             self._sums.step(proceed, call.index, func, args)
+        elif self.integrity == "intact" and self.phase == "backward":
+            self.rule.step(proceed, call, func, args)
+        else:
+            proceed(func, *args)
         if self._gradients is not None:
             self._gradients.end()
 
@@ -308,37 +287,35 @@ class Pass:
         self.has_nested = True
 
     def after(self, call: Call, workspace: int, seconds: float) -> None:
-        """Let go what nothing reads after this step, which has taken so much workspace and time."""
+        """Drop what nothing reads after this step, which has taken so much workspace and time."""
         self.backward_workspace[call.index] = workspace
         self.backward_seconds[call.index] = seconds
-        plan = self._plan
-        if plan is not None and self.never is None and not self.went_back:
-            actions, at = plan.backward, self._next
-            while at < len(actions) and actions[at].lets_go:
-                actions[at].carry_out(self.calls, self._tier)
-                at += 1
-            self._next = at
-        if self.never is None and not self.differs:
-            observed = self.observed if self._seen is None else self._seen.tape.observed
-            if observed[call.index].again or call.below:
-                call.drop()
-                call.drop_stash()
-            if observed[call.index].again:
-                call.forget_below()  # who comes again has it made again
-            call.pack()
+        if self.integrity == "intact":
+            self.carry_out(self.rule.after_backward(call))
 
     def finish(self, whole: bool) -> bool:
         """Backward is over, ``whole``: without an exception; whether it was the first one."""
         if self._gradients is not None and not whole:
             self._gradients.put_back()
-        self._gradients = None
-        plan = self._plan
-        if not self.went_back and plan is not None and self.never is None:
-            for due in plan.backward[self._next :]:
-                if due.lets_go and due.call in self.popped:
-                    due.carry_out(self.calls, self._tier)
-            self._next = len(plan.backward)
-        first, self.went_back = not self.went_back, True
-        self._sums = None
+        self._gradients = self._sums = None
+        first = self.phase != "over"
+        if first and self.integrity == "intact":
+            self.carry_out(self.rule.end(list(self.popped), whole))
+        self.phase = "over"
         self.use_plain_ranks()
         return first
+
+    def let_go(self) -> None:
+        """Hold no more than its graph does; nothing is looked up in it any more."""
+        self._leaves = {}
+        self.rule.let_go()
+        if all(call.index in self.popped or not call.has_graph for call in self.calls):
+            self.calls = []
+
+
+def other_call(index: int, label: str) -> str:
+    """Word a warning: a pass leaves the graph that was learned."""
+    return (
+        f"call {index} ({label}) is not what was planned: this pass keeps everything from there "
+        "on. A graph that comes back is planned for"
+    )

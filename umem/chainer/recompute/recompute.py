@@ -23,7 +23,7 @@ from umem.chainer.recompute.carrying import (
     fates_of,
     fates_summary,
 )
-from umem.chainer.recompute.executor import Executor
+from umem.chainer.recompute.runner import PassRunner
 from umem.chainer.recompute.seen import SeenGraph
 from umem.chainer.recompute.training import Training
 from umem.chainer.saved.tiers.tiers import checked_place
@@ -92,7 +92,7 @@ class Recompute:
         self._budget = _parsed(budget)
         target = Target(self._budget, method, strict, thrash)
         self._training = Training(target, debug=debug, offload=checked_place(offload))
-        self._executor = Executor(self._training)
+        self._runner = PassRunner(self._training)
 
     def __enter__(self) -> Recompute:
         if self in _on:
@@ -103,7 +103,7 @@ class Recompute:
             raise StateError("an Offload is on: Recompute(budget, offload=...) does both, alone")
         _on.append(self)
         try:
-            self._executor.start()
+            self._runner.start()
         except BaseException:  # a signal, too
             self._leave()
             raise
@@ -121,7 +121,7 @@ class Recompute:
         """Restore what was there; a second time does nothing."""
         if self in _on:
             try:
-                self._executor.stop()
+                self._runner.stop()
             finally:
                 _on.remove(self)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from umem.chainer.recompute.below import What
 from umem.chainer.recompute.gradients import Contended
@@ -190,10 +190,14 @@ class GraphFacts:
         )
 
 
-class Due(NamedTuple):
-    """An action of a plan, and the call that it is for."""
+class TapeAction(NamedTuple):
+    """An action on a call of a pass: on its outputs, or (``_stash``) on what it keeps on itself.
 
-    kind: Kind
+    Beside the kinds of a planner's schedule: ``pack`` keeps a dropout's mask as bits, ``forget``
+    gives up what of the call is on the offload target.
+    """
+
+    kind: Kind | Literal["pack", "forget"]
     call: int
 
     @property
@@ -202,20 +206,27 @@ class Due(NamedTuple):
         return self.kind in ("drop", "drop_stash")
 
     def carry_out(self, calls: Sequence[Call], tier: Tier | None) -> None:
-        """Do it, with the calls of a pass; what moves goes down to the tier."""
-        call = calls[self.call]
-        what: What = "stash" if self.kind.endswith("_stash") else "value"
-        if self.kind == "drop":
+        """Do it, with the calls of a pass; what is sent goes to the tier.
+
+        A call that must not run again keeps what it has, and one whose graph is gone is let be.
+        """
+        call, kind = calls[self.call], self.kind
+        what: What = "stash" if kind.endswith("_stash") else "value"
+        if kind == "drop":
             call.drop()
-        elif self.kind == "drop_stash":
+        elif kind == "drop_stash":
             call.drop_stash()
-        elif self.kind == "recompute" and call.has_graph:
+        elif kind == "pack":
+            call.pack()
+        elif kind == "forget":
+            call.forget_below()
+        elif kind == "recompute" and call.has_graph:
             call.make_again()
-        elif self.kind in ("send", "send_stash") and tier is not None:
+        elif kind in ("send", "send_stash") and tier is not None:
             call.send(tier, what)
-        elif self.kind in ("leave", "leave_stash"):
+        elif kind in ("leave", "leave_stash"):
             call.leave(what)
-        elif self.kind in ("fetch", "fetch_stash"):
+        elif kind in ("fetch", "fetch_stash"):
             call.fetch(what)
 
 
@@ -241,8 +252,8 @@ class Carried:
     left_alone_bytes: int
     fits: bool
     fits_twice: bool
-    after_forward: Mapping[int, Sequence[Due]]
-    backward: Sequence[Due]
+    after_forward: Mapping[int, Sequence[TapeAction]]
+    backward: Sequence[TapeAction]
     places: Mapping[int, int]
     order: Sequence[int]
     contended: Contended

@@ -16,9 +16,9 @@ from umem.chainer.recompute.graph_store import AGAIN, KEEPS, Graphs
 from umem.chainer.recompute.inputs import ReadArrays
 from umem.chainer.recompute.lower import Lower
 from umem.chainer.recompute.observing import HostPeaks, check_tape
-from umem.chainer.recompute.online import OnlinePasses
-from umem.chainer.recompute.passes import Pass
-from umem.chainer.recompute.plain_pass import ENDED_EARLY, PlainPass, other_call
+from umem.chainer.recompute.online import EvictOnline, OnlinePasses
+from umem.chainer.recompute.pass_policies import ENDED_EARLY, FollowPlan, KeepAll, Observe
+from umem.chainer.recompute.passes import Pass, other_call
 from umem.chainer.recompute.seen import Roots, SeenGraph
 from umem.chainer.recompute.tape import Call
 from umem.chainer.recompute.whole_graph import AliveCalls, make_whole, reaches_more, watch_over
@@ -39,16 +39,15 @@ class Training:
     """The passes of a training run, one after another.
 
     Args:
-        target: what to plan for.
+        target: the budget to plan for.
         debug: whether passes keep checksums.
-        offload: where what is moved goes; False: nothing moves.
+        offload: the offload target; False: nothing moves.
 
     Attributes:
-        lower: where what is moved goes.
-        graphs: what is remembered.
-        online: passes that are not expected back.
-        now: the pass that is going on, where something is done to it.
-        plain: the one that is left alone.
+        lower: the offload target.
+        graphs: the graphs that were seen.
+        online: begins passes whose graph is not expected back.
+        now: the pass that is going on.
         peaks: measures it, where it is to be measured.
         alive: calls of passes that are over.
         pass_count: passes that have gone backward.
@@ -62,7 +61,7 @@ class Training:
         self.graphs = Graphs(target, self.lower)
         self.online = OnlinePasses(target, self.graphs, self._prepare, self.lower, debug=debug)
         self.now: Pass | None = None
-        self.plain: PlainPass | None = None
+        self._ends = False
         self.peaks = HostPeaks()
         self.pass_count = self.plain_count = 0
         self._number = 0
@@ -79,7 +78,7 @@ class Training:
         self.peaks.stop()
         if self.now is not None:
             self._end(self.now)
-        self.now = self.plain = None
+        self.now = None
         calls = self.alive.take()
         try:
             self.lower.close(calls)
@@ -88,54 +87,59 @@ class Training:
 
     # -- forward ---------------------------------------------------------------------------
 
-    def current(self, func: Any, inputs: Any) -> Pass | PlainPass | None:
-        """The pass that is going forward; a new one after a backward, or after a lost forward.
+    @property
+    def going_on(self) -> Pass | None:
+        """The pass that the next call is one of; None where it begins another."""
+        now = self.now
+        return now if now is not None and not self._ends and now.goes_on else None
+
+    def begin(self, func: Any, inputs: Any) -> Pass | None:
+        """Begin a pass: after a backward, after an update, or after a lost forward.
 
         None for what goes on from an earlier graph before a new one has begun, such as a look at
         the outputs after backward.
+
+        Raises:
+            BudgetError: no plan of its graph is within the budget.
         """
-        now = self.now
-        if now is not None and now.goes_on:
-            return now
         if any(isinstance(x, chainer.Variable) and x.creator_node is not None for x in inputs):
             return None
-        if self.plain is not None:  # the caller asks only where it is over
-            if self.plain.has_graph:
-                self.graphs.note_outliving(self.plain)
-            self.plain = None
-        if now is not None and self._end(now):
-            self.graphs.note_outliving(now)
-        now = self.now = None  # what it holds goes before anything is measured
+        if self.now is not None and self._end(self.now):
+            self.graphs.note_outliving(self.now)
+        self.now = None  # what it holds goes before anything is measured
+        self._ends = False
         self.peaks.stop()
         self.lower.open(inputs)
         alike = self.graphs.plan(func, inputs)
         self._number += 1
         self._began = time.perf_counter()
-        planned = [seen for seen in reversed(alike) if seen.plan is not None]
-        if planned and not self._debug and all(one.is_left_alone for one in planned):
-            self.plain = PlainPass(planned)
-            self._measure_if_needed(alike, inputs, plain=True)
-            return self.plain
-        if not planned and (online := self.online.begin(self._number)) is not None:
-            self.now = online
-            self._reads.add(online.reads)
-            return online
-        self.now = Pass(
-            self._number, list(self.graphs), self._debug, self.graphs.goes_again, self.lower.tier
-        )
-        self._reads.add(self.now.reads)
-        if any(one.keeps for one in alike):
-            self.now.keep_everything(AGAIN)
-        self._measure_if_needed(alike, inputs, plain=False)
-        return self.now
-
-    def _measure_if_needed(self, alike: list[SeenGraph], inputs: Any, *, plain: bool) -> None:
-        """Measure the pass where a graph that it may be one of has to be measured."""
-        what = self.graphs.to_measure(alike, plain=plain)
+        self.now = now = self._new(alike)
+        self._reads.add(now.reads)
+        if not isinstance(now.rule, (KeepAll, Observe)):
+            return now
+        if now.learns and any(one.keeps for one in alike):
+            now.keep_everything(AGAIN)
+        what = self.graphs.to_measure(alike, plain=not now.learns)
         if what is not None:
             blind = what == "peak" and self.lower.is_among_arrays
             self.peaks.start(what, blind=blind or not _on_host(inputs))
             self._may_be = [one for one in alike if not one.is_measured]
+        return now
+
+    def _new(self, alike: list[SeenGraph]) -> Pass:
+        """Choose the policy of a pass whose first call is that of these graphs."""
+        planned = [seen for seen in reversed(alike) if seen.plan is not None]
+        if planned and not self._debug and all(one.is_left_alone for one in planned):
+            return Pass(self._number, KeepAll(planned), self._debug, self.graphs.goes_again)
+        online = None if planned else self.online.begin(self._number)
+        return online or Pass(
+            self._number,
+            Observe(),  # or a plan, once the first call has run
+            self._debug,
+            self.graphs.goes_again,
+            list(self.graphs),
+            self.lower.tier,
+        )
 
     def stop_in_vain(self, now: Pass) -> None:
         """Measure no more where the pass is none of the graphs for whose sake it is measured."""
@@ -176,13 +180,11 @@ class Training:
     # -- what changes outside --------------------------------------------------------------
 
     def before_update(self, array: Any, *, here: bool) -> None:
-        """A parameter's array is about to change: what comes then reads another one.
+        """A parameter's array is about to change: the next call begins another pass.
 
         ``here``: in the block's own thread.
         """
-        for one in (self.now, self.plain):
-            if one is not None and here:
-                one.go_stale()
+        self._ends = self._ends or here
         for reads in list(self._reads):
             reads.before_update(array)
 
@@ -202,8 +204,8 @@ class Training:
 
     def elsewhere(self, numbers: set[int]) -> None:
         """A graph goes backward outside of its pass: in another thread, or inside a backward."""
-        if (now := self.now) is not None and now.number in numbers and not now.went_back:
-            now.go_stale()
+        if (now := self.now) is not None and now.number in numbers and now.phase != "over":
+            self._ends = True
             now.refuse(ELSEWHERE)
 
     def before_cut(self, call: Call, func: Any, *, gone: bool, why: str) -> None:
@@ -211,10 +213,10 @@ class Training:
 
         ``gone``: the function goes from the graph, too.
         """
-        if (now := self.now) is not None and call.number == now.number and not now.went_back:
-            if now.never is None:
+        if (now := self.now) is not None and call.reads is now.reads and now.phase != "over":
+            if now.integrity == "intact":
                 self.end_forward(now, why)
-            if now.become_whole():
+            if now.restore():
                 make_whole(now.calls)
         elif gone:
             call.keep(func)
@@ -241,22 +243,36 @@ class Training:
         self, now: Pass, refuse: str | None, roots: Roots = (), nodes: Iterable[Any] = ()
     ) -> None:
         """Backward begins at some roots; ``refuse`` says why a graph must keep everything."""
+        rule = now.rule
+        if isinstance(rule, KeepAll):
+            self._end_plain_forward(now, rule, refuse)
+            return
         if refuse is not None:
             self.keeps(refuse)
-        if now.forward_is_over:
+        if now.phase != "forward":
             return
-        follows = now.follows
-        now.begin_backward(roots)
-        if refuse is None and follows is not None:
-            refuse = self._other_backward(now, follows, roots, nodes)
-        now.end_forward(refuse)
-        if follows is not None and now.differs and refuse is None:
+        if rule.wants == "calls":
+            now.sign()
+        if refuse is None and isinstance(rule, FollowPlan):
+            refuse = self._other_backward(now, rule.seen, roots, nodes)
+        now.end_forward(refuse, roots)
+        if refuse is None and isinstance(rule, FollowPlan) and now.learns:
             self.graphs.say(ENDED_EARLY)
         self.peaks.turn()
-        if now.is_online or now.learns:
-            self.online.experience.saw(now.trail, learned=not now.is_online)
-        if now.follows is None and len(now.observed) == len(now.calls) > 0:
+        if not isinstance(now.rule, FollowPlan):
+            self.online.experience.saw(now.trail, learned=now.learns)
+        if now.learns and len(now.observed) == len(now.calls) > 0:
             self.graphs.learn(now)
+
+    def _end_plain_forward(self, now: Pass, rule: KeepAll, refuse: str | None) -> None:
+        """The same for a pass that keeps all: ``refuse`` says why it takes more than learned."""
+        if now.phase != "forward" or not rule.has_begun:
+            return
+        now.end_forward(None if refuse is None else KEEPS + refuse)
+        if now.why is not None and not rule.seen.differed:
+            rule.seen.differ(True)  # passes are looked at in full from the next one on
+            self.graphs.say(now.why)
+        self.peaks.turn()
 
     def _other_backward(
         self, now: Pass, follows: SeenGraph, roots: Roots, nodes: Iterable[Any]
@@ -267,7 +283,7 @@ class Training:
         if follows.facts.roots != roots:
             self.keeps(OTHER_ROOTS)
             return OTHER_ROOTS
-        if now.never is None:
+        if now.integrity == "intact":
             ranks = [call.plain_rank for call in now.calls]
             if not follows.facts.goes_back_alike(ranks) or reaches_more(
                 now.calls, follows.facts.order, nodes
@@ -282,55 +298,43 @@ class Training:
             return
         self.pass_count += 1
         self.graphs.end_tries()
-        follows = now.follows
-        if whole and follows is None and not now.is_online:
-            self.graphs.finish_learning(now, measured=self.peaks.what == "workspace")
-        elif whole and follows is not None and now.never == OTHER_ORDER:
-            self.graphs.learn_order_anew(now, follows)
-        elif whole and follows is not None and not now.differs and now.never is None:
-            self._look_at_peak(follows)
-            measured = self.peaks.what == "peak"
-            seconds = None if measured else sum(call.rerun_seconds for call in now.calls)
-            taken = time.perf_counter() - self._began
-            self.graphs.finish_following(follows, seconds, taken, own_seconds)
+        if whole:
+            self._learn_from(now, own_seconds)
+        self.plain_count += isinstance(now.rule, KeepAll) and now.integrity == "intact"
         self.peaks.stop()
         self.alive.remember(now.calls)
         now.let_go()
+
+    def _learn_from(self, now: Pass, own_seconds: float) -> None:
+        """Learn from a pass that has gone backward to its end."""
+        rule = now.rule
+        if isinstance(rule, Observe):
+            self.graphs.finish_learning(now, measured=self.peaks.what == "workspace")
+        elif isinstance(rule, EvictOnline):
+            rule.learn(now)
+        elif isinstance(rule, FollowPlan) and now.why == OTHER_ORDER:
+            self.graphs.learn_order_anew(now, rule.seen)
+        elif isinstance(rule, KeepAll) and now.integrity == "intact":
+            self._look_at_peak(rule.seen)
+            self.graphs.finish_plain(rule.seen)
+        elif isinstance(rule, FollowPlan) and now.integrity == "intact":
+            self._look_at_peak(rule.seen)
+            measured = self.peaks.what == "peak"
+            seconds = None if measured else sum(call.rerun_seconds for call in now.calls)
+            taken = time.perf_counter() - self._began
+            self.graphs.finish_following(rule.seen, seconds, taken, own_seconds)
 
     def _look_at_peak(self, seen: SeenGraph) -> None:
         measured = self.peaks.what == "peak"
         peak = self.peaks.peak(seen.facts.forward_bytes) if measured else None
         self.graphs.look_at_peak(seen, peak, measured=measured)
 
-    # -- passes that are left alone --------------------------------------------------------
-
-    def end_plain_forward(self, plain: PlainPass, refuse: str | None) -> None:
-        """The backward of a plain pass begins; ``refuse`` says why it takes more than learned."""
-        if plain.went_back or plain.is_empty:
-            return
-        plain.end_forward(None if refuse is None else KEEPS + refuse)
-        if plain.differs is not None and not plain.follows.differed:
-            plain.follows.differ(True)  # passes are looked at in full
-            self.graphs.say(plain.differs)
-        self.peaks.turn()
-
-    def finish_plain(self, plain: PlainPass, whole: bool) -> None:
-        """The backward of a plain pass is over; ``whole``: without an exception."""
-        if plain.finish():
-            self.pass_count += 1
-            self.plain_count += plain.differs is None
-            self.graphs.end_tries()
-            if whole and plain.differs is None:
-                self._look_at_peak(plain.follows)
-                self.graphs.finish_plain(plain.follows)
-        self.peaks.stop()
-
     def _end(self, now: Pass) -> bool:
         """A pass is not the current one any more; whether its graph lives on."""
-        if not now.went_back:
+        if now.phase != "over":
             now.use_plain_ranks()
             self.alive.remember(now.calls)
-        return self.alive.has_newest_graph()
+        return now.rule.has_graph() or self.alive.has_newest_graph()
 
 
 def _on_host(arrays: Iterable[Any]) -> bool:

@@ -7,9 +7,10 @@ from typing import Any, Protocol
 
 from umem.chainer.recompute.carrying import Target
 from umem.chainer.recompute.lower import Lower
+from umem.chainer.recompute.online.evict_online import EvictOnline
 from umem.chainer.recompute.online.kinds import Experience
-from umem.chainer.recompute.online.online_pass import OnlinePass
 from umem.chainer.recompute.online.room import Room
+from umem.chainer.recompute.passes import Pass
 from umem.errors import RecomputeError
 from umem.units import format_bytes
 
@@ -32,7 +33,7 @@ class OnlinePasses:
     Args:
         target: the budget.
         graphs: what is remembered.
-        prepare: see `OnlinePass`.
+        prepare: see `EvictOnline`.
         lower: where what is moved goes.
         debug: whether passes keep checksums.
 
@@ -55,16 +56,16 @@ class OnlinePasses:
         self._keeps = False
         self._told: set[bool] = set()
 
-    def begin(self, number: int) -> OnlinePass | None:
+    def begin(self, number: int) -> Pass | None:
         """The pass that begins; None where it is to be learned for a plan."""
         if self._target.budget is None or not self.experience.is_strange:
             return None
         is_wish = isinstance(self._target.budget, float) and not self._target.strict
         room = Room(self._budget(), *self._graphs.beside(), is_wish=is_wish)
-        now = OnlinePass(
-            number, room, self.experience, self._debug, self._goes_again, self._prepare, self._tell,
-            self._lower,
-        )  # fmt: skip
+        rule = EvictOnline(
+            room, self.experience, self._debug, self._prepare, self._tell, self._lower
+        )
+        now = Pass(number, rule, self._debug, self._goes_again)
         if self._keeps:
             now.keep_everything(AGAIN)
         return now

@@ -1,10 +1,15 @@
-"""Follows what Chainer does, and has the pass that is going on do its part."""
+"""Follows what Chainer does, and has the pass that is going on do its part.
+
+The runner is the one subscriber of recomputation: it finds the pass that an event belongs to, tells
+its policy as much as that wants, and keeps policies out of graphs that go backward elsewhere: in
+another thread, inside of another backward, or into an earlier pass.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from chainer import configuration
@@ -13,9 +18,8 @@ from chainer.serializer import Deserializer
 from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.inputs import wait_for
 from umem.chainer.recompute.observing import Before, Timed, check_tape, look
-from umem.chainer.recompute.online import OnlinePass
+from umem.chainer.recompute.pass_policies import FollowPlan
 from umem.chainer.recompute.passes import Pass
-from umem.chainer.recompute.plain_pass import PlainPass
 from umem.chainer.recompute.tape import Call
 from umem.chainer.recompute.training import ANOTHER_ARRAY, INTO_EARLIER, IT_IS_CUT, Training
 from umem.chainer.recompute.whole_graph import bring, bring_one, check, functions, roots_of
@@ -25,13 +29,13 @@ from umem.chainer.update_chunks import update_in_chunks
 TWICE = "it is differentiated twice"
 
 
-class Executor(Subscriber):
-    """Carries plans out on Chainer's tape, for the thread that starts it."""
+class PassRunner(Subscriber):
+    """Runs the passes of a training on Chainer's tape, for the thread that starts it."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
         self._inside = False
-        self._in_plain = False
+        self._alone = False  # a backward goes by Chainer alone
         self._stepping: Call | None = None
         self._depth = 0
         self._earlier = True
@@ -51,31 +55,41 @@ class Executor(Subscriber):
     def stop(self) -> None:
         """Follow it no more, and have graphs that are alive make again what they need."""
         unsubscribe(self)
-        self._inside = self._in_plain = False
+        self._inside = self._alone = False
         self._training.leave()
 
     # -- forward ---------------------------------------------------------------------------
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Follow the plan of the pass that the call is one of, or learn it."""
+        """Have the policy of the pass that the call is one of know of it as much as it wants."""
         training = self._training
-        if self._inside or self._in_plain or threading.get_ident() != self._thread:
+        if self._inside or self._alone or threading.get_ident() != self._thread:
             return proceed(func, inputs)
-        online = training.now
-        if online is not None and online.is_online and online.goes_on:
-            return self._apply_online(proceed, online, func, inputs)
-        plain = training.plain
-        if plain is not None and not plain.is_over:  # one more call of it, or outside the graph
-            return self._apply_plain(proceed, plain, func, inputs)
-        if not configuration.config.enable_backprop:
-            return proceed(func, inputs)
-        now = training.current(func, inputs)
-        if now is None or isinstance(now, PlainPass):
-            return self._apply_plain(proceed, now, func, inputs)
-        if now.is_online:
-            return self._apply_online(proceed, now, func, inputs)
-        if not now.calls:
+        now = training.going_on
+        if now is None:
+            if not configuration.config.enable_backprop:
+                return proceed(func, inputs)
+            now = training.begin(func, inputs)
             self._own_seconds = 0.0
+        wants = "nothing" if now is None else now.rule.wants
+        if now is not None and wants == "calls":
+            if not configuration.config.enable_backprop:
+                return proceed(func, inputs)
+            return self._observe(now, proceed, func, inputs)
+        self._inside = True
+        try:
+            if now is not None and wants == "facts":
+                return now.rule.apply(now, proceed, func, inputs)
+            outputs = proceed(func, inputs)
+        finally:
+            self._inside = False
+        if now is not None and func.inputs is not None:
+            now.note(func, outputs)
+        return outputs
+
+    def _observe(self, now: Pass, proceed: Proceed, func: Any, inputs: Any) -> Any:
+        """Make a call of the function, with all that can be seen of it."""
+        training = self._training
         begun = time.perf_counter()
         now.catch_up()
         if now.looks:  # the first call of each pass does
@@ -97,31 +111,12 @@ class Executor(Subscriber):
             wait_for(inputs)
         seconds, cost = timed.stop()
         if func.inputs is not None:
-            follows = now.follows
+            followed = isinstance(now.rule, FollowPlan)
             now.add(func, inputs, outputs, before, cost, training.peaks.workspace())
             training.stop_in_vain(now)
-            if follows is not None and now.differs:
+            if followed and now.learns:
                 training.left_plan(now)
         self._own_seconds += time.perf_counter() - begun - seconds
-        return outputs
-
-    def _apply_online(self, proceed: Proceed, online: Any, func: Any, inputs: Any) -> Any:
-        self._inside = True
-        try:
-            return online.run(proceed, func, inputs)
-        finally:
-            self._inside = False
-
-    def _apply_plain(
-        self, proceed: Proceed, plain: PlainPass | None, func: Any, inputs: Any
-    ) -> Any:
-        self._inside = True
-        try:
-            outputs = proceed(func, inputs)
-        finally:
-            self._inside = False
-        if plain is not None and func.inputs is not None:
-            plain.add(func, outputs)
         return outputs
 
     # -- backward --------------------------------------------------------------------------
@@ -133,55 +128,31 @@ class Executor(Subscriber):
             self._bring_all(nodes)
             proceed(*args, **kwargs)
             return
-        now, plain = self._training.now, self._training.plain
-        if plain is not None and not roots_of(nodes):
-            self._earlier = self._training.alive.has_any()
-            if self._earlier:
-                check(functions(nodes))
-            self._plain_backward(plain, lambda: proceed(*args, **kwargs))
-            return
-        if isinstance(now, OnlinePass) and not now.went_back and not roots_of(nodes):
-            if now.fits():
-                self._online_backward(now, nodes, lambda: proceed(*args, **kwargs))
-                return
-        self._earlier = True
-        if now is None:
+        now, roots = self._training.now, roots_of(nodes)
+        alone = now is not None and not roots and now.rule.may_go_alone(now)
+        self._earlier = not alone or self._training.alive.has_any()
+        if self._earlier and (now is None or alone or now.is_unusual):
             check(functions(nodes))
-            if plain is None:
+        if now is None or (now.rule.wants == "nothing" and not alone):
+            if now is None:
                 self._training.keeps(INTO_EARLIER)
             proceed(*args, **kwargs)
             return
-        if now.went_back or now.is_unusual:
-            check(functions(nodes))
         double = configuration.config.enable_backprop
         whole, self._depth = False, 1
         try:
-            self._training.end_forward(now, TWICE if double else None, roots_of(nodes), nodes)
+            self._training.end_forward(now, TWICE if double else None, roots, nodes)
+            self._alone = alone
             proceed(*args, **kwargs)
             whole = True
         finally:
-            self._depth = 0
+            self._alone, self._depth = False, 0
             self._training.finish(now, whole, self._own_seconds)
-
-    def _online_backward(self, now: Pass, nodes: Sequence[Any], run: Callable[[], None]) -> None:
-        """Go backward through a pass of which nothing has gone."""
-        self._earlier = self._training.alive.has_any()
-        if self._earlier:
-            check(functions(nodes))
-        double = configuration.config.enable_backprop
-        self._training.end_forward(now, TWICE if double else None)
-        self._in_plain, whole = True, False
-        try:
-            run()
-            whole = True
-        finally:
-            self._in_plain = False
-            self._training.finish(now, whole)
 
     def _is_elsewhere(self) -> bool:
         """Tell whether a backward begins in another thread, or inside of another backward."""
         here = threading.get_ident() == self._thread
-        return not here or self._inside or self._in_plain or self._depth > 0
+        return not here or self._inside or self._depth > 0
 
     def _bring_all(self, nodes: Iterable[Any]) -> None:
         """Have the whole graph before some nodes there, for a backward that follows no plan.
@@ -203,18 +174,6 @@ class Executor(Subscriber):
             if here:
                 self._inside = inside
         self._training.elsewhere(numbers)
-
-    def _plain_backward(self, plain: PlainPass, run: Callable[[], None]) -> None:
-        self._training.end_plain_forward(
-            plain, TWICE if configuration.config.enable_backprop else None
-        )
-        self._in_plain, whole = True, False
-        try:
-            run()
-            whole = True
-        finally:
-            self._in_plain = False
-            self._training.finish_plain(plain, whole)
 
     def update(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
         """Copy what a graph has read before it changes; learn of what optimizers take."""
@@ -278,9 +237,9 @@ class Executor(Subscriber):
         """The graph is about to be cut behind a function; ``gone``: the function goes from it."""
         call = getattr(func, "_umem_call", None)
         if call is None:
-            online = self._training.now
-            if isinstance(online, OnlinePass) and online.has_run(func):
-                online.refuse(why)
+            now = self._training.now
+            if now is not None and now.phase != "over" and now.rule.has_run(func):
+                now.refuse(why)
             return
         if threading.get_ident() != self._thread:
             self._training.elsewhere(self._training.make_whole(call.number))
@@ -302,8 +261,9 @@ class Executor(Subscriber):
         else:
             check(functions(nodes))
             self._earlier = True
-            if self._training.now is not None:
-                self._training.end_forward(self._training.now, "chainer.grad goes through it")
+            now = self._training.now
+            if now is not None and now.rule.wants != "nothing":
+                self._training.end_forward(now, "chainer.grad goes through it")
         return proceed(*args, **kwargs)
 
     def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
@@ -311,10 +271,12 @@ class Executor(Subscriber):
         if self._inside or threading.get_ident() != self._thread:
             proceed(func, *args)
             return
-        if self._in_plain and not self._earlier:
+        if self._alone and not self._earlier:
             proceed(func, *args)
             return
         now = self._training.now
+        if now is not None and now.rule.wants == "nothing":
+            now = None
         call = getattr(func, "_umem_call", None)
         if now is None and call is None and not self._earlier:
             proceed(func, *args)
@@ -322,10 +284,10 @@ class Executor(Subscriber):
         self._inside = True
         self._stepping = call
         try:
-            if now is None or call is None or call.number != now.number or not now.calls:
+            if now is None or call is None or call.reads is not now.reads or not now.calls:
                 if now is not None:
                     now.refuse(INTO_EARLIER)
-                    if call is None or not now.went_back:
+                    if call is None or now.phase != "over":
                         self._training.keeps(INTO_EARLIER)
                 bring_one(func)
                 proceed(func, *args)
