@@ -25,7 +25,7 @@ import umem.chainer  # isort: skip  (before chainer)
 import chainer
 import chainer.functions as F
 
-from umem.chainer.recompute import lower
+from umem.chainer.recompute import offloaded
 from umem.chainer.recompute.online import kinds
 from umem.chainer.recompute.online.late_call import LateCall
 from umem.errors import BudgetError
@@ -47,8 +47,8 @@ def lowered(monkeypatch: pytest.MonkeyPatch, link: Link, room: int = 1 << 40) ->
         tiers.append(MemoryTier(room))
         return tiers[-1]
 
-    monkeypatch.setattr(lower, "open_tier", opened)
-    monkeypatch.setattr(lower, "link_of", lambda tier, array: link)
+    monkeypatch.setattr(offloaded, "open_tier", opened)
+    monkeypatch.setattr(offloaded, "link_of", lambda tier, array: link)
     return tiers
 
 

@@ -22,8 +22,8 @@ from recompute_cases import MODELS, planned, same, train
 
 import umem.chainer  # isort: skip
 
-from umem.chainer.recompute import lower
-from umem.chainer.recompute.below import Below
+from umem.chainer.recompute import offloaded
+from umem.chainer.recompute.offloaded import Offloaded
 from umem.chainer.saved.tiers.file_tier import FileTier
 from umem.errors import FileError
 
@@ -45,8 +45,8 @@ def tiers(monkeypatch: pytest.MonkeyPatch) -> list[MemoryTier]:
         found.append(MemoryTier())
         return found[-1]
 
-    monkeypatch.setattr(lower, "open_tier", opened)
-    monkeypatch.setattr(lower, "link_of", lambda tier, array: FAST)
+    monkeypatch.setattr(offloaded, "open_tier", opened)
+    monkeypatch.setattr(offloaded, "link_of", lambda tier, array: FAST)
     return found
 
 
@@ -61,7 +61,7 @@ def fates(memory: Any) -> set[str]:
 def test_training_is_the_same_to_the_bit(
     name: str, budget: str, link: Link, tiers: list[MemoryTier], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lower, "link_of", lambda tier, array: link)
+    monkeypatch.setattr(offloaded, "link_of", lambda tier, array: link)
     memory = umem.chainer.Recompute(budget, offload=True)
     same(train(name, memory), train(name))
     assert planned(memory) or name == "lstm"
@@ -116,8 +116,8 @@ def test_what_cannot_come_back_when_the_block_is_left_is_made_again(
 def test_a_forked_process_leaves_the_block_without_what_is_its_parents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lower, "link_of", lambda tier, array: FAST)
-    monkeypatch.setattr(lower, "open_tier", lambda array, where: FileTier(tmp_path))
+    monkeypatch.setattr(offloaded, "link_of", lambda tier, array: FAST)
+    monkeypatch.setattr(offloaded, "open_tier", lambda array, where: FileTier(tmp_path))
     monkeypatch.setattr("umem.files.IN_MEMORY", ())
     model, loss_of = deep()
     expected = gradients(model, loss_of())
@@ -145,7 +145,7 @@ def test_arrays_that_share_their_own_bytes_do_not_go() -> None:
     memory = bytearray(np.arange(100, dtype="f4").tobytes())
     windows: Any = np.ndarray((30, 4), "f4", memory, 0, (8, 4))
     for array in (windows, windows[:, :2], np.array([None]), np.empty((0, 4))):
-        assert Below.send(MemoryTier(), [array]) is None
+        assert Offloaded.send(MemoryTier(), [array]) is None
 
 
 class Made(chainer.FunctionNode):

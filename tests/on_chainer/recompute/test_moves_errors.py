@@ -30,7 +30,7 @@ from recompute_cases import train
 import umem.chainer  # isort: skip
 
 from umem.chainer.offload import mover
-from umem.chainer.recompute import lower
+from umem.chainer.recompute import offloaded
 from umem.chainer.saved.tiers import file_tier
 from umem.errors import FileError, OffloadWarning, RecomputeError, StateError
 
@@ -57,7 +57,7 @@ either = pytest.mark.parametrize(
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder on a fast link, whatever it is on."""
     monkeypatch.setattr("umem.files.IN_MEMORY", ())
-    monkeypatch.setattr(lower, "link_of", lambda tier, array: Link(1e12, 1e12))
+    monkeypatch.setattr(offloaded, "link_of", lambda tier, array: Link(1e12, 1e12))
     return tmp_path
 
 
@@ -215,8 +215,8 @@ def test_after_an_exception_in_a_step_the_next_is_exact_and_nothing_stays_below(
     backward: bool, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier, training = MemoryTier(), Training()
-    monkeypatch.setattr(lower, "open_tier", lambda array, where: tier)
-    monkeypatch.setattr(lower, "link_of", lambda tier, array: Link(1e12, 1e12))
+    monkeypatch.setattr(offloaded, "open_tier", lambda array, where: tier)
+    monkeypatch.setattr(offloaded, "link_of", lambda tier, array: Link(1e12, 1e12))
     with umem.chainer.Recompute("min", offload=True) as memory:
         for _ in range(PASSES):
             assert training.is_exact()

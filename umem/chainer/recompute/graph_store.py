@@ -10,8 +10,8 @@ import chainer
 
 from umem.chainer.function_facts import owner_of, rules_of
 from umem.chainer.recompute.carrying import Target, carried
-from umem.chainer.recompute.lower import Lower
 from umem.chainer.recompute.observing import gradient_bytes, look_beside
+from umem.chainer.recompute.offloaded import OffloadTarget
 from umem.chainer.recompute.optimizer_facts import OptimizerFacts, state_bytes
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.seen import SeenGraph, tape_of
@@ -34,7 +34,7 @@ class Graphs:
 
     Args:
         target: the budget to plan for.
-        lower: the offload target, if there is one.
+        offload: the offload target, if there is one.
 
     Attributes:
         optimizers: the bytes that they take.
@@ -44,9 +44,9 @@ class Graphs:
         own_seconds: the part of it for recomputing, and for following the plan.
     """
 
-    def __init__(self, target: Target, lower: Lower) -> None:
+    def __init__(self, target: Target, offload: OffloadTarget) -> None:
         self._target = target
-        self._lower = lower
+        self._offload = offload
         self._seen: list[SeenGraph] = []
         self._count = 0
         self._once_seen = 0
@@ -102,7 +102,7 @@ class Graphs:
         if seen.refused is not None:
             raise BudgetError(seen.refused)
         try:
-            plan, said = carried(seen, self._target, self._lower.link)
+            plan, said = carried(seen, self._target, self._offload.link)
         except BudgetError as error:
             seen.refuse(str(error))
             raise
@@ -267,7 +267,7 @@ class Graphs:
             if seen.slack_bytes:
                 raise BudgetError
             seen.allow(max(0, found - seen.plan.peak_bytes))
-            plan, _ = carried(seen, self._target._replace(strict=True), self._lower.link)
+            plan, _ = carried(seen, self._target._replace(strict=True), self._offload.link)
             seen.take_tighter(plan)
         except BudgetError:
             self.say(

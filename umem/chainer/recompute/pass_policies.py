@@ -48,7 +48,7 @@ class PassSoFar(Protocol):
         """Mix what tells its graph from others into its trail."""
 
 
-class Policy:
+class PassPolicy:
     """Decides what becomes of the saved arrays of one pass.
 
     Actions are yielded, and carried out one by one before the next is asked for.
@@ -112,7 +112,7 @@ class Policy:
         """Hold nothing of a pass that is over."""
 
 
-class KeepAll(Policy):
+class KeepAll(PassPolicy):
     """Leaves a pass to Chainer, and compares it with the graph that was learned.
 
     Compared is what a larger step would show in: the functions, the parameters and other arrays
@@ -203,7 +203,7 @@ def _is_call(seen: SeenGraph, index: int, func: Any, outputs: Any) -> bool:
     return True
 
 
-class FollowPlan(Policy):
+class FollowPlan(PassPolicy):
     """Carries a plan out.
 
     Args:
@@ -267,7 +267,7 @@ class FollowPlan(Policy):
 
 def after_use(call: Call, observed: Observed) -> Iterator[TapeAction]:
     """Yield the drops of a call's own arrays after its step of backward: nothing reads them."""
-    if observed.again or call.below:
+    if observed.again or call.offloaded:
         yield TapeAction("drop", call.index)
         yield TapeAction("drop_stash", call.index)
     if observed.again:
@@ -281,7 +281,7 @@ PATIENCE = 2
 """A block ends at the latest at this many times its length."""
 
 
-class Observe(Policy):
+class Observe(PassPolicy):
     """Drops by a fixed rule while a graph is being learned, so that it gets through.
 
     Calls are taken in blocks of growing length, about the square root of twice their number. A

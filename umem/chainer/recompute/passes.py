@@ -14,7 +14,13 @@ import chainer
 from umem.chainer.recompute.gradients import GradientSums, OldGradients
 from umem.chainer.recompute.inputs import ReadArrays
 from umem.chainer.recompute.observing import Before, Observed, gradient_bytes, observe
-from umem.chainer.recompute.pass_policies import ENDED_EARLY, FollowPlan, KeepAll, Observe, Policy
+from umem.chainer.recompute.pass_policies import (
+    ENDED_EARLY,
+    FollowPlan,
+    KeepAll,
+    Observe,
+    PassPolicy,
+)
 from umem.chainer.recompute.seen import Roots, SeenGraph, TapeAction
 from umem.chainer.recompute.tape import Call
 from umem.chainer.saved.tiers.tier import Tier
@@ -53,7 +59,7 @@ class Pass:
     def __init__(
         self,
         number: int,
-        rule: Policy,
+        rule: PassPolicy,
         debug: bool,
         on_second: Callable[[Sequence[Any]], None],
         known: Sequence[SeenGraph] = (),

@@ -23,6 +23,7 @@ from umem.chainer.recompute.carrying import (
     fates_of,
     fates_summary,
 )
+from umem.chainer.recompute.online import Experience
 from umem.chainer.recompute.runner import PassRunner
 from umem.chainer.recompute.seen import SeenGraph
 from umem.chainer.recompute.training import Training
@@ -187,7 +188,7 @@ class Recompute:
     @property
     def online_count(self) -> int:
         """The passes so far whose graph had not come back, and which went without a plan."""
-        return self._training.online.experience.count
+        return self._training.experience.count
 
     def _largest(self) -> SeenGraph | None:
         """The graph with a plan whose plain step takes the most."""
@@ -205,7 +206,7 @@ class Recompute:
         """
         if picture is not None:
             self.draw(picture)
-        online = self._training.online.describe()
+        online = describe_online(self._training.experience)
         lines = [*map(describe, self.graphs), *online, *self._training.graphs.said]
         return "\n".join(lines) or "no graph was seen yet"
 
@@ -267,6 +268,19 @@ def describe(seen: SeenGraph) -> str:
     if stay:
         lines.append(f"  cannot run again, and are kept: {_names(stay)}")
     return "\n".join(lines)
+
+
+def describe_online(found: Experience) -> list[str]:
+    """Describe the passes that went without a plan: a line, or none where there were none."""
+    if not found.count:
+        return []
+    again = found.rerun_seconds / found.seconds if found.seconds else 0.0
+    moved = f", and {format_bytes(found.sent_bytes)} were moved" if found.sent_bytes else ""
+    return [
+        f"{found.count} passes whose graph had not come back went without a plan: what to let "
+        f"go was decided call by call; peak {format_bytes(found.peak_bytes)} by account, and "
+        f"{again:.0%} of the time of those that had to let something go ran again{moved}"
+    ]
 
 
 def _peaks(seen: SeenGraph) -> str:

@@ -49,7 +49,7 @@ class PassRunner(Subscriber):
             StateError, FileError: what is moved cannot go where it should; nobody is followed.
         """
         self._thread = threading.get_ident()
-        self._training.lower.start()
+        self._training.offload.start()
         subscribe(self)
 
     def stop(self) -> None:
@@ -102,7 +102,7 @@ class PassRunner(Subscriber):
         training.before_call(owner_of(func))
         if now.learns:
             wait_for(inputs)
-        timed = Timed(by_model=now.learns and training.lower.is_wanted)
+        timed = Timed(by_model=now.learns and training.offload.is_wanted)
         try:
             outputs = proceed(func, inputs)
         finally:
@@ -295,7 +295,7 @@ class PassRunner(Subscriber):
             begun = time.perf_counter()
             now.before(call)
             self._training.peaks.call_begins()
-            learns = now.learns and self._training.lower.is_wanted
+            learns = now.learns and self._training.offload.is_wanted
             timed = Timed(by_model=learns)
             now.step(proceed, call, func, args)
             if learns:

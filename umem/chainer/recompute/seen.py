@@ -9,9 +9,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from umem.chainer.recompute.below import What
 from umem.chainer.recompute.gradients import Contended
 from umem.chainer.recompute.observing import Beside, Observed
+from umem.chainer.recompute.offloaded import What
 from umem.chainer.recompute.optimizer_facts import OptimizerFacts, state_bytes
 from umem.chainer.recompute.tape import LEAF, Call, Signature
 from umem.chainer.saved.tiers.tier import Tier
@@ -219,7 +219,7 @@ class TapeAction(NamedTuple):
         elif kind == "pack":
             call.pack()
         elif kind == "forget":
-            call.forget_below()
+            call.forget_offloaded()
         elif kind == "recompute" and call.has_graph:
             call.make_again()
         elif kind in ("send", "send_stash") and tier is not None:

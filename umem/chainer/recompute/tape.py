@@ -18,8 +18,8 @@ import chainer
 
 from umem.chainer.forward_configuration import as_in_forward, configuration_now
 from umem.chainer.function_facts import owner_of
-from umem.chainer.recompute.below import Moving
 from umem.chainer.recompute.inputs import ReadArrays, checksum
+from umem.chainer.recompute.offloaded import Movable
 from umem.chainer.recompute.stash import Stash
 from umem.chainer.saved.slots import (
     empty_outputs,
@@ -51,7 +51,7 @@ class InputSource(NamedTuple):
     array: Any
 
 
-class Call(Moving):
+class Call(Movable):
     """One application of a function.
 
     ``values`` are its outputs while they are held, None once they were dropped. The function is
@@ -88,7 +88,7 @@ class Call(Moving):
         checksums: bool = False,
     ) -> None:
         self.number, self.index = number, index
-        self.below = {}
+        self.offloaded = {}
         self.again = True
         self.reads = reads
         self._func: Callable[[], Any] = weakref.ref(func)
@@ -177,7 +177,7 @@ class Call(Moving):
 
     def drop(self) -> None:
         """Let the outputs go, also from the graph, where they can be had again."""
-        if not self.again and "value" not in self.below:
+        if not self.again and "value" not in self.offloaded:
             return
         self.values = None
         func = self._func()
@@ -188,7 +188,7 @@ class Call(Moving):
 
     def drop_stash(self) -> None:
         """Let go what the function keeps on itself, unless it is what was drawn."""
-        if self.again or "stash" in self.below:
+        if self.again or "stash" in self.offloaded:
             self.stash.drop(self._func())
 
     def pack(self) -> None:
@@ -320,7 +320,7 @@ class Call(Moving):
         func = self.func
         made = bring_inputs(func, self.sources)
         if self.lacks_own():
-            self.values = self.values if self.below else None
+            self.values = self.values if self.offloaded else None
             made += self.materialise()
         self.stash.unpack(func)
         if self.checksums is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import chainer
@@ -14,15 +14,16 @@ from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.carrying import Target
 from umem.chainer.recompute.graph_store import AGAIN, KEEPS, Graphs
 from umem.chainer.recompute.inputs import ReadArrays
-from umem.chainer.recompute.lower import Lower
 from umem.chainer.recompute.observing import HostPeaks, check_tape
-from umem.chainer.recompute.online import EvictOnline, OnlinePasses
+from umem.chainer.recompute.offloaded import OffloadTarget
+from umem.chainer.recompute.online import EvictOnline, Experience, Room
 from umem.chainer.recompute.pass_policies import ENDED_EARLY, FollowPlan, KeepAll, Observe
 from umem.chainer.recompute.passes import Pass, other_call
 from umem.chainer.recompute.seen import Roots, SeenGraph
 from umem.chainer.recompute.tape import Call
 from umem.chainer.recompute.whole_graph import AliveCalls, make_whole, reaches_more, watch_over
 from umem.chainer.saved.tiers.tiers import Where
+from umem.errors import RecomputeError
 
 INTO_EARLIER = "its backward goes on into an earlier graph"
 ELSEWHERE = "it goes backward, or is cut, in another thread or inside a backward"
@@ -44,9 +45,9 @@ class Training:
         offload: the offload target; False: nothing moves.
 
     Attributes:
-        lower: the offload target.
+        offload: the offload target.
         graphs: the graphs that were seen.
-        online: begins passes whose graph is not expected back.
+        experience: what passes without a plan have shown of their functions.
         now: the pass that is going on.
         peaks: measures it, where it is to be measured.
         alive: calls of passes that are over.
@@ -55,11 +56,13 @@ class Training:
     """
 
     def __init__(self, target: Target, *, debug: bool, offload: Where = False) -> None:
-        self._debug = debug
-        self.lower = Lower(offload)
+        self._target, self._debug = target, debug
+        self.offload = OffloadTarget(offload)
         self._may_be: list[SeenGraph] = []
-        self.graphs = Graphs(target, self.lower)
-        self.online = OnlinePasses(target, self.graphs, self._prepare, self.lower, debug=debug)
+        self.graphs = Graphs(target, self.offload)
+        self.experience = Experience()
+        self._online_keeps = False
+        self._told: set[bool] = set()
         self.now: Pass | None = None
         self._ends = False
         self.peaks = HostPeaks()
@@ -81,7 +84,7 @@ class Training:
         self.now = None
         calls = self.alive.take()
         try:
-            self.lower.close(calls)
+            self.offload.close(calls)
         finally:
             watch_over(calls)
 
@@ -109,7 +112,7 @@ class Training:
         self.now = None  # what it holds goes before anything is measured
         self._ends = False
         self.peaks.stop()
-        self.lower.open(inputs)
+        self.offload.open(inputs)
         alike = self.graphs.plan(func, inputs)
         self._number += 1
         self._began = time.perf_counter()
@@ -121,7 +124,7 @@ class Training:
             now.keep_everything(AGAIN)
         what = self.graphs.to_measure(alike, plain=not now.learns)
         if what is not None:
-            blind = what == "peak" and self.lower.is_among_arrays
+            blind = what == "peak" and self.offload.is_among_arrays
             self.peaks.start(what, blind=blind or not _on_host(inputs))
             self._may_be = [one for one in alike if not one.is_measured]
         return now
@@ -131,15 +134,47 @@ class Training:
         planned = [seen for seen in reversed(alike) if seen.plan is not None]
         if planned and not self._debug and all(one.is_left_alone for one in planned):
             return Pass(self._number, KeepAll(planned), self._debug, self.graphs.goes_again)
-        online = None if planned else self.online.begin(self._number)
-        return online or Pass(
+        if not planned and self._target.budget is not None and self.experience.is_strange:
+            return self._new_online(self._target.budget)
+        return Pass(
             self._number,
             Observe(),  # or a plan, once the first call has run
             self._debug,
             self.graphs.goes_again,
             list(self.graphs),
-            self.lower.tier,
+            self.offload.tier,
         )
+
+    def _new_online(self, budget: int | float) -> Pass:
+        """Begin a pass whose graph is not expected back."""
+        is_wish = isinstance(budget, float) and not self._target.strict
+        if isinstance(budget, float):  # a share of the most that such a pass would have taken
+            budget = round(budget * self.experience.plain_bytes)
+        room = Room(int(budget) or None, *self.graphs.beside(), is_wish=is_wish)
+        rule = EvictOnline(
+            room, self.experience, self._debug, self._prepare, self._tell, self.offload
+        )
+        now = Pass(self._number, rule, self._debug, self._online_goes_again)
+        if self._online_keeps:
+            now.keep_everything(AGAIN)
+        return now
+
+    def _online_goes_again(self, signatures: Sequence[Any]) -> None:
+        """A graph without a plan went backward once more after an update."""
+        self._online_keeps = True
+        self.graphs.say(f"graphs that do not come back keep everything from now on: one {AGAIN}")
+
+    def _tell(self, text: str, thrashes: bool) -> None:
+        """Tell the user of what goes wrong in a pass without a plan, once of each kind.
+
+        Raises:
+            RecomputeError: recomputing takes too long, and the user wants that to be an error.
+        """
+        if thrashes and self._target.thrash == "error":
+            raise RecomputeError(f"{text}. Nothing is lost; leave the block, and train without it")
+        if thrashes not in self._told:
+            self._told.add(thrashes)
+            self.graphs.say(text)
 
     def stop_in_vain(self, now: Pass) -> None:
         """Measure no more where the pass is none of the graphs for whose sake it is measured."""
@@ -260,7 +295,7 @@ class Training:
             self.graphs.say(ENDED_EARLY)
         self.peaks.turn()
         if not isinstance(now.rule, FollowPlan):
-            self.online.experience.saw(now.trail, learned=now.learns)
+            self.experience.saw(now.trail, learned=now.learns)
         if now.learns and len(now.observed) == len(now.calls) > 0:
             self.graphs.learn(now)
 

@@ -121,7 +121,7 @@ def _check_call(call: Call, output: int | None, known: set[int]) -> None:
         if id(one) in known:
             continue
         known.add(id(one))
-        if one.is_below and one.has_func:
+        if one.is_offloaded and one.has_func:
             continue
         if not one.again or not one.has_func:
             raise RecomputeError(

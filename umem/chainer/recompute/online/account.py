@@ -1,39 +1,226 @@
-"""What the arrays of a pass take, and which of them go where there is too little room."""
+"""Accounts for the bytes of a pass's arrays, and evicts them where there is too little room."""
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from umem.chainer.function_facts import owner_of
-from umem.chainer.recompute.online.call_bytes import CallBytes
+from umem.chainer.recompute.offloaded import OffloadTarget, What
 from umem.chainer.recompute.online.eviction import Candidates
-from umem.chainer.recompute.online.gone_below import GoneBelow
 from umem.chainer.recompute.online.late_call import LateCall
 from umem.chainer.recompute.stash import packing
 from umem.chainer.saved.function_state import find_arrays
+from umem.chainer.saved.tiers.tier import Tier
 from umem.trace.recording.storage import root_of
 
 NEAR = 8
-"""So many values behind what nobody keeps are remembered for each call."""
+"""At most this many evicted ancestors of a call form its DTR neighbourhood."""
+PREFETCHED = 2
+"""Values that are on their way back at a time: one is read while the next comes."""
+
+
+class CallBytes:
+    """One call's bytes.
+
+    Attributes:
+        call: the call.
+        group: the call whose memory its outputs are on: its own number, or that of the one that
+            made what they are views of.
+        near: the values that it is made of.
+        cost: seconds to make it again, of those.
+        read_rank: of the function that backward reads it for first; -1: for none.
+        views: the calls whose outputs are on its memory.
+        output_bytes, stash_bytes: what they take while they are there; of a stash, what can go.
+        is_kept: whether backward reads its outputs, or a view of them.
+        is_there: whether its outputs are.
+        has_stash: whether its stash is.
+        coming_bytes: what is on its way back of it.
+    """
+
+    __slots__ = (
+        "call", "coming_bytes", "cost", "group", "has_stash", "is_kept", "is_there", "near",
+        "output_bytes", "read_rank", "stash_bytes", "views",
+    )  # fmt: skip
+
+    def __init__(self, call: LateCall, near: tuple[int, ...], cost: float) -> None:
+        self.call, self.near, self.cost = call, near, cost
+        self.group = call.index
+        self.views: list[LateCall] = []
+        self.output_bytes = self.stash_bytes = self.coming_bytes = 0
+        self.read_rank = -1
+        self.is_kept = self.is_there = self.has_stash = False
+
+    def made(self, output_bytes: int, stash_bytes: int) -> None:
+        """It has run."""
+        self.output_bytes, self.stash_bytes = output_bytes, stash_bytes
+        self.is_there, self.has_stash = True, stash_bytes > 0
+        self.coming_bytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """What is there of it, or about to be."""
+        outputs = self.output_bytes if self.is_there else 0
+        return outputs + (self.stash_bytes if self.has_stash else 0) + self.coming_bytes
+
+    @property
+    def holds_outputs(self) -> bool:
+        """True where its outputs are not gone once no variable holds them."""
+        return self.is_kept or not self.call.again
+
+    @property
+    def may_run_again(self) -> bool:
+        """True where it may run a second time, and what is on its memory."""
+        return self.call.again and self.may_move
+
+    @property
+    def may_move(self) -> bool:
+        """True where what is on its memory may run a second time."""
+        return not self.views or all(view.again for view in self.views)
+
+    @property
+    def is_held(self) -> bool:
+        """True where the user holds its outputs as variables."""
+        return self.call.is_held() or any(view.is_held() for view in self.views)
+
+    def keep(self) -> None:
+        """Backward reads it."""
+        self.is_kept = True
+
+    def read(self, rank: int) -> None:
+        """A function of this rank reads it in backward."""
+        self.read_rank = max(self.read_rank, rank)
+
+    def outputs_died(self) -> None:
+        """Nobody holds its outputs."""
+        self.is_there = False
+
+    def join(self, group: CallBytes) -> None:
+        """Its outputs are on the memory of another."""
+        self.group = group.group
+
+    def view(self, call: LateCall) -> None:
+        """A call has made a view of its outputs."""
+        self.views.append(call)
+
+    def drop(self) -> None:
+        """Let all go."""
+        for call in (self.call, *self.views):
+            call.drop()
+        self.call.drop_stash()
+        self.call.pack()
+        self.is_there = self.has_stash = False
+
+    def send(self, tier: Tier) -> bool:
+        """Send what is there of it, and drop that; whether the target has taken all."""
+        call = self.call
+        if not call.has_func:
+            return False
+        whats: list[What] = ["value"] if self.is_there and self.holds_outputs else []
+        if self.has_stash and not call.kind.draws:
+            whats.append("stash")
+        for what in whats:
+            call.send(tier, what)
+        if not all(what in call.offloaded for what in whats):
+            return False
+        for what in whats:
+            call.leave(what)
+        self.drop()
+        return True
+
+    def fetch(self) -> None:
+        """Begin to bring back what was sent."""
+        for what in self.call.offloaded:
+            self.call.fetch(what)
+        self.coming_bytes = self.offloaded_bytes
+
+    def came_up(self) -> None:
+        """What was sent is back."""
+        self.is_there = self.is_there or "value" in self.call.offloaded
+        self.has_stash = self.has_stash or "stash" in self.call.offloaded
+        self.coming_bytes = 0
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """What has to come back of it."""
+        offloaded = self.call.offloaded
+        outputs = self.output_bytes if "value" in offloaded and not self.is_there else 0
+        return outputs + (self.stash_bytes if "stash" in offloaded and not self.has_stash else 0)
+
+
+class OffloadedCalls:
+    """The values of one pass that are offloaded.
+
+    Args:
+        offload: the offload target, and the link to it.
+
+    Attributes:
+        link: that link; None where nothing moves.
+        sent_bytes: what has gone down.
+    """
+
+    def __init__(self, offload: OffloadTarget) -> None:
+        self._tier, self.link = offload.tier, offload.link
+        self._gone: list[tuple[int, int, CallBytes]] = []
+        self._coming: list[CallBytes] = []
+        self.sent_bytes = 0
+
+    def takes(self, nbytes: int) -> bool:
+        """Tell whether something of so many bytes may be moved."""
+        return self._tier is not None and self.link is not None and self.link.takes(nbytes)
+
+    def send(self, entry: CallBytes) -> bool:
+        """Move what is there of a call; False where that stays: the target has no room."""
+        nbytes = entry.nbytes
+        if self._tier is None or not self.takes(nbytes) or not entry.send(self._tier):
+            return False
+        self.sent_bytes += nbytes
+        heapq.heappush(self._gone, (-entry.read_rank, entry.call.index, entry))
+        return True
+
+    def fetch_ahead(self, rank: int, room_bytes: int) -> int:
+        """Begin to bring back what is read next; returns how many bytes come.
+
+        What was read before, and has to go once more, comes when it is asked for.
+
+        Args:
+            rank: of the step of backward that is about to be taken.
+            room_bytes: that what comes may take.
+        """
+        self._coming = [entry for entry in self._coming if entry.coming_bytes]
+        coming = 0
+        while self._gone and len(self._coming) < PREFETCHED:
+            entry = self._gone[0][2]
+            if entry.read_rank > rank or entry.nbytes or not entry.call.may_come_back:
+                heapq.heappop(self._gone)
+                continue
+            nbytes = entry.offloaded_bytes
+            if coming + nbytes > room_bytes:
+                break
+            heapq.heappop(self._gone)
+            entry.fetch()
+            coming += nbytes
+            self._coming.append(entry)
+        return coming
 
 
 class Account:
     """The calls of one pass, what they hold, and which may go.
 
     Args:
-        below: what goes a tier down.
+        offloaded: what goes to the offload target.
 
     Attributes:
         held_bytes: what is there of their outputs and stashes, by account.
         kept_bytes: what backward reads of them, gone or not: what a plain pass would hold.
     """
 
-    def __init__(self, below: GoneBelow) -> None:
+    def __init__(self, offloaded: OffloadedCalls) -> None:
         self._entries: list[CallBytes] = []
-        self._below = below
-        self._candidates = Candidates(below.link)
+        self._offloaded = offloaded
+        self._candidates = Candidates(offloaded.link)
         self._floating: list[CallBytes] = []
         self._users: list[CallBytes] = []
         self._locks: dict[int, int] = {}
@@ -140,7 +327,7 @@ class Account:
         nbytes = entry.output_bytes if entry.is_there and entry.holds_outputs else 0
         if entry.has_stash:
             nbytes += entry.stash_bytes
-        may_go = entry.may_run_again or (entry.may_move and self._below.takes(nbytes))
+        may_go = entry.may_run_again or (entry.may_move and self._offloaded.takes(nbytes))
         if nbytes and call.index not in self._locks and may_go:
             self._candidates.hold(call.index, nbytes)
         else:
@@ -209,7 +396,7 @@ class Account:
     def _sends(self, entry: CallBytes) -> bool:
         """Move it down, where that is the cheaper way or the only one; whether it went."""
         wanted = not entry.call.again or self._candidates.moves(entry.call.index)
-        return wanted and self._below.send(entry)
+        return wanted and self._offloaded.send(entry)
 
     # -- backward --------------------------------------------------------------------------
 
@@ -245,20 +432,20 @@ class Account:
         self._count(entry, arrays)
 
     def came_up(self, call: LateCall) -> None:
-        """It is back from the tier below."""
+        """It is back from the offload target."""
         entry = self._entries[call.index]
         self.held_bytes -= entry.nbytes
         entry.came_up()
         self.held_bytes += entry.nbytes
 
     def missing_bytes(self, call: LateCall) -> int:
-        """What it takes beside what is counted already to have all of it back from below."""
+        """What it takes beside what is counted already to have all of it back from the target."""
         entry = self._entries[call.index]
-        return entry.below_bytes - entry.coming_bytes
+        return entry.offloaded_bytes - entry.coming_bytes
 
     def fetch_ahead(self, rank: int, room_bytes: int) -> None:
         """Begin to bring back what the steps after one of this rank read, where there is room."""
-        self.held_bytes += self._below.fetch_ahead(rank, room_bytes)
+        self.held_bytes += self._offloaded.fetch_ahead(rank, room_bytes)
 
     def let_values_go(self, call: LateCall) -> None:
         """What was made again of a call is held by nobody but the graph."""
@@ -272,7 +459,7 @@ class Account:
         entry = self._entries[call.index]
         self._candidates.lock(call.index)
         self._candidates.come_back(call.index)
-        if call.again or call.below:
+        if call.again or call.offloaded:
             before = entry.nbytes
             entry.drop()
             self.held_bytes -= before - entry.nbytes

@@ -17,26 +17,28 @@ from typing import Any
 import chainer
 
 from umem.chainer.function_facts import owner_of
-from umem.chainer.recompute.lower import Lower
-from umem.chainer.recompute.online.graph_arrays import held_by, inputs_of, leaves_of, outputs_of
+from umem.chainer.recompute.offloaded import OffloadTarget
 from umem.chainer.recompute.online.kinds import Experience, FunctionKind, rise_of
 from umem.chainer.recompute.online.late_call import (
     Configurations,
     LateCall,
     Ran,
+    held_by,
+    inputs_of,
+    leaves_of,
     new_stash,
+    outputs_of,
     shape_of,
 )
-from umem.chainer.recompute.online.pressure import AHEAD, Pressure
-from umem.chainer.recompute.online.room import Room
-from umem.chainer.recompute.pass_policies import PassSoFar, Policy
+from umem.chainer.recompute.online.pressure import AHEAD, Pressure, Room
+from umem.chainer.recompute.pass_policies import PassPolicy, PassSoFar
 from umem.chainer.recompute.seen import TapeAction
 from umem.trace.recording.storage import root_of
 
 FROM_EARLIER = "it goes on from an earlier pass"
 
 
-class EvictOnline(Policy):
+class EvictOnline(PassPolicy):
     """Keeps one pass within a budget, without a plan.
 
     Args:
@@ -45,7 +47,7 @@ class EvictOnline(Policy):
         debug: whether calls keep checksums.
         prepare: called before a function that is looked at, with it and its inputs.
         told: tells the user that recomputing takes too long.
-        lower: the offload target.
+        offload: the offload target.
 
     Attributes:
         is_pressed: whether the pass is followed call by call.
@@ -60,7 +62,7 @@ class EvictOnline(Policy):
         debug: bool,
         prepare: Callable[[Any, Any], None],
         told: Callable[[str, bool], None],
-        lower: Lower,
+        offload: OffloadTarget,
     ) -> None:
         self._room, self._experience = room, experience
         self._prepare = prepare
@@ -69,7 +71,7 @@ class EvictOnline(Policy):
         self._ran: list[tuple[Any, ...]] = []
         self._made = self._looked = self._read = 0
         self._roots: dict[int, int] = {}
-        self._pressure: Pressure | None = Pressure(room, experience, told, lower)
+        self._pressure: Pressure | None = Pressure(room, experience, told, offload)
         self.is_pressed = debug
         self._next_look = float("inf")
         if room.budget is not None:

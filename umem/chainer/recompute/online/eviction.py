@@ -9,8 +9,8 @@ are sets in a forest (union and find) that grow when a value goes, and get cheap
 whole, when one is made again. Three things differ. Staleness looks forward, because Chainer's
 backward takes functions by falling rank: it is the distance in ranks to the function that reads
 the value first. And a value that nobody keeps, which has to run again with each that is made of
-it, counts with those and is none of its own. And where there is a link to a tier below, a value
-costs at most its way there and back, which takes nothing else with it.
+it, counts with those and is none of its own. And where there is a link to an offload target, a
+value costs at most its way there and back, which takes nothing else with it.
 
 Source: https://arxiv.org/abs/2006.09616, section 4 and appendix C.
 """
@@ -38,7 +38,7 @@ class Candidates:
     microseconds for each that is chosen.
 
     Args:
-        link: to the tier below, in bytes a second; None where nothing moves.
+        link: to the offload target, in bytes a second; None where nothing moves.
     """
 
     def __init__(self, link: Link | None = None) -> None:

@@ -141,7 +141,7 @@ class Experience:
         peak_bytes: the most that one has taken, by account.
         count: passes that have gone backward.
         seconds, rerun_seconds: of functions in passes that were pressed, and of what ran again.
-        sent_bytes: what such passes have moved a tier down.
+        sent_bytes: what such passes have moved to the offload target.
     """
 
     def __init__(self) -> None:

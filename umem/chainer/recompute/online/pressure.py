@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from time import perf_counter
 from typing import Any
@@ -10,22 +10,115 @@ from typing import Any
 import chainer
 
 from umem.chainer.forward_configuration import as_in_forward
-from umem.chainer.recompute.lower import Lower
 from umem.chainer.recompute.observing import gradient_bytes
-from umem.chainer.recompute.online.account import Account, Arrays
-from umem.chainer.recompute.online.gone_below import GoneBelow
-from umem.chainer.recompute.online.gradients_held import GradientsHeld
-from umem.chainer.recompute.online.graph_arrays import leaf_nodes
+from umem.chainer.recompute.offloaded import OffloadTarget
+from umem.chainer.recompute.online.account import Account, Arrays, OffloadedCalls
 from umem.chainer.recompute.online.kinds import Experience, rise_of
-from umem.chainer.recompute.online.late_call import LateCall
-from umem.chainer.recompute.online.room import Room
+from umem.chainer.recompute.online.late_call import LateCall, leaf_nodes
 from umem.errors import BudgetError
+from umem.trace.recording.storage import root_of
 from umem.units import format_bytes
 
 AHEAD = 64
 """Where room is made, this part of what there is goes beside what is needed."""
 THRASH = 1.0
 """What runs again takes too long from here on, relative to the rest of the pass."""
+
+
+class Room:
+    """A budget, and the arrays from outside that count in it.
+
+    Args:
+        budget: bytes in all; None where it is not known yet.
+        parameters: arrays of parameters that optimizers have updated.
+        other_bytes: what optimizers keep, and the gradients of the step before.
+        is_wish: whether to do the least that can be done where the budget cannot be kept to.
+
+    Attributes:
+        fixed_bytes: what is there before anything is computed.
+        parameter_bytes: of it, those parameters; so much their gradients will take.
+    """
+
+    def __init__(
+        self,
+        budget: int | None,
+        parameters: Iterable[Any],
+        other_bytes: int,
+        *,
+        is_wish: bool = False,
+    ) -> None:
+        self.budget, self.is_wish = budget, is_wish
+        self._arrays: dict[int, Any] = {}
+        self.fixed_bytes = 0
+        self.read(parameters)
+        self.parameter_bytes = self.fixed_bytes
+        self.fixed_bytes += other_bytes
+
+    def read(self, arrays: Iterable[Any]) -> None:
+        """A call has read arrays from outside; None is passed over."""
+        known = self._arrays
+        for array in arrays:
+            if array is not None and id(array) not in known:
+                known[id(array)] = array
+                root = root_of(array)
+                if root is array or id(root) not in known:
+                    known[id(root)] = root
+                    self.fixed_bytes += int(root.nbytes)
+
+    def has(self, array: Any) -> bool:
+        """Tell whether a call has read it."""
+        return id(array) in self._arrays
+
+    @property
+    def rest_bytes(self) -> int:
+        """What is left of the budget for the pass's own arrays."""
+        return 0 if self.budget is None else max(0, self.budget - self.fixed_bytes)
+
+
+class GradientsHeld:
+    """Gradients by the memory that they are on; one that is handed on counts once.
+
+    Attributes:
+        nbytes: what they take.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._counts: dict[int, int] = {}
+
+    def add(self, array: Any) -> None:
+        """One more is on this memory, which lives until it is taken away."""
+        root = array if array.base is None else root_of(array)
+        count = self._counts.get(id(root), 0)
+        if not count:
+            self.nbytes += int(root.nbytes)
+        self._counts[id(root)] = count + 1
+
+    def remove(self, array: Any) -> None:
+        """One of them is gone."""
+        root = array if array.base is None else root_of(array)
+        count = self._counts.pop(id(root), 0)
+        if count > 1:
+            self._counts[id(root)] = count - 1
+        elif count:
+            self.nbytes -= int(root.nbytes)
+
+    def begin_step(self, sums: Mapping[Any, list[Any]]) -> None:
+        """A step begins, which takes these gradients of its inputs and puts others there."""
+        for found in sums.values():
+            for g in found:
+                if g.raw_array is not None:
+                    self.remove(g.raw_array)
+
+    def end_step(self, sums: Mapping[Any, list[Any]], taken: Iterable[Any]) -> None:
+        """A step has put gradients there, and those of its outputs are gone."""
+        for found in sums.values():
+            for g in found:
+                if g.raw_array is not None:
+                    self.add(g.raw_array)
+        for g in taken:
+            if g is not None and g.raw_array is not None:
+                self.remove(g.raw_array)
 
 
 class Pressure:
@@ -35,7 +128,7 @@ class Pressure:
         room: the budget.
         experience: what passes so far have shown.
         told: tells the user of what cannot be kept, and (True) that what runs again takes long.
-        lower: where what is moved goes.
+        offload: where what is moved goes.
 
     Attributes:
         seconds, rerun_seconds: of its functions, and of what has run again.
@@ -43,11 +136,15 @@ class Pressure:
     """
 
     def __init__(
-        self, room: Room, experience: Experience, told: Callable[[str, bool], None], lower: Lower
+        self,
+        room: Room,
+        experience: Experience,
+        told: Callable[[str, bool], None],
+        offload: OffloadTarget,
     ) -> None:
         self._room, self._experience, self._told = room, experience, told
-        self._below = GoneBelow(lower)
-        self._account = Account(self._below)
+        self._offloaded = OffloadedCalls(offload)
+        self._account = Account(self._offloaded)
         self._gradients = GradientsHeld()
         self._top_rank = self._most_beside = self._base = 0
         self._is_backward = False
@@ -243,8 +340,8 @@ class Pressure:
 
     @property
     def sent_bytes(self) -> int:
-        """What has gone a tier down."""
-        return self._below.sent_bytes
+        """What has gone to the offload target."""
+        return self._offloaded.sent_bytes
 
     @property
     def kept_bytes(self) -> int:
