@@ -19,7 +19,8 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from umem.chainer.recompute.online import Candidates, kinds
+from umem.chainer.recompute import graph_store
+from umem.chainer.recompute.online import Candidates
 from umem.errors import BudgetError, RecomputeError, RecomputeWarning
 
 pytestmark = [
@@ -138,7 +139,7 @@ def exact(loss_of: Callable[[Any, int], Any], budget: int, **how: Any) -> umem.c
 @pytest.mark.parametrize("debug", [False, True])
 def test_the_numbers_are_those_of_plain_chainer(loss_of: Any, debug: bool) -> None:
     memory = exact(loss_of, 2 * half() if loss_of is with_everything else half(), debug=debug)
-    assert memory.online_count == len(LENGTHS) - kinds.STRANGERS
+    assert memory.online_count == len(LENGTHS) - graph_store.STRANGERS
     assert "went without a plan" in memory.report()
 
 
@@ -212,8 +213,10 @@ def test_an_update_between_two_backwards_is_refused_once_and_then_exact() -> Non
 def test_random_programs_have_the_numbers_of_plain_chainer(
     first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kinds, "STRANGERS", 0)  # no pass is expected back, from the first one on
-    monkeypatch.setattr(kinds, "OFTEN", 99)
+    monkeypatch.setattr(
+        graph_store, "STRANGERS", 0
+    )  # no pass is expected back, from the first one on
+    monkeypatch.setattr(graph_store, "OFTEN", 99)
     wrong, counts = [], []
     for seed in range(first, first + 20):
         memories: list[umem.chainer.Recompute] = []
@@ -278,7 +281,7 @@ def test_a_budget_below_what_parameters_take_is_an_error_and_training_goes_on_ou
 def test_a_share_is_one_of_what_passes_would_have_taken() -> None:
     memory = umem.chainer.Recompute("50%")
     same(run(chain, LENGTHS, memory), run(chain, LENGTHS))
-    assert memory.online_count == len(LENGTHS) - kinds.STRANGERS
+    assert memory.online_count == len(LENGTHS) - graph_store.STRANGERS
 
 
 @pytest.mark.parametrize("thrash", ["warn", "error"])

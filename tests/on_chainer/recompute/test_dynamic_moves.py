@@ -25,8 +25,7 @@ import umem.chainer  # isort: skip  (before chainer)
 import chainer
 import chainer.functions as F
 
-from umem.chainer.recompute import offloaded
-from umem.chainer.recompute.online import kinds
+from umem.chainer.recompute import graph_store, offloaded
 from umem.chainer.recompute.online.late_call import LateCall
 from umem.errors import BudgetError
 from umem.planner.link import Link
@@ -62,7 +61,7 @@ def test_the_numbers_are_those_of_plain_chainer(
     budget = 2 * half() if loss_of is with_everything else half()
     memory = umem.chainer.Recompute(budget, offload=True, debug=debug)
     same(run(loss_of, LENGTHS, memory), run(loss_of, LENGTHS))
-    assert memory.online_count == len(LENGTHS) - kinds.STRANGERS
+    assert memory.online_count == len(LENGTHS) - graph_store.STRANGERS
     (tier,) = tiers
     assert tier.is_closed
     assert not tier.below
@@ -149,7 +148,7 @@ def test_files_take_what_a_chain_keeps(tmp_path: Path) -> None:
     """By a real file, at whatever rate it has."""
     memory = umem.chainer.Recompute(2 * half(), offload=tmp_path)
     same(run(with_everything, LENGTHS, memory), run(with_everything, LENGTHS))
-    assert memory.online_count == len(LENGTHS) - kinds.STRANGERS
+    assert memory.online_count == len(LENGTHS) - graph_store.STRANGERS
     assert not list(tmp_path.iterdir())
 
 
@@ -157,8 +156,10 @@ def test_files_take_what_a_chain_keeps(tmp_path: Path) -> None:
 def test_random_programs_have_the_numbers_of_plain_chainer(
     first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kinds, "STRANGERS", 0)  # no pass is expected back, from the first one on
-    monkeypatch.setattr(kinds, "OFTEN", 99)
+    monkeypatch.setattr(
+        graph_store, "STRANGERS", 0
+    )  # no pass is expected back, from the first one on
+    monkeypatch.setattr(graph_store, "OFTEN", 99)
     wrong, moved = [], 0
     for seed in range(first, first + 20):
         tiers = lowered(monkeypatch, (FAST, FAST, Link(3e8, 3e8))[seed % 3], 1 << (16 + seed % 9))

@@ -16,7 +16,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from umem.chainer.recompute import graph_store, inputs, training
+from umem.chainer.recompute import graph_store, observing, training
 from umem.chainer.recompute.gradients import GradientSums
 from umem.chainer.recompute.observing import HostPeaks
 from umem.errors import BudgetError, RecomputeWarning
@@ -354,10 +354,10 @@ def test_calls_on_a_gpu_are_timed_to_the_end_of_their_kernels(
 
     waited: list[int] = []
     monkeypatch.setattr(chainer.backend, "get_device_from_array", lambda *arrays: Gpu())
-    inputs.wait_for([np.ones(3), chainer.Variable(np.ones(3))])
+    observing.wait_for([np.ones(3), chainer.Variable(np.ones(3))])
     assert waited == [1]
     monkeypatch.undo()
-    inputs.wait_for([np.ones(3)])
+    observing.wait_for([np.ones(3)])
     assert waited == [1]
 
 

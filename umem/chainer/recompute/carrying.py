@@ -86,7 +86,9 @@ def _carried(seen: SeenGraph, solution: Solution, room: int | None) -> Carried:
         alone,
         fits=room is not None and room >= alone,
         fits_twice=room is not None and room >= twice,
-        after_forward={call: list(starmap(TapeAction, ts)) for call, ts in due.after_forward.items()},
+        after_forward={
+            call: list(starmap(TapeAction, ts)) for call, ts in due.after_forward.items()
+        },
         backward=list(starmap(TapeAction, due.backward)),
         places=due.places,
         order=order,

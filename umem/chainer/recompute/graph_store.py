@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,14 @@ REMEMBERED = 32
 """At most this many graphs without a plan are remembered."""
 MANY = 8
 """After this many different graphs in a row, none of which came back, the user is told."""
+LAST = 16
+"""The last passes, of which it is known which were alike."""
+OFTEN = 5
+"""A graph comes back where this many of the last passes were of it."""
+STRANGERS = 3
+"""After this many graphs that have not come back, the next are not expected back."""
+TRIES = 8
+"""Passes that are learned in vain before a graph that came back is given up."""
 OBJECTS = 1 << 20
 """Bytes over a budget that Python's own objects, which are measured as well, may take."""
 KEEPS = "a graph is not planned, and keeps everything: "
@@ -50,6 +59,8 @@ class Graphs:
         self._seen: list[SeenGraph] = []
         self._count = 0
         self._once_seen = 0
+        self._trails: deque[int] = deque(maxlen=LAST)
+        self._wanted: dict[int, int] = {}
         self._waiting: list[SeenGraph] = []
         self._wished = False
         self.optimizers = OptimizerFacts()
@@ -128,6 +139,25 @@ class Graphs:
         for seen in self._waiting:
             seen.tried()
         self._waiting = []
+
+    def saw(self, trail: int, *, learned: bool) -> None:
+        """Note that a pass without a plan has gone forward, with this trail.
+
+        ``learned``: in full, so that a graph of this trail is known now.
+        """
+        self._trails.append(trail)
+        if learned:
+            self._wanted = {
+                one: tries - (one != trail) for one, tries in self._wanted.items() if tries > 1
+            }
+        elif trail not in self._wanted and self._trails.count(trail) >= OFTEN:
+            self._wanted[trail] = TRIES
+
+    @property
+    def are_strange(self) -> bool:
+        """True where graphs have come that do not come back, and none that does is awaited."""
+        once = sum(count == 1 for count in Counter(self._trails).values())
+        return once >= STRANGERS and not self._wanted
 
     def is_unmeasured(self, signatures: Sequence[Signature]) -> bool:
         """Tell whether a graph that begins with these calls has to be measured."""

@@ -211,6 +211,14 @@ def gradient_bytes(parameter: Any) -> int:
 # -- time -----------------------------------------------------------------------------------------
 
 
+def wait_for(inputs: Any) -> None:
+    """On a GPU, wait for all kernels: the host's time of a call is that of launching them."""
+    arrays = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
+    device = chainer.backend.get_device_from_array(*arrays)
+    if device.xp is not np:
+        device.device.synchronize()
+
+
 class Timed:
     """A call that is going on.
 

@@ -22,10 +22,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 from umem.chainer.function_facts import owner_of
-from umem.chainer.recompute.inputs import ReadArrays
 from umem.chainer.recompute.observing import Observed
 from umem.chainer.recompute.seen import Carried, SeenGraph, TapeAction
-from umem.chainer.recompute.tape import Call
+from umem.chainer.recompute.tape import Call, ReadArrays
 
 HIGH = 1 << 40
 """Ranks of calls that follow a plan lie above all others."""

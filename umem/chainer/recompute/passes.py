@@ -12,7 +12,6 @@ from typing import Any, Literal
 import chainer
 
 from umem.chainer.recompute.gradients import GradientSums, OldGradients
-from umem.chainer.recompute.inputs import ReadArrays
 from umem.chainer.recompute.observing import Before, Observed, gradient_bytes, observe
 from umem.chainer.recompute.pass_policies import (
     ENDED_EARLY,
@@ -22,7 +21,7 @@ from umem.chainer.recompute.pass_policies import (
     PassPolicy,
 )
 from umem.chainer.recompute.seen import Roots, SeenGraph, TapeAction
-from umem.chainer.recompute.tape import Call
+from umem.chainer.recompute.tape import Call, ReadArrays
 from umem.chainer.saved.tiers.tier import Tier
 
 Phase = Literal["forward", "backward", "over"]

@@ -16,8 +16,7 @@ from chainer import configuration
 from chainer.serializer import Deserializer
 
 from umem.chainer.function_facts import owner_of
-from umem.chainer.recompute.inputs import wait_for
-from umem.chainer.recompute.observing import Before, Timed, check_tape, look
+from umem.chainer.recompute.observing import Before, Timed, check_tape, look, wait_for
 from umem.chainer.recompute.pass_policies import FollowPlan
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.tape import Call

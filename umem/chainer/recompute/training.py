@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import chainer
@@ -13,15 +14,14 @@ import numpy as np
 from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.carrying import Target
 from umem.chainer.recompute.graph_store import AGAIN, KEEPS, Graphs
-from umem.chainer.recompute.inputs import ReadArrays
 from umem.chainer.recompute.observing import HostPeaks, check_tape
 from umem.chainer.recompute.offloaded import OffloadTarget
 from umem.chainer.recompute.online import EvictOnline, Experience, Room
 from umem.chainer.recompute.pass_policies import ENDED_EARLY, FollowPlan, KeepAll, Observe
 from umem.chainer.recompute.passes import Pass, other_call
 from umem.chainer.recompute.seen import Roots, SeenGraph
-from umem.chainer.recompute.tape import Call
-from umem.chainer.recompute.whole_graph import AliveCalls, make_whole, reaches_more, watch_over
+from umem.chainer.recompute.tape import Call, ReadArrays
+from umem.chainer.recompute.whole_graph import make_whole, reaches_more, watch_over
 from umem.chainer.saved.tiers.tiers import Where
 from umem.errors import RecomputeError
 
@@ -36,6 +36,40 @@ OTHER_ORDER = (
 )
 
 
+class AliveCalls:
+    """Calls that are held weakly, those of the newest pass last."""
+
+    def __init__(self) -> None:
+        self._calls: list[weakref.ref[Call]] = []
+        self._earlier = 0  # so many of them are of passes before the newest
+
+    def __iter__(self) -> Iterator[Call]:
+        return (call for reference in self._calls if (call := reference()) is not None)
+
+    def remember(self, calls: Iterable[Call]) -> None:
+        """A pass is over; its graph may live on: longer than the pass, and than the block."""
+        alive = [reference for reference in self._calls if reference() is not None]
+        self._earlier = len(alive)
+        self._calls = alive + [weakref.ref(call) for call in calls]
+
+    def has_any(self) -> bool:
+        """Tell whether there are any."""
+        self._earlier = sum(one() is not None for one in self._calls[: self._earlier])
+        self._calls = [reference for reference in self._calls if reference() is not None]
+        return bool(self._calls)
+
+    def has_newest_graph(self) -> bool:
+        """Tell whether the graph of the newest pass is there."""
+        calls = [reference() for reference in self._calls[self._earlier :]]
+        return any(call is not None and call.has_graph for call in calls)
+
+    def take(self) -> list[Call]:
+        """Return them, and remember none."""
+        found = list(self)
+        self._calls, self._earlier = [], 0
+        return found
+
+
 class Training:
     """The passes of a training run, one after another.
 
@@ -47,7 +81,6 @@ class Training:
     Attributes:
         offload: the offload target.
         graphs: the graphs that were seen.
-        experience: what passes without a plan have shown of their functions.
         now: the pass that is going on.
         peaks: measures it, where it is to be measured.
         alive: calls of passes that are over.
@@ -60,7 +93,6 @@ class Training:
         self.offload = OffloadTarget(offload)
         self._may_be: list[SeenGraph] = []
         self.graphs = Graphs(target, self.offload)
-        self.experience = Experience()
         self._online_keeps = False
         self._told: set[bool] = set()
         self.now: Pass | None = None
@@ -71,6 +103,11 @@ class Training:
         self._began = 0.0
         self._reads: weakref.WeakSet[ReadArrays] = weakref.WeakSet()
         self.alive = AliveCalls()
+
+    @cached_property
+    def experience(self) -> Experience:
+        """What passes without a plan have shown of their functions."""
+        return Experience()
 
     def keeps(self, why: str) -> None:
         """Tell the user that a graph keeps everything, and why."""
@@ -134,7 +171,7 @@ class Training:
         planned = [seen for seen in reversed(alike) if seen.plan is not None]
         if planned and not self._debug and all(one.is_left_alone for one in planned):
             return Pass(self._number, KeepAll(planned), self._debug, self.graphs.goes_again)
-        if not planned and self._target.budget is not None and self.experience.is_strange:
+        if not planned and self._target.budget is not None and self.graphs.are_strange:
             return self._new_online(self._target.budget)
         return Pass(
             self._number,
@@ -295,7 +332,7 @@ class Training:
             self.graphs.say(ENDED_EARLY)
         self.peaks.turn()
         if not isinstance(now.rule, FollowPlan):
-            self.experience.saw(now.trail, learned=now.learns)
+            self.graphs.saw(now.trail, learned=now.learns)
         if now.learns and len(now.observed) == len(now.calls) > 0:
             self.graphs.learn(now)
 

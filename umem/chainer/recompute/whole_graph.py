@@ -7,7 +7,6 @@ cannot be made again is an error while nothing has changed.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -172,37 +171,3 @@ class _MakeAgain(function_hook.FunctionHook):
             self._expected = set(map(id, found))
         self._expected.discard(id(function))
         bring_one(function)
-
-
-class AliveCalls:
-    """Calls that are held weakly, those of the newest pass last."""
-
-    def __init__(self) -> None:
-        self._calls: list[weakref.ref[Call]] = []
-        self._earlier = 0  # so many of them are of passes before the newest
-
-    def __iter__(self) -> Iterator[Call]:
-        return (call for reference in self._calls if (call := reference()) is not None)
-
-    def remember(self, calls: Iterable[Call]) -> None:
-        """A pass is over; its graph may live on: longer than the pass, and than the block."""
-        alive = [reference for reference in self._calls if reference() is not None]
-        self._earlier = len(alive)
-        self._calls = alive + [weakref.ref(call) for call in calls]
-
-    def has_any(self) -> bool:
-        """Tell whether there are any."""
-        self._earlier = sum(one() is not None for one in self._calls[: self._earlier])
-        self._calls = [reference for reference in self._calls if reference() is not None]
-        return bool(self._calls)
-
-    def has_newest_graph(self) -> bool:
-        """Tell whether the graph of the newest pass is there."""
-        calls = [reference() for reference in self._calls[self._earlier :]]
-        return any(call is not None and call.has_graph for call in calls)
-
-    def take(self) -> list[Call]:
-        """Return them, and remember none."""
-        found = list(self)
-        self._calls, self._earlier = [], 0
-        return found

@@ -8,7 +8,6 @@ while a call runs is measured for the first calls of a class, and again for larg
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -24,14 +23,6 @@ LOOKS = 3
 """So many calls of a class are looked at closely, and so many rises are measured of each shape."""
 OBJECTS = 4096
 """Bytes of Python's own objects, which `tracemalloc` sees as well."""
-LAST = 16
-"""The last passes, of which it is known which were alike."""
-OFTEN = 5
-"""A graph comes back where so many of the last passes were of it."""
-STRANGERS = 3
-"""After so many graphs that have not come back, the next are not expected back."""
-TRIES = 8
-"""So many passes are learned in vain before a graph that came back is given up."""
 SHAPES = 32
 """So many shapes of parameters are told apart for each class."""
 
@@ -146,28 +137,10 @@ class Experience:
 
     def __init__(self) -> None:
         self.kinds = Kinds()
-        self._trails: deque[int] = deque(maxlen=LAST)
-        self._wanted: dict[int, int] = {}
         self.rise_bytes = 0
         self.backward_share: float | None = None
         self.plain_bytes = self.peak_bytes = self.sent_bytes = self.count = 0
         self.seconds = self.rerun_seconds = 0.0
-
-    def saw(self, trail: int, *, learned: bool) -> None:
-        """A pass without a plan has gone forward, with this trail; ``learned``: in full."""
-        self._trails.append(trail)
-        if learned:
-            self._wanted = {
-                one: tries - (one != trail) for one, tries in self._wanted.items() if tries > 1
-            }
-        elif trail not in self._wanted and self._trails.count(trail) >= OFTEN:
-            self._wanted[trail] = TRIES
-
-    @property
-    def is_strange(self) -> bool:
-        """True where graphs have come that do not come back, and none that does is awaited."""
-        once = sum(count == 1 for count in Counter(self._trails).values())
-        return once >= STRANGERS and not self._wanted
 
     def rose(self, nbytes: int) -> None:
         """Memory has risen by so much in a call."""
