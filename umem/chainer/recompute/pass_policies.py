@@ -265,13 +265,18 @@ class FollowPlan(PassPolicy):
 
 
 def after_use(call: Call, observed: Observed) -> Iterator[TapeAction]:
-    """Yield the drops of a call's own arrays after its step of backward: nothing reads them."""
+    """Yield the drops of a call's own arrays after its step of backward: nothing reads them.
+
+    Only those that do something: this is once a function and pass.
+    """
     if observed.again or call.offloaded:
         yield TapeAction("drop", call.index)
-        yield TapeAction("drop_stash", call.index)
-    if observed.again:
+        if observed.stash:
+            yield TapeAction("drop_stash", call.index)
+    if observed.again and call.offloaded:
         yield TapeAction("forget", call.index)
-    yield TapeAction("pack", call.index)
+    if observed.mask_bytes:
+        yield TapeAction("pack", call.index)
 
 
 FIRST_BLOCK = 4

@@ -141,9 +141,11 @@ class Training:
 
         Raises:
             BudgetError: no plan of its graph is within the budget.
+            UnsupportedError: ChainerX arrays, or a static graph.
         """
         if any(isinstance(x, chainer.Variable) and x.creator_node is not None for x in inputs):
             return None
+        check_tape(func, inputs)
         if self.now is not None and self._end(self.now):
             self.graphs.note_outliving(self.now)
         self.now = None  # what it holds goes before anything is measured
