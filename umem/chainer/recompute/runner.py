@@ -69,7 +69,8 @@ class PassRunner(Subscriber):
             if not configuration.config.enable_backprop:
                 return proceed(func, inputs)
             now = training.begin(func, inputs)
-            self._own_seconds = 0.0
+            if now is not None:
+                self._own_seconds = 0.0
         wants = "nothing" if now is None else now.rule.wants
         if now is not None and wants == "calls":
             if not configuration.config.enable_backprop:
