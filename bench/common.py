@@ -91,14 +91,14 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit that is checked out; ``+`` behind it where umem/ or bench/*.py differ from it.
+    """The commit that is checked out; ``+`` behind it where the sources differ from it.
 
     None outside a repository.
     """
     head = _git("rev-parse", "--short=12", "HEAD")
     if head is None or head.returncode:
         return None
-    same = _git("diff", "--quiet", "HEAD", "--", "umem", "bench/*.py")
+    same = _git("diff", "--quiet", "HEAD", "--", "umem", "bench/*.py", "tests/conformance")
     return head.stdout.strip() + ("" if same is not None and same.returncode == 0 else "+")
 
 

@@ -1,4 +1,4 @@
-"""Writes bench/README.md: what each benchmark asks, and what bench/results/ answers.
+"""Writes README.md of bench/ and of tests/conformance: what each script asks, and results/ answers.
 
 ``--check`` writes nothing and fails where the file is not what it would write.
 """
@@ -8,15 +8,19 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import sys
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 import common
 from common import Bench
+from report_tables import Table
 
-README = common.HERE / "README.md"
-RESULTS = common.HERE / "results"
+MOST_ROWS = 10
+"""A longer table is cut to its first rows: results/ has them all, a row a line."""
 INTRODUCTION = """# Benchmarks
 
 One question a script. Most take `--quick` (seconds) and `--json PATH` (machine,
@@ -30,21 +34,70 @@ This file is written by `python bench/make_readme.py` from the scripts and from 
 """
 
 
-def benches() -> dict[str, Bench]:
-    """Find what the scripts declare, by name; imports each script that declares something."""
-    found = {}
-    for path in sorted(common.HERE.glob("*.py")):
-        if re.search(r"^\w+ = (common\.)?Bench\(", path.read_text(encoding="utf-8"), re.M):
-            module = importlib.import_module(path.stem)
-            values = [value for value in vars(module).values() if isinstance(value, Bench)]
-            found.update({bench.name: bench for bench in values})
-    return found
+CONFORMANCE_INTRODUCTION = """# Conformance
+
+Other projects' tests on the software GPU and under umem, and programs drawn at random. Each script
+answers one question, and runs from the repository's root: `python tests/conformance/clients.py
+--help`. None of it is collected by `pytest`, unless it is named.
+This file is written by `python bench/make_readme.py` from the scripts and from `results/`.
+"""
 
 
-def results() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Read each file of results/, with its name."""
-    for path in sorted(RESULTS.glob("*.json")):
-        yield path.stem, json.loads(path.read_text(encoding="utf-8"))
+class Place(NamedTuple):
+    """A folder of scripts with a README and results."""
+
+    folder: Path
+    introduction: str
+
+    @property
+    def readme(self) -> Path:
+        return self.folder / "README.md"
+
+    def benches(self) -> dict[str, Bench]:
+        """Find what the scripts declare, by name; imports each script that declares something."""
+        found = {}
+        if str(self.folder) not in sys.path:
+            sys.path.append(str(self.folder))
+        for path in sorted(self.folder.glob("*.py")):
+            if re.search(r"^\w+ = (common\.)?Bench\(", path.read_text(encoding="utf-8"), re.M):
+                module = importlib.import_module(path.stem)
+                values = [value for value in vars(module).values() if isinstance(value, Bench)]
+                found.update({bench.name: bench for bench in values})
+        return found
+
+    def results(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Read each file of results/, with its name."""
+        for path in sorted(self.folder.glob("results/*.json")):
+            yield path.stem, json.loads(path.read_text(encoding="utf-8"))
+
+    def text(self) -> str:
+        """Write the whole file."""
+        found, answers = self.benches(), list(self.results())
+        sections = [self.section(found[each["bench"]], stem, each) for stem, each in answers]
+        listed = index(found, {result["bench"] for _, result in answers})
+        return "\n".join([self.introduction, listed, *sections])
+
+    def section(self, bench: Bench, stem: str, result: dict[str, Any]) -> str:
+        """Write one result: question, answer, tables, notes, and where it comes from."""
+        parts = [f"## {bench.question}\n", f"{bench.answer(result)}\n"]
+        parts += [shown(table, stem) for table in bench.tables_of(result)]
+        if (self.folder / "results" / f"{stem}.png").exists():
+            parts.append(f"![{bench.question}](results/{stem}.png)\n")
+        notes = "\n".join(f"- {note}" for note in bench.notes(result))
+        return "\n".join([*parts, *([notes + "\n"] if notes else []), where(result)])
+
+
+BENCH = Place(common.HERE, INTRODUCTION)
+CONFORMANCE = Place(common.HERE.parent / "tests" / "conformance", CONFORMANCE_INTRODUCTION)
+
+
+def shown(table: Table, stem: str) -> str:
+    """Write a table, or the first rows of a long one and where the others are."""
+    if len(table.rows) <= MOST_ROWS + 1:
+        return table.markdown()
+    cut = replace(table, rows=table.rows[:MOST_ROWS]).markdown()
+    more = len(table.rows) - MOST_ROWS
+    return f"{cut}\n{more} more rows are in [results/{stem}.json](results/{stem}.json).\n"
 
 
 def where(result: dict[str, Any]) -> str:
@@ -64,16 +117,6 @@ def script(name: str) -> str:
     return f"{name.partition('-')[0]}.py"
 
 
-def section(bench: Bench, stem: str, result: dict[str, Any]) -> str:
-    """Write one result: question, answer, tables, notes, and where it comes from."""
-    parts = [f"## {bench.question}\n", f"{bench.answer(result)}\n"]
-    parts += [table.markdown() for table in bench.tables_of(result)]
-    if (RESULTS / f"{stem}.png").exists():
-        parts.append(f"![{bench.question}](results/{stem}.png)\n")
-    notes = "\n".join(f"- {note}" for note in bench.notes(result))
-    return "\n".join([*parts, *([notes + "\n"] if notes else []), where(result)])
-
-
 def index(found: dict[str, Bench], answered: set[str]) -> str:
     """List the questions by script, each with a link to its answer where there is one."""
     lines = ["| script | question |", "| --- | --- |"]
@@ -84,23 +127,16 @@ def index(found: dict[str, Bench], answered: set[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def readme() -> str:
-    """Write the whole file."""
-    found, answers = benches(), list(results())
-    sections = [section(found[result["bench"]], stem, result) for stem, result in answers]
-    listed = index(found, {result["bench"] for _, result in answers})
-    return "\n".join([INTRODUCTION, listed, *sections])
-
-
 @click.command(help=__doc__)
 @click.option("--check", is_flag=True, help="Write nothing; fail where the file is out of date.")
 def main(check: bool) -> None:
-    text = readme()
-    if not check:
-        README.write_text(text, encoding="utf-8")
-        click.echo(f"Wrote {README.name}")
-    elif not README.exists() or README.read_text(encoding="utf-8") != text:
-        raise click.ClickException("bench/README.md is out of date; run bench/make_readme.py")
+    for place in (BENCH, CONFORMANCE):
+        text, path = place.text(), place.readme.relative_to(common.HERE.parent)
+        if not check:
+            place.readme.write_text(text, encoding="utf-8")
+            click.echo(f"Wrote {path}")
+        elif not place.readme.exists() or place.readme.read_text(encoding="utf-8") != text:
+            raise click.ClickException(f"{path} is out of date; run bench/make_readme.py")
 
 
 if __name__ == "__main__":

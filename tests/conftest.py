@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 # How long an example takes says how busy the machine is.
 settings.register_profile("umem", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("umem")
+collect_ignore = ["conformance"]  # scripts, and other projects' tests: run by name
 QUICK = "software/test_starting.py"
 
 

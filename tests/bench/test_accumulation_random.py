@@ -1,4 +1,4 @@
-"""bench/accumulation_random.py runs, and a program runs again by its seed."""
+"""tests/conformance/accumulation_random.py runs, and a program runs again by its seed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from bench_scripts import RESULTS, run
+from bench_scripts import CONFORMANCE, run
 
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(find_spec("chainer") is None, reason="no Chainer"),
 ]
-RESULT = RESULTS / "accumulation_random.json"
+RESULT = CONFORMANCE / "results" / "accumulation_random.json"
 
 
 def test_some_random_losses_are_judged_and_counted(tmp_path: Path) -> None:

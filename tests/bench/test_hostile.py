@@ -1,4 +1,4 @@
-"""bench/hostile_traces.py runs, finds what is broken, and its results hold."""
+"""tests/conformance/hostile_traces.py runs, finds what is broken, and its results hold."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from bench_scripts import RESULTS, ROOT, run, written
+from bench_scripts import CONFORMANCE, ROOT, run, written
 
 pytestmark = pytest.mark.skipif(
     find_spec("chainer") is None or find_spec("matplotlib") is None,
     reason="no Chainer, or no matplotlib",
 )
-RESULT = RESULTS / "hostile_traces.json"
+RESULT = CONFORMANCE / "results" / "hostile_traces.json"
 BREAK = """
 import sys
-sys.path[:0] = [".", "bench"]
+sys.path[:0] = [".", "tests/conformance"]
 import hostile_traces, umem.cli.report as report
 def broken(*_, **__):
     raise KeyError("a fault")

@@ -1,4 +1,4 @@
-"""bench/onnx_wheels.py and bench/onnx_torch.py, as far as they need neither network nor torch."""
+"""onnx_wheels.py and onnx_torch.py, as far as they need neither network nor torch."""
 
 from __future__ import annotations
 

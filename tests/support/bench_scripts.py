@@ -1,6 +1,7 @@
 """Runs a benchmark in a process of its own, as a user runs it, or imports its module.
 
-The modules of bench/ import each other from their own folder, so it is on the path, at its end.
+The modules of bench/ and of tests/conformance import each other from their own folders, which are
+on the path, at its end.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
 RESULTS = BENCH / "results"
-if str(BENCH) not in sys.path:
-    sys.path.append(str(BENCH))
-__all__ = ["BENCH", "RESULTS", "ROOT", "module", "run", "written"]
+CONFORMANCE = ROOT / "tests" / "conformance"
+for folder in map(str, (BENCH, CONFORMANCE)):
+    if folder not in sys.path:
+        sys.path.append(folder)
+__all__ = ["BENCH", "CONFORMANCE", "RESULTS", "ROOT", "module", "run", "written"]
 
 
 def run(script: str, *args: str, timeout: int = 300) -> subprocess.CompletedProcess[str]:
+    path = next(path for path in (BENCH / script, CONFORMANCE / script) if path.is_file())
     return subprocess.run(
-        [sys.executable, str(BENCH / script), *args],
+        [sys.executable, str(path), *args],
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -22,7 +22,7 @@ B = 2 << 20
 PLAIN = START.replace('"64MiB"', '"64MiB", model=False')
 LATE = f"""
 import sys
-sys.path.insert(0, {str(ROOT / "bench")!r})
+sys.path.insert(0, {str(ROOT / "tests" / "conformance")!r})
 import umem
 gpu = umem.software_gpu("t4", "48MiB", force=True, stream_seed=0)
 import stream_programs

@@ -1,6 +1,6 @@
 """Random losses give the gradient of the whole batch in parts, or are refused with nothing changed.
 
-bench/accumulation_random.py runs ten thousand of them.
+tests/conformance/accumulation_random.py runs ten thousand of them.
 """
 
 from __future__ import annotations

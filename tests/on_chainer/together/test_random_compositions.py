@@ -1,4 +1,4 @@
-"""Some random compositions of techniques; bench/compositions.py runs two thousand."""
+"""Some random compositions of techniques; tests/conformance/compositions.py runs two thousand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from bench_scripts import RESULTS, run
+from bench_scripts import CONFORMANCE, run
 
 if find_spec("chainer") is None:
     pytest.skip("no Chainer", allow_module_level=True)
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.thorough
 COUNT, FIRST = 40, 100_000
 MENDED = (18, 52, 56, 215, 225)
 """A share in a pass without a plan; saved_in undone after Recompute; compared under saved_in."""
-RESULT = RESULTS / "compositions.json"
+RESULT = CONFORMANCE / "results" / "compositions.json"
 
 
 @pytest.mark.parametrize("seed", [*MENDED, *range(FIRST, FIRST + COUNT)])

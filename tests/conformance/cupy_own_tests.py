@@ -12,14 +12,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import bench_path
 import click
 import common
 import foreign_tests
-from common import HERE
 from report_tables import counted, percent, quantity, text
 
 WANTED_SHARE, MOST_LEFT_OUT = 0.99, 0.05
-LEFT_OUT = HERE / "cupy_left_out.txt"
+LEFT_OUT = bench_path.HERE / "cupy_left_out.txt"
 
 
 def answer(result: common.Result) -> str:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import bench_path  # noqa: F401
 import click
 import common
 import stream_programs

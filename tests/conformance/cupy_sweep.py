@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import bench_path
 import click
 import common
 from report_tables import Column, Table, count, counted, text
@@ -36,7 +37,7 @@ WORKER = "import cupy_calls; cupy_calls.main()"
 
 
 def _paths() -> list[str]:
-    return [str(common.HERE), str(common.HERE.parent), os.environ.get("PYTHONPATH", "")]
+    return [str(bench_path.HERE), str(bench_path.ROOT), os.environ.get("PYTHONPATH", "")]
 
 
 def _process(wanted: list[str], seconds: float) -> list[dict[str, Any]]:
@@ -128,7 +129,7 @@ def page(result: common.Result) -> str:
         "# What of CuPy works on the software GPU\n",
         "Every public function of these modules was called on the [software GPU](software-gpu.md), "
         "and what it returned was compared with NumPy's or SciPy's function of the same name. "
-        "Written by `bench/cupy_sweep.py`.\n",
+        "Written by `tests/conformance/cupy_sweep.py`.\n",
         answer(result) + "\n",
         Table(COLUMNS, result["rows"]).markdown(),
         "\n".join(f"- *{state}*: {words}." for state, words in STATES.items()) + "\n",

@@ -20,12 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import bench_path  # noqa: F401
 import click
 import common
 from report_tables import Row, Table, counted, text, verdict
-
-# Compositions are drawn and judged there.
-sys.path.append(str(common.HERE.parent / "tests" / "support"))
 
 QUICK = 12
 

@@ -21,16 +21,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import bench_path
 import click
 import common
 import foreign_tests
 import numpy as np
-from common import HERE
 from mpi_start import ranks_command, ranks_environment
 from report_tables import counted, percent, text
 
 MOST_LEFT_OUT = 0.03
-LEFT_OUT = HERE / "chainermn_left_out.txt"
+LEFT_OUT = bench_path.HERE / "chainermn_left_out.txt"
 _OPTIONS = ("-q", "--no-header", "-p", "chainermn_tests_plugin", "-p", "no:cacheprovider")
 _WORST_FIRST = ("failed", "hung", "not run", "cut short", "skipped", "passed")
 _ASKS_FOR_CHAINERX = "asked for ChainerX"
@@ -73,7 +73,7 @@ def run(
         job.write_text(json.dumps({"cases": cases, "results": str(folder / "said")}), "utf-8")
         draw_mnist(folder / "data")
         environment = ranks_environment(
-            HERE,
+            bench_path.HERE,
             CHAINERMN_TESTS_JOB=str(job),
             CHAINER_DATASET_ROOT=str(folder / "data"),
             OMPI_MCA_mpi_yield_when_idle="1",

@@ -20,12 +20,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import bench_path  # noqa: F401
 import click
 import common
 from report_tables import Row, Table, counted, percent, text, verdict
-
-# The programs are drawn and judged there.
-sys.path.append(str(common.HERE.parent / "tests" / "support"))
 
 QUICK = 60
 LEAST_ACCEPTED = 0.98

@@ -21,15 +21,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import bench_path
 import click
 import common
 import foreign_tests
 from client_projects import CLIENTS, COMMON_REQUIREMENTS, Client
-from common import HERE
 from report_tables import counted, listed, percent, quantity, text
 
 WANTED_SHARE, MOST_LEFT_OUT = 0.995, 0.01
-LEFT_OUT = HERE / "clients_left_out.txt"
+LEFT_OUT = bench_path.HERE / "clients_left_out.txt"
 QUICK_SAMPLE = 20
 
 
@@ -46,13 +46,13 @@ def environment(client: Client, folder: Path) -> str:
     """
     python = folder / "bin" / "python"
     wanted = requirements(client)
-    ready, state = folder / "ready.json", [*wanted, str(HERE.parent)]
+    ready, state = folder / "ready.json", [*wanted, str(bench_path.ROOT)]
     if not ready.exists() or json.loads(ready.read_text("utf-8")) != state:
         click.echo(f"installing {client.name} into {folder}", err=True)
         _done([sys.executable, "-m", "venv", str(folder)])
         install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
         _done([*install, *wanted])
-        _done([*install, "-e", str(HERE.parent)])
+        _done([*install, "-e", str(bench_path.ROOT)])
         ready.write_text(json.dumps(state), "utf-8")
     return str(python)
 
@@ -82,7 +82,7 @@ def root_of(client: Client, python: str, tests: Path | None) -> Path:
     where = "import sysconfig; print(sysconfig.get_path('purelib'), end='')"
     packages = Path(_done([python, "-c", where]))
     if client.is_ours:
-        return HERE / client.root
+        return bench_path.HERE / client.root
     if client.checkout is None:
         return packages
     name, commit = client.checkout

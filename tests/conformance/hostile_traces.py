@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import bench_path  # noqa: F401
 import click
 import common
 from click.testing import CliRunner

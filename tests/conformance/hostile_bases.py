@@ -1,4 +1,4 @@
-"""Small recorded steps, each as the lines of its file; bench/hostile_traces.py changes them."""
+"""Small recorded steps, each as the lines of its file; hostile_traces.py changes them."""
 
 from __future__ import annotations
 

