@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 import click
 import common
 from common import Bench
-from report_tables import Table
 
-MOST_ROWS = 10
-"""A longer table is cut to its first rows: results/ has them all, a row a line."""
+MOST_ROWS = 5
+"""The first table of a result is shown, to so many rows; results/ has all, a row a line."""
 INTRODUCTION = """# Benchmarks
 
 One question a script. Most take `--quick` (seconds) and `--json PATH` (machine,
@@ -30,10 +29,9 @@ Run one from the repository's root: `python bench/validate_um.py --help`.
 On a machine with a GPU `python bench/gpu_run.py OUT.zip --minutes 9` runs all that wants one, by
 order of value, tests included, and goes on where the last call ended; with `--software` it
 rehearses that on the software GPU.
+Tables are cut to their first rows; `results/` has all of them, a row a line.
 This file is written by `python bench/make_readme.py` from the scripts and from `results/`.
 """
-
-
 CONFORMANCE_INTRODUCTION = """# Conformance
 
 Other projects' tests on the software GPU and under umem, and programs drawn at random. Each script
@@ -74,40 +72,33 @@ class Place(NamedTuple):
         """Write the whole file."""
         found, answers = self.benches(), list(self.results())
         sections = [self.section(found[each["bench"]], stem, each) for stem, each in answers]
-        listed = index(found, {result["bench"] for _, result in answers})
-        return "\n".join([self.introduction, listed, *sections])
+        open_ones = unanswered(found, {result["bench"] for _, result in answers})
+        return "\n".join([self.introduction, *sections, open_ones])
 
     def section(self, bench: Bench, stem: str, result: dict[str, Any]) -> str:
         """Write one result: question, answer, tables, notes, and where it comes from."""
         parts = [f"## {bench.question}\n", f"{bench.answer(result)}\n"]
-        parts += [shown(table, stem) for table in bench.tables_of(result)]
+        table = bench.tables_of(result)[0]
+        parts.append(replace(table, rows=table.rows[:MOST_ROWS]).markdown())
         if (self.folder / "results" / f"{stem}.png").exists():
             parts.append(f"![{bench.question}](results/{stem}.png)\n")
         notes = "\n".join(f"- {note}" for note in bench.notes(result))
-        return "\n".join([*parts, *([notes + "\n"] if notes else []), where(result)])
+        return "\n".join([*parts, *([notes + "\n"] if notes else []), where(result, stem)])
 
 
 BENCH = Place(common.HERE, INTRODUCTION)
 CONFORMANCE = Place(common.HERE.parent / "tests" / "conformance", CONFORMANCE_INTRODUCTION)
 
 
-def shown(table: Table, stem: str) -> str:
-    """Write a table, or the first rows of a long one and where the others are."""
-    if len(table.rows) <= MOST_ROWS + 1:
-        return table.markdown()
-    cut = replace(table, rows=table.rows[:MOST_ROWS]).markdown()
-    more = len(table.rows) - MOST_ROWS
-    return f"{cut}\n{more} more rows are in [results/{stem}.json](results/{stem}.json).\n"
-
-
-def where(result: dict[str, Any]) -> str:
+def where(result: dict[str, Any], stem: str) -> str:
     """Say in one small line where a result comes from."""
     machine = result["machine"]
     names = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     gpu = machine["gpu"]["name"] if machine.get("gpu") else "no GPU"
     cores = machine["core_count"]
+    how = "simulated" if result["simulated"] else "measured"
     return (
-        f"<sub>`{script(result['bench'])}`, {'simulated' if result['simulated'] else 'measured'} "
+        f"<sub>`{script(result['bench'])}`, [all rows](results/{stem}.json), {how} "
         f"at commit {result['commit'] or 'unknown'} on {cores} core{'s' * (cores > 1)} of "
         f"{machine['processor']}, {gpu}, {machine['system']}; {names}.</sub>\n"
     )
@@ -117,13 +108,11 @@ def script(name: str) -> str:
     return f"{name.partition('-')[0]}.py"
 
 
-def index(found: dict[str, Bench], answered: set[str]) -> str:
-    """List the questions by script, each with a link to its answer where there is one."""
-    lines = ["| script | question |", "| --- | --- |"]
-    for name, bench in found.items():
-        anchor = re.sub(r"[^\w\- ]", "", bench.question.lower()).replace(" ", "-")
-        said = f"[{bench.question}](#{anchor})" if name in answered else bench.question
-        lines.append(f"| `{script(name)}` | {said} |")
+def unanswered(benches: dict[str, Bench], answered: set[str]) -> str:
+    """List the questions that have no result here, by script."""
+    lines = ["| script without a result here | question |", "| --- | --- |"]
+    asked = {name: bench.question for name, bench in benches.items() if name not in answered}
+    lines += [f"| `{script(name)}` | {question} |" for name, question in asked.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -186,28 +186,3 @@ def test_kernels_are_compiled_and_found_again(tmp_path: Path) -> None:
     kernels = [row for row in result["rows"] if row["kind"] == "kernel"]
     assert len(kernels) == 2 and all(row["seconds"] > 0 for row in kernels)
     assert seconds["all, a second process"] < seconds["start"]
-
-
-def test_starts_with_and_without_the_switch_are_compared(tmp_path: Path) -> None:
-    result, printed = written(tmp_path, "software_switch.py", "--quick")
-    assert [row["case"] for row in result["rows"]] == ["no file", "an empty file", "the switch"]
-    assert all(len(row["repeats"]) == 3 for row in result["rows"]) and "ms in the median" in printed
-
-
-@needs_cupy
-@needs_compiler
-def test_many_small_matrices_are_compared_with_numpy(tmp_path: Path) -> None:
-    result, printed = written(tmp_path, "software_gpu_batches.py", "--quick")
-    assert {row["count"] for row in result["rows"]} == {160, 40} and len(result["rows"]) == 22
-    assert all(row["ratio"] > 0 and row["growth"] > 0 for row in result["rows"])
-    assert "times NumPy's time in the median" in printed
-
-
-@pytest.mark.thorough
-@needs_cupy
-@needs_compiler
-def test_a_project_compiles_each_kernel_once(tmp_path: Path) -> None:
-    result, printed = written(tmp_path, "software_project.py", "--quick")
-    cold, warm = result["rows"]
-    assert cold["kernel_count"] > 0 == cold["twice_count"] == warm["kernel_count"]
-    assert " files 0 were compiled twice" in printed
