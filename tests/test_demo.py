@@ -150,6 +150,7 @@ def test_it_says_what_it_is_doing_and_what_to_run_next(ran: tuple[Result, Path])
     assert ("--device cuda" in after) == (cuda_reason() is None)
 
 
+@pytest.mark.thorough
 def test_it_runs_as_a_module_too_and_with_the_word_markup_in_its_path(tmp_path: Path) -> None:
     out = tmp_path / "[red]out"
     result = subprocess.run(

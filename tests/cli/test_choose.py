@@ -95,6 +95,7 @@ def test_no_line_is_wider_than_the_terminal(width: int, vram: str | None) -> Non
     assert max(map(cell_len, lines)) <= width
 
 
+@pytest.mark.thorough
 def test_code_that_is_broken_over_lines_is_still_code() -> None:
     choice = choose(trace(), "t4", vram="48MiB")
     lines = [line.plain for line in choice_text(choice, 40)]
@@ -148,6 +149,7 @@ def test_json_is_what_python_gives(path: Path, short: Path) -> None:
     assert all(each["simulated"] is True for each in every["gpus"])
 
 
+@pytest.mark.thorough
 def test_two_traces_are_joined_and_taken_to_a_size(tmp_path: Path) -> None:
     small = trace(4 * MIB).save(tmp_path / "a.umem.gz")
     large = trace(8 * MIB).save(tmp_path / "b.umem.gz")
@@ -265,6 +267,7 @@ def test_ctrl_c_keeps_what_was_printed_and_says_what_is_left(
     assert not form or done.stdout == ""
 
 
+@pytest.mark.thorough
 def test_ctrl_c_of_a_running_command_ends_it_with_what_it_found(tmp_path: Path) -> None:
     path = trace(4 * MIB, 6000).save(tmp_path / "long.umem.gz")  # much longer than a signal takes
     code = (  # what a shell starts in the background is born with Ctrl-C ignored, tests too
@@ -288,6 +291,7 @@ def test_ctrl_c_of_a_running_command_ends_it_with_what_it_found(tmp_path: Path) 
     assert started.returncode == 130, (rest, said)
 
 
+@pytest.mark.thorough
 def test_lines_as_they_come_fit_the_terminal(path: Path) -> None:
     for width in (30, 40, 80):
         for form in ((), ("--all-gpus",)):
@@ -346,6 +350,7 @@ def drawn(choices: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
     return panels
 
 
+@pytest.mark.thorough
 @needs_matplotlib
 def test_a_logarithmic_scale_says_so_and_has_points(tmp_path: Path, monkeypatch) -> None:
     near = choose(trace(), "t4", vram="48MiB")
@@ -361,6 +366,7 @@ def test_a_logarithmic_scale_says_so_and_has_points(tmp_path: Path, monkeypatch)
     assert len(log.patches) == 0 and len(log.lines) == len(far.options)
 
 
+@pytest.mark.thorough
 @needs_matplotlib
 def test_a_step_that_needs_nothing_is_labelled_so(tmp_path: Path, monkeypatch) -> None:
     choices = choose_each(trace(), ["t4", gpu_spec("h200").with_vram(128 * MIB)])

@@ -85,6 +85,7 @@ def test_where_everything_fits_everything_that_backward_reads_is_kept(deep: Path
     }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_where_no_budget_fits_the_reason_is_in_the_place_of_the_schedule(deep: Path) -> None:
     done = run(deep, "--sizes", "batch=1024", "--vram", "4MiB", "--json")
     found = json.loads(done.output)

@@ -206,6 +206,7 @@ step(gpu.xp)
 """
 
 
+@pytest.mark.thorough
 def test_the_traceback_of_an_error_of_umems_ends_at_the_scripts_own_line(run: Run) -> None:
     result = run(TOO_MUCH, "--virtual", "t4", "--vram", "64MiB")
     text = result.stderr.splitlines()
@@ -215,6 +216,7 @@ def test_the_traceback_of_an_error_of_umems_ends_at_the_scripts_own_line(run: Ru
     assert "arrays.py" not in result.stderr
 
 
+@pytest.mark.thorough
 def test_the_whole_traceback_is_shown_where_it_is_asked_for(run: Run) -> None:
     result = run(TOO_MUCH, "--traceback", "--virtual", "t4", "--vram", "64MiB")
     assert "arrays.py" in result.stderr and "OutOfMemoryError" in result.stderr
@@ -266,12 +268,14 @@ def test_the_environment_is_the_default_of_the_options(run: Run) -> None:
     assert lines(run(code, *VIRTUAL, UMEM_MODE="off", UMEM_LIMIT="8MiB")) == ["unmanaged None"]
 
 
+@pytest.mark.thorough
 def test_the_script_finds_the_options_in_its_environment(run: Run) -> None:
     code = f"import os; print([os.environ.get(name) for name in {NAMES}])"
     result = run(code, *VIRTUAL, "--mode", "managed", UMEM_LIMIT="8MiB")
     assert lines(result) == ["['managed', '8MiB', None]"]
 
 
+@pytest.mark.thorough
 def test_a_report_follows_the_script_also_when_it_fails(run: Run) -> None:
     code = """
         import umem
@@ -296,6 +300,7 @@ def test_a_report_without_a_device_says_so(run: Run) -> None:
     assert "no CUDA device" in result.stderr
 
 
+@pytest.mark.thorough
 def test_a_child_that_comes_to_the_end_of_the_script_reports_nothing(run: Run) -> None:
     result = run("import os\nif os.fork(): os.wait()", "--report", *VIRTUAL)
     assert result.returncode == 0
@@ -371,6 +376,7 @@ FULL = """
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["plain", "cause"])
 def test_out_of_memory_it_is_told_how_to_find_out_what_is_needed(run: Run, how: str) -> None:
     options = (*VIRTUAL, "--mode", "unmanaged", "--report")
@@ -426,6 +432,7 @@ def test_only_numpys_own_words_are_taken_for_that(error: Exception, known: bool)
     assert (said is not None and "a.item()" in said) == known
 
 
+@pytest.mark.thorough
 def test_of_an_error_that_the_script_takes_care_of_nothing_is_said(run: Run) -> None:
     result = run(FULL, *VIRTUAL, "--mode", "unmanaged", arguments=("caught",))
     assert (result.returncode, result.stderr) == (3, "")
@@ -469,6 +476,7 @@ def test_a_multiprocess_iterator_works(run: Run) -> None:
     assert lines(run(code)) == ["3.0"]
 
 
+@pytest.mark.thorough
 @CHAINER
 def test_another_program_that_the_script_starts_has_it_too(tmp_path: Path, run: Run) -> None:
     (tmp_path / "other.py").write_text("import chainer; print(chainer.__version__)")

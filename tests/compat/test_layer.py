@@ -54,6 +54,7 @@ def fake_chainer(folder: Path, version: str, reporter: str = "") -> Path:
 # --- importing ----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_importing_umem_chainer_imports_a_mended_chainer():
     out = succeed("import umem.chainer, chainer; print(chainer.__version__, chainer.reporter)")
     assert out.startswith("7.8.")
@@ -69,6 +70,7 @@ def test_installing_does_not_import_chainer():
     assert succeed(code) == "[]\n"
 
 
+@pytest.mark.thorough
 def test_numpy_and_scipy_stay_as_they_are():
     code = (
         "import types, numpy, scipy\n"
@@ -85,6 +87,7 @@ def test_numpy_and_scipy_stay_as_they_are():
     succeed(code)
 
 
+@pytest.mark.thorough
 def test_a_mended_module_keeps_its_file_and_its_lines():
     code = (
         "import umem.chainer, chainer.reporter as r, inspect\n"
@@ -296,6 +299,7 @@ def importable(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
+@pytest.mark.thorough
 def test_the_start_up_file_mends_scripts_that_never_heard_of_umem(tmp_path, importable):
     path = pth.install_pth(tmp_path)
     assert path == tmp_path / "umem_chainer.pth" and path.read_text().count("\n") == 1
@@ -408,6 +412,7 @@ def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 def test_the_table_fits_80_columns_and_shows_every_mend():
     done = run_cli()
     assert done.returncode == 0, done.stderr
@@ -417,6 +422,7 @@ def test_the_table_fits_80_columns_and_shows_every_mend():
     assert "…" not in done.stdout
 
 
+@pytest.mark.thorough
 def test_the_table_as_json_says_what_was_applied():
     report = json.loads(run_cli("--check", "--json").stdout)
     assert report["versions"]["chainer"].startswith("7.8.")

@@ -107,6 +107,7 @@ print("ended", process.exitcode)
 """
 
 
+@pytest.mark.thorough
 @numpy_2
 @pytest.mark.skipif(
     "forkserver" not in multiprocessing.get_all_start_methods(), reason="a Unix has it"

@@ -112,6 +112,7 @@ def arrays(draw: Any) -> Any:
     return draw(LAYOUTS)(made) if made.ndim else made
 
 
+@pytest.mark.thorough
 @given(st.lists(arrays(), max_size=4))
 @settings(max_examples=200, deadline=None)
 def test_any_array_comes_back_to_the_bit(found: Any) -> None:

@@ -143,6 +143,7 @@ def test_three_may_come_and_go_in_any_order(names: Any, plain: list[bytes]) -> N
         assert training.numbers == plain
 
 
+@pytest.mark.thorough
 def test_a_script_that_recomputes_may_be_recorded_without_workspace(tmp_path: Any) -> None:
     """The recorder leaves in the middle of the block: both go on as if the other were not there."""
     script = tmp_path / "train.py"

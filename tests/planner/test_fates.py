@@ -441,6 +441,7 @@ def test_without_a_link_a_problem_has_the_plans_that_it_had():
     assert one.within(whole, link=Link(1, 1)) == one.keep_all
 
 
+@pytest.mark.thorough
 def test_keeping_all_is_as_quick_as_can_be_and_the_least_budget_no_quicker():
     source = random.Random(0)
     for count in (5, 9, 14):

@@ -180,6 +180,7 @@ def test_a_graph_survives_json(graph):
     assert Graph.from_json(graph.to_json()) == graph
 
 
+@pytest.mark.thorough
 @given(st.text(max_size=20))
 def test_text_that_is_no_graph_is_refused(text):
     with pytest.raises(GraphError):

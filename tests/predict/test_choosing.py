@@ -167,6 +167,7 @@ def test_a_gpu_without_a_bus_offers_no_managed_memory_and_may_fit_nothing() -> N
     assert umem.choose(heavy(40), "jetson-orin-64gb").best.name == "nothing"  # type: ignore[union-attr]
 
 
+@pytest.mark.thorough
 def test_every_gpu_is_asked_and_the_shortest_step_comes_first() -> None:
     choices = choose_each(heavy(12))
     assert {choice.gpu for choice in choices} == set(GPUS)

@@ -77,6 +77,7 @@ def test_a_tensor_from_before_the_start_may_be_used_anywhere(kind: str, after: b
         check(steady(trace, 3))
 
 
+@pytest.mark.thorough
 @given(traces())
 @settings(deadline=None, max_examples=60)
 def test_any_trace_that_holds_together_is_settled_into_one_that_does(trace: Trace) -> None:
@@ -88,6 +89,7 @@ def test_any_trace_that_holds_together_is_settled_into_one_that_does(trace: Trac
 # -- hints and numbers -------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("action", ["prefetch", "discard", "read_mostly"])
 def test_hints_on_what_a_plan_has_dropped_are_left_out(action: str) -> None:
     step = chain()
@@ -101,6 +103,7 @@ def test_hints_on_what_a_plan_has_dropped_are_left_out(action: str) -> None:
     tried(trace)
 
 
+@pytest.mark.thorough
 def test_numbers_that_are_used_again_change_nothing() -> None:
     fresh = chain()
     free: list[int] = []
@@ -160,6 +163,7 @@ def test_bytes_that_a_correction_makes_are_looked_at_too() -> None:
         umem.choose(Trace([dropout]))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["flops", "traffic_bytes"])
 def test_counters_near_the_end_of_64_bits_are_followed(name: str) -> None:
     step = chain()

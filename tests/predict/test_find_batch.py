@@ -42,6 +42,7 @@ def make_step(norm: bool = False, width: int = 128) -> Any:
     return step
 
 
+@pytest.mark.thorough
 def test_the_batch_that_is_found_fits_as_a_recording_of_it_does() -> None:
     """Judged on a real step of both batches, by the code of choose."""
     step = make_step()
@@ -81,6 +82,7 @@ def test_batch_normalisation_is_not_split() -> None:
     assert some is None or some.pass_count == 1
 
 
+@pytest.mark.thorough
 def test_a_step_along_axes_has_its_batch_found() -> None:
     model = L.Linear(32, 32)
     optimizer = chainer.optimizers.SGD().setup(model)
@@ -124,6 +126,7 @@ def test_vram_too_small_names_what_could_help() -> None:
         umem.chainer.find_batch(make_step(width=4096), vram="2MiB")
 
 
+@pytest.mark.thorough
 def test_there_is_nothing_to_confirm_on_without_a_device() -> None:
     with pytest.raises(StateError, match="there is no device to confirm a batch on"):
         umem.chainer.find_batch(make_step(), confirm=True)
@@ -180,6 +183,7 @@ def test_running_out_of_memory_is_survived_and_nothing_of_it_is_kept(kernel_cach
 # -- the page ----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "batches.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

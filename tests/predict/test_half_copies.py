@@ -87,6 +87,7 @@ def said(make: Callable[[], Step], batch: int) -> int:
     return in_half(Trace(trace.events, trace.backend, trace.meta)).peak_bytes
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("width", "depth", "batch"), [(256, 1, 1024), (128, 3, 1024)])
 def test_a_perceptron_in_halves_takes_what_is_said(width: int, depth: int, batch: int) -> None:
     half = traced_peak(lambda: stepping(perceptron(width, depth), (300,), True), batch)
@@ -94,6 +95,7 @@ def test_a_perceptron_in_halves_takes_what_is_said(width: int, depth: int, batch
     assert single == pytest.approx(half, rel=0.08)  # tracemalloc has Python's objects, too
 
 
+@pytest.mark.thorough
 def test_a_convolutional_network_in_halves_takes_what_is_said() -> None:
     half = traced_peak(lambda: stepping(convolutions(32), (3, 16, 16), True), 16)
     single = said(lambda: stepping(convolutions(32), (3, 16, 16), False), 16)

@@ -177,6 +177,7 @@ def test_more_vram_never_moves_more_of_a_stream(arrays: int, blocks: int, passes
     assert moved[-1] == (0, 0)
 
 
+@pytest.mark.thorough
 @given(traces(max_bytes=5 * BLOCK).filter(len), st.integers(1, 6))
 @settings(deadline=None, max_examples=60)
 def test_any_trace_keeps_to_the_rules_in_any_mode(trace: Trace, capacity: int) -> None:

@@ -21,6 +21,7 @@ from umem.units import BLOCK_BYTES as BLOCK
 US = 1e-6
 
 
+@pytest.mark.thorough
 @given(traces(max_bytes=3 * BLOCK).filter(len), st.sampled_from(("unmanaged", "managed", "hybrid")))
 @settings(deadline=None, max_examples=60)
 def test_the_seconds_lie_in_the_band(trace: Trace, mode: Any) -> None:

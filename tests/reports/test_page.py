@@ -559,6 +559,7 @@ def test_small_tensors_are_folded_and_workspace_is_a_band_of_its_own(
     assert "200 smaller ones folded together" in browser.run("byId('tensors-note').innerText")
 
 
+@pytest.mark.thorough
 def test_the_kinds_of_the_page_are_those_of_the_analysis() -> None:
     content = content_of(page_of(steps()))
     assert content["kinds"] == list(KINDS)

@@ -31,6 +31,7 @@ def test_what_is_alive_comes_first_as_uploaded_and_the_rest_follows() -> None:
     assert tail(Trace(events), len(events)).events == [W, Mark("start")]
 
 
+@pytest.mark.thorough
 @given(traces(), st.integers(0, 25))
 @settings(deadline=None)
 def test_any_tail_holds_together_and_ends_with_what_the_trace_ends_with(

@@ -7,6 +7,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from strategies import traces
 
@@ -90,6 +91,7 @@ def test_workspace_counts_where_it_makes_the_peak_and_what_is_freed_does_not() -
     assert why_peak(Trace(events)) == "'sort' workspace is 80% of the peak"
 
 
+@pytest.mark.thorough
 @given(traces())
 @settings(deadline=None)
 def test_the_shares_of_any_trace_add_up_to_its_peak(trace: Trace) -> None:

@@ -105,6 +105,7 @@ def test_a_framework_may_come_and_go_while_something_is_recorded() -> None:
         assert double is plain
 
 
+@pytest.mark.thorough
 def test_a_program_that_imports_chainer_alone_may_give_hints_on_its_objects() -> None:
     code = (
         "import umem.compat; umem.compat.install()\n"

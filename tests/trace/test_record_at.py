@@ -100,6 +100,7 @@ def test_the_peak_at_a_size_that_was_not_recorded_is_what_tracemalloc_measures(m
     assert 0.98 * measured <= predicted <= 1.05 * measured
 
 
+@pytest.mark.thorough
 def test_the_peak_of_attention_over_a_longer_sequence_is_fitted_as_a_square() -> None:
     trace = umem.record_at(attention_step(), sizes=(64, 128, 256))
     measured = measured_peak(attention_step, 512)
@@ -226,6 +227,7 @@ def test_a_step_that_does_other_things_at_another_size_names_the_first() -> None
     assert "operation 2 is 'ReLU' forward at size 4 and 'Tanh' forward at size 8" in said
 
 
+@pytest.mark.thorough
 def test_a_step_that_keeps_a_state_of_the_size_before_names_both_sizes() -> None:
     model = chainer.Sequential(L.LSTM(8, 8), L.Linear(8, 2))
 

@@ -86,6 +86,7 @@ def test_what_is_a_line_along_every_axis_is_recorded_at_four_points() -> None:
     assert len(calls) == 12  # three times each
 
 
+@pytest.mark.thorough
 def test_a_third_size_that_the_step_does_not_take_is_explained() -> None:
     run = attention()
 

@@ -143,6 +143,7 @@ print(*recorder.trace.events[0].stack, sep="\\n")
 """
 
 
+@pytest.mark.thorough
 def test_places_are_told_from_the_folder_where_recording_began(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deeper").mkdir()

@@ -36,6 +36,7 @@ def run(folder: Path, code: str) -> str:
     return done.stdout.replace(f"{folder}/", "")
 
 
+@pytest.mark.thorough
 def test_the_block_prints_what_the_page_says(tmp_path: Path) -> None:
     said = re.search(r"```python\n.*?```\n\n```\n(.*?)```", PAGE, re.DOTALL)
     assert said is not None

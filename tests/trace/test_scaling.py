@@ -86,6 +86,7 @@ def test_what_is_affine_is_predicted_exactly(trace: Trace, sizes: list[int], siz
     assert joined.at(size) == grown(trace, size)
 
 
+@pytest.mark.thorough
 @given(traces(), st.integers(1, 1000))
 @settings(deadline=None, max_examples=60)
 def test_what_is_a_square_is_predicted_exactly_from_three_sizes(trace: Trace, size: int) -> None:

@@ -203,6 +203,7 @@ def test_a_cache_that_cannot_be_written_is_read(
 # -- what a kernel is known by, and what is in it -----------------------------------------------
 
 
+@pytest.mark.thorough
 @needs_compiler
 @needs_cupy
 def test_caches_share_precompiled_headers_and_names(

@@ -95,6 +95,7 @@ def test_one_core_runs_a_kernel_that_may_do_more(before: str, parameter: str, in
 @needs_cupy
 @needs_compiler
 class TestCupy:
+    @pytest.mark.thorough
     def test_small_arrays_start_no_thread_and_large_ones_do(self, cache: Path) -> None:
         program = """
 share_kernels(2)
@@ -147,6 +148,7 @@ print("same")
 """
         assert run(program, cache, start=OFF) == "same\n"
 
+    @pytest.mark.thorough
     def test_ties_and_NaN_of_argmax_are_decided_as_by_one_core(self, cache: Path) -> None:
         program = """
 a = np.zeros(1 << 21, "f4")
@@ -166,6 +168,7 @@ print("same")
 """
         assert run(program, cache, start=OFF) == "same\n"
 
+    @pytest.mark.thorough
     def test_atomics_and_what_a_kernel_writes_elsewhere_are_one_core_s(self, cache: Path) -> None:
         program = """
 import cupyx
@@ -181,6 +184,7 @@ print("same")
 """
         assert run(program, cache, start=OFF) == "same\n"
 
+    @pytest.mark.thorough
     def test_an_assertion_that_fails_on_any_core_is_an_error(self, cache: Path) -> None:
         program = """
 share_kernels(2)
@@ -199,6 +203,7 @@ print("same")
 """
         assert run(program, cache, start=ON) == "same\n"
 
+    @pytest.mark.thorough
     def test_a_division_by_zero_on_any_core_is_as_on_a_GPU(self, cache: Path) -> None:
         program = """
 divide = cp.ElementwiseKernel("int32 x, int32 y", "int32 z", "z = x / y", "divide")
@@ -209,6 +214,7 @@ print("same")
 """
         assert run(program, cache, start=OFF) == "same\n"
 
+    @pytest.mark.thorough
     def test_a_child_by_fork_has_its_own_threads_or_cuda_s_error(self, cache: Path) -> None:
         program = """
 import warnings
@@ -235,6 +241,7 @@ print("same")
 """
         assert run(program, cache, start=OFF) == "same\n"
 
+    @pytest.mark.thorough
     def test_checked_mode_runs_on_one_core_and_still_names_what_left_an_array(
         self, cache: Path
     ) -> None:
@@ -252,6 +259,7 @@ except DeviceError as error:
         start = START % "checked=True"
         assert run(program, cache, start=start) == "same\n"
 
+    @pytest.mark.thorough
     def test_streams_that_run_late_share_kernels_too(self, cache: Path) -> None:
         program = """
 share_kernels(3)

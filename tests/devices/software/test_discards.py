@@ -84,6 +84,7 @@ print([int((array != 1).sum()) for array in (*arrays, plain)])
     ]
 
 
+@pytest.mark.thorough
 def test_batches_of_prefetches_are_refused_on_the_legacy_stream(tmp_path: Path) -> None:
     program = """
 hints = ranges.load(12)
@@ -105,6 +106,7 @@ print([hints.location([Span(start, B)]).last_prefetch for start in starts])
     assert found == "1 1 0 0 ['cpu', 'cpu', 0]\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("version", "discards"), [(13000, True), (12080, False)])
 def test_whether_there_are_discards_is_the_drivers_to_say(
     tmp_path: Path, version: int, discards: bool
@@ -170,6 +172,7 @@ print(differs(stream_programs.freed_without_a_wait, range(6)) > 1)
     assert run(program, tmp_path, start=LATE) == "0\nTrue\n"
 
 
+@pytest.mark.thorough
 def test_what_the_driver_was_asked_is_counted(tmp_path: Path) -> None:
     program = """
 gpu.restart()
@@ -191,6 +194,7 @@ print(gpu.calls.free_count)
     ]
 
 
+@pytest.mark.thorough
 def test_memory_of_lookahead_is_given_back_and_serves_a_limit(tmp_path: Path) -> None:
     program = """
 from umem.devices.cuda import open_cuda
@@ -214,6 +218,7 @@ with umem.managed():
     assert run(program, tmp_path).splitlines() == ["16 16", "12", "0 True"]
 
 
+@pytest.mark.thorough
 def test_free_ranges_do_not_reach_over_two_allocations(tmp_path: Path) -> None:
     program = """
 from umem.devices.cuda import open_cuda

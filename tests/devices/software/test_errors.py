@@ -149,6 +149,7 @@ if child:
     assert done.stdout and not Path(done.stdout.strip()).exists()
 
 
+@pytest.mark.thorough
 def test_processes_that_compile_the_same_at_once_both_have_it(tmp_path: Path) -> None:
     program = """
 import ctypes, sys
@@ -166,6 +167,7 @@ for number in range(5):
     assert left == [".so"] * 5
 
 
+@pytest.mark.thorough
 def test_ctrl_c_during_a_compile_leaves_nothing_half_done(tmp_path: Path, ctrl_c: object) -> None:
     begun, cache = tmp_path / "begun", tmp_path / "cache"
     program = """
@@ -240,6 +242,7 @@ def test_a_person_who_waits_is_told_and_nothing_of_it_is_left(tmp_path: Path) ->
     )
 
 
+@pytest.mark.thorough
 def test_nothing_is_said_of_a_short_while_nor_of_what_is_there_nor_to_a_file(
     tmp_path: Path,
 ) -> None:
@@ -399,6 +402,7 @@ print(cp.arange(3).sum())
             "3",
         ]
 
+    @pytest.mark.thorough
     def test_a_library_that_cannot_be_compiled_leaves_python_as_it_was(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

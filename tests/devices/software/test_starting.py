@@ -150,6 +150,7 @@ print(cp.asnumpy(y[:2]), cp.asnumpy(y[64:66]), int(found[0]))
 '''
         assert run(program, kernel_cache) == "[63. 62.] [127. 126.] 89\n"
 
+    @pytest.mark.thorough
     def test_warps_vote_and_hand_values_on_and_launches_give_shared_memory(
         self, kernel_cache: Path
     ) -> None:
@@ -197,6 +198,7 @@ print((cp.asnumpy(z) == np.arange(40)[::-1]).all())
             "True",
         ]
 
+    @pytest.mark.thorough
     def test_plain_memory_is_full_and_managed_memory_is_not(self, kernel_cache: Path) -> None:
         program = """
 try:
@@ -216,6 +218,7 @@ print(umem.status().device, umem.status().simulated, gpu)
         assert lines[:3] == ["True", "True", "True True"]
         assert lines[3] == "T4 True <T4 with 64.0 MiB of VRAM (simulated), under the real CuPy>"
 
+    @pytest.mark.thorough
     def test_threads_take_turns(self, kernel_cache: Path) -> None:
         program = """
 import threading
@@ -237,6 +240,7 @@ print(wrong)
         start = START.replace("64MiB", "1GiB")
         assert run(program, kernel_cache, start=start) == "[]\n"
 
+    @pytest.mark.thorough
     def test_events_tell_simulated_time(self, kernel_cache: Path) -> None:
         program = """
 start, end, never = cp.cuda.Event(), cp.cuda.Event(), cp.cuda.Event()
@@ -254,6 +258,7 @@ except cp.cuda.runtime.CUDARuntimeError as error:
 """
         assert run(program, kernel_cache) == "True True\n400\n"
 
+    @pytest.mark.thorough
     def test_hints_reach_the_model_and_are_read_back(self, kernel_cache: Path) -> None:
         program = """
 with umem.managed():
@@ -364,6 +369,7 @@ except cp.cuda.compiler.CompileException as error:
         )
         assert (done.stdout, done.stderr, done.returncode) == ("45\n", "", 0)
 
+    @pytest.mark.thorough
     def test_umem_run_says_what_to_do_where_vram_is_full(
         self, kernel_cache: Path, tmp_path: Path
     ) -> None:

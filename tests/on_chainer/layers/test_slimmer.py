@@ -177,6 +177,7 @@ def test_the_example_leaves_no_trace() -> None:
 # -- an optimizer that is set up -----------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["Adam", "Adam8bit"])
 def test_an_optimizer_goes_on_with_rules_of_the_layers(kind: str) -> None:
     model, ids = Words(), np.arange(40).astype("i")

@@ -181,6 +181,7 @@ def resident_bytes() -> int:
     return sum(int(x.split()[1]) << 10 for x in lines if x.startswith(("RssAnon", "RssFile")))
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
 def test_what_is_below_is_not_in_the_process(tier: Any) -> None:
     before, size = resident_bytes(), 64 << 20
@@ -325,6 +326,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.thorough
 def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -336,6 +338,7 @@ def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_an_end_without_close_leaves_nothing(tmp_path: Path) -> None:
     code = KILLED.replace("time.sleep(60)", "")
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=True)

@@ -137,6 +137,7 @@ def test_a_gradient_that_would_spoil_a_state_is_refused_after_its_parts() -> Non
 # -- half precision ----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("first", ["half", "states"])
 def test_half_precision_updates_masters_with_states_of_eight_bits(first: str) -> None:
     model, whole = words(), words()

@@ -207,6 +207,7 @@ failed("version", "cut")
             assert re.search(message, found[name][1])
 
 
+@pytest.mark.thorough
 def test_the_example_gives_the_same_alone_and_on_three_ranks(tmp_path: Path) -> None:
     printed = []
     for count in (1, 3):

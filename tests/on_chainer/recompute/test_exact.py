@@ -193,6 +193,7 @@ class Cut(chainer.Chain):
         return F.softmax_cross_entropy(left * right, t)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
 def test_ranks_that_order_backward_otherwise_are_noticed() -> None:
     memory = umem.chainer.Recompute("min")
@@ -349,6 +350,7 @@ def test_a_value_that_was_cut_in_one_pass_is_exact_in_the_next(cut_at: int) -> N
         same(train(Several, umem.chainer.Recompute(budget)), expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
 def test_parameters_that_are_frozen_for_a_while_are_exact() -> None:
     class Frozen(Net):

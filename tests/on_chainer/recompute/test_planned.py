@@ -60,6 +60,7 @@ def test_gradients_with_three_users_need_the_order_of_a_plain_run(
         same(train("transformer", umem.chainer.Recompute("min")), plain("transformer"))
 
 
+@pytest.mark.thorough
 def test_momentum() -> None:
     def momentum() -> Any:
         return chainer.optimizers.MomentumSGD(0.05)
@@ -331,6 +332,7 @@ def test_a_budget_that_is_too_small_names_the_least_and_what_forces_it() -> None
     assert fits.predicted_bytes == least.predicted_bytes and learned.plan is None
 
 
+@pytest.mark.thorough
 def test_a_share_that_cannot_be_had_is_the_least_there_is_and_said_once() -> None:
     wished, least = umem.chainer.Recompute("10%"), umem.chainer.Recompute("min")
     with warnings.catch_warnings(record=True) as said:
@@ -404,6 +406,7 @@ def test_the_first_pass_drops_by_a_fixed_rule(make: Any, share: float) -> None:
     assert peaks[1] < share * peaks[0]
 
 
+@pytest.mark.thorough
 def test_what_a_pass_took_more_is_forgotten_when_there_is_more_to_plan_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -393,6 +393,7 @@ def heavy_states() -> Trace:
     return umem.record_at(step, (8, 16))
 
 
+@pytest.mark.thorough
 def test_together_they_fit_where_none_does_alone() -> None:
     trace = heavy_states()
     plain = trace.at(8192).peak_bytes
@@ -467,6 +468,7 @@ def test_what_is_not_wanted_is_not_chosen(part: str) -> None:
         assert not used[part]
 
 
+@pytest.mark.thorough
 def test_a_budget_that_nothing_fits_names_the_least_that_was_found() -> None:
     trace = heavy_states()
     subject = StepVariants(trace, (), 64, correct="off")

@@ -239,6 +239,7 @@ def test_the_tape_has_the_bytes_that_the_network_has() -> None:
     assert [c.stash_bytes for c in problem.calls if c.label == "Dropout"] == [0] * 6
 
 
+@pytest.mark.thorough
 def test_the_least_budget_is_what_the_referee_measures() -> None:
     subject = StepVariants(Trace([*chain_of(12), Mark("step")]))
     (problem,) = subject.problems

@@ -238,6 +238,7 @@ def test_a_reshape_is_a_view_where_numpy_makes_one(seed: int) -> None:
     assert packed(new) == fresh.strides
 
 
+@pytest.mark.thorough
 def test_five_thousand_nodes_take_less_than_five_seconds_of_processor_time(tmp_path: Path) -> None:
     nodes = []
     for place in range(5000):
