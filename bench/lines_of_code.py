@@ -1,9 +1,8 @@
 """How much code is there?
 
 Lines of umem/ (or another folder) that hold code: no blank lines, no comments, no docstrings, and
-no other strings that stand as statements. By the first folder, with the number of modules, the
-longest file (all its lines), and the modules that exactly one other module of the folder imports:
-many of them are shreds of their only user. ``--against`` counts a revision of git beside it.
+no other strings that stand as statements. By the first folder, with the number of modules and the
+longest file (all its lines). ``--against`` counts a revision of git beside it.
 """
 
 from __future__ import annotations
@@ -64,35 +63,6 @@ def _strings_as_statements(source: str) -> Iterator[tuple[tuple[int, int], tuple
 # -- all files -----------------------------------------------------------------------------------
 
 
-def used_once(sources: Sources, package: str) -> set[PurePosixPath]:
-    """Find the modules that exactly one other module imports."""
-    names = {_name(path, package): path for path in sources}
-    users: dict[str, set[str]] = {name: set() for name in names}
-    for name, path in names.items():
-        for start, inner in _imports(ast.parse(sources[path]), name, path.stem == "__init__"):
-            imported = inner if inner in users else start
-            if imported in users and imported != name:
-                users[imported].add(name)
-    return {names[name] for name, found in users.items() if len(found) == 1}
-
-
-def _name(path: PurePosixPath, package: str) -> str:
-    parts = path.parent.parts if path.stem == "__init__" else (*path.parent.parts, path.stem)
-    return ".".join((package, *parts))
-
-
-def _imports(tree: ast.AST, name: str, is_package: bool) -> Iterator[tuple[str, str]]:
-    """Yield what a module imports: a and, of ``from a import b``, which may be a module, a.b."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = name.split(".")
-            base = base[: len(base) - node.level + is_package] if node.level else []
-            start = ".".join([*base, *([node.module] if node.module else [])])
-            yield from ((start, f"{start}.{alias.name}") for alias in node.names)
-
-
 def in_folder(folder: Path) -> dict[PurePosixPath, str]:
     """Read every module of a folder, but those of hidden folders."""
     paths = (PurePosixPath(path.relative_to(folder).as_posix()) for path in folder.rglob("*.py"))
@@ -130,7 +100,7 @@ def _git(folder: Path, *arguments: str) -> bytes:
 # -- the table -----------------------------------------------------------------------------------
 
 
-def measure(sources: Sources, package: str) -> dict[str, dict[str, Any]]:
+def measure(sources: Sources) -> dict[str, dict[str, Any]]:
     """Count by first folder, and all together.
 
     Raises:
@@ -138,7 +108,6 @@ def measure(sources: Sources, package: str) -> dict[str, dict[str, Any]]:
     """
     try:
         lines = {path: code_lines(source) for path, source in sources.items()}
-        once = used_once(sources, package)
     except (SyntaxError, tokenize.TokenError) as error:
         raise click.ClickException(f"not Python: {error}") from error
     folders = {path: path.parts[0] if len(path.parts) > 1 else TOP for path in sources}
@@ -151,7 +120,6 @@ def measure(sources: Sources, package: str) -> dict[str, dict[str, Any]]:
                 "folder": folder,
                 "code_lines": sum(lines[path] for path in paths),
                 "modules": len(paths),
-                "used_once": len(once.intersection(paths)),
                 "longest": str(longest),
                 "longest_lines": len(sources[longest].splitlines()),
             }
@@ -169,7 +137,6 @@ def rows(
             old = before.get(folder, {})
             row["code_lines_before"] = old.get("code_lines", 0)
             row["modules_before"] = old.get("modules", 0)
-            row["used_once_before"] = old.get("used_once", 0)
         found.append(row)
     return found
 
@@ -179,7 +146,6 @@ def tables(result: common.Result) -> list[Table]:
         text("folder", "folder"),
         counted("lines of code", "code_lines"),
         counted("modules", "modules"),
-        counted("imported by one other", "used_once"),
         counted("longest file's lines", "longest_lines"),
         text("longest file", "longest"),
     ]
@@ -207,9 +173,8 @@ def answer(result: common.Result) -> str:
             f"{whole['code_lines_before']:,} in {whole['modules_before']:,} at {result['against']}"
         )
     return (
-        f"{whole['code_lines']:,} lines of code in {whole['modules']:,} modules{against}; "
-        f"{whole.get('used_once', 0):,} modules are imported by exactly one other, and the longest "
-        f"file has {whole.get('longest_lines', 0):,} lines."
+        f"{whole['code_lines']:,} lines of code in {whole['modules']:,} modules{against}, "
+        f"and the longest file has {whole.get('longest_lines', 0):,} lines."
     )
 
 
@@ -235,7 +200,7 @@ def main(folder: Path, against: str | None, quick: bool, path: Path | None) -> N
         {name: source for name, source in found.items() if len(name.parts) == 1 or not quick}
         for found in (now, before or {})
     ]
-    counted_now, counted_before = (measure(found, package) for found in both)
+    counted_now, counted_before = (measure(found) for found in both)
     BENCH.finish(
         rows(counted_now, counted_before if before is not None else None),
         path,
