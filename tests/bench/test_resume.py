@@ -1,4 +1,4 @@
-"""bench/resume.py runs: killed runs go on, and every disk that may be left loads."""
+"""resume.py runs: killed runs go on, and every disk that may be left loads."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import bench_path  # noqa: F401
 import click
 import common
 from report_tables import Row, Table, counted, figure, quantity, text

@@ -1,1 +1,0 @@
-"""What bench/resume.py is made of."""

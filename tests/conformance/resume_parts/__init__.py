@@ -1,0 +1,1 @@
+"""What resume.py is made of."""
