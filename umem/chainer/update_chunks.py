@@ -8,12 +8,12 @@ same bits on one chunk after another, which stay in the processor's cache.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from chainer import optimizers
 
+from umem.chainer.switch import Switch
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.trace.analysis.updating import CHUNK_BYTES, CHUNKED_RULES
 
@@ -44,26 +44,18 @@ def chunked_updates() -> ChunkedUpdates:
     return ChunkedUpdates()
 
 
-class ChunkedUpdates(Subscriber):
+class ChunkedUpdates(Subscriber, Switch):
     """The handle of `chunked_updates`."""
 
     def __init__(self) -> None:
         subscribe(self)
 
     def close(self) -> None:
-        """Restore Chainer's own updates; a second call does nothing."""
+        """Restore Chainer's own updates, as `undo` does; a second call does nothing."""
+        self.undo()
+
+    def _take_back(self) -> None:
         unsubscribe(self)
-
-    def __enter__(self) -> ChunkedUpdates:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def update_core(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
         """Update a parameter in chunks where that gives the same bits."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from math import inf
-from types import TracebackType
 from typing import Any
 
 import chainer
@@ -20,6 +19,7 @@ from umem.chainer.optimizers import dequantize_states, quantize_states
 from umem.chainer.parameters_once import parameter_bytes
 from umem.chainer.precision.half_precision import half_precision
 from umem.chainer.recompute.recompute import Recompute
+from umem.chainer.switch import Switch
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.devices.cost import cuda_model
 from umem.devices.open import entered_device
@@ -162,7 +162,7 @@ def _gpu_of(trace: Trace, gpu: str | GpuSpec | None) -> GpuSpec | None:
     return spec if isinstance(spec, GpuSpec) else gpu_spec("t4")
 
 
-class Diet:
+class Diet(Switch):
     """Techniques that are on, chosen by `diet`; also a context manager, which takes them off.
 
     Attributes:
@@ -177,23 +177,12 @@ class Diet:
             self._recompute = turn_on(stack, chosen.best, model, optimizer)
             self._stack = stack.pop_all()
 
-    def undo(self) -> None:
-        """Take off what was turned on; a second time does nothing.
+    def _take_back(self) -> None:
+        """Take off what was turned on.
 
         Parameters stay as they were trained; states of 8 bits become states of 32.
         """
         self._stack.close()
-
-    def __enter__(self) -> Diet:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.undo()
 
     def report(self) -> str:
         """Say in a few lines what is on and why, and what recomputation came to so far."""

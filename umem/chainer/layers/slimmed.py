@@ -19,6 +19,7 @@ from umem.chainer.layers.layer_costs import (
 from umem.chainer.layers.link_paths import LinkPlace, holders
 from umem.chainer.layers.tying import tie
 from umem.chainer.parameters_once import parameter_bytes
+from umem.chainer.switch import Switch
 from umem.errors import DataError, LayerError, SizeError, StateError
 
 __all__ = ["Slimmed", "slimmer"]
@@ -81,7 +82,7 @@ def slimmer(model: Any, rules: Rules, example: Any = None, *, quiet: bool = Fals
     return slim
 
 
-class Slimmed:
+class Slimmed(Switch):
     """The layers that `slimmer` exchanged; as text, a table with a row a layer and totals.
 
     Attributes:
@@ -112,7 +113,7 @@ class Slimmed:
                 self._tie(first, other)
             after = None if before is None else self._checked(before, made)
         except BaseException:
-            self._take_out()
+            self._take_back()
             raise
         self._places = {key: len(found) for key, found in holders(model).items()}
         samples = samples_of(self._inputs)
@@ -165,23 +166,20 @@ class Slimmed:
             )
         return after
 
-    def undo(self) -> None:
-        """Restore the old layers with the weights they had; a second call does nothing.
-
-        What other layers have learnt since stays.
+    def _refuse(self) -> None:
+        """Refuse to be undone where something would be lost.
 
         Raises:
             StateError: a new layer is not there any more, or was tied or slimmed since, or what
-                `slimmer` refuses is on; nothing is changed.
+                `slimmer` refuses is on.
         """
         if self._put_in:
             refuse_exchange(self._model, "undo slimmer")
         for place, inside in self._put_in:
             self._refuse_to_lose(place, inside)
-        self._put_in = []
-        self._take_out()
 
-    def _take_out(self) -> None:
+    def _take_back(self) -> None:
+        """Bring the old layers back, with the weights they had; others keep what they learnt."""
         while self._undone:
             self._undone.pop()()
 

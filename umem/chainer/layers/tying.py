@@ -14,6 +14,7 @@ import chainer
 
 from umem.chainer.layers.exchange_conflicts import refuse_tie
 from umem.chainer.layers.link_paths import counterparts, link_at, parent_path
+from umem.chainer.switch import Switch
 from umem.errors import LayerError
 from umem.printable import quoted
 
@@ -85,7 +86,7 @@ class TiedPlace(NamedTuple):
 Pairs = list[tuple[TiedPlace, TiedPlace]]
 
 
-class Ties:
+class Ties(Switch):
     """The ties that `tie` made in a model.
 
     Attributes:
@@ -100,14 +101,12 @@ class Ties:
         _hold(pairs)
         self._carriers = [(_carrier(model, pair), pair) for pair in pairs]
 
-    def undo(self) -> None:
-        """Give the other places their former parameters back; a second call does nothing.
+    def _refuse(self) -> None:
+        """Raise StateError as `tie` does."""
+        refuse_tie(self._model, "undo the tie")
 
-        Raises:
-            StateError: as `tie`; nothing has changed.
-        """
-        if self._before:
-            refuse_tie(self._model, "undo the tie")
+    def _take_back(self) -> None:
+        """Give the others back the parameters that they had."""
         before, self._before = self._before, []
         for held, parameter in before:
             device = vars(held.link)[held.name].device

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any
 
 import chainer
@@ -15,6 +14,7 @@ from umem.chainer.precision.judged_updates import Updates
 from umem.chainer.precision.loss_scale import LossScale, ScaleState
 from umem.chainer.precision.masters import Masters, serialize
 from umem.chainer.precision.terms import check, chosen, halves, is_of_halves
+from umem.chainer.switch import Switch
 from umem.chainer.tap import Proceed, Subscriber, check_chainer, subscribe, unsubscribe
 from umem.errors import StateError
 
@@ -72,7 +72,7 @@ def half_precision(
     return HalfPrecision(optimizer, chosen(model, keep), LossScale(float(scale), int(interval)))
 
 
-class HalfPrecision(Subscriber):
+class HalfPrecision(Subscriber, Switch):
     """A model in half precision, while it is; see `half_precision`.
 
     Attributes:
@@ -80,6 +80,7 @@ class HalfPrecision(Subscriber):
     """
 
     place = -1
+    undone = "half precision was undone already: the model is in float32"
 
     def __init__(self, optimizer: Any, parameters: list[Any], scale: LossScale) -> None:
         check_chainer()  # before a parameter changes
@@ -89,7 +90,6 @@ class HalfPrecision(Subscriber):
         self._here = threading.local()
         self._masters = Masters(parameters)
         self._updates = Updates(optimizer, self._masters, self._used)
-        self._is_on = True
         _on.append(self)
         for subscriber in (self, self._updates):
             subscribe(subscriber)
@@ -128,35 +128,17 @@ class HalfPrecision(Subscriber):
         """Say what gradients are multiplied by that no backward since the last step has left."""
         self._used.add(scale)
 
-    def undo(self) -> None:
+    def _take_back(self) -> None:
         """Give the model its float32 parameters back, and Chainer its functions.
 
         The optimizer's state stays as it is; gradients are cleared.
-
-        Raises:
-            StateError: it was undone before; nothing has changed.
         """
-        if not self._is_on:
-            raise StateError("half precision was undone already: the model is in float32")
-        self._is_on = False
         vars(self.optimizer).pop("__deepcopy__", None)
         _on.remove(self)
         halves.let_go(self._masters)
         for subscriber in (self, self._updates):
             unsubscribe(subscriber)
         self._masters.join()
-
-    def __enter__(self) -> HalfPrecision:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._is_on:
-            self.undo()
 
     # -- what Chainer tells ------------------------------------------------------------------
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from umem.chainer.precision.floats import SINGLE
 from umem.chainer.precision.words import from_words, to_words
 from umem.chainer.saved.slots import Slot, retained_slots
+from umem.chainer.switch import Switch
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import StateError, UnsupportedError
 
@@ -52,41 +52,24 @@ Emptied = tuple[Slot, Any]
 _on: list[SavedIn] = []
 
 
-class SavedIn(Subscriber):
+class SavedIn(Subscriber, Switch):
     """Activations in bfloat16, while it is on; see `saved_in`."""
 
     place = -3
+    undone = "saved_in was undone already: activations are saved as they are"
 
     def __init__(self) -> None:
         self._emptied: WeakKeyDictionary[Any, list[Emptied]] = WeakKeyDictionary()
         subscribe(self)
         _on.append(self)
 
-    def undo(self) -> None:
-        """Save what comes in float32 again.
-
-        Raises:
-            StateError: it was undone before; nothing has changed.
-        """
-        if self not in _on:
-            raise StateError("saved_in was undone already: activations are saved as they are")
+    def _take_back(self) -> None:
+        """Save what comes in float32 again, and give graphs that are alive theirs."""
         _on.remove(self)
         unsubscribe(self)
         for emptied in list(self._emptied.values()):
             _restore(emptied)
         self._emptied.clear()
-
-    def __enter__(self) -> SavedIn:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self in _on:
-            self.undo()
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """Round what a function has retained."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any
 
 from umem.chainer.quantization.aware_links import (
@@ -16,6 +15,7 @@ from umem.chainer.quantization.aware_links import (
 from umem.chainer.quantization.exchanging import by_path, checked_names
 from umem.chainer.quantization.quantized_links import QuantizedLayer
 from umem.chainer.quantization.scheme import Scheme
+from umem.chainer.switch import Switch
 from umem.errors import QuantizationError, StateError
 
 __all__ = ["QuantizationAware", "quantization_aware"]
@@ -77,12 +77,14 @@ def quantization_aware(
     return QuantizationAware(chosen, scheme)
 
 
-class QuantizationAware:
+class QuantizationAware(Switch):
     """The handle of `quantization_aware`.
 
     Attributes:
         scheme: of how many bits.
     """
+
+    undone = "quantization_aware was undone already: the model trains in floats"
 
     def __init__(self, links: list[Any], scheme: Scheme) -> None:
         self.scheme = scheme
@@ -90,26 +92,8 @@ class QuantizationAware:
         for link in links:
             become_aware(link, scheme)
 
-    def undo(self) -> None:
-        """Make the model train in floats again, and drop the input ranges; call `quantize` before.
-
-        Raises:
-            StateError: it was undone before; nothing has changed.
-        """
-        if not self._links:
-            raise StateError("quantization_aware was undone already: the model trains in floats")
+    def _take_back(self) -> None:
+        """Make the model train in floats again, without input ranges; call `quantize` before."""
         for link in self._links:
             become_plain(link)
         self._links = []
-
-    def __enter__(self) -> QuantizationAware:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._links:
-            self.undo()
