@@ -12,6 +12,7 @@ from umem.chainer.parameters_once import parameters
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.devices.open import entered_device
 from umem.trace.recording.meter import HostMeter, is_host_measured, was_followed
+from umem.trace.recording.storage import root_of
 from umem.units import format_bytes
 
 SETTLING = 2
@@ -116,10 +117,8 @@ class StepPeak(Subscriber):
 
 
 def _is_traced(array: Any) -> bool:
-    """Whether an array's memory was allocated since tracing began, as its object was."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return was_followed(array)
+    """Tell whether an array's memory was allocated since tracing began, as its object was."""
+    return was_followed(root_of(array))
 
 
 def _set_up(optimizers: Iterable[Any]) -> list[Any]:
