@@ -1,7 +1,7 @@
 """Planning recomputation: pure functions of a graph that know no device.
 
 A `Graph` has a node for each function call of a forward pass. `plan` decides what to keep and
-what to run again in backward so that a step fits a budget, `simulate` carries a plan out on a toy
+what to recompute or offload so that a step fits a budget, `simulate` carries a plan out on a toy
 machine and checks it. An executor follows `umem.planner.schedule.actions`.
 """
 

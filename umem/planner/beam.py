@@ -1,12 +1,13 @@
-"""Beam search over what is let go and run again, call by call.
+"""Beam search over evictions and recomputations, call by call.
 
-Values may run again any number of times, just before the step of backward that needs them. The
-search walks through a step: forward, and backward in the reverse order. Nothing is let go before
-memory is short; then every choice of what goes is a state of its own. Of the states at one moment,
-those are followed that promise least: by what has run again so far, with a bound of what still
-will, from below (each missing call once) to above (nothing that runs again is held for a later
-step), and by the bytes in use. Runs once more with one value more than needed run again at each
-step, while what it is made from is there. What is known to fit is never lost on the way.
+A value may be recomputed any number of times, just before the step of backward that needs it. The
+search walks through a step: forward, then backward in the reverse order. Nothing is evicted before
+memory is short; then each choice of what to evict is a state of its own. Of the states at one
+moment the beam follows the cheapest, ranked by the cost recomputed so far with a bound of the cost
+still to come, from below (each missing call once) to above (no recomputed value is held for a
+later step), and by the bytes in use. A second walk also recomputes, at each step, one value that
+only later steps need, while its inputs are there. A plan that is known to fit is never lost on the
+way.
 
 The problem is that of Jain et al., "Checkmate", MLSys 2020, in the order of a tape: in forward,
 nothing runs twice, and what is still to be read stays.
@@ -37,26 +38,26 @@ from umem.planner.masks import mask_of, numbers
 from umem.planner.reruns import Reruns
 
 WIDTH = 800
-"""So many states are followed at a moment."""
+"""The most states that are followed at a moment."""
 FULL_WIDTH = 24
-"""Graphs of more nodes than that get a narrower beam, so that the work grows slowly."""
+"""Graphs of more nodes have a narrower beam, so that the work grows slowly with the nodes."""
 LEAST_WIDTH = 24
 PROTECTED = 4
-"""So many states that can still become the known plan are always followed."""
+"""Always followed: at most this many states that can still become the known plan."""
 
 
 class Weights(NamedTuple):
-    """How states are ranked: the share of the upper bound, and what the bytes in use count."""
+    """A ranking of states: the weight of the upper bound of the cost, and of the bytes in use."""
 
     above: float
     used: float
 
 
 class Walk(NamedTuple):
-    """One search: several rankings, and how many values more than needed a step may make."""
+    """One search: its rankings, and the most values that a step recomputes for later ones."""
 
     rankings: tuple[Weights, ...]
-    ahead: int
+    extra: int
 
 
 class Beam:
@@ -70,7 +71,7 @@ class Beam:
         self, facts: Facts, budget: int, walk: Walk, known: Known | None, *, once: bool = False
     ) -> None:
         self.f, self.g, self.budget = facts, facts.g, budget
-        self._rankings, self._ahead, self._known = walk.rankings, walk.ahead, known
+        self._rankings, self._extra, self._known = walk.rankings, walk.extra, known
         self._width = max(LEAST_WIDTH, int(WIDTH * min(1, FULL_WIDTH / facts.count) ** 3))
         self._most = NEVER / 2 if known is None else known.cost - PARTIAL
         self._once = once
@@ -80,7 +81,7 @@ class Beam:
         self.saw_all = True
 
     def run(self) -> Reruns | None:
-        """What runs again before each step; None where nothing fits, or beats what is known."""
+        """Return what each step recomputes; None if no plan fits, or beats the known one."""
         rows = one_row()
         for v in range(self.f.count):
             rows = self._forward(rows, v)
@@ -100,6 +101,7 @@ class Beam:
     # -- the walk --------------------------------------------------------------------------
 
     def _forward(self, rows: Rows, v: int) -> Rows:
+        """Run a call forward in every state, evict until each fits, and drop dead values."""
         f, g = self.f, self.g
         self._to_come = f.all & ~f.below[v]
         rows = rows._replace(
@@ -113,6 +115,7 @@ class Beam:
         return self._let_go(rows, f.below[v] & ~read & ~f.useful[-1], 0)
 
     def _backward(self, rows: Rows) -> Rows:
+        """Take a step of backward in every state, with each way to recompute what it lacks."""
         f, step = self.f, self._step
         rows = rows._replace(origin=np.arange(len(rows.cost)))
         rows = self._let_go(rows, f.all & ~f.useful[step], f.all & ~f.below[step])
@@ -132,7 +135,7 @@ class Beam:
         return rows
 
     def _ask(self, rows: Rows) -> Rows:
-        """What has to run again before this step's backward, and what may besides."""
+        """Mark what to recompute before this step as pending, in every variant of each state."""
         f, step = self.f, self._step
         values, missing = rows.values, np.zeros_like(rows.values)
         if f.stashed >> step & 1:  # its value goes where it has to run for its stash
@@ -144,19 +147,19 @@ class Beam:
         nothing = np.zeros_like(pending)
         rows = rows._replace(values=values, pending=pending, ran=nothing, used=rows.used - gone)
         rows = joined([rows, *self._as_known(rows)])
-        for _ in range(self._ahead):
+        for _ in range(self._extra):
             rows = self._one_more(rows)
         return rows.some(self._may(rows)) if self._once else rows
 
     def _may(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Tell in which states nothing that is missed has run again already."""
+        """Tell in which states no missing value has been recomputed before."""
         wanted = word(self.f.wanted[self._step]) | rows.pending
         missed = self.f.closure(wanted, rows.values, self._step) | rows.pending
         found: npt.NDArray[np.bool_] = missed & rows.spent == 0
         return found
 
     def _as_known(self, rows: Rows) -> list[Rows]:
-        """The states that hold what the known plan does, with what that runs again."""
+        """Return states that hold what the known plan holds, with its recomputations pending."""
         known, step = self._known, self._step
         if known is None or not known.runs[step]:
             return []
@@ -166,7 +169,7 @@ class Beam:
         return [same._replace(pending=same.pending | word(known.runs[step]) & ~same.values)]
 
     def _one_more(self, rows: Rows) -> Rows:
-        """Each state, and beside it one more for each value that will be missed and made now."""
+        """Branch: beside each state, one for each value of later steps that is recomputed now."""
         f, step, parts = self.f, self._step, [rows]
         there = rows.values | rows.pending
         missed = f.closure(np.full_like(there, word(f.wanted[step])), there, step)
@@ -179,6 +182,7 @@ class Beam:
         return self._pruned(joined(parts))
 
     def _rerun(self, rows: Rows, v: int) -> Rows:
+        """Recompute a pending call in every state, and evict until each fits."""
         f, g, bit = self.f, self.g, word(1 << v)
         apart = (rows.values & word(f.group[v])) == 0
         stash = g.stash[v] * ~has(rows.stashes, v)
@@ -195,10 +199,10 @@ class Beam:
         own = f.stashed & 1 << self._step | 1 << v
         return self._fit(rows, room, f.preds[v] | 1 << v, own, at=v)
 
-    # -- letting go ------------------------------------------------------------------------
+    # -- evicting --------------------------------------------------------------------------
 
     def _let_go(self, rows: Rows, values: int, stashes: int) -> Rows:
-        """Let go what nobody needs any more; what lies in the same bytes goes together."""
+        """Evict dead values and stashes; values in the same bytes only together."""
         gone = mask_of(v for root in self.f.roots for v in numbers(self._whole(root, values)))
         if not gone and not stashes:
             return rows
@@ -214,10 +218,14 @@ class Beam:
         return group if group & ~values == 0 else 0
 
     def _fit(self, rows: Rows, room: int, values: int, stashes: int, at: int | None = None) -> Rows:
-        """Let go until each state fits, in every way; these values and stashes are read now.
+        """Evict until each state fits, branching over every way to do so.
 
-        Where something runs again, ``at`` is its number: what the step reads later may go too, and
-        run again, if its number is higher.
+        Args:
+            rows: the states.
+            room: the most bytes of values and stashes.
+            values, stashes: masks of those that are read now, which stay.
+            at: the number of the call that is being recomputed; None: none is. What the step reads
+                later may be evicted too, and is recomputed if its number is higher.
         """
         fits = rows.used <= room
         if fits.all():
@@ -233,7 +241,7 @@ class Beam:
             fits = rows.used <= room
 
     def _without_one(self, rows: Rows, values: int, stashes: int, at: int | None) -> list[Rows]:
-        """Every state without one of its values or stashes."""
+        """Branch: each state without one of its values or stashes."""
         f, parts = self.f, []
         later = np.zeros_like(rows.values) if at is None else self._read_later(rows, at)
         passed = 0 if at is None else f.below[at]
@@ -257,14 +265,14 @@ class Beam:
         return parts
 
     def _read_later(self, rows: Rows, at: int) -> Masks:
-        """What is read in the step, after a call has run."""
+        """Return, by state, the values that the step reads after a call was recomputed."""
         f, found = self.f, np.full_like(rows.values, word(self.f.needs[self._step]))
         for w in range(at + 1, self._step + 1):
             found |= (rows.pending >> np.uint64(w) & ONE) * word(f.preds[w])
         return found
 
     def _asked(self, rows: Rows, again: Masks, at: int) -> Rows:
-        """Run again what has gone, and what it is made from; only what comes after a call can."""
+        """Mark evicted values and missing inputs as pending; drop states where one is too early."""
         f, pending = self.f, rows.pending | again
         good = np.ones(len(pending), bool)
         for w in range(self._step, at, -1):
@@ -276,6 +284,7 @@ class Beam:
     # -- which states are followed ---------------------------------------------------------
 
     def _pruned(self, rows: Rows) -> Rows:
+        """Keep the best states of each ranking, up to the beam's width."""
         f, to_come = self.f, word(self._to_come)
         rows = rows.distinct()
         if len(rows.cost) <= self._width:
@@ -298,7 +307,7 @@ class Beam:
         return rows.some(chosen)
 
     def _hopeful(self, rows: Rows) -> tuple[Rows, Floats]:
-        """The states that may still beat what is known, with what each costs at least."""
+        """Return the states that may still beat the known plan, and the least cost of each."""
         to_come = word(self._to_come)
         least = rows.cost + self.f.least_left(
             rows.values | to_come, rows.stashes | to_come, self._step
@@ -309,7 +318,7 @@ class Beam:
     def _protected(
         self, rows: Rows, to_come: np.uint64
     ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Some states that can still become the known plan, or better it."""
+        """Return the places of states that can still become the known plan, or better it."""
         known = self._known
         if known is None:
             return np.zeros(0, np.int64)

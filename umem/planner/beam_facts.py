@@ -1,4 +1,4 @@
-"""What a beam search asks about a graph, by masks of up to `MOST` nodes, and its states."""
+"""The facts of a graph and the states of a beam search, as masks of up to `MOST` nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTIAL = 1e-9
 """Costs that are further apart differ."""
 _CHUNK = 16
 DOMINATED = 2000
-"""With more rows than that, nobody compares each with each other."""
+"""The most rows of which each is compared with each other: that takes their square."""
 ONE = np.uint64(1)
 
 
@@ -43,8 +43,8 @@ class Facts:
     Attributes:
         below: by node, itself and all before it.
         group: by node, all that lie in the same bytes.
-        wanted: by step of backward, what it and all later ones need.
-        useful: by step, what it and all later ones need, or may have to run again from.
+        wanted: by step of backward, the values that it and all later ones need.
+        useful: by step, those and all that they may have to be recomputed from.
         beside: by step, the bytes of gradients before it and while it runs.
         last_user: by node, the last call of forward that reads its bytes; -1 where none does.
     """
@@ -82,6 +82,7 @@ class Facts:
 
     @cached_property
     def useful(self) -> list[int]:
+        """By step of backward, the values that it and all later ones may read or recompute from."""
         found = []
         for step, wanted in enumerate(self.wanted):
             useful = wanted
@@ -124,7 +125,7 @@ class Facts:
         return found
 
     def closure(self, wanted: Masks, values: Masks, step: int) -> Masks:
-        """Of what is wanted, with what it has to run again from, all that is not there."""
+        """Return the missing values of those wanted and of all they are recomputed from."""
         missing = np.zeros_like(values)
         for v in range(step, -1, -1):
             lacks = (wanted & ~values) >> np.uint64(v) & ONE
@@ -134,7 +135,7 @@ class Facts:
         return missing
 
     def least_left(self, values: Masks, stashes: Masks, step: int) -> Floats:
-        """What has to run again from a step on, each call once: nothing can cost less."""
+        """Bound the cost of recomputation from a step on from below: each missing call once."""
         wanted, total = np.full(values.shape, word(self.wanted[step])), np.zeros(values.shape)
         for v in range(step, -1, -1):
             lacks: Any = wanted & ~values
@@ -147,7 +148,7 @@ class Facts:
         return total
 
     def most_left(self, values: Masks, stashes: Masks, step: int) -> Floats:
-        """What runs again from a step on if nothing that runs again is held for a later step."""
+        """Bound it from above: no recomputed value is held for a later step."""
         chains: list[Masks] = []  # what has to run for each node, itself included
         for v in range(step + 1):
             chain = np.full(values.shape, word(1 << v))
@@ -172,9 +173,9 @@ def has(masks: Masks, v: int) -> npt.NDArray[np.bool_]:
 
 
 class Known:
-    """A plan that fits: what it holds before each step, what runs again, what it has cost by then.
+    """A plan that fits: what it holds before each step, what it recomputes, and the cost so far.
 
-    ``values[step + 1]`` is what has to be there before the step and stays for it and later ones.
+    ``values[step + 1]`` has the values that must be there before the step, for it and later ones.
     """
 
     def __init__(self, facts: Facts, reruns: Reruns) -> None:
@@ -199,12 +200,12 @@ class Rows(NamedTuple):
     """States of a step, at the same moment of it.
 
     Attributes:
-        values, stashes: what is there.
-        pending: what has still to run again before the next step of backward.
-        ran: what has run again before it already.
-        spent: what must not run again once more, where nothing may twice.
-        cost: of all that has run again.
-        used: the bytes of what is there.
+        values, stashes: masks of those in memory.
+        pending: the calls still to be recomputed before the next step of backward.
+        ran: those that were recomputed before it already.
+        spent: those that must not be recomputed once more, where each may be once.
+        cost: of all recomputations so far.
+        used: the bytes of values and stashes in memory.
         origin: the row of the step before that it comes from.
     """
 

@@ -18,12 +18,12 @@ class CallFacts:
         cost: what running it once more costs.
         grad_bytes: bytes of the gradient of its outputs.
         alias: the call whose output its output is a view of.
-        stash_bytes: what it keeps on itself for its backward, and could make again.
-        drawn_bytes: what it has drawn at random and keeps on itself: it is never drawn again.
-        mask_bytes, packed_bytes: those of them that are a dropout's mask, and what it takes as
-            one bit an element.
-        again: whether it may run twice; if not, nothing that it makes is ever dropped.
-        workspace_bytes, backward_workspace_bytes: what it needs only while it runs.
+        stash_bytes: function state that its backward reads and that can be recomputed.
+        drawn_bytes: function state that it has drawn at random; never drawn a second time.
+        mask_bytes, packed_bytes: those of them that are a dropout's mask, and its bytes at one bit
+            an element.
+        again: whether it may be recomputed; if not, its outputs are never dropped.
+        workspace_bytes, backward_workspace_bytes: temporary memory while it runs.
         stays_bytes: gradients of parameters that its backward is the first to make.
         needs: the calls whose outputs its backward reads.
         dead: whether backward does not come to it.
@@ -49,9 +49,9 @@ class CallFacts:
 
 
 def held_of(calls: Sequence[CallFacts]) -> dict[int, int]:
-    """By call, the bytes that stay as long as the graph: of what must not run twice.
+    """Return, by call that must not be recomputed, the bytes that stay as long as the graph.
 
-    Where its outputs are views, those of what they lie in.
+    Where its outputs are views, those of their bases.
     """
     found: dict[int, int] = {}
     for index, call in enumerate(calls):
@@ -75,9 +75,10 @@ def nodes_of(
     packs: bool,
     moves: bool,
 ) -> list[Node]:
-    """The nodes: what is held is a constant, and takes nothing here.
+    """Make the nodes of calls; what is held is a constant and has no bytes here.
 
-    Where it ``moves``, nothing is held, and what must not run twice stays until its own backward.
+    With ``moves`` nothing is held: a call that must not be recomputed keeps its outputs until its
+    own backward.
     """
     summed = _summed(calls, edges)
     nodes = []
@@ -105,7 +106,7 @@ def nodes_of(
 
 
 def _summed(calls: Sequence[CallFacts], edges: Iterable[tuple[int, int]]) -> frozenset[int]:
-    """Calls whose outputs are summed up and nothing else: that gradient is a view of one."""
+    """Return calls whose outputs are only summed up: the gradient of such is a broadcast view."""
     users: dict[int, set[str]] = {}
     for source, user in edges:
         users.setdefault(source, set()).add(calls[user].label)
@@ -118,9 +119,9 @@ def floor_of(
     edges: Iterable[tuple[str, str]],
     forward_bytes: int,
 ) -> tuple[int, str]:
-    """The most bytes that one call needs at once, forward or backward, and which call that is.
+    """Return the most bytes that one call needs at once, forward or backward, and its name.
 
-    The gradients of parameters that are there by then are among it.
+    No plan needs less. The gradients of parameters that are there by then are among it.
     """
     size = {node.name: 0 if node.alias_of else node.nbytes for node in nodes}
     grad = {node.name: node.grad_bytes or 0 for node in nodes}

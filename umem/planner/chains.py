@@ -87,14 +87,14 @@ def _problem(graph: Graph, method: Method, model: Model) -> _Problem:
 
 
 def _are_near(sets: tuple[int, ...]) -> bool:
-    """Whether steps from one to the next are in a table of all runs, be the graph large."""
+    """Tell whether a table of all prefixes has every step from one set to the next."""
     return all(b.bit_length() - a.bit_length() <= WINDOW for a, b in pairwise(sets))
 
 
 def plans(
     graph: Graph, budget_bytes: int | None, method: Method, objective: Objective, model: Model
 ) -> list[Plan]:
-    """The method's plan, if one fits."""
+    """Return the method's best plan within a budget, in a list; empty if none fits."""
     if method == "store_all" and model == "kusumoto":
         found = _keep_all(graph, objective)
         fits = budget_bytes is None or found.peak_bytes <= budget_bytes
@@ -112,6 +112,7 @@ def plans(
 
 
 def _best_of(table: Table, chains: list[Chain], limit: int, objective: Objective) -> Chain | None:
+    """Return the chain within a limit of the least overhead, or the most for ``memory``."""
     sign = -1 if objective == "memory" else 1
     fit = [(sign * time_of(table, c), peak_of(table, c), c) for c in chains]
     return min((key for key in fit if key[1] <= limit), default=(0, 0, None))[2]
@@ -138,6 +139,7 @@ def _keep_all(graph: Graph, objective: Objective) -> Plan:
 def _plan_of(
     problem: _Problem, chain: Chain, method: Method, objective: Objective, limit: int
 ) -> Plan:
+    """Make a plan of a chain of lower sets: one block a step."""
     names, costs = problem.graph.numbered.names, problem.graph.numbered.cost
     masks = problem.table.sets
     blocks = [problem.model.block(masks[i], masks[j], kind) for i, j, kind in chain]
@@ -165,7 +167,7 @@ def _plan_of(
 
 
 def front(graph: Graph, method: Method, model: Model, points: int | None) -> list[Plan]:
-    """A method's plans for every budget, or for so many."""
+    """Return a method's plans for every budget, or for a number of budgets (``points``)."""
     if method == "store_all" and model == "kusumoto":
         return [_keep_all(graph, "time")]
     problem = _problem(graph, method, model)

@@ -22,13 +22,13 @@ from umem.planner.usage import usage
 from umem.units import format_bytes
 
 AUTO_SETS = {"kusumoto": 600, "saved": 80}
-"""Up to so many lower sets, ``auto`` looks at all of them: that takes less than a second."""
+"""The most lower sets of which ``auto`` looks at all: that takes less than a second."""
 EVERY_POINT = 64
-"""Up to so many nodes, `pareto` looks for every point of chains."""
+"""The most nodes of which `pareto` looks for every point of chains."""
 POINTS = 33
-"""So many budgets it looks at otherwise."""
+"""Number of budgets that `pareto` looks at in larger graphs."""
 SEARCHED = 200
-"""Up to so many nodes, fates of values are searched one by one."""
+"""The most nodes of which decisions to keep, recompute or offload are searched value by value."""
 
 
 def plan(
@@ -39,11 +39,11 @@ def plan(
     model: Model = "saved",
     link: Link | None = None,
 ) -> Plan:
-    """Decide what to keep, run again or move, so that a step takes no more than a budget.
+    """Decide what to keep, recompute or offload so that a step takes no more than a budget.
 
-    Without a link nothing is moved, and the plan is that of least overhead. With one it is the
+    Without a link nothing is offloaded, and the plan is that of least overhead. With one it is the
     quickest that is found, waiting for copies included: never slower than the plan without it,
-    where that fits, nor than keeping or moving everything.
+    where that fits, nor than keeping or offloading everything.
 
     Cost: about a second for ``auto`` and ``lower_sets``, two with 10,000 nodes;
     ``lower_sets_exact`` grows with the square of the number of lower sets. Pure; what it
@@ -54,7 +54,7 @@ def plan(
         budget_bytes: above the constant of parameters and state, which the caller adds; None:
             the least that the method can do.
         method: ``store_all``; ``chen``; ``lower_sets``, the approximate family;
-            ``lower_sets_exact``, all lower sets; ``rematerialize``, whose calls may run again
+            ``lower_sets_exact``, all lower sets; ``rematerialize``, which may recompute a call
             several times, under ``saved`` alone; ``auto``, the best of them within a second; or
             what `register_method` was given.
         objective: ``time``, the least overhead within the budget; ``memory``, the most, whose
@@ -93,14 +93,14 @@ def min_budget(graph: Graph, method: Method = "auto", model: Model = "saved") ->
     """The smallest budget that a plan of the method fits, in bytes.
 
     Exact for chains of the method's family, by bisection over the peaks that they can have. Where
-    calls may run again several times (``auto`` and ``rematerialize`` under ``saved``), the least
-    that is found, which may cost several forward passes; see `least_once`.
+    calls may be recomputed several times (``auto`` and ``rematerialize`` under ``saved``), the
+    least that is found, which may cost several forward passes; see `least_once`.
     """
     return plan(graph, None, method, "time", model).peak_bytes
 
 
 def least_once(graph: Graph, method: Method = "auto", model: Model = "saved") -> Plan:
-    """The plan of least bytes, of those in which nothing runs again twice.
+    """Return the plan of least bytes, of those that recompute each call at most once.
 
     It costs at most one more forward pass, and its bytes do not depend on what calls cost.
     """
@@ -113,7 +113,7 @@ def least_once(graph: Graph, method: Method = "auto", model: Model = "saved") ->
 def pareto(
     graph: Graph, method: Method = "auto", model: Model = "saved", points: int | None = None
 ) -> list[tuple[float, int]]:
-    """Overhead against peak bytes, of the plans that no other beats in both; least bytes last.
+    """Return overhead and peak bytes of the plans that no other beats in both; least bytes last.
 
     Args:
         graph: the forward pass.
@@ -121,7 +121,7 @@ def pareto(
         model: as in `plan`.
         points: how many budgets to look at, evenly from the least to where nothing is gained;
             None: every point of chains on graphs of up to 64 nodes, 33 budgets on larger ones and
-            where calls may run again several times.
+            where calls may be recomputed several times.
     """
     _checked(graph, None, method, "time", model)
     if points is not None:
@@ -152,7 +152,7 @@ def pareto(
 def _checked(
     graph: Graph, budget_bytes: int | None, method: Method, objective: Objective, model: Model
 ) -> int | None:
-    """The budget as an int, where all that is asked for makes sense."""
+    """Check all arguments of `plan`, and return the budget as an int."""
     for name, value, choices in (
         ("method", method, ("auto", rematerialize.NAME, *METHODS)),
         ("objective", objective, OBJECTIVES),
@@ -168,7 +168,7 @@ def _checked(
 
 
 def _methods(graph: Graph, method: Method, model: Model) -> tuple[Method, ...]:
-    """The methods of chains that are looked at."""
+    """Return the methods of chains that a method tries."""
     if method == rematerialize.NAME:
         return ()
     if method != "auto":
@@ -179,6 +179,7 @@ def _methods(graph: Graph, method: Method, model: Model) -> tuple[Method, ...]:
 
 
 def _too_small(graph: Graph, budget_bytes: int, method: Method, model: Model) -> BudgetError:
+    """Return the error that names the smallest budget, and the action that forces it."""
     tightest = plan(graph, None, method, "time", model)
     stream = actions(graph, tightest, liveness=model == "saved")
     forced = usage(graph, stream, model).highest
@@ -191,16 +192,16 @@ def _too_small(graph: Graph, budget_bytes: int, method: Method, model: Model) ->
 
 
 def _moves(link: Link, objective: Objective, model: Model) -> bool:
-    """Whether anything may be moved."""
+    """Tell whether anything may be offloaded; refuse a link where nothing ever is."""
     if not isinstance(link, Link):
         raise GraphError(f"link is a umem.planner.Link; got a {type(link).__name__}")
     if model != "saved" or objective != "time":
-        raise GraphError('values are moved on a tape: pass model="saved" and objective="time"')
+        raise GraphError('values are offloaded on a tape: pass model="saved" and objective="time"')
     return link.moves
 
 
 def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Link) -> Plan:
-    """The quickest plan within a budget, or at the least that is found."""
+    """Return the quickest plan over a link within a budget, or at the least that is found."""
     if budget_bytes is not None:
         alone = keep_recompute_offload.offload_alone(graph, budget_bytes, link)
         if alone is not None and is_best(alone):
@@ -217,7 +218,7 @@ def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Li
     if budget < least:
         raise BudgetError(
             f"no plan of method {method!r} needs as little as {format_bytes(budget)} ({budget} "
-            f"bytes), be it moved or run again: the smallest budget is {format_bytes(least)} "
+            f"bytes), recomputed or offloaded: the smallest budget is {format_bytes(least)} "
             f"({least} bytes)"
         )
     return _quickest(found, budget, link, method)
@@ -250,7 +251,7 @@ def _best(found: list[Plan], objective: Objective) -> Plan:
 def _rematerialized(
     graph: Graph, budget_bytes: int, known: list[Plan], objective: Objective
 ) -> Iterator[Plan]:
-    """What can be made of plans of chains, each in its own order of the branches.
+    """Yield plans that recompute calls several times, from plans of chains, each in its own order.
 
     For the objective ``memory`` only where there is no chain.
     """
@@ -265,7 +266,7 @@ def _rematerialized(
 
 
 def _least_that_fits(graph: Graph, budget_bytes: int, method: Method) -> list[Plan]:
-    """Where no chain fits a budget: the plan of least bytes, a cheap one if there is one."""
+    """Return a plan of least bytes for a budget that no chain fits, a cheap one if there is one."""
     found = [least_once(graph, method)]
     if found[0].peak_bytes > budget_bytes:
         found = [_least(graph, method, "time", "saved")]
@@ -275,7 +276,7 @@ def _least_that_fits(graph: Graph, budget_bytes: int, method: Method) -> list[Pl
 def _least(
     graph: Graph, method: Method, objective: Objective, model: Model, *, once: bool = False
 ) -> Plan:
-    """The plan of least bytes, or of those in which nothing runs again twice."""
+    """Return the plan of least bytes; ``once``: of those that recompute each call at most once."""
     found = _of_chains(graph, None, method, objective, model)
     if model == "saved" and method in ("auto", rematerialize.NAME):
         orders = dict.fromkeys([graph, *(in_order_of(graph, plan) for plan in found)])
@@ -285,7 +286,7 @@ def _least(
 
 
 def _budget_by_budget(graph: Graph, method: Method, points: int) -> set[tuple[float, int]]:
-    """Overhead and peak bytes of plans at so many budgets, from the least to keeping all."""
+    """Return overhead and peak of plans at some budgets, from the least to keeping all."""
     (most,) = chains.plans(graph, None, "store_all", "time", "saved")
     least = plan(graph, None, method, "time", "saved").peak_bytes
     budgets = {int(budget) for budget in np.linspace(least, max(least, most.peak_bytes), points)}
@@ -294,7 +295,7 @@ def _budget_by_budget(graph: Graph, method: Method, points: int) -> set[tuple[fl
 
 
 def register_method(name: str, family: chains.Family) -> None:
-    """Have `plan`, `min_budget` and `pareto` know one more method.
+    """Register one more method with `plan`, `min_budget` and `pareto`.
 
     Raises:
         GraphError: there is one of that name; nothing has changed.

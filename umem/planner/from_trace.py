@@ -18,12 +18,12 @@ NOT_AGAIN = frozenset((
     "DecorrelatedBatchNormalization", "MultiNodeBatchNormalizationFunction",
     "PartAggregation", "OverParts", "ToParts",
 ))  # fmt: skip
-"""Functions that draw anew when they run again, change what they read, or wait for other ranks."""
+"""Functions that draw anew when recomputed, change what they read, or wait for other ranks."""
 DRAWS = frozenset((
     "Dropout", "GaussianDropout", "Gaussian", "GaussianNoise", "RReLU", "SimplifiedDropconnect",
     "GumbelSoftmax",
 ))  # fmt: skip
-"""Functions that draw random numbers once, and find them when they run again."""
+"""Functions that draw random numbers once, and find them when they are recomputed."""
 
 
 def nodes_and_edges(
@@ -83,6 +83,7 @@ class _CallReader:
         self.edges: list[tuple[str, str]] = []
 
     def add(self, op: Op) -> None:
+        """Add a call: the calls that it reads, what it makes, and the base of a view."""
         name = f"{op.name}#{len(self.calls)}"
         inputs = self._inputs(op, name)
         self.edges += [(writer, name) for writer in dict.fromkeys(inputs)]
@@ -127,6 +128,7 @@ class _CallReader:
         return self._writers.get(access) or self._last_writers.get(access.tensor)
 
     def node(self, index: int) -> Node:
+        """Make the node of a call; to be asked once all calls were added."""
         op, made, base = self.calls[index], self._made[index], self._bases[index]
         outputs = [alloc for alloc in made if alloc.kind != "stash"]
         stashes = [alloc for alloc in made if alloc.kind == "stash" and self._is_saved(alloc)]

@@ -26,25 +26,24 @@ SIZES = ("nbytes", "stash_bytes", "workspace_bytes", "backward_workspace_bytes",
 
 @dataclass(frozen=True)
 class Node:
-    """A function call of the forward pass: what it makes, and what that costs.
+    """A function call of the forward pass: its outputs, its function state and its cost.
 
     Args:
         name: unique in its graph.
         nbytes: bytes of its outputs.
-        cost: what running it once more costs, in any unit; zero or more.
+        cost: of recomputing it, in any unit; zero or more.
         saved: whether backward needs its outputs.
         alias_of: the input that its output is a view of; such a node holds no bytes of its own,
             and keeping it keeps its base.
-        recomputable: False for what must not run twice; it is kept.
-        stash_bytes: what the call keeps on itself for its own backward, outputs apart.
+        recomputable: False for a call that must not run twice; its outputs are kept.
+        stash_bytes: function state for its own backward, outputs apart.
         grad_bytes: bytes of the gradient of its outputs; None: nbytes, and zero for a view.
-        workspace_bytes: what it needs only while it runs.
-        backward_workspace_bytes: what its backward needs only while it runs.
-        stays_bytes: what its backward makes and the step keeps to its end: gradients of
-            parameters.
+        workspace_bytes: temporary memory while it runs.
+        backward_workspace_bytes: temporary memory while its backward runs.
+        stays_bytes: gradients of parameters that its backward makes; they stay to the step's end.
         needs: the values that its backward reads, itself or inputs of it; None: those of them
             that are saved.
-        backward_cost: what its backward costs; None: twice its cost.
+        backward_cost: of its backward; None: twice its cost.
     """
 
     name: str
@@ -188,6 +187,7 @@ class Graph:
     # -- checks ----------------------------------------------------------------------------
 
     def _check(self) -> None:
+        """Refuse nodes, edges and sizes that make no graph."""
         known: set[str] = set()
         for node in self.nodes:
             if not isinstance(node, Node):

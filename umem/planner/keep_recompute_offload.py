@@ -1,10 +1,11 @@
-"""Plans of three decision: each value is kept, made again, or moved over a link and back.
+"""Plans that keep, recompute or offload each value.
 
-For some budgets from the one asked for up to that of keeping all, what would run again there is a
-start, and of what it keeps as much is moved as does not fit: with the budget itself that is
-recomputation alone, at the other end moving alone. The quickest go on to a local search. After the
-hybrid policies of Capuchin (Peng et al., ASPLOS 2020) and PoocH (Ito et al., 2019); times are those
-of the referee.
+The search starts from the recomputations that are planned for some budgets, from the one asked for
+up to that of keeping everything; of the values that such a plan keeps, as many are offloaded as do
+not fit. The budget itself gives recomputation alone, the other end offloading alone. The quickest
+go on to a local search, which changes the decision on one value at a time. After the hybrid
+policies of Capuchin (Peng et al., ASPLOS 2020) and PoocH (Ito et al., 2019); times are those of the
+referee.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from umem.planner.reruns import Reruns, in_order_of, reruns_of
 from umem.planner.timetable import least_bytes, timetable
 
 BUDGETS = 7
-"""So many budgets are looked at for what runs again."""
+"""Number of budgets that are planned for, as starts of the search."""
 SHORT = 200
-"""In larger graphs what runs again at one budget is eased for larger ones, not planned anew."""
+"""In larger graphs the plan of one budget is relaxed for larger ones, not made anew."""
 
 
 def offload_alone(graph: Graph, budget_bytes: int, link: Link) -> Decision | None:
-    """What moves as much as does not fit, and runs nothing again; None: it does not fit."""
+    """Recompute nothing and offload as much as does not fit; None: it does not fit even so."""
     return decided(graph, ((),) * len(graph), budget_bytes, link)
 
 
 def starting_decisions(
     graph: Graph, budget_bytes: int, link: Link, known: Sequence[Plan], method: str
 ) -> list[Decision]:
-    """Decision within a budget, the quickest first; none where nothing that is tried fits.
+    """Return decisions within a budget, the quickest first; empty if none that is tried fits.
 
-    ``known`` are plans that run calls again and move nothing, whether they fit or not.
+    ``known`` are plans that recompute calls and offload nothing, whether they fit or not.
     """
     found = [
         decision
@@ -50,9 +51,9 @@ def starting_decisions(
 def least_decisions(
     graph: Graph, link: Link, known: Sequence[Plan], method: str
 ) -> tuple[int, list[Decision]]:
-    """The least bytes that anything is found for, and what is found for them.
+    """Return the least budget that a decision is found for, and the decisions for it.
 
-    ``known`` are the plans of least bytes that move nothing.
+    ``known`` are the plans of least bytes that offload nothing.
     """
     tables = [timetable(graph, ((),) * len(graph), link)]
     for plan in known:
@@ -71,7 +72,7 @@ def least_decisions(
 def _candidates(
     graph: Graph, budget_bytes: int, known: Sequence[Plan], method: str
 ) -> Iterator[tuple[Graph, Reruns]]:
-    """What may run again, each once."""
+    """Yield candidates of recomputations, each with the graph in the order of its forward."""
     nothing: Reruns = ((),) * len(graph)
     found = {(graph, nothing): None}
     for plan in known:
@@ -91,16 +92,16 @@ def _candidates(
 
 
 WORK = 16_000
-"""So many calls are gone through in one search, those of every trial together."""
+"""The calls that one search goes through at most, those of every trial together."""
 
 Change = tuple[Reruns, frozenset[Key], frozenset[Key]]
-"""What runs again, what is moved at least, and what must not be moved."""
+"""The recomputations, the keys offloaded in any case, and the keys never offloaded."""
 Open = tuple[tuple[float, int], int, Decision, Iterator[Change]]
 """Decision by their rank and number, and the changes of them that were not tried yet."""
 
 
 def improved(starting_decisions: Sequence[Decision], budget_bytes: int, link: Link) -> Decision:
-    """The quickest that is found from some decision on, best first.
+    """Improve decisions by changing one value's at a time; return the quickest that is found.
 
     Cost: a share of a second, whatever the size; one trial takes as long as a timetable.
     """
@@ -112,12 +113,12 @@ def improved(starting_decisions: Sequence[Decision], budget_bytes: int, link: Li
 
 
 class _LocalSearch:
-    """All decision that were found, of which the best one is changed next.
+    """All decisions that were found, of which the best one is changed next.
 
     Args:
         starting_decisions: the first of them; of one graph, perhaps in several orders of its nodes.
         budget_bytes: the most bytes at once.
-        link: what moves goes over.
+        link: the link to the offload target.
 
     Attributes:
         best: the best that was found.
@@ -135,13 +136,13 @@ class _LocalSearch:
             self._add(start)
 
     def _add(self, decision: Decision) -> None:
-        """Have these changed, too, when their turn comes."""
+        """Queue a decision, to be changed when it is the best left."""
         self.best = min(self.best, decision, key=_rank)
         self._count += 1
         heapq.heappush(self._heap, (_rank(decision), self._count, decision, _changes(decision)))
 
     def try_one(self) -> bool:
-        """Try the next change that is new; whether there was one."""
+        """Try the next change that is new; return False if there is none."""
         while self._heap:
             decision, changes = self._heap[0][2:]
             change = next(changes, None)
@@ -157,7 +158,7 @@ class _LocalSearch:
 
 
 def _changes(decision: Decision) -> Iterator[Change]:
-    """Each change of one fate."""
+    """Yield every change of one value's decision."""
     none, reruns, moved = frozenset[Key](), decision.reruns, decision.moved
     for one in decision.table.windows:
         if one.key in moved:
@@ -187,10 +188,9 @@ def _every_rerun(reruns: Reruns) -> list[tuple[int, int]]:
 
 
 def _recomputed_instead(g: Numbered, reruns: Reruns, key: Key, *, deep: bool) -> Reruns | None:
-    """With something run again before its first use in backward, from what is there by then.
+    """Recompute a value or stash before its first use in backward; None: it must not run twice.
 
-    What it is made from is kept for that, or where it goes ``deep`` and nobody else keeps it, runs
-    again, too. None: something of it must not run twice.
+    Its inputs are kept for that; if ``deep``, those that nothing else keeps are recomputed, too.
     """
     what, holder = key
     dropped = {v for v in range(len(g.root)) if what == "value" and g.root[v] == holder}
@@ -217,7 +217,7 @@ def _recomputed_instead(g: Numbered, reruns: Reruns, key: Key, *, deep: bool) ->
 
 
 def _last_reads(g: Numbered, reruns: Reruns) -> list[int]:
-    """By value, the last step of backward that reads it; beyond all where none does."""
+    """Return by value the last step of backward that reads it; the number of steps if none does."""
     found = [len(reruns)] * len(reruns)
 
     def read(values: Iterable[int], step: int) -> None:

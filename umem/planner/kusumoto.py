@@ -6,8 +6,8 @@ V_i = L_i - L_(i-1), the boundaries dL_i, and U_i the union of dL_j, j <= i::
     overhead  sum_i T(V_i - dL_i)
     peak      max_i M(U_(i-1)) + 2 M(V_i) + M(succ(L_i) - L_i) + M(pred(succ(L_i)) - L_i)
 
-What differs, where a graph has it: a view has no bytes, a base is kept with its views, and what
-must not run twice is kept like a boundary. Stashes and workspace do not count.
+What differs, where a graph has it: a view has no bytes, a base is kept with its views, and a node
+that must not be recomputed is kept like a boundary. Stashes and workspace do not count.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class KusumotoModel:
     # -- one block -------------------------------------------------------------------------
 
     def block(self, before: int, after: int, kind: int = 0) -> Segment:
-        """Return what a step keeps and runs again."""
+        """Return the nodes of a block, those that it keeps and those that it recomputes."""
         nodes = numbers(after & ~before)
         inside = set(numbers(after)) if self._views else None
         beyond = ~after
@@ -90,7 +90,7 @@ class KusumotoModel:
         )
 
     def _kept(self, inside: Matrix) -> Matrix:
-        """Whose bytes are kept once each set is done: its boundary, and what is pinned."""
+        """Tell for each set whose bytes are kept once it is done: boundary and pinned nodes."""
         read_later = _any(~inside, self._by_source[:, 1], self._by_source[:, 0])
         kept: Matrix = inside & (read_later | np.array(self.g.pinned, bool))
         for v in self._views:
@@ -109,7 +109,7 @@ class KusumotoModel:
 
 
 def _any(rows: Matrix, ends: Matrix, nodes: Matrix) -> Matrix:
-    """For each row and node, whether the row holds the other end of any of the node's edges.
+    """Tell for each row and node if the row holds the other end of any of the node's edges.
 
     Edges are sorted by ``nodes``.
     """

@@ -16,15 +16,15 @@ What = Literal["value", "stash"]
 
 @dataclass(frozen=True)
 class Link:
-    """A link to the tier below, both ways at once (full duplex).
+    """A link to the offload target, such as pinned host memory, full duplex.
 
     Models: a rate each way, one copy after another each way. Does not model: latency, traffic of
     anything else, a tier that fills up.
 
     Args:
-        out_rate: bytes that go down per unit of cost; zero: nothing is moved.
-        in_rate: bytes that come back per unit of cost; zero: nothing is moved.
-        smallest_bytes: what is smaller stays.
+        out_rate: bytes sent per unit of cost; zero: nothing is offloaded.
+        in_rate: bytes fetched per unit of cost; zero: nothing is offloaded.
+        smallest_bytes: anything smaller is never offloaded.
 
     Raises:
         GraphError: a rate is no finite number of zero or more, or a size no count of bytes.
@@ -45,11 +45,11 @@ class Link:
 
     @property
     def moves(self) -> bool:
-        """True where anything gets down and back."""
+        """True where both rates are above zero."""
         return self.out_rate > 0 and self.in_rate > 0
 
     def takes(self, nbytes: int) -> bool:
-        """Tell whether something of so many bytes may be moved."""
+        """Tell whether a value of ``nbytes`` may be offloaded."""
         return self.moves and nbytes > 0 and nbytes >= self.smallest_bytes
 
 
@@ -64,17 +64,17 @@ def _rate(key: str, value: Any) -> float:
 
 
 class Move(NamedTuple):
-    """One value or stash that goes down in forward and comes back in backward.
+    """One value or stash that is offloaded in forward and fetched in backward.
 
-    It is sent when its last use in forward is over. A value moves with all its views.
+    It is sent when its last use in forward is over. A value is offloaded with all its views.
 
     Attributes:
-        node: the node that holds the bytes: for a view, what it is a view of.
-        what: ``value``: its outputs; ``stash``: what the call keeps on itself.
+        node: the node that holds the bytes: for a view, its base.
+        what: ``value``: its outputs; ``stash``: its function state.
         leaves_after: the call of forward after which its bytes are free; that call's end waits
             until the copy is over.
-        fetched_before: the call before whose step of backward, and before what runs again for
-            that step, it begins to come back and takes its bytes again.
+        fetched_before: the call before whose step of backward, and before the recomputations for
+            that step, the fetch begins and its bytes are allocated.
     """
 
     node: str
@@ -84,11 +84,11 @@ class Move(NamedTuple):
 
 
 Key = tuple[Literal["value", "stash"], int]
-"""What is copied: the value or the stash of a node, by its number."""
+"""The value or the stash of a node, by its number, that is copied."""
 
 
 class LinkClock:
-    """Three queues that go on side by side: what computes, the link down and the link back.
+    """Three queues side by side: computations, copies out and copies in.
 
     A copy begins when it is asked for and the one before it on its way is over. Without a link,
     copies take no time.
@@ -106,22 +106,22 @@ class LinkClock:
         self.sent_bytes = self.fetched_bytes = 0
 
     def run(self, cost: float) -> None:
-        """Compute for so long."""
+        """Compute for a time, in units of cost."""
         self.now += cost
 
     def wait(self, key: Key) -> None:
-        """Compute nothing before the last copy of something is over."""
+        """Have the next computation wait until the last copy of a value or stash is over."""
         self.now = max(self.now, self._done.get(key, 0.0))
 
     def send(self, key: Key, nbytes: int) -> float:
-        """Ask for a copy down, and say when it will be over."""
+        """Queue a copy out, and return the time at which it will be over."""
         self.sent_bytes += nbytes
         rate = self._link.out_rate if self._link else 0.0
         self._out = self._done[key] = max(self._out, self.now) + _time(nbytes, rate, self._link)
         return self._out
 
     def fetch(self, key: Key, nbytes: int) -> None:
-        """Ask for a copy back."""
+        """Queue a copy in."""
         self.fetched_bytes += nbytes
         rate = self._link.in_rate if self._link else 0.0
         self._in = self._done[key] = max(self._in, self.now) + _time(nbytes, rate, self._link)

@@ -37,7 +37,7 @@ def approximate_family(graph: Graph, model: Model) -> tuple[int, ...]:
 
 
 def ancestors(graph: Graph) -> tuple[int, ...]:
-    """For each node the node and all that leads to it; the empty set; all."""
+    """Return for each node the set of the node and its ancestors; the empty set; all nodes."""
     masks: list[int] = []
     for v, preds in enumerate(graph.numbered.preds):
         mask = 1 << v
@@ -49,7 +49,7 @@ def ancestors(graph: Graph) -> tuple[int, ...]:
 
 
 def prefixes(graph: Graph) -> tuple[int, ...]:
-    """The runs of the node order from its beginning."""
+    """Return the prefixes of the node order, the empty one and the whole among them."""
     g = graph.numbered
     changes = np.zeros(len(graph) + 2, np.int64)
     for v, users in enumerate(g.succs):
@@ -61,7 +61,7 @@ def prefixes(graph: Graph) -> tuple[int, ...]:
 
 
 def boundary_bytes(graph: Graph, masks: tuple[int, ...]) -> list[int]:
-    """Of each lower set, the bytes of its nodes that others read.
+    """Return for each lower set the bytes of its boundary: its nodes that others read.
 
     Cost: the sets times the edges, some hundred sets at a time.
     """
@@ -126,9 +126,9 @@ def all_lower_sets(graph: Graph, limit: int) -> tuple[int, ...] | None:
 
 
 def single_value_family(graph: Graph, model: Model) -> tuple[int, ...]:
-    """The runs of the node order whose boundary is a single value; the empty set; all.
+    """Return the prefixes of the node order whose boundary is a single value; the empty set; all.
 
-    In large graphs those of them that `lower_sets` looks at, too: their steps are known by then.
+    In large graphs only those of them that `prefixes` keeps: their steps are known by then.
     """
     g = graph.numbered
     looked_at = {*prefixes(graph)} if model == "saved" and len(graph) > MAX_SETS else None
@@ -152,7 +152,7 @@ def single_value_family(graph: Graph, model: Model) -> tuple[int, ...]:
 
 
 def chains_by_size(graph: Graph, table: Table, kinds: int) -> Iterator[Chain]:
-    """The greedy chain for each number of bytes that a block grows to."""
+    """Yield the greedy chain for each number of bytes that a block grows to."""
     size = graph.numbered.size
     total = [sum(size[: mask.bit_length()]) for mask in table.sets]
     last = len(table.sets) - 1
@@ -171,7 +171,7 @@ def chains_by_size(graph: Graph, table: Table, kinds: int) -> Iterator[Chain]:
 
 
 def _greedy(total: list[int], grown: float) -> tuple[int, ...]:
-    """The cuts where a block has grown to so many bytes."""
+    """Return the cuts where a block has grown to a number of bytes."""
     places = [0]
     for place in range(1, len(total) - 1):
         if total[place] - total[places[-1]] >= grown:

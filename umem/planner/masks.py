@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 
 class Segment(NamedTuple):
-    """The nodes of a block, by numbers: all, those kept, those run again, stashes kept."""
+    """The nodes of a block, by numbers: all, those kept, those recomputed, stashes kept."""
 
     nodes: tuple[int, ...]
     kept: tuple[int, ...]

@@ -1,9 +1,8 @@
-"""What of a plan's values is moved, when each leaves, and when each comes back.
+"""Which values a plan offloads, when each leaves memory, and when its prefetch begins.
 
-What is sent leaves as soon as its copy is over, and before that only where the next call needs its
-room: then that waits. What comes back is fetched in the order of its use, each as early as there
-is room up to its use. So no copy begins later than it could in that order, and nothing waits that
-need not.
+A value that was sent leaves as soon as its copy is over; where the next call needs the room before
+that, the call waits for the copy. Values are fetched in the order of their use, each as early as it
+has room until its use. So no copy begins later than it could in that order.
 """
 
 from __future__ import annotations
@@ -22,16 +21,17 @@ from umem.planner.reruns import Reruns, plan_of
 from umem.planner.timetable import OffloadWindow, Timetable, timetable
 
 NEVER_LESS = 1 + 1e-12
-"""A time within this of what keeping all takes is as good."""
+"""A step within this factor of the time that keeping everything takes is as good."""
 
 
 class Transfer(NamedTuple):
-    """One absence: the call of forward after which it begins, and the turn at which it is fetched.
+    """The time for which one value or stash is offloaded.
 
     Attributes:
-        one: what is away.
-        leaves: the place of that call.
-        fetched: the place in the timetable's step_starts.
+        one: the value or stash.
+        leaves: the call of forward after which its bytes are free.
+        fetched: the step of backward before which its fetch begins, by its place in the
+            timetable's ``step_starts``.
     """
 
     one: OffloadWindow
@@ -40,7 +40,7 @@ class Transfer(NamedTuple):
 
 
 class Transfers(NamedTuple):
-    """What is moved, and the time of the step."""
+    """All that is offloaded in a step, and the seconds of the step in units of cost."""
 
     seconds: float
     copies: tuple[Transfer, ...]
@@ -49,7 +49,7 @@ class Transfers(NamedTuple):
 def schedule_transfers(
     table: Timetable, chosen: Iterable[OffloadWindow], budget_bytes: int, link: Link
 ) -> Transfers | None:
-    """Send, let go and fetch these as early as can be; None: they do not fit the budget.
+    """Send, free and fetch the chosen values as early as can be; None: the step does not fit.
 
     Cost: proportional to the computations.
     """
@@ -68,7 +68,7 @@ def schedule_transfers(
 def _forward(
     table: Timetable, items: Sequence[OffloadWindow], budget: int, clock: LinkClock
 ) -> dict[Key, int] | None:
-    """By what is moved, the call after which it leaves."""
+    """Return by key the call of forward after which it leaves; None: forward does not fit."""
     used, cost, left = table.used, table.cost, dict[Key, int]()
     queue: deque[tuple[float, OffloadWindow]] = deque()
     away = next_ = 0
@@ -98,7 +98,7 @@ def _forward(
 def _backward(
     table: Timetable, items: Sequence[OffloadWindow], budget: int, clock: LinkClock
 ) -> dict[Key, int] | None:
-    """By what is moved, the turn at which it is fetched."""
+    """Return by key the step before which it is fetched; None: backward does not fit."""
     used, cost, fetched = np.array(table.used, np.int64), table.cost, dict[Key, int]()
     order = sorted(items, key=lambda one: (one.first, one.key))
     away = sum(one.nbytes for one in order)
@@ -133,9 +133,15 @@ def choose_offloaded(
     chosen: Collection[OffloadWindow] = (),
     banned: Collection[OffloadWindow] = (),
 ) -> list[OffloadWindow] | None:
-    """Choose what to move besides, so that it fits wherever that may be away; None: it cannot.
+    """Choose what else to offload so that the step fits a budget; None: it cannot.
 
-    Of what could be away where there is no room, that goes which is used last (Belady 1966).
+    Where memory is short, the value whose next use is last is offloaded (Belady 1966).
+
+    Args:
+        table: the step.
+        budget_bytes: the most bytes at once.
+        chosen: offloaded in any case.
+        banned: never offloaded.
     """
     found, taken = list(chosen), {one.key for one in (*chosen, *banned)}
     change = [0] * (len(table.used) + 1)
@@ -166,7 +172,7 @@ def choose_offloaded(
 
 
 class Decision(NamedTuple):
-    """What runs again and what is moved, of a graph whose forward has the order of its nodes."""
+    """Recomputations and transfers of a step whose forward has the order of the nodes."""
 
     graph: Graph
     reruns: Reruns
@@ -180,17 +186,17 @@ class Decision(NamedTuple):
 
     @property
     def moved(self) -> frozenset[Key]:
-        """What is moved."""
+        """The keys of all that is offloaded."""
         return frozenset(way.one.key for way in self.transfers.copies)
 
     @property
     def moved_bytes(self) -> int:
-        """The bytes that go down."""
+        """The bytes that are sent."""
         return sum(way.one.nbytes for way in self.transfers.copies)
 
 
 def is_best(decision: Decision) -> bool:
-    """Tell whether nothing can be quicker: nothing runs again, and nothing waits."""
+    """Tell whether no decision can be quicker: nothing is recomputed, and nothing waits."""
     g = decision.graph.numbered
     return decision.seconds <= (sum(g.cost) + sum(g.backward_cost)) * NEVER_LESS
 
@@ -203,8 +209,15 @@ def decided(
     moved: Collection[Key] = (),
     banned: Collection[Key] = (),
 ) -> Decision | None:
-    """With this run again and this moved, as much moved besides as does not fit, but for what is
-    banned; None: it does not fit even so.
+    """Offload as much beside given recomputations and moves as a budget asks; None: it cannot fit.
+
+    Args:
+        graph: its nodes in the order of forward.
+        reruns: the recomputations.
+        budget_bytes: the most bytes at once.
+        link: the link to the offload target.
+        moved: keys that are offloaded in any case.
+        banned: keys that are never offloaded.
     """
     table = timetable(graph, reruns, link)
     chosen = choose_offloaded(
@@ -218,7 +231,7 @@ def decided(
 
 
 def plan_of_decision(decision: Decision, budget_bytes: int, link: Link, method: str) -> Plan:
-    """The plan that carries decision out."""
+    """Make the plan of a decision."""
     names, table = decision.graph.names, decision.table
     moves = tuple(
         Move(

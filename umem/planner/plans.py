@@ -1,4 +1,4 @@
-"""The decision of a planner, and the words for what it may be asked."""
+"""The plan, a planner's decision, and the names of methods, objectives and models."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ MODELS: tuple[Model, ...] = ("kusumoto", "saved")
 
 @dataclass(frozen=True)
 class Plan:
-    """The values that are kept, what is moved, and what is run again for each block.
+    """The values that are kept or offloaded, and the calls to recompute for each block.
 
     Attributes:
         blocks: the nodes of each block, in the order in which forward runs them.
-        kept: the nodes whose outputs are kept from forward into backward, be they moved or not.
-        recomputed: for each block, what runs again before its backward, in order.
+        kept: the nodes whose outputs are kept from forward into backward, offloaded or not.
+        recomputed: for each block, the calls to recompute before its backward, in order.
         stashed: the nodes whose stashes are kept from forward on.
-        overhead: the cost of all that runs again.
+        overhead: the cost of all recomputations.
         peak_bytes: the most bytes that the model counts at once.
         method: the algorithm that found it.
         objective: what it optimises within its budget.
         model: how bytes were counted.
         budget_bytes: the budget that it was made for.
-        frees_early: whether what is kept goes as soon as nobody misses it; otherwise it stays until
-            its own block's turn.
-        moves: what of that goes down over a link in between, and when.
+        frees_early: whether a kept value is freed after its last use; otherwise it stays until the
+            backward of its own block begins.
+        moves: the kept values and stashes that are offloaded over a link in between, and when.
         link: the link that it was planned for.
     """
 

@@ -3,7 +3,7 @@
 With blocks of the form [a, b), forward runs in the order of the nodes and backward in reverse,
 whatever the blocks are. Then backward's bytes at a place do not depend on b, and forward's
 hardly, so that all steps together cost O(cuts * nodes); only rebuilding costs a little for each
-pair of cuts. In a graph of more than ``2 * WINDOW`` nodes, a block that is run again has at most
+pair of cuts. In a graph of more than ``2 * WINDOW`` nodes, a block that is recomputed has at most
 ``WINDOW``, unless the table has to be exact.
 """
 
@@ -48,7 +48,7 @@ class _Prefixes:
         self._find_uses()
 
     def _find_uses(self) -> None:
-        """Of each node's bytes: the last call that reads them, the first step that needs them."""
+        """Find the last call that reads each node's bytes, and the first step that needs them."""
         g = self.g
         self.last = np.full(self.count, -1, np.int64)
         self.need = np.full(self.count, NEVER, np.int64)
@@ -63,6 +63,7 @@ class _Prefixes:
     # -- the whole table -------------------------------------------------------------------
 
     def table(self, sets: tuple[int, ...]) -> Table:
+        """Return the costs of every step between two cuts."""
         count = len(self.cuts)
         peak = np.full((3, count, count), INFINITE, np.int64)
         cached = np.zeros((3, count, count), np.int64)
@@ -136,7 +137,7 @@ class _Prefixes:
 
 
 class _RerunRuns:
-    """Blocks that end at one cut and are run again, for all their beginnings."""
+    """Recomputed blocks that end at one cut, for all their beginnings."""
 
     def __init__(
         self, whole: _Prefixes, end: int, forward: Ints, always: npt.NDArray[np.bool_]
@@ -155,7 +156,7 @@ class _RerunRuns:
         self._find_rerun()
 
     def _find_rerun(self) -> None:
-        """Find what runs again, and for each node's bytes the last such call that reads them."""
+        """Find the calls to recompute, and the last of them that reads each node's bytes."""
         g, low = self.w.g, self.low
         self.rerun = np.zeros(self.end - low, bool)
         self.last = np.full(self.end - low, -1, np.int64)
@@ -181,6 +182,7 @@ class _RerunRuns:
         return _after(np.where(self.rerun, costs, 0), sources - self.low)
 
     def peak(self, sources: Ints) -> Ints:
+        """Return the peak of forward and recomputation of the block from each source."""
         starts = sources - self.low
         places = np.arange(self.end - self.low)
         forward: Ints = self.forward[self.first : self.first + len(sources), self.here].copy()
@@ -198,7 +200,7 @@ class _RerunRuns:
         return self.w.stash[self.here]
 
     def _rebuilding(self, starts: Ints, places: Ints) -> Ints:
-        """[cut, place]: the bytes while a node runs again."""
+        """[cut, place]: the bytes while a node is recomputed."""
         whole = self.w
         own = self.root == places + self.low
         rebuilt = self.rerun & own
@@ -214,7 +216,7 @@ class _RerunRuns:
         return found
 
     def _passing(self, passing: npt.NDArray[np.bool_], starts: Ints) -> Ints:
-        """[cut, place]: what is there only until its last reader has run again."""
+        """[cut, place]: the bytes of values that go once their last reader was recomputed."""
         length = self.end - self.low
         nodes = np.flatnonzero(passing)
         changes = np.zeros((len(starts), length + 1), np.int64)

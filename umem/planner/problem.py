@@ -1,9 +1,10 @@
-"""What there is to plan in one pass: its calls with all that they need, and the bytes beside them.
+"""The planning problem of one pass: its calls, and the bytes beside them.
 
-Both sides plan with it: `umem.chainer.Recompute`, from what it sees of a running pass, and
-`umem.choose`, from a trace. What a step holds all the time is a constant: parameters, optimizer
-state and inputs, what calls have drawn at random (a dropout's mask, packed to one bit an element
-or not), and what must not run twice. The rest is a `Graph`, and a plan is for that.
+Both sides plan with it: `umem.chainer.Recompute`, from the passes that it observes, and
+`umem.choose`, from a trace. A constant is there all the time: parameters, optimizer state and
+inputs, random numbers that calls have drawn (a dropout's mask, packed to one bit an element or
+not), and outputs of calls that must not be recomputed. The rest is a `Graph`, and a plan is for
+that.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from umem.planner.usage import Usage, usage
 from umem.units import format_apart, format_bytes
 
 UPDATE = "the optimizer's update"
-"""What forces the floor where no call does."""
+"""The name of the floor where no call forces it."""
 
 
 class Solution(NamedTuple):
-    """A plan, the graph that it is for, and what is there beside it all the time.
+    """A plan, the graph that it is for, and the bytes beside it.
 
     ``packs``: whether masks are kept as bits. ``update_peak_bytes``: the most bytes during the
     optimizer's update, in all.
@@ -62,7 +63,7 @@ class Problem:
             are missing.
         keeps_order: whether backward has to take its calls in that order.
         outlives: whether the pass's graph is still there during the next one.
-        update_bytes: what the optimizer's update needs only while it runs.
+        update_bytes: temporary memory of the optimizer's update.
         whole_update_bytes: the same in a plain step, where rules compute with whole arrays.
     """
 
@@ -93,14 +94,14 @@ class Problem:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of what must not run twice; doubled where the graph outlives its pass."""
+        """Bytes of calls that must not be recomputed; doubled where the graph outlives its pass."""
         return sum(self._held.values()) * (2 if self.outlives else 1)
 
     def constant_bytes(self, *, packs: bool, plain: bool = False, moves: bool = False) -> int:
-        """Bytes that are there all the time: what is outside, what was drawn, what is held.
+        """Return the bytes that are there all the time: outside, drawn at random, and held.
 
-        In a ``plain`` step nothing is held for the sake of running again. Where what must not run
-        twice ``moves``, it is a part of the graph.
+        In a ``plain`` step, and where a plan ``moves`` values to the offload target, outputs of
+        calls that must not be recomputed are a part of the graph instead.
         """
         drawn = 0 if plain or moves else self.held_bytes
         for call in self.calls:
@@ -110,12 +111,12 @@ class Problem:
         return self.outside_bytes + drawn
 
     def _nodes(self, *, packs: bool, plain: bool = False, moves: bool = False) -> list[Node]:
-        """The nodes; in a ``plain`` step nothing is held, and it is a part of its node."""
+        """Make the nodes; see `constant_bytes` for what is held beside them."""
         held = {} if plain or moves else self._held
         return nodes_of(self.calls, self.names, self.edges, held, packs=packs, moves=moves)
 
     def _graph(self, *, packs: bool, plain: bool = False, moves: bool = False) -> Graph:
-        """The graph, with masks packed or not.
+        """Make the graph, with masks packed or not.
 
         A plan goes backward in the reverse order of its nodes, unless it takes branches one by
         one. Where the order of a plain backward has to stay, the nodes are in its reverse.
@@ -146,8 +147,8 @@ class Problem:
     def plain_step(self) -> Usage:
         """A step as Chainer takes it by itself, above `constant_bytes` of a plain one.
 
-        What is saved goes when all of backward is over, and backward has Chainer's own order, in
-        which what reads inputs alone comes last: its gradients wait.
+        Saved tensors are freed when all of backward is over, and backward has Chainer's own order,
+        in which calls that read inputs alone come last: their gradients wait.
         """
         graph = self._graph(packs=False, plain=True)
         stream = list(actions(graph, make_plan(graph, None, "store_all", model="saved")))
@@ -178,9 +179,9 @@ class Problem:
         return self.outside_bytes + stays + self.update_bytes
 
     def _plain_order(self, graph: Graph) -> Iterator[str]:
-        """Backward's order: users first, then as it was seen; what it missed as soon as can be.
+        """Yield the order of backward: users first, then as it was seen; unseen calls early.
 
-        What was missed may be reached by a later backward of the same graph.
+        A call that was not seen may be reached by a later backward of the same graph.
         """
         g, place = graph.numbered, {name: index for index, name in enumerate(self.names)}
         order = [self.backward_order.get(place[name], -1) for name in g.names]
@@ -199,17 +200,17 @@ class Problem:
 
     @cached_property
     def keep_all(self) -> Solution:
-        """The plan that runs nothing again; what was saved goes as backward goes along."""
+        """The plan that recomputes nothing, and frees saved tensors as backward goes along."""
         found = make_plan(self._whole, None, "store_all", model="saved")
         return self._solution(found, self._whole, None)
 
     def least(
         self, method: Method = "auto", *, any_cost: bool = False, link: Link | None = None
     ) -> Solution:
-        """The plan of least bytes, for at most one more forward pass or at any cost; found once.
+        """Return the plan of least bytes, for at most one more forward pass or at any cost.
 
-        With a link to the tier below it may move what it does not run again, and is the quickest
-        one that is found for these bytes.
+        It is found once. With a link to the offload target it may offload what it does not
+        recompute, and is the quickest plan that is found for these bytes.
         """
         key = method, any_cost, link
         if key not in self._found:
@@ -239,10 +240,11 @@ class Problem:
     def within(
         self, budget_bytes: int | None, method: Method = "auto", link: Link | None = None
     ) -> Solution:
-        """The plan for a budget in all; None: the least that one more forward pass can do.
+        """Return the plan for a budget in all; None: the least that one more forward pass can do.
 
-        With a link to the tier below, each value is kept, run again or moved, what must not run
-        twice kept until its own backward or moved; what was drawn stays.
+        With a link to the offload target, each value is kept, recomputed or offloaded; outputs of
+        calls that must not be recomputed are kept until their own backward or offloaded; random
+        numbers that were drawn stay.
 
         Raises:
             BudgetError: there is none; names the least that there is one for.
@@ -268,6 +270,7 @@ class Problem:
         return method
 
     def _too_small(self, budget_bytes: int, method: Method, link: Link | None) -> BudgetError:
+        """Return the error that names the least budget, and what a smaller one would cost."""
         least, whole = self.least(method, link=link).peak_bytes, self.plain_bytes
         lowest = self.least(method, any_cost=True, link=link)
         asked, said, plain = format_apart(budget_bytes, least, whole)
@@ -302,10 +305,10 @@ class Problem:
         return self.floor_with(None)
 
     def floor_with(self, link: Link | None) -> tuple[int, str]:
-        """The bytes below which no plan gets, in all, and the call that forces them.
+        """Return the bytes below which no plan gets, in all, and the call that forces them.
 
-        That is the most that one call needs at once; the gradients of parameters that are there by
-        then are among it.
+        That is the most that one call needs at once, with the gradients of parameters that are
+        there by then.
         """
         moves = link is not None
         nodes = self._nodes(packs=True, moves=moves)

@@ -1,4 +1,4 @@
-"""The referee: it carries a plan out on a toy machine and trusts nobody."""
+"""The referee: carries a plan out on a toy machine and checks every action; trusts no planner."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Simulation(NamedTuple):
 
     Attributes:
         peak_bytes: the most bytes in use at once.
-        overhead: the cost of all that ran again.
+        overhead: the cost of all recomputations.
         timeline: every action with the bytes in use.
-        seconds: the time of the step in units of cost: all that ran, forward, again and backward,
-            and all waiting for copies.
-        sent_bytes, fetched_bytes: what went down over the link, and what came back.
+        seconds: the time of the step in units of cost: forward, recomputation, backward, and
+            waiting for copies.
+        sent_bytes, fetched_bytes: the bytes copied over the link, out and in.
     """
 
     peak_bytes: int
@@ -51,15 +51,15 @@ def simulate(
     model: Model | None = None,
     link: Link | None = None,
 ) -> Simulation:
-    """Carry a plan out, and check after every action that what it needs is there.
+    """Carry a plan out, and check at every action that its inputs are there.
 
     Args:
         graph: the graph that was planned.
         plan: its plan.
-        liveness: whether values go after their last use, or at the end of their block.
-        budget_bytes: what must never be passed; None: no limit.
+        liveness: free values after their last use, not at the end of their block.
+        budget_bytes: the most bytes at any action; None: no limit.
         model: whose rules of backward hold; None: the plan's own.
-        link: the link that values are moved over; None: the plan's own, and where it has none,
+        link: the link that values are offloaded over; None: the plan's own, and where it has none,
             copies take no time.
 
     Raises:
@@ -108,7 +108,7 @@ def referee(
 
 
 class _Machine:
-    """A toy machine: what is in its memory, and what was done."""
+    """A toy machine: the values in its memory, and the actions that were done."""
 
     def __init__(self, graph: Graph, model: Model, link: Link | None) -> None:
         self.g = graph.numbered
@@ -187,6 +187,7 @@ class _Machine:
         return self._run(v)
 
     def _run(self, v: int) -> int:
+        """Run a call, forward or again; return the bytes in use meanwhile."""
         for x in self.g.preds[v]:
             self._read(x, "it reads what is not there:")
         self._check(v not in self._values, "it is there:", v)
@@ -205,6 +206,7 @@ class _Machine:
     # -- backward --------------------------------------------------------------------------
 
     def _pushed(self, v: int) -> int:
+        """Take a step of a tape's backward, which adds to the gradients of its inputs."""
         self._begin(v)
         for x in self.g.needs[v]:
             self._read(x, "it needs what is not there:")
@@ -246,7 +248,7 @@ class _Machine:
         self._check(x in self._values, why, x)
         self.clock.wait(("value", self.g.root[x]))
 
-    # -- letting go ------------------------------------------------------------------------
+    # -- freeing ---------------------------------------------------------------------------
 
     def _hold(self, v: int) -> None:
         root = self.g.root[v]
@@ -280,7 +282,7 @@ class _Machine:
         self._bytes -= self.g.grad[v]
         return before
 
-    # -- moving ----------------------------------------------------------------------------
+    # -- offloading ------------------------------------------------------------------------
 
     def _begin_send(self, key: Key, nbytes: int) -> int:
         self._check(key not in self._sent, "it is on its way:", key[1])

@@ -1,7 +1,7 @@
-"""Plans that may run a call again several times, in the order of the nodes.
+"""Plans that may recompute a call several times, in the order of the nodes.
 
 Graphs of up to 63 nodes are searched (see `umem.planner.beam`), from a plan of lower sets on. In
-larger ones that plan is freed early, and what there is room for is kept instead of run again.
+larger ones that plan frees early, and values are kept instead of recomputed where there is room.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from umem.planner.timetable import bytes_during
 
 NAME = "rematerialize"
 FINE, COARSE = 512, 64
-"""The least budget is found to one part in so many; in graphs of more than `SHORT` nodes."""
+"""The least budget is found to one part in ``FINE``; to one in ``COARSE`` above `SHORT` nodes."""
 SHORT = 24
-"""In larger graphs the searches that make more than is needed are left out: they take longest."""
+"""In larger graphs the walks that recompute values for later steps are left out: the slowest."""
 ONCE = 32
-"""In larger graphs, chains of lower sets are as good where nothing may run again twice."""
+"""In larger graphs, chains of lower sets are as good where each call is recomputed once at most."""
 WALKS = (
     Walk((Weights(0, 0), Weights(0, 0.1), Weights(0, 0.3), Weights(0, 1)), 0),
     Walk(tuple(Weights(above, 0) for above in (0.03, 0.1, 0.3, 0.6, 1)), 0),
@@ -39,10 +39,10 @@ PROBES = (
 
 
 def best_plan(graph: Graph, budget_bytes: int, known: Sequence[Plan] = ()) -> Plan | None:
-    """The plan of least overhead that is found within a budget; None where there is none.
+    """Return the plan of least overhead that is found within a budget; None if none is found.
 
-    ``known`` are plans that fit, and whose forward has the order of the nodes. Without any, those
-    of lower sets are looked at, and the plan of least bytes.
+    ``known`` are plans that fit, and whose forward has the order of the nodes. Without any, the
+    search begins from chains of lower sets, or from the plan of least bytes.
     """
     plans = [*known] or chains.plans(graph, budget_bytes, "lower_sets", "time", "saved")
     if not plans:
@@ -61,9 +61,9 @@ def best_plan(graph: Graph, budget_bytes: int, known: Sequence[Plan] = ()) -> Pl
 
 @lru_cache(maxsize=16)
 def least_plan(graph: Graph, *, once: bool = False) -> Plan:
-    """The plan of least bytes that is found, or of those in which nothing runs again twice.
+    """Return the plan of least bytes that is found; ``once``: recompute each call at most once.
 
-    It does not depend on what calls cost.
+    It does not depend on the costs of calls.
     """
     (known,) = chains.plans(graph, None, "lower_sets", "time", "saved")
     best = plan_of(graph, reruns_of(graph, known), None, NAME)
@@ -83,7 +83,7 @@ def least_plan(graph: Graph, *, once: bool = False) -> Plan:
 
 
 def _floor(facts: Facts) -> int:
-    """What one call needs at once, forward or backward."""
+    """Return the most bytes that one call needs at once, forward or backward."""
     g, floor = facts.g, 0
     for v in range(facts.count):
         read = {g.root[x] for x in range(v + 1) if facts.last_user[x] >= v} | {g.root[v]}
@@ -95,7 +95,7 @@ def _floor(facts: Facts) -> int:
 
 
 def _search(graph: Graph, budget_bytes: int, known: Sequence[Reruns]) -> Reruns:
-    """The best plan that is found within a budget, or that is known to fit it.
+    """Return the cheapest recomputations that are found, or known, within a budget.
 
     Cost: some tenths of a second for 24 nodes, some seconds for 63.
     """
@@ -103,18 +103,18 @@ def _search(graph: Graph, budget_bytes: int, known: Sequence[Reruns]) -> Reruns:
     best = min((Known(facts, reruns) for reruns in known), key=lambda plan: plan.cost)
     saw_all = set[int]()  # which numbers of values more than needed were tried to the end
     for walk in _walks(WALKS, facts):
-        if best.cost > PARTIAL and walk.ahead not in saw_all:
+        if best.cost > PARTIAL and walk.extra not in saw_all:
             beam = Beam(facts, budget_bytes, walk, best)
             found = beam.run()
             if found is not None:
                 best = Known(facts, found)
             if beam.saw_all:
-                saw_all.add(walk.ahead)
+                saw_all.add(walk.extra)
     return best.reruns
 
 
 def _fits(facts: Facts, budget_bytes: int, *, once: bool) -> Reruns | None:
-    """Some plan within a budget, in which nothing runs again twice if ``once``; None: none found.
+    """Return recomputations that fit a budget, each call ``once`` at most; None: none found.
 
     Cost: some hundredths of a second for 24 nodes, some tenths for 63.
     """
@@ -126,14 +126,14 @@ def _fits(facts: Facts, budget_bytes: int, *, once: bool) -> Reruns | None:
 
 
 def _walks(walks: tuple[Walk, ...], facts: Facts) -> list[Walk]:
-    return [walk for walk in walks if not walk.ahead or facts.count <= SHORT]
+    return [walk for walk in walks if not walk.extra or facts.count <= SHORT]
 
 
 KEEPING_ROUNDS = 4
 
 
 class _Rerun(NamedTuple):
-    """A call that runs again: before which step, since when it is missed, and where it runs."""
+    """A recomputation: before which step, of which node, its last use before, and its own place."""
 
     step: int
     node: int
@@ -142,7 +142,15 @@ class _Rerun(NamedTuple):
 
 
 def keep_more(graph: Graph, reruns: Reruns, budget_bytes: int) -> Reruns:
-    """What still runs again; a plan that does not fit the budget stays as it is."""
+    """Keep values instead of recomputing them, as many as fit a budget.
+
+    A value is kept where it fits at every moment from its last use to its recomputation; the one of
+    the highest cost for its bytes and time comes first. Calls that only fed dropped recomputations
+    are not recomputed either. A plan that does not fit the budget stays as it is.
+
+    Cost: proportional to the calls that run, some times over, and for each recomputation to the
+    time that its value would be kept.
+    """
     for _ in range(KEEPING_ROUNDS):
         during = np.array(bytes_during(graph, reruns), np.int64)
         if during.max() > budget_bytes:
@@ -156,7 +164,7 @@ def keep_more(graph: Graph, reruns: Reruns, budget_bytes: int) -> Reruns:
 
 
 def _every_recomputation(g: Numbered, reruns: Reruns) -> list[_Rerun]:
-    """Everything that runs again, in order."""
+    """Return every recomputation, in order."""
     found: list[_Rerun] = []
     last: dict[int, int] = {}
     at = 0
@@ -179,7 +187,7 @@ def _worth_keeping(
     during: np.ndarray[tuple[int], np.dtype[np.int64]],
     budget_bytes: int,
 ) -> set[tuple[int, int]]:
-    """The steps and calls of which the calls need not run again."""
+    """Return steps and calls whose recomputation is saved by keeping the value, dearest first."""
     kept: set[tuple[int, int]] = set()
 
     def worth(one: _Rerun) -> float:
@@ -197,12 +205,12 @@ def _worth_keeping(
 
 
 def without(g: Numbered, reruns: Reruns, gone: set[tuple[int, int]]) -> Reruns:
-    """Leave out some of what runs again, and what ran again for its sake alone.
+    """Leave out some recomputations, and those that only fed them.
 
     Args:
         g: the graph.
-        reruns: what runs again.
-        gone: the steps of backward, and what is not to run again before them.
+        reruns: all recomputations.
+        gone: steps of backward, and a call not to recompute before it.
     """
     values, stashes = set[int](), set[int]()
     found: list[tuple[int, ...]] = []

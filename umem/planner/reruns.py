@@ -1,4 +1,4 @@
-"""Plans by what runs again before each step of backward, whatever that is."""
+"""Plans by the calls that are recomputed before each step of backward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from umem.planner.schedule import actions
 from umem.planner.usage import usage
 
 Reruns = tuple[tuple[int, ...], ...]
-"""By node, what runs again before its backward, in order."""
+"""By node, the calls to recompute before its step of backward, in order."""
 
 
 def plan_of(
@@ -22,9 +22,9 @@ def plan_of(
     moves: tuple[Move, ...] = (),
     link: Link | None = None,
 ) -> Plan:
-    """The plan of a tape that goes backward in the reverse order of the nodes, each by itself.
+    """Make a plan with one block a node, whose backward has the reverse order of the nodes.
 
-    Whatever is there goes as soon as nobody misses it. None: the budget is its peak.
+    Every value is freed after its last use, kept or not. A budget of None is the plan's peak.
     """
     names, cost = graph.numbered.names, graph.numbered.cost
     kept, stashed = _kept(graph, reruns)
@@ -50,7 +50,7 @@ def plan_of(
 
 
 def _kept(graph: Graph, reruns: Reruns) -> tuple[set[int], set[int]]:
-    """The values and the stashes of forward that backward reads before they are made again."""
+    """Return values and stashes of forward that backward reads before they are recomputed."""
     g = graph.numbered
     kept, stashed = set[int](), set[int]()
     made = set[int]()
@@ -65,7 +65,7 @@ def _kept(graph: Graph, reruns: Reruns) -> tuple[set[int], set[int]]:
 
 
 def reruns_of(graph: Graph, plan: Plan) -> Reruns:
-    """What a plan, whose forward has the order of the nodes, runs again before which step."""
+    """Return the recomputations of a plan whose forward has the order of the nodes."""
     number = {name: v for v, name in enumerate(graph.numbered.names)}
     found: list[tuple[int, ...]] = [()] * len(number)
     for block, names in zip(plan.blocks, plan.recomputed, strict=True):
@@ -75,7 +75,7 @@ def reruns_of(graph: Graph, plan: Plan) -> Reruns:
 
 
 def in_order_of(graph: Graph, plan: Plan) -> Graph:
-    """The same graph, its nodes in the order of a plan's forward."""
+    """Return the graph with its nodes in the order of a plan's forward."""
     order = tuple(name for block in plan.blocks for name in block)
     if order == graph.names:
         return graph

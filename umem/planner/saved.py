@@ -1,9 +1,9 @@
-"""The cost model of a tape: what backward needs, freed as early as can be.
+"""The cost model of a tape: saved tensors, each freed as early as can be.
 
-A block is *stored* (what backward needs of it is kept, nothing runs again) or *run again* (its
-boundary is kept; before its backward, what backward needs and was not kept is rebuilt from it) or
-*cheaply run again* (what calls that cost more than the average made is kept, too). The last block
-is stored. Blocks after one another add up: when a block is worked on, everything
+A block is *stored* (its saved tensors are kept, nothing is recomputed) or *recomputed* (its
+boundary is kept; before its backward, the saved tensors that were not kept are rebuilt from it) or
+*cheaply recomputed* (outputs of calls that cost more than the average are kept, too). The last
+block is stored. Blocks after one another add up: when a block is worked on, everything
 that was kept of the blocks before it is there, and nothing else. On top of that come, in turn,
 
 - forward: the block's values until their last use, and longer where they are kept;
@@ -34,13 +34,13 @@ from umem.planner.plans import Model
 from umem.planner.prefixes import prefix_table
 from umem.planner.step_table import INFINITE, Table, units
 
-RUN_AGAIN, CHEAP_AGAIN, STORED = 0, 1, 2
+RECOMPUTED, CHEAPLY_RECOMPUTED, STORED = 0, 1, 2
 NEVER = 1 << 40
 """A place beyond every node's."""
 
 
 class SavedModel:
-    """Costs of steps between lower sets of a graph, as a tape would have them."""
+    """Costs of steps between lower sets of a graph, by the rules of a tape."""
 
     name: Model = "saved"
     kinds = 3
@@ -62,7 +62,7 @@ class SavedModel:
     # -- one block -------------------------------------------------------------------------
 
     def block(self, before: int, after: int, kind: int) -> Segment:
-        """Return what a step keeps and runs again."""
+        """Return the nodes of a block, those that it keeps and those that it recomputes."""
         return _Target(self, after, kind, before).block(before)
 
     def cached(self, block: Segment) -> int:
@@ -71,24 +71,24 @@ class SavedModel:
         return sum(g.size[v] for v in block.kept) + sum(g.stash[v] for v in block.stashed)
 
     def with_views(self, nodes: int, within: int) -> int:
-        """The nodes within a set that lie in the bytes of some of these."""
+        """Return the nodes within a set that lie in the same bytes as some of these."""
         found = 0
         for v in numbers(nodes):
             found |= self._group[self.g.root[v]]
         return found & within
 
     def kept(self, near: int, after: int, kind: int) -> int:
-        """Of some nodes of a set, with all their views, those kept once it is done."""
+        """Return which of some nodes of a set, with their views, are kept once it is done."""
         g, kept, beyond = self.g, 0, self.all & ~after
         for v in numbers(near):
             keeps = self.users[v] & beyond or g.pinned[v]
             keeps = keeps or (kind == STORED and self.needers[v])
-            if keeps or (kind == CHEAP_AGAIN and g.costly[v]):
+            if keeps or (kind == CHEAPLY_RECOMPUTED and g.costly[v]):
                 kept |= self._group[g.root[v]]
         return kept & after
 
     def rerun(self, left: int, after: int, kind: int) -> int:
-        """Of what was not kept, what backward needs within a set, and all that leads to it."""
+        """Return the nodes to recompute: saved tensors that were not kept, and their inputs."""
         if kind == STORED:
             return 0
         rerun = 0
@@ -117,7 +117,9 @@ class SavedModel:
         cached = np.zeros((3, count, count), np.int64)
         time = np.zeros((3, count, count), cost.costs.dtype)
         for target in range(1, count):
-            for kind in (STORED,) if target == count - 1 else (RUN_AGAIN, CHEAP_AGAIN, STORED):
+            for kind in (
+                (STORED,) if target == count - 1 else (RECOMPUTED, CHEAPLY_RECOMPUTED, STORED)
+            ):
                 step = _Target(self, sets[target], kind)
                 for source in range(target):
                     if sets[source] & ~sets[target] == 0:
@@ -162,7 +164,7 @@ class _Target:
         return first
 
     def block(self, before: int) -> Segment:
-        """Return what the step from a lower set keeps and runs again."""
+        """Return the block from a lower set on: its nodes, those kept, those recomputed."""
         new = self.after & ~before
         found, kept = tuple(numbers(new)), tuple(numbers(new & self.kept))
         stashed = found if self.kind == STORED else kept
@@ -173,18 +175,20 @@ class _Target:
         return max(self._forward(block), self._rebuild(block), self._backward(block))
 
     def _forward(self, block: Segment) -> int:
+        """Return the peak of a block's forward."""
         g = self.g
         last = self._last_use(block.nodes, block.nodes)
-        goes = self._goes(set(block.nodes) - set(block.kept), last)
+        freed = self._freed_after(set(block.nodes) - set(block.kept), last)
         stashed = set(block.stashed)
         live = peak = 0
         for v in block.nodes:
             live += g.size[v] + g.stash[v]
             peak = max(peak, live + g.workspace[v])
-            live -= goes.get(v, 0) + (0 if v in stashed else g.stash[v])
+            live -= freed.get(v, 0) + (0 if v in stashed else g.stash[v])
         return peak + g.forward_bytes
 
     def _rebuild(self, block: Segment) -> int:
+        """Return the peak of a block's recomputation; 0 if it has none."""
         g = self.g
         if not block.rerun:
             return 0
@@ -194,23 +198,24 @@ class _Target:
         held = {v for v in block.kept if g.root[v] == v}
         held = {v for v in held if v in self._first_need or v in last}
         rebuilt = {v for v in block.rerun if g.root[v] == v}
-        goes = self._goes({v for v in held | rebuilt if v not in self._first_need}, last)
+        freed = self._freed_after({v for v in held | rebuilt if v not in self._first_need}, last)
         live = sum(g.size[v] for v in held) + sum(g.stash[v] for v in block.stashed)
         live += sum(g.grad[v] for v in self.grads) + self.stayed
         peak = 0
         for v in block.rerun:
             live += g.size[v] + g.stash[v]
             peak = max(peak, live + g.workspace[v])
-            live -= goes.get(v, 0)
+            live -= freed.get(v, 0)
         return peak
 
     def _backward(self, block: Segment) -> int:
+        """Return the peak of a block's backward."""
         g = self.g
         grads, nodes = set(self.grads), set(block.nodes)
         first = {v: place for v, place in self._first_need.items() if v in nodes}
-        goes: dict[int, int] = {}
+        freed: dict[int, int] = {}
         for v, place in first.items():
-            goes[place] = goes.get(place, 0) + g.size[v]
+            freed[place] = freed.get(place, 0) + g.size[v]
         live = sum(g.grad[v] for v in grads) + sum(g.size[v] for v in first)
         live += sum(g.stash[v] for v in block.nodes) + self.stayed
         peak = 0
@@ -221,7 +226,7 @@ class _Target:
                     grads.add(v)
                     live += g.grad[v]
             peak = max(peak, live + g.backward_workspace[p])
-            live -= g.grad[p] + g.stash[p] + goes.get(p, 0)
+            live -= g.grad[p] + g.stash[p] + freed.get(p, 0)
         return peak
 
     def _last_use(self, users: tuple[int, ...], nodes: tuple[int, ...]) -> dict[int, int]:
@@ -234,11 +239,11 @@ class _Target:
                     last[g.root[x]] = w
         return last
 
-    def _goes(self, which: set[int], last: dict[int, int]) -> dict[int, int]:
-        """The bytes that go after each node has run."""
-        goes: dict[int, int] = {}
+    def _freed_after(self, which: set[int], last: dict[int, int]) -> dict[int, int]:
+        """Return by node the bytes that are freed after it has run."""
+        freed: dict[int, int] = {}
         for v in which:
             if self.g.root[v] == v:
                 place = last.get(v, v)
-                goes[place] = goes.get(place, 0) + self.g.size[v]
-        return goes
+                freed[place] = freed.get(place, 0) + self.g.size[v]
+        return freed

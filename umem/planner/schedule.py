@@ -1,12 +1,12 @@
 """The stream of actions that a plan turns into, for a referee or for an executor.
 
-With liveness, a value goes after its last use before it is made again, a gradient after its last
-use. A value that a ``saved`` plan keeps stays at least until its own block's backward begins,
+With liveness, a value is dropped after its last use before it is recomputed, a gradient after its
+last use. A value that a ``saved`` plan keeps stays at least until its own block's backward begins,
 unless the plan frees early.
-What a plan moves is sent when its last use in forward is over, leaves after a call of forward and
-is fetched before a step of backward; everything else goes on as if it had been there all the time.
-Without liveness, everything goes at the end of its block only, as the formula of Kusumoto et al.
-(NeurIPS 2019) assumes.
+A value that a plan offloads is sent when its last use in forward is over, leaves memory after a
+call of forward and is fetched before a step of backward; all other actions are as if it had been
+there all the time. Without liveness, everything is dropped at the end of its block only, as the
+formula of Kusumoto et al. (NeurIPS 2019) assumes.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Kind = Literal[
 class Action(NamedTuple):
     """One action on one node.
 
-    ``forward`` and ``recompute`` run the call, and make its outputs and its stash; ``drop`` lets
-    its outputs go, ``drop_stash`` its stash; ``free`` lets the gradient of its outputs go.
+    ``forward`` and ``recompute`` run the call, and make its outputs and its stash; ``drop`` frees
+    its outputs, ``drop_stash`` its stash, ``free`` the gradient of its outputs.
     ``backward``: under the model ``saved``, a step of a tape: from the gradient of its outputs it
     adds to those of its inputs. Under the model ``kusumoto``, the gradient of its outputs is
     computed from those of its users.
-    ``send`` begins to copy the bytes of a node down, with all views of it that are there;
-    ``leave`` lets them go once the copy is over; ``fetch`` begins to bring them back, whose first
-    use waits for them. ``send_stash``, ``leave_stash`` and ``fetch_stash`` do so with its stash.
+    ``send`` begins to copy the bytes of a node to the offload target, with its views that are
+    there; ``leave`` frees them once the copy is over; ``fetch`` begins to copy them back, and their
+    first use waits for it. ``send_stash``, ``leave_stash``, ``fetch_stash``: the same of its stash.
     """
 
     kind: Kind
@@ -44,7 +44,7 @@ class Action(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """Something that takes memory: a node's ``value``, ``stash`` or ``grad``."""
+    """A node's ``value``, ``stash`` or ``grad``, which takes memory."""
 
     what: Literal["value", "stash", "grad"]
     node: int
@@ -75,12 +75,12 @@ class _Computation:
 def actions(
     graph: Graph, plan: Plan, *, liveness: bool = True, model: Model | None = None
 ) -> Iterator[Action]:
-    """The actions that carry a plan out, in order.
+    """Yield the actions that carry a plan out, in order.
 
     Args:
         graph: the graph that was planned.
         plan: its plan.
-        liveness: whether things go after their last use, or at the end of their block.
+        liveness: drop values after their last use, not at the end of their block.
         model: whose rules of backward hold; None: the plan's own. A plan of ``kusumoto`` can be
             carried out under ``saved``, not the reverse.
 
@@ -91,7 +91,7 @@ def actions(
     if model == "kusumoto" and plan.model == "saved":
         raise GraphError("a plan of the model 'saved' does not hold under the model 'kusumoto'")
     if plan.moves and (model == "kusumoto" or not liveness):
-        raise GraphError("a plan that moves values holds under the model 'saved' with liveness")
+        raise GraphError("a plan that offloads values holds under the model 'saved' with liveness")
     chain = _NumberedPlan(graph, plan)
     steps = list(chain.steps(model))
     ends = _last_uses(steps) if liveness else chain.block_ends(steps, model)
@@ -187,14 +187,14 @@ def agenda(graph: Graph, plan: Plan, calls: Sequence[str]) -> Agenda:
 
 
 class _Moves(NamedTuple):
-    """The actions of moves, by the place of the computation that they are before or after."""
+    """Actions of offloading, by the place of the computation that they come before or after."""
 
     before: dict[int, list[tuple[Kind, int]]]
     after: dict[int, list[tuple[Kind, int]]]
 
 
 def _last_uses(steps: list[_Computation]) -> dict[int, list[Cell]]:
-    """Say which cells go after which step: those that nothing reads before they are made again."""
+    """Return by step the cells to drop after it: nothing reads them before they are made again."""
     ends: dict[int, list[Cell]] = {}
     later: set[Cell] = set()
     for index in range(len(steps) - 1, -1, -1):
@@ -219,7 +219,7 @@ class _NumberedPlan:
         self.stashed = set(self._numbers(plan.stashed))
         self.frees_early = plan.frees_early
         if len(self.rerun) != len(self.blocks):
-            raise GraphError("a plan has a list of what runs again for each of its blocks")
+            raise GraphError("a plan has a list of calls to recompute for each of its blocks")
         if sorted(v for block in self.blocks for v in block) != list(range(len(self.g.names))):
             raise GraphError("the blocks of a plan hold every node once")
 
@@ -229,13 +229,13 @@ class _NumberedPlan:
         except KeyError as error:
             raise GraphError(f"the plan names {error}, which is no node of the graph") from None
 
-    # -- what is moved ---------------------------------------------------------------------
+    # -- offloading ------------------------------------------------------------------------
 
     def moves(self, steps: list[_Computation], moves: Sequence[Move]) -> _Moves:
-        """Say where what is moved is sent, leaves and is fetched.
+        """Find where each offloaded value is sent, leaves and is fetched.
 
-        What is used last is sent first, of what could be sent at once; what is used first is
-        fetched first.
+        Of values that could be sent at once, the one used last is sent first; the one used first
+        is fetched first.
         """
         found = _Moves({}, {})
         if not moves:
@@ -247,7 +247,9 @@ class _NumberedPlan:
             node, left, step = self._numbers((move.node, move.leaves_after, move.fetched_before))
             cell = Cell(move.what, node)
             if cell not in sent or self.g.root[node] != node:
-                raise GraphError(f"the plan moves the {move.what} of {move.node!r}: there is none")
+                raise GraphError(
+                    f"the plan offloads the {move.what} of {move.node!r}: there is none"
+                )
             ways.append((sent[cell], used.get(cell, len(steps)), cell, ran[left], turns[step]))
         ways.sort(key=lambda way: (way[0], -way[1], way[2]))
         for last, _, cell, _, _ in ways:
@@ -259,7 +261,7 @@ class _NumberedPlan:
         return found
 
     def _turns(self, steps: list[_Computation]) -> tuple[dict[int, int], dict[int, int]]:
-        """The place of each call of forward, and that where each step of backward begins."""
+        """Return the place of each call of forward, and where each step of backward begins."""
         ran = {step.node: i for i, step in enumerate(steps) if step.kind == "forward"}
         turns: dict[int, int] = {}
         begins = len(ran)
@@ -270,9 +272,9 @@ class _NumberedPlan:
         return ran, turns
 
     def _uses(self, steps: list[_Computation]) -> tuple[dict[Cell, int], dict[Cell, int]]:
-        """The last place in forward and the first in backward that each cell is used at.
+        """Return the last place in forward and the first in backward at which each cell is used.
 
-        What lies in a node's bytes is used with them.
+        A view is used with the node whose bytes it lies in.
         """
         last: dict[Cell, int] = {}
         first: dict[Cell, int] = {}
@@ -325,7 +327,7 @@ class _NumberedPlan:
     # -- without liveness ------------------------------------------------------------------
 
     def block_ends(self, steps: list[_Computation], model: Model) -> dict[int, list[Cell]]:
-        """Say which cells go at the end of which block."""
+        """Return by place the cells that are dropped at the end of a block."""
         last: dict[tuple[bool, int], int] = {}
         for index, step in enumerate(steps):
             last[step.kind == "forward", step.block] = index
@@ -349,7 +351,7 @@ class _NumberedPlan:
 
 
 def _later_uses(steps: list[_Computation], places: set[int]) -> dict[int, set[Cell]]:
-    """Return what is read after each place, before it is made again."""
+    """Return the cells that are read after each place, before they are made again."""
     found: dict[int, set[Cell]] = {}
     later: set[Cell] = set()
     for index in range(len(steps) - 1, -1, -1):

@@ -22,7 +22,7 @@ from umem.planner.step_table import INFINITE, Chain, Hop, Ints, Table, time_of
 COARSE = 128
 """With more lower sets than that, some of them alone give a first chain to beat."""
 PRICED = 1000
-"""Up to so many lower sets, the rest of a chain is bounded: arrays of that take memory."""
+"""The most lower sets for which the rest of a chain is bounded: the arrays take memory."""
 HALF = 0.5
 """Of a unit: whole times below it are the same."""
 NARROW = 128
@@ -44,7 +44,7 @@ def best(table: Table, budget: int, objective: Objective) -> Chain | None:
 
 
 def _best_of_rows(table: Table, budget: int, objective: Objective, levels: int) -> Chain | None:
-    """Rows by time; what cannot beat a chain that is known or hoped for is left out."""
+    """Return the best chain by rows of time; leave out what cannot beat a known chain."""
     count = len(table.sets)
     if objective == "time" and COARSE < count <= PRICED:
         return _best_by_price(table, budget, levels)
@@ -121,7 +121,7 @@ def _front(row: Ints, objective: Objective) -> tuple[Ints, Ints]:
 def _push(
     table: Table, flat: Ints, kind: int, source: int, times: Ints, cached: Ints, budget: int
 ) -> None:
-    """Take every step out of a source."""
+    """Update all targets by every step out of a source."""
     width = flat.size // len(table.sets)
     after = slice(source + 1, None)
     possible = table.peak[kind, after, source] <= budget - int(cached.min())
@@ -141,6 +141,7 @@ def _push(
 
 
 def _walk_back(table: Table, rows: Ints, time: int, budget: int) -> Chain:
+    """Follow the rows back from the last lower set to the chain of a time."""
     links: list[Hop] = []
     target = len(rows) - 1
     while target:
@@ -170,6 +171,7 @@ class _Labels(NamedTuple):
 
 
 def _best_of_labels(table: Table, budget: int, objective: Objective) -> Chain | None:
+    """Return the best chain by labels of time and cached bytes, for times too fine for rows."""
     none = np.full(1, -1, np.int64)
     zero = np.zeros(1, table.time.dtype)
     reached = [_Labels(zero, np.zeros(1, np.int64), none, none, none)]
@@ -192,6 +194,7 @@ def _best_of_labels(table: Table, budget: int, objective: Objective) -> Chain | 
 def _into(
     table: Table, reached: list[_Labels], target: int, budget: int, objective: Objective
 ) -> _Labels:
+    """Return the labels of a lower set, from those of all smaller ones."""
     found: list[_Labels] = []
     for kind in range(len(table.peak)):
         for source in np.flatnonzero(table.peak[kind, target, :target] <= budget):
@@ -217,7 +220,7 @@ def _into(
 
 
 ROUNDS = 8
-"""So many prices are tried at most; most often the best is found before."""
+"""The most prices that are tried; usually the best is found before."""
 Floats = npt.NDArray[np.float64]
 
 
@@ -247,7 +250,7 @@ class Relaxed:
         self._nbytes[:, :, -1] = np.where(fits, table.peak, 0)[:, -1].T
 
     def bound(self, one: Priced) -> float:
-        """What a chain within the budget takes at least."""
+        """Return the least time of a chain within the budget, by a price."""
         return float(one.rest[0]) - one.price * self._budget
 
     def best(self, dearest: float) -> Priced | None:
@@ -274,6 +277,7 @@ class Relaxed:
         return best
 
     def _priced(self, price: float) -> Priced:
+        """Find the cheapest chain where each byte has a price."""
         count = len(self._time)
         steps = self._time + price * self._nbytes
         rest = np.full(count, np.inf)

@@ -19,7 +19,7 @@ INFINITE = 1 << 61
 LEVELS = 4000
 """Costs are counted in at most so many levels, wherever that is not exact anyway."""
 FINE = LEVELS // 4
-"""Up to so many costs, each is rounded to its own nearest level."""
+"""The most costs of which each is rounded to its own nearest level."""
 GOLDEN = (5**0.5 - 1) / 2
 """Its multiples modulo one are spread evenly, also over every n-th of them."""
 

@@ -1,4 +1,4 @@
-"""A plan's computations in order, the bytes in use during each, and what may be away meanwhile."""
+"""A plan's computations in order, the bytes in use during each, and what may be offloaded when."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from umem.planner.usage import gradient_bytes
 
 
 class OffloadWindow(NamedTuple):
-    """A value or a stash that is kept from forward into backward, and when it may be away.
+    """A value or stash that is kept from forward into backward, and when it may be offloaded.
 
     Attributes:
-        key: what it is.
+        key: the value or stash.
         nbytes: its bytes.
         last: the computation of forward that uses it last.
         first: the computation of backward that uses it first.
-        back: the computation before which it has to be fetched at the latest: the first one of the
+        back: the computation before which it has to be fetched at the latest: the first of the
             step of backward that uses it first.
     """
 
@@ -33,15 +33,15 @@ class OffloadWindow(NamedTuple):
 
 
 class Timetable(NamedTuple):
-    """The computations of a step, in order: forward, then for each step what runs again, backward.
+    """The computations of a step, in order: forward, then before each step its recomputations.
 
     Attributes:
         calls: how many of them are forward's.
-        cost: what each costs.
-        used: the bytes in use during each, with nothing moved.
-        step_starts: where each step of backward begins, in order of time.
+        cost: by computation.
+        used: by computation, the bytes in use during it, with nothing offloaded.
+        step_starts: the computation at which each step of backward begins, in order of time.
         step_of: by place in ``step_starts``, the node.
-        windows: what may be moved.
+        windows: the values and stashes that may be offloaded.
     """
 
     calls: int
@@ -53,9 +53,9 @@ class Timetable(NamedTuple):
 
 
 def timetable(graph: Graph, reruns: Reruns, link: Link | None = None) -> Timetable:
-    """Work out when what is computed. Cost: proportional to the calls and what they read.
+    """List the computations of a step. Cost: proportional to the calls and their inputs.
 
-    Without a link nothing may be moved. Its lists are remembered: they are to be left alone.
+    Without a link nothing may be offloaded. Its lists are cached: do not change them.
     """
     g, count = graph.numbered, len(reruns)
     cost, used, step_starts, spans = _computations(graph, reruns)
@@ -74,14 +74,14 @@ def timetable(graph: Graph, reruns: Reruns, link: Link | None = None) -> Timetab
 
 
 def bytes_during(graph: Graph, reruns: Reruns) -> list[int]:
-    """The bytes in use during each computation, with nothing moved; to be left alone."""
+    """Return the bytes in use during each computation, with nothing offloaded; read-only."""
     return _computations(graph, reruns).used
 
 
 class _Span(NamedTuple):
-    """From when to when something is in use, its last use in forward and the first after it.
+    """The time for which a value or stash is live, its last use in forward and the first after it.
 
-    ``holder``: the number of the node whose value it is; for a stash, so many more as there are.
+    ``holder``: the node whose value it is; for a stash, the node plus the number of nodes.
     """
 
     holder: int
@@ -100,6 +100,7 @@ class _Computations(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _computations(graph: Graph, reruns: Reruns) -> _Computations:
+    """List the computations with their costs, bytes and live spans; cached for both callers."""
     g, count = graph.numbered, len(reruns)
     beside = gradient_bytes(graph)
     cost: list[float] = list(g.cost)
@@ -126,7 +127,7 @@ def _computations(graph: Graph, reruns: Reruns) -> _Computations:
 
 
 def _spans(g: Numbered, made: list[int]) -> Iterator[_Span]:
-    """Go through what is computed from its end, where each use is the last one so far."""
+    """Yield the live spans, found from the end on, where the first use that is met is the last."""
     count = len(g.names)
     holder = (*g.root, *range(count, 2 * count))
     ends, last, first = [-1] * (2 * count), [-1] * (2 * count), [-1] * (2 * count)
@@ -156,7 +157,7 @@ def _spans(g: Numbered, made: list[int]) -> Iterator[_Span]:
 
 
 def _joined(spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Spans that overlap as one."""
+    """Join spans that overlap."""
     spans.sort()
     start, end = spans[0]
     for begin, finish in spans[1:]:
@@ -169,7 +170,7 @@ def _joined(spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def least_bytes(table: Timetable) -> int:
-    """The peak where everything that may be moved is away as long as it may be."""
+    """Return the peak with all that may be offloaded away for as long as it may be."""
     change = [0] * (len(table.used) + 1)
     for one in table.windows:
         change[one.last + 1] += one.nbytes

@@ -105,6 +105,7 @@ class _Tally:
         return self._bytes + g.workspace[v] + (g.forward_bytes if is_first else 0)
 
     def _backward(self, v: int) -> int:
+        """Allocate the gradients that a step of backward makes; return the bytes meanwhile."""
         g = self.g
         made = (v, *g.preds[v]) if self._is_tape else (v,)
         for x in made:

@@ -45,14 +45,14 @@ class Gap:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What an iteration uses: for each operation the number of blocks, and the gaps between."""
+    """The blocks that an iteration uses: how many at each operation, and the gaps between uses."""
 
     used: tuple[int, ...]
     gaps: tuple[Gap, ...]
 
 
 def footprint(order: Order, addresses: Sequence[int | None], *, forgets: bool = True) -> Footprint:
-    """Find what an order uses, whose slots lie at these addresses; None is not in managed memory.
+    """Find the blocks that an order uses; a slot with the address None is not in managed memory.
 
     Without ``forgets``, nothing can be discarded: then all contents count as needed.
 
@@ -83,6 +83,7 @@ def _uses(order: Order) -> list[list[int]]:
 
 
 def _groups(order: Order, addresses: Sequence[int | None]) -> Iterator[BlockGroup]:
+    """Yield the blocks in which the same slots lie, together."""
     inside: dict[int, list[int]] = {}
     for slot, (address, size) in enumerate(zip(addresses, order.sizes, strict=True)):
         if address is not None and size:
@@ -98,7 +99,7 @@ def _groups(order: Order, addresses: Sequence[int | None]) -> Iterator[BlockGrou
 def _lives(
     order: Order, uses: Sequence[Sequence[int]], slots: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
-    """When the arrays of slots live, in this iteration and the next."""
+    """Yield birth and death of the arrays of slots, in this iteration and its neighbours."""
     count = len(order.steps)
     for slot in slots:
         born = uses[slot][0]
@@ -113,7 +114,7 @@ def _lives(
 
 
 def _death(lives: Sequence[tuple[int, int]], last: int, after: int) -> int | None:
-    """When the last array died after a use, None where one lives until the next use."""
+    """Return the operation before which all arrays have died after a use; None: one lives on."""
     end = last
     for born, dies in lives:  # by birth
         if born > end:

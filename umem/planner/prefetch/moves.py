@@ -41,7 +41,7 @@ class SomeBlocks(NamedTuple):
 
 @dataclass
 class Moves:
-    """What to do when an operation was issued: first discard, then send, then bring in.
+    """Moves to make when an operation was issued: first discard, then send, then fetch.
 
     ``ready`` are blocks to make ready, which hold nothing that is needed.
     """
@@ -88,7 +88,7 @@ def plan_moves(used: Footprint, depth: int, capacity: int) -> MovePlan:
 
 
 class _Room:
-    """How many blocks each operation is short of; below zero, it has room for so many more."""
+    """The blocks that each operation is short of; below zero, the blocks that it has room for."""
 
     def __init__(self, used: Footprint, capacity: int) -> None:
         self.count = len(used.used)
@@ -99,7 +99,7 @@ class _Room:
 
     @property
     def is_short(self) -> bool:
-        """Whether an operation lacks room."""
+        """True where any operation lacks room."""
         return bool((self._short > 0).any())
 
     @property
@@ -119,11 +119,11 @@ class _Room:
             self._short[low:high] += blocks
 
     def worst(self, start: int, stop: int) -> int:
-        """How many blocks the operation that is shortest of room lacks."""
+        """Return the blocks that the operation shortest of room lacks, in a range of operations."""
         return max((int(self._short[a:b].max()) for a, b in self._pieces(start, stop)), default=0)
 
     def short_count(self, start: int, stop: int) -> int:
-        """How many operations lack room."""
+        """Return the number of operations in a range that lack room."""
         if self._tallied is None:
             lacks = self._short > 0
             self._tallied = np.concatenate(([0], np.cumsum(np.concatenate((lacks, lacks)))))
@@ -146,7 +146,7 @@ def _ways(gap: Gap) -> Iterator[_Way]:
 
 
 Taken = dict[tuple[int, float], int]
-"""How many blocks of a gap go by each of its ways, by its id and the way's cost."""
+"""The number of blocks of a gap that take each of its ways, by its id and the way's cost."""
 
 
 def _price(taken: Taken) -> float:
@@ -200,7 +200,7 @@ def _in_order(used: Footprint, room: _Room) -> tuple[_Room, Taken]:
 
 
 def _reach(room: _Room, way: _Way, time: int) -> float:
-    """How many operations without room a way covers from one on, for its cost to the 1.5."""
+    """Count the operations without room that a way covers from one on, over its cost to the 1.5."""
     start = time if time >= way.start else time + room.count
     return float(room.short_count(start, way.stop) / way.cost**1.5)
 
