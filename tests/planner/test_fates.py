@@ -121,7 +121,7 @@ def test_views_move_with_their_base():
     found = simulate(graph, moved(graph, Move("x", "value", "y", "y")))
     stream = [m for m in found.timeline if m.action.node in ("x", "view")]
     assert Action("leave", "x") in [m.action for m in stream]
-    with pytest.raises(GraphError, match="moves the value of 'view': there is none"):
+    with pytest.raises(GraphError, match="offloads the value of 'view': there is none"):
         simulate(graph, moved(graph, Move("view", "value", "y", "y")))
 
 
@@ -130,7 +130,7 @@ def test_views_move_with_their_base():
     [
         (Move("n0", "value", "n0", "n0"), "leave of 'n0': it was not sent: 'n0'"),
         (Move("n1", "value", "n3", "n0"), "backward of 'n2': it needs what is not there: 'n1'"),
-        (Move("n0", "stash", "n2", "n0"), "moves the stash of 'n0': there is none"),
+        (Move("n0", "stash", "n2", "n0"), "offloads the stash of 'n0': there is none"),
         (Move("n9", "value", "n2", "n0"), "names 'n9', which is no node"),
         (Move("n0", "value", "n9", "n0"), "names 'n9', which is no node"),
     ],

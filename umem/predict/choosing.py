@@ -78,7 +78,7 @@ _JSON_FIELDS = (
 
 
 class Search:
-    """A choice in the making: what each technique does on each of some GPUs, as it is found.
+    """A choice in the making: the result of each technique on each of some GPUs, as it is found.
 
     Plans are made once for all GPUs, and a replay serves all with the same VRAM.
 
@@ -151,7 +151,7 @@ class Search:
         return tuple(sorted(done, key=lambda choice: _as_shown(choice.best)))
 
     def schedule(self, gpu: GpuSpec, names: Sequence[str]) -> Schedule:
-        """What to keep and what to run again so that the step fits a GPU; see `schedule_of`."""
+        """Return what to keep and recompute so that the step fits a GPU; see `schedule_of`."""
         return schedule_of(self._subject, gpu, names)
 
     def _try(self, technique: Technique, gpu: GpuSpec) -> Option:

@@ -15,7 +15,7 @@ from umem.predict.replaying import Replay
 
 @dataclass(frozen=True)
 class ModeRow(StepCost):
-    """How one mode did. None is what the device cannot know, or what did not happen.
+    """The figures of one mode; None for a figure that the device cannot know, or that is not there.
 
     ``seconds`` is the median of ``step_seconds``. ``how`` is "run" for arithmetic that was done,
     "replay" for a trace on the model.

@@ -147,6 +147,7 @@ def on_gpu(trace: Trace, correct: Correct = "auto") -> Trace:
 
 
 def _corrected(events: list[Event], rules: Mapping[str, Rule]) -> list[Event]:
+    """Return events with workspace and sizes of tensors as CuPy has them."""
     halved: set[int] = set()
     masters: set[int] = set()
     made: list[Event] = []
@@ -238,6 +239,7 @@ def own_sizes(trace: Trace) -> dict[int, int]:
 
 
 def _packed(trace: Trace, sizes: dict[int, int]) -> Iterator[Event]:
+    """Yield events with images of their own size."""
     whole = {n: a.nbytes for n, a in allocations(trace.events).items() if n in sizes}
 
     def shrunk(accesses: tuple[Access, ...]) -> tuple[Access, ...]:

@@ -1,4 +1,4 @@
-"""Where a step is kept to a budget, the host or a GPU, and what it takes there; simulated."""
+"""The memory that a step is kept to, the host's or a GPU's, and its cost there; simulated."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from umem.trace.trace import Trace
 from umem.units import KIB
 
 CALL_BYTES = 256 * KIB
-"""What Chainer's Python takes around an operation on the host, in bytes of memory's traffic in that
-time: about 25 us at 10 GB/s, whichever machine it is."""
+"""The time of Chainer's Python around an operation on the host, as bytes of memory's traffic in
+that time: about 25 us at 10 GB/s, whichever machine it is."""
 ROOMY_BYTES = 1 << 43
 SLOWER_STATES = 3.1
-"""How many times as long an update takes with states of eight bits, on NumPy without numba."""
+"""An update takes this many times as long with states of eight bits, on NumPy without numba."""
 SLOWER_HALVES = 2.0
-"""How many times as long NumPy takes for a step in half precision, computed as float32 in parts
+"""NumPy takes this many times as long for a step in half precision, computed as float32 in parts
 (bench/diet.py)."""
 SURE = 1.1
 """A budget in bytes is asked for where it is so many times the least: what a pass of a program
 measures may need a little more than its trace says. Below that it is "min", which never fails.
 """
 TRIES = 3
-"""How many budgets of recomputation are tried, each less by what the one before was above."""
+"""The most budgets of recomputation that are tried, each less by the excess of the one before."""
 
 
 class Judged(NamedTuple):
-    """What a step would take; see `Combination`."""
+    """The bytes, seconds and cost of a step; see `Combination`."""
 
     fits: bool
     peak_bytes: int
@@ -42,7 +42,7 @@ class Judged(NamedTuple):
 
 
 class Place(Protocol):
-    """Where a step runs: what it takes there, and how long."""
+    """A memory that a step runs in."""
 
     budget_bytes: int
 
@@ -120,7 +120,7 @@ class PlainPool:
 
 
 Weight = Callable[[Op], float]
-"""What an operation takes on the host."""
+"""The weight of an operation on the host, such as its seconds."""
 
 
 def _measured(op: Op) -> float:

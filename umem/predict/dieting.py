@@ -22,7 +22,7 @@ from umem.predict.techniques.step_variants import StepVariants
 from umem.units import MIB, format_apart, format_bytes
 
 WORTH = 0.95
-"""What is less exact has to cost at most this share of what is more exact."""
+"""A less exact combination must cost at most this share of a more exact one."""
 ROUNDING_RANK = 1
 """The last rank at which results are those of the plain step, up to rounding."""
 CAPS = (16 * MIB, MIB)
@@ -35,7 +35,7 @@ WORDS = {
     "8-bit states": "states of 8 bits",
     "half precision": "half precision",
 }
-"""What a diet may be told to do without, in words."""
+"""The techniques that a diet may be told to do without, in words."""
 PARTS = tuple(WORDS)
 """The same as it is told."""
 _NOTHING = (BudgetError, GraphError, ScalingError, StateError)
@@ -63,7 +63,7 @@ class Combination:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is done, in words."""
+        """The techniques in words, for people."""
         change = self.change
         micro, cap = change.micro_batch, change.cap_bytes
         found = [
@@ -90,7 +90,7 @@ class Combination:
 
     @property
     def rank(self) -> int:
-        """How exact it is: 0 to the bit, 1 up to rounding, 2 and 3 within a tolerance."""
+        """The exactness: 0 to the bit, 1 up to rounding, 2 and 3 within a tolerance."""
         change = self.change
         rounds = change.micro_batch is not None or change.cap_bytes is not None
         return 3 if change.half else 2 if change.small_states else int(rounds)
@@ -153,7 +153,7 @@ class _Candidates:
         self.tried: list[Combination] = []
 
     def judged(self, variants: StepVariants, budget: Again = None) -> Combination:
-        """What a step takes, under a budget of recomputation if any."""
+        """Judge a step, under a budget of recomputation if any."""
         if budget is None:
             prepared = variants.prepared("")
         else:

@@ -1,4 +1,4 @@
-"""What makes another model of a step's: less to keep, and not the same results.
+"""Changes that make another model of a step's: less to keep, and not the same results.
 
 No trace of the step says what such a model learns, or how long its step takes. What follows from
 the bytes of parameters alone is worked out; of the rest it is said what to record.
@@ -54,7 +54,7 @@ class OtherModel:
     simulated: Literal[True] = True
 
     def __str__(self) -> str:
-        """What it does and leaves, in a line."""
+        """Return its effect and what it leaves, in a line."""
         if self.now_bytes is None or self.then_bytes is None:
             return f"{self.name}: {self.effect}; no figures: {self.missing}"
         now, then = format_bytes(self.now_bytes), format_bytes(self.then_bytes)
@@ -71,7 +71,7 @@ _FIELDS = (
 
 
 def other_models(trace: Trace) -> tuple[OtherModel, ...]:
-    """What makes another model of a step's, as far as the trace tells.
+    """Return the changes that make another model of a step's, as far as the trace tells.
 
     Args:
         trace: one step or more; with types of 4 bytes.
@@ -81,6 +81,7 @@ def other_models(trace: Trace) -> tuple[OtherModel, ...]:
 
 
 def _low_rank(weights: _Weights) -> OtherModel:
+    """Return the saving of Linear layers of a lower rank, over all that training keeps of them."""
     share = f"1/{RANK_SHARE.denominator}"
     plain = OtherModel(
         "smaller layers",
@@ -96,6 +97,7 @@ def _low_rank(weights: _Weights) -> OtherModel:
 
 
 def _quantized(weights: _Weights) -> OtherModel:
+    """Return the saving of weights of 8 bits for inference."""
     plain = OtherModel(
         "quantisation",
         "weights of 8 bits for inference, embeddings aside",
@@ -149,6 +151,7 @@ class _Weights:
                 self._see(op)
 
     def _see(self, op: Op) -> None:
+        """Note the sides and output channels of the weight that an operation reads."""
         if len(op.reads) < 2 or not op.writes:
             return
         x, weight, *bias = op.reads
@@ -169,7 +172,7 @@ class _Weights:
             yield kept, kept * rank * (height + width) // (height * width)
 
     def quantized_bytes(self) -> dict[int, int]:
-        """What each weight takes at a byte a value, with a scale for each channel known."""
+        """Return the bytes of each weight at a byte a value, with a scale a known channel."""
         return {
             tensor: self.parameter_bytes[tensor] // NUMBER_BYTES
             + CHANNEL_BYTES * channels

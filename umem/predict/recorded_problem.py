@@ -54,11 +54,11 @@ def cost_in_bytes(op: Op) -> float:
 
 
 def problems_of(trace: Trace, cost: OpCost = cost_in_bytes) -> list[Problem]:
-    """Return what there is to plan in a trace, by the first pass of each kind.
+    """Return the planning problems of a trace, one for the first pass of each kind.
 
-    What running a call again costs is, unless something else is said, what the model of a GPU
-    says, arithmetic or traffic, for a GPU in the middle of the table: one plan serves all of them,
-    and no noise of a measured time changes it.
+    The cost of recomputing a call is by default that of the model of a GPU in the middle of the
+    table, arithmetic or traffic: one plan serves all GPUs, and no noise of a measured time changes
+    it.
 
     Raises:
         GraphError: no backward follows a forward pass, or something was moved while it was
@@ -70,11 +70,12 @@ def problems_of(trace: Trace, cost: OpCost = cost_in_bytes) -> list[Problem]:
     for one in passes(trace):
         kinds.setdefault(tuple(one.names), one)
     if not kinds:
-        raise GraphError("the trace has no backward, so that there is nothing to run again for")
+        raise GraphError("the trace has no backward, so that there is nothing to recompute for")
     return [_problem(tail(trace, one.start), cost) for one in kinds.values()]
 
 
 def _problem(trace: Trace, cost: OpCost) -> Problem:
+    """Make the problem of the first pass of a trace."""
     first = next(passes(trace))
     graph = Graph.from_trace(trace)
     number = {name: index for index, name in enumerate(first.names)}
@@ -147,7 +148,7 @@ def _updates(trace: Trace) -> dict[int, int]:
 
 @dataclass
 class _Tape:
-    """What a tape has of the calls of a pass, by their index.
+    """The facts of a tape, by the index of each call.
 
     Attributes:
         needs: the calls whose outputs a call's backward reads.

@@ -178,6 +178,7 @@ def replay(
 def _check_choices(
     mode: str, spill: str, allocator: str, correct: str, advice: Mapping[str, str]
 ) -> None:
+    """Refuse unknown modes, spills, allocators, corrections and advice."""
     if mode not in MODES:
         raise StateError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
     if spill not in ("host", "migrate"):
@@ -204,6 +205,7 @@ def _holding_together(trace: Trace) -> Iterator[None]:
 
 
 def _feed(device: VirtualGPU, trace: Trace, advice: Mapping[str, str]) -> str | None:
+    """Replay the events; return the reason where memory runs out."""
     try:
         for event in trace.events:
             device.on_event(event)

@@ -111,6 +111,7 @@ class _StepEnd(NamedTuple):
 def _on_layout(
     trace: Trace, layout: Layout, gpu: GpuSpec, clocks: Sequence[Clock], policy: Policy
 ) -> list[_StepEnd]:
+    """Replay a trace by its layout, where no pool has to decide."""
     replayer = Replayer(
         gpu.usable_bytes,
         clocks,
@@ -139,6 +140,7 @@ def _on_layout(
 def _on_model(
     trace: Trace, gpu: GpuSpec, clocks: Sequence[Clock], policy: Policy
 ) -> list[_StepEnd]:
+    """Replay a trace through the pool of a virtual GPU."""
     model = Model(gpu, COSTS, "caching", trace.backend, lambda: policy, clocks)
     ends = []
     try:
@@ -252,6 +254,7 @@ class Replays:
     def _replayed(
         self, trace: Trace, gpu: GpuSpec, mode: Mode, prefetch: bool
     ) -> dict[GpuSpec, SteadyStep]:
+        """Replay a trace on all GPUs that one replay serves."""
         layout = self.layout(trace)
         if layout is not None and has_room(gpu, layout):
             gpus = [other for other in self._gpus if has_room(other, layout)]

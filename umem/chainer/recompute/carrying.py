@@ -37,12 +37,14 @@ class Target(NamedTuple):
 def carried(
     seen: SeenGraph, target: Target, link: Link | None = None
 ) -> tuple[Carried, str | None]:
-    """Plan a graph; where a plain step fits, there is nothing to plan.
+    """Plan a graph that was seen; where a plain step fits, nothing is dropped.
 
-    With a link, what is kept may be moved down and back.
+    With a link, kept values may be offloaded. Where the budget is a share of a plain step that no
+    plan keeps to, the plan is that of least bytes, and a warning comes with it; with ``strict``
+    that is an error, as it is for a budget in bytes.
 
-    Returns the plan, and what to tell the user where a share of a plain step cannot be had, so that
-    the plan is the least there is. With ``strict``, that is an error as it is for bytes.
+    Returns:
+        the plan, and the warning or None.
 
     Raises:
         BudgetError: nothing fits; names the least that does, the floor and what forces it.
@@ -103,7 +105,7 @@ _Capped = TypeVar("_Capped", CallFacts, Node)
 
 
 def cap_advice(seen: SeenGraph, plan: Carried) -> str | None:
-    """What a cap on workspace would leave of the predicted peak, by the same plan."""
+    """Say what a cap on workspace would leave of the predicted peak, by the same plan."""
     problem = seen.problem
     graph, found = plan.solution.graph, plan.solution.plan
     step = problem.plain_step if plan.fits else usage(graph, actions(graph, found))
@@ -162,6 +164,7 @@ def fates_of(seen: SeenGraph) -> tuple[ValueFate, ...]:
 
 
 def _fates(seen: SeenGraph, carried: Carried) -> Iterator[ValueFate]:
+    """Yield the fate of outputs and function state of each call, where they have bytes."""
     plan = carried.solution.plan
     moved = {(move.node, move.what) for move in plan.moves}
     again = {name for block in plan.recomputed for name in block}

@@ -20,9 +20,9 @@ from umem.trace.trace import Trace, check_trace
 from umem.units import MIB
 
 LARGEST_BATCH = 1 << 30
-"""Where the search ends unless it is told a maximum."""
+"""The largest batch that is tried unless a maximum is given."""
 MOST_SPLITS = 4
-"""How many micro-batches that only recomputation makes fit are tried at most."""
+"""The most micro-batches that are tried of those that only recomputation makes fit."""
 _CANNOT = (BudgetError, GraphError, StateError)
 
 
@@ -102,7 +102,7 @@ def _checked_maximum(maximum: int | None) -> int:
 def _paired(
     search: BatchSearch, largest: int, effective: int | None
 ) -> tuple[MicroBatch | None, str | None]:
-    """The micro-batch and the budget of least time, or why there is none."""
+    """Return the micro-batch and the budget of least time, or the reason why there is none."""
     if effective is None:
         return None, None
     whole = search.variants(effective)
@@ -121,7 +121,7 @@ def _paired(
 
 
 def _micro_batches(effective: int, largest: int) -> list[int]:
-    """The largest micro-batch of a size that fits whole, half of it, and larger ones by twice.
+    """Return micro-batches to try: the largest that fits whole, its half, and larger ones by twice.
 
     Half of it, because gradients that are added up take room; larger ones need recomputation.
     """
@@ -136,6 +136,7 @@ def _micro_batches(effective: int, largest: int) -> list[int]:
 def _in_micro_batches(
     whole: StepVariants, place: PlainPool, effective: int, micro: int
 ) -> MicroBatch:
+    """Return a batch in micro-batches, recomputed if it does not fit; raise if it cannot fit."""
     variants = whole if micro == effective else whole.changed(micro_batch=micro)
     budget = None
     fits, peak, seconds, _ = place.judged(variants, variants.prepared(""))

@@ -1,4 +1,4 @@
-"""What was found of the batches that fit a GPU, for a person and for a program."""
+"""The batches that fit a GPU, as text and JSON."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class MicroBatch:
 
     @property
     def pass_count(self) -> int:
-        """How many micro-batches an update has."""
+        """The number of micro-batches of an update."""
         return -(-self.effective // self.micro_batch)
 
     def to_json(self) -> dict[str, Any]:
@@ -115,6 +115,7 @@ class FoundBatch:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
+        """Yield the lines of the report."""
         yield f"{self.title}, {format_bytes(self.vram_bytes)} of VRAM; all figures are simulated."
         yield f"largest batch         {_said(self.largest)}"
         if self.next_batch is not None:

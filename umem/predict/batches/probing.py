@@ -22,11 +22,11 @@ from umem.trace.trace import Trace
 from umem.units import format_apart
 
 MOST_FOR_TIME = 12
-"""How many more the search for the quickest takes at most."""
+"""The most replays of the search for the quickest batch."""
 KNEE = 0.02
 """A batch is as quick as the quickest where a sample takes at most so much longer."""
 STRIDE = 64
-"""How many times as large a batch is tried next at most."""
+"""The next batch is at most this many times the last one."""
 STRIDES = 64
 """The share of the first batch that has no room by which the search goes down at least."""
 
@@ -40,7 +40,7 @@ class Probe(NamedTuple):
 
 
 class BatchSearch:
-    """Replays of a step with one batch and another, each made once.
+    """The search for batches that fit: replays of a step at different batches, each made once.
 
     Args:
         trace: of several sizes.
@@ -65,7 +65,7 @@ class BatchSearch:
 
     @property
     def replay_count(self) -> int:
-        """How many batches were replayed."""
+        """The number of batches that were replayed."""
         return len(self._probes)
 
     def size(self, batch: int) -> StepSize:
@@ -152,6 +152,7 @@ class BatchSearch:
         return min(high - 1, low + max(1, share // max(1, self.peak(high) - self.peak(low))))
 
     def _too_little(self) -> str:
+        """Return the message for a batch of one that does not fit."""
         room = self.spec.usable_bytes
         needed, usable = format_apart(self.peak(1), room)
         gaps = "" if self.peak(1) > room else ", and the pool's free pieces are too small"
@@ -183,6 +184,7 @@ class BatchSearch:
 
 
 def _others(trace: Trace, size: StepSize | None) -> dict[str, int]:
+    """Return the sizes of all axes but the batch, checked; empty for a step without named axes."""
     recorded = trace.sizes[-1]
     if not isinstance(recorded, dict):
         if size is not None:

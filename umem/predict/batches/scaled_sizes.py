@@ -54,7 +54,7 @@ class Scaled:
     simulated: Literal[True] = True
 
     def __str__(self) -> str:
-        """What it means, in a line."""
+        """Return the meaning of the row in a line."""
         if self.missing is not None:
             return f"{self.axis}: {self.missing}"
         if self.costs is None:
@@ -126,6 +126,7 @@ class ScaledSizes:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
+        """Yield the lines of the report."""
         vram, peak = format_bytes(self.vram_bytes), format_bytes(self.peak_bytes)
         if not self.fits and self.peak_bytes > self.vram_bytes:
             peak, vram = format_apart(self.peak_bytes, self.vram_bytes)
@@ -172,6 +173,7 @@ def _participle(factor: float) -> str:
 
 
 def _row_text(row: Scaled) -> str:
+    """Return a row of the table."""
     sizes = ["" if n is None else f"{n:,}" for n in (row.size, row.then)]
     start = f"{row.axis:<10}  {sizes[0]:>7}  {sizes[1]:>7}  "
     if row.peak_bytes is None or row.saved_bytes is None or row.seconds is None:

@@ -44,7 +44,7 @@ EXAMPLES = {BATCH: (4, 8), "length": (16, 32), "width": (64, 128), "embedding": 
 APART = ("depth",)
 """Axes along which operations come and go, so that the scaled step is recorded apart."""
 AGREEMENT = 0.01
-"""How far peaks of one step from two traces may be apart, as a share."""
+"""Peaks of one step from two traces may differ by this share."""
 BITS = 32
 HALF_PRECISION = "umem.chainer.half_precision(model, optimizer)"
 
@@ -113,7 +113,7 @@ def _listed(traces: object) -> list[Trace]:
 
 
 class _Judged(NamedTuple):
-    """What a step takes in the plain memory of a GPU."""
+    """The bytes and seconds of a step in the plain memory of a GPU, and if it fits."""
 
     fits: bool
     peak_bytes: int
@@ -142,7 +142,7 @@ class _Steps:
 
     @property
     def size(self) -> StepSize | None:
-        """What the step is taken to along all axes; a number where no axis has a name."""
+        """The sizes of the step along all axes; a number where no axis has a name."""
         sizes = [self._size(trace) for trace in self._traces]
         if not any(isinstance(size, Mapping) for size in sizes):
             return sizes[0]
@@ -156,7 +156,7 @@ class _Steps:
                 yield self._row(axis, now.get(axis))
 
     def _now(self) -> dict[str, int]:
-        """How large each axis is that anything is known of."""
+        """Return the size of each known axis."""
         found: dict[str, int] = {}
         for trace in self._traces:
             found |= _by_axis(self._size(trace))
@@ -165,6 +165,7 @@ class _Steps:
     # -- what goes together --------------------------------------------------------------------
 
     def _check_axes(self) -> None:
+        """Refuse axes that no trace has, or that do not go together."""
         axes = set().union(*map(_axes, self._traces))
         for axis in self._asked if isinstance(self._asked, Mapping) else ():
             if axis not in axes | self._scaled.keys():
@@ -186,7 +187,7 @@ class _Steps:
                 )
 
     def _size(self, trace: Trace) -> StepSize | None:
-        """What a trace is taken to: of what was asked the axes that it has."""
+        """Return the size that a trace is taken to: the axes that it has of those asked for."""
         largest = trace.sizes[-1] if trace.sizes else None
         if self._asked is None or (largest is None and isinstance(self._asked, Mapping)):
             return largest
@@ -216,6 +217,7 @@ class _Steps:
     # -- rows ----------------------------------------------------------------------------------
 
     def _row(self, axis: str, now: int | None) -> Scaled:
+        """Return the row of one axis, given its size now; None: unknown."""
         then = None if now is None else ceil(now * self._factor)
         costs = COSTS.get(axis, f"another size of what the step calls {quoted(axis)}")
         row = Scaled(axis, self._factor, now, then, costs if self._factor < 1 else None)
@@ -266,6 +268,7 @@ class _Steps:
         return self._filled(row, half)
 
     def _apart(self, axis: str) -> _Judged:
+        """Judge the step that was recorded with an axis scaled."""
         trace = self._scaled[axis]
         judged = self._judged(StepVariants(trace, [self._spec], self._size(trace)))
         ratio = judged.peak_bytes / max(1, self.whole.peak_bytes)
@@ -285,6 +288,7 @@ class _Steps:
         return replace(row, costs=f"{row.costs}; {_said(fixed)} as it was recorded")
 
     def _filled(self, row: Scaled, judged: _Judged) -> Scaled:
+        """Return a row with the figures of the scaled step."""
         saved = self.whole.peak_bytes - judged.peak_bytes
         share = saved / max(1, self.whole.peak_bytes)
         seconds = judged.seconds / self.whole.seconds if self.whole.seconds else 1.0
@@ -298,7 +302,7 @@ class _Steps:
         )
 
     def _how(self, axis: str) -> str:
-        """How to record what a row needs."""
+        """Say how to record the traces that a row needs."""
         is_half = self._factor == HALF
         part = "half of it" if is_half else f"{self._factor:g} times it"
         if "exported" in self._traces[0].meta:

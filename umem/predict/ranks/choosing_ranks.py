@@ -1,4 +1,4 @@
-"""How many ranks: memory of each, bytes exchanged, time of a step; everything said is simulated."""
+"""The choice of a number of ranks, by memory, bytes exchanged and time; all simulated."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _checked(ranks: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What holds for every number of ranks."""
+    """The GPU, the link and the options, for every number of ranks."""
 
     gpu: GpuSpec
     link: RankLink
@@ -146,7 +146,7 @@ class _Asked:
         return sum(1 / rate for rate in rates if rate)
 
     def shard_seconds(self, ranks: int, nbytes: int) -> float:
-        """Where the state is sharded: gradients are scattered, and parameters gathered."""
+        """Return the time to scatter gradients and gather parameters, if the state is sharded."""
         if not self.sharded or ranks == 1:
             return 0.0
         return 2 * shared_seconds(self.link, ranks, nbytes) + nbytes * self.staging
@@ -166,6 +166,7 @@ class _Graph:
         self._parameters = _parameter_bytes(step.trace)
 
     def on(self, ranks: int) -> RankStep:
+        """Return the step on a number of ranks."""
         shares = shares_of(self._graph, ranks)
         state = ranks if self._asked.sharded else 1
         peak = max(self._asked.peak(self._step.of_rank(share, state)) for share in shares)
@@ -218,6 +219,7 @@ class _Batch:
             )
 
     def on(self, ranks: int) -> RankStep:
+        """Return the step on a number of ranks."""
         trace, share = self._of_rank(ranks)
         state = ranks if self._asked.sharded else 1
         trace = with_state_split(trace, state)
@@ -244,6 +246,7 @@ class _Batch:
         return all_reduce_seconds(self._asked.link, ranks, nbytes)
 
     def _of_rank(self, ranks: int) -> tuple[Trace, str]:
+        """Return the step of one rank, and its share of the batch in words."""
         if self._size is None:
             return self._trace, "the recorded batch on each"
         whole = self._size["batch"] if isinstance(self._size, Mapping) else self._size

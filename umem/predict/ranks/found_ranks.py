@@ -1,4 +1,4 @@
-"""What was found of a step on several numbers of ranks, for a person and for a program."""
+"""A step on several numbers of ranks, as text and JSON."""
 
 from __future__ import annotations
 
@@ -90,6 +90,7 @@ class RankChoice:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
+        """Yield the lines of the report."""
         vram = format_bytes(self.vram_bytes)
         split = "rows of the graph" if self.kind == "graph" else "the batch"
         state = "; each keeps its share of the optimizer's state" if self.sharded else ""

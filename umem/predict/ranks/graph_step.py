@@ -13,7 +13,7 @@ from umem.trace.trace import Trace
 from umem.trace.walk import allocations
 
 ADJACENCY = ("PartAggregation.", "SparseMatMul.matrix")
-"""What labels begin with of that the adjacency is made of, in parts and whole."""
+"""The beginnings of the labels of the adjacency's tensors, in parts and whole."""
 AGGREGATIONS = ("PartAggregation", "SparseMatMul")
 """The operations before which rows of other ranks arrive."""
 BY_PART = ("PartLinear", "PartLinearGrad", "PartBias", "PartDropout", "PartRowSums",
@@ -71,6 +71,7 @@ class GraphStep:
         self._check()
 
     def _check(self) -> None:
+        """Refuse a trace without graph convolutions, or of another graph."""
         ops = [op for op in self.trace.ops if op.name in AGGREGATIONS]
         if not ops:
             raise TraceError(
@@ -146,6 +147,6 @@ class GraphStep:
         return nbytes in {self.whole.part_count * each for each in self._parameters}
 
     def _adjacency_share(self, share: RankShare) -> Fraction:
-        """What a rank's blocks, buffers and labels take, over what the adjacency took."""
+        """Return the bytes of a rank's blocks, buffers and labels, over those of the adjacency."""
         row_bytes = max(self.exchanged, default=0)
         return Fraction(share.fixed_bytes(row_bytes), self._adjacency)

@@ -96,6 +96,7 @@ def rank_link(text: str, gpu: GpuSpec) -> RankLink:
 
 
 def _nvlink(gpu: GpuSpec) -> RankLink:
+    """Return the NVLink of a GPU, by NVIDIA's rate and what NCCL leaves of it."""
     if gpu.nvlink_bandwidth is None:
         raise SizeError(
             f"{gpu.title} has no NVLink: take pcie4 or 100gbe, or give GB/s and microseconds"
@@ -108,6 +109,7 @@ def _nvlink(gpu: GpuSpec) -> RankLink:
 
 
 def _told(text: str) -> RankLink:
+    """Return a link given as GB/s and microseconds."""
     try:
         rate, latency = map(float, text.split(","))
     except ValueError:
@@ -121,6 +123,7 @@ def _told(text: str) -> RankLink:
 
 
 def _from_file(path: Path) -> RankLink:
+    """Return the link that umem doctor has written to a file."""
     try:
         with open_regular(path) as file:
             found: Any = json.loads(file.read(1 << 20))

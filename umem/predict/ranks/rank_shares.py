@@ -1,4 +1,4 @@
-"""What each rank has of a graph in parts, in numbers."""
+"""The shares of ranks in a graph that is cut into parts, in numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NODE_BYTES = 2 * INDEX_BYTES + 3
 
 
 class RankRows(Protocol):
-    """How many rows ranks send each other, such as `umem.graphs.halo.HaloPlan`."""
+    """The numbers of rows that ranks send each other, such as `umem.graphs.halo.HaloPlan`."""
 
     @property
     def rows(self) -> Any:
@@ -37,12 +37,12 @@ class GraphInParts(Protocol):
         """By part, those of its rows of the adjacency, loops included."""
 
     def plan(self, ranks: int) -> RankRows:
-        """What so many ranks send."""
+        """Return the rows that a number of ranks send each other."""
 
 
 @dataclass(frozen=True)
 class RankShare:
-    """What one rank has of a graph, and what it exchanges whenever features are.
+    """The part of a graph that one rank has, and the rows that it exchanges.
 
     Attributes:
         nodes: rows; ``entries`` those of the adjacency in them.
@@ -63,7 +63,7 @@ class RankShare:
     received_message: int = 0
 
     def fixed_bytes(self, row_bytes: int) -> int:
-        """What the rank's graph takes: blocks of CSR, the rows it sends, labels, two buffers.
+        """Return the bytes of the rank's graph: CSR blocks, rows it sends, labels, two buffers.
 
         Args:
             row_bytes: the widest row that is exchanged.
@@ -88,7 +88,7 @@ class Rounds:
 
 
 def shares_of(graph: GraphInParts, ranks: int) -> tuple[RankShare, ...]:
-    """What each of so many ranks has.
+    """Return the share of each of a number of ranks.
 
     Raises:
         SizeError: there are more ranks than parts.
@@ -97,6 +97,7 @@ def shares_of(graph: GraphInParts, ranks: int) -> tuple[RankShare, ...]:
 
 
 def _share(graph: GraphInParts, plan: RankRows, rank: int) -> RankShare:
+    """Return the share of one rank."""
     own = plan.ranks[rank]
     going, coming = np.asarray(plan.rows)[own.start : own.stop], np.asarray(plan.rows)[:, rank]
     nodes = [graph.nodes[part] for part in own]

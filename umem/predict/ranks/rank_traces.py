@@ -23,7 +23,7 @@ START_BYTES = ROW_BYTES = 4
 
 @dataclass(frozen=True)
 class RankRow:
-    """What one rank did.
+    """The bytes and seconds of one rank.
 
     Attributes:
         rank: its number.
@@ -56,7 +56,7 @@ class RankedTraces:
 
     @property
     def sent_bytes(self) -> int | None:
-        """What all ranks sent in a step; None where it is not known of each."""
+        """The bytes that all ranks sent in a step; None where a rank's are unknown."""
         known = [row.sent_bytes for row in self.rows if row.sent_bytes is not None]
         return sum(known) if len(known) == len(self.rows) else None
 
@@ -112,6 +112,7 @@ def rank_files(paths: Sequence[Path]) -> list[Path] | None:
 
 
 def _check_whole(ranks: Sequence[tuple[str, int]]) -> None:
+    """Refuse traces of several runs, or of some ranks only."""
     runs = sorted({run for run, _ in ranks})
     if len(runs) > 1:
         names = ", ".join(map(short, runs))
@@ -124,12 +125,13 @@ def _check_whole(ranks: Sequence[tuple[str, int]]) -> None:
 
 
 def ranked(analyses: Sequence[Analysis], paths: Sequence[Path]) -> RankedTraces:
-    """What each rank did, by its analysis and the name of its file."""
+    """Return a row for each rank, from its analysis and the name of its file."""
     pairs = zip(analyses, paths, strict=True)
     return RankedTraces(tuple(_row(analysis, path) for analysis, path in pairs))
 
 
 def _row(analysis: Analysis, path: Path) -> RankRow:
+    """Return the row of one rank."""
     found = rank_of(path)
     steps = max(1, analysis.step_count)
     seconds = None if analysis.seconds is None else analysis.seconds / steps

@@ -24,6 +24,7 @@ def scaled(trace: Trace, of_tensor: OfTensor, of_op: OfOp) -> Trace:
 
 
 def _events(trace: Trace, of_tensor: OfTensor, of_op: OfOp) -> Iterator[Event]:
+    """Yield events with tensors and operations scaled."""
     seen: dict[int, tuple[Alloc, Fraction]] = {}
     for event in trace.events:
         if isinstance(event, Alloc):
@@ -37,6 +38,7 @@ def _events(trace: Trace, of_tensor: OfTensor, of_op: OfOp) -> Iterator[Event]:
 
 
 def _op(op: Op, seen: dict[int, tuple[Alloc, Fraction]], of_op: OfOp) -> Op:
+    """Return an operation with its accesses, arithmetic and workspace scaled."""
     used = [seen[access.tensor] for access in (*op.reads, *op.writes)]
     states = [share for alloc, share in used if alloc.kind == "state"]
     largest = max(used, key=lambda found: found[0].nbytes, default=None)

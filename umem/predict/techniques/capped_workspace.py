@@ -37,6 +37,7 @@ def prepare_least(variants: StepVariants, gpu: GpuSpec) -> Prepared:
 
 
 def _capped(variants: StepVariants) -> StepVariants:
+    """Return the step under the cap, if its workspace goes over it."""
     if any(
         (op.workspace_bytes or 0) > CAP_BYTES and op.name in CAPPED for op in variants.trace.ops
     ):

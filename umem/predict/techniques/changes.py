@@ -1,4 +1,4 @@
-"""What is done to a step beside recomputation, and the trace that it leaves."""
+"""Changes of a step beside recomputation, and the trace that they leave."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Changes:
         return in_half(trace) if self.half else trace
 
     def passes(self, size: StepSize | None) -> int:
-        """How many micro-batches a step has."""
+        """Return the number of micro-batches of a step."""
         if self.micro_batch is None or size is None:
             return 1
         return -(-batch_of(size) // self.micro_batch)

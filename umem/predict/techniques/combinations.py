@@ -49,6 +49,7 @@ def _made(split: StepVariants, whole: StepVariants, parts: tuple[str, ...]) -> T
 
 
 def _is_enough(variants: StepVariants, gpu: GpuSpec, part: str) -> bool:
+    """Tell whether one technique alone makes the step fit."""
     try:
         if part == RERUN:
             return variants.fits(gpu, variants.under(None))

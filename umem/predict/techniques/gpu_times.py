@@ -1,4 +1,4 @@
-"""What operations and copies take on one GPU: what a plan that moves values is made with."""
+"""The times of operations and copies on one GPU, by which plans that offload are made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from umem.trace.trace import Mark, Op, Trace
 from umem.units import BLOCK_BYTES
 
 SMALLEST_BYTES = BLOCK_BYTES // 32
-"""What is smaller stays, as in `umem.chainer.Offload`."""
+"""Smaller values are never offloaded, as in `umem.chainer.Offload`."""
 
 
 def link_of(gpu: GpuSpec) -> Link:
@@ -20,7 +20,7 @@ def link_of(gpu: GpuSpec) -> Link:
         StateError: its memory is the host's.
     """
     if not gpu.host_out_bandwidth or not gpu.host_in_bandwidth:
-        raise StateError(f"{gpu.title} shares its memory with the host: nothing is below it")
+        raise StateError(f"{gpu.title} shares its memory with the host: there is no offload target")
     return Link(gpu.host_out_bandwidth, gpu.host_in_bandwidth, SMALLEST_BYTES)
 
 

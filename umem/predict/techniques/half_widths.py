@@ -38,7 +38,7 @@ NORMALIZES = frozenset((
 WHOLE_NUMBERS = {"EmbedIDFunction": 0, "SelectItem": 1, "SoftmaxCrossEntropy": 1, "Accuracy": 1,
                  "SigmoidCrossEntropy": 1, "Gather": 1, "SoftmaxCrossEntropyLoss": 1,
                  "NegativeLogLikelihoodLoss": 1}  # fmt: skip
-"""Where functions read whole numbers."""
+"""The places of inputs that functions read as whole numbers."""
 NO_SCORES = "SoftmaxCrossEntropy"
 """It does not keep the logarithms of its scores."""
 BACK_OF_SCORES = "_SoftmaxCrossEntropyGrad_NoDoubleBackprop"
@@ -148,7 +148,7 @@ class HalfTypes:
         return any(source == LEAF and a.tensor == tensor for source, a in pairs)
 
     def _left_over(self) -> set[int]:
-        """What the step before left, of the types that the same has in this one."""
+        """Return what the step before left whose like is half in this one."""
         made: dict[tuple[str, str, int], set[bool]] = {}
         for tensor, alloc in self.allocs.items():
             if not alloc.uploaded:
@@ -188,7 +188,7 @@ class HalfTypes:
             self.halves.update(made)
 
     def _last_uses(self) -> dict[int, list[int]]:
-        """Where tensors are let go that were kept for calls which now keep a cast instead."""
+        """Find where to free tensors that were kept for calls which now keep a cast instead."""
         casters: dict[int, set[int]] = {}
         ops = list(self.trace.ops)
         for index, tensors in self.casts.items():
@@ -241,7 +241,7 @@ def _backward_of(trace: Trace) -> dict[int, int]:
 
 
 def _whole_numbers(trace: Trace) -> set[int]:
-    """What functions read as whole numbers."""
+    """Return the tensors that functions read as whole numbers."""
     return {
         op.reads[place].tensor
         for op in trace.ops
@@ -334,6 +334,7 @@ class _Writer:
         return alloc._replace(tensor=copy, kind="state", label=label)
 
     def _op(self, op: Op, number: int) -> Iterator[Event]:
+        """Yield an operation with its casts, copies and types."""
         cast = self._types.casts.get(number, [])
         copies: dict[int, Access] = {}
         for tensor in dict.fromkeys(cast):
@@ -360,7 +361,7 @@ class _Writer:
         self._passing.clear()
 
     def _inside(self, op: Op, saved: int, before: int, cast: Sequence[int]) -> int:
-        """What an operation needs only while it runs."""
+        """Return the workspace of an operation."""
         needed = op.workspace_bytes or 0
         if op.phase == "update":  # of the master, by its gradient in float32
             masters = [a.tensor for a in op.writes if a.tensor in self._copies]
@@ -398,7 +399,7 @@ class _Writer:
         return max(needed + sum(read) + made - made // 2, made)
 
     def _cast(self, op: Op, tensor: int, copies: dict[int, Access]) -> Iterator[Event]:
-        """What an operation is given in the place of a part of a tensor of another type."""
+        """Return the cast that an operation reads in place of a tensor of another type."""
         used = [access for access in op.reads if access.tensor == tensor]
         start, stop = min(a.start for a in used), max(a.stop for a in used)
         is_half = tensor in self._halves
@@ -421,6 +422,7 @@ class _Writer:
     def _typed(
         self, accesses: Iterable[Access], copies: Mapping[int, Access]
     ) -> tuple[Access, ...]:
+        """Return accesses by the types of their tensors, with casts in place of originals."""
         found = []
         for tensor, start, stop in accesses:
             now, whole = self._bytes(tensor), max(1, self._allocs[tensor].nbytes)

@@ -24,7 +24,7 @@ MIXES = frozenset(("BatchNormalization",))
 SUM = "_ + _"
 """The name of a sum of two gradients."""
 SHOWN = 3
-"""So many micro-batches of a step are replayed at most."""
+"""The most micro-batches of a step that are replayed."""
 
 
 def line(micro_batch: int) -> str:
@@ -167,6 +167,7 @@ class _Passes:
         return tensor in self._made and tensor not in self._alive
 
     def _repeated(self, event: Event, number: int, entries: int) -> Iterator[Event]:
+        """Yield an event as a pass has it: new tensors, slices of inputs, new entries."""
         if isinstance(event, (Alloc, Free)) and event.tensor not in self._made:
             if number == 0:
                 yield self._whole(event)

@@ -1,4 +1,4 @@
-"""Values moved down to pinned host memory and back: all of them, or those that a plan chooses.
+"""Values offloaded to pinned host memory: all of them, or those that a plan chooses.
 
 A plan is made for one link, and so for one GPU: what a copy costs is what the operations beside it
 cost there.
@@ -25,12 +25,12 @@ from umem.units import MIB
 
 SHARES = (0.6, 0.7, 0.8, 0.86, 0.91, 0.96)
 """The budgets that are tried, of the usable VRAM."""
-AHEAD = 2
-"""So many steps of backward before its use, what was moved begins to come back."""
+FETCH_AHEAD = 2
+"""The fetch of a value begins this many steps of backward before its use."""
 
 
 def prepare(variants: StepVariants, gpu: GpuSpec) -> Prepared:
-    """The step with all that backward needs moved down and back.
+    """Prepare the step with all saved tensors offloaded.
 
     Raises:
         StateError: it fits as it is, or there is no link. GraphError: there is no backward.
@@ -38,17 +38,17 @@ def prepare(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     if variants.fits(gpu):
         raise StateError("the step fits with everything kept")
     link_of(gpu)
-    return variants.prepared_with("with umem.chainer.Offload():", _all_below(variants))
+    return variants.prepared_with("with umem.chainer.Offload():", _all_offloaded(variants))
 
 
 def prepare_quickest(variants: StepVariants, gpu: GpuSpec) -> Prepared:
-    """The step under the budget with which it is quickest, each value kept, made again or moved.
+    """Prepare the step under the budget with which it is quickest: keep, recompute or offload.
 
     The largest budget that fits is not always that: with hardly any room the pool gives memory
     back to the driver and takes it again, and the host waits for that.
 
     Raises:
-        StateError: it fits as it is, or there is no link, or running again or moving alone is as
+        StateError: it fits as it is, or there is no link, or recomputing or offloading alone is as
             quick.
         BudgetError: it fits with no budget.
     """
@@ -66,9 +66,9 @@ def prepare_quickest(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     with suppress(BudgetError):
         again = variants.under(largest_budget(variants, gpu))
         if (_seconds(variants, gpu, again) or inf) <= seconds:
-            raise StateError("nothing is quicker than to make again what has no room")
-    if (_seconds(variants, gpu, variants.with_plans(_all_below(variants))) or inf) <= seconds:
-        raise StateError("nothing is quicker than to move all that backward needs")
+            raise StateError("nothing is quicker than recomputing what has no room")
+    if (_seconds(variants, gpu, variants.with_plans(_all_offloaded(variants))) or inf) <= seconds:
+        raise StateError("nothing is quicker than offloading all saved tensors")
     line = f'with umem.chainer.Recompute("{-least // MIB}MiB", offload=True):'
     return Prepared(variants.under(-least, gpu), line)
 
@@ -81,19 +81,19 @@ def prepare_small_states(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     return replace(prepared, line=f"{small_states.LINE}\n{prepared.line}")
 
 
-def _all_below(variants: StepVariants) -> list[Plan]:
-    """The plans that move all that backward needs."""
-    return [all_moved(problem) for problem in variants.problems]
+def _all_offloaded(variants: StepVariants) -> list[Plan]:
+    """Return the plans that offload all saved tensors."""
+    return [all_offloaded(problem) for problem in variants.problems]
 
 
 def _seconds(variants: StepVariants, gpu: GpuSpec, trace: Trace) -> float | None:
-    """The time of a step in plain memory; None where it does not fit the pool."""
+    """Return the time of a step in plain memory; None where it does not fit the pool."""
     step = variants.replays.step(trace, gpu, "unmanaged")
     return step.cost.seconds if step.fits else None
 
 
 def _budgets(variants: StepVariants, gpu: GpuSpec) -> list[int]:
-    """Budgets in whole MiB that are worth a try: shares of VRAM, and what recomputation fits."""
+    """Return budgets in whole MiB to try: shares of VRAM, and the one that recomputation fits."""
     least = variants.least_bytes_on(gpu)
     budgets = {round(share * gpu.usable_bytes / MIB) * MIB for share in SHARES}
     with suppress(BudgetError):
@@ -101,14 +101,14 @@ def _budgets(variants: StepVariants, gpu: GpuSpec) -> list[int]:
     return sorted(budget for budget in budgets if budget >= least)
 
 
-def all_moved(problem: Problem) -> Plan:
-    """The plan that keeps everything, with all of it moved."""
+def all_offloaded(problem: Problem) -> Plan:
+    """Return the plan that keeps all saved tensors, with all of them offloaded."""
     plan = problem.keep_all.plan
     return replace(plan, moves=tuple(_moves(problem)))
 
 
 def _moves(problem: Problem) -> Iterator[Move]:
-    """Each value that backward reads, from the call after its last use to shortly before."""
+    """Yield a move of each saved tensor, from its last use in forward on."""
     calls, names = problem.calls, problem.names
     root = list(range(len(calls)))
     for index, call in enumerate(calls):
@@ -123,7 +123,7 @@ def _moves(problem: Problem) -> Iterator[Move]:
 
     def move(index: int, what: str, last_use: int, first_need: int) -> Move:
         leaves = min(last_use + 1, len(calls) - 1)
-        fetched = min(first_need + AHEAD, len(calls) - 1)
+        fetched = min(first_need + FETCH_AHEAD, len(calls) - 1)
         return Move(names[index], what, names[leaves], names[fetched])  # type: ignore[arg-type]
 
     for index, call in enumerate(calls):

@@ -134,6 +134,7 @@ class _Helper:
         return ()
 
     def _after_op(self, op: Op) -> Sequence[Laid]:
+        """Return the moves that follow an operation, and learn the iteration where it ends."""
         number = len(self._iteration.steps)
         by_birth = renumbered(op, self._births)
         assert isinstance(by_birth, Op)
@@ -158,6 +159,7 @@ class _Helper:
             yield Laid(Hint("prefetch", (), 0, overlap=True), _runs(moves.ready))
 
     def _moved(self, learned: _LearnedSteps, part: SomeBlocks, place: int | str) -> Iterator[Laid]:
+        """Yield hints that move blocks, by the arrays that lie in them."""
         births = self._iteration.tensors
         for slot in part.slots:
             birth = births[slot] if slot < len(births) else learned.order.kept.get(slot)
@@ -177,6 +179,7 @@ class _Helper:
             return
 
     def _learn(self) -> None:
+        """Plan the moves of the next iteration by the last one."""
         kinds = {birth: alloc.kind for birth, alloc in self._alive.items()}
         kept = self._iteration.kept(kinds if self.learned is None else None)
         order = self._iteration.order(kept, self._before)

@@ -23,7 +23,7 @@ NEARLY = 0.98
 """The largest budget, of a plain step: where a plain step has room, `Recompute` leaves it alone,
 and its estimate of one is this near (bench/recompute.py)."""
 TRIES = 6
-"""How many budgets are tried at most on the way to the largest that fits."""
+"""The most budgets that are tried on the way to the largest that fits."""
 NEAR = 1 / 64
 """The search is over where the next budget would be nearer than this share of VRAM."""
 
@@ -61,7 +61,7 @@ def prepare_largest(variants: StepVariants, gpu: GpuSpec) -> Prepared:
 
 
 class ScheduledAction(NamedTuple):
-    """What is done to one call, see `umem.planner.schedule.Action`."""
+    """An action on one call, see `umem.planner.schedule.Action`."""
 
     do: str
     node: str
@@ -69,13 +69,13 @@ class ScheduledAction(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """What to keep and what to run again, for whoever carries it out; simulated.
+    """A plan of recomputation for whoever carries it out; simulated.
 
     Attributes:
         budget_bytes: what the step was planned for, in all; None: everything is kept.
         peak_bytes: the most bytes of the plan, workspace and optimizer state included.
         kept: the calls whose outputs stay from forward into backward.
-        recomputed: the calls that run once more in backward.
+        recomputed: the calls that are recomputed in backward.
         actions: all of forward and backward, in order.
     """
 
@@ -88,7 +88,7 @@ class Schedule:
 
 
 def schedule_of(variants: StepVariants, gpu: GpuSpec, names: Sequence[str]) -> Schedule:
-    """The schedule that fits a GPU with the least to run again, for a step of one pass.
+    """Return the schedule that fits a GPU with the least recomputation, for a step of one pass.
 
     Args:
         names: what to call each call of forward, in order.
@@ -110,29 +110,29 @@ def schedule_of(variants: StepVariants, gpu: GpuSpec, names: Sequence[str]) -> S
     )
 
 
-def largest_budget(variants: StepVariants, gpu: GpuSpec, lower: GpuSpec | None = None) -> int:
-    """The largest budget in bytes that was found to fit; in whole MiB where that is enough.
+def largest_budget(variants: StepVariants, gpu: GpuSpec, target: GpuSpec | None = None) -> int:
+    """Return the largest budget in bytes that was found to fit; in whole MiB where that is enough.
 
-    What is kept may be moved over the link of the GPU ``lower``.
+    Kept values may be offloaded over the link of the GPU ``target``.
 
     Raises:
         BudgetError: the step fits with no budget.
     """
-    low, high = variants.least_bytes_on(lower), round(NEARLY * variants.plain_bytes)
+    low, high = variants.least_bytes_on(target), round(NEARLY * variants.plain_bytes)
     least, room = format_apart(low, gpu.usable_bytes)
     if low > gpu.usable_bytes:
         raise BudgetError(f"the least budget is {least}, and {room} of VRAM are usable")
-    if not variants.fits(gpu, variants.under(low, lower)):
+    if not variants.fits(gpu, variants.under(low, target)):
         raise BudgetError(
             f"the least budget, {least}, has no room in {room} of VRAM: the pool's free pieces "
             "are too small"
         )
-    budget = _largest(variants, gpu, lower, -(-low // MIB), min(high, gpu.usable_bytes) // MIB)
+    budget = _largest(variants, gpu, target, -(-low // MIB), min(high, gpu.usable_bytes) // MIB)
     return max(low, budget * MIB)
 
 
 def _largest(
-    variants: StepVariants, gpu: GpuSpec, lower: GpuSpec | None, low: int, high: int
+    variants: StepVariants, gpu: GpuSpec, target: GpuSpec | None, low: int, high: int
 ) -> int:
     """The largest budget found to fit, in MiB; ``low`` does.
 
@@ -140,7 +140,7 @@ def _largest(
     to one that fits, then by halves between it and the last that does not.
     """
     near = max(1, round(NEAR * gpu.usable_bytes / MIB))
-    if high <= low or variants.fits(gpu, variants.under(high * MIB, lower)):
+    if high <= low or variants.fits(gpu, variants.under(high * MIB, target)):
         return max(low, high)
     stride, found = near, False
     for _ in range(TRIES - 1):
@@ -149,7 +149,7 @@ def _largest(
         budget = (low + high) // 2
         if not found:
             budget, stride = max(budget, high - stride), 2 * stride
-        if variants.fits(gpu, variants.under(budget * MIB, lower)):
+        if variants.fits(gpu, variants.under(budget * MIB, target)):
             low, found = budget, True
         else:
             high = budget

@@ -24,7 +24,7 @@ LEAST_VALUES = 4096
 CHUNK_VALUES = 1 << 15
 """Values that NumPy converts at a time, without numba."""
 CHUNK_BYTES_A_VALUE, CHUNK_BYTES = 33, 32 << 10
-"""What that takes for each of them, and beside it; measured, as `COMPILED_BYTES` is with numba."""
+"""Bytes of that for each value, and beside it; measured, as `COMPILED_BYTES` is with numba."""
 COMPILED_BYTES = 8 << 10
 QUANTIZED = {"Adam": (".m", ".v"), "MomentumSGD": (".v",)}
 """By the name of an update, the ends of its states' labels."""
@@ -82,6 +82,7 @@ class _Small(NamedTuple):
 def _smaller(
     events: Iterable[Event], states: dict[int, _Small], whole: set[int]
 ) -> Iterator[Event]:
+    """Yield events with states of eight bits, each with its scales."""
     for event in events:
         state = states.get(event.tensor) if isinstance(event, (Alloc, Free)) else None
         if isinstance(event, Op):
@@ -114,7 +115,7 @@ def _update(op: Op, states: dict[int, _Small]) -> Op:
 
 
 def _inside(values: int) -> int:
-    """What an update needs only while it runs, on this host."""
+    """Return the workspace of an update on this host."""
     if find_spec("numba") is not None:
         return COMPILED_BYTES
     return CHUNK_BYTES_A_VALUE * min(values, CHUNK_VALUES) + CHUNK_BYTES
@@ -125,6 +126,7 @@ def _bytes(accesses: Iterable[Access]) -> int:
 
 
 def _of_states(accesses: Iterable[Access], states: dict[int, _Small]) -> tuple[Access, ...]:
+    """Return accesses with those of states replaced by codes and scales."""
     found: list[Access] = []
     for access in accesses:
         state = states.get(access.tensor)

@@ -1,4 +1,4 @@
-"""A step to choose for: what techniques make of its trace, each worked out once."""
+"""The variants of a step that techniques make of its trace, each made once."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ Budget = int | float | None
 
 
 class StepVariants:
-    """A step on a GPU's terms, repeated until it has settled, and what recomputation makes of it.
+    """A step repeated until its steady state, and its variants under changes, sizes and plans.
 
-    Plans and rewritten traces do not depend on the GPU: they are made once, and kept. Not
+    Plans and traces under them do not depend on the GPU: they are made once, and kept. Not
     thread-safe.
 
     Args:
@@ -113,7 +113,7 @@ class StepVariants:
         return self._at[point]
 
     def changed(self, **fields: Any) -> StepVariants:
-        """Return the same step with more done to it, by the fields of `Changes`; made once.
+        """Return the step under more changes, by the fields of `Changes`; made once.
 
         Raises:
             StateError: there is nothing to change.
@@ -168,7 +168,7 @@ class StepVariants:
         return self.problems_on(None)
 
     def problems_on(self, gpu: GpuSpec | None) -> list[Problem]:
-        """The same with costs in seconds on a GPU, for plans that move values over its link."""
+        """Return the same with costs in seconds on a GPU, for plans that offload over its link."""
         gpu = _any_vram(gpu)
         if gpu not in self._problems:
             self._problems[gpu] = _or_error(lambda: self._planned_on(gpu))
@@ -187,7 +187,7 @@ class StepVariants:
         return self.least_bytes_on(None)
 
     def least_bytes_on(self, gpu: GpuSpec | None) -> int:
-        """The same where what is kept may be moved over the link of a GPU."""
+        """Return the same where kept values may be offloaded over the link of a GPU."""
         link = None if gpu is None else link_of(gpu)
         return max(problem.least(link=link).peak_bytes for problem in self.problems_on(gpu))
 
@@ -196,28 +196,28 @@ class StepVariants:
         """The most that a pass takes as it is; of several kinds of passes, the smallest."""
         return min(problem.plain_bytes for problem in self.problems)
 
-    def under(self, budget: Budget, lower: GpuSpec | None = None) -> Trace:
+    def under(self, budget: Budget, target: GpuSpec | None = None) -> Trace:
         """The trace under the plans for a budget, as `umem.chainer.Recompute` takes it.
 
-        What is kept may be moved over the link of the GPU ``lower``.
+        Kept values may be offloaded over the link of the GPU ``target``.
 
         Raises:
             GraphError: there is nothing to plan.
             BudgetError: there is no plan; names the least that there is one for.
         """
-        plans = self.plans(budget, lower)
+        plans = self.plans(budget, target)
         # One trace for all budgets that give the same.
         same = _same(plans)
-        if (budget is None or isinstance(budget, float)) and lower is None:
+        if (budget is None or isinstance(budget, float)) and target is None:
             self._shared.add(same)
         return self.made_once(same, lambda: self.rewritten(plans))
 
-    def plans(self, budget: Budget, lower: GpuSpec | None = None) -> list[Plan]:
+    def plans(self, budget: Budget, target: GpuSpec | None = None) -> list[Plan]:
         """The plans for a budget, one for each kind of pass. Raises as `under` does."""
-        key = budget, _any_vram(lower)
+        key = budget, _any_vram(target)
         if key not in self._plans:
-            problems = self.problems_on(lower)
-            link = None if lower is None else link_of(lower)
+            problems = self.problems_on(target)
+            link = None if target is None else link_of(target)
             self._plans[key] = _or_error(lambda: [_planned(one, budget, link) for one in problems])
         return _given(self._plans[key])
 
@@ -239,7 +239,7 @@ class StepVariants:
         self.replays.forget(self._kept())
 
     def _kept(self) -> list[Trace]:
-        """What does not depend on VRAM, of this step and all that was made of it."""
+        """Return the traces that do not depend on VRAM, of this step and its variants."""
         self._made = {key: trace for key, trace in self._made.items() if key in self._shared}
         changed = [one for one in self._changed.values() if isinstance(one, StepVariants)]
         of_changed = [trace for one in changed for trace in one._kept()]
@@ -266,7 +266,7 @@ def _given(found: _T | UmemError) -> _T:
 
 
 def _same(plans: Iterable[Plan]) -> tuple[object, ...]:
-    """What plans have in common that make the same of a trace."""
+    """Return a key that is equal for plans that make the same trace."""
     return tuple((one.blocks, one.kept, one.recomputed, one.stashed, one.moves) for one in plans)
 
 
