@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from umem.planner.graph import Node
+from umem.planner.node import Node
 
 
 @dataclass(frozen=True)

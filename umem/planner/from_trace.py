@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Literal
 
 from umem.errors import GraphError
-from umem.planner.graph import Node
+from umem.planner.node import Node
 from umem.trace.trace import Access, Alloc, Op, Trace
 
 Cost = Literal["paper", "seconds", "flops"]

@@ -24,7 +24,7 @@ NEVER_LESS = 1 + 1e-12
 """A step within this factor of the time that keeping everything takes is as good."""
 
 
-class Transfer(NamedTuple):
+class OffloadTimes(NamedTuple):
     """The time for which one value or stash is offloaded.
 
     Attributes:
@@ -43,7 +43,7 @@ class Transfers(NamedTuple):
     """All that is offloaded in a step, and the seconds of the step in units of cost."""
 
     seconds: float
-    copies: tuple[Transfer, ...]
+    copies: tuple[OffloadTimes, ...]
 
 
 def schedule_transfers(
@@ -61,7 +61,7 @@ def schedule_transfers(
     fetched = _backward(table, items, budget_bytes, clock)
     if fetched is None:
         return None
-    transfers = tuple(Transfer(one, left[one.key], fetched[one.key]) for one in items)
+    transfers = tuple(OffloadTimes(one, left[one.key], fetched[one.key]) for one in items)
     return Transfers(clock.now, transfers)
 
 

@@ -20,11 +20,12 @@ from umem.errors import BudgetError
 from umem.planner.call_facts import CallFacts, floor_of, held_of, nodes_of
 from umem.planner.dispatch import least_once
 from umem.planner.dispatch import plan as make_plan
-from umem.planner.graph import Graph, Node
+from umem.planner.graph import Graph
 from umem.planner.link import Link
+from umem.planner.node import Node
 from umem.planner.plans import Method, Plan
 from umem.planner.schedule import Action, actions
-from umem.planner.usage import Usage, usage
+from umem.planner.usage import ScheduleUsage, usage
 from umem.units import format_apart, format_bytes
 
 UPDATE = "the optimizer's update"
@@ -144,7 +145,7 @@ class Problem:
     # -- a plain step ----------------------------------------------------------------------
 
     @cached_property
-    def plain_step(self) -> Usage:
+    def plain_step(self) -> ScheduleUsage:
         """A step as Chainer takes it by itself, above `constant_bytes` of a plain one.
 
         Saved tensors are freed when all of backward is over, and backward has Chainer's own order,

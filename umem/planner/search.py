@@ -4,8 +4,8 @@ Kusumoto, Inoue, Watanabe, Akiba, Koyama, "A Graph Theoretic Framework of Recomp
 Algorithms for Memory-Efficient Backpropagation", NeurIPS 2019, sections 4.2 to 4.4:
 ``opt[L, t]`` is the least that is cached when a chain has come to the lower set L with the
 overhead t. What differs: the least budget is found without t; a step may come in several kinds;
-each row is closed before it is used, because the sets are sorted by size; for the objective
-``memory`` a row keeps every t, not only the Pareto front.
+each row is closed before it is used, because the sets are sorted by size; only the Pareto front of
+a row is followed, for the objective ``memory`` that of long times and few bytes.
 """
 
 from __future__ import annotations
@@ -109,12 +109,15 @@ def _rows(
 
 
 def _front(row: Ints, objective: Objective) -> tuple[Ints, Ints]:
-    """The times that are reached, and what is cached with each; for ``time`` only the front."""
-    if objective == "time":
-        before = np.concatenate(([INFINITE], np.minimum.accumulate(row)[:-1]))
-        reached = np.flatnonzero(row < before)
-    else:
-        reached = np.flatnonzero(row < INFINITE)
+    """Return the times on the Pareto front, in order, and the bytes cached with each.
+
+    A time is on it if no better one, shorter (for ``memory`` longer), is reached with as few.
+    """
+    ranked = row if objective == "time" else row[::-1]
+    before = np.concatenate(([INFINITE], np.minimum.accumulate(ranked)[:-1]))
+    reached = np.flatnonzero(ranked < before)
+    if objective == "memory":
+        reached = row.size - 1 - reached[::-1]
     return reached, row[reached]
 
 
@@ -209,13 +212,10 @@ def _into(
         nothing = np.zeros(0, np.int64)
         return _Labels(nothing, nothing, nothing, nothing, nothing)
     every = _Labels(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
-    order = np.lexsort((every.cached, every.time))
-    time, cached = every.time[order], every.cached[order]
-    if objective == "time":
-        before = np.concatenate(([INFINITE], np.minimum.accumulate(cached)[:-1]))
-        kept = cached < before[: cached.size]
-    else:
-        kept = np.concatenate(([True], time[1:] != time[:-1]))[: time.size]
+    order = np.lexsort((every.cached, every.time if objective == "time" else -every.time))
+    cached = every.cached[order]
+    before = np.concatenate(([INFINITE], np.minimum.accumulate(cached)[:-1]))
+    kept = cached < before[: cached.size]
     return _Labels(*(part[order[kept]] for part in every))
 
 

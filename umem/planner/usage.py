@@ -16,7 +16,7 @@ from umem.planner.plans import Model
 from umem.planner.schedule import Action
 
 
-class Usage(NamedTuple):
+class ScheduleUsage(NamedTuple):
     """The bytes in use during each action of a schedule.
 
     Attributes:
@@ -42,7 +42,7 @@ class Usage(NamedTuple):
         return self.actions[self.during_bytes.index(max(self.during_bytes))]
 
 
-def usage(graph: Graph, actions: Iterable[Action], model: Model = "saved") -> Usage:
+def usage(graph: Graph, actions: Iterable[Action], model: Model = "saved") -> ScheduleUsage:
     """Count the bytes in use during each action of a schedule.
 
     Nothing is checked; `umem.planner.referee.referee` refuses a schedule that cannot be carried
@@ -57,7 +57,7 @@ def usage(graph: Graph, actions: Iterable[Action], model: Model = "saved") -> Us
     """
     tally = _Tally(graph, model)
     done = tuple(actions)
-    return Usage(done, tuple([tally.act(action) for action in done]))
+    return ScheduleUsage(done, tuple([tally.act(action) for action in done]))
 
 
 class _Tally:

@@ -84,7 +84,7 @@ class _PlannedTrace:
         }
         self._left_over = _left_over(trace)
         fresh = 1 + max(allocations(trace.events), default=0)
-        self._writer = _Writer(self._is_kept.keys() | self._inputs, fresh)
+        self._writer = _EventWriter(self._is_kept.keys() | self._inputs, fresh)
         self._masks = _Masks(self._writer, planned if any(plan.recomputed) else ())
         self._offloaded = _Offloaded(self._writer, trace.events, planned, plan, due)
         self._waiting: list[Alloc] = []  # of an operation to come
@@ -307,7 +307,7 @@ class _Masks:
         planned: the passes whose masks they are.
     """
 
-    def __init__(self, writer: _Writer, planned: Iterable[ForwardPass]) -> None:
+    def __init__(self, writer: _EventWriter, planned: Iterable[ForwardPass]) -> None:
         self._writer = writer
         self._allocs = {
             alloc.tensor: alloc
@@ -353,7 +353,7 @@ class _Offloaded:
 
     def __init__(
         self,
-        writer: _Writer,
+        writer: _EventWriter,
         events: Sequence[Event],
         planned: Iterable[ForwardPass],
         plan: Plan,
@@ -420,7 +420,7 @@ class _Offloaded:
         self._writer.other(Hint(action, (whole,), overlap=True))
 
 
-class _Writer:
+class _EventWriter:
     """Writes the events of a trace, and frees each followed tensor after its last use.
 
     A followed tensor is freed at the first place after its last use where `may_free` was called.

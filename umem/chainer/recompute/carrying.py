@@ -12,8 +12,8 @@ from umem.chainer.recompute.seen import Carried, SeenGraph, TapeAction
 from umem.errors import BudgetError
 from umem.planner import Graph
 from umem.planner.call_facts import CallFacts
-from umem.planner.graph import Node
 from umem.planner.link import Link
+from umem.planner.node import Node
 from umem.planner.plans import Method
 from umem.planner.problem import Problem, Solution
 from umem.planner.schedule import actions, agenda

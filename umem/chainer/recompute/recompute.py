@@ -33,7 +33,7 @@ from umem.errors import SizeError, StateError
 from umem.files import whole
 from umem.planner.plans import Method
 from umem.planner.schedule import actions
-from umem.planner.usage import Usage, usage
+from umem.planner.usage import ScheduleUsage, usage
 from umem.units import format_bytes, parse_bytes
 
 __all__ = ["Recompute"]
@@ -328,7 +328,7 @@ def curves(seen: SeenGraph) -> tuple[list[int], list[int]]:
     return before, _curve(planned, solution.constant_bytes)
 
 
-def _curve(used: Usage, constant: int) -> list[int]:
+def _curve(used: ScheduleUsage, constant: int) -> list[int]:
     return [constant + nbytes for nbytes in used.during_bytes]
 
 
