@@ -69,6 +69,7 @@ def enter(state: ThreadState, func: Any, ins: list[Any], outs: list[Any]) -> tup
     """
     number = state.entry_count
     state.entry_count = number + 1
+    # On the function, so that it dies with it.
     func._umem_entry = number
     sources = []
     for node in func.inputs:

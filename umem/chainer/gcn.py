@@ -119,6 +119,7 @@ class SparseMatMul(chainer.FunctionNode):
         self.matrix = adjacency.matrix
 
     def check_type_forward(self, in_types: Any) -> None:
+        # As Chainer's own functions, which name inputs in errors by it.
         type_check._argname(in_types, ("x",))
         (x,) = in_types
         type_check.expect(x.dtype.kind == "f", x.ndim == 2, x.shape[0] == self.matrix.shape[1])

@@ -56,6 +56,7 @@ class Resuming:
         """Add a snapshot to a trainer, unless it has one; each trainer gets its own folder."""
         import umem.chainer
 
+        # A Trainer has no public list of its extensions.
         entries = trainer._extensions.values()
         if any(isinstance(entry.extension, umem.chainer.Snapshot) for entry in entries):
             self._trainers += 1

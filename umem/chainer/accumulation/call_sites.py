@@ -80,6 +80,7 @@ def _of_softmax(func: Any, found: Any) -> float | None:
 _DIVIDES: dict[Any, Callable[[Any, Any], float | None]] = {
     average.average.__code__: _of_average,
     crf1d.crf1d.__code__: _of_crf,
+    # Private: the form that softmax_cross_entropy calls with enable_double_backprop.
     softmax_cross_entropy._double_backward_softmax_cross_entropy.__code__: _of_softmax,
 }
 """Composite functions of Chainer that divide by a count of the batch. They keep it in a local
@@ -109,6 +110,7 @@ class CallSites:
 
         Cost: some microseconds, by the frames of the program.
         """
+        # CPython's private: inspect.stack() would read the source of every frame.
         frame: Any = sys._getframe(2)
         operator, is_chainers, count, last = "", False, None, None
         while frame is not None:

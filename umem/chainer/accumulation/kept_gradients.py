@@ -72,6 +72,7 @@ class KeptGradients:
         for parameter, array, had in kept:
             if has_changed or array.dtype != parameter.dtype:
                 array, had = _rescaled(array, had, parameter.dtype, scale), scale
+            # Chainer's private: the scale that a gradient carries, by which the update divides it.
             parameter.grad, parameter._loss_scale = array, had
             if half is not None and had is not None:
                 half.note_scale(had)
@@ -115,6 +116,7 @@ class KeptGradients:
 
     def _scale_now(self) -> float | None:
         """Return the loss scale of the next backward; None if there is none."""
+        # An optimizer's loss scale can be set in public, and only read as a private.
         half, scale = half_of(self._optimizer), self._optimizer._loss_scale
         return scale if half is None else half.scale_in_force
 

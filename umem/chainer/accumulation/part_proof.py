@@ -100,6 +100,7 @@ class Proof:
         finally:
             self._model.cleargrads()
             for parameter, gradient, scale in gradients:
+                # Chainer's private: the scale that a gradient carries, and an update takes out.
                 parameter.grad, parameter._loss_scale = gradient, scale
             after.put_back()
             self._gradient.unmake(made)

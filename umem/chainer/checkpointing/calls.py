@@ -82,6 +82,7 @@ def _names(dtypes: Sequence[Any]) -> str:
 
 def _line() -> str:
     """Return the present source line outside Chainer and umem."""
+    # CPython's private: inspect.stack() would read the source of every frame.
     frame: Any = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_INSIDE):
@@ -99,6 +100,7 @@ def seal(functions: Iterable[Any]) -> None:
         for output in function.outputs or ():
             node = output()
             if node is not None and node.requires_grad:
+                # By the private attribute: the property's setter would also change the node's rank.
                 node._creator_node = _DeadEnd(node)
 
 

@@ -117,6 +117,7 @@ class Region:
 def detached(x: Any) -> Any:
     """Make a Variable of the same array and rank without a creator."""
     alone = variable.Variable(x.array, name=x.name, requires_grad=x.requires_grad)
+    # The rank, by which backward orders functions, has no public setter.
     alone.node._rank = x.node.rank
     return alone
 

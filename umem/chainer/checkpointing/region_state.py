@@ -191,6 +191,7 @@ class SecondCalls(link_hook.LinkHook):
 
 
 def _spectral(link: Any) -> list[Any]:
+    # Asked first: the public local_link_hooks would make a dictionary on every link.
     if not link._n_local_link_hooks:
         return []
     hooks = link.local_link_hooks.values()

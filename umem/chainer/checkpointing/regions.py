@@ -199,6 +199,7 @@ class _Cut:
         self._creators: list[Any] = []
 
     def __enter__(self) -> None:
+        # By the private attribute: the property's setter would also set the node's rank.
         self._creators = [node._creator_node for node in self._nodes]
         for node in self._nodes:
             node._creator_node = None
@@ -220,6 +221,7 @@ def _outer(node: Checkpoint, sources: Sequence[Any], outputs: Sequence[Any]) -> 
     if call is not None:
         call.plain_rank = rank
     for y in made:
+        # The rank, by which backward orders functions, has no public setter.
         y.node._rank = rank + 1
     return made
 

@@ -164,7 +164,9 @@ def _average(cap: Cap, func: Any, inputs: tuple[Array]) -> Array | None:
     if is_nd:
         func.width = None
         if func.pad_value is None:
+            # Chainer's own numbers, so that the quotients have its bits.
             divisor = func.width = func._get_pooling_width(planes.xp, x.shape[2:], x.dtype)
+    # Privates that Chainer's forward sets, and its backward reads.
     func._in_shape, func._in_dtype = x.shape, x.dtype
     return sum_windows(planes, x, divisor)
 

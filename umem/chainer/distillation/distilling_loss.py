@@ -227,6 +227,7 @@ def _check_apart(teacher: Any, target: Any) -> None:
 def _values(link: Any) -> Iterator[tuple[str, Any]]:
     """Yield the paths of parameters and persistent arrays, with their values."""
     for path, one in link.namedlinks():
+        # Privates: the public lists have parameters alone, and those of children too.
         for name in sorted(one._params | one._persistent):
             value = getattr(one, name)
             found = (value, value.array) if name in one._params else (value,)

@@ -99,6 +99,7 @@ class DistillingUpdater(updaters.StandardUpdater):
         """Return the next unlabelled batch; drawn before the labelled one, so that an error loses
         none.
         """
+        # get_iterator would raise where there is none.
         if "unlabelled" not in self._iterators or not self.loss.weight:
             return []
         try:

@@ -153,6 +153,7 @@ class _Generators:
 def _arrays(link: Any) -> Iterator[Any]:
     """Yield a network's parameter arrays and persistent arrays."""
     for one in link.links():
+        # Privates: the public lists have parameters alone, and those of children too.
         yield from (getattr(one, name).array for name in one._params)
         kept = (getattr(one, name) for name in one._persistent)
         yield from (value for value in kept if isinstance(value, chainer.get_array_types()))

@@ -97,6 +97,7 @@ class Ties(Switch):
         self.pairs, self._model = pairs, model
         self._before = [(other, vars(other.link)[other.name]) for _, other in pairs]
         for _, other in pairs:
+            # Only the private list: delattr would take the attribute, which forward reads.
             other.link._params.discard(other.name)
         _hold(pairs)
         self._carriers = [(_carrier(model, pair), pair) for pair in pairs]

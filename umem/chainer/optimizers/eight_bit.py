@@ -66,6 +66,7 @@ class QuantizedOptimizer(GradientMethod):
         for rule, param in self._quantized():
             rule.check(param)
         super().check_nan_in_grads()
+        # Chainer has no public way to ask whether it scales the loss by itself.
         if not (self._loss_scaling_is_dynamic or masters_of(self) is not None):
             raise_on_all(self, lambda: refuse_unsafe(self._gradients(), self.t + 1))
 
@@ -75,6 +76,7 @@ class QuantizedOptimizer(GradientMethod):
         Raises:
             GradientError: see `check_nan_in_grads`; hooks have changed gradients.
         """
+        # Chainer has no public list of hooks.
         has_hooks = bool(self._hookable._pre_update_hooks)
         in_half = (
             masters_of(self) is not None

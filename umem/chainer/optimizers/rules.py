@@ -58,6 +58,7 @@ class QuantizedRule(UpdateRule):
         """Set whether the optimizer has checked the gradient, and no hook of this rule can change
         it.
         """
+        # Chainer has no public list of hooks.
         self.is_vetted = by_optimizer and not self._hookable._pre_update_hooks
 
     @property
@@ -227,6 +228,7 @@ def plain(rule: Any, param: Any) -> None:
     """Convert a rule with 8-bit states in place to Chainer's, with the dequantised state."""
     state = rule.state
     for name, signed in SIGNS[rule.step].items() if rule.is_quantized else ():
+        # The float32 copy of use_fp32_update has no public name.
         dtype = (param if rule._fp32_param is None else rule._fp32_param).dtype
         codes, scales = state.pop(name + CODES), state.pop(name + SCALES)
         values = dequantized(cuda.to_cpu(codes), cuda.to_cpu(scales), signed, dtype)

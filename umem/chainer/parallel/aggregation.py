@@ -145,6 +145,7 @@ class PartAggregation(chainer.FunctionNode):
         self.entry_count = halo.entry_count
 
     def check_type_forward(self, in_types: Any) -> None:
+        # As Chainer's own functions, which name inputs in errors by it.
         type_check._argname(in_types, ("x",))
         (x,) = in_types
         type_check.expect(x.dtype.kind == "f", x.ndim == 2, x.shape[0] == self._halo.row_count)

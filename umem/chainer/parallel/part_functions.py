@@ -134,6 +134,7 @@ class PartCrossEntropy(chainer.FunctionNode):
         self._rows, self.labels = rows, labels
 
     def check_type_forward(self, in_types: Any) -> None:
+        # As Chainer's own functions, which name inputs in errors by it.
         type_check._argname(in_types, ("scores",))
         (scores,) = in_types
         type_check.expect(

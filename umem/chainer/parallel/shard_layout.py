@@ -76,6 +76,7 @@ class Shard:
         self.part.array = flat(self.whole.array)[self.start : self.stop]
         self.part.update_rule = self.whole.update_rule
         self.part.grad = grad
+        # Chainer's private: the scale that a gradient carries, by which the update divides it.
         self.part._loss_scale = self.whole._loss_scale
 
     def keep_own_state(self) -> None:
@@ -169,6 +170,7 @@ def _stretch(name: str, parameter: Any) -> Stretch:
     rule = parameter.update_rule
     if isinstance(rule, QuantizedRule):
         rule.settle(parameter.size)
+    # The float32 copy of use_fp32_update has no public name.
     master_bytes = 0 if rule._fp32_param is None else 4
     state = _state_of_block(rule, parameter.dtype)
     block = BLOCK if any(key.endswith(SCALES) for key in state) else 1
@@ -180,6 +182,7 @@ def _state_of_block(rule: Any, dtype: Any) -> dict[str, Any]:
     """Make the state that a number of elements would have."""
     single = np.float32 if rule._fp32_param is not None or rule._use_fp32_update else dtype
     trial = copy.copy(rule)
+    # As Chainer does before it calls init_state.
     trial._state = {}
     trial.init_state(chainer.Parameter(np.zeros(BLOCK, single)))
     made: dict[str, Any] = trial.state

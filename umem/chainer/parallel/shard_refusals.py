@@ -65,6 +65,7 @@ def _check_hooks(hooks: Iterable[Any], kinds: tuple[type, ...]) -> None:
 
 
 def _hooks(owner: Any) -> list[Any]:
+    # Chainer has no public list of hooks.
     hookable = owner._hookable
     return [*hookable._pre_update_hooks.values(), *hookable._post_update_hooks.values()]
 

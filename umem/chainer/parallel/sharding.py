@@ -140,6 +140,7 @@ class Sharding(Subscriber):
     def check_gradients(self, proceed: Proceed, method: Any) -> None:
         """Skip the step on all ranks if one has NaN, where Chainer scales the loss dynamically."""
         proceed(method)
+        # Chainer's privates: its check sets these flags, and its update skips the step by them.
         if self.sees_shards(method) and method._loss_scaling_is_dynamic:
             if any(of_all_ranks(method, method._loss_scaling_isnan)):
                 method._loss_scaling_isnan = method._loss_scaling_isnan_ever = True
@@ -246,6 +247,7 @@ class Sharding(Subscriber):
         """Gather float32 masters from all ranks, and make them the parameters' arrays."""
         singles = [np.empty(shard.whole.shape, np.float32) for shard in vector.shards]
         for shard in vector.shards:
+            # The float32 copy of use_fp32_update has no public name.
             shard.part.array = shard.part.update_rule._fp32_param.array
         give_out_shards(
             self._mpi, vector.bounds, vector.read_parts, partial(vector.put, singles), np.float32
@@ -315,4 +317,5 @@ def _leave_gradient(method: Any, lossfun: Any, args: list[Any], kwargs: dict[str
         method.target.cleargrads()
     else:
         method.target.zerograds()
+    # As GradientMethod.update.
     loss.backward(loss_scale=method._loss_scale)

@@ -134,6 +134,7 @@ class AwareLinear(AwareLayer, L.Linear):
         if not self._trains():
             return self._as_quantized(super().forward)(x, n_batch_axes=n_batch_axes)
         if not self.W.is_initialized:
+            # As Chainer's forward, where in_size was not given.
             self._initialize_params(size_of_shape(x.shape[n_batch_axes:]))
         x, weight = self._rounded_input(x), self._rounded_weight()
         return F.linear(x, weight, self.b, n_batch_axes=n_batch_axes)
@@ -146,6 +147,7 @@ class AwareConvolution2D(AwareLayer, L.Convolution2D):
         if not self._trains():
             return self._as_quantized(super().forward)(x)
         if not self.W.is_initialized:
+            # As Chainer's forward, where in_channels was not given.
             self._initialize_params(x.shape[1])
         x, weight = self._rounded_input(x), self._rounded_weight()
         how = {"dilate": self.dilate, "groups": self.groups}

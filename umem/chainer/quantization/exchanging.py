@@ -62,6 +62,7 @@ def _end_ties(model: Any) -> None:
             if len(held) < len(pair):
                 carrier.leave_out(pair)
                 for place in held:
+                    # By the private list: the attribute is there already.
                     place.link._params.add(place.name)
 
 

@@ -122,6 +122,7 @@ class QuantizedLayer(chainer.Chain):
     @property
     def nbytes(self) -> int:
         """Return the bytes of its arrays, the weight's included."""
+        # Chainer has no public list of persistents.
         own = sum(getattr(self, name).nbytes for name in sorted(self._persistent))
         return int(own + self.weight.nbytes)
 

@@ -148,6 +148,7 @@ def _why_not(link: Any) -> str | None:
     """Return why a link cannot be quantised; None if it can."""
     kind = type(link)
     if has_hooks(link):
+        # The private one: the property would make a dictionary.
         return f"it has link hooks, {', '.join(link._local_link_hooks)}"
     if kind in AWARE.values() or kind in KINDS:
         if not isinstance(link.W, chainer.Parameter):

@@ -52,6 +52,7 @@ class OrderMemory:
 
     def _number(self) -> int:
         """Return the number of the order that the iterator is in."""
+        # Iterators have no public access to the order that they are in.
         return int(getattr(self._iterator._state.order, "number", 0))
 
     def serialize(self, saver: Any) -> None:
@@ -80,6 +81,7 @@ class OrderMemory:
 
         An iterator that loads ahead does so anew after it was saved.
         """
+        # Iterators have no public access to the order that they are in.
         order, position = self._iterator._state.order, self._iterator.current_position
         known.follow(np.asarray(order), position)
         known.serialize(saver)
@@ -133,6 +135,7 @@ def _remember_in_processes(iterator: Any, sampler: Any) -> OrderMemory:
     Raises:
         StateError: it has given batches already.
     """
+    # The loop has its own reference to the sampler; both are replaced below.
     loop = iterator._prefetch_loop
     if loop is None or loop.thread is not None:
         raise StateError(

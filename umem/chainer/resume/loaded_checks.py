@@ -73,6 +73,7 @@ def check_optimizer(name: str, optimizer: Any, *, in_shards: bool = False) -> No
 
 def _check_rule(name: str, rule: Any, shape: tuple[int, ...] | None) -> None:
     """Raise SnapshotError unless a rule's state and float32 master suit the parameter's shape."""
+    # The float32 copy of use_fp32_update has no public name.
     master = rule._fp32_param
     if master is not None and shape not in (None, master.shape):
         raise SnapshotError(f"the master of {name!r} would be of shape {master.shape}")
@@ -101,6 +102,7 @@ def _first_state(rule: Any) -> dict[str, Any]:
     if type(rule).__module__.startswith("umem"):  # has arrays alone
         return {}
     trial = copy.copy(rule)
+    # As Chainer does before it calls init_state.
     trial._state = {}
     one = np.zeros(1, np.float32)
     trial.init_state(chainer.Variable(one, grad=one))

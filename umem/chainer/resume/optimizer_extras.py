@@ -100,6 +100,7 @@ def _serialize_rule(rule: Any, parameter: Any, saver: Any) -> None:
     _serialize_hyperparameters(rule.hyperparam, saver)
     saver("has_state", rule.state is not None)
     saver("kind", _kind(rule))
+    # The float32 copy of use_fp32_update has no public name.
     master = rule._fp32_param
     array = saver("master", None if master is None else master.array)
     if array is not None and master is None:

@@ -204,6 +204,7 @@ class Layer:
     def __init__(self, process_policy: Callable[[], Policy | None]) -> None:
         self.scopes: tuple[Scope, ...] = ()
         self._process_policy = process_policy
+        # CuPy's privates, also below: its `using_allocator` nests, and scopes may overlap.
         self._before: Malloc | None = memory._get_thread_local_allocator()
         self._malloc, self.forget = _dispatcher(self)
 

@@ -138,6 +138,7 @@ def bypass_pools(cupy: Any, runtime: HostRuntime) -> None:
 
     for module in (cupy.cuda, memory):
         module.MemoryPool = pool
+    # What get_default_memory_pool() returns; there is no public setter.
     cupy._default_memory_pool = pool()
     cupy.cuda.set_allocator(None)
     cupy.cuda.set_pinned_memory_allocator(None)

@@ -323,6 +323,7 @@ class StandIns:
         if library not in self._loaded:
             self._loaded[library] = _load(f"{library}.so.0", [], self._tools, {})
         found = self._loaded[library]
+        # Documented by ctypes, in spite of the underscores.
         return str(found._name), int(found._handle)
 
     def stand_in(self) -> None:
