@@ -231,6 +231,7 @@ def _give_rules(old: Any, new: Any) -> None:
 
 
 def _without_state(rule: Any) -> Any:
+    """Copy an update rule with its hooks and hyper-parameters, without state."""
     made = copy.copy(rule)
     # A shallow copy shares these; a rule has no public way to begin anew.
     made._state, made._fp32_param, made.t = None, None, 0

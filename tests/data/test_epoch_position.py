@@ -1,4 +1,4 @@
-"""Where in a known order requests are: workers ask at once, ahead, and again after a snapshot."""
+"""The position of requests in a known order: of workers, prefetched, and after a snapshot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others wrote is printed as something that no terminal obeys, and short."""
+"""Text of others is printed so that no terminal obeys it, and short."""
 
 from __future__ import annotations
 
