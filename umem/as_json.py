@@ -39,8 +39,8 @@ def plain(value: Any) -> Any:
 def named(record: Any, names: Iterable[str], simulated: Collection[str] = ()) -> dict[str, Any]:
     """Return some attributes of a record by name, as plain values.
 
-    What a model says rather than a measurement goes under names that say so: those among
-    ``simulated`` begin with ``simulated_``.
+    Simulated figures have names that say so: those listed in ``simulated`` begin with
+    ``simulated_``.
     """
     return {
         f"simulated_{name}" if name in simulated else name: plain(getattr(record, name))

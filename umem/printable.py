@@ -1,7 +1,7 @@
 """Text from others (names in a trace, names of files), made safe to print and short.
 
-Whatever umem did not write itself goes through here before a terminal, a message or a picture
-gets it.
+All text that umem did not write itself passes through this module before it reaches a terminal, a
+message or a picture.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Estimated floating-point operations and memory traffic of Chainer's functions.
 
-A multiply and an add count as two operations. What is not in the table counts one operation for
-each element of its first input or output, whichever is larger, and reads and writes every byte
-once.
+A multiply and an add count as two operations. A function that is not in the table counts one
+operation for each element of its first input or output, whichever is larger, and reads and writes
+every byte once.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def owner_of(func: Any) -> Any:
 def running_rules(func: Any) -> tuple[bool, bool]:
     """Tell whether a function may be recomputed, and whether its backward must keep its order.
 
-    What else a user's function does cannot be seen: it may run twice, and in another order, where
-    its class says so by ``umem_recomputable``.
+    A user's function may have side effects: it may be recomputed, and in another order, only if its
+    class says so by ``umem_recomputable``.
     """
     return rules_of(owner_of(func).__class__)
 

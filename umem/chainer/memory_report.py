@@ -37,8 +37,8 @@ class MemoryReport(training.Extension):
     - ``data/hit_rate``, ``data/memory_MiB``, ``data/waited_s`` and ``data/raw_MiB`` (of arrays
       loaded, what no codec made smaller), where there is a `umem.data.cached`: since it was made.
 
-    Bytes are those of arrays that Chainer's functions of this thread see: an operation's own
-    workspace is not among them; a trace has it.
+    Bytes are those of arrays that Chainer's functions of this thread see, without the workspace of
+    operations, which only a trace has.
 
     LogReport prints means: give both the same trigger, and its figures are those of the moment.
 

@@ -6,8 +6,8 @@ Each subscriber stands around Chainer's function and the subscribers inside of i
 `Subscriber.place`, whatever the order in which they came. They may leave in any order: when nobody
 listens at a point, Chainer's own function is back, the very object that was there.
 
-A patch that somebody else has put over umem's is kept and said, by an `umem.errors.LeftOnWarning`.
-What lies below it then passes every call straight on to Chainer, for good.
+A later patch of other code over umem's is kept and reported, by an `umem.errors.LeftOnWarning`.
+umem's patch below it then passes every call straight on to Chainer, for good.
 
 Thread-safety: the functions are replaced for the process; a subscriber is told of every thread and
 looks to its own.
@@ -150,7 +150,7 @@ class Point(NamedTuple):
 def _computing() -> Iterator[tuple[Any, str]]:
     """List Chainer's functions that compute by themselves: class and method.
 
-    What is told as `compute` already is left out.
+    Functions that are told as `compute` are left out.
     """
     for kind in dict.fromkeys(_below(function_node.FunctionNode)):
         if kind.__module__.startswith("chainer.functions.") and kind.__name__ != "Forget":

@@ -1,8 +1,8 @@
 """Chainer's update rules on NumPy arrays, chunk by chunk, with the bits of the whole update.
 
 A rule of Chainer computes with whole arrays: its temporaries are as large as the parameter, and
-each of its dozen operations goes through main memory. A rule that goes element by element gives the
-same bits on one chunk after another, which stay in the processor's cache.
+each of its dozen operations reads and writes main memory. An elementwise rule gives the same bits
+on one chunk after another, which stay in the processor's cache.
 """
 
 from __future__ import annotations

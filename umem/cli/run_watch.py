@@ -59,7 +59,7 @@ class LiveRegion:
     def stop(self) -> None:
         """Clear the lines and restore the streams, unless the program replaced them.
 
-        What is written next begins a line.
+        Later output begins on a new line.
         """
         self.draw(())
         if self._is_open:

@@ -1,8 +1,8 @@
 """Items on a disk: records in one file without a name, in a folder that the user may name.
 
-The system removes the file when the last process that has it ends, however it ends: nothing is
-left by a kill, and two runs in one folder do not meet. What went there stays, and when there is no
-more room the rest is loaded from the dataset: on a shuffle no other choice is better. A record is
+The system removes the file when the last process that has it ends, however it ends: a kill leaves
+nothing, and two runs in one folder do not interfere. Items stay once written, and when the file is
+full the rest is loaded from the dataset: on a shuffle no other choice is better. A record is
 
     4 bytes     "uit1"
     4 bytes     CRC-32 of what follows

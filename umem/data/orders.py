@@ -158,8 +158,8 @@ class KnownOrder:
     def serialize(self, serializer: Any) -> None:
         """Save or load seed, epoch and position, through Chainer's protocol.
 
-        Where a cache has the order, what the data are made of is saved, too; a run that goes on
-        with others is told so by a warning.
+        If a cache uses the order, the dataset's fingerprint is saved, too; a run resumed with other
+        data gets a warning.
 
         Raises:
             StateError: what is loaded has another seed.

@@ -1,9 +1,9 @@
 """Items in shared memory, and their eviction.
 
-Positions are those of requests in the known order, through all epochs. What is fetched ahead is
-dealt with, position by position, just as if it were asked for then: so hits are those of the
-policy, to the hit. What the policy lets go before a request that has been dealt with but not come
-yet *lingers* until it comes, in the few percent that memory may be above its limit.
+Positions are those of requests in the known order, through all epochs. Prefetch treats them one by
+one as if the request came then, so that hits are exactly those of the policy. An item that the
+policy evicts after its prefetch and before its request *lingers* until the request comes, in the
+few percent that memory may exceed its limit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The host: how much memory it has left, what its files say of it, and arrays over its memory.
 
 Managed memory overcommits: the driver hands out addresses, and memory is found when pages are
-written. When there is none, the kernel kills the process instead of failing the allocation, so
-somebody has to look before.
+written. When there is none, the kernel kills the process instead of failing the allocation, so umem
+checks before.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ class AskedRanks(NamedTuple):
 def run_ranks(command: list[str], asked: AskedRanks, say: Callable[[str], None]) -> int:
     """Run a command as several ranks; returns its exit status once no process is left.
 
-    What the ranks write is written here, a line at a time, each with the number of its rank. Where
-    one fails, all others are ended, and the last line is a sentence with rank, host and cause.
+    The ranks' output is printed here, a line at a time, each with the number of its rank. If one
+    fails, all others are ended, and the last line is a sentence with rank, host and cause.
 
     Args:
         command: what each rank runs; it must call `this_rank`.

@@ -7,10 +7,9 @@
 ``UMEM_PREFETCH``     ``1``, ``true``, ``on`` or ``yes``; off: no prefetch
 ====================  =============================================================
 
-``0``, ``false``, ``off``, ``no`` and nothing at all (``UMEM_LIMIT=``) mean off; capitals and
-spaces around do not matter. An argument goes before its variable, a variable before the default.
-They are read when they are needed, never at import; blocks such as `umem.managed` do not read
-them.
+``0``, ``false``, ``off``, ``no`` and nothing at all (``UMEM_LIMIT=``) mean off; capitals and spaces
+around do not matter. An argument takes precedence over its variable, a variable over the default.
+They are read when they are needed, never at import; blocks such as `umem.managed` do not read them.
 """
 
 from __future__ import annotations

@@ -114,8 +114,8 @@ def advise(
         unset: take the advice back.
         strict: raise where memory is not managed.
 
-    On pooled memory the advice outlives the array, as the module says: whatever array gets the
-    addresses next has it too, until it is taken back from that one.
+    On pooled memory the advice outlives the array, as the module says: the next array at the
+    addresses has it too, until it is unset there.
 
     Raises:
         HintError: unknown advice, or with ``strict`` memory that is not managed.

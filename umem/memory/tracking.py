@@ -1,6 +1,6 @@
 """Allocations by the code that holds them, and a check for leaks.
 
-What is watched, and by which thread, is as in `umem.memory.statistics`.
+The allocations and threads watched are those of `umem.memory.statistics`.
 """
 
 from __future__ import annotations

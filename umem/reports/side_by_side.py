@@ -108,7 +108,7 @@ def _step(rows: Sequence[ModeRow]) -> _StepCurve | None:
     """Return the last complete step of the first mode that has one, else the longest incomplete
     one.
 
-    Tensors are the same in every mode; how long they live differs, so that time goes in shares.
+    Tensors are the same in every mode; their lifetimes differ, so time is in shares of the step.
     """
     whole = [row for row in rows if row.fits and row.timeline and row.step_seconds]
     row = next(iter(whole or [row for row in rows if row.timeline]), None)

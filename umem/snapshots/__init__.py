@@ -6,8 +6,8 @@ A snapshot is a directory ``step-N`` (``step-N.1`` where that step was saved aga
 - ``values.json``: everything else, as JSON.
 - ``manifest.json``: the format's version, the step, and the length and SHA-256 of the other two.
 
-Where several ranks write one, each has its own two, such as ``arrays-1.safetensors``: what it has
-of arrays that lie in shards, and what differs from the first rank's.
+If several ranks write one, each has its own two, such as ``arrays-1.safetensors``: its parts of
+sharded arrays, and values that differ from the first rank's.
 
 It is written under another name, synchronised, renamed, and its folder synchronised, in this
 order: so a machine that stops at any moment leaves it whole or not there.

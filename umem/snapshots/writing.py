@@ -204,7 +204,7 @@ def _names_of(step: int) -> Iterator[str]:
 def prune(operations: FileOperations, newest: Path, keep: int) -> None:
     """Remove the oldest snapshots; ``keep`` are left, the given one included.
 
-    What holds more than a snapshot's own files stays.
+    Directories that hold more than a snapshot's own files stay.
 
     Raises:
         OSError: one cannot be removed; what it was renamed to is removed by `sweep`.

@@ -1,8 +1,8 @@
 """Recordings of one step at several sizes, laid side by side.
 
-Tensors are matched by the order in which they are allocated, everything else by its order. What
-is freed may come in another order, because the garbage collector has its own time: a tensor then
-lives until the later of its deaths, so that nothing is used after it and no peak is missed.
+Tensors are matched by the order in which they are allocated, everything else by its order. Frees
+may come in another order, because the garbage collector has its own time: a tensor then lives until
+the later of its deaths, so that nothing is used after it and no peak is missed.
 """
 
 from __future__ import annotations

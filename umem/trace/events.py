@@ -160,8 +160,8 @@ def _entry(number: int, sources: Any, retained: Any, *rest: Any) -> TapeEntry:
 class Checker:
     """Checks a sequence of events; raises TraceError at the first inconsistent one.
 
-    What it lets through, everything that follows a trace can work with: figures of bytes are no
-    larger than any machine's, alone and added up.
+    Code that follows a trace relies on these checks: figures of bytes are no larger than any
+    machine's, alone and added up.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Frameworks whose programs umem follows: a row for each of umem's folders, a record once it is in.
 
-What is general asks here; what a framework is like inside, only its folder knows.
+General code asks here; a framework's internals are known to its folder only.
 """
 
 from __future__ import annotations

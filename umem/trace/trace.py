@@ -253,9 +253,9 @@ def check_trace(trace: object) -> None:
 def tail(trace: Trace, start: int) -> Trace:
     """Return the trace from event ``start`` on, with the tensors alive there as its first events.
 
-    What is alive at ``start`` is uploaded first, in the order in which it was allocated, so that
+    The tensors alive at ``start`` are uploaded first, in the order of their allocation, so that
     optimizer state and gradients of the step before count from the first operation. Then comes the
-    mark ``"start"``: to upload them takes no time of the step's.
+    mark ``"start"``, so that uploads take none of the step's time.
     """
     found = Alive(trace.events[:start]).tensors.values()
     uploads = [alloc._replace(uploaded=True) for alloc in found]

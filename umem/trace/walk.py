@@ -1,6 +1,6 @@
 """The walk over the events of a trace: what is alive, and how many bytes are in use.
 
-Whatever follows tensors from their birth to their death, or numbers them anew, does it with these.
+Shared by all code that follows tensors from birth to death, or renumbers them.
 """
 
 from __future__ import annotations

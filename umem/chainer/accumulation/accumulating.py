@@ -29,9 +29,9 @@ class accumulate(Subscriber):
     ``optimizer.update(lossfun, *args)`` in parts of 4 samples. Either is on inside of a with
     statement, or from `enable` to `disable`.
 
-    The gradient is that of the whole batch, not a mean of means: by what the loss was divided is
-    known (means, sums, valid labels, a time step's own count), and each part goes by its share, or
-    the loss is refused. The first time, and where a loss is made of something new, two uneven
+    The gradient is that of the whole batch, not a mean of means: the divisor of each term of the
+    loss is known (means, sums, valid labels, a time step's own count), and each part is weighted by
+    its share, or the loss is refused. The first time, and where a loss has a new term, two uneven
     splits of a few samples are compared with these at once.
 
     Args:

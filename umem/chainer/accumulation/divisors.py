@@ -188,9 +188,9 @@ class TapeReader:
     def _lag(self, node: Any) -> int | None:
         """Return the time step of a term's input relative to the term's own; None outside of loops.
 
-        A term of the third time step is made of what the third call of a layer gave: 0 all the way
-        down, or -1 where the step before comes in. In a loop that goes backwards, or leaves steps
-        out, it is something else, which depends on the samples.
+        The third time step's term has an input from the third call of a layer, which is 0, or from
+        the call before, which is -1. In a loop that runs backwards, or skips steps, it is another
+        number, which depends on the samples.
         """
         passed = self._sites.of(node.creator_node).passed
         for _ in range(MOST_BELOW):

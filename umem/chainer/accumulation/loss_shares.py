@@ -33,8 +33,8 @@ class Count(NamedTuple):
 class LossShares:
     """Computes each part's share of the whole loss, term by term, as parts arrive.
 
-    A total is known when the last part was seen. Until then shares go by a guess, that of the first
-    part times ``scale``; `factor` is what the gradient is to be multiplied by in the end.
+    A total is known after the last part. Until then shares use a guess, the first part's count
+    times ``scale``; `factor` corrects the gradient in the end.
 
     Attributes:
         totals: by what the whole is divided, as far as parts were seen, by name.

@@ -63,8 +63,8 @@ class Mixing:
         """Tell whether batch normalisation is used as instance normalisation: all samples' channels
         in one image.
 
-        That is how instance normalisation is made of it. Of one sample it looks like any other, but
-        where it was seen of several.
+        Chainer's instance normalisation is made so. With one sample it looks like any other batch
+        normalisation, unless it was seen with several.
         """
         x, *others = inputs
         if x.shape[0] != 1 or any(isinstance(y, chainer.Parameter) for y in others):

@@ -242,7 +242,7 @@ def _compared(
 def _splits(size: int) -> list[list[int]]:
     """Return two uneven splits, or fewer for few samples.
 
-    A size comes back at once, so that `umem.chainer.Recompute` does not take graphs for strange.
+    The same sizes are used again at once, so that `umem.chainer.Recompute` recognises the graphs.
     """
     if size < LEAST:
         return [[1] * size]

@@ -34,8 +34,8 @@ class Batch(Protocol):
 class ArgumentsBatch:
     """A batch given as arguments: arrays, variables and lists of equal length.
 
-    What has no length (numbers, None, texts, 0-dimensional arrays, functions) is given to every
-    part. A list of arrays that are all as long as the batch is cut in each of them.
+    Arguments without a length (numbers, None, texts, 0-dimensional arrays, functions) are given to
+    every part. In a list of arrays that are all as long as the batch, each array is split.
 
     Raises:
         SizeError: there is nothing to cut, it is empty, or lengths differ; names each.

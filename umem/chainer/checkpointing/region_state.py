@@ -57,7 +57,7 @@ class RandomState:
     def mark(self, index: int) -> None:
         """Save the generator's state before function ``index`` of the first run.
 
-        That is so where parameters were initialised: only the first run draws their values.
+        This is the case if parameters were initialised: only the first run draws their values.
         """
         self._jumps[index] = np.random.get_state(legacy=False)
         self._reseed(index)

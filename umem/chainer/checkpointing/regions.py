@@ -60,7 +60,7 @@ def checkpoint(
             returned.
         UnsupportedError: an argument or a result is a ChainerX array, or ``static_graph`` runs.
 
-    Whatever ``func`` raises, in either run, passes through.
+    Exceptions of ``func``, in either run, pass through.
 
     Cost: one more forward run of the region. Memory: its inputs between forward and backward.
     Gradients are those of a plain run bit for bit, as long as regions follow one another. Where a

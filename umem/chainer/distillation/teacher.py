@@ -25,9 +25,9 @@ MEMORIES = (None, "managed")
 class Teacher:
     """A frozen network that is run without a graph and without side effects on the run.
 
-    It runs with ``train`` off and without a graph, so that each array goes when the network's own
-    code lets go of it. The generators of NumPy and of CuPy are afterwards where they were, and what
-    it reports is dropped.
+    It runs with ``train`` off and without a graph, so that each array is freed when the network's
+    own code drops it. The generators of NumPy and CuPy are restored afterwards, and its reports are
+    dropped.
 
     Args:
         link: the network; stays as it is, and where it is.

@@ -156,9 +156,9 @@ class SeparableConvolution2D(chainer.Chain):
 def in_groups(link: Any, groups: int) -> Any:
     """Make a grouped convolution of a trained `Convolution2D`, which is not changed.
 
-    Of the weights those are kept that lie in a group, in the order of channels as they are: no
-    convolution in these groups has weights nearer in the sum of squares. What is left out is not
-    made up for; training on is what does that.
+    The weights inside the groups are kept, in the present order of channels: no grouped convolution
+    of these groups has weights nearer in the sum of squares. The other weights are lost; training
+    on makes up for them.
 
     Args:
         link: has a weight, and no groups.

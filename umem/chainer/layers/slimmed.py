@@ -43,8 +43,8 @@ def slimmer(model: Any, rules: Rules, example: Any = None, *, quiet: bool = Fals
     ones' places, in a Chain, ChainList or Sequential. A layer that would not get smaller is left as
     it is, and its row says so.
 
-    An optimizer that is set up goes on: new parameters have rules like those of the layer's, with
-    its hyper-parameters and hooks, and with state that begins at nothing, counts of updates
+    An optimizer that is set up can be used on: new parameters have rules like those of the layer's,
+    with its hyper-parameters and hooks, and with state that begins at nothing, counts of updates
     included. All other state stays. ``undo()`` brings the old layers back with the weights and the
     state that they had.
 

@@ -1,6 +1,6 @@
 """One time inside a `LookaheadPrefetch` block: what it follows, learns and moves.
 
-It follows the events of a recorder of its own, which wraps what `umem.record` wraps: function
+It follows the events of its own recorder, which wraps the points that `umem.record` wraps: function
 hooks do not see gradients. `umem.planner.prefetch` says what an order is, and plans the moves of
 blocks; `Pager` has the device do them.
 """

@@ -156,8 +156,8 @@ class ParallelGraph:
     def cross_entropy(self, scores: Any, labels: Any) -> Any:
         """Return the mean softmax cross entropy over all ranks' labelled nodes; a collective call.
 
-        Summed by part and then over parts in order. Each rank gets the same loss, and goes backward
-        from it. A rank may have no labelled node; where none has, the loss is 0.
+        Summed by part and then over parts in order. Each rank gets the same loss, and must run
+        backward from it. A rank may have no labelled node; if none has, the loss is 0.
 
         Args:
             scores: variable of floats, (n, classes).

@@ -1,6 +1,6 @@
 """Exchange of gradients and parameters between ranks: shards, summed in the order of ranks.
 
-Everything goes through the host, in pieces, so that no message is long and no buffer large.
+All data is sent through the host, in pieces, so that messages and buffers stay small.
 """
 
 from __future__ import annotations

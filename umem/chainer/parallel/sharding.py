@@ -54,10 +54,9 @@ def sharded(optimizer: Any, comm: Any) -> Any:
     all those of rank 0, as ChainerMN's always does. After an update ``grad`` of a parameter is
     still this rank's own; hooks see the averaged one, of this rank's shard.
 
-    Hooks that go by element run on shards: WeightDecay, Lasso, GradientHardClipping, and your own
-    that say ``is_elementwise = True``. GradientClipping and GradientLARS get their norms from one
-    float64 sum of squares a rank, added in the order of ranks: equal to a norm of the whole up to
-    rounding.
+    Elementwise hooks run on shards: WeightDecay, Lasso, GradientHardClipping, and your own that say
+    ``is_elementwise = True``. GradientClipping and GradientLARS get their norms from one float64
+    sum of squares a rank, added in the order of ranks: equal to a norm of the whole up to rounding.
 
     Args:
         optimizer: one of Chainer's, or one with 8-bit states; others whose update rule says in its

@@ -191,8 +191,8 @@ class Distributor(serializer.Deserializer):
 def _check_kind(name: str, stored: Any, live: Any) -> None:
     """Check that a value has the kind of the present one, if there is one.
 
-    A parameter that had no shape when it was saved is None there. What is a whole number here may
-    have become another number, and a number that was summed up an array without dimensions.
+    A parameter that had no shape when it was saved is None there. An integer here may have become a
+    float, and a sum of numbers an array without dimensions.
     """
     if live is None or (stored is None and not isinstance(live, (str, list, tuple, dict))):
         return

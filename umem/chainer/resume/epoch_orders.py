@@ -111,9 +111,9 @@ def _in_order(current_order: Any, current_position: int) -> Any:
 def remember_orders(iterator: Any) -> OrderMemory | None:
     """Wrap the order sampler of an iterator that draws orders ahead; None for one that does not.
 
-    MultiprocessIterator draws in a thread of its own: a sampler that draws from NumPy's global
-    generator would do so at any moment, and no run could be had twice. There it is given a
-    generator of its own, seeded from the global one.
+    MultiprocessIterator draws in another thread: a sampler that draws from NumPy's global generator
+    would do so at any moment, and no run could be had twice. There it is given a generator of its
+    own, seeded from the global one.
 
     Raises:
         StateError: it has given batches already, which must not be.

@@ -68,8 +68,8 @@ def _serialize_loss_scaling(optimizer: Any, saver: Any) -> None:
 def _serialize_broadcast(optimizer: Any, saver: Any) -> None:
     """Save or restore whether ChainerMN's first update has broadcast the parameters.
 
-    It is one where other parameters are there than its optimizer has noted; a run that goes on has
-    them alike already, and would lose an update.
+    An update broadcasts if the model has parameters that the wrapped optimizer has not noted; a
+    resumed run has equal parameters on all ranks already, and would lose an update.
     """
     noted = vars(optimizer).get("target_params")
     if noted is not None:
@@ -114,8 +114,8 @@ def _serialize_rule(rule: Any, parameter: Any, saver: Any) -> None:
 def serialize_link(link: Any, saver: Any) -> None:
     """Save or restore variables that links keep between calls, such as an LSTM's state.
 
-    Those with a graph behind them are left out: a graph is not saved. Where the link has a
-    ``reset_state``, and so would go on from them, that is warned of.
+    Variables with a graph are left out, as a graph is not saved. If the link has a ``reset_state``,
+    and so would continue from them, a warning is given.
     """
     if isinstance(saver, serializer.Serializer):
         kept = list(_kept_variables(link))

@@ -38,8 +38,7 @@ class Resumed:
 class RunSaver:
     """Saves one run to a folder and resumes it; claims the folder until `close`.
 
-    Thread-safety: none; it belongs to the training thread. What it writes in the background are
-    copies.
+    Thread-safety: none; it belongs to the training thread. Copies are written in the background.
 
     Args:
         folder: it and its parents are made where they are missing.

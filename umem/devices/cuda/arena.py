@@ -1,9 +1,9 @@
 """Managed memory that each step finds in the same places, and whose free blocks can be forgotten.
 
-CuPy's pool hands out what was freed in an order of its own, so that no step has the places of the
-one before. Here they repeat (`RepeatingPool`), and what nobody has is known. A block is discarded
-while nobody has it, in an order with the stream of those who get it next (`OrderedDiscards`). So
-only that stream's requests are served here; others go to CuPy's pool.
+CuPy's pool reuses freed memory in an order of its own, so that no step has the addresses of the one
+before. Here they repeat (`RepeatingPool`), and free blocks are known. A free block is discarded in
+the order of the stream that uses it next (`OrderedDiscards`). So only that stream's requests are
+served here; others are served by CuPy's pool.
 """
 
 from __future__ import annotations

@@ -300,7 +300,7 @@ def enter(scope: Scope, process_policy: Callable[[], Policy | None]) -> None:
 def clear() -> None:
     """Remove allocators of the calling thread that no open scope needs.
 
-    What something of the program's own lies on top of goes at a later call.
+    Layers below an allocator of the program's own are removed by a later call.
     """
     while (layer := _top()) is not None:
         layer.forget()

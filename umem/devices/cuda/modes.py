@@ -122,9 +122,8 @@ def allocator(policy: Policy, driver: Driver, pools: Pools) -> tuple[Malloc, Cup
     """Return the allocator to install, and the pool that it uses first.
 
     Plain `managed`, with or without a limit or a preset, is the pool's own method, the same object
-    each time; a preset has a pool of its own. `unmanaged` is CuPy's default pool, with a limit a
-    pool of ours. `hybrid` is a new `Hybrid`, which knows of no pressure yet, over the pools that
-    stay.
+    each time; each preset has its own pool. `unmanaged` is CuPy's default pool, or with a limit a
+    pool of umem's. `hybrid` is a new `Hybrid`, not under pressure yet, over pools that are kept.
 
     Raises:
         SizeError: the limit is below what arrays use already; no pool has changed.

@@ -192,7 +192,7 @@ class Pools:
     def make_room(self, kind: Kind, nbytes: int = 0) -> None:
         """Free CuPy's own free blocks if ``nbytes`` need the space.
 
-        What cudaMalloc gave is never evicted. Where VRAM has room, nothing is given back: CuPy
+        Memory of cudaMalloc is never evicted. Where VRAM has room, nothing is given back: CuPy
         would only ask for it again. Costs a question to the driver.
         """
         if self.is_short(kind, nbytes):

@@ -95,7 +95,8 @@ class CoreHints:
     def _discard_batch(self) -> Any:
         """Look up the driver's batched discard; None if the driver has none.
 
-        cuda.core has it only where cuda-bindings is of CUDA 13, which the driver need not be.
+        cuda.core has it only with cuda-bindings of CUDA 13, which a driver of CUDA 13 does not
+        need.
         """
         found = self.bindings.cuGetProcAddress(_DISCARD, _SINCE, 0)
         if any(map(int, (found[0], *found[2:]))) or not int(found[1]):

@@ -28,9 +28,9 @@ PAGE_BYTES = 4096
 class DeferredLibrary:
     """A library whose functions are queued on CuPy's current stream.
 
-    What returns nothing is queued. What returns something may have looked at memory for it, so that
-    the stream's work is done before; so it is where a result is written to the host. A status that
-    late work ends with is not seen.
+    Functions that return nothing are queued. A function that returns something may have read memory
+    for it, so that the stream's work is done before; so it is where a result is written to the
+    host. A status that late work ends with is not seen.
 
     Args:
         functions: by the names of CuPy's module; each is told which by its annotations.

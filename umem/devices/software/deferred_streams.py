@@ -142,9 +142,9 @@ class DeferredRuntime(HostRuntime):
     def free(self, ptr: int) -> None:
         """Free memory behind all queued work, whose errors are raised by later calls.
 
-        A free waits for that or does not: CUDA promises neither. Queued work that still
-        reads memory that was freed without a wait finds other bytes. What cudaMalloc gave always
-        waits, as every driver does and CuPy's own pool relies on.
+        A free waits for that or does not: CUDA promises neither. Queued work that reads memory
+        freed without a wait finds other bytes. A free of cudaMalloc's memory always waits, as every
+        driver does and CuPy's own pool relies on.
         """
         self._refuse_unknown(ptr)
         self.unpooled(ptr)

@@ -1,7 +1,7 @@
 """Forked children of the software GPU: they get CUDA's own error.
 
-The child has the memory of its parent, and could go on; on a GPU it could not. What only gives
-something back does nothing there, so that a child that leaves the GPU alone ends in peace.
+The child has the memory of its parent, and could continue; on a GPU it could not. Functions that
+only free something do nothing there, so that a child that does not use the GPU ends normally.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class Kernel:
     def ranges(self, given: int) -> list[tuple[int, int, str]]:
         """Return each pointer argument's range (high 0: unknown) and use.
 
-        That is ``"r"``, ``"w"`` or ``"rw"``.
+        The use is ``"r"``, ``"w"`` or ``"rw"``.
         """
         count = self._reach(given, ctypes.addressof(self._ranges))
         found = [(r.low, r.high) for r in self._ranges[:count]]
@@ -271,8 +271,8 @@ def _parts(parameters: str) -> list[str]:
 def _is_taken(option: str) -> bool:
     """Tell whether a compiler option applies on the host.
 
-    Those are steps of warps, names that are not the program's own, and folders that are not in
-    CUDA's place.
+    Options for lockstep of warps apply, macros that are not the program's own, and include paths
+    that do not replace CUDA's headers.
     """
     if option in (*STEPS, IN_ALL_MEMORY):
         return True

@@ -63,7 +63,7 @@ _kept: list[Any] = []
 class SoftwareGPU:
     """The handle of `software_gpu`: the real CuPy on host memory, for the process.
 
-    What it computes is real; VRAM, pages and time are simulated. Counts are those of one device.
+    Arithmetic is real; VRAM, pages and time are simulated. Counts are those of one device.
 
     Attributes:
         devices: all there are, by their numbers; `software_gpu` returns the first.
@@ -305,7 +305,7 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
 def _point_at(module: Any, functions: Any, tools: Toolchain) -> None:
     """Redirect a module's C and Python functions to an object's methods.
 
-    What the object has not is NotImplementedError: it would go to a library that is not there.
+    Functions that the object lacks raise NotImplementedError, as their library is missing.
     """
 
     def handler(name: str) -> Any:

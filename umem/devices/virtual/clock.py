@@ -90,8 +90,9 @@ class Clock:
     def launch(self, host_seconds: float | None, phase: str = "array") -> None:
         """Advance the host by the time of issuing an operation.
 
-        None is a launch, and what Chainer's Python takes for an operation of that phase. What was
-        measured counts where it is less: more may be a wait for the GPU that recorded it.
+        Without a measurement it is a launch and the time of Chainer's Python for an operation of
+        that phase. A measured time counts if it is less: more may be a wait for the GPU that
+        recorded it.
         """
         usual = self._host[phase]
         self.host_seconds += usual if host_seconds is None else min(usual, host_seconds)
@@ -166,7 +167,7 @@ class Clock:
     def move(self, moves: BlockMoves, nbytes: int = 0, *, overlap: bool = False) -> float:
         """Run a prefetch, or an upload of ``nbytes`` from pinned host memory.
 
-        Returns when it is done. With ``overlap`` it runs on a stream of its own.
+        Returns the time when it is done. With ``overlap`` it runs on a separate stream.
         """
         cost = self._prefetch_seconds(moves) + _seconds(nbytes, self._spec.host_in_bandwidth)
         start = max(self._link_free(moves, nbytes), self.host_seconds)

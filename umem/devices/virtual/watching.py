@@ -11,8 +11,8 @@ from umem.trace.events import Alloc, Event, Free, Op
 class EventWatch:
     """Tells a watcher of tensors and workspaces that events allocate.
 
-    What was there before, and arrays without elements, are left out. Not thread-safe: its device's
-    events come one at a time.
+    Earlier allocations, and empty arrays, are left out. Not thread-safe: its device's events come
+    one at a time.
     """
 
     def __init__(self, watcher: Watcher) -> None:

@@ -1,7 +1,7 @@
 """One HTML page of an analysis, with everything in it: no network, no other file.
 
-The page's parts lie in page_parts/: the shell, the style and the scripts. What comes from the
-trace goes into the page as JSON and only there, so that no name in it is read as HTML.
+The page's parts are in page_parts/: the shell, the style and the scripts. Data from the trace is in
+the page as JSON only, so that no name in it is read as HTML.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Column(NamedTuple):
 def table(columns: Sequence[Column], width: int) -> list[str]:
     """Format a heading and rows, no line wider than ``width``.
 
-    The first column gives way: what has no room in it goes on in the next lines.
+    The first column is narrowed: its longer cells continue on the next lines.
     """
     kept = [column._replace(cells=[printable(c) for c in column.cells]) for column in columns]
     while _narrowest(kept) > width and any(column.drop for column in kept):

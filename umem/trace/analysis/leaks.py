@@ -7,10 +7,10 @@ trace ends with the next step, nobody can know what would have been freed a mome
 tensor counts only if alike ones of an earlier step are alive beside it: something collects them.
 
 Not counted: parameters, their gradients, and state (an optimizer's update touches them, or their
-kind says so); what came from the host; and what later steps use, such as a matrix that is
+kind says so); tensors from the host; and tensors that later steps use, such as a matrix that is
 computed once, unless alike ones of several steps are alive at a time: a recurrent network whose
-graph is never cut uses all of its past. What was made before the recording counts only beside
-alike ones that were made in it.
+graph is never cut uses all of its past. What was made before the recording counts only beside alike
+ones that were made in it.
 
 Which step is the next one: the next that updates some of the same parameters. Where two networks
 train in turns, the loss of one lives through the updates of the other.

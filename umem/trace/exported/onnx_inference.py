@@ -4,8 +4,8 @@ ONNX infers the types of one node at a time; what shapes are made of is computed
 (`onnx_folding`). A file of a few hundred bytes could have a rank doubled at each node: so each is
 checked before the next node sees it.
 
-What the model says of the shapes of its own tensors is not read: exporters write it wrongly, and
-ONNX Runtime does not hold to it either.
+The model's own statements on shapes of intermediate tensors are not read: exporters write them
+wrongly, and ONNX Runtime does not keep to them either.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Initialisers and constants of an ONNX graph: their types, and contents only where they are small.
 
-What a shape may depend on is small. Everything else is a weight, of which the shape is enough, so
-that neither its contents nor its file are needed.
+Tensors that a shape may depend on are small. All others are weights, of which the shape is enough,
+so that neither their contents nor their files are needed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Saved tensors and work of each ONNX operator: one table.
 
-What is kept is what Chainer's function of that meaning keeps (``retain_inputs``,
+The saved tensors are those of Chainer's function of that meaning (``retain_inputs``,
 ``retain_outputs`` and arrays on the function itself), or, where Chainer has none, what the formula
 of the derivative reads. Other frameworks keep the same tensors for most operators; docs/onnx.md
 says where PyTorch differs.

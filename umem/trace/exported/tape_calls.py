@@ -15,7 +15,7 @@ from umem.trace.exported.operators import Operator
 class GradientWay:
     """The destination of one input's gradient: tensor, bytes and memory.
 
-    ``shared``: it is the gradient of the output, or lies in it.
+    ``shared``: it is the output's gradient, or a view of it.
     """
 
     name: str

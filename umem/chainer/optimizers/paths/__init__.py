@@ -24,8 +24,8 @@ TYPES = ("float16", "float32", "float64")
 def update(step: Step, x: Any, grad: Any, states: Sequence[QuantizedState]) -> None:
     """Update a parameter and its 8-bit states in place.
 
-    Arrays of NumPy that are not contiguous, or have 16 bits, go by copies of chunks; those of CuPy
-    that are not contiguous by a copy.
+    NumPy arrays that are not contiguous, or are float16, are updated through copies of chunks;
+    those of CuPy that are not contiguous by a copy.
 
     Raises:
         UnsupportedError: the parameter is no float of 16, 32 or 64 bits; nothing has changed.
