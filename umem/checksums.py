@@ -95,7 +95,7 @@ def check_arrays(notes: Mapping[str, str], arrays: Arrays) -> None:
     Cost: reads every array once.
 
     Raises:
-        ValueError: what is not as it was written.
+        ValueError: a note or an array differs; the message names it.
     """
     for name, expected in sums_in(notes, arrays).items():
         if sum_of(name, arrays[name]) != expected:

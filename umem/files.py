@@ -74,7 +74,7 @@ def check_target(path: Path, *, force: bool, way_out: str = "name another file")
     Args:
         path: the name of the file.
         force: whether a file that exists is replaced.
-        way_out: what to do about one that exists.
+        way_out: for the message, what to do if the file exists.
 
     Raises:
         FileError: a folder, a link, a device is there, or a file that must not be

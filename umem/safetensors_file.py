@@ -83,7 +83,7 @@ def pieces(arrays: Arrays, notes: Mapping[str, str] | None = None) -> Iterator[m
 
     Args:
         arrays: C-contiguous, of a type that has a name.
-        notes: what else the header says, which the format calls metadata.
+        notes: further text in the header, which the format calls metadata.
     """
     in_order = _in_order(arrays)
     yield memoryview(header(in_order, notes))
@@ -104,7 +104,7 @@ def header(
 
     Args:
         arrays: of types that have a name.
-        notes: what else the header says.
+        notes: further text in the header.
         alignment: the first array begins at a multiple of this many bytes.
         separators: as in `json.dumps`.
     """
@@ -139,7 +139,7 @@ class SafetensorsFile(Mapping[str, Array]):
     The header was read and found to fit the length of the file.
 
     Attributes:
-        notes: what else the header says.
+        notes: further text in the header.
         described: the shape of each array and NumPy's name of its type.
 
     Raises:

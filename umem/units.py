@@ -38,7 +38,7 @@ def parse_bytes(size: str | SupportsIndex, name: str = "size") -> int:
 
     Args:
         size: the size, above zero.
-        name: what the caller calls it; it starts the error message.
+        name: of the argument; it starts the error message.
 
     Raises:
         SizeError: it is not a size, or is zero, negative, or 8 EiB or more.

@@ -41,7 +41,7 @@ class Subscriber:
     A method that a class does not override costs nothing: its point is not replaced.
 
     Attributes:
-        place: who stands around whom; the lowest outermost.
+        place: the order of subscribers at a point; the lowest is outermost.
     """
 
     place: float = 0

@@ -26,7 +26,7 @@ class Recording:
 
     Args:
         path: where to.
-        keeper: what records; see `at_sizes`.
+        keeper: the recorder; see `at_sizes`.
         script: the script's short name.
         again: the words of a command that would run it so again; empty: none is offered.
         stop, force: as the command has them.

@@ -214,7 +214,7 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
     Args:
         words: the script and its arguments.
         gpu: the virtual GPU that the script ran on, if any.
-        vram: what it had instead of the table's, if anything.
+        vram: the VRAM given instead of the table's, if any.
     """
     causes = list(_causes(error))
     if any(isinstance(cause, OutOfMemoryError) for cause in causes):

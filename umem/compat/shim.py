@@ -32,7 +32,7 @@ class Shim:
         name: short and unique; tests and the table of ``umem compat --check`` refer to it.
         module: the module whose source is changed.
         versions: the mend is applied where this requirement holds ("numpy>=2.0"); "any" always.
-        symptom: what a user sees without it.
+        symptom: the error that a user sees without it.
         link: where the change that broke it is announced.
         until: when the mend can go.
         replacements: the texts, applied in order.

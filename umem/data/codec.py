@@ -22,7 +22,7 @@ class Codec(Protocol):
 
         Args:
             buffer: bytes, in one dimension.
-            dtype: what they are, as NumPy writes it: ``"<f4"``; ``"|u1"`` for bytes.
+            dtype: of the numbers, as NumPy writes it: ``"<f4"``; ``"|u1"`` for bytes.
         """
 
     def decompress(self, data: memoryview, nbytes: int) -> Any:

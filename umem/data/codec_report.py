@@ -18,8 +18,8 @@ class KindReport:
         way: how they are compressed now; ``raw`` where that does not help.
         count: how many there were.
         kept_raw_count: how many of them are kept raw.
-        array_bytes: what they had.
-        stored_bytes: what is left of them.
+        array_bytes: their uncompressed bytes.
+        stored_bytes: their compressed bytes.
     """
 
     dtype: str
@@ -44,7 +44,7 @@ class CodecReport:
         kinds: a row for each kind of array.
         decoded_count: how many buffers were asked for again; those that are raw do not count.
         decoded_bytes: bytes that they have, all of which were asked for.
-        decoding_seconds: what that took.
+        decoding_seconds: time of decoding.
     """
 
     kinds: tuple[KindReport, ...]

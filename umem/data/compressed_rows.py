@@ -30,9 +30,9 @@ class RowsReport:
     """Stored and decoded bytes of a `CompressedRows` dataset in this process.
 
     Attributes:
-        array_bytes: what the rows have.
-        stored_bytes: what is kept of them.
-        block_bytes: what a block has, the last one excepted.
+        array_bytes: uncompressed bytes of the rows.
+        stored_bytes: their compressed bytes.
+        block_bytes: uncompressed bytes of a block, the last one excepted.
         used_bytes: bytes of the rows that were asked for.
         decoded_bytes: bytes that were decoded for them.
         codec: how, and what that took.

@@ -100,7 +100,7 @@ class BloscCodec:
 
         Args:
             buffer: bytes, in one dimension; not changed, and not kept.
-            dtype: what they are, as NumPy writes it: they are sorted by its size.
+            dtype: of the numbers, as NumPy writes it: bytes are shuffled by its size.
 
         Returns:
             What `decompress` takes; None: it does not shrink below 0.9 of its bytes.
@@ -117,7 +117,7 @@ class BloscCodec:
         """Decompress a buffer into a new writable uint8 array of shape (nbytes,).
 
         Args:
-            data: what `compress` returned.
+            data: a result of `compress`.
             nbytes: how many bytes the buffer had.
 
         Raises:

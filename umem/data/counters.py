@@ -19,7 +19,7 @@ class DataCounters:
         disk_count: read from the disk tier.
         load_count: made by the dataset below.
         hit_bytes, disk_bytes, loaded_bytes: of items packed, by where they came from.
-        content_bytes: what the arrays of loaded items have; raw_bytes: of these, kept as they are.
+        content_bytes: bytes of the arrays of loaded items; raw_bytes: of these, kept as they are.
         memory_bytes: of items in memory now, packed; peak_memory_bytes: the most ever, with what is
             held until a request that is about to come.
         spilled_bytes: in the disk tier now.

@@ -61,7 +61,7 @@ def unpack(data: Any, codec: Codec) -> Any:
     """Deserialize an item from bytes.
 
     Args:
-        data: what `pack` wrote, as any buffer; nothing of it is held afterwards.
+        data: a result of `pack`, as any buffer; no reference to it is kept.
         codec: the one that wrote it.
 
     Raises:

@@ -46,7 +46,7 @@ class NextUses:
     before then, so that hits up to there are those of knowing everything.
 
     Args:
-        order: which has been told how many items there are.
+        order: knows the number of items.
         length: of an epoch.
 
     Thread-safety: for one thread at a time.

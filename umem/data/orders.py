@@ -111,7 +111,7 @@ class KnownOrder:
         """Return the order of the next epoch, a copy that the iterator owns.
 
         Args:
-            current_order: that of the epoch which ends; 0, 1, 2, ... when an iterator begins.
+            current_order: the order of the epoch that ends; 0, 1, 2, ... when an iterator begins.
             current_position: of the iterator in it.
 
         Raises:
@@ -162,7 +162,7 @@ class KnownOrder:
         data gets a warning.
 
         Raises:
-            StateError: what is loaded has another seed.
+            StateError: the loaded order has another seed.
         """
         seed = int(serializer("seed", f"{self.seed}"))  # 64 bits without a sign
         if seed != self.seed:

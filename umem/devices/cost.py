@@ -15,17 +15,17 @@ class StepCost:
         seconds: the time; ``seconds_low`` and ``seconds_high`` with every cost constant of the
             model at the quick, and at the slow end of its range. ``step_seconds`` has the time of
             each step, from one update to the next.
-        host_seconds: what the host needs to issue the ``op_count`` operations: no GPU is quicker.
+        host_seconds: time of the host to issue the ``op_count`` operations: no GPU is quicker.
         compute_seconds: the operations alone; ``stall_seconds`` what they waited for memory.
         peak_bytes: the most that tensors and workspace held at once.
-        reserved_peak_bytes: what the pools took for that.
+        reserved_peak_bytes: the most that the pools reserved for that.
         resident_peak_bytes: the most VRAM in use, in whole blocks.
         host_bytes: the host memory that what has no room in VRAM takes.
         migrated_in_bytes, migrated_out_bytes: blocks that moved into VRAM and out of it.
         populated_bytes: blocks that were given memory when they were first written.
-        remote_bytes: what was read and written over the bus in place.
-        uploaded_bytes: what the program copied from the host.
-        sent_bytes, fetched_bytes: what was copied to pinned host memory to make room, and back.
+        remote_bytes: bytes accessed in place over the bus.
+        uploaded_bytes: bytes that the program copied from the host.
+        sent_bytes, fetched_bytes: bytes copied to pinned host memory to make room, and back.
         fault_count: the blocks that faults brought in or populated.
     """
 

@@ -35,7 +35,7 @@ class DeviceKind:
     """A row of the table of devices.
 
     Args:
-        name: what ``--device`` calls it.
+        name: its name for ``--device``.
         simulated: whether residency and time are a model's, of a GPU that has to be named.
         open: opens one.
         why_not: says why a process has none unless it enters a block; None where it has one.

@@ -138,7 +138,7 @@ def _advise(device: Device, array: Any, advice: Advice, place: Place) -> str:
     """Give, read back and take back one advice.
 
     Raises:
-        _Failed: what was read back differs.
+        _Failed: the advice read back differs.
     """
     before = _advised(device, array, advice)
     try:

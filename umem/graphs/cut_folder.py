@@ -186,7 +186,7 @@ def open_cut(folder: str | Path, graph: GraphData | None = None) -> Cut:
     """Read the description of a cut; the files of parts are opened when they are used.
 
     Args:
-        folder: what `umem.graphs.cut` or ``umem graph cut`` wrote.
+        folder: an output of `umem.graphs.cut` or ``umem graph cut``.
         graph: see that it is this one that was cut; costs a pass over its arrays.
 
     Raises:

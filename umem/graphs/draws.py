@@ -32,7 +32,7 @@ def different_ties(draw: Callable[[int], Array], count: int, *, function: str, w
     Args:
         draw: makes edges, as numbers, of a number of draws; some may be dropped or equal.
         count: of different ties.
-        function: who asks for them.
+        function: the caller's name, for the error.
         where: names the place that has too few, for the error.
 
     Raises:

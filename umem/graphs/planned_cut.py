@@ -12,7 +12,7 @@ class PlannedCut:
     """A cut for ``umem.choose_ranks``, described by its counts; features are never read.
 
     Args:
-        folder: what `umem.graphs.cut` or ``umem graph cut`` wrote.
+        folder: an output of `umem.graphs.cut` or ``umem graph cut``.
 
     Attributes:
         nodes: by part.

@@ -30,7 +30,7 @@ def verify_once(path: Path, checksum: str, verify: Callable[[], None]) -> None:
 
     Args:
         path: of the file; its mark has the suffix ".verified".
-        checksum: what it is compared with.
+        checksum: the expected one.
         verify: does so; raises where it differs, and nothing is remembered.
 
     Raises:

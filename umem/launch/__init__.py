@@ -55,13 +55,13 @@ def run_ranks(command: list[str], asked: AskedRanks, say: Callable[[str], None])
     fails, all others are ended, and the last line is a sentence with rank, host and cause.
 
     Args:
-        command: what each rank runs; it must call `this_rank`.
+        command: the command of each rank; it must call `this_rank`.
         asked: how many, and where.
         say: prints a line of the job's own.
 
     Raises:
         MissingDependencyError: mpi4py or mpiexec is missing; nothing was started.
-        LaunchError: they do not belong together, a host does not answer, root was not allowed;
+        LaunchError: mpi4py and mpiexec do not match, a host does not answer, root was not allowed;
             nothing was started.
     """
     if not mpi.may_run_as_root(asked.allow_root):

@@ -42,7 +42,7 @@ class Job:
 
     Args:
         line: its command line; it names the rank of each line that ranks write.
-        variables: what is in the environment besides what is there.
+        variables: of the environment, besides the present ones.
     """
 
     def __init__(self, line: list[str], variables: dict[str, str]) -> None:

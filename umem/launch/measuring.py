@@ -72,8 +72,8 @@ def measure_link(hosts_file: Path | None = None, *, allow_root: bool = False) ->
 
     Raises:
         MissingDependencyError: mpi4py or mpiexec is missing; nothing was started.
-        LaunchError: they do not belong together, a host does not answer, root was not allowed, or
-            the ranks failed; no process is left.
+        LaunchError: mpi4py and mpiexec do not match, a host does not answer, root was not allowed,
+            or the ranks failed; no process is left.
     """
     if not mpi.may_run_as_root(allow_root):
         raise LaunchError("you are root: umem doctor --mpi --allow-root starts ranks all the same")

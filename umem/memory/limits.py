@@ -71,7 +71,7 @@ def parse_limit(limit: Size, name: str = "limit") -> Limit:
 
     Args:
         limit: above zero; a percentage is at most 100.
-        name: what the caller calls it; it starts the error message.
+        name: of the argument; it starts the error message.
 
     Raises:
         SizeError: it is no limit; the message names what is accepted.

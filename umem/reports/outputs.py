@@ -17,9 +17,9 @@ class ReportRequest(NamedTuple):
 
     Attributes:
         analysis: of the trace.
-        name: what the trace is called.
-        vram: what to compare the peak with.
-        provenance: what to say of where the report comes from, in this order.
+        name: of the trace.
+        vram: compared with the peak.
+        provenance: facts about the report's source, in this order.
     """
 
     analysis: Analysis
@@ -34,10 +34,10 @@ class Output:
 
     Attributes:
         name: the option that asks for it, ``--name FILE``, or ``--export name FILE``.
-        help: what it is good for, in a few words.
+        help: its use, in a few words.
         write: writes the file.
         is_export: whether ``--export`` asks for it, rather than an option of its own.
-        then: what to do with the file, as a sentence; or empty.
+        then: a sentence on using the file; or empty.
     """
 
     name: str

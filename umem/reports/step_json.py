@@ -23,8 +23,8 @@ def summary(analysis: Analysis, name: str, vram: Vram | None = None) -> dict[str
     """Return a trace's figures; events count from 0, steps from 1 as in the recorded run.
 
     Args:
-        name: what the trace is called.
-        vram: what to compare the peak with.
+        name: of the trace.
+        vram: compared with the peak.
     """
     trace = analysis.trace
     content = {
@@ -65,8 +65,8 @@ def comparison_json(
     """Return every figure of both traces with its change; null where one has none.
 
     Args:
-        before, after: what the traces are called.
-        vram: what to compare both peaks with.
+        before, after: names of the traces.
+        vram: compared with both peaks.
     """
     content: Mapping[str, Any] = {
         "before": before,
@@ -88,7 +88,7 @@ def ranks_json(found: RankedTraces, vram: Vram | None = None) -> dict[str, Any]:
 
     Args:
         found: the ranks.
-        vram: what to compare the largest peak with.
+        vram: compared with the largest peak.
     """
     compared = None if vram is None else _vram(vram, found.largest.peak_bytes / vram.nbytes)
     return {**found.to_json(), "vram": compared}

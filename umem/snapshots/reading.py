@@ -36,8 +36,8 @@ class SavedRun:
     Attributes:
         path: its directory.
         step: updates that the run had made.
-        values: what this rank has saved as JSON.
-        arrays: what was saved as arrays, read one by one.
+        values: this rank's JSON values.
+        arrays: the saved arrays, read one by one.
         ranks: how many have written it.
         readers: how many read it together.
     """
@@ -95,7 +95,7 @@ def read(operations: FileOperations, path: Path, rank: int = 0, count: int = 1) 
     """Read and verify one snapshot, which takes one pass over its bytes and their SHA-256.
 
     Args:
-        rank: who reads, of ``count`` that all do: each checks its share of the files with arrays.
+        rank: the reader, one of ``count``: each verifies its share of the files with arrays.
 
     Raises:
         TornError: it is torn, or not umem's. SnapshotError: it is of a newer version.

@@ -21,8 +21,8 @@ class ArraysOfRanks(Mapping[str, "np.ndarray[Any, Any]"]):
     on both was written once.
 
     Args:
-        files: those of all ranks.
-        values: what all ranks have saved as JSON.
+        files: of all ranks.
+        values: all ranks' JSON values.
         rank: the one whose arrays are read; one that did not write reads another's.
     """
 

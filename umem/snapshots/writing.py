@@ -46,7 +46,7 @@ def write_snapshot(
     Args:
         folder: where snapshots lie; it exists.
         arrays: by name, C-contiguous; they must not change meanwhile.
-        values: what JSON can say.
+        values: JSON values.
 
     Returns:
         its directory.
@@ -100,7 +100,7 @@ def publish(
     """Rename a temporary directory that all ranks have written to a snapshot; returns its path.
 
     Raises:
-        FileError: it cannot be done, and there is no snapshot.
+        FileError: it cannot be renamed, and there is no snapshot.
     """
     with _telling(operations, directory.parent, _ROOM):
         manifest = Manifest(step, files, ranks=len(files) // 2).to_json()

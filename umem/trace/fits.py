@@ -84,10 +84,10 @@ class Fits:
     """Extrapolators to one size, one for each kind of figure, fitted to the recorded sizes.
 
     Attributes:
-        fit: for what is exact, and for times along one axis: from the last of the values.
-        used: which these are.
-        measured: for workspace.
-        rough: for times.
+        fit: extrapolates exact figures, from the values in ``used``.
+        used: the slice of recorded values that the fit uses.
+        measured: extrapolates workspace.
+        rough: extrapolates times.
         said: the size, for errors.
         is_grid: whether workspace may follow a tensor (`along_a_tensor`).
     """
@@ -166,7 +166,7 @@ def along_a_tensor(
 
     Args:
         tensors: of each tensor of the operation the bytes at the recorded sizes, and at the size.
-        workspace: what was measured at the recorded sizes.
+        workspace: measured at the recorded sizes.
     """
     lines = [(_line(recorded, workspace), nbytes) for recorded, nbytes in tensors]
     found = [(line, nbytes) for line, nbytes in lines if line is not None]

@@ -17,7 +17,7 @@ class Folder(NamedTuple):
     """A framework that a folder of umem supports.
 
     Args:
-        name: what people call it.
+        name: as people know it.
         package: its top package.
         module: the folder, which registers the framework when it is imported.
         pool_name: a name in it that is bound to CuPy's default pool, once, at its import.
@@ -39,7 +39,7 @@ class Framework:
     """The interface of a framework to the rest of umem.
 
     Args:
-        name: what people call it.
+        name: as people know it.
         source: reports its operations to recorders.
         parts: the arrays, or other containers of them, in one of its objects; None where the
             object is none of its own. Raises HintError where it cannot have any yet.

@@ -132,7 +132,7 @@ class Trace:
                 in some only.
             SizeError: a size that is not a whole number of at least 1, other axes than the first
                 has.
-            TraceError: what is no trace, such as the path of one.
+            TraceError: an argument is not a trace, such as the path of one.
         """
         from umem.trace.align import check_growth
 

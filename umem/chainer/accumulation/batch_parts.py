@@ -19,7 +19,7 @@ class MicroBatches:
 
     Attributes:
         size: samples of a micro-batch; less than was asked for after running out of memory.
-        gradient: what computes.
+        gradient: computes the gradients.
     """
 
     def __init__(

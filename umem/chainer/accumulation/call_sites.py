@@ -91,7 +91,7 @@ class CallSites:
     """Records where in the program each function of one part's loss is called. For one thread.
 
     Args:
-        before: those of another part, which know the same program.
+        before: the call sites of an earlier part of the same program.
     """
 
     def __init__(self, before: CallSites | None = None) -> None:

@@ -34,7 +34,7 @@ class LossReading(NamedTuple):
 
     Attributes:
         terms: its terms.
-        weight: what ``weight=`` says of these samples; None without it.
+        weight: the value of ``weight=`` for these samples; None without it.
         values: of each term, by its key, where it is known.
         beside: the shapes of what a sum was made of beside parameters, by its key.
     """

@@ -125,7 +125,7 @@ class _Place(NamedTuple):
 
     Attributes:
         factors: the derivative of the loss by it, in its shape.
-        marks: what was passed.
+        marks: the divisors on the way.
     """
 
     node: Any

@@ -51,7 +51,7 @@ class LossShares:
         """Return a part's share of each term.
 
         Args:
-            found: what each of its terms was divided by.
+            found: the divisor of each of its terms.
             scale: how many such parts the whole is thought to be.
 
         Raises:

@@ -28,7 +28,7 @@ def weighed(weight: Any, given: Arguments) -> float:
     """Return the divisor of a part's loss, as ``weight=`` gives it.
 
     Raises:
-        AccumulationError: that is no number, negative, or not finite.
+        AccumulationError: it is not a number, negative, or not finite.
     """
     value = weight(*given.args, **given.kwargs)
     try:

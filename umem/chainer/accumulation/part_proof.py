@@ -67,7 +67,7 @@ class Proof:
 
         Args:
             parts: the samples of each part.
-            facts: what the loss of each is made of.
+            facts: those of each part's loss.
             most: how many samples fit in memory; four are tried where it is fewer.
             before: the state in which they began.
 

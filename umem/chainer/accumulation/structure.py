@@ -25,7 +25,7 @@ class PartFacts:
         counted: for each term with a count its place among the calls, and the count per sample;
             None for labels, which add up whatever they are.
         lags: for each term with a count what `Term.lag` says, and the term.
-        numbers: those that have to be the same in every part.
+        numbers: constant factors, equal in every part.
         totals: by what terms were divided, by the names of what the whole is divided by.
         loss: its absolute value, where it is compared with others.
     """
@@ -118,7 +118,7 @@ def see_that_they_add_up(whole: PartFacts, parts: Sequence[PartFacts]) -> None:
     """Check that the divisors counted in the parts sum to those of the whole batch.
 
     Raises:
-        AccumulationError: one does not.
+        AccumulationError: they do not; the message names the term.
     """
     for name, (value, term) in whole.totals.items():
         told = [part.totals.get(name, (0.0, ""))[0] for part in parts]

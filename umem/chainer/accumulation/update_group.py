@@ -179,7 +179,7 @@ def _one_count(node: Any, own: frozenset[int], sites: CallSites) -> Count:
     """Return the divisor of a loss as a whole.
 
     Raises:
-        AccumulationError: it cannot be known, or there are several; says where.
+        AccumulationError: it is unknown, or terms have different ones; names the place.
     """
     give = f"give the loss function to optimizer.update, or {WEIGHT}"
     found: set[float | None] = set()

@@ -31,7 +31,7 @@ class WholeGradient(Subscriber):
     """Computes the gradient of a whole batch by backward passes over its parts.
 
     Attributes:
-        weight: what the user says of the loss's divisor; see `umem.chainer.accumulate`.
+        weight: the user's divisor of the loss; see `umem.chainer.accumulate`.
         masks: dropout masks of the whole batch, while it is gone through with them.
         made: parameters of any model that got their arrays since this list was emptied.
     """
@@ -65,8 +65,8 @@ class WholeGradient(Subscriber):
         Returns what the loss of each part is made of.
 
         Raises:
-            AccumulationError: it cannot be had in parts; says why. Gradients are of some parts.
-            whatever the loss function raises.
+            AccumulationError: it cannot be computed in parts; says why. Gradients are of some
+            parts. whatever the loss function raises.
         """
         parts, totals = slices(sizes), None
         state, made = StepState(self._model), len(self.made)
@@ -184,7 +184,7 @@ class WholeGradient(Subscriber):
         """Add the gradient of some samples to the parameters' gradients.
 
         Args:
-            shares: what their share of the whole is to be found from; None: they are the whole.
+            shares: from which their share is computed; None: they are the whole batch.
             scale: how many such parts the whole is thought to be.
             first: of the first part of the whole, if this is another.
             before_backward: called between forward and backward.
@@ -337,7 +337,7 @@ class AddedPart(NamedTuple):
     Attributes:
         loss: the loss's array.
         share: its share of the whole loss, where there is one.
-        facts: what the loss is made of.
+        facts: the terms of the loss.
     """
 
     loss: Any

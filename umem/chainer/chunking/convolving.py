@@ -44,7 +44,7 @@ class ConvolutionCall(NamedTuple):
         windows: of outputs in images.
         groups: into how many the channels are divided.
         cap: for its columns, and for what is copied beside them.
-        label: what it is called in a message.
+        label: its name in messages.
     """
 
     xp: Any

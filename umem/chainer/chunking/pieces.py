@@ -24,7 +24,7 @@ class Cap:
     """A cap, and whether its excess was reported.
 
     Attributes:
-        nbytes: what the temporary arrays of one call may take.
+        nbytes: the most that the temporary arrays of one call may take.
         exact: whether what differs from Chainer's own result by a bit is left to Chainer.
         layouts: with ``exact``, by call: the strides of Chainer's result, or None where its bits
             were others.
@@ -50,7 +50,7 @@ class Part(NamedTuple):
     """Some samples and, if it is a single sample, a band of its output positions.
 
     Attributes:
-        samples: which.
+        samples: their range.
         band: from and to which output position, along each axis.
         positions: the same, in one number for all axes: a band is one run of them.
     """

@@ -69,8 +69,9 @@ def overlaps(windows: Windows, band: tuple[Range, ...]) -> tuple[Overlap, ...]:
     """List the overlaps of a band with the image, one for each kernel offset, in memory order.
 
     Args:
-        windows: those of the call.
-        band: which of them, along each axis; indexes of outputs and columns are relative to it.
+        windows: of the call.
+        band: the range of windows along each axis; indexes of outputs and columns are relative to
+            it.
     """
     found = []
     for number, place in enumerate(product(*map(range, windows.kernel))):

@@ -148,7 +148,7 @@ class Softened:
 
     Args:
         output: the teacher's scores, a Variable or an array of shape (n, classes, ...).
-        temperature: what scores are divided by.
+        temperature: scores are divided by it.
 
     Raises:
         DistillationError: scores are not finite.

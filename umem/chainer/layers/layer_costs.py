@@ -21,7 +21,7 @@ class ForwardCosts:
 
     Attributes:
         operations: all that it takes; a multiply and an add count as two.
-        of_layer: those of layers, by path.
+        of_layer: operations of each layer, by path.
         calls: how often a layer was called, by path.
         outputs: shapes and types of what came out.
     """
@@ -37,7 +37,7 @@ def forward_costs(model: Any, layers: dict[str, Any], inputs: Sequence[Any]) -> 
 
     Args:
         layers: links by path, whose operations are told apart.
-        inputs: what the model is called with.
+        inputs: the arguments of the model.
 
     Raises what the model does.
     """
@@ -104,7 +104,7 @@ class LayerRow:
 
     Attributes:
         path: in the model.
-        before, after: what it was and is.
+        before, after: descriptions of the old and the new layer.
         bytes_before, bytes_after: of its parameters; None for a tie, whose layers have other rows.
         operations_before, operations_after: a sample's, forward, as a trace has them: a multiply
             and an add are two. None without an example.

@@ -15,7 +15,7 @@ def on_host(link: Any, name: str) -> np.ndarray[Any, Any]:
     """Return a parameter's array on the host.
 
     Raises:
-        DataError: it has none yet.
+        DataError: it is not initialised.
     """
     parameter = getattr(link, name)
     if parameter.array is None:

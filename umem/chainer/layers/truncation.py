@@ -56,8 +56,8 @@ class RankWish:
 
         Args:
             singular: its singular values, shape (largest rank,), the largest first.
-            unit_bytes: what a rank of 1 takes.
-            fixed_bytes: what is there at any rank.
+            unit_bytes: bytes of a rank of 1.
+            fixed_bytes: bytes at any rank.
 
         Raises:
             SizeError: a rank above the largest, or a limit below what a rank of 1 takes.
@@ -86,7 +86,7 @@ def check_factors(rank: Any, *sizes: int | None, name: str = "rank") -> None:
     """Check that a rank suits a matrix of these sizes, as far as they are known.
 
     Args:
-        name: what it is called where it was given.
+        name: its name in messages.
 
     Raises:
         SizeError: it is no int of at least 1, or above a size.

@@ -90,7 +90,7 @@ class Ties(Switch):
     """The ties that `tie` made in a model.
 
     Attributes:
-        pairs: who has the parameter registered, and who merely holds it.
+        pairs: the place that has the parameter registered, and one that merely holds it.
     """
 
     def __init__(self, model: Any, pairs: Pairs) -> None:

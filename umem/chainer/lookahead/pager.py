@@ -91,7 +91,7 @@ class Pager:
     """Carries out a plan's moves on a side stream.
 
     Attributes:
-        fetched_bytes, sent_bytes, discarded_bytes: what it has asked for.
+        fetched_bytes, sent_bytes, discarded_bytes: totals of its requests.
     """
 
     def __init__(self, device: Device) -> None:

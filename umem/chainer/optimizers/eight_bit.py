@@ -20,7 +20,7 @@ class QuantizedOptimizer(GradientMethod):
     """Mixin that gives Chainer's optimizers 8-bit states.
 
     Attributes:
-        policy: which states have 8 bits, and where they lie.
+        policy: decides which states have 8 bits, and their memory.
     """
 
     policy = StatePolicy()

@@ -132,7 +132,7 @@ class PartAggregation(chainer.FunctionNode):
         entries: data and indices of the blocks of the matrix.
         starts: their indptr.
         sent: by message, the rows that this rank sends.
-        buffers: what is sent and what arrives.
+        buffers: of messages sent and received.
         entry_count: entries of all blocks.
     """
 

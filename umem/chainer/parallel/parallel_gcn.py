@@ -105,7 +105,7 @@ class ParallelGCN(chainer.ChainList):
         """Return the column count of each halo exchange of a step, both directions; see `HaloPlan`.
 
         Args:
-            x: what the model is called with.
+            x: the argument of the model.
             train: whether backward is counted, too.
         """
         widths = []

@@ -33,7 +33,7 @@ class ParallelGraph:
     the longest message: at most the rows of one part.
 
     Args:
-        folder: what `umem.graphs.cut` or ``umem graph cut`` wrote.
+        folder: an output of `umem.graphs.cut` or ``umem graph cut``.
         comm: a communicator of ChainerMN or mpi4py; None: this process has all parts.
         graph: see that the cut is of this graph.
 

@@ -70,7 +70,7 @@ def to_parts(ranks: Ranks, count: int, x: Any) -> Any:
     """Broadcast an array to the parts of this rank, differentiably: (...) to (parts, ...).
 
     Args:
-        ranks: that have a part of the sum each; every one of them has to go backward.
+        ranks: each has a part of the sum; every one of them must run backward.
         count: parts of this rank.
         x: variable, the same on all ranks.
     """

@@ -89,7 +89,7 @@ class Ranks:
         """Raise on all ranks if values differ between ranks, or one has an error.
 
         Raises:
-            DataError: they have not, or one has: on every rank, which names it and its host.
+            DataError: one of these, on every rank; the message names the rank and its host.
         """
         if error is not None and self.size == 1:
             raise error

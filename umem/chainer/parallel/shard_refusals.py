@@ -20,7 +20,7 @@ def check_optimizer_of_shards(optimizer: Any) -> None:
     """Raise unless an optimizer can update shards, as far as this rank can tell.
 
     Raises:
-        UnsupportedError: it cannot, by its name.
+        UnsupportedError: it cannot; the message names it.
     """
     if not isinstance(optimizer, chainer.GradientMethod):
         raise UnsupportedError(

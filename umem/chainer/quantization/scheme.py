@@ -34,8 +34,8 @@ class Scheme:
     """The parameters of a quantisation.
 
     Attributes:
-        bits: those of a weight, 8 or 4.
-        activation_bits: those of an input, 8 or 4.
+        bits: of a weight, 8 or 4.
+        activation_bits: of an input, 8 or 4.
         group: columns of a row that share a multiplier, in 4 bits; None where a row has but its
             scale.
 

@@ -21,7 +21,7 @@ class Collector(serializer.Serializer):
     """A serializer that collects arrays and values by path, without copying.
 
     Attributes:
-        arrays: those of NumPy and of CuPy, the run's own.
+        arrays: the run's own arrays, of NumPy and CuPy.
         gpus: the numbers of the GPUs that some lie on.
         values: everything else, as JSON can say it.
     """
@@ -229,7 +229,7 @@ def coded(name: str, value: Any) -> Any:
     """Encode a value as JSON.
 
     Args:
-        name: what an error calls it.
+        name: its name in errors.
         value: None, a truth value, a number, text; a number of NumPy; a list, a tuple, a
             dictionary with text for keys, or an array of integers, of such.
 

@@ -116,10 +116,10 @@ def check_generator_state(state: Any, now: Any) -> None:
     """Check a generator's state; NumPy would read beyond its memory with a wrong one.
 
     Args:
-        state: that would be given to it; ``now`` is its own.
+        state: the loaded state; ``now`` is the generator's present one.
 
     Raises:
-        SnapshotError: it cannot.
+        SnapshotError: it is not valid for the generator.
     """
     if not _is_alike(state, now):
         raise SnapshotError("the state of a random generator is of another kind, or is none")

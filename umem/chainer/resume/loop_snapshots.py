@@ -74,7 +74,7 @@ def save_run(
         wait: return only once it is on the disk.
         comm: the communicator whose ranks all call this, see `resume_run`; they write one snapshot
             together, and return once it is on the disk.
-        parts: what the run is made of, each with a name: links, optimizers (what they train is
+        parts: the parts of the run, each with a name: links, optimizers (what they train is
             saved with them), iterators, a Trainer, whatever has a method ``serialize``, random
             generators; and values that JSON can say, which `resume_run` returns.
 

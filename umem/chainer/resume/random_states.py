@@ -38,7 +38,7 @@ def serialize_generator(generator: Any, saver: Any, name: str = "state") -> None
     """Save or restore one generator.
 
     Raises:
-        SnapshotError: what was saved is of another kind of generator, or of none.
+        SnapshotError: the saved state is of another kind of generator, or of none.
     """
     if isinstance(generator, random.Random):
         state = saver(name, generator.getstate())

@@ -43,7 +43,7 @@ class RunSaver:
     Args:
         folder: it and its parents are made where they are missing.
         keep: how many snapshots stay, the newest.
-        on_error: what happens where one cannot be written: "raise", or "warn" and go on.
+        on_error: the reaction to one that cannot be written: "raise", or "warn" and go on.
         operations: the disk.
 
     Raises:

@@ -38,7 +38,7 @@ class Snapshot(training.Extension):
             extension; they write one snapshot together. See docs/ranks.md.
 
     Attributes:
-        resumed: what the run went on from, once it has begun.
+        resumed: the snapshot that the run resumed from, once it has begun.
 
     Raises:
         SizeError: an option is not valid.

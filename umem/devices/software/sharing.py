@@ -35,7 +35,7 @@ def may_share(source: str, loops: str, parameters: Iterable[str]) -> bool:
 
     Args:
         source: as CuPy writes it.
-        loops: what `as_loops` made of it.
+        loops: the result of `as_loops`.
         parameters: of each kernel in it.
     """
     if is_known(source) or _OWN_PLACES.search(source):

@@ -81,7 +81,7 @@ class StreamOrder:
     raises it: the call that made the work run may be one that cannot raise, such as a free.
 
     Args:
-        seed: which order; None does everything at once.
+        seed: of the order; None runs everything at once.
         home: tells the device that a stream is of.
 
     Attributes:

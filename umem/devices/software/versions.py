@@ -41,7 +41,7 @@ def refuse_unknown(installed: dict[str, str], cuda: int | None) -> None:
 
     Args:
         installed: versions by distribution.
-        cuda: what it was built for, None where that is not CUDA.
+        cuda: the CUDA it was built for, None if not for CUDA.
 
     Raises:
         DeviceError: there is another one, or there are several.

@@ -20,7 +20,7 @@ class RepeatingPool(Pool):
 
     Args:
         source, together: see `Pool`.
-        grain: what is asked of the source is a multiple of this; the rest is free.
+        grain: reservations are multiples of this; the rest is free.
     """
 
     def __init__(

@@ -29,8 +29,8 @@ def step_page(
     """Return the page, in ASCII.
 
     Args:
-        name: what the trace is called.
-        provenance: what to say of where the page comes from, in this order.
+        name: of the trace.
+        provenance: facts about the page's source, in this order.
         vram: draws the line of the VRAM.
     """
     content = {

@@ -22,9 +22,9 @@ def comparison_text(
     """Format a comparison.
 
     Args:
-        before, after: what the traces are called.
+        before, after: names of the traces.
         width: cells of a line; none is wider.
-        vram: what to compare both peaks with.
+        vram: compared with both peaks.
     """
     yield from (Text(line, style="bold") for line in wrapped(f"{before} -> {after}", width))
     if comparison.common_share < 0.5:

@@ -115,7 +115,7 @@ def with_block(first: str, line: str, width: int) -> list[str]:
     """Format a ``with`` statement, with a line for each manager, and for arguments if needed.
 
     Args:
-        first: what stands before the statement.
+        first: text before the statement.
         line: the statement, with its colon.
         width: cells of a line.
     """
@@ -134,7 +134,7 @@ def call(first: str, line: str, width: int) -> list[str]:
     """Format a call, with its arguments on a line of their own if it is too wide.
 
     Args:
-        first: what stands before the call.
+        first: text before the call.
         line: the call.
         width: cells of a line.
     """

@@ -21,7 +21,7 @@ def ranks_text(found: RankedTraces, width: int, vram: Vram | None = None) -> Ite
     Args:
         found: the ranks.
         width: cells of a line; none is wider.
-        vram: what to compare the largest peak with.
+        vram: compared with the largest peak.
     """
     for line in _summary(found, width, vram):
         yield Text(line)

@@ -34,9 +34,9 @@ def step_text(
     """Format an analysis as a report.
 
     Args:
-        name: what the trace is called.
+        name: of the trace.
         width: cells of a line; none is wider.
-        vram: what to compare the peak with.
+        vram: compared with the peak.
         plain: only characters of ASCII.
     """
     lines = _lines(analysis, name, width, vram, plain)

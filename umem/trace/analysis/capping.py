@@ -60,7 +60,7 @@ def cap_advice(trace: Trace, elsewhere: Callable[[Trace], Trace] | None = None) 
 
     Args:
         trace: as it was recorded.
-        elsewhere: what makes of it the trace of the same step in another place, such as a GPU.
+        elsewhere: converts it to the trace of the same step elsewhere, such as on a GPU.
     """
     there = elsewhere or (lambda trace: trace)
     events = there(trace).events
@@ -80,7 +80,7 @@ def advice(name: str, workspace_bytes: int, peak_bytes: int, peaks: Sequence[int
 
     Args:
         name: of the function, or the update, whose workspace is a part of the peak.
-        peaks: what each of `CAPS` leaves.
+        peaks: the peak under each of `CAPS`.
     """
     left, cap = next(
         (left, cap) for left, cap in zip(peaks, CAPS, strict=True) if left <= NEARLY * peaks[-1]

@@ -42,7 +42,7 @@ class CheckedModel:
     Attributes:
         onnx: the package.
         model: its ModelProto; every dynamic axis of the inputs has its size.
-        known: what the file and the inputs give.
+        known: tensors of the file and the inputs.
         inputs: names of what comes from outside.
         folder: where the file lies.
     """
@@ -196,7 +196,7 @@ def check_branch(graph: Any, known: set[str], said: str) -> None:
 
     Args:
         known: names that it may read beside its own.
-        said: what to call the operator.
+        said: the operator's name in messages.
     """
     if graph.input:
         raise OnnxError(f"{said} holds a graph with inputs of its own")

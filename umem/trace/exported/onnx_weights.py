@@ -35,8 +35,8 @@ class KnownTensors:
         types: their types.
         elements: their types of elements, by ONNX's numbers.
         values: the contents of small ones.
-        initializers: those that the file gives with a name.
-        constants: those that the file gives in a node.
+        initializers: names of the file's initialisers.
+        constants: names of the file's constant nodes.
         absent: small ones whose file is not there.
     """
 

@@ -35,12 +35,12 @@ class Operator:
         inputs: places of the inputs that backward reads.
         output: whether backward reads the first output.
         other: places of inputs of which each is kept only where the other has a gradient.
-        stash: what else is kept, by name: bytes from the node and its types.
+        stash: function state by name: bytes from the node and its types.
         flops: operations of forward, a multiply and an add being two; None: one an element.
         products: whether each gradient of an input is as much work again; otherwise backward is as
             much work as forward.
         workspace: bytes needed only while it runs, forward or backward.
-        passes: what the gradients of its inputs are; ``same``: the output's own array.
+        passes: the kind of its inputs' gradients; ``same``: the output's own array.
         view: whether the output lies in the first input's memory, where its shape allows it.
         elementwise: whether the output lies as the first input does.
         trained: how many inputs may have a gradient; None: all.

@@ -28,14 +28,14 @@ class TapeCall:
     """A call as backward sees it.
 
     Attributes:
-        number: that of its entry.
+        number: of its entry.
         label: the operator.
         rank: its distance from the inputs.
         outputs: names of its outputs.
-        reads: what it keeps.
+        reads: its saved tensors.
         ways: the gradients that it makes.
         flops: its work.
-        workspace_bytes: what it needs only while it runs.
+        workspace_bytes: needed only while it runs.
         before: numbers of the calls that made its inputs.
     """
 
@@ -55,15 +55,15 @@ class ForwardCall:
     """A call of forward that has a backward.
 
     Attributes:
-        node, operator: what is called.
-        number: that of its entry.
+        node, operator: of the call.
+        number: of its entry.
         rank: its distance from the inputs.
         has_gradient: which of the node's inputs have a gradient.
         ins: its inputs in device memory, by name.
         outs: its outputs.
-        stash: what it keeps beside them.
+        stash: its function state.
         flops: its work.
-        workspace_bytes: what it needs only while it runs.
+        workspace_bytes: needed only while it runs.
     """
 
     node: OnnxNode

@@ -22,7 +22,7 @@ class CompiledUpdate:
     """Updates chunks of a parameter by a loop compiled by Numba.
 
     Args:
-        loop: what `compiled` gave.
+        loop: a result of `compiled`.
     """
 
     chunk = 128 << 10

@@ -33,7 +33,7 @@ class Sparse:
         form: "csr", "csc" or "coo".
         parts: values, then indexes and starts, or rows and columns.
         attributes: by cusparseSpMatAttribute_t.
-        found: what it will hold, once it has memory for that.
+        found: a result to be copied here, once memory is given.
     """
 
     def __init__(self, form: str, shape: tuple[int, int], parts: tuple[Array, ...]) -> None:
