@@ -86,7 +86,7 @@ class _Result:
     "--factor",
     type=click.FloatRange(0, 20, min_open=True),
     default=None,
-    help="Size the step as so many times VRAM instead (cuda). Above 1 oversubscribes.",
+    help="Size the step as this many times VRAM instead (cuda). Above 1 oversubscribes.",
 )
 def command(
     device: str, vram: str, nodes: int, steps: int, out: Path, size: str, factor: float | None

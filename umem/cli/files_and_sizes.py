@@ -117,14 +117,14 @@ def caps(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.IntRange(1),
         default=MAX_EVENTS,
         metavar="N",
-        help=f"Read traces of up to so many events (default: {MAX_EVENTS:,}).",
+        help=f"Read traces of at most this many events (default: {MAX_EVENTS:,}).",
     )
     nbytes = click.option(
         "--max-bytes",
         type=_Bytes(),
         default=MAX_BYTES,
         metavar="SIZE",
-        help=f"Read up to so much text, decompressed (default: {format_bytes(MAX_BYTES)}).",
+        help=f"Read at most this much text, decompressed (default: {format_bytes(MAX_BYTES)}).",
     )
     return events(nbytes(command))
 

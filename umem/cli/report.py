@@ -74,7 +74,7 @@ def _own_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help=" ".join(f"{output.name}: {output.help}" for output in _exports().values()),
 )
 @click.option("--gpu", metavar="NAME", help="Compare with the VRAM of this GPU, such as t4.")
-@click.option("--vram", metavar="SIZE", help="Compare with so much VRAM, such as 24GiB.")
+@click.option("--vram", metavar="SIZE", help="Compare with this much VRAM, such as 24GiB.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @caps
 def command(

@@ -50,7 +50,7 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
     "--devices",
     type=click.IntRange(1, MOST_DEVICES),
     metavar="N",
-    help="With --software: so many GPUs.",
+    help="With --software: the number of GPUs.",
 )
 @click.option("--vram", metavar="SIZE", help="VRAM of that GPU instead of the table's.")
 @click.option(
@@ -71,7 +71,7 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.option(
     "--budget",
     metavar="SIZE",
-    help="Keep each step to so much, such as 4GiB, by the cheapest techniques that do.",
+    help="Keep each step within a size, such as 4GiB, by the cheapest techniques that do.",
 )
 @click.option("--report", is_flag=True, help="Say at the end what was used, on standard error.")
 @click.option(

@@ -136,7 +136,7 @@ class KnownOrder:
             if np.array_equal(self.items(epoch), order):
                 return int(epoch)
         raise StateError(
-            f"the order at hand is none of the first {largest(self._count)} epochs of {self!r}: "
+            f"the present order is not one of the first {largest(self._count)} epochs of {self!r}: "
             "give the iterator that was saved with the seed and the function that it was saved with"
         )
 
@@ -183,7 +183,7 @@ class KnownOrder:
         if was != self.content:
             warn_at_program(
                 "the data have another length, shape or dtype, or their files other sizes, than "
-                "when this run was saved: it goes on with those that are there",
+                "when this run was saved: it continues with the present ones",
                 DataWarning,
             )
 

@@ -89,7 +89,7 @@ class SharedBlock:
 
         if context.get_spawning_popen() is None:
             raise UnsupportedError(
-                "a cache goes to processes that multiprocessing starts, and cannot be pickled "
+                "a cache is sent to processes that multiprocessing starts, and cannot be pickled "
                 "otherwise: pickle the dataset below it"
             )
         return _opened, (self._fields, self._tail_bytes, reduction.DupFd(self._handle))

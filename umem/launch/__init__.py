@@ -102,7 +102,7 @@ def small_shm(count: int, say: Callable[[str], None]) -> dict[str, str]:
     place = os.environ.get("TMPDIR", "/tmp")
     say(
         f"umem: {format_bytes(room)} are free in {mpi.SHM} and {count} ranks may need "
-        f"{format_bytes(needed)}: messages go by files in {short(place)}, which is slower "
+        f"{format_bytes(needed)}: messages use files in {short(place)}, which is slower "
         "(docker run --shm-size gives more)"
     )
     return {BACKING: place}

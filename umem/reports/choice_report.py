@@ -101,7 +101,7 @@ _MEANINGS = {
     "range": "range: every cost of the model at the quick, and at the slow end of its own",
     "peak": "peak: what tensors and workspace hold at once",
     "host": "host: the host memory needed for what has no room in VRAM; make sure of as much",
-    "moved": "moved: what goes over the bus in a step",
+    "moved": "moved: bytes over the bus in a step",
 }
 
 

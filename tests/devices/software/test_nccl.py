@@ -134,7 +134,7 @@ def other_functions():
 fails("rank 1 calls Send for 8 bytes of rank 0, which calls Broadcast with 16", other_functions)
 comms[2].destroy()
 fails("rank 2 has destroyed its communicator", comms[1].recv, y.data.ptr, 4, kind, 2, 0)
-fails("the communicator is none, or was destroyed", comms[2].rank_id)
+fails("the communicator does not exist, or was destroyed", comms[2].rank_id)
 fails("cudaErrorIllegalAddress", comms[3].bcast, y.data.ptr, 4, kind, 3, 0)
 name = bytes(128) if isinstance(nccl.get_unique_id(), bytes) else tuple(bytes(128))
 fails("ranks share memory by a file: ", nccl.NcclCommunicator, 2, name, 0)

@@ -280,8 +280,10 @@ def test_damaged_files_are_refused(path: Path) -> None:
     damaged("the zero point 0.5", middle__step=np.array([1, 0.5], "f"))
     damaged("of another model: it has more", more=scales)
     damaged("float64 of shape", conv__weight__scales=scales.astype("d"))
-    damaged("its description is none", {"model": "{}"})
-    damaged("its description is none", {"model": notes["model"].replace('"bits":8', '"bits":5')})
+    damaged("its description is not valid", {"model": "{}"})
+    damaged(
+        "its description is not valid", {"model": notes["model"].replace('"bits":8', '"bits":5')}
+    )
     del arrays["middle/bias"]
     damaged("it has no middle/bias")
 
@@ -299,7 +301,9 @@ def test_a_description_that_cannot_be_is_refused_before_memory_is_taken(
         notes = file.metadata()
     assert was in notes["model"]
     save_file(load_file(path), path, {**notes, "model": notes["model"].replace(was, bad)})
-    with pytest.raises(QuantizationError, match=r"its description is none|larger than the file"):
+    with pytest.raises(
+        QuantizationError, match=r"its description is not valid|larger than the file"
+    ):
         load_quantized(path, network(lazy=True))
 
 
@@ -348,7 +352,7 @@ def test_a_description_that_is_none_is_refused(path: Path, layer: Any) -> None:
     description["layers"]["/norm"] = layer
     for text in (json.dumps(description), "[" * 100_000, '{"layers":' * 100_000):
         save_file(arrays, path, {**notes, "model": text})
-        refused(path, network(), "is damaged: its description is none")
+        refused(path, network(), "is damaged: its description is not valid")
 
 
 def test_codes_whose_sums_pass_int32_are_refused(tmp_path: Path) -> None:

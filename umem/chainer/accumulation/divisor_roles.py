@@ -156,7 +156,7 @@ class DivisorRoles:
             if assumed and self._role(mark) != assumed:
                 raise AccumulationError(
                     f"the loss is {mark}, which was taken for a {assumed} while one sample had it, "
-                    "and is none: begin with a call of update in which two samples have it"
+                    "and it is not one: begin with a call of update in which two samples have it"
                 )
 
     def _assume(self, mark: Scaling, weight: float | None) -> None:
@@ -346,7 +346,7 @@ def _refusal(mark: Scaling, values: Sequence[tuple[float, ...]], is_one: bool) -
             f"from one over a count of this part: {WEIGHT}"
         )
     return (
-        f"the loss is {mark}, and of other samples by another number, so that it goes by the "
-        f"samples: {WEIGHT}. Where the loss is a sum over samples, weight=1; a mean is better "
+        f"the loss is {mark}, and for other samples by another number, so that it depends on "
+        f"them: {WEIGHT}. Where the loss is a sum over samples, weight=1; a mean is better "
         "written as F.mean or F.average"
     )

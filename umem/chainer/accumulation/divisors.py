@@ -3,8 +3,8 @@
 A loss is taken apart where it is a sum of scalars times numbers; scalars may be stacked on the way.
 Each term ends in a mean, in a sum, or in a loss function of Chainer's, whose node says what it has
 counted. `PLAIN` and `COUNTS` are the table; a function that is in neither stands between the loss
-and its sum. Numbers and means on the way are marks: whether one goes by the samples is not on the
-tape (see `umem.chainer.accumulation.divisor_roles`).
+and its sum. Numbers and means on the way are marks: whether one depends on the samples is not on
+the tape (see `umem.chainer.accumulation.divisor_roles`).
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class TapeReader:
 
     Args:
         sites: where their functions were called.
-        is_count: whether a mean of stacked scalars goes by the samples, by the kind of its site:
+        is_count: whether a mean of stacked scalars depends on the samples, by the kind of its site:
             then the mean is the end of a term.
     """
 

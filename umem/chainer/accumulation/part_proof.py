@@ -267,7 +267,7 @@ def _refuse(
         if found
         else "no function was seen to mix samples: the loss is divided by something else than "
         f"{'weight= says' if gradient.weight is not None else 'umem read from its tape'}, or what "
-        "a link keeps from call to call goes from part to part"
+        "a link keeps from call to call is carried from part to part"
     )
     raise AccumulationError(
         f"the gradient of {chosen.size} samples in parts of {' and '.join(map(str, sizes))} is "

@@ -72,7 +72,7 @@ class PartFacts:
             is_loop = max(mine[key[0]], theirs[key[0]]) > 1
             if is_loop and self.lags[key][0] != first.lags[key][0]:
                 raise AccumulationError(
-                    f"{self.lags[key][1]} is in a loop that goes backwards or leaves steps out, "
+                    f"{self.lags[key][1]} is in a loop that runs backwards or leaves steps out, "
                     "other ones in one part than in another, so umem does not know which steps "
                     "belong together: loop over all steps from the first on, and leave out by "
                     "ignore_label= or a mask"

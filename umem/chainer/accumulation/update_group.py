@@ -212,7 +212,7 @@ def _one_count(node: Any, own: frozenset[int], sites: CallSites) -> Count:
         ):
             raise AccumulationError(
                 f"{term} is of rows of a parameter, or of arrays of its shape, and umem cannot "
-                f"tell whether they go by the samples of this part: {give}"
+                f"tell whether they depend on the samples of this part: {give}"
             )
         else:
             found.add(value)

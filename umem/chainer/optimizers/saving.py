@@ -106,9 +106,9 @@ def _check_arrays(name: str, codes: Any, scales: Any) -> None:
     types = (codes.dtype, scales.dtype)
     if types != (np.uint8, np.float32) or scales.shape != (block_count(codes.size),):
         raise DataError(
-            f"the 8-bit state {name!r} is none: codes are {codes.dtype} of shape {codes.shape}, "
-            f"with {scales.size} scales of {scales.dtype}, where {block_count(codes.size)} of "
-            "float32 belong to it"
+            f"the 8-bit state {name!r} is not valid: codes are {codes.dtype} of shape "
+            f"{codes.shape}, with {scales.size} scales of {scales.dtype}, where "
+            f"{block_count(codes.size)} of float32 belong to it"
         )
     if not (np.isfinite(scales).all() and (scales >= 0).all()):
         raise DataError(f"the 8-bit state {name!r} has scales that are not finite, or negative")

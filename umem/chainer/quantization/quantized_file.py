@@ -190,7 +190,9 @@ def _description(name: str, arrays: SafetensorsFile) -> dict[str, Any]:
     except (
         AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError, RecursionError,
     ) as error:  # fmt: skip
-        raise QuantizationError(f"{name} is damaged: its description is none: {error}") from error
+        raise QuantizationError(
+            f"{name} is damaged: its description is not valid: {error}"
+        ) from error
     return found
 
 

@@ -122,7 +122,7 @@ def check_generator_state(state: Any, now: Any) -> None:
         SnapshotError: it is not valid for the generator.
     """
     if not _is_alike(state, now):
-        raise SnapshotError("the state of a random generator is of another kind, or is none")
+        raise SnapshotError("the state of a random generator is of another kind, or not valid")
 
 
 def _is_alike(state: Any, now: Any) -> bool:
@@ -159,7 +159,7 @@ def check_python_state(state: Any) -> None:
     except Exception:  # whatever was put in its place
         is_one = False
     if not is_one:
-        raise SnapshotError("the state of a generator of Python's random is none")
+        raise SnapshotError("the state of a generator of Python's random is not valid")
 
 
 # -- numbers ---------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def _serialize_broadcast(optimizer: Any, saver: Any) -> None:
     if noted is not None:
         saved = saver("target_params", [list(each) for each in noted])
         if not all(isinstance(name, str) for each in saved for name in each[:1]):
-            raise SnapshotError("the parameters that ChainerMN has noted are none")
+            raise SnapshotError("the list of parameters that ChainerMN has noted is not valid")
         vars(optimizer)["target_params"] = [tuple(each) for each in saved]
 
 

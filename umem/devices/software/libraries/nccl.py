@@ -311,7 +311,9 @@ class HostNccl(HostLibrary):
         """Return a communicator; raises if the given root is not one of its ranks."""
         found: Mailboxes | None = self._made.get(comm)
         if found is None:
-            raise LibraryFailure(INVALID_ARGUMENT, "the communicator is none, or was destroyed")
+            raise LibraryFailure(
+                INVALID_ARGUMENT, "the communicator does not exist, or was destroyed"
+            )
         _check_rank(rank, found.size)
         return found
 
