@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from umem.data.codec import Codec
-from umem.data.sparse_parts import apart, together
+from umem.data.sparse_parts import joined_matrix, matrix_parts
 from umem.errors import DataError, UnsupportedError
 from umem.printable import quoted, short
 
@@ -122,7 +122,7 @@ def _describe(value: Any, buffers: list[tuple[memoryview, str]], where: str) -> 
         return {kind.__name__: _describe(plain, buffers, where)}
     if isinstance(value, np.generic):
         return {"number": _describe_array(np.asarray(value), buffers, where)}
-    if (sparse := apart(value)) is not None:
+    if (sparse := matrix_parts(value)) is not None:
         name, shape, arrays = sparse
         return {"sparse": [name, shape, [_describe(each, buffers, where) for each in arrays]]}
     raise UnsupportedError(f"{short(where)} is {_kind_name(kind)}. {_WAY_OUT}")
@@ -196,7 +196,7 @@ def _made(described: Any, buffers: Any) -> Any:
         return _made(of, buffers)[()]
     if kind == "sparse":
         name, shape, arrays = of
-        return together(name, shape, [_made(each, buffers) for each in arrays])
+        return joined_matrix(name, shape, [_made(each, buffers) for each in arrays])
     return _made_array(of, next(buffers))
 
 

@@ -2,7 +2,7 @@
 
 SciPy's own constructors make indices narrower and look at what they are given; here a matrix
 comes back with the types, the order, the repeated entries and the zeros that it had. SciPy is
-imported only where a matrix is put together: one that is to be taken apart has brought it.
+imported only where a matrix is rebuilt: one that is to be split has brought it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ FORMATS = ("csr", "csc", "bsr", "coo")
 NAMES = frozenset(f"{format}_{kind}" for format in FORMATS for kind in ("matrix", "array"))
 
 
-def apart(value: Any) -> tuple[str, list[int], list[Any]] | None:
+def matrix_parts(value: Any) -> tuple[str, list[int], list[Any]] | None:
     """Split a sparse matrix into a description and the arrays it consists of, without copying.
 
     Returns:
         The name of its class in `scipy.sparse`, its shape and its arrays: data, indices and
         indptr; of a coo matrix data and the indices along each axis. None: it is of no class that
-        can be taken apart.
+        can be split.
     """
     kind = type(value)
     if kind.__name__ not in NAMES or not kind.__module__.startswith("scipy.sparse."):
@@ -34,11 +34,11 @@ def apart(value: Any) -> tuple[str, list[int], list[Any]] | None:
     return kind.__name__, [int(n) for n in value.shape], arrays
 
 
-def together(name: str, shape: list[int], arrays: list[Any]) -> Any:
-    """Rebuild a sparse matrix from the parts of `apart`, sharing their arrays.
+def joined_matrix(name: str, shape: list[int], arrays: list[Any]) -> Any:
+    """Rebuild a sparse matrix from the parts of `matrix_parts`, sharing their arrays.
 
     Raises:
-        ValueError: this is not what `apart` gives.
+        ValueError: this is not what `matrix_parts` gives.
         MissingDependencyError: there is no SciPy.
     """
     if name not in NAMES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from umem.data.dataset_mixin import DatasetMixin
-from umem.data.sparse_parts import apart, together
+from umem.data.sparse_parts import joined_matrix, matrix_parts
 from umem.errors import UnsupportedError
 from umem.printable import short
 
@@ -26,7 +26,7 @@ class SparseRows(DatasetMixin):
     """
 
     def __init__(self, matrix: Any) -> None:
-        found = apart(matrix)
+        found = matrix_parts(matrix)
         if found is None or not found[0].startswith("csr") or len(found[1]) != 2:
             kind = f"{type(matrix).__module__}.{type(matrix).__qualname__}"
             raise UnsupportedError(
@@ -45,4 +45,4 @@ class SparseRows(DatasetMixin):
         indptr = self._indptr[:2].copy()
         indptr[:] = 0, stop - start
         arrays = [self._data[start:stop].copy(), self._indices[start:stop].copy(), indptr]
-        return together(self._class, [1, self._columns], arrays)
+        return joined_matrix(self._class, [1, self._columns], arrays)
