@@ -61,6 +61,7 @@ def test_script_is_under_60_lines():
     assert len(SCRIPT.read_text().splitlines()) < 60
 
 
+@pytest.mark.thorough
 def test_script_trains_on_the_cpu_if_asked():
     done = run("--device", "cpu")
     assert re.fullmatch(r"9\d\.\d% of the test nodes' labels found\n", done.stdout), done.stderr
@@ -77,6 +78,7 @@ def test_script_trains_on_a_virtual_gpu_and_says_so(arguments):
     assert re.fullmatch(r"9\d\.\d% of the test nodes' labels found", share)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(chainer.backends.cuda.available, reason="there is a CUDA device")
 def test_script_asked_for_cuda_without_a_device_names_both_ways_out():
     done = run("--device", "cuda")
@@ -96,12 +98,14 @@ def test_training_on_a_virtual_gpu_gives_the_same_labels_as_on_the_cpu(example):
     assert virtual == example.train(karate_club(), CPU)
 
 
+@pytest.mark.thorough
 def test_script_trains_on_a_graph_in_a_file(tmp_path):
     save_npz(tmp_path / "graph.npz", rmat(200, 1000, 8, 3))
     done = run("--device", "cpu", "--data", tmp_path / "graph.npz")
     assert re.fullmatch(r"\d+\.\d% of the test nodes' labels found\n", done.stdout), done.stderr
 
 
+@pytest.mark.thorough
 def test_script_names_what_is_wrong_with_a_file(tmp_path):
     path = tmp_path / "graph.npz"
     path.write_bytes(b"not a graph")
@@ -110,6 +114,7 @@ def test_script_names_what_is_wrong_with_a_file(tmp_path):
     assert f"DataError: {path}: not an .npz file" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.thorough
 def test_script_refuses_a_graph_without_test_nodes(tmp_path):
     path = tmp_path / "graph.npz"
     save_npz(path, replace(karate_club(), test_mask=np.zeros(34, np.bool_)))
@@ -118,6 +123,7 @@ def test_script_refuses_a_graph_without_test_nodes(tmp_path):
     assert done.stderr.endswith(f"{path}: test_mask: no node is for testing\n")
 
 
+@pytest.mark.thorough
 def test_script_refuses_an_unknown_device():
     done = run("--device", "tpu")
     assert (done.returncode, done.stderr.splitlines()[-1]) == (

@@ -144,6 +144,7 @@ def test_an_example_is_short_and_begins_with_what_it_shows(path: Path) -> None:
     assert f"python examples/{path.name}" in "\n".join(lines[:5])
 
 
+@pytest.mark.thorough
 def test_enabling_once_holds_three_times_the_memory_of_the_gpu() -> None:
     output = run(ROOT / "examples/01_enable.py", "virtual:v100-16gb").stdout
     assert "mean: 7.0" in output  # 2 + 10 * 0.5 * 1

@@ -47,6 +47,7 @@ def test_kernels_that_end_the_process_are_not_taken(monkeypatch: pytest.MonkeyPa
     assert found.other("SkylakeX", {"avx", "avx2", "fma"}) == "Sandybridge"
 
 
+@pytest.mark.thorough
 def test_numpy_takes_the_kernels_that_are_printed() -> None:
     """Or prints nothing, where there are no others."""
 

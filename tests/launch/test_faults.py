@@ -116,6 +116,7 @@ def check(tmp_path: Path, how: str, cause: str, status: int, n: int) -> None:
     assert "prterun" not in ended.err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAULTS)
 def test_one_rank_fails_and_all_are_gone(tmp_path: Path, name: str) -> None:
     check(tmp_path, *FAULTS[name], n=2)
@@ -199,6 +200,7 @@ def test_a_job_that_a_shell_stops_and_goes_on_with_is_not_ended(tmp_path: Path) 
     assert (ended.status, ended.out.count("fine")) == (0, 2), ended.err
 
 
+@pytest.mark.thorough
 def test_ctrl_c_names_the_rank_that_ended_while_others_waited(tmp_path: Path) -> None:
     job = start(tmp_path, f"{BEFORE}        sys.exit(0){WAITS}")
     await_file(job, tmp_path / "at1")

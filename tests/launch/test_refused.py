@@ -187,6 +187,7 @@ def test_each_mpiexec_gets_the_hosts_as_it_reads_them() -> None:
         assert file is None
 
 
+@pytest.mark.thorough
 @needs_ranks
 def test_this_machine_may_be_a_host_in_every_form(tmp_path: Path) -> None:
     path = tmp_path / "hosts"

@@ -36,6 +36,7 @@ def test_each_rank_runs_the_script_with_its_arguments(tmp_path: Path) -> None:
         assert f"[{rank}] to the other stream" in ended.err.splitlines()
 
 
+@pytest.mark.thorough
 def test_lines_stay_whole_and_in_order_however_many(tmp_path: Path) -> None:
     code = """
         import os, sys
@@ -59,6 +60,7 @@ def test_lines_stay_whole_and_in_order_however_many(tmp_path: Path) -> None:
     assert len(ended.out.splitlines()) == 2 * 2001
 
 
+@pytest.mark.thorough
 def test_standard_output_may_be_closed(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import sys; print('lost'); print('kept', file=sys.stderr)")
     command = [sys.executable, "-m", "umem", "run", "-n", "2", "--allow-root", "script.py"]
@@ -83,11 +85,13 @@ def test_a_job_waits_for_who_reads_its_output(tmp_path: Path) -> None:
     assert (ended.status, ended.out.count("\n")) == (0, 8000), ended.err
 
 
+@pytest.mark.thorough
 def test_a_script_without_mpi_is_run_as_often_as_asked(tmp_path: Path) -> None:
     ended = run(tmp_path, "import sys; print('here'); sys.exit(0)", n=2)
     assert (ended.status, ended.out.count("here"), ended.left) == (0, 2, set()), ended.err
 
 
+@pytest.mark.thorough
 def test_more_ranks_than_cores_are_said_once(tmp_path: Path) -> None:
     cores = len(os.sched_getaffinity(0))
     ended = run(tmp_path, "print('here')", n=cores + 1)
@@ -105,6 +109,7 @@ UNSET = dict.fromkeys(
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "given", "expected"),
     [
@@ -169,6 +174,7 @@ MULTIPROCESSING = """
 """
 
 
+@pytest.mark.thorough
 def test_a_rank_may_fork_and_use_multiprocessing(tmp_path: Path) -> None:
     """A worker that starts anew sees itself alone: it is no rank, and must not join as one."""
     ended = run(tmp_path, MULTIPROCESSING)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from project import ROOT
 
 import umem
 
@@ -148,10 +149,10 @@ def test_a_script_that_recomputes_may_be_recorded_without_workspace(tmp_path: An
     """The recorder leaves in the middle of the block: both go on as if the other were not there."""
     script = tmp_path / "train.py"
     script.write_text(
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
         "import umem, umem.chainer, chainer\n"
         "from chainer import function_node\n"
-        "from test_chainer_tap import Training, functions\n"
+        "from tests.on_chainer.test_tap import Training, functions\n"
         "before, training = functions(), Training()\n"
         "with umem.chainer.Recompute('min') as memory:\n"
         "    for _ in range(7):\n"
@@ -161,7 +162,14 @@ def test_a_script_that_recomputes_may_be_recorded_without_workspace(tmp_path: An
     )
     command = [sys.executable, "-m", "umem", "run", "--record", str(tmp_path / "t.gz")]
     done = subprocess.run(
-        [*command, "--no-workspace", "--force", str(script), __file__.rpartition("/")[0]],
+        [
+            *command,
+            "--no-workspace",
+            "--force",
+            str(script),
+            str(ROOT),
+            str(ROOT / "tests" / "support"),
+        ],
         capture_output=True,
         text=True,
         cwd=tmp_path,

@@ -385,6 +385,7 @@ except cp.cuda.compiler.CompileException as error:
         assert (done.stdout, done.returncode) == ("4194304.0\n", 0), done.stderr
         assert "faults (simulated)" in done.stderr
 
+    @pytest.mark.thorough
     def test_chainer_trains_on_it_as_on_numpy(self, kernel_cache: Path) -> None:
         program = """
 import warnings

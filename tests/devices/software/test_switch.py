@@ -252,6 +252,7 @@ def test_pytest_starts_again_where_a_plugin_has_imported_cupy(
     assert f"by the plugin early: set {VARIABLE}={GPU} in the environment" in found.stderr
 
 
+@pytest.mark.thorough
 @is_installed
 @pytest.mark.parametrize(
     ("text", "said"),
@@ -323,6 +324,7 @@ fcntl.flock = flock
         assert "2 passed" in found.stdout, found.stdout + found.stderr
 
 
+@pytest.mark.thorough
 @is_installed
 def test_pytest_can_turn_it_off(tmp_path: Path) -> None:
     found = pytest_run(tmp_path, "--software-gpu", "0", cache=tmp_path, UMEM_SOFTWARE_GPU="t44")

@@ -209,6 +209,7 @@ def test_a_trace_with_copies_is_saved_in_the_version_that_has_them(tmp_path: Pat
     assert Trace.load(path).events == trace.events
 
 
+@pytest.mark.thorough
 @given(steps(), st.sampled_from(("unmanaged", "managed")))
 @settings(deadline=None, max_examples=100)
 def test_nothing_is_quicker_than_the_link_each_way_and_the_operations(

@@ -109,6 +109,7 @@ def test_whole_batches_are_right() -> None:
     assert set(found) <= {RIGHT, SKIPPED} and found.count(RIGHT) > 15
 
 
+@pytest.mark.thorough
 def test_a_mean_of_the_parts_is_wrong_where_parts_differ() -> None:
     found = [judged(one, in_parts(lambda share, parts: 1 / parts)) for one in drawn(30)]
     assert sum(each.outcome == WRONG for each in found) > 15
