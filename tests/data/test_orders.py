@@ -111,7 +111,7 @@ def test_an_order_that_goes_on_elsewhere_is_found_by_its_content() -> None:
     here = known_order(5)
     assert here(there.items(12).copy(), 3).tolist() == there.items(13).tolist()
     assert (here.epoch, here.position) == (13, 3)
-    with pytest.raises(StateError, match="none of the first"):
+    with pytest.raises(StateError, match="not one of the first"):
         known_order(6)(there.items(12).copy(), 3)
 
 

@@ -1,4 +1,4 @@
-"""What is on from the call that returns it until it is undone: one handle for all of them."""
+"""`Switch`: the one handle of features that are on from a call until they are undone."""
 
 from __future__ import annotations
 
