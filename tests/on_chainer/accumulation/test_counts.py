@@ -98,7 +98,7 @@ def test_each_time_step_goes_by_its_own_labels_where_lengths_come_to_vary(size: 
 def test_a_loop_that_goes_backwards_is_refused_where_lengths_come_to_vary(size: int) -> None:
     assert apart_after(Words, backwards, BUCKETS[:1], micro_batch=size)[0] < 1e-12
     with pytest.raises(
-        AccumulationError, match=r"at test_\S+:\d+ is in a loop that goes backwards"
+        AccumulationError, match=r"at test_\S+:\d+ is in a loop that runs backwards"
     ):
         apart_after(Words, backwards, BUCKETS, micro_batch=size)
 
