@@ -19,7 +19,7 @@ from chainer import _backprop_utils, function_node
 from models import Region, build, call
 
 from recompute_parts.networks import Network
-from umem.chainer.saved.function_state import arrays_in
+from umem.chainer.saved.slots import arrays_in
 
 
 class Trainee:

@@ -190,7 +190,7 @@ def test_state_that_goes_through_passes_is_cut() -> None:
 
 
 def test_dropout_masks_are_packed_and_come_back() -> None:
-    from umem.chainer.recompute.stash import pack, unpack
+    from umem.chainer.saved.slots import pack, unpack
 
     flags = np.random.default_rng(0).random((3, 5, 7)) > 0.3
     for kind in (np.float16, np.float32, np.float64):

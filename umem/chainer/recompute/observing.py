@@ -14,9 +14,8 @@ import numpy as np
 from chainer import configuration
 
 from umem.chainer.function_facts import output_gradient_bytes, owner_of, running_rules
-from umem.chainer.recompute.stash import packing
 from umem.chainer.recompute.tape import Call
-from umem.chainer.saved.function_state import NODE_ATTRIBUTES, arrays_on, find_arrays, holds_nothing
+from umem.chainer.saved.slots import NODE_ATTRIBUTES, arrays_on, find_arrays, holds_nothing, packing
 from umem.devices.cost import cuda_model
 from umem.devices.open import entered_device
 from umem.errors import UnsupportedError

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import chainer
 import numpy as np
 
-from umem.chainer.recompute.stash import Stash
 from umem.chainer.saved.array_layout import ArrayLayout, Ground, is_bytes
+from umem.chainer.saved.slots import Stash
 from umem.chainer.saved.tiers.tier import Process, Sent, Tier
 from umem.chainer.saved.tiers.tiers import Where, link_of, only_numpy_moves, open_tier
 from umem.devices.open import entered_device
+from umem.errors import StateError
 from umem.planner.link import Link
 from umem.trace.recording.storage import address_of, root_of
 
@@ -183,6 +185,22 @@ class Movable:
     @abstractmethod
     def put_back(self, func: Any, outputs: tuple[Any, ...]) -> None:
         """Put outputs back where they were."""
+
+
+def checked_place(offload: object) -> Where:
+    """Read what a user gives.
+
+    Raises:
+        StateError: it is neither a folder nor a truth value.
+    """
+    if isinstance(offload, bool):
+        return offload
+    if isinstance(offload, (str, Path)) and str(offload):
+        return Path(offload)
+    raise StateError(
+        "offload is True (CuPy's arrays go to pinned host memory), False, or a folder for the "
+        f"files of NumPy's arrays; got {offload!r}"
+    )
 
 
 class OffloadTarget:

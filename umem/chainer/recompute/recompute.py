@@ -23,11 +23,11 @@ from umem.chainer.recompute.carrying import (
     fates_of,
     fates_summary,
 )
+from umem.chainer.recompute.offloaded import checked_place
 from umem.chainer.recompute.online import Experience
 from umem.chainer.recompute.runner import PassRunner
 from umem.chainer.recompute.seen import SeenGraph
 from umem.chainer.recompute.training import Training
-from umem.chainer.saved.tiers.tiers import checked_place
 from umem.chainer.tap import is_told
 from umem.errors import SizeError, StateError
 from umem.files import whole

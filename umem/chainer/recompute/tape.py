@@ -21,8 +21,8 @@ import numpy as np
 from umem.chainer.forward_configuration import as_in_forward, configuration_now
 from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.offloaded import Movable
-from umem.chainer.recompute.stash import Stash
 from umem.chainer.saved.slots import (
+    Stash,
     empty_outputs,
     held_array,
     lacks_outputs,

@@ -9,13 +9,29 @@ reads, its state, are attributes of the function, of an old-style one's `chainer
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from gc import get_referents
+from typing import Any, NamedTuple
 
+import chainer
+import numpy as np
 from chainer.function import FunctionAdapter
 
 from umem.chainer.function_facts import is_array, owner_of
-from umem.chainer.saved.function_state import NODE_ATTRIBUTES
+from umem.planner.from_trace import DRAWS
+
+_PLAIN = frozenset((
+    int, float, bool, str, type(None), type, *(type(np.dtype(code)) for code in np.typecodes["All"])
+))  # fmt: skip
+"""Classes whose instances hold no arrays."""
+_PLAIN_OR_TUPLE = _PLAIN | {tuple}
+NODE_ATTRIBUTES = frozenset((
+    "inputs", "outputs", "rank", "stack", "lazy_grad_sum", "_input_layouts", "_output_layouts",
+    "_input_indexes_to_retain", "_output_indexes_to_retain", "_output_count",
+    "_retained_output_data", "_use_cudnn", "_local_function_hooks", "_n_local_function_hooks",
+))  # fmt: skip
+"""Attributes that function nodes have anyway, Chainer's private ones too: graph, layouts, retained
+arrays, which are inputs and outputs and followed as those."""
 
 
 class Slot:
@@ -168,3 +184,177 @@ def functions_behind(nodes: Iterable[Any]) -> list[Any]:
             found[func] = None
             pending += [x.creator_node for x in func.inputs if x.requires_grad]
     return list(found)
+
+
+# -- the state that a function keeps on itself -----------------------------------------------------
+
+
+def values_on(func: Any) -> list[Any]:
+    """Return the values of a function's attributes, perhaps with its class.
+
+    To ask for ``__dict__`` makes a dictionary of what Python up to 3.12 keeps without one, and
+    Chainer's own use of the function slower from then on: about a microsecond an operation.
+    """
+    values = get_referents(func)
+    if dict in map(type, values):  # it has a dictionary already
+        values = list(func.__dict__.values())
+    return values
+
+
+def holds_nothing(func: Any) -> bool:
+    """Tell cheaply that a function certainly holds no arrays in attributes of its own.
+
+    It is where all that is on it is plain, but for the tuples that `FunctionNode.apply` makes: two
+    of layouts, two of a graph, and what was retained, of which indexes may be None.
+    """
+    kinds = [*map(type, get_referents(func))]
+    # Chainer's privates, read because each may be one more tuple; there is no public way to ask.
+    tuple_count = 2 if func.inputs is None else 4
+    if func._input_indexes_to_retain.__class__ is tuple:
+        tuple_count += 1
+    if func._output_indexes_to_retain.__class__ is tuple:
+        tuple_count += 1
+    if func._retained_output_data is not None:
+        tuple_count += 1
+    return kinds.count(tuple) == tuple_count and _PLAIN_OR_TUPLE.issuperset(kinds)
+
+
+def arrays_on(func: Any) -> list[tuple[str, Any]]:
+    """Return the arrays that a function holds as attributes; sparse matrices are taken apart."""
+    found: list[tuple[str, Any]] = []
+    for key, value in func.__dict__.items():
+        if key not in NODE_ATTRIBUTES and value.__class__ not in _PLAIN:
+            find_arrays(key, value, found)
+    return found
+
+
+def arrays_in(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Return the arrays in named values."""
+    found: list[tuple[str, Any]] = []
+    for key, value in items:
+        find_arrays(key, value, found)
+    return found
+
+
+def find_arrays(key: str, value: Any, found: list[tuple[str, Any]]) -> None:
+    """Append the arrays in a value to a list, each with its path."""
+    if is_array(value):
+        found.append((key, value))
+    elif isinstance(value, (list, tuple)):
+        found += [(key, item) for item in value if item.__class__ not in _PLAIN and is_array(item)]
+    elif hasattr(value, "indptr") and hasattr(value, "indices"):
+        parts = ("data", "indices", "indptr")
+        found += [(f"{key}.{part}", getattr(value, part)) for part in parts]
+    elif isinstance(value, chainer.Function):  # an old-style function behind its adapter
+        found += arrays_on(value)
+    elif isinstance(value, chainer.FunctionNode):  # max pooling, whose gradient reads its indexes
+        held = value.__dict__.items()
+        found += [
+            (name, item) for name, item in held if name not in NODE_ATTRIBUTES and is_array(item)
+        ]
+
+
+class Stash:
+    """The state that one call keeps on itself for its backward: dropped, packed, never redrawn.
+
+    A dropout's mask is one bit an element while nobody reads it. That holds for
+    `chainer.functions.dropout` on arrays of NumPy or CuPy, whose mask is zero or one scale; masks
+    that the user gave, and cuDNN's own states, stay as they are.
+
+    Args:
+        kind: the function's class.
+
+    Attributes:
+        names: the attributes that hold it.
+        is_dropped: whether it was let go.
+    """
+
+    __slots__ = ("_draws", "_has_mask", "_packed", "is_dropped", "names")
+
+    def __init__(self, kind: type) -> None:
+        self.names: tuple[str, ...] = ()
+        self.is_dropped = False
+        self._draws = kind.__name__ in DRAWS
+        self._has_mask = kind.__name__ == "Dropout" and kind.__module__.startswith("chainer.")
+        self._packed: Packed | None = None
+
+    def learn(self, names: tuple[str, ...]) -> None:
+        """These attributes hold it."""
+        self.names = names
+
+    def drop(self, func: Any) -> None:
+        """Let it go, unless it is what was drawn."""
+        if func is None or self._draws or not self.names:
+            return
+        for slot in state_slots(func, self.names):
+            slot.put(None)
+        self.is_dropped = True
+
+    def arrays(self, func: Any) -> list[Any]:
+        """What it is, where each attribute holds one array; none where one does not."""
+        found = [] if func is None else [slot.get() for slot in state_slots(func, self.names)]
+        return found if all(hasattr(array, "dtype") for array in found) else []
+
+    def restore(self, func: Any, arrays: Sequence[Any]) -> None:
+        """Put back what `arrays` has returned."""
+        for slot, array in zip(state_slots(func, self.names), arrays, strict=True):
+            slot.put(array)
+        self.is_dropped = False
+
+    def came_back(self) -> None:
+        """The function has run again, and made it."""
+        self.is_dropped = False
+
+    def pack(self, func: Any) -> None:
+        """Keep a dropout's mask as bits."""
+        if func is None or not self._has_mask or "mask" not in self.names or func.mask is None:
+            return
+        if self._packed is None:
+            self._packed = pack(func.mask)
+        if self._packed is not None:
+            func.mask = None
+
+    def unpack(self, func: Any) -> bool:
+        """Have a packed mask back on the function; whether there was one."""
+        if self._packed is None or func.mask is not None:
+            return False
+        func.mask = unpack(self._packed)
+        return True
+
+
+def packing(func: Any, arrays: Mapping[str, Sequence[Any]]) -> tuple[int, int]:
+    """Return the bytes of a dropout's mask, as it is and as bits; zero for any other function."""
+    if type(func).__name__ != "Dropout" or "mask" not in arrays:
+        return 0, 0
+    mask = arrays["mask"][0]
+    return mask.nbytes, -(-mask.size // 8)
+
+
+class Packed(NamedTuple):
+    """A mask as bits, and what it takes to have it back."""
+
+    bits: Any
+    scale: Any
+    shape: tuple[int, ...]
+
+
+def pack(mask: Any) -> Packed | None:
+    """The mask as bits; None where it is no array in C order of zeros and one other value."""
+    if mask is None or not mask.flags.c_contiguous or not mask.size:
+        return None
+    xp = chainer.backend.get_array_module(mask)
+    scale = mask.max()
+    kept = mask != 0
+    if not bool((mask[kept] == scale).all()):
+        return None
+    return Packed(xp.packbits(kept), scale, mask.shape)
+
+
+def unpack(packed: Packed) -> Any:
+    """The mask, bit for bit."""
+    xp = chainer.backend.get_array_module(packed.bits)
+    count = 1
+    for length in packed.shape:
+        count *= length
+    flags = xp.unpackbits(packed.bits)[:count].astype(bool).reshape(packed.shape)
+    return packed.scale * flags

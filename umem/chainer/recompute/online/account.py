@@ -11,8 +11,7 @@ from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.offloaded import OffloadTarget, What
 from umem.chainer.recompute.online.eviction import Candidates
 from umem.chainer.recompute.online.late_call import LateCall
-from umem.chainer.recompute.stash import packing
-from umem.chainer.saved.function_state import find_arrays
+from umem.chainer.saved.slots import find_arrays, packing
 from umem.chainer.saved.tiers.tier import Tier
 from umem.trace.recording.storage import root_of
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from umem.chainer.recompute.observing import Before, again_and_stash, look
-from umem.chainer.recompute.stash import Stash
 from umem.chainer.recompute.tape import STATISTICS
+from umem.chainer.saved.slots import Stash
 from umem.planner.from_trace import DRAWS
 from umem.trace.recording.meter import HostMeter
 

@@ -12,9 +12,8 @@ from chainer import Variable, configuration
 from umem.chainer.forward_configuration import configuration_now
 from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.online.kinds import FunctionKind
-from umem.chainer.recompute.stash import Stash
 from umem.chainer.recompute.tape import STATISTICS, Call, ReadArrays, checksum, source_of
-from umem.chainer.saved.slots import held_array
+from umem.chainer.saved.slots import Stash, held_array
 
 
 class Ran(NamedTuple):

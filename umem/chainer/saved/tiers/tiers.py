@@ -22,22 +22,6 @@ Where = bool | Path
 """Where what is moved goes: a folder for files; True: pinned host memory; False: nothing moves."""
 
 
-def checked_place(offload: object) -> Where:
-    """Read what a user gives.
-
-    Raises:
-        StateError: it is neither a folder nor a truth value.
-    """
-    if isinstance(offload, bool):
-        return offload
-    if isinstance(offload, (str, Path)) and str(offload):
-        return Path(offload)
-    raise StateError(
-        "offload is True (CuPy's arrays go to pinned host memory), False, or a folder for the "
-        f"files of NumPy's arrays; got {offload!r}"
-    )
-
-
 def only_numpy_moves(where: Where) -> bool:
     """Tell whether it is known before there is an array that NumPy's go, or nobody's."""
     return entered_device() is None and (isinstance(where, Path) or not cuda.available)
