@@ -268,7 +268,7 @@ def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     args = [sys.executable, "-c", code]
     done = subprocess.run(args, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert re.search(r"\d+ of 24 values are kept; [1-9]\d* run again", done.stdout)
+    assert re.search(r"\d+ of 24 values are kept; [1-9]\d* recomputed", done.stdout)
 
 
 def test_neither_chainer_nor_a_framework_is_loaded(tmp_path: Path) -> None:
