@@ -16,10 +16,8 @@ from umem.planner.kusumoto import KusumotoModel
 from umem.planner.plans import Method, Model, Objective, Plan
 from umem.planner.prefixes import WINDOW
 from umem.planner.saved import SavedModel
-from umem.planner.schedule import actions
 from umem.planner.search import best
 from umem.planner.step_table import INFINITE, Chain, Hop, Table, peak_of, time_of
-from umem.planner.usage import usage
 
 
 class Family(NamedTuple):
@@ -147,7 +145,7 @@ def _plan_of(
     def named(numbers: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(names[v] for v in numbers)
 
-    found = Plan(
+    return Plan(
         blocks=tuple(named(block.nodes) for block in blocks),
         kept=named(tuple(v for block in blocks for v in block.kept)),
         recomputed=tuple(named(block.rerun) for block in blocks),
@@ -159,11 +157,6 @@ def _plan_of(
         model=problem.model.name,
         budget_bytes=limit,
     )
-    if found.model == "kusumoto":
-        return found
-    # In a large table some steps are estimates from above, see `umem.planner.lower_sets`.
-    peak = usage(problem.graph, actions(problem.graph, found)).peak_bytes
-    return replace(found, peak_bytes=peak)
 
 
 def front(graph: Graph, method: Method, model: Model, points: int | None) -> list[Plan]:

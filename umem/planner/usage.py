@@ -1,8 +1,9 @@
 """The bytes of a schedule: one sum for all planners.
 
-Planners that must weigh thousands of schedules keep their own tables (`saved`, `prefixes`,
-`timetable`, `beam_facts`) and take the bytes of gradients from here; every plan's peak is `usage`
-of its actions. `umem.planner.referee` counts for itself, because it checks the planners.
+Planners that must weigh thousands of schedules keep tables of their own (`saved`, `prefixes`,
+`timetable`, `beam_facts`), which take the bytes of gradients from here; tests hold that their sums
+are `usage` of the plan's actions. `umem.planner.referee` counts for itself, because it checks the
+planners.
 """
 
 from __future__ import annotations
