@@ -69,7 +69,7 @@ class PassPolicy:
         return False
 
     def apply(self, now: PassSoFar, proceed: Any, func: Any, inputs: Any) -> Any:
-        """Apply a function of a pass, where the policy wants facts."""
+        """Apply a function of a pass, where the policy does not want calls."""
         return proceed(func, inputs)
 
     def may_go_alone(self, now: PassSoFar) -> bool:
@@ -147,16 +147,19 @@ class KeepAll(PassPolicy):
         """True once a function was applied."""
         return bool(self._funcs)
 
-    @property
-    def last_place(self) -> int:
-        """The place of the function that was noted last."""
-        return len(self._funcs) - 1
+    def apply(self, now: PassSoFar, proceed: Any, func: Any, inputs: Any) -> Any:
+        """Apply a function, and refuse the pass where it is not the one that was learned."""
+        outputs = proceed(func, inputs)
+        if func.inputs is not None:
+            index = len(self._funcs)
+            self._funcs.append(weakref.ref(func))
+            if now.integrity == "intact" and not self._expects(index, func, outputs):
+                now.refuse(other_call(index, func.label))
+        return outputs
 
-    def note(self, func: Any, outputs: Any, *, compares: bool) -> bool:
-        """Note a function; whether it is the one that was learned, of this graph or one alike."""
-        index = len(self._funcs)
-        self._funcs.append(weakref.ref(func))
-        if not compares or _is_call(self.seen, index, func, outputs):
+    def _expects(self, index: int, func: Any, outputs: Any) -> bool:
+        """Tell whether a function is the one that was learned, of this graph or one alike."""
+        if _is_call(self.seen, index, func, outputs):
             return True
         for other in self._alike(index):
             if _is_call(other, index, func, outputs):
@@ -181,6 +184,14 @@ class KeepAll(PassPolicy):
         for other in self._known:
             if other is not self.seen and other.tape.looks[:count] == so_far:
                 yield other
+
+
+def other_call(index: int, label: str) -> str:
+    """Word a warning: a pass leaves the graph that was learned."""
+    return (
+        f"call {index} ({label}) is not what was planned: this pass keeps everything from there "
+        "on. A graph that comes back is planned for"
+    )
 
 
 def _is_call(seen: SeenGraph, index: int, func: Any, outputs: Any) -> bool:

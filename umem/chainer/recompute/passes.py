@@ -219,13 +219,6 @@ class Pass:
         """Mix what tells its graph from others into its trail."""
         self.trail = hash((self.trail, *marks))
 
-    def note(self, func: Any, outputs: Any) -> None:
-        """A function was applied, of a pass that keeps all."""
-        rule = self.rule
-        assert isinstance(rule, KeepAll)
-        if not rule.note(func, outputs, compares=self.integrity == "intact"):
-            self.refuse(other_call(rule.last_place, func.label))
-
     # -- backward --------------------------------------------------------------------------
 
     def end_forward(self, refuse: str | None, roots: Roots = ()) -> None:
@@ -316,11 +309,3 @@ class Pass:
         self.rule.let_go()
         if all(call.index in self.popped or not call.has_graph for call in self.calls):
             self.calls = []
-
-
-def other_call(index: int, label: str) -> str:
-    """Word a warning: a pass leaves the graph that was learned."""
-    return (
-        f"call {index} ({label}) is not what was planned: this pass keeps everything from there "
-        "on. A graph that comes back is planned for"
-    )

@@ -71,21 +71,18 @@ class PassRunner(Subscriber):
             now = training.begin(func, inputs)
             if now is not None:
                 self._own_seconds = 0.0
-        wants = "nothing" if now is None else now.rule.wants
-        if now is not None and wants == "calls":
+        rule = None if now is None else now.rule
+        if now is not None and rule is not None and rule.wants == "calls":
             if not configuration.config.enable_backprop:
                 return proceed(func, inputs)
             return self._observe(now, proceed, func, inputs)
         self._inside = True
         try:
-            if now is not None and wants == "facts":
-                return now.rule.apply(now, proceed, func, inputs)
-            outputs = proceed(func, inputs)
+            if now is None or rule is None:
+                return proceed(func, inputs)
+            return rule.apply(now, proceed, func, inputs)
         finally:
             self._inside = False
-        if now is not None and func.inputs is not None:
-            now.note(func, outputs)
-        return outputs
 
     def _observe(self, now: Pass, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """Make a call of the function, with all that can be seen of it."""

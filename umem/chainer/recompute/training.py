@@ -17,8 +17,14 @@ from umem.chainer.recompute.graph_store import AGAIN, KEEPS, Graphs
 from umem.chainer.recompute.observing import HostPeaks, check_tape
 from umem.chainer.recompute.offloaded import OffloadTarget
 from umem.chainer.recompute.online import EvictOnline, Experience, Room
-from umem.chainer.recompute.pass_policies import ENDED_EARLY, FollowPlan, KeepAll, Observe
-from umem.chainer.recompute.passes import Pass, other_call
+from umem.chainer.recompute.pass_policies import (
+    ENDED_EARLY,
+    FollowPlan,
+    KeepAll,
+    Observe,
+    other_call,
+)
+from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.seen import Roots, SeenGraph
 from umem.chainer.recompute.tape import Call, ReadArrays
 from umem.chainer.recompute.whole_graph import make_whole, reaches_more, watch_over
@@ -131,7 +137,9 @@ class Training:
     def going_on(self) -> Pass | None:
         """The pass that the next call is one of; None where it begins another."""
         now = self.now
-        return now if now is not None and not self._ends and now.goes_on else None
+        if now is None or self._ends or not now.goes_on:
+            return None
+        return now
 
     def begin(self, func: Any, inputs: Any) -> Pass | None:
         """Begin a pass: after a backward, after an update, or after a lost forward.
