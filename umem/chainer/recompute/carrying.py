@@ -1,4 +1,4 @@
-"""The plan of a graph that was seen, what it does to each value, and advice on workspace."""
+"""Plans of seen graphs, the fate of each value under a plan, and advice on caps of workspace."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from umem.trace.analysis.capping import CAPPED, CAPS, advice
 from umem.units import format_bytes
 
 Budget = int | float | None
-"""Bytes in total, a share of a plain step's, or None for the least."""
+"""Total bytes of a step, a share of a plain step's peak, or None for the least peak."""
 
 
 class Target(NamedTuple):
-    """The budget, the method and how strict to be; see `umem.chainer.Recompute`."""
+    """The budget, the planning method and how strict to be; see `umem.chainer.Recompute`."""
 
     budget: Budget
     method: Method
@@ -37,17 +37,17 @@ class Target(NamedTuple):
 def carried(
     seen: SeenGraph, target: Target, link: Link | None = None
 ) -> tuple[Carried, str | None]:
-    """Plan a graph that was seen; where a plain step fits, nothing is dropped.
+    """Plan a seen graph within the budget; where a plain step fits, the plan drops nothing.
 
-    With a link, kept values may be offloaded. Where the budget is a share of a plain step that no
-    plan keeps to, the plan is that of least bytes, and a warning comes with it; with ``strict``
-    that is an error, as it is for a budget in bytes.
+    With a link, saved tensors may be offloaded. If the budget is a share of a plain step's peak and
+    no plan fits, the plan of the least peak is returned with a warning; with ``strict``, or for a
+    budget in bytes, that is an error.
 
     Returns:
         the plan, and the warning or None.
 
     Raises:
-        BudgetError: nothing fits; names the least that does, the floor and what forces it.
+        BudgetError: no plan fits; names the least peak, the floor and what forces the floor.
     """
     problem = seen.problem
     room = _room(seen, target.budget)
@@ -75,7 +75,7 @@ def _room(seen: SeenGraph, budget: Budget) -> int | None:
 
 
 def _carried(seen: SeenGraph, solution: Solution, room: int | None) -> Carried:
-    """The plan as passes carry it out, with its actions by when they are due."""
+    """Return the plan of a solution as passes follow it, with its actions by when they are due."""
     names = seen.problem.names
     place = {name: at for at, name in enumerate(chain.from_iterable(solution.plan.blocks))}
     order = [place[name] for name in names]
@@ -98,14 +98,17 @@ def _carried(seen: SeenGraph, solution: Solution, room: int | None) -> Carried:
     )
 
 
-# -- what a cap on workspace would do --------------------------------------------------------------
+# -- caps on workspace -----------------------------------------------------------------------------
 
 _INSIDE = ("workspace_bytes", "backward_workspace_bytes")
 _Capped = TypeVar("_Capped", CallFacts, Node)
 
 
 def cap_advice(seen: SeenGraph, plan: Carried) -> str | None:
-    """Say what a cap on workspace would leave of the predicted peak, by the same plan."""
+    """Describe the peaks of the same plan under caps on workspace; None where no cap applies.
+
+    A cap applies if the peak is inside a call whose workspace can be capped.
+    """
     problem = seen.problem
     graph, found = plan.solution.graph, plan.solution.plan
     step = problem.plain_step if plan.fits else usage(graph, actions(graph, found))
@@ -135,7 +138,7 @@ def _capped(one: _Capped, label: str, cap_bytes: int) -> _Capped:
     return replace(one, **{name: min(getattr(one, name), cap_bytes) for name in _INSIDE})
 
 
-# -- what becomes of each value -------------------------------------------------------------------
+# -- fates of values ------------------------------------------------------------------------------
 
 Fate = Literal["kept", "made again", "moved", "not needed"]
 FATES: tuple[Fate, ...] = ("kept", "made again", "moved")
@@ -146,10 +149,10 @@ class ValueFate(NamedTuple):
 
     Attributes:
         call: the function, with its place in forward.
-        what: ``value``, its outputs, or ``stash``, what it keeps on itself.
+        what: ``value``, the call's outputs, or ``stash``, its function state.
         nbytes: their bytes.
-        fate: ``kept`` from forward into backward, ``made again``, ``moved`` down a tier and back,
-            or ``not needed`` in backward.
+        fate: ``kept`` from forward into backward, ``made again`` (recomputed), ``moved`` (offloaded
+            and brought back), or ``not needed`` in backward.
     """
 
     call: str
@@ -159,7 +162,10 @@ class ValueFate(NamedTuple):
 
 
 def fates_of(seen: SeenGraph) -> tuple[ValueFate, ...]:
-    """Return the fate of all that the calls of a graph make, in the order of forward."""
+    """Return the fates of each call's outputs and function state, in the order of forward.
+
+    Empty if the graph has no plan.
+    """
     return () if seen.plan is None else tuple(_fates(seen, seen.plan))
 
 
@@ -185,7 +191,7 @@ def _fates(seen: SeenGraph, carried: Carried) -> Iterator[ValueFate]:
 
 
 def fates_summary(seen: SeenGraph) -> str:
-    """Say in a line how many bytes have which fate."""
+    """Format in one line the bytes and the number of values of each fate."""
     rows = fates_of(seen)
     parts = []
     for fate in FATES:

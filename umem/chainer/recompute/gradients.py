@@ -1,14 +1,15 @@
 """Gradients as a plain backward leaves them, whatever order its steps are taken in.
 
-Floating-point sums depend on their order. Where a value has several users, Chainer adds their
-gradients up as backward reaches them. A plan reaches them in another order; a gradient that
-comes too early then waits until those before it are there.
+Floating-point sums depend on their order. If a value has several users, Chainer adds their
+gradients up as backward reaches them. A plan reaches them in another order; a gradient that arrives
+too early then waits for those that a plain backward adds before it (`GradientSums`).
 
-Chainer takes a parameter's old gradient when backward first comes to it, and puts the sum there
-when all is over. After an exception in between, what was taken is gone and the rest is as before; a
-planned backward comes to parameters in another order.
+Chainer removes a parameter's old gradient when backward first reaches the parameter, and stores the
+sum at the end of backward. After an exception in between, the removed gradients are lost and the
+others are unchanged. A planned backward reaches parameters in another order, and would lose other
+gradients (see `OldGradients`).
 
-Cost: a waiting gradient takes its memory; nothing where the two orders agree.
+Cost: the memory of waiting gradients; nothing where the two orders agree.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from chainer import _backprop_utils
 from umem.chainer.recompute.tape import Call
 
 Contended = dict[int, dict[int, tuple[int, ...]]]
-"""By call and input: the places in a plain backward of all that add to that input's gradient."""
+"""By call and input index, the plain-backward positions of all calls that add to the gradient."""
 
 
 def contended(
     users: Mapping[Any, Sequence[tuple[int, int]]], plain: Mapping[int, int], order: Sequence[int]
 ) -> Contended:
-    """The inputs whose gradients would be added up in another order.
+    """Find the inputs whose gradients a planned backward would add up in another order.
 
     Args:
         users: for each value, the calls and inputs that read it.
-        plain: a call's place in a plain backward.
-        order: a call's place in the planned forward, whose reverse the planned backward is.
+        plain: by call, its position in a plain backward.
+        order: by call, its position in the planned forward, whose reverse the planned backward is.
     """
     found: Contended = {}
     for readers in users.values():
@@ -47,11 +48,11 @@ def contended(
 
 
 class GradientSums:
-    """The sums of one backward.
+    """Adds up the gradients of one planned backward in the order of a plain one.
 
     Args:
-        plain: a call's place in a plain backward.
-        contended: which inputs to watch.
+        plain: by call, its position in a plain backward.
+        contended: the inputs whose sums depend on the order; see `contended`.
     """
 
     def __init__(self, plain: Mapping[int, int], contended: Contended) -> None:
@@ -61,7 +62,16 @@ class GradientSums:
         self._places: dict[Any, list[int]] = {}
 
     def step(self, original: Any, call: int, func: Any, args: tuple[Any, ...]) -> None:
-        """Take a backward step, and add its gradients where they belong."""
+        """Run a backward step, and insert its gradients at their plain-backward positions.
+
+        Contended sums are added up as far as no earlier gradient is missing; others at once.
+
+        Args:
+            original: Chainer's own backward step.
+            call: its index.
+            func, args: the arguments of ``original``; ``args[2]`` holds each input's gradients so
+                far.
+        """
         own = self._plain.get(call)
         watched = self._contended.get(call)
         if own is None or watched is None:
@@ -96,7 +106,7 @@ class GradientSums:
         found[:] = [gradient for _, gradient in pairs]
 
     def _add_up(self, x: Any, found: list[Any], expected: tuple[int, ...]) -> None:
-        """Add up what is complete from the beginning."""
+        """Add up the leading gradients, as far as every call before them in plain order has run."""
         limit = -1
         for place in expected:
             if place not in self._done:
@@ -116,22 +126,23 @@ class GradientSums:
 
 
 class OldGradients:
-    """The old gradients that one backward has taken, and may have to put back.
+    """Holds the old gradients that one planned backward removes, to restore them if it fails.
 
-    One that a plain backward has taken by then as well is let go.
+    A gradient is released once a plain backward would have removed it as well.
 
-    Cost: where the plan takes a step before others that a plain backward takes earlier, the old
-    gradients of that step live until those are over. Nothing where gradients are cleared before.
+    Cost: if the plan runs a step before others that precede it in a plain backward, the old
+    gradients of that step live until those have run. Nothing if gradients are cleared before
+    backward.
 
     Args:
-        plain: a call's place in a plain backward.
-        calls: those of the pass.
+        plain: by call, its position in a plain backward.
+        calls: the calls of the pass.
     """
 
     def __init__(self, plain: Mapping[int, int], calls: Sequence[Call]) -> None:
         self._plain = plain
         self._calls = calls
-        self._taken: dict[Any, Any] = {}  # None: there was none, or nobody puts it back
+        self._taken: dict[Any, Any] = {}  # None: there was none, or it is not restored
         self._held: set[Any] = set()
         self._to_come = sorted(plain.values(), reverse=True)
         self._done: set[int] = set()
@@ -139,7 +150,12 @@ class OldGradients:
         self._at: int | None = None
 
     def begin(self, call: int, gradients: Mapping[Any, list[Any]]) -> None:
-        """A step begins, with the gradients of its inputs so far."""
+        """Record the beginning of a step, and hold the old gradients of leaves that it removes.
+
+        Args:
+            call: the index of the step's call.
+            gradients: by input node, its gradients so far.
+        """
         self._at = call
         for node, found in gradients.items():
             if node.creator_node is None and node not in self._taken:
@@ -153,21 +169,22 @@ class OldGradients:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Hold no gradient that a plain backward takes before the first step to come."""
+        """Release the gradients that a plain backward removes before its first step to come."""
         place = self._to_come[-1] if self._to_come else len(self._plain)
         for node in [node for node in self._held if self._first_uses.get(node, -1) < place]:
             self._held.discard(node)
             self._taken[node] = None
 
     def end(self) -> None:
-        """A step is over."""
+        """Record the end of a step."""
         self._at = None
         self._count += 1
 
     def put_back(self) -> None:
-        """Leave what a plain backward would leave that failed in the same call.
+        """Restore the gradients that a plain backward would leave if it failed in the same call.
 
-        Where no call has failed but something between them (a hook), after as many calls.
+        If the exception was raised between calls (by a hook), a plain backward that fails after as
+        many calls counts.
         """
         last = self._count - 1 if self._at is None else self._plain.get(self._at, -1)
         for node, place in self._first_uses.items():
@@ -181,7 +198,7 @@ class OldGradients:
 
     @cached_property
     def _first_uses(self) -> dict[Any, int]:
-        """By leaf, the place in a plain backward of the first call that comes to it."""
+        """Map each leaf to the plain-backward position of the first call that reaches the leaf."""
         first: dict[Any, int] = {}
         for call in self._calls:
             place = self._plain.get(call.index)

@@ -1,4 +1,4 @@
-"""Remembers the graphs of a training run, plans them, and tells the user once what goes wrong."""
+"""Store of the graphs of a training run, which plans them and warns once of each problem."""
 
 from __future__ import annotations
 
@@ -23,34 +23,37 @@ from umem.units import format_bytes
 REMEMBERED = 32
 """At most this many graphs without a plan are remembered."""
 MANY = 8
-"""After this many different graphs in a row, none of which came back, the user is told."""
+"""After this many different graphs in a row, none of which repeated, the user is warned.
+
+Also the most passes that are measured in vain while expecting a graph.
+"""
 LAST = 16
-"""The last passes, of which it is known which were alike."""
+"""At most this many of the last passes' trails are kept, to see which graphs repeat."""
 OFTEN = 5
-"""A graph comes back where this many of the last passes were of it."""
+"""A graph repeats if at least this many of the last passes had its trail."""
 STRANGERS = 3
-"""After this many graphs that have not come back, the next are not expected back."""
+"""Once this many of the last trails occurred a single time, graphs are not expected to repeat."""
 TRIES = 8
-"""Passes that are learned in vain before a graph that came back is given up."""
+"""Passes of other graphs that are observed while expecting one that repeats, before giving up."""
 OBJECTS = 1 << 20
-"""Bytes over a budget that Python's own objects, which are measured as well, may take."""
+"""Bytes by which a measured peak may exceed the budget, as it includes Python's own objects."""
 KEEPS = "a graph is not planned, and keeps everything: "
 AGAIN = "it goes backward again after an update"
 
 
 class Graphs:
-    """The graphs that were seen, the oldest first, and all that is remembered of them.
+    """The seen graphs of a training run, the oldest first, with their plans and counts of passes.
 
     Args:
         target: the budget to plan for.
         offload: the offload target, if there is one.
 
     Attributes:
-        optimizers: the bytes that they take.
+        optimizers: the bytes of optimizer state and of the workspace of updates.
         said: the warnings that the user was given.
         planned_count: passes that followed a plan from their beginning to their end.
-        followed_seconds: of those of them that were not measured.
-        own_seconds: the part of it for recomputing, and for following the plan.
+        followed_seconds: of those passes, without the ones that were measured.
+        own_seconds: the part of ``followed_seconds`` for recomputing, and for following the plan.
     """
 
     def __init__(self, target: Target, offload: OffloadTarget) -> None:
@@ -72,18 +75,18 @@ class Graphs:
         return iter(list(self._seen))
 
     def say(self, text: str) -> None:
-        """Tell the user, once."""
+        """Warn the user, once for each text."""
         if text not in self.said:
             self.said.append(text)
             warn_at_program(text, RecomputeWarning)
 
     def find(self, signatures: Sequence[Signature]) -> SeenGraph | None:
-        """Return the graph of these calls; None where it was not seen."""
+        """Return the graph with exactly these calls' signatures; None if it was not seen."""
         wanted = tuple(signatures)
         return next((one for one in self._seen if one.tape.signatures == wanted), None)
 
     def alike(self, func: Any, inputs: Any) -> list[SeenGraph]:
-        """List the graphs that may begin with this call."""
+        """List the graphs whose first call has this class and these input shapes and dtypes."""
         kind = type(owner_of(func))
         arrays = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
         shapes = [(array.shape, array.dtype) for array in arrays]
@@ -97,10 +100,11 @@ class Graphs:
     # -- before a pass ---------------------------------------------------------------------
 
     def plan(self, func: Any, inputs: Any) -> list[SeenGraph]:
-        """Plan the graphs that may begin with this call, and list them.
+        """Plan the graphs that may begin with this call and have been measured; list all that may.
 
         Raises:
-            BudgetError: one of them has no plan within the budget.
+            BudgetError: one of them has no plan within the budget, which is remembered of the
+                graph.
         """
         self._count_updated()
         alike = self.alike(func, inputs)
@@ -110,6 +114,12 @@ class Graphs:
         return alike
 
     def _plan(self, seen: SeenGraph) -> None:
+        """Plan one graph, and adopt the plan; warn once if a share cannot be kept to.
+
+        Raises:
+            BudgetError: no plan is within the budget; remembered, so that the next pass raises at
+                once.
+        """
         if seen.refused is not None:
             raise BudgetError(seen.refused)
         try:
@@ -119,14 +129,19 @@ class Graphs:
             raise
         seen.take(plan)
         if said is not None and not self._wished:
-            self._wished = True  # once, whatever the number of graphs
+            self._wished = True  # warn once, for any number of graphs
             self.say(said)
         for other in self._seen:
             if other.tape.signatures[0] == seen.tape.signatures[0]:
                 other.differ(False)
 
     def to_measure(self, alike: Sequence[SeenGraph], *, plain: bool) -> str | None:
-        """Choose what to measure in the pass that begins: ``workspace``, ``peak`` or nothing."""
+        """Choose the measurement of the pass that begins: ``workspace``, ``peak`` or None.
+
+        Args:
+            alike: the graphs that may begin like it.
+            plain: whether Chainer runs the pass alone, with nothing dropped.
+        """
         wait = [one for one in alike if one.never is None and one.tries < MANY]
         unmeasured = [one for one in wait if one.plan is None and not one.is_measured]
         unfollowed = [one for one in wait if one.plan is not None and not one.followed]
@@ -135,15 +150,18 @@ class Graphs:
         return None if not self._waiting else "workspace" if workspace else "peak"
 
     def end_tries(self) -> None:
-        """Count the pass that was measured for the sake of some graphs, and is over."""
+        """Count the measured pass, which is over, as a try of each graph that was expected."""
         for seen in self._waiting:
             seen.tried()
         self._waiting = []
 
     def saw(self, trail: int, *, learned: bool) -> None:
-        """Note that a pass without a plan has gone forward, with this trail.
+        """Record the trail of a pass that went forward without a plan, and find trails that repeat.
 
-        ``learned``: in full, so that a graph of this trail is known now.
+        Args:
+            trail: the pass's; see `Pass`.
+            learned: whether all of its calls were observed, so that the graph of this trail is
+                known.
         """
         self._trails.append(trail)
         if learned:
@@ -155,18 +173,18 @@ class Graphs:
 
     @property
     def are_strange(self) -> bool:
-        """True where graphs have come that do not come back, and none that does is awaited."""
+        """True if recent graphs have not repeated, and no graph that repeats is expected."""
         once = sum(count == 1 for count in Counter(self._trails).values())
         return once >= STRANGERS and not self._wanted
 
     def is_unmeasured(self, signatures: Sequence[Signature]) -> bool:
-        """Tell whether a graph that begins with these calls has to be measured."""
+        """Tell whether a graph that begins with these calls still has to be measured."""
         return any(
             not seen.is_measured and seen.tape.begins_with(signatures) for seen in self._seen
         )
 
     def _count_updated(self) -> None:
-        """Have plans made anew that were made before an optimizer had its state."""
+        """Add the bytes of optimizers to all graphs, and discard plans made before those grew."""
         if not self.optimizers.take_new():
             return
         for seen in self._seen:
@@ -176,21 +194,21 @@ class Graphs:
                 seen.forget_plan()
 
     def beside(self) -> tuple[list[Any], int]:
-        """The arrays of parameters that optimizers have updated; their state and gradients."""
+        """Return the arrays of updated parameters, and the bytes of their state and gradients."""
         found = [p for p in self.optimizers.parameters if p.array is not None]
         nbytes = sum(state_bytes(p.update_rule) + gradient_bytes(p) for p in found)
         return [p.array for p in found], nbytes
 
-    # -- what passes show ------------------------------------------------------------------
+    # -- learning from passes --------------------------------------------------------------
 
     def learn(self, now: Pass) -> None:
-        """Remember the graph of a pass that has gone forward, and does not follow a plan."""
+        """Store the graph of a pass that went forward without a plan, and the arrays outside."""
         seen = self.find([call.signature for call in now.calls]) or self._add(now)
         facts = seen.facts.with_beside(look_beside(now.calls), now.old_gradients)
         seen.learn(facts.with_updates(self.optimizers))
 
     def _add(self, now: Pass) -> SeenGraph:
-        """Remember one more; of those without a plan the oldest may be forgotten."""
+        """Store one more graph; of more than `REMEMBERED` without a plan, forget the oldest."""
         self._count += 1
         keeps_order = any(rules_of(call.signature[0])[1] for call in now.calls)
         seen = SeenGraph(self._count, tape_of(now.calls, now.observed), keeps_order=keeps_order)
@@ -207,7 +225,11 @@ class Graphs:
         return seen
 
     def finish_learning(self, now: Pass, *, measured: bool) -> None:
-        """Learn from a pass that went backward without a plan; ``measured``: its workspace was."""
+        """Record the order, roots and times of a backward without a plan.
+
+        ``measured``: the workspace of the pass was measured; a graph that repeats may be planned
+        then.
+        """
         seen = self.find([call.signature for call in now.calls])
         if seen is None:
             return
@@ -223,35 +245,39 @@ class Graphs:
             ranks=[call.plain_rank for call in now.calls],
         )
         seen.went_backward(facts, now.why)
-        if seen.pass_count > 1:  # it has come back
+        if seen.pass_count > 1:  # the graph repeats
             self._once_seen = 0
             seen.end_tries()
             if measured and not seen.is_measured:
                 _calibrate(seen, now)
 
     def learn_order_anew(self, now: Pass, seen: SeenGraph) -> None:
-        """Plan a graph for the order in which this pass of it went backward."""
+        """Replace a graph's backward order by that of this pass, and discard its plan."""
         ranks = [call.plain_rank for call in now.calls]
         seen.learn(replace(seen.facts, order=dict(now.popped), ranks=ranks))
         seen.forget_plan()
 
     def note_outliving(self, now: Pass) -> None:
-        """Note that a pass's graph is still there when the next one begins."""
+        """Record that a pass's graph is still alive when the next pass begins.
+
+        Its plan is discarded if outputs that must not be recomputed are alive twice then, unless a
+        plain step fits.
+        """
         seen = now.rule.seen or self.find(now.signatures)
         if seen is None or seen.facts.outlives:
             return
         seen.learn(replace(seen.facts, outlives=True))
         if seen.problem.held_bytes and not (seen.plan is not None and seen.plan.fits):
-            seen.forget_plan()  # what is held is there twice
+            seen.forget_plan()  # outputs that must not be recomputed are alive twice
 
     def goes_again(self, signatures: Sequence[Signature]) -> None:
-        """Give a graph no plan that was gone through once more after an update."""
+        """Plan a graph no more that went backward again after an update; it keeps everything."""
         seen = self.find(signatures)
         if seen is not None and not seen.keeps:
             seen.keep_everything(AGAIN)
             self.say(KEEPS + AGAIN)
 
-    # -- what plans come to ----------------------------------------------------------------
+    # -- after a planned pass --------------------------------------------------------------
 
     def finish_following(
         self, seen: SeenGraph, rerun_seconds: float | None, seconds: float, own_seconds: float
@@ -260,8 +286,8 @@ class Graphs:
 
         Args:
             seen: its graph.
-            rerun_seconds: None where it was measured.
-            seconds: of all of it.
+            rerun_seconds: of recomputing; None if the pass was measured.
+            seconds: of the whole pass.
             own_seconds: the part that was not Chainer's own work.
         """
         self._once_seen = 0
@@ -272,12 +298,18 @@ class Graphs:
             seen.recomputed(rerun_seconds)
 
     def finish_plain(self, seen: SeenGraph) -> None:
-        """Count a pass that was left alone to its end."""
+        """Count a pass that Chainer has run alone to its end."""
         self._once_seen = 0
         seen.recomputed(0.0)
 
     def look_at_peak(self, seen: SeenGraph, peak_bytes: int | None, *, measured: bool) -> None:
-        """Compare the peak of a pass with what was promised; None: it cannot be known here."""
+        """Compare the measured peak of a pass with the budget, and plan again if it is exceeded.
+
+        Args:
+            seen: the graph of the pass.
+            peak_bytes: beside the arrays outside of the graph; None if it cannot be measured here.
+            measured: whether the pass was measured.
+        """
         if not measured or seen.followed:
             seen.end_tries()
             return
@@ -287,7 +319,7 @@ class Graphs:
             self._keep_the_promise(seen, found)
 
     def _keep_the_promise(self, seen: SeenGraph, found: int) -> None:
-        """Plan once more where more than the budget was needed, with that much less room."""
+        """Plan again with less room if a pass exceeded the budget; warn if no plan fits then."""
         budget = self._target.budget
         if seen.plan is None or not isinstance(budget, int):
             return
@@ -307,7 +339,10 @@ class Graphs:
 
 
 def _calibrate(seen: SeenGraph, now: Pass) -> None:
-    """Add the workspace of a pass, and whether calls may run again that nobody looked at."""
+    """Add the measured workspace of a pass to its graph's calls.
+
+    Calls that were never examined also take from this pass whether they may be recomputed.
+    """
     whole = len(now.observed) == len(now.calls)
     looked = now.observed if whole else seen.tape.observed
     observed = [

@@ -1,4 +1,4 @@
-"""One call, as a pass sees it: what it makes, keeps on itself and changes, and what it takes."""
+"""Observation of one call: its outputs, function state, side effects, time and workspace."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from umem.trace.recording.meter import HostMeter
 from umem.trace.recording.storage import root_of
 
 _MT19937_BYTES = 624 * 4 + 4
-"""Its key and its position: mt19937_state in NumPy's random/src/mt19937/mt19937.h."""
+"""Bytes of the key and the position of mt19937_state in NumPy's random/src/mt19937/mt19937.h."""
 _AGAIN = frozenset(("BatchNormalization", "FixedBatchNormalization"))
-"""Functions whose state is kept out of a second run."""
+"""Functions that may be recomputed although they change state, as a recompute leaves it alone."""
 
 
 class Before(NamedTuple):
-    """A function before its forward; ``random`` is None where nobody has looked closely."""
+    """State that a forward may change, taken before it; ``random`` is None if not examined."""
 
     state: dict[str, Any]
     checksums: list[tuple[Any, int]]
@@ -38,13 +38,27 @@ class Before(NamedTuple):
 
 
 def look(func: Any) -> Before:
-    """Remember what a forward may change."""
+    """Record a function's attributes, the checksums of its arrays and the random state."""
     state = dict(vars(owner_of(func)))
     return Before(state, [(a, _sum(a)) for a in _arrays(state.items())], _random())
 
 
 class Observed(NamedTuple):
-    """One call, as a pass saw it."""
+    """Facts of one call, measured while its forward ran.
+
+    Attributes:
+        nbytes: memory of the outputs, without that of inputs that they are views of.
+        grad_bytes: gradients of the outputs.
+        alias: index of the call of this pass whose memory all outputs are views of; None otherwise.
+        stash: names of the function state, the attributes that forward set to arrays.
+        stash_bytes: function state beside the outputs, if it can be dropped; 0 for a view.
+        drawn_bytes: function state that was drawn at random.
+        mask_bytes, packed_bytes: a dropout's mask, as it is and as bits.
+        again: whether the call may be recomputed.
+        looked: whether the random state was examined as well for that.
+        seconds: of the forward, as a device's cost model has it if that is asked for.
+        workspace_bytes: needed only while forward ran; 0 if not measured.
+    """
 
     nbytes: int
     grad_bytes: int
@@ -63,7 +77,13 @@ class Observed(NamedTuple):
 def observe(
     call: Call, func: Any, inputs: Any, before: Before, seconds: float, workspace: int
 ) -> Observed:
-    """Look at a call that has just run: what it made, kept on itself and changed."""
+    """Collect the facts of a call that has just run.
+
+    Args:
+        call, func, inputs: the call, and its function and inputs.
+        before: the state before the forward, from `look`.
+        seconds, workspace: of the forward.
+    """
     owner = owner_of(func)
     found = _made_on(owner, before)
     arrays = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
@@ -98,12 +118,12 @@ def observe(
 
 
 def again_and_stash(func: Any, before: Before) -> tuple[bool, tuple[str, ...]]:
-    """Whether a function that has just run may run again, and what it has set on itself."""
+    """Return whether a call that has just run may be recomputed, and its function state's names."""
     return _may_run_again(func, before), tuple(_made_on(owner_of(func), before))
 
 
 def _made_on(owner: Any, before: Before) -> dict[str, list[Any]]:
-    """By name, the arrays that forward has set on a function."""
+    """Return by name the arrays that forward has set on a function."""
     new = {
         k: v
         for k, v in vars(owner).items()
@@ -128,14 +148,14 @@ def _arrays(items: Iterable[tuple[str, Any]]) -> list[Any]:
 
 
 def _sum(array: Any) -> int:
-    """A checksum of what is on the host; the device is not asked."""
+    """Return a checksum of a NumPy array; 0 for a device's array, which is not copied."""
     return zlib.crc32(np.ascontiguousarray(array).tobytes()) if type(array) is np.ndarray else 0
 
 
 def _random() -> bytes:
-    """The state of NumPy's global generator, as far as drawing bits changes it.
+    """Return the state of NumPy's global generator, as far as drawing bits changes it.
 
-    The second of two normal numbers, which are drawn together, is not seen; `DRAWS` names the
+    The copy lacks the second of two normal numbers that are drawn together; `DRAWS` names the
     functions of Chainer that draw such. ``get_state`` takes 150 times as long as this copy.
     """
     random: Any = np.random
@@ -146,13 +166,13 @@ def _random() -> bytes:
 
 
 class Beside(NamedTuple):
-    """Arrays beside a graph's own, between forward and backward.
+    """Arrays outside of a graph that are alive between its forward and its backward.
 
     Attributes:
         constant_bytes: parameters and other arrays from outside that its calls read, or hold.
-        stays: by call, the gradients of parameters that its backward is the first to make.
-        parameters: weak references to the parameters.
-        held_gradients: by parameter, the bytes of the gradient that it has now.
+        stays: by call, bytes of the gradients of leaves that its backward is the first to make.
+        parameters: by id, weak references to the parameters.
+        held_gradients: by id of a parameter, the bytes of the gradient that it has now.
     """
 
     constant_bytes: int
@@ -162,7 +182,7 @@ class Beside(NamedTuple):
 
 
 def look_beside(calls: Iterable[Call]) -> Beside:
-    """Look at what the calls of a pass that has gone forward read from outside."""
+    """Collect the arrays that the calls of a pass read from outside; for use after forward."""
     constant = 0
     stays: dict[int, int] = {}
     parameters: dict[int, Any] = {}
@@ -173,7 +193,7 @@ def look_beside(calls: Iterable[Call]) -> Beside:
             if id(node) in seen:
                 continue
             seen.add(id(node))
-            if node.requires_grad:  # backward comes here first
+            if node.requires_grad:  # backward reaches the leaf first by this call
                 stays[call.index] = stays.get(call.index, 0) + array.nbytes
             held = node.get_variable_or_none()
             if isinstance(held, chainer.Parameter):
@@ -187,7 +207,7 @@ def look_beside(calls: Iterable[Call]) -> Beside:
 
 
 def _held_from_outside(call: Call) -> list[Any]:
-    """The arrays that a function held before it ran, such as statistics and indexes."""
+    """List the arrays that a function held before it ran, such as statistics and indexes."""
     if not call.has_func or holds_nothing(call.func):
         return []
     return [array for name, array in arrays_on(call.func) if name not in call.stash.names]
@@ -202,7 +222,7 @@ def _unseen_bytes(array: Any, seen: set[int]) -> int:
 
 
 def gradient_bytes(parameter: Any) -> int:
-    """Bytes of a parameter's gradient, as far as it has one."""
+    """Return the bytes of a parameter's gradient; 0 if it has none."""
     grad = parameter.grad if parameter._grad_valid else None  # reading grad would make it valid
     return 0 if grad is None else int(grad.nbytes)
 
@@ -211,7 +231,7 @@ def gradient_bytes(parameter: Any) -> int:
 
 
 def wait_for(inputs: Any) -> None:
-    """On a GPU, wait for all kernels: the host's time of a call is that of launching them."""
+    """Wait for all kernels on a GPU, where the host's time of a call is that of launching them."""
     arrays = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
     device = chainer.backend.get_device_from_array(*arrays)
     if device.xp is not np:
@@ -219,10 +239,10 @@ def wait_for(inputs: Any) -> None:
 
 
 class Timed:
-    """A call that is going on.
+    """Measures the time of one call, from its construction until `stop`.
 
     Args:
-        by_model: whether a model's seconds are asked for, where there is one.
+        by_model: whether to ask the current device's cost model for the call's cost as well.
     """
 
     def __init__(self, *, by_model: bool) -> None:
@@ -230,7 +250,7 @@ class Timed:
         self._start = perf_counter()
 
     def stop(self) -> tuple[float, float]:
-        """Return the seconds that it took here, and what it costs; the same without a model."""
+        """Return the seconds on this host, and the cost model's; without one, the same twice."""
         seconds = perf_counter() - self._start
         if self._modelled is None:
             return seconds, seconds
@@ -238,7 +258,7 @@ class Timed:
 
 
 def model_seconds() -> float | None:
-    """The seconds of the model that answers for the current device; None without one."""
+    """Return the seconds so far by the current device's cost model; None without one."""
     device = entered_device() or cuda_model()
     figures = None if device is None else device.figures
     return None if figures is None else figures.seconds
@@ -250,7 +270,10 @@ def model_seconds() -> float | None:
 class HostPeaks:
     """Measures each call's workspace, or the peak of a whole pass, by a `HostMeter`; or is off.
 
-    Slow, and it sees what NumPy allocates only: on a GPU nothing is measured.
+    Slow, and it sees NumPy's memory only: on a GPU nothing is measured.
+
+    Attributes:
+        what: ``workspace`` or ``peak`` while measuring; None while off.
     """
 
     def __init__(self) -> None:
@@ -262,7 +285,7 @@ class HostPeaks:
     def start(self, what: str, *, blind: bool = False) -> None:
         """Begin to measure each call's ``workspace``, or a pass's ``peak``.
 
-        ``blind``: the arrays are where it sees nothing.
+        ``blind``: the arrays are in memory that the meter does not see, and nothing is measured.
         """
         self.what, self._blind = what, blind
         if not blind:
@@ -270,34 +293,34 @@ class HostPeaks:
             self._before, self._forward = self._meter.held().live, 0
 
     def stop(self) -> None:
-        """Measure no more; what was on before stays on."""
+        """Stop measuring; a `tracemalloc` that was on before stays on."""
         self._meter.stop()
         self.what = None
 
     def call_begins(self) -> None:
-        """Measure one call from here on."""
+        """Begin to measure the workspace of one call."""
         if self._measures("workspace"):
             self._meter.reset()
 
     def workspace(self) -> int:
-        """Bytes that the call needed only while it ran; 0 where they are not measured."""
+        """Return the bytes that the call needed only while it ran; 0 if they are not measured."""
         return self._meter.held().workspace if self._measures("workspace") else 0
 
     def turn(self) -> None:
-        """Forward is over."""
+        """Handle the end of forward: note its peak, and begin to measure that of backward."""
         if self._measures("peak"):
             self._forward = self._meter.held().peak - self._before
             self._meter.reset()
 
     def peak(self, cleared: int) -> int | None:
-        """The most bytes at once of a pass, above what is there all the time; None unmeasured.
+        """Return the peak bytes of a pass above those alive throughout; None if not measured.
 
-        ``cleared``: what was there before the pass, and went when forward was over.
+        ``cleared``: bytes that were alive before the pass and were freed at the end of forward.
         """
         if self._blind:
             return None
         backward = self._meter.held().peak - self._before
-        if not self._meter.is_ours:  # what was cleared was followed, and is missing since
+        if not self._meter.is_ours:  # cleared arrays were traced, and are missing since
             backward += cleared
         return max(self._forward + cleared, backward)
 
@@ -306,10 +329,10 @@ class HostPeaks:
 
 
 def check_tape(func: Any, inputs: Any) -> None:
-    """Refuse what does not go through Chainer's own tape.
+    """Raise if a call bypasses Chainer's own tape.
 
     Raises:
-        UnsupportedError: it does not.
+        UnsupportedError: static_graph is on, or an input is a ChainerX array. Nothing has run.
     """
     if configuration.config.schedule_func is not None:
         raise UnsupportedError(

@@ -1,8 +1,8 @@
-"""Offload under Recompute: the target of a training run, and what of a call is there.
+"""Offloading under Recompute: the target of a training run, and a call's offloaded arrays.
 
-A call's outputs or its stash are sent once and brought back. Arrays are sent by the memory that
-they lie in, each piece of it once; they come back as they were in it. While a program holds an
-array as a variable, that one is taken, and nothing is brought.
+A call's outputs or its function state are sent once and brought back. Whole pieces of memory are
+sent, each once, and arrays come back with the layout that they had in theirs. If the program still
+holds the outputs as variables, those are used and no output is transferred back.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from umem.planner.link import Link
 from umem.trace.recording.storage import address_of, root_of
 
 What = Literal["value", "stash"]
-"""The outputs of a call, or what it keeps on itself."""
+"""The outputs of a call, or its function state."""
 
 
 class _Piece(NamedTuple):
-    """Where an array lies: in which piece of memory that was sent, and how."""
+    """The number of the sent piece of memory that an array lies in, and its layout there."""
 
     number: int
     layout: ArrayLayout
 
 
 class Offloaded:
-    """Some arrays that were sent to the offload target.
+    """Arrays that were sent to the offload target.
 
     Args:
-        sent: the memory that they lie in.
-        places: where each of them lies in it.
+        sent: the pieces of memory that the arrays lie in.
+        places: for each array, its piece and its layout there.
     """
 
     def __init__(self, sent: Sequence[Sent], places: Sequence[_Piece]) -> None:
@@ -48,7 +48,7 @@ class Offloaded:
 
     @classmethod
     def send(cls, tier: Tier, arrays: Sequence[Any]) -> Offloaded | None:
-        """Begin to send arrays; None where the tier has no room for all, or cannot have one."""
+        """Begin to send arrays; None if the tier lacks room for all, or cannot take one of them."""
         roots: dict[int, int] = {}
         sent: list[Sent] = []
         places = []
@@ -66,17 +66,17 @@ class Offloaded:
         return cls(sent, places)
 
     def let_go(self) -> None:
-        """Hold the arrays no more, once it is whole on the target."""
+        """Release the arrays' memory here, once the copy on the target is whole."""
         for one in self._sent:
             one.let_go()
 
     def fetch(self) -> None:
-        """Begin to bring them back."""
+        """Begin to bring the arrays back."""
         for one in self._sent:
             one.fetch()
 
     def arrays(self) -> list[Any]:
-        """The arrays; waits for them."""
+        """Return the arrays, after waiting until they are back."""
         grounds = [Ground.of(one.array()) for one in self._sent]
         return [layout.on(grounds[number]) for number, layout in self._places]
 
@@ -86,10 +86,10 @@ class Offloaded:
 
 
 class Movable:
-    """The part of a call that moves.
+    """The part of a call that can be offloaded: its outputs and its function state.
 
     Attributes:
-        offloaded: what was sent down, by what it is.
+        offloaded: the arrays that were sent, by kind.
     """
 
     __slots__ = ("offloaded",)
@@ -99,7 +99,7 @@ class Movable:
     func: Any
 
     def send(self, tier: Tier, what: What) -> None:
-        """Begin to send its outputs or its stash down, where all is there and there is room."""
+        """Begin to send outputs or function state; nothing if part is missing or lacks room."""
         arrays = self._outputs() if what == "value" else self.stash.arrays(self.func)
         if arrays and what not in self.offloaded:
             offloaded = Offloaded.send(tier, arrays)
@@ -107,23 +107,26 @@ class Movable:
                 self.offloaded[what] = offloaded
 
     def leave(self, what: What) -> None:
-        """Let go what was sent, once it is there; what was not sent stays."""
+        """Drop outputs or function state that were sent, once the copy is whole; others stay."""
         if what in self.offloaded:
             self.offloaded[what].let_go()
             self.drop() if what == "value" else self.drop_stash()
 
     def fetch(self, what: What) -> None:
-        """Begin to bring back what was sent."""
+        """Begin to bring back outputs or function state that were sent."""
         if what in self.offloaded:
             self.offloaded[what].fetch()
 
     def come_back(self) -> bool:
-        """Have back all that is missing, where that is offloaded; whether anything came."""
+        """Restore all missing arrays if all of them are offloaded; tell whether that was so.
+
+        Outputs that variables of the program hold are taken from there.
+        """
         if not self.may_come_back:
             return False
         missing = self._missing()
         if not missing:
-            self.put_back(self.func, tuple(self._outputs()))  # a variable of the program has them
+            self.put_back(self.func, tuple(self._outputs()))  # held by variables of the program
         for what in missing:
             arrays = self.offloaded[what].arrays()
             if what == "value":
@@ -133,12 +136,12 @@ class Movable:
         return True
 
     def forget_offloaded(self) -> None:
-        """Give up what is offloaded."""
+        """Discard the offloaded copies."""
         self.offloaded.clear()
 
     @property
     def may_come_back(self) -> bool:
-        """True where something is missing that `come_back` has."""
+        """True if arrays are missing and `come_back` can restore all of them."""
         if not self.offloaded:
             return False
         return (
@@ -147,7 +150,7 @@ class Movable:
 
     @property
     def is_offloaded(self) -> bool:
-        """True where all that is missing is offloaded, or nothing is missing."""
+        """True if all missing arrays are offloaded, or none is missing."""
         return all(what in self.offloaded for what in self._missing())
 
     def _missing(self) -> list[What]:
@@ -155,40 +158,40 @@ class Movable:
         return own if self._outputs() else ["value", *own]
 
     def _outputs(self) -> list[Any]:
-        """Its outputs; none where one of them is missing."""
+        """Return the outputs; an empty list if one of them is missing."""
         found = [self.value(output) for output in range(len(self.retained))]
         return [] if any(array is None for array in found) else found
 
-    # -- of the call -----------------------------------------------------------------------
+    # -- implemented by the call -----------------------------------------------------------
 
     @property
     @abstractmethod
     def has_func(self) -> bool:
-        """True where the function is alive."""
+        """True while the function is alive."""
 
     @abstractmethod
     def value(self, output: int) -> Any:
-        """An output where it is there."""
+        """Return an output, or None if it is missing."""
 
     @abstractmethod
     def drop(self) -> None:
-        """Let the outputs go."""
+        """Drop the outputs."""
 
     @abstractmethod
     def drop_stash(self) -> None:
-        """Let go what the function keeps on itself."""
+        """Drop the function state."""
 
     @abstractmethod
     def lacks_own(self) -> bool:
-        """Tell whether outputs that it retains, or what it keeps on itself, were dropped."""
+        """Tell whether outputs that the function retains, or its function state, were dropped."""
 
     @abstractmethod
     def put_back(self, func: Any, outputs: tuple[Any, ...]) -> None:
-        """Put outputs back where they were."""
+        """Restore outputs to the places that they were dropped from."""
 
 
 def checked_place(offload: object) -> Where:
-    """Read what a user gives.
+    """Check a user's ``offload`` argument, and return it as a place for `open_tier`.
 
     Raises:
         StateError: it is neither a folder nor a truth value.
@@ -204,14 +207,14 @@ def checked_place(offload: object) -> Where:
 
 
 class OffloadTarget:
-    """The offload target, opened as soon as it is known what arrays there are.
+    """The offload target of a training run, opened once the kind of its arrays is known.
 
     Args:
-        where: where it is; False: nothing moves.
+        where: the place of the target; False: nothing is offloaded.
 
     Attributes:
-        tier: what is open.
-        link: the way there and back.
+        tier: the open target; None before it is opened and after it is closed.
+        link: rates and limits of transfers to it and back; None before it is opened.
     """
 
     def __init__(self, where: Where) -> None:
@@ -223,16 +226,16 @@ class OffloadTarget:
 
     @property
     def is_wanted(self) -> bool:
-        """True where arrays may be moved."""
+        """True if arrays may be offloaded."""
         return self._where is not False
 
     @property
     def is_among_arrays(self) -> bool:
-        """True where what is offloaded is memory of NumPy's all the same: a GPU is simulated."""
+        """True if offloaded arrays lie in NumPy's memory like all others: the GPU is simulated."""
         return self.tier is not None and entered_device() is not None
 
     def start(self) -> None:
-        """Open it where only NumPy's arrays can come, so that a bad folder is refused at once.
+        """Open the target if only NumPy's arrays can come, so that a bad folder is refused at once.
 
         Raises:
             StateError, FileError: as `open_tier`; nothing was made.
@@ -242,7 +245,11 @@ class OffloadTarget:
             self._is_early = True
 
     def open(self, inputs: Any) -> None:
-        """Open it for arrays like these; once it is open, or where there are none, do nothing."""
+        """Open the target for arrays like these; does nothing once it is open, or without arrays.
+
+        A target that `start` opened for NumPy's arrays is replaced if the arrays are of another
+        kind.
+        """
         arrays = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
         if not self.is_wanted or not arrays:
             return
@@ -263,12 +270,13 @@ class OffloadTarget:
         self.tier, self._process = tier, Process()
 
     def close(self, calls: Sequence[Movable]) -> None:
-        """Have back what graphs that are alive have offloaded; then nothing is there any more.
+        """Restore the offloaded arrays of graphs that are alive, then close the target.
 
-        In a process that was forked since, nothing comes back: it is the parent's.
+        In a process that was forked since, nothing is restored: the target is the parent's.
 
         Raises:
-            what the tier raises where it cannot bring something back; the rest is back.
+            what the tier raises where it cannot bring an array back; the rest is back, and the
+            target is closed.
         """
         tier, self.tier = self.tier, None
         if tier is None:
@@ -285,7 +293,7 @@ class OffloadTarget:
 
 
 def _bring_back(calls: Sequence[Movable]) -> None:
-    """Have all of it back that can come; raises the first error once the rest is there."""
+    """Restore all offloaded arrays that can be; raise the first error once the rest is back."""
     errors: list[Exception] = []
     for call in calls:
         try:

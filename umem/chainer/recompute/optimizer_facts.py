@@ -1,4 +1,4 @@
-"""What optimizers take: what they keep for parameters, and what an update needs while it runs."""
+"""Memory of optimizers: their state for each parameter, and the workspace of their updates."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from umem.trace.recording.meter import HostMeter
 
 
 def state_bytes(rule: Any) -> int:
-    """Bytes of what an optimizer keeps for a parameter."""
+    """Return the bytes of optimizer state for a parameter, a float32 master copy included."""
     full = getattr(getattr(rule, "_fp32_param", None), "array", None)  # a master copy, of mixed16
     return arrays_bytes(getattr(rule, "state", None)) + getattr(full, "nbytes", 0)
 
 
 def arrays_bytes(state: Mapping[str, Any] | None) -> int:
-    """Bytes of the arrays in a rule's state."""
+    """Return the bytes of the arrays in a rule's state."""
     return sum(getattr(value, "nbytes", 0) for value in (state or {}).values())
 
 
 class _Measurement:
-    """What one update, or hook, needs beside what the optimizer keeps, by a `HostMeter`."""
+    """Measures the workspace of one update, or hook, with a `HostMeter`.
+
+    The optimizer state that the update makes is not workspace.
+    """
 
     def __init__(self, rule: Any) -> None:
         self._rule, self._kept = rule, state_bytes(rule)
@@ -35,7 +38,7 @@ class _Measurement:
         self._most = self._most_whole = 0
 
     def core(self, compute: Callable[[], None], parameter: Any) -> None:
-        """Measure what the rule computes between its hooks, perhaps in chunks."""
+        """Run the rule's computation between its hooks, perhaps in chunks, and measure it."""
         self._look()
         level = self._meter.held().live
         compute()
@@ -51,7 +54,7 @@ class _Measurement:
         self._meter.reset()
 
     def end(self) -> tuple[int, int]:
-        """The bytes in all, and where the rule computes with whole arrays."""
+        """Return the workspace bytes as measured, and if the rule computed with whole arrays."""
         self._look()
         self.stop()
         grown = state_bytes(self._rule) - self._kept
@@ -59,13 +62,13 @@ class _Measurement:
         return most, max(most, self._most_whole - grown)
 
     def end_of_hook(self) -> int:
-        """The bytes in all, beside gradients that it has made."""
+        """Return the workspace bytes of a hook, without the gradients that it has made."""
         held = self._meter.held()
         self.stop()
         return max(0, held.peak - max(held.live, self._before))
 
     def stop(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         self._meter.stop()
 
 
@@ -77,7 +80,10 @@ class _Updated(NamedTuple):
 
 
 class OptimizerFacts:
-    """The parameters that optimizers have updated, and what that takes; holds no parameter."""
+    """Records the parameters that optimizers update, and the bytes of state and workspace.
+
+    Parameters are held weakly.
+    """
 
     def __init__(self) -> None:
         self._updated: dict[int, _Updated] = {}
@@ -87,18 +93,18 @@ class OptimizerFacts:
 
     @property
     def parameters(self) -> list[Any]:
-        """Those that are alive."""
+        """Return the updated parameters that are alive."""
         found = [one.parameter() for one in self._updated.values()]
         return [parameter for parameter in found if parameter is not None]
 
     @property
     def workspace_bytes(self) -> int:
-        """What an update of one parameter, or a hook, needs only while it runs; the most."""
+        """Return the largest workspace of all updates of one parameter, and of all hooks."""
         return max([self._of_hooks, *(one.workspace_bytes for one in self._alive())])
 
     @property
     def whole_workspace_bytes(self) -> int:
-        """The same where updates do not go in chunks."""
+        """Return the largest workspace if updates are not computed in chunks."""
         return max([self._of_hooks, *(one.whole_workspace_bytes for one in self._alive())])
 
     @property
@@ -109,7 +115,7 @@ class OptimizerFacts:
         return [one for one in self._updated.values() if one.parameter() is not None]
 
     def take_new(self) -> bool:
-        """Whether anything was noted since the last time."""
+        """Tell whether anything was recorded since the last call."""
         new, self._has_new = self._has_new, False
         return new
 
@@ -118,7 +124,10 @@ class OptimizerFacts:
         return known if known is not None and known.parameter() is parameter else None
 
     def update(self, update: Callable[[], None], parameter: Any) -> None:
-        """Update a parameter, and note what that takes; the first update of each is measured."""
+        """Update a parameter, and record its bytes; the workspace of its first update is measured.
+
+        Workspace is measured for NumPy's arrays only.
+        """
         known = self._known(parameter)
         workspace = whole = 0
         if known is None and type(parameter.array) is np.ndarray:
@@ -141,14 +150,14 @@ class OptimizerFacts:
             self._has_new = True
 
     def compute(self, compute: Callable[[], None], parameter: Any) -> None:
-        """Have a rule compute, which is a part of its update."""
+        """Run the computation of a rule's update, measured if the update is being measured."""
         if self._measurement is None:
             compute()
         else:
             self._measurement.core(compute, parameter)
 
     def call_hook(self, call: Callable[[], None], hook: Any) -> None:
-        """Have a hook of an optimizer called, and note what that takes; the first call of each."""
+        """Call an optimizer's hook, and measure the workspace of each hook's first call."""
         if id(hook) in self._hooks:
             call()
             return

@@ -11,8 +11,8 @@ policy         decides                                                        wa
 =============  =============================================================  ========
 
 A policy says how much it wants to know of each function, because a `Call` costs microseconds:
-nothing (it is told that one ran), facts (it runs the function itself, and notes what nobody can
-find out later) or calls (the runner makes a `Call`, with all that was observed).
+nothing or facts (the policy applies the function itself, and records as much as it needs), or calls
+(the runner makes a `Call`, with all that was observed).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from umem.chainer.recompute.seen import Carried, SeenGraph, TapeAction
 from umem.chainer.recompute.tape import Call, ReadArrays
 
 HIGH = 1 << 40
-"""Ranks of calls that follow a plan lie above all others."""
+"""Base of the ranks of calls that follow a plan, above all ranks that Chainer gives."""
 ENDED_EARLY = "a pass ended before its plan did: it keeps the rest"
 
 
@@ -41,81 +41,81 @@ class PassSoFar(Protocol):
     reads: ReadArrays
 
     def refuse(self, why: str) -> None:
-        """Keep everything."""
+        """Keep everything from now on."""
 
     def trace(self, *marks: Any) -> None:
-        """Mix what tells its graph from others into its trail."""
+        """Mix marks that tell its graph from others into the pass's trail."""
 
 
 class PassPolicy:
-    """Decides what becomes of the saved arrays of one pass.
+    """Decides which saved tensors of one pass are dropped, recomputed and offloaded.
 
-    Actions are yielded, and carried out one by one before the next is asked for.
+    Methods yield actions; each is carried out before the next is requested.
 
     Attributes:
-        wants: how much it wants to know of each function.
-        seen: the graph that it takes the pass for, where it has a plan or needs none.
+        wants: how much the policy wants to know of each function.
+        seen: the graph that the pass is taken for, if that has a plan or needs none.
     """
 
     wants: Literal["nothing", "facts", "calls"] = "calls"
     seen: SeenGraph | None = None
 
     def has_graph(self) -> bool:
-        """Tell whether functions are alive that it knows, and that have no `Call`."""
+        """Tell whether a function that the policy applied, and that has no `Call`, is alive."""
         return False
 
     def has_run(self, func: Any) -> bool:
-        """Tell whether a function is one of those."""
+        """Tell whether the policy applied this function, which has no `Call`."""
         return False
 
     def apply(self, now: PassSoFar, proceed: Any, func: Any, inputs: Any) -> Any:
-        """Apply a function of a pass, where the policy does not want calls."""
+        """Apply a function of the pass; called if the policy does not want calls."""
         return proceed(func, inputs)
 
     def may_go_alone(self, now: PassSoFar) -> bool:
-        """Tell whether the backward that begins may go by Chainer alone: nothing was dropped."""
+        """Tell whether Chainer may run the backward that begins alone, as nothing was dropped."""
         return False
 
     def is_unusual(self, calls: Sequence[Call]) -> bool:
-        """Tell whether backward may read arrays that are neither there nor planned to be made."""
+        """Tell whether backward may read missing arrays that are not planned to be recomputed."""
         return True
 
     def before_forward(self) -> Iterator[TapeAction]:
-        """Yield what is due before the next function runs, or when forward is over."""
+        """Yield the actions due before the next function runs, or at the end of forward."""
         return iter(())
 
     def begin_backward(self, calls: Sequence[Call]) -> None:
-        """Forward is over, and nothing speaks against going backward as decided."""
+        """Handle the end of forward, if the pass goes backward as the policy decided."""
 
     def before_backward(self, call: Call) -> Iterator[TapeAction]:
-        """Yield what is due before a step; what it reads is ensured after that."""
+        """Yield the actions due before a step of backward; `ensure` follows them."""
         return iter(())
 
     def ensure(self, call: Call) -> None:
-        """Have there what a step reads."""
+        """Make the saved tensors that a step of backward reads available."""
         call.ensure()
 
     def step(self, proceed: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
-        """Take a step of backward."""
+        """Run a step of backward."""
         proceed(func, *args)
 
     def after_backward(self, call: Call) -> Iterator[TapeAction]:
-        """Yield what is due after a step."""
+        """Yield the actions due after a step of backward."""
         return iter(())
 
     def end(self, popped: Sequence[int], whole: bool) -> Iterator[TapeAction]:
-        """Yield what is due once backward is over; ``whole``: without an exception."""
+        """Yield the actions due at the end of backward; ``whole``: no exception ended it."""
         return iter(())
 
     def let_go(self) -> None:
-        """Hold nothing of a pass that is over."""
+        """Release all references to a pass that is over."""
 
 
 class KeepAll(PassPolicy):
     """Leaves a pass to Chainer, and compares it with the graph that was learned.
 
-    Compared is what a larger step would show in: the functions, the parameters and other arrays
-    from outside that they read, and what they make.
+    Compared is whatever differs in a larger step: the classes of the functions, and the shapes and
+    dtypes of their outputs and of the parameters and other arrays from outside that they read.
 
     Cost: a weak reference and a comparison of shapes for each function.
 
@@ -139,7 +139,7 @@ class KeepAll(PassPolicy):
         return funcs[-1]() is not None or any(reference() is not None for reference in funcs)
 
     def may_go_alone(self, now: PassSoFar) -> bool:
-        """Tell that backward may always go by Chainer alone."""
+        """Return True: nothing was dropped."""
         return True
 
     @property
@@ -148,7 +148,7 @@ class KeepAll(PassPolicy):
         return bool(self._funcs)
 
     def apply(self, now: PassSoFar, proceed: Any, func: Any, inputs: Any) -> Any:
-        """Apply a function, and refuse the pass where it is not the one that was learned."""
+        """Apply a function, and refuse the pass if the function is not the one that was learned."""
         outputs = proceed(func, inputs)
         if func.inputs is not None:
             index = len(self._funcs)
@@ -158,7 +158,10 @@ class KeepAll(PassPolicy):
         return outputs
 
     def _expects(self, index: int, func: Any, outputs: Any) -> bool:
-        """Tell whether a function is the one that was learned, of this graph or one alike."""
+        """Tell whether a function is the one that was learned.
+
+        If only another known graph that began alike has it, the pass is taken for that one.
+        """
         if _is_call(self.seen, index, func, outputs):
             return True
         for other in self._alike(index):
@@ -168,7 +171,10 @@ class KeepAll(PassPolicy):
         return False
 
     def has_ended(self) -> bool:
-        """Tell whether all functions came that were learned, of this graph or one alike."""
+        """Tell whether all functions that were learned were applied.
+
+        If only another known graph that began alike ends here, the pass is taken for that one.
+        """
         count = len(self._funcs)
         if count == len(self.seen.tape.looks):
             return True
@@ -179,7 +185,7 @@ class KeepAll(PassPolicy):
         return False
 
     def _alike(self, count: int) -> Iterator[SeenGraph]:
-        """The other graphs whose first calls look the same."""
+        """Yield the other known graphs whose first ``count`` calls look the same."""
         so_far = self.seen.tape.looks[:count]
         for other in self._known:
             if other is not self.seen and other.tape.looks[:count] == so_far:
@@ -187,7 +193,7 @@ class KeepAll(PassPolicy):
 
 
 def other_call(index: int, label: str) -> str:
-    """Word a warning: a pass leaves the graph that was learned."""
+    """Format the warning that a pass leaves its graph at a call."""
     return (
         f"call {index} ({label}) is not what was planned: this pass keeps everything from there "
         "on. A graph that comes back is planned for"
@@ -195,6 +201,7 @@ def other_call(index: int, label: str) -> str:
 
 
 def _is_call(seen: SeenGraph, index: int, func: Any, outputs: Any) -> bool:
+    """Tell whether a function looks like the call at an index of a graph; see `KeepAll`."""
     if index >= len(seen.tape.looks):
         return False
     kind, leaves, made = seen.tape.looks[index]
@@ -214,11 +221,11 @@ def _is_call(seen: SeenGraph, index: int, func: Any, outputs: Any) -> bool:
 
 
 class FollowPlan(PassPolicy):
-    """Carries a plan out.
+    """Drops, recomputes and offloads as a plan says.
 
     Args:
         seen: the graph, with its plan.
-        plan: the plan, which stays that of this pass whatever becomes of the graph's.
+        plan: the plan, which this pass keeps to even if the graph gets another.
     """
 
     seen: SeenGraph
@@ -229,21 +236,22 @@ class FollowPlan(PassPolicy):
         self._next = 0
 
     def is_unusual(self, calls: Sequence[Call]) -> bool:
-        """Tell whether a function that the plan goes backward through is gone."""
+        """Tell whether a function that the planned backward pops is gone."""
         order = self.seen.facts.order
         return any(call.index in order and not call.has_func for call in calls)
 
     def after_forward(self, call: Call) -> None:
-        """Take a call as planned: how it may run again, and when backward takes it."""
+        """Set up a call as planned: its function state, its rank, whether it may be recomputed."""
         observed = self.seen.tape.observed[call.index]
         call.learn(observed.again, observed.stash)
         call.set_rank(HIGH + 2 * self.plan.order[call.index])
         self._last = call
 
     def before_forward(self) -> Iterator[TapeAction]:
-        """Yield the plan's actions after the last call.
+        """Yield the planned actions that follow the last call.
 
-        Not before another one begins: Chainer reads what the function holds once it has run.
+        They are due when the next one begins and not before, because Chainer reads a function's
+        state once it has run.
         """
         call, self._last = self._last, None
         if call is None:
@@ -253,14 +261,14 @@ class FollowPlan(PassPolicy):
         yield from self.plan.after_forward.get(call.index, ())
 
     def before_backward(self, call: Call) -> Iterator[TapeAction]:
-        """Yield the plan's actions up to this step."""
+        """Yield the planned actions up to this step."""
         place = self.plan.places.get(call.index, -1)
         if place >= self._next:
             begin, self._next = self._next, place + 1
             yield from self.plan.backward[begin:place]
 
     def after_backward(self, call: Call) -> Iterator[TapeAction]:
-        """Yield the drops that the plan has after this step, and those of what the step used."""
+        """Yield the planned drops that follow this step, and the drops of the step's own arrays."""
         actions = self.plan.backward
         while self._next < len(actions) and actions[self._next].lets_go:
             self._next += 1
@@ -268,7 +276,7 @@ class FollowPlan(PassPolicy):
         yield from after_use(call, self.seen.tape.observed[call.index])
 
     def end(self, popped: Sequence[int], whole: bool) -> Iterator[TapeAction]:
-        """Yield the drops that are left, of calls that backward has come to."""
+        """Yield the planned drops that are left, of calls that backward has reached."""
         for action in self.plan.backward[self._next :]:
             if action.lets_go and action.call in popped:
                 yield action
@@ -276,9 +284,9 @@ class FollowPlan(PassPolicy):
 
 
 def after_use(call: Call, observed: Observed) -> Iterator[TapeAction]:
-    """Yield the drops of a call's own arrays after its step of backward: nothing reads them.
+    """Yield the drops of a call's own arrays after its step of backward, as nothing reads them.
 
-    Only those that do something: this is once a function and pass.
+    Actions without effect are left out, because this runs once for each function and pass.
     """
     if observed.again or call.offloaded:
         yield TapeAction("drop", call.index)
@@ -291,19 +299,19 @@ def after_use(call: Call, observed: Observed) -> Iterator[TapeAction]:
 
 
 FIRST_BLOCK = 4
-"""Calls of the first block; each block is one longer than the one before."""
+"""Calls of the first block; each block is one call longer than the one before."""
 PATIENCE = 2
-"""A block ends at the latest at this many times its length."""
+"""A block ends at the latest at this multiple of its length."""
 
 
 class Observe(PassPolicy):
-    """Drops by a fixed rule while a graph is being learned, so that it gets through.
+    """Drops by a fixed rule while a graph is being learned, as a plain step may not fit.
 
-    Calls are taken in blocks of growing length, about the square root of twice their number. A
-    block ends once it is long enough and little of it is still held by the user as variables: the
-    next block goes on from that. The rest of it is dropped then; what was held only for a while is
-    dropped at the end of a later block, unless a later block has read it. In backward, missing
-    arrays are recomputed from there on demand.
+    Calls are taken in blocks of growing length; there are about as many as the square root of twice
+    the number of calls. A block ends once it is long enough and variables of the user hold few of
+    its outputs, as the next block starts from those. Its other outputs are dropped then. Outputs
+    that variables held only for a while are dropped at the end of a later block, unless a later
+    block has read them. In backward, dropped arrays are recomputed on demand from the kept ones.
 
     Args:
         drops: whether anything is dropped; False for the rest of a pass that has left its plan.
@@ -320,7 +328,7 @@ class Observe(PassPolicy):
         self._crossing: set[int] = set()
 
     def after_forward(self, call: Call, observed: Observed) -> Iterator[TapeAction]:
-        """Take a call that was observed; yields the drops of a block that ends before it."""
+        """Record an observed call; yield the drops of the block before it, if that ends."""
         self._observed.append(observed)
         if self._block and self._is_over():
             yield from self._end()
@@ -338,6 +346,11 @@ class Observe(PassPolicy):
         return long_enough or len(self._block) >= PATIENCE * length
 
     def _end(self) -> Iterator[TapeAction]:
+        """End the block: yield the drops of its outputs, except those that variables hold.
+
+        Outputs of earlier blocks are dropped if variables hold them no more and no later block read
+        them.
+        """
         held = []
         for call in self._held:
             if call.is_held():
@@ -356,11 +369,11 @@ class Observe(PassPolicy):
         self._least_held = None
 
     def after_backward(self, call: Call) -> Iterator[TapeAction]:
-        """Yield the drops of what the step used."""
+        """Yield the drops of the step's own arrays, if anything is dropped."""
         return after_use(call, self._observed[call.index]) if self.drops else iter(())
 
     def let_go(self) -> None:
-        """Hold no calls."""
+        """Release all calls."""
         self._block, self._held = [], []
 
 

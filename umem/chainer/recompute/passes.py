@@ -1,7 +1,7 @@
 """One forward and the backward after it: its state, and the one place that carries actions out.
 
 The state of a pass is three fields: its ``phase``, its ``rule`` (a policy) and its ``integrity``.
-docs/design.md has the table of their transitions. The rest is what was noted of it.
+docs/design.md has the table of their transitions. All other attributes record observations.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from umem.chainer.recompute.tape import Call, ReadArrays
 from umem.chainer.saved.tiers.tier import Tier
 
 Phase = Literal["forward", "backward", "over"]
-"""Over: a backward of it has ended; another one may come all the same."""
+"""Over: a backward of the pass has ended; another one may still follow."""
 Integrity = Literal["intact", "refused", "restored"]
-"""Refused: it goes backward by no policy, and keeps everything from then on. Restored: all arrays
-of its graph are there, too, because it is about to be cut."""
+"""Refused: backward follows no policy, and everything is kept from then on.
+
+Restored: all arrays of the graph were made available as well, because the graph is about to be cut.
+"""
 FROM_EARLIER = "it goes on from an earlier pass"
 
 
@@ -39,20 +41,21 @@ class Pass:
         number: passes are numbered.
         rule: its policy.
         debug: whether to keep checksums.
-        on_second: called with its calls when its graph goes backward after an update.
+        on_second: called with the calls' signatures when a call is recomputed after an update.
         known: the graphs that were seen, whose plans it may follow.
         tier: the offload target of plans.
 
     Attributes:
         phase, rule, integrity: its state.
-        why: the reason why it is refused; the first one stays.
+        why: the first reason why it is refused; None if it is not.
         calls: in the order of forward; none where its policy wants none.
-        observed, workspace, old_gradients: of each call; of parameters.
+        observed, workspace: by call, the facts of its forward and the bytes of its workspace.
+        old_gradients: by id of a parameter, the bytes of its gradient during forward.
         backward_workspace, backward_seconds: of the steps of its first backward.
-        popped: by call, its place in this backward.
+        popped: by call, its position in this backward.
         has_nested: whether a call's backward had a backward of its own inside.
-        trail: a number that two passes of one graph have in common, where it has no plan.
-        roots, signatures: where backward began, and the calls that it had by then.
+        trail: a hash that two passes of one graph have in common, if they follow no plan.
+        roots, signatures: where backward began, and the signatures of the calls up to then.
     """
 
     def __init__(
@@ -90,18 +93,18 @@ class Pass:
 
     @property
     def learns(self) -> bool:
-        """True where its calls are observed."""
+        """True if its calls are observed."""
         return isinstance(self.rule, Observe)
 
     @property
     def looks(self) -> bool:
-        """True where the next call may be observed: a pass has left the plan at this one before."""
+        """True if the next call is to be examined: there is no plan, or a pass has left it here."""
         rule = self.rule
         return not isinstance(rule, FollowPlan) or len(self.calls) in rule.seen.forks
 
     @property
     def goes_on(self) -> bool:
-        """True where the next call is one of it: it was not backward, and something of it lives."""
+        """True if the next call belongs to it: no backward has ended, and part of it is alive."""
         if self.phase == "over":
             return False
         if self.calls and (self.calls[-1].has_graph or any(c.has_graph for c in self.calls)):
@@ -110,7 +113,7 @@ class Pass:
 
     @property
     def is_unusual(self) -> bool:
-        """True where backward may read what is neither there nor planned to be made again."""
+        """True if backward may read missing arrays that are not planned to be recomputed."""
         if self.phase == "over" or self.integrity != "intact" or self.reads.is_changed:
             return True
         return self.rule.is_unusual(self.calls)
@@ -118,7 +121,7 @@ class Pass:
     # -- integrity -------------------------------------------------------------------------
 
     def refuse(self, why: str) -> None:
-        """Keep everything; the first reason stays."""
+        """Keep everything from now on; the first reason stays."""
         if self.integrity == "intact":
             self.integrity, self.why = "refused", why
 
@@ -128,19 +131,19 @@ class Pass:
         self.reads.stop_copying()
 
     def restore(self) -> bool:
-        """All of its arrays are to be there; whether that is so for the first time."""
+        """Mark all its arrays as restored, which the caller sees to; False if they were already."""
         first, self.integrity = self.integrity != "restored", "restored"
         return first
 
     # -- carrying out ----------------------------------------------------------------------
 
     def carry_out(self, actions: Iterable[TapeAction]) -> None:
-        """Carry actions out on its calls, one after another."""
+        """Carry out actions on its calls, one after another."""
         for action in actions:
             action.carry_out(self.calls, self._tier)
 
     def catch_up(self) -> None:
-        """Carry out what its policy has after the last call."""
+        """Carry out the policy's actions that follow the last call."""
         self.carry_out(self.rule.before_forward())
 
     # -- forward ---------------------------------------------------------------------------
@@ -148,12 +151,20 @@ class Pass:
     def add(
         self, func: Any, inputs: Any, outputs: Any, before: Before, seconds: float, workspace: int
     ) -> None:
-        """A function was applied, of a pass whose policy wants calls."""
+        """Make a `Call` of a function that was applied, and apply the policy to it.
+
+        Only for policies that want calls.
+
+        Args:
+            func, inputs, outputs: the function's node, and its arguments and results.
+            before: the state before the forward.
+            seconds, workspace: of the forward.
+        """
         call = Call(
             self.number, len(self.calls), func, inputs, outputs, self._leaves, self.reads,
             self._debug,
         )  # fmt: skip
-        func._umem_call = call  # Chainer's graph finds it again, and holds it as long as it lives
+        func._umem_call = call  # found through Chainer's graph, which holds the call
         self.calls.append(call)
         self.workspace.append(workspace)
         if call.from_elsewhere:
@@ -177,7 +188,7 @@ class Pass:
             call.let_go()
 
     def _choose_plan(self, call: Call) -> None:
-        """Follow a plan from the first call on, as long as the graph is the planned one."""
+        """Follow a plan from the first call on; at a call that differs, another one or none."""
         rule = self.rule
         if isinstance(rule, FollowPlan):
             if self.phase != "forward":  # a backward has begun, and forward goes on
@@ -191,11 +202,11 @@ class Pass:
             self.reads.stop_copying()
 
     def _follow_another(self, fits: Callable[[Any], bool], calls: Sequence[Call]) -> bool:
-        """Follow the newest plan of another graph that fits; these calls have run. Whether one is.
+        """Follow the newest fitting plan of another known graph; tell whether there is one.
 
         Args:
             fits: whether a graph's tape is that of the pass so far.
-            calls: the calls that the plan is caught up with.
+            calls: those that have run, on which the plan's actions are carried out now.
         """
         for seen in reversed(self._known):
             if seen.plan is not None and seen is not self.rule.seen and fits(seen.tape):
@@ -207,7 +218,7 @@ class Pass:
         return False
 
     def _observe_from_now_on(self, old: SeenGraph) -> None:
-        """Keep everything from the last call on."""
+        """Leave the plan of a graph: observe, and keep everything, from the last call on."""
         self.rule = Observe(drops=False)
         self.reads.copy_from_now_on()
         self.observed = list(old.tape.observed[: len(self.calls) - 1])
@@ -216,13 +227,13 @@ class Pass:
             call.let_go()
 
     def trace(self, *marks: Any) -> None:
-        """Mix what tells its graph from others into its trail."""
+        """Mix marks that tell its graph from others into its trail."""
         self.trail = hash((self.trail, *marks))
 
     # -- backward --------------------------------------------------------------------------
 
     def end_forward(self, refuse: str | None, roots: Roots = ()) -> None:
-        """Backward begins at these roots; ``refuse``: why it may follow no policy."""
+        """Begin backward at these roots; ``refuse``: the reason why it may follow no policy."""
         self.phase, self.roots = "backward", roots
         self.catch_up()
         rule = self.rule
@@ -250,16 +261,19 @@ class Pass:
             self.use_plain_ranks()
 
     def use_plain_ranks(self) -> None:
-        """Have backward go as it would without a plan."""
+        """Restore Chainer's ranks, so that backward has the order of a plain one."""
         for call in self.calls:
             call.set_rank(call.plain_rank)
 
     def sign(self) -> None:
-        """Keep the signatures of its calls, by which its graph is found again."""
+        """Record the signatures of its calls, by which its graph is found again."""
         self.signatures += [call.signature for call in self.calls]
 
     def before(self, call: Call) -> None:
-        """Carry out what is due before this step, and ensure what it reads."""
+        """Carry out the actions due before this step, and make what it reads available.
+
+        A pass that is refused, restored or over only recomputes what the step reads.
+        """
         if self.integrity == "intact" and self.phase == "backward":
             self.carry_out(self.rule.before_backward(call))
             self.rule.ensure(call)
@@ -267,7 +281,7 @@ class Pass:
             call.ensure()
 
     def step(self, proceed: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
-        """Take the step itself."""
+        """Run a step of backward, with sums and old gradients as in a plain backward."""
         self.popped.setdefault(call.index, len(self.popped))
         if self._gradients is not None:
             self._gradients.begin(call.index, args[2])
@@ -281,18 +295,21 @@ class Pass:
             self._gradients.end()
 
     def goes_backward_inside(self) -> None:
-        """The backward of one of its calls has a backward of its own inside."""
+        """Record that the backward of one of its calls has a backward of its own inside."""
         self.has_nested = True
 
     def after(self, call: Call, workspace: int, seconds: float) -> None:
-        """Drop what nothing reads after this step, which has taken so much workspace and time."""
+        """Record a step's workspace bytes and seconds, and carry out the drops due after it."""
         self.backward_workspace[call.index] = workspace
         self.backward_seconds[call.index] = seconds
         if self.integrity == "intact":
             self.carry_out(self.rule.after_backward(call))
 
     def finish(self, whole: bool) -> bool:
-        """Backward is over, ``whole``: without an exception; whether it was the first one."""
+        """End a backward; tell whether it was the first. ``whole``: no exception ended it.
+
+        After an exception, gradients are restored to those that a plain backward leaves.
+        """
         if self._gradients is not None and not whole:
             self._gradients.put_back()
         self._gradients = self._sums = None
@@ -304,7 +321,7 @@ class Pass:
         return first
 
     def let_go(self) -> None:
-        """Hold no more than its graph does; nothing is looked up in it any more."""
+        """Release leaves and the policy's references, and the calls if backward has reached all."""
         self._leaves = {}
         self.rule.let_go()
         if all(call.index in self.popped or not call.has_graph for call in self.calls):

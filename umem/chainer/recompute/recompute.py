@@ -2,8 +2,8 @@
 
 A *pass* is a forward and the backward after it. The first pass of a graph is recorded for its
 times, the second for its workspace; in both, arrays are dropped by a fixed rule. Then a plan is
-made, and every later pass of the same graph follows it: arrays are dropped as the plan says, made
-again block by block in backward, and let go after their last use.
+made, and every later pass of the same graph follows it: arrays are dropped as the plan says,
+recomputed block by block in backward, and dropped again after their last use.
 
 Source: Kusumoto et al., "A Graph Theoretic Framework of Recomputation Algorithms for
 Memory-Efficient Backpropagation" (NeurIPS 2019), with the cost model of `umem.planner.saved`.
@@ -48,36 +48,36 @@ class Recompute:
     measured), and so is the first that follows a plan (its peak is measured).
 
     Args:
-        budget: bytes in total that a step may take (parameters, gradients, optimizer state,
-            inputs, saved arrays and workspace), as an int or text; ``"60%"`` of what a
-            plain step takes; ``"min"``, the least in which nothing runs again twice.
+        budget: bytes in total that a step may take (parameters, gradients, optimizer state, inputs,
+            saved tensors and workspace), as an int or text; ``"60%"`` of what a plain step takes;
+            ``"min"``, the least at which nothing is recomputed twice.
         method: a method of `umem.planner.plan`.
-        strict: whether a share that cannot be had is an error, as a size is. Otherwise the step
-            takes the least that can be done, and a `RecomputeWarning` says so once.
+        strict: whether a share that cannot be kept to is an error, as a size is. Otherwise the step
+            takes the least that is possible, and a `RecomputeWarning` says so once.
         thrash: "warn", or "error": what happens where a pass without a plan spends more time on
-            running functions again than on the rest.
-        offload: also move values down a tier and back, where that takes less time than to make
-            them again: CuPy's arrays to pinned host memory (True), NumPy's to files in a folder,
-            which is named. See `fates` and docs/offload.md.
+            recomputing than on the rest.
+        offload: also offload values and bring them back, where that takes less time than
+            recomputing them: CuPy's arrays to pinned host memory (True), NumPy's to files in a
+            folder, which is named. See `fates` and docs/offload.md.
         debug: keep checksums, to find arrays that are edited between forward and backward, and
-            functions that give another result when they run again. Slow.
+            functions that give another result when they are recomputed. Slow.
 
-    Losses, gradients, parameters and running statistics are those of a plain run, to the bit.
-    A pass whose graph is not the planned one keeps everything from where it differs.
+    Losses, gradients, parameters and running statistics are those of a plain run, to the bit. A
+    pass whose graph is not the planned one keeps everything from where it differs.
 
     Raises:
-        SizeError: on making it: not a budget.
+        SizeError: on construction: not a budget.
         StateError, FileError: on entering, with ``offload``: the folder cannot be used, or NumPy's
             arrays need one and none is named; with CuPy in the first forward. Nothing was made.
         BudgetError: in the first forward that would follow a plan: a size, or a share with
-            ``strict``, that nothing fits; names the least that does. Nothing was dropped, and
+            ``strict``, that no plan fits; names the least that does. Nothing was dropped, and
             training can go on outside the block.
         UnsupportedError: in forward: ChainerX arrays or a static graph.
-        RecomputeError: before a backward that reads what cannot be made again; nothing has
-            changed. With ``debug``, in backward: what was edited.
+        RecomputeError: before a backward that reads arrays which cannot be recomputed; nothing has
+            changed. With ``debug``, in backward: an array was edited, or a result differs.
 
-    Thread-safety: for the thread that entered it. A graph of that thread may go backward in
-    another one, which first makes again all that was dropped. Never run on a GPU yet.
+    Thread-safety: for the thread that entered it. A graph of that thread may go backward in another
+    one, which first recomputes all that was dropped. Never run on a GPU yet.
     """
 
     def __init__(
@@ -96,6 +96,12 @@ class Recompute:
         self._runner = PassRunner(self._training)
 
     def __enter__(self) -> Recompute:
+        """Begin to plan the passes of this thread.
+
+        Raises:
+            StateError: this or another Recompute, or an Offload, is on. Nothing has changed.
+            StateError, FileError: as `OffloadTarget.start`; this Recompute is off again.
+        """
         if self in _on:
             raise StateError("this Recompute is entered already")
         if _on:
@@ -119,52 +125,52 @@ class Recompute:
         self._leave()
 
     def _leave(self) -> None:
-        """Restore what was there; a second time does nothing."""
+        """Stop, and restore Chainer's own behaviour; a second time does nothing."""
         if self in _on:
             try:
                 self._runner.stop()
             finally:
                 _on.remove(self)
 
-    # -- what a person asks ----------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------
 
     @property
     def predicted_bytes(self) -> int | None:
-        """The peak in all that the plan of the largest graph promises; None before it is made."""
+        """Return the total peak that the largest graph's plan predicts; None before it is made."""
         largest = self._largest()
         return None if largest is None or largest.plan is None else largest.plan.peak_bytes
 
     @property
     def measured_bytes(self) -> int | None:
-        """The peak of the first pass that followed that plan; None before, and on a GPU."""
+        """Return the peak of the first pass that followed that plan; None before, and on a GPU."""
         largest = self._largest()
         return None if largest is None else largest.measured_bytes
 
     @property
     def graphs(self) -> tuple[SeenGraph, ...]:
-        """Every graph that was seen, the oldest first."""
+        """Return every graph that was seen, the oldest first."""
         return tuple(self._training.graphs)
 
     def fates(self) -> tuple[ValueFate, ...]:
-        """What becomes of each value of the largest graph that has a plan; empty before."""
+        """Return the fate of each value of the largest planned graph; empty before there is one."""
         largest = self._largest()
         return () if largest is None else fates_of(largest)
 
     @property
     def planned_count(self) -> int:
-        """The passes so far that followed a plan from their beginning to their end."""
+        """Return the number of passes that followed a plan from their beginning to their end."""
         return self._training.graphs.planned_count
 
     @property
     def pass_count(self) -> int:
-        """The passes so far: forwards that went backward."""
+        """Return the number of passes so far: forwards that went backward."""
         return self._training.pass_count
 
     def summary(self) -> str:
-        """Say in a line what came of it: the peak, the time, and how many passes were planned.
+        """Describe the results in a line: the peak, the time, and how many passes were planned.
 
-        The time is that of forward and backward of the passes that followed a plan, against what of
-        it Chainer itself takes: without what runs again, and without what following a plan costs.
+        The time is that of forward and backward of the passes that followed a plan, relative to
+        Chainer's own part of it: without recomputing, and without the cost of following the plan.
         """
         count, plain = self.pass_count, self._training.plain_count
         if not count:
@@ -187,11 +193,11 @@ class Recompute:
 
     @property
     def online_count(self) -> int:
-        """The passes so far whose graph had not come back, and which went without a plan."""
+        """Return the number of passes whose graph had not come back, and which had no plan."""
         return self._training.experience.count
 
     def _largest(self) -> SeenGraph | None:
-        """The graph with a plan whose plain step takes the most."""
+        """Return the planned graph whose plain step takes the most; None without a plan."""
         found = [(s.plan.plain_bytes, s) for s in self.graphs if s.plan is not None]
         return max(found, key=lambda pair: pair[0], default=(0, None))[1]
 
@@ -202,7 +208,7 @@ class Recompute:
             picture: also write the predicted memory over the step, before and after, as PNG.
 
         Raises:
-            StateError: there is no plan to draw. MissingDependencyError: matplotlib is missing.
+            as `draw`, with a picture.
         """
         if picture is not None:
             self.draw(picture)
@@ -214,8 +220,9 @@ class Recompute:
         """Write a picture of the predicted memory over the step, before and after the plan.
 
         Raises:
-            StateError: there is no plan to draw. MissingDependencyError: matplotlib is missing.
-            OSError: it cannot be written; what was there is as it was.
+            StateError: there is no plan to draw.
+            MissingDependencyError: matplotlib is missing.
+            OSError: the file cannot be written; an existing one is unchanged.
         """
         from umem.reports.side_by_side import draw_steps
 
@@ -230,11 +237,11 @@ class Recompute:
 # -- reports ------------------------------------------------------------------------------------
 
 NAMED = 6
-"""So many names are written out."""
+"""At most this many names are written out."""
 
 
 def describe(seen: SeenGraph) -> str:
-    """One graph: predicted and measured, what is kept and what runs again."""
+    """Describe one graph: predicted and measured bytes, what is kept and what is recomputed."""
     tape, problem = seen.tape, seen.problem
     head = f"a graph of {len(tape.observed)} calls: "
     if seen.plan is None:
@@ -271,7 +278,7 @@ def describe(seen: SeenGraph) -> str:
 
 
 def describe_online(found: Experience) -> list[str]:
-    """Describe the passes that went without a plan: a line, or none where there were none."""
+    """Describe the passes without a plan in one line; an empty list if there were none."""
     if not found.count:
         return []
     again = found.rerun_seconds / found.seconds if found.seconds else 0.0
@@ -317,7 +324,7 @@ def _names(names: list[str]) -> str:
 
 
 def curves(seen: SeenGraph) -> tuple[list[int], list[int]]:
-    """Predicted bytes over the actions of a step: a plain one, and by the plan."""
+    """Return the predicted bytes over the actions of a step: of a plain one, and by the plan."""
     assert seen.plan is not None
     constant = seen.problem.constant_bytes(packs=False, plain=True)
     before = _curve(seen.problem.plain_step, constant)
@@ -333,10 +340,10 @@ def _curve(used: ScheduleUsage, constant: int) -> list[int]:
 
 
 def _parsed(budget: int | str) -> Budget:
-    """Read a budget as a user gives it.
+    """Parse a budget as a user gives it.
 
     Raises:
-        SizeError: it is none.
+        SizeError: it is not a budget; names the forms that are.
     """
     if budget == "min":
         return None

@@ -1,4 +1,4 @@
-"""Follows what Chainer does, and has the pass that is going on do its part.
+"""Subscriber to Chainer's events, which applies the policy of the current pass to them.
 
 The runner is the one subscriber of recomputation: it finds the pass that an event belongs to, tells
 its policy as much as that wants, and keeps policies out of graphs that go backward elsewhere: in
@@ -34,25 +34,25 @@ class PassRunner(Subscriber):
     def __init__(self, training: Training) -> None:
         self._training = training
         self._inside = False
-        self._alone = False  # a backward goes by Chainer alone
+        self._alone = False  # Chainer runs a backward alone
         self._stepping: Call | None = None
         self._depth = 0
         self._earlier = True
         self._thread = 0
-        self._own_seconds = 0.0  # of the pass that goes on: all but Chainer's own work
+        self._own_seconds = 0.0  # of the current pass: all but Chainer's own work
 
     def start(self) -> None:
-        """Follow the calling thread.
+        """Subscribe to the events of the calling thread.
 
         Raises:
-            StateError, FileError: what is moved cannot go where it should; nobody is followed.
+            StateError, FileError: the offload target cannot be opened; nothing is subscribed.
         """
         self._thread = threading.get_ident()
         self._training.offload.start()
         subscribe(self)
 
     def stop(self) -> None:
-        """Follow it no more, and have graphs that are alive make again what they need."""
+        """Unsubscribe, and prepare graphs that are alive for a backward outside of the block."""
         unsubscribe(self)
         self._inside = self._alone = False
         self._training.leave()
@@ -60,7 +60,7 @@ class PassRunner(Subscriber):
     # -- forward ---------------------------------------------------------------------------
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Have the policy of the pass that the call is one of know of it as much as it wants."""
+        """Apply a function, and tell the policy of its pass as much of it as that wants."""
         training = self._training
         if self._inside or self._alone or threading.get_ident() != self._thread:
             return proceed(func, inputs)
@@ -85,11 +85,11 @@ class PassRunner(Subscriber):
             self._inside = False
 
     def _observe(self, now: Pass, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Make a call of the function, with all that can be seen of it."""
+        """Apply a function, and add a `Call` with its time, workspace and state to the pass."""
         training = self._training
         begun = time.perf_counter()
         now.catch_up()
-        if now.looks:  # the first call of each pass does
+        if now.looks:  # as it does at the first call of each pass
             check_tape(func, inputs)
             before = look(func)
         else:
@@ -119,7 +119,11 @@ class PassRunner(Subscriber):
     # -- backward --------------------------------------------------------------------------
 
     def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
-        """Settle what the backward that begins goes through."""
+        """Run a backward by the policy of its pass, or by none if it does not suit one.
+
+        Raises:
+            RecomputeError: it needs arrays that cannot be recomputed. Nothing has changed.
+        """
         nodes = [node for node, _ in (args[0] if args else kwargs["outputs"])]
         if self._is_elsewhere():
             self._bring_all(nodes)
@@ -152,11 +156,10 @@ class PassRunner(Subscriber):
         return not here or self._inside or self._depth > 0
 
     def _bring_all(self, nodes: Iterable[Any]) -> None:
-        """Have the whole graph before some nodes there, for a backward that follows no plan.
+        """Restore the whole graph before some nodes, for a backward that follows no plan.
 
         Raises:
-            RecomputeError: something of it cannot be made again, or the backward around it has a
-                plan that takes its calls in another order. Nothing has changed.
+            RecomputeError: some of its arrays cannot be recomputed. Nothing has changed.
         """
         here = threading.get_ident() == self._thread
         now = self._training.now
@@ -173,7 +176,7 @@ class PassRunner(Subscriber):
         self._training.elsewhere(numbers)
 
     def update(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
-        """Copy what a graph has read before it changes; learn of what optimizers take."""
+        """Update a parameter, after copies for graphs that have read it; record what that takes."""
         if rule.enabled:
             self._before_change(parameter.array)
         if threading.get_ident() == self._thread:
@@ -182,7 +185,7 @@ class PassRunner(Subscriber):
             proceed(rule, parameter)
 
     def update_core(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
-        """Compute in chunks, which take no more than one of them at a time."""
+        """Run an update's computation in chunks, whose workspace is that of one chunk."""
         if threading.get_ident() == self._thread:
             optimizers = self._training.graphs.optimizers
             optimizers.compute(lambda: update_in_chunks(proceed, rule, parameter), parameter)
@@ -190,14 +193,14 @@ class PassRunner(Subscriber):
             update_in_chunks(proceed, rule, parameter)
 
     def call_hook(self, proceed: Proceed, method: Any, hook: Any) -> None:
-        """Learn what an optimizer's hook takes."""
+        """Call an optimizer's hook, and record its workspace."""
         if threading.get_ident() == self._thread:
             self._training.call_hook(lambda: proceed(method, hook), hook)
         else:
             proceed(method, hook)
 
     def serialize(self, proceed: Proceed, owner: Any, serializer: Any) -> None:
-        """Copy what a graph has read before it is loaded anew."""
+        """Load or save a link, after copies for graphs that have read what a loader overwrites."""
         if isinstance(serializer, Deserializer):
             for name in owner._params:
                 self._before_change(getattr(owner, name).array)
@@ -206,32 +209,35 @@ class PassRunner(Subscriber):
         proceed(owner, serializer)
 
     def copydata(self, proceed: Proceed, target: Any, source: Any) -> None:
-        """Copy what a graph has read before it is written."""
+        """Copy data into a parameter, after a copy for graphs that have read the old data."""
         self._before_change(target.array)
         proceed(target, source)
 
     def _before_change(self, array: Any) -> None:
-        """Something is about to change an array in place that a graph may have read."""
+        """Handle the coming change in place of an array that a graph may have read."""
         if hasattr(array, "dtype"):
             self._training.before_update(array, here=threading.get_ident() == self._thread)
 
     def unchain(self, proceed: Proceed, func: Any) -> None:
-        """Make again what can only be made before the cut."""
+        """Cut the graph behind a function, after recomputing what needs the graph whole."""
         self._before_cut(func, gone=True)
         proceed(func)
 
     def unchain_variable(self, proceed: Proceed, y: Any) -> None:
-        """The same for a cut behind a variable or its node."""
+        """Cut the graph behind a variable or its node, after recomputing as `unchain` does."""
         self._before_cut(y.creator_node, gone=False)
         proceed(y)
 
     def set_array(self, proceed: Proceed, y: Any, *args: Any, **kwargs: Any) -> None:
-        """The same before a variable is given another array."""
+        """Give a variable another array, after recomputing as `unchain` does."""
         self._before_cut(y.creator_node, gone=False, why=ANOTHER_ARRAY)
         proceed(y, *args, **kwargs)
 
     def _before_cut(self, func: Any, *, gone: bool, why: str = IT_IS_CUT) -> None:
-        """The graph is about to be cut behind a function; ``gone``: the function goes from it."""
+        """Prepare for a cut behind a function; ``gone``: the function itself leaves the graph.
+
+        A current pass that the function is of is refused with the reason ``why``.
+        """
         call = getattr(func, "_umem_call", None)
         if call is None:
             now = self._training.now
@@ -250,7 +256,11 @@ class PassRunner(Subscriber):
             self._inside = False
 
     def grad(self, proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
-        """Settle what a ``chainer.grad`` goes through."""
+        """Run ``chainer.grad``; the current pass follows no policy then.
+
+        Raises:
+            RecomputeError: it needs arrays that cannot be recomputed. Nothing has changed.
+        """
         outputs = args[0] if args else kwargs["outputs"]
         nodes = [y.node for y in outputs]
         if self._is_elsewhere():
@@ -264,7 +274,7 @@ class PassRunner(Subscriber):
         return proceed(*args, **kwargs)
 
     def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
-        """Have there what the step reads, then let go what nothing reads any more."""
+        """Run a step of backward: make what it reads available, then drop what nothing reads."""
         if self._inside or threading.get_ident() != self._thread:
             proceed(func, *args)
             return

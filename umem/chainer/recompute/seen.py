@@ -1,4 +1,4 @@
-"""A graph that was seen: its tape, the facts beside it, its plan, and how its passes have gone."""
+"""A graph that was seen: its tape, the facts beside it, its plan, the results of its passes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from umem.planner.problem import Problem, Solution
 from umem.planner.schedule import Kind
 
 Roots = tuple[tuple[int, int], ...]
-"""Where a backward begins: calls and their outputs."""
+"""Call and output indexes at which a backward begins."""
 Look = tuple[Any, tuple[Any, ...], tuple[Any, ...]]
-"""A call's kind, its inputs from outside (place, shape, dtype), and what it makes."""
+"""A call's class, its inputs from outside (place, shape, dtype) and outputs (shape, dtype)."""
 
 
 @dataclass(frozen=True)
 class Tape:
-    """A graph as its first pass has gone forward.
+    """The calls of a graph and its data flow, as recorded in the first forward.
 
     Attributes:
         signatures, labels, observed: of each call.
-        edges: pairs of calls: what one makes, the other reads.
-        needs: by call, those whose outputs its backward reads.
+        edges: pairs of call indexes: a producer and a reader of its outputs.
+        needs: by call, the calls whose outputs its backward reads.
         readers: by value, the calls and inputs that read it.
     """
 
@@ -45,7 +45,7 @@ class Tape:
 
     @cached_property
     def looks(self) -> tuple[Look, ...]:
-        """The traits that a pass is compared by where nothing is done to it."""
+        """Return the traits of each call that `KeepAll` compares."""
         return tuple(
             (kind, tuple((at, *e[2:]) for at, e in enumerate(origins) if e[0] == LEAF), made)
             for kind, origins, made in self.signatures
@@ -53,20 +53,20 @@ class Tape:
 
     @property
     def seconds(self) -> float:
-        """Of the forward pass."""
+        """Return the seconds of the forward pass."""
         return sum(o.seconds for o in self.observed)
 
     def has(self, index: int, signature: Signature) -> bool:
-        """Tell whether this is its call at a place."""
+        """Tell whether its call at an index has this signature."""
         return index < len(self.signatures) and self.signatures[index] == signature
 
     def begins_with(self, signatures: Sequence[Signature]) -> bool:
-        """Tell whether these are its first calls."""
+        """Tell whether its first calls have these signatures."""
         return list(self.signatures[: len(signatures)]) == list(signatures)
 
 
 def tape_of(calls: Sequence[Call], observed: Sequence[Observed]) -> Tape:
-    """The graph of a pass that has gone forward."""
+    """Make the tape of a pass that has gone forward."""
     edges: dict[tuple[int, int], None] = {}
     readers: dict[Any, list[tuple[int, int]]] = {}
     needs = []
@@ -94,23 +94,23 @@ class GraphFacts:
 
     Attributes:
         constant_bytes: parameters and other arrays from outside that it reads; the most so far.
-        parameters: weak references to those that it reads, and to others that are updated.
-        others_bytes: those others, with a gradient.
+        parameters: by id, weak references to those that it reads, and to others that are updated.
+        others_bytes: those others, each with a gradient.
         state_bytes: optimizer state of all of them.
         update_bytes: workspace of the update of one parameter; the most of all.
         whole_update_bytes: the same where updates are not computed in chunks.
-        stays: by call, the gradients of parameters that its backward is the first to make.
-        old_gradients: by parameter, the bytes of its gradient during forward.
-        held_gradients: those of them that are there between forward and backward, too.
+        stays: by call, bytes of the gradients of leaves that its backward is the first to make.
+        old_gradients: by id of a parameter, the bytes of its gradient during forward.
+        held_gradients: those of them that are alive between forward and backward, too.
         backward_workspace: by call; empty before it was measured.
         backward_seconds: by call, of its step of the first backward.
-        order: by call, its place in a plain backward.
-        ranks: by call, its rank then.
+        order: by call, its position in a plain backward.
+        ranks: of each call, its rank in that backward.
         dead: calls that backward does not reach.
         roots: where backward began.
-        keeps_order: whether backward has to take its calls in the order of a plain run: one of
-            them does more than compute gradients, or may do so.
-        outlives: whether the graph is still there when the next pass begins.
+        keeps_order: whether backward has to take its calls in the order of a plain run: one of them
+            does more than compute gradients, or may do so.
+        outlives: whether the graph is still alive when the next pass begins.
     """
 
     constant_bytes: int = 0
@@ -133,23 +133,23 @@ class GraphFacts:
 
     @property
     def forward_bytes(self) -> int:
-        """Gradients of the pass before that are there in forward, and cleared before backward."""
+        """Return the bytes of old gradients alive in forward and cleared before backward."""
         old = self.old_gradients
         return sum(nbytes for key, nbytes in old.items() if key not in self.held_gradients)
 
     @property
     def outside_bytes(self) -> int:
-        """Parameters, state, inputs, and gradients that are not cleared."""
+        """Return the bytes of parameters, optimizer state, inputs and gradients that stay."""
         beside = self.constant_bytes + self.others_bytes + self.state_bytes
         return beside + sum(self.held_gradients.values())
 
     @property
     def optimizer_bytes(self) -> int:
-        """Bytes that optimizers take and the graph does not read."""
+        """Return the bytes that optimizers take and the graph does not read."""
         return self.others_bytes + self.state_bytes + self.update_bytes
 
     def goes_back_alike(self, ranks: Sequence[int]) -> bool:
-        """Tell whether a plain backward takes calls with these ranks in the order that was seen.
+        """Tell whether a plain backward pops calls with these ranks in the recorded order.
 
         Ranks are depths, and those of a recurrent state that was cut go on from where it was made:
         the same graph may go backward in another order. Chainer compares ranks, and nothing else.
@@ -159,7 +159,7 @@ class GraphFacts:
         return all((old[a] > old[b]) == (new[a] > new[b]) for a, b in pairwise(order))
 
     def with_beside(self, beside: Beside, old_gradients: Mapping[int, int]) -> GraphFacts:
-        """Add the arrays beside a pass's own."""
+        """Return the facts with the arrays outside of a pass's graph added."""
         return replace(
             self,
             constant_bytes=max(self.constant_bytes, beside.constant_bytes),
@@ -170,7 +170,7 @@ class GraphFacts:
         )
 
     def with_updates(self, optimizers: OptimizerFacts) -> GraphFacts:
-        """Add the bytes that optimizers take by now.
+        """Return the facts with the bytes that optimizers take by now.
 
         Parameters that no call reads, as those that `F.forget` captures, count with a gradient.
         """
@@ -191,10 +191,10 @@ class GraphFacts:
 
 
 class TapeAction(NamedTuple):
-    """An action on a call of a pass: on its outputs, or (``_stash``) on what it keeps on itself.
+    """An action on a call of a pass: on its outputs, or (``_stash``) on its function state.
 
     Beside the kinds of a planner's schedule: ``pack`` keeps a dropout's mask as bits, ``forget``
-    gives up what of the call is on the offload target.
+    discards the offloaded copies of the call's arrays.
     """
 
     kind: Kind | Literal["pack", "forget"]
@@ -202,13 +202,14 @@ class TapeAction(NamedTuple):
 
     @property
     def lets_go(self) -> bool:
-        """True where it frees memory."""
+        """True if the action drops arrays."""
         return self.kind in ("drop", "drop_stash")
 
     def carry_out(self, calls: Sequence[Call], tier: Tier | None) -> None:
-        """Do it, with the calls of a pass; what is sent goes to the tier.
+        """Carry the action out on one of a pass's calls; arrays are sent to the tier.
 
-        A call that must not run again keeps what it has, and one whose graph is gone is let be.
+        A call that must not be recomputed keeps its arrays, unless they are offloaded. If the graph
+        of a call is gone, nothing of it is recomputed.
         """
         call, kind = calls[self.call], self.kind
         what: What = "stash" if kind.endswith("_stash") else "value"
@@ -232,18 +233,18 @@ class TapeAction(NamedTuple):
 
 @dataclass(frozen=True)
 class Carried:
-    """A plan, as passes carry it out.
+    """A plan in the form that `FollowPlan` carries out.
 
     Attributes:
         solution: the plan.
         plain_bytes: the predicted peak of a plain step.
         left_alone_bytes: the same with updates in chunks.
         fits: whether a plain step is within the budget.
-        fits_twice: whether one is while the graph of another is still there.
-        after_forward: by call, what to let go when forward has run it.
-        backward: what to do before, in and after backward's steps, in order.
-        places: by call, the place of its step among those.
-        order: by call, its place in the planned forward, whose reverse the planned backward is.
+        fits_twice: whether it is while the graph of the pass before is still alive.
+        after_forward: by call, the actions after its forward.
+        backward: the actions before, in and after backward's steps, in order.
+        places: by call, the position of its step in ``backward``.
+        order: by call, its position in the planned forward, whose reverse the planned backward is.
         contended: the inputs whose gradients would be added up in another order.
     """
 
@@ -260,31 +261,31 @@ class Carried:
 
     @property
     def peak_bytes(self) -> int:
-        """The peak that the plan promises, in all."""
+        """Return the peak in total that the plan predicts."""
         return self.left_alone_bytes if self.fits else self.solution.peak_bytes
 
 
 class SeenGraph:
-    """A graph that was seen: its tape, its facts, its plan, and how its passes have gone.
+    """A graph that was seen: its tape, its facts, its plan, and the results of its passes.
 
     Attributes:
         number: graphs are numbered.
         tape: its calls.
         facts: the bytes, times and order beside them.
         plan: the plan that its passes follow; None before there is one.
-        never: why it gets no plan.
-        refused: why there is no plan within the budget.
+        never: the reason why it is never planned; None if it may be.
+        refused: the reason why no plan is within the budget; None if not known to be so.
         keeps: whether a pass that may be one of this graph keeps everything.
-        differed: whether a plain pass that began like this one went on in an unknown way.
+        differed: whether a plain pass that began like this one left the known graphs.
         forks: calls at which passes have left its plan.
         is_measured: whether the workspace of its calls is known.
-        pass_count: passes that went backward and taught something.
+        pass_count: passes that went backward without a plan, and were observed.
         tries: passes measured while expecting this graph that turned out to be another, or its
             first.
         followed: whether a pass has followed the plan, and its peak was looked at.
-        measured_bytes: the peak of that pass.
-        slack_bytes: how far the measured peak was above the predicted.
-        rerun_seconds: of recomputing, in a pass that was not measured.
+        measured_bytes: the peak of that pass; None if not known.
+        slack_bytes: by how much the measured peak exceeded the predicted.
+        rerun_seconds: of recomputing, in the first pass that was not measured; None before.
     """
 
     def __init__(self, number: int, tape: Tape, *, keeps_order: bool) -> None:
@@ -302,7 +303,7 @@ class SeenGraph:
 
     @property
     def problem(self) -> Problem:
-        """The planning problem: the calls with all that they need, and the bytes beside them."""
+        """Return the planning problem, which is made again once tape or facts have changed."""
         made = self._problem
         if made is None or made[0] is not self.tape or made[1] is not self.facts:
             made = self._problem = self.tape, self.facts, problem_of(self.tape, self.facts)
@@ -310,88 +311,91 @@ class SeenGraph:
 
     @property
     def is_left_alone(self) -> bool:
-        """True where passes that begin like this one need not be followed."""
+        """True if Chainer may run passes that begin like this one alone, as a plain step fits."""
         if self.plan is None or not self.plan.fits or self.differed:
             return False
         return not self.facts.outlives or self.plan.fits_twice
 
-    # -- what its passes have shown --------------------------------------------------------
+    # -- learning from its passes ----------------------------------------------------------
 
     def learn(self, facts: GraphFacts) -> None:
         """Replace its facts."""
         self.facts = facts
 
     def went_backward(self, facts: GraphFacts, never: str | None) -> None:
-        """Count a pass that went backward without a plan; ``never``: why there can be none."""
+        """Count a pass that went backward without a plan.
+
+        ``never``: the reason why the graph cannot be planned; None if it can.
+        """
         self.facts = facts
         self.never = self.never or never
         self.pass_count += 1
 
     def measure(self, observed: Sequence[Observed], workspace: Mapping[int, int]) -> None:
-        """Take the workspace of its calls, forward and backward."""
+        """Store the measured workspace of its calls, forward and backward."""
         self.tape = replace(self.tape, observed=tuple(observed))
         self.facts = replace(self.facts, backward_workspace=workspace)
         self.is_measured = True
 
     def fork(self, index: int) -> None:
-        """Remember a call at which a pass has left its plan."""
+        """Record a call at which a pass has left its plan."""
         self.forks.add(index)
 
     def differ(self, differed: bool) -> None:
-        """Note whether a plain pass went on in an unknown way."""
+        """Record whether a plain pass left the known graphs."""
         self.differed = differed
 
     def tried(self) -> None:
-        """Count a pass that was measured in vain."""
+        """Count a pass that was measured in vain while expecting this graph."""
         self.tries += 1
 
     def end_tries(self) -> None:
-        """Count them from zero again."""
+        """Reset the count of passes that were measured in vain."""
         self.tries = 0
 
     # -- its plan --------------------------------------------------------------------------
 
     def take(self, plan: Carried) -> None:
-        """Follow a plan from now on."""
+        """Adopt a plan for later passes."""
         self.plan = plan
         self.tries = 0
 
     def take_tighter(self, plan: Carried) -> None:
-        """Follow a plan that allows for `slack_bytes`; its peak is measured again."""
+        """Adopt a plan that leaves `slack_bytes` of the budget free; its peak is measured again."""
         self.plan = plan
         self.measured_bytes, self.followed = None, False
 
     def refuse(self, why: str) -> None:
-        """Remember that there is no plan within the budget."""
+        """Record the reason why no plan is within the budget."""
         self.refused = why
 
     def forget_plan(self) -> None:
-        """Have the plan made anew: there is more to count than there was."""
+        """Discard the plan and its measured peak, so that the graph is planned again."""
         self.plan = self.refused = self.measured_bytes = None
         self.slack_bytes, self.followed = 0, False
 
     def keep_everything(self, why: str) -> None:
-        """Have no plan, and passes that begin like this one keep everything."""
+        """Plan the graph no more; passes that begin like this one keep everything."""
         self.plan, self.keeps, self.never = None, True, why
 
     def follow(self, peak_bytes: int | None) -> None:
-        """Note the measured peak of a pass that has followed the plan; None: it is not known."""
+        """Record the measured peak of a pass that followed the plan; None if it is not known."""
         self.followed = True
         if peak_bytes is not None:
             self.measured_bytes = max(peak_bytes, self.problem.update_peak_bytes)
 
     def allow(self, slack_bytes: int) -> None:
-        """Plan with that much less room."""
+        """Set how much of the budget the next plan leaves free."""
         self.slack_bytes = slack_bytes
 
     def recomputed(self, seconds: float) -> None:
-        """Note how long a pass recomputed; the first that was not measured counts."""
+        """Record the seconds of recomputing in a pass, unless those of an earlier one are known."""
         if self.rerun_seconds is None:
             self.rerun_seconds = seconds
 
 
 def problem_of(tape: Tape, facts: GraphFacts) -> Problem:
-    """The planning problem of a graph."""
+    """Make the planning problem of a graph from its tape and its facts."""
     calls = tuple(
         CallFacts(
             label=label,

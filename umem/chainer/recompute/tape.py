@@ -1,9 +1,9 @@
-"""Chainer's tape, with arrays that can be dropped and made again.
+"""Chainer's tape, with arrays that can be dropped and recomputed.
 
-A `Call` is one application of a function. Dropping lets its outputs go (from the variable nodes
-that later functions retain them on, and from the function itself) and what it keeps on itself;
-making again runs the function's forward on the same inputs and puts everything back. Backward, in
-Chainer 7.8, pops functions by rank.
+A `Call` is one application of a function. Dropping frees its outputs (on the variable nodes that
+later functions retain them on, and on the function itself) and its function state; recomputing runs
+the function's forward on the same inputs and restores both. Backward, in Chainer 7.8, pops
+functions by rank.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from umem.errors import RecomputeError, StateError
 from umem.trace.recording.storage import root_of
 
 STATISTICS = ("running_mean", "running_var")
-"""What a normalisation changes in place as it runs; a second run leaves it alone."""
+"""Attributes that a normalisation updates in place in forward; a recompute leaves them alone."""
 
 Signature = tuple[Any, ...]
-"""What makes two calls the same from one iteration to the next: class, shapes, types, origins."""
+"""Class, input origins, shapes and dtypes, which a call has in common with its repetitions."""
 
 
 LEAF, GOES_ON = -1, -2
-"""In origins: an input from outside, and one that a graph has made that nobody follows."""
+"""First entry of the origin of an input from outside: a leaf, or an untracked call's output."""
 
 
 def checksum(array: Any) -> int:
-    """A checksum of an array's contents."""
+    """Return a checksum of an array's contents; a device's array is copied to the host."""
     host = chainer.backend.CpuDevice().send(array)
     return zlib.crc32(np.ascontiguousarray(host).tobytes())
 
 
 class ReadArrays:
-    """The parameters that one pass reads, as they were in its forward.
+    """The arrays that one pass reads from outside, as they were in its forward.
 
     An optimizer's update changes parameters, and so do loading a file and copying from another
-    link. A call that runs again has to find its parameters as they were. Where one forward serves
+    link. A call that is recomputed has to read its parameters as they were. If one forward serves
     two updates, as in the usual training of two networks against each other, the second backward
     goes through a graph whose parameters the first update has changed. While a graph is being
     learned, those parameters are copied before an update, so that this comes out exact; such a
-    graph is not planned. Where it happens under a plan for the first time, it is an error.
+    graph is not planned. If that happens under a plan for the first time, it is an error.
 
     Args:
-        tell: called when a call has to run again after an update.
+        tell: called when a call is recomputed after an update.
     """
 
     def __init__(self, tell: Callable[[], None]) -> None:
@@ -74,40 +74,40 @@ class ReadArrays:
         self._sums: dict[int, int] = {}
 
     def stop_copying(self) -> None:
-        """Copy no parameter before an update."""
+        """Stop copying parameters before updates."""
         self._does_copy = False
 
     def copy_from_now_on(self) -> None:
-        """Copy parameters before an update."""
+        """Copy parameters before updates from now on."""
         self._does_copy = True
 
     def add(self, arrays: Iterable[Any]) -> None:
-        """A call has read these arrays from outside."""
+        """Record that a call has read these arrays from outside."""
         self._reads.update(map(id, arrays))
 
     def has(self, array: Any) -> bool:
-        """Tell whether a call has read it."""
+        """Tell whether a call has read an array from outside."""
         return id(array) in self._reads
 
     @property
     def is_changed(self) -> bool:
-        """True where an optimizer has changed any parameter since."""
+        """True once an optimizer or a loader has changed a parameter since the pass began."""
         return bool(self._changed)
 
     def before_update(self, array: Any) -> None:
-        """An optimizer is about to change a parameter's array."""
+        """Record that a parameter's array is about to change, and copy it if copying is on."""
         if id(array) not in self._changed:
-            self._changed[id(array)] = array  # held, so that nothing else gets its identity
+            self._changed[id(array)] = array  # held, so that no other array gets its id
             if self._does_copy:
                 self._copies[id(array)] = array.copy()
 
     def watch(self, array: Any) -> None:
-        """Remember what an array holds, now that nobody says any more when it changes."""
+        """Record an array's checksum, for when its changes are no longer reported."""
         if array is not None and id(array) not in self._sums:
             self._sums[id(array)] = checksum(array)
 
     def find(self, array: Any, label: str) -> Any:
-        """An array from outside as it was in forward.
+        """Return an array from outside as it was in forward.
 
         Raises:
             RecomputeError: it was changed since, and there is no copy.
@@ -136,7 +136,7 @@ class ReadArrays:
 
 
 class InputSource(NamedTuple):
-    """Where an input comes from: another call's output, or an array from outside."""
+    """The origin of an input: another call's output, or an array from outside."""
 
     call: Call | None
     output: int
@@ -152,13 +152,15 @@ class Call(Movable):
     Args:
         number: of the pass that it belongs to.
         index: its place in that pass.
+        func, inputs, outputs: the function's node, and its arguments and results.
         leaves: the nodes that come from outside, by identity; new ones are added.
         reads: the parameters as they were in forward.
         checksums: whether to keep checksums, for `verify`.
 
     Attributes:
-        again: whether it may run a second time. What may not is never dropped: neither its outputs,
-            retained or not, nor what it keeps on itself, as long as its graph is alive.
+        again: whether it may be recomputed. If not, it is never dropped: neither its outputs,
+            retained or not, nor its function state, as long as its graph is alive; unless they are
+            offloaded.
         from_elsewhere: whether an input was made in an earlier pass.
     """
 
@@ -203,7 +205,7 @@ class Call(Movable):
 
     @property
     def func(self) -> Any:
-        """The function's node; raises StateError where the graph was cut, and it is gone."""
+        """Return the function's node; raise StateError if it is gone, as after a cut."""
         func = self._func()
         if func is None:
             raise StateError(
@@ -213,28 +215,28 @@ class Call(Movable):
 
     @property
     def label(self) -> str:
-        """The function's name, for a person."""
+        """Return the function's name, for messages."""
         func = self._func()
         return str(self.signature[0].__name__ if func is None else func.label)
 
     @property
     def has_graph(self) -> bool:
-        """True where the function's node is alive, and in a graph."""
+        """True while the function's node is alive, and in a graph."""
         return not self.is_cut and self._func() is not None
 
     @property
     def has_func(self) -> bool:
-        """True where the function is alive, and could run."""
+        """True while the function is alive, and could run."""
         return self._func() is not None
 
     def nodes(self) -> Iterator[tuple[int, Any]]:
-        """The variable nodes of its outputs that are alive."""
+        """Yield its outputs' variable nodes that are alive, each with the output's index."""
         func = self._func()
         if func is not None and not self.is_cut:
             yield from output_nodes(func)
 
     def leaves(self) -> Iterator[tuple[Any, Any]]:
-        """The nodes of its inputs from outside that are alive, each with its array."""
+        """Yield the nodes of its inputs from outside that are alive, each with its array."""
         func = self._func()
         if func is not None:
             for node, source in zip(func.inputs, self.sources, strict=True):
@@ -242,15 +244,15 @@ class Call(Movable):
                     yield node, source.array
 
     def learn(self, again: bool, stash: tuple[str, ...]) -> None:
-        """It is known whether it may run a second time, and what it keeps on itself."""
+        """Record whether it may be recomputed, and the names of its function state."""
         self.again = again
         self.stash.learn(stash)
 
     def set_rank(self, rank: int) -> None:
-        """Set when backward takes it: the highest rank first.
+        """Set the rank by which backward pops it: the highest first.
 
-        Its outputs keep the rank that they have in a plain run, from which Chainer computes
-        those of later functions.
+        Its outputs keep the rank that they have in a plain run, from which Chainer computes those
+        of later functions.
         """
         func = self._func()
         if func is not None:
@@ -260,15 +262,15 @@ class Call(Movable):
         """Tell whether the user still holds an output as a variable."""
         return any(node.get_variable_or_none() is not None for _, node in self.nodes())
 
-    # -- dropping and making again ---------------------------------------------------------
+    # -- dropping and recomputing ----------------------------------------------------------
 
     def let_go(self) -> None:
-        """Hold no outputs beside the graph, which holds what it retains."""
+        """Release the outputs if they can be recomputed; the graph holds those it retains."""
         if self.again:
             self.values = None
 
     def drop(self) -> None:
-        """Let the outputs go, also from the graph, where they can be had again."""
+        """Drop the outputs, here and in the graph, if they can be recomputed or are offloaded."""
         if not self.again and "value" not in self.offloaded:
             return
         self.values = None
@@ -279,7 +281,7 @@ class Call(Movable):
             self.retained[index] = True
 
     def drop_stash(self) -> None:
-        """Let go what the function keeps on itself, unless it is what was drawn."""
+        """Drop the function state, if it was not drawn and can be recomputed or is offloaded."""
         if self.again or "stash" in self.offloaded:
             self.stash.drop(self._func())
 
@@ -288,18 +290,18 @@ class Call(Movable):
         self.stash.pack(self._func())
 
     def make_again(self) -> None:
-        """Run the function again if its outputs or what it keeps were dropped."""
+        """Recompute dropped outputs and function state; outputs that variables hold are reused."""
         if self.values is None and not self.stash.is_dropped:
             held = tuple([self.value(output) for output in range(len(self.retained))])
-            if all(value is not None for value in held):  # by the user's variables
+            if all(value is not None for value in held):  # variables of the user hold them
                 self.put_back(self.func, held)
         if self.values is None or self.stash.is_dropped:
             self.materialise()
 
     def materialise(self) -> list[Call]:
-        """Run the function again, and before it what it needs, if anything of it was dropped.
+        """Recompute or bring back what was dropped, with the dropped inputs that this takes.
 
-        Returns what has run.
+        Returns the calls that were recomputed or brought back.
         """
         made: list[Call] = []
         pending = [self]
@@ -323,11 +325,11 @@ class Call(Movable):
         return made
 
     def find(self, output: int) -> bool:
-        """Tell whether an output is there, held here or by the graph."""
+        """Tell whether an output is alive: held here, by the graph, or by the user's variable."""
         return self.values is not None or self.value(output) is not None
 
     def value(self, output: int) -> Any:
-        """An output where it is there: held here, by the graph, or by the user's variable."""
+        """Return an output held here, by the graph or by a variable; None if it is gone."""
         if self.values is not None:
             return self.values[output]
         for index, node in self.nodes():
@@ -345,17 +347,20 @@ class Call(Movable):
         self.rerun_seconds += time.perf_counter() - start
 
     def inputs(self) -> tuple[Any, ...]:
-        """The arrays that it reads when it runs again; all of them are there.
+        """Return the input arrays for a recompute; all of them have to be alive.
 
         Raises:
-            RecomputeError: it must not run twice, or what it reads was changed.
+            RecomputeError: it must not be recomputed, or an array that it reads was changed.
         """
         if not self.again:
             raise RecomputeError(f"{self.label!r} must not run twice, and its outputs are gone")
         return tuple([self._input(source) for source in self.sources])
 
     def run_here(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Run again, where the configuration is that of forward, and put back what is made."""
+        """Recompute under the current configuration, restore the arrays, and return the outputs.
+
+        The configuration has to be that of forward. Running statistics are left as they are.
+        """
         func = self.func
         self.verify(inputs)
         statistics = {name: getattr(func, name) for name in STATISTICS if hasattr(func, name)}
@@ -379,7 +384,11 @@ class Call(Movable):
         return source.call.value(source.output)
 
     def put_back(self, func: Any, outputs: tuple[Any, ...]) -> None:
-        """Put outputs back where they were; raises RecomputeError in debug mode."""
+        """Restore outputs here and in the graph.
+
+        Raises:
+            RecomputeError: in debug mode, an output differs from forward's. Nothing is restored.
+        """
         if self.checksums is not None and self.checksums[1] != [checksum(a) for a in outputs]:
             raise RecomputeError(
                 f"{self.label!r} has another result than in forward: an array was edited in place "
@@ -390,7 +399,7 @@ class Call(Movable):
         refill_outputs(func, outputs, held)
 
     def verify(self, inputs: tuple[Any, ...]) -> None:
-        """In debug mode, raise RecomputeError where an input is not what it was in forward."""
+        """In debug mode, raise RecomputeError if an input differs from that of forward."""
         if self.checksums is None:
             return
         for place, (array, known) in enumerate(zip(inputs, self.checksums[0], strict=True)):
@@ -401,14 +410,14 @@ class Call(Movable):
                 )
 
     def keep(self, func: Any) -> None:
-        """Hold the function: its graph is cut, and what others read may have to be made again."""
+        """Hold the function of a cut graph if arrays of it that others read were dropped."""
         if self.values is None or self.stash.is_dropped:
-            del func._umem_call  # no cycle
+            del func._umem_call  # else a reference cycle
             self._func = lambda: func
             self.is_cut = True
 
     def ensure(self) -> list[Call]:
-        """Before its backward: what the function retains is there. Returns what has run again."""
+        """Make the arrays that its backward reads available. Returns the calls recomputed."""
         func = self.func
         made = bring_inputs(func, self.sources)
         if self.lacks_own():
@@ -420,18 +429,18 @@ class Call(Movable):
         return made
 
     def lacks_own(self) -> bool:
-        """Tell whether outputs that it retains, or what it keeps on itself, were dropped."""
+        """Tell whether outputs that the function retains, or its function state, were dropped."""
         return lacks_outputs(self.func) or self.stash.is_dropped
 
     def replace_input(self, array: Any, copy: Any) -> None:
-        """Run again with a copy, where an array from outside is about to change."""
+        """Read a copy in recomputes, as an array from outside is about to change."""
         self.sources = [
             source._replace(array=copy) if source.call is None and source.array is array else source
             for source in self.sources
         ]
 
     def needs(self) -> list[Call]:
-        """The calls whose outputs its backward reads, itself included."""
+        """List the calls whose outputs its backward reads; itself if it retains outputs."""
         func = self.func
         found = [self.sources[i].call for i in func._input_indexes_to_retain or ()]
         if func._output_indexes_to_retain:
@@ -440,7 +449,7 @@ class Call(Movable):
 
 
 def source_of(node: Any, array: Any) -> InputSource:
-    """Where the array behind a variable node comes from."""
+    """Return the origin of the array behind a variable node."""
     creator = node.creator_node
     call = None if creator is None else getattr(creator, "_umem_call", None)
     if call is None:
@@ -454,7 +463,7 @@ def source_of(node: Any, array: Any) -> InputSource:
 
 
 def bring_inputs(func: Any, sources: Sequence[InputSource]) -> list[Call]:
-    """Have the inputs that a function retains on their nodes. Returns what has run again."""
+    """Put inputs that a function retains back on their nodes. Returns the calls recomputed."""
     made: list[Call] = []
     for index in func._input_indexes_to_retain or ():
         source, node = sources[index], func.inputs[index]
@@ -469,13 +478,15 @@ def bring_inputs(func: Any, sources: Sequence[InputSource]) -> list[Call]:
 def origins_of(
     number: int, func: Any, arrays: Sequence[Any], leaves: dict[int, tuple[int, Any]]
 ) -> tuple[list[InputSource], tuple[Any, ...], bool]:
-    """Where each input of a function comes from, and the same in a form that can be compared.
+    """Return the origin of each input of a function, and the same in a form that can be compared.
 
-    That is, for another call's output, its place, which output, and how many passes ago. Also
-    tells whether an input was made in an earlier pass.
+    That is, for another call's output, its place, which output, and how many passes ago. The third
+    result tells whether an input was made in an earlier pass.
 
     Args:
         number: of the pass.
+        func: the function's node.
+        arrays: its inputs.
         leaves: the nodes that come from outside, by identity; new ones are added.
     """
     sources: list[InputSource] = []

@@ -1,4 +1,4 @@
-"""A training run under one budget: pass after pass, and what was learned so far."""
+"""A training run under one budget: its passes, and all that was learned from them."""
 
 from __future__ import annotations
 
@@ -43,34 +43,34 @@ OTHER_ORDER = (
 
 
 class AliveCalls:
-    """Calls that are held weakly, those of the newest pass last."""
+    """Calls of passes that are over, held weakly, those of the newest pass last."""
 
     def __init__(self) -> None:
         self._calls: list[weakref.ref[Call]] = []
-        self._earlier = 0  # so many of them are of passes before the newest
+        self._earlier = 0  # how many of them are of passes before the newest
 
     def __iter__(self) -> Iterator[Call]:
         return (call for reference in self._calls if (call := reference()) is not None)
 
     def remember(self, calls: Iterable[Call]) -> None:
-        """A pass is over; its graph may live on: longer than the pass, and than the block."""
+        """Add the calls of a pass that is over, as its graph may outlive the pass and the block."""
         alive = [reference for reference in self._calls if reference() is not None]
         self._earlier = len(alive)
         self._calls = alive + [weakref.ref(call) for call in calls]
 
     def has_any(self) -> bool:
-        """Tell whether there are any."""
+        """Tell whether any call is alive."""
         self._earlier = sum(one() is not None for one in self._calls[: self._earlier])
         self._calls = [reference for reference in self._calls if reference() is not None]
         return bool(self._calls)
 
     def has_newest_graph(self) -> bool:
-        """Tell whether the graph of the newest pass is there."""
+        """Tell whether part of the newest pass's graph is alive."""
         calls = [reference() for reference in self._calls[self._earlier :]]
         return any(call is not None and call.has_graph for call in calls)
 
     def take(self) -> list[Call]:
-        """Return them, and remember none."""
+        """Return the calls that are alive, and forget all."""
         found = list(self)
         self._calls, self._earlier = [], 0
         return found
@@ -82,16 +82,16 @@ class Training:
     Args:
         target: the budget to plan for.
         debug: whether passes keep checksums.
-        offload: the offload target; False: nothing moves.
+        offload: the place of the offload target; False: nothing is offloaded.
 
     Attributes:
         offload: the offload target.
         graphs: the graphs that were seen.
-        now: the pass that is going on.
-        peaks: measures it, where it is to be measured.
+        now: the current pass; None before the first and after the block.
+        peaks: measures its workspace or its peak, if a graph has to be measured.
         alive: calls of passes that are over.
         pass_count: passes that have gone backward.
-        plain_count: those of them that were left alone.
+        plain_count: those of them that Chainer ran alone.
     """
 
     def __init__(self, target: Target, *, debug: bool, offload: Where = False) -> None:
@@ -112,15 +112,18 @@ class Training:
 
     @cached_property
     def experience(self) -> Experience:
-        """What passes without a plan have shown of their functions."""
+        """Return the facts on functions that passes without a plan have collected."""
         return Experience()
 
     def keeps(self, why: str) -> None:
-        """Tell the user that a graph keeps everything, and why."""
+        """Warn that a graph keeps everything, and why."""
         self.graphs.say(KEEPS + why)
 
     def leave(self) -> None:
-        """The block is left: graphs that are alive have back what they need, or make it again."""
+        """Handle the end of the block, after which graphs may still go backward.
+
+        Offloaded arrays are restored; others are recomputed when a backward reads them.
+        """
         self.peaks.stop()
         if self.now is not None:
             self._end(self.now)
@@ -135,7 +138,7 @@ class Training:
 
     @property
     def going_on(self) -> Pass | None:
-        """The pass that the next call is one of; None where it begins another."""
+        """Return the pass that the next call belongs to; None if the call begins another."""
         now = self.now
         if now is None or self._ends or not now.goes_on:
             return None
@@ -144,19 +147,19 @@ class Training:
     def begin(self, func: Any, inputs: Any) -> Pass | None:
         """Begin a pass: after a backward, after an update, or after a lost forward.
 
-        None for what goes on from an earlier graph before a new one has begun, such as a look at
-        the outputs after backward.
+        Returns None for a call on the output of an earlier graph before a new one has begun, such
+        as a look at the outputs after backward.
 
         Raises:
-            BudgetError: no plan of its graph is within the budget.
-            UnsupportedError: ChainerX arrays, or a static graph.
+            BudgetError: no plan of its graph is within the budget. No pass has begun.
+            UnsupportedError: ChainerX arrays, or a static graph. No pass has begun.
         """
         if any(isinstance(x, chainer.Variable) and x.creator_node is not None for x in inputs):
             return None
         check_tape(func, inputs)
         if self.now is not None and self._end(self.now):
             self.graphs.note_outliving(self.now)
-        self.now = None  # what it holds goes before anything is measured
+        self.now = None  # its arrays are freed before anything is measured
         self._ends = False
         self.peaks.stop()
         self.offload.open(inputs)
@@ -193,7 +196,7 @@ class Training:
         )
 
     def _new_online(self, budget: int | float) -> Pass:
-        """Begin a pass whose graph is not expected back."""
+        """Make a pass that evicts online, as its graph is not expected to come back."""
         is_wish = isinstance(budget, float) and not self._target.strict
         if isinstance(budget, float):  # a share of the most that such a pass would have taken
             budget = round(budget * self.experience.plain_bytes)
@@ -207,12 +210,19 @@ class Training:
         return now
 
     def _online_goes_again(self, signatures: Sequence[Any]) -> None:
-        """A graph without a plan went backward once more after an update."""
+        """Handle a recompute after an update in a graph without a plan.
+
+        Passes without a plan keep everything from then on.
+        """
         self._online_keeps = True
         self.graphs.say(f"graphs that do not come back keep everything from now on: one {AGAIN}")
 
     def _tell(self, text: str, thrashes: bool) -> None:
-        """Tell the user of what goes wrong in a pass without a plan, once of each kind.
+        """Warn of a problem in a pass without a plan, once of each kind.
+
+        Args:
+            text: the warning.
+            thrashes: whether the problem is that recomputing takes too long.
 
         Raises:
             RecomputeError: recomputing takes too long, and the user wants that to be an error.
@@ -224,7 +234,7 @@ class Training:
             self.graphs.say(text)
 
     def stop_in_vain(self, now: Pass) -> None:
-        """Measure no more where the pass is none of the graphs for whose sake it is measured."""
+        """Stop measuring once the pass can be none of the graphs that it is measured for."""
         if self.peaks.what == "workspace" and now.learns:
             place, signature = len(now.calls) - 1, now.calls[-1].signature
             self._may_be = [one for one in self._may_be if one.tape.has(place, signature)]
@@ -232,15 +242,15 @@ class Training:
                 self.peaks.stop()
 
     def _prepare(self, func: Any, inputs: Any) -> None:
-        """A function is about to run, in a pass that looks at it."""
+        """Check a function that is about to be observed, and copy arrays that it may change."""
         check_tape(func, inputs)
         self.before_call(owner_of(func))
 
     def before_call(self, owner: Any) -> None:
-        """A function is about to run, and may change arrays that it holds.
+        """Copy arrays that a function holds and may change, if an earlier call has read them.
 
-        Running statistics are such; a graph in test mode reads them as inputs, and has to find them
-        as they were if it runs again.
+        Running statistics are such; a graph in test mode reads them as inputs, and a recompute has
+        to read them as they were.
         """
         arrays = [value for value in vars(owner).values() if hasattr(value, "dtype")]
         if not arrays:
@@ -253,47 +263,54 @@ class Training:
                     call.replace_input(array, copy)
 
     def left_plan(self, now: Pass) -> None:
-        """The pass has just left its plan."""
+        """Handle a pass that has just left its plan: warn, and measure its workspace if needed."""
         self.graphs.say(other_call(len(now.calls) - 1, now.calls[-1].label))
         self.peaks.stop()
         if self.graphs.is_unmeasured([call.signature for call in now.calls]):
             self.peaks.start("workspace", blind=not _on_host(now.calls[-1].values or ()))
 
-    # -- what changes outside --------------------------------------------------------------
+    # -- changes outside of a pass ---------------------------------------------------------
 
     def before_update(self, array: Any, *, here: bool) -> None:
-        """A parameter's array is about to change: the next call begins another pass.
+        """Handle the coming change of a parameter's array: the next call begins another pass.
 
-        ``here``: in the block's own thread.
+        ``here``: the change is made in the block's own thread; otherwise the current pass goes on.
         """
         self._ends = self._ends or here
         for reads in list(self._reads):
             reads.before_update(array)
 
     def update(self, run: Callable[[], None], parameter: Any) -> None:
-        """Have an optimizer update a parameter, and learn what that takes."""
+        """Update a parameter; record the optimizer's bytes unless a pass is being measured."""
         if self.peaks.what is None:
             self.graphs.optimizers.update(run, parameter)
-        else:  # in the middle of a pass, whose peak it would reset
+        else:  # within a measured pass, whose peak it would reset
             run()
 
     def call_hook(self, run: Callable[[], None], hook: Any) -> None:
-        """Have an optimizer call a hook, and learn what that takes."""
+        """Call an optimizer's hook; record its workspace unless a pass is being measured."""
         if self.peaks.what is None:
             self.graphs.optimizers.call_hook(run, hook)
         else:
             run()
 
     def elsewhere(self, numbers: set[int]) -> None:
-        """A graph goes backward outside of its pass: in another thread, or inside a backward."""
+        """Refuse the current pass if its graph goes backward in another thread or a backward.
+
+        Args:
+            numbers: of the passes whose graphs do so.
+        """
         if (now := self.now) is not None and now.number in numbers and now.phase != "over":
             self._ends = True
             now.refuse(ELSEWHERE)
 
     def before_cut(self, call: Call, func: Any, *, gone: bool, why: str) -> None:
-        """The graph is about to be cut behind a call: what is left of it has to have its arrays.
+        """Restore the arrays that a graph has to have before it is cut behind a call.
 
-        ``gone``: the function goes from the graph, too.
+        Args:
+            call, func: the call, and its function.
+            gone: whether the function itself leaves the graph.
+            why: the reason with which the current pass is refused, if the call is of that.
         """
         if (now := self.now) is not None and call.reads is now.reads and now.phase != "over":
             if now.integrity == "intact":
@@ -306,9 +323,9 @@ class Training:
             self.make_whole(call.number)
 
     def make_whole(self, number: int) -> set[int]:
-        """Have all arrays of a pass's graph there, which goes backward in plain order then."""
+        """Restore all arrays of a pass's graph, and Chainer's ranks; return the pass's number."""
         if self.now is not None:
-            self.now.catch_up()  # nothing is dropped any more
+            self.now.catch_up()  # first, as it may drop arrays
         calls = [*self.alive, *self._calls_now()]
         calls = [call for call in calls if call.number == number]
         for call in calls:
@@ -324,7 +341,13 @@ class Training:
     def end_forward(
         self, now: Pass, refuse: str | None, roots: Roots = (), nodes: Iterable[Any] = ()
     ) -> None:
-        """Backward begins at some roots; ``refuse`` says why a graph must keep everything."""
+        """Handle the end of a pass's forward, as backward begins at some roots.
+
+        Args:
+            now: the pass.
+            refuse: the reason why it must keep everything; None if it may follow its policy.
+            roots, nodes: where backward begins, as calls and outputs, and as variable nodes.
+        """
         rule = now.rule
         if isinstance(rule, KeepAll):
             self._end_plain_forward(now, rule, refuse)
@@ -347,19 +370,27 @@ class Training:
             self.graphs.learn(now)
 
     def _end_plain_forward(self, now: Pass, rule: KeepAll, refuse: str | None) -> None:
-        """The same for a pass that keeps all: ``refuse`` says why it takes more than learned."""
+        """Handle the end of forward of a pass that Chainer runs alone.
+
+        ``refuse``: the reason why the pass takes more than the graph that was learned; None
+        otherwise.
+        """
         if now.phase != "forward" or not rule.has_begun:
             return
         now.end_forward(None if refuse is None else KEEPS + refuse)
         if now.why is not None and not rule.seen.differed:
-            rule.seen.differ(True)  # passes are looked at in full from the next one on
+            rule.seen.differ(True)  # from the next pass on, calls are observed
             self.graphs.say(now.why)
         self.peaks.turn()
 
     def _other_backward(
         self, now: Pass, follows: SeenGraph, roots: Roots, nodes: Iterable[Any]
     ) -> str | None:
-        """Why the backward that begins is not the one that was planned, if it is not."""
+        """Return the reason why backward is not the planned one; None if it is.
+
+        The backward is another if it has other roots, comes to more calls, or pops them in another
+        order.
+        """
         if len(now.calls) != len(follows.tape.signatures):
             return None
         if follows.facts.roots != roots:
@@ -375,7 +406,13 @@ class Training:
         return None
 
     def finish(self, now: Pass, whole: bool, own_seconds: float = 0.0) -> None:
-        """Backward is over; ``whole``: without an exception; ``own_seconds``: not Chainer's."""
+        """Handle the end of a backward, and learn from it if it is the first of its pass.
+
+        Args:
+            now: the pass.
+            whole: whether no exception ended the backward.
+            own_seconds: of the pass, beside Chainer's own work.
+        """
         if not now.finish(whole):
             return
         self.pass_count += 1
@@ -388,7 +425,7 @@ class Training:
         now.let_go()
 
     def _learn_from(self, now: Pass, own_seconds: float) -> None:
-        """Learn from a pass that has gone backward to its end."""
+        """Record the facts of a pass that has gone backward to its end."""
         rule = now.rule
         if isinstance(rule, Observe):
             self.graphs.finish_learning(now, measured=self.peaks.what == "workspace")
@@ -412,7 +449,7 @@ class Training:
         self.graphs.look_at_peak(seen, peak, measured=measured)
 
     def _end(self, now: Pass) -> bool:
-        """A pass is not the current one any more; whether its graph lives on."""
+        """Retire the current pass; tell whether its graph is still alive."""
         if now.phase != "over":
             now.use_plain_ranks()
             self.alive.remember(now.calls)

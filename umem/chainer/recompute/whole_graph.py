@@ -1,8 +1,8 @@
-"""A graph that goes backward otherwise than by its plan: it is whole first, or it is refused.
+"""Backward by no plan: all arrays that it reads are restored first, or it is refused.
 
 That is a second backward, one from other roots, after an update, into an earlier graph, in another
-thread, or inside of another backward. What it will read is looked up before it begins, so that what
-cannot be made again is an error while nothing has changed.
+thread, or inside of another backward. The arrays that it will read are looked up before it begins,
+so that one that cannot be recomputed is an error while nothing has changed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from umem.errors import RecomputeError
 
 
 def functions(nodes: Iterable[Any]) -> list[Any]:
-    """The functions that lead to some variable nodes, users before what they read."""
+    """List the functions that lead to some variable nodes, readers before producers."""
     return sorted(functions_behind(nodes), key=lambda func: -plain_rank(func))
 
 
 def roots_of(nodes: Iterable[Any]) -> Roots:
-    """The calls and outputs at which a backward begins."""
+    """Return the calls and outputs at which a backward begins, sorted."""
     found = []
     for node in nodes:
         creator = node.creator_node
@@ -35,18 +35,19 @@ def roots_of(nodes: Iterable[Any]) -> Roots:
 
 
 def plain_rank(func: Any) -> int:
-    """The rank that Chainer gave to a function."""
+    """Return the rank that Chainer gave to a function."""
     call = getattr(func, "_umem_call", None)
     return int(func.rank if call is None else call.plain_rank)
 
 
 def check(funcs: Iterable[Any]) -> None:
-    """Make sure that all that the backward of some functions reads is there or can be made again.
+    """Check that all arrays that the backward of some functions reads can be had.
 
     Cost: proportional to the number of functions.
 
     Raises:
-        RecomputeError: it is not; names the function. Nothing has changed.
+        RecomputeError: one is gone and can neither be recomputed nor brought back; names the
+            function that made it. Nothing has changed.
     """
     known: set[int] = set()
     for func in funcs:
@@ -59,7 +60,7 @@ def check(funcs: Iterable[Any]) -> None:
 
 
 def bring(funcs: Iterable[Any]) -> set[int]:
-    """Have the graph as Chainer leaves it, in its ranks too. Returns the passes that it is of."""
+    """Restore the arrays that backward reads, and Chainer's ranks. Returns the passes' numbers."""
     numbers = set()
     for func in funcs:
         call = getattr(func, "_umem_call", None)
@@ -71,23 +72,24 @@ def bring(funcs: Iterable[Any]) -> set[int]:
 
 
 def bring_one(func: Any) -> None:
-    """Have what the backward of one function reads; what the graph does not keep is not held."""
+    """Restore the arrays that the backward of one function reads; only the graph holds them."""
     call = getattr(func, "_umem_call", None)
     for one in bring_inputs(func, _sources(func)) if call is None else call.ensure():
         one.let_go()
 
 
 def make_whole(calls: Iterable[Call]) -> None:
-    """Have there what the backward of some calls reads."""
+    """Restore the arrays that the backward of some calls reads."""
     for call in calls:
         if call.has_graph and call.func.inputs is not None:
             bring_one(call.func)
 
 
 def reaches_more(calls: Iterable[Call], order: Mapping[int, int], nodes: Iterable[Any]) -> bool:
-    """Tell whether a backward from these nodes comes to calls that it did not come to when learned.
+    """Tell whether a backward from these nodes reaches calls that the recorded one did not.
 
-    Then their place is not known. A variable may have been cut, or its gradient not asked for.
+    Their place in the order is not known then. A variable may have been cut when the graph was
+    learned, or its gradient not asked for.
     """
     more = [
         call
@@ -111,7 +113,7 @@ def _dropped_inputs(func: Any, call: Call | None) -> Iterator[InputSource]:
 
 
 def _check_call(call: Call, output: int | None, known: set[int]) -> None:
-    """Raise unless an output (None: all that the call makes) is there or can be made again."""
+    """Raise unless an output (None: all outputs of the call) is alive or can be recomputed."""
     if output is not None and call.find(output):
         return
     pending = [call]
@@ -135,10 +137,10 @@ def _check_call(call: Call, output: int | None, known: set[int]) -> None:
 
 
 def watch_over(calls: Iterable[Call]) -> None:
-    """Have the calls of graphs that are alive make again what backward reads, when it comes.
+    """Hook the functions of live graphs, so that backward restores the arrays that it reads.
 
-    Cost: a checksum of each array from outside that they read, because what changes such an array
-    from now on is not seen.
+    Cost: a checksum of each array from outside that they read, because later changes of such an
+    array are not reported.
     """
     alive = [call for call in calls if call.has_graph]
     hook = _MakeAgain()
@@ -150,7 +152,7 @@ def watch_over(calls: Iterable[Call]) -> None:
 
 
 class _MakeAgain(function_hook.FunctionHook):
-    """Makes arrays again before the backward of each function."""
+    """Restores saved tensors before the backward of each function."""
 
     name = "umem.recompute"
 
@@ -158,10 +160,10 @@ class _MakeAgain(function_hook.FunctionHook):
         self._expected: set[int] = set()
 
     def backward_preprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
-        """Make sure of what the function retained; of the whole graph where a backward begins.
+        """Restore the arrays that a function's backward reads; check the whole graph at first.
 
         Raises:
-            RecomputeError: something cannot be made again; where a backward begins, nothing has
+            RecomputeError: an array cannot be recomputed; where a backward begins, nothing has
                 changed.
         """
         if id(function) not in self._expected:

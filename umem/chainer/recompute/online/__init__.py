@@ -1,4 +1,4 @@
-"""Passes whose graph is not expected back: what to evict is decided as they go."""
+"""Online eviction: keeps passes within the budget whose graphs are not expected back."""
 
 from umem.chainer.recompute.online.evict_online import EvictOnline
 from umem.chainer.recompute.online.eviction import Candidates

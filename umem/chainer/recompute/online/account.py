@@ -18,25 +18,27 @@ from umem.trace.recording.storage import root_of
 NEAR = 8
 """At most this many evicted ancestors of a call form its DTR neighbourhood."""
 PREFETCHED = 2
-"""Values that are on their way back at a time: one is read while the next comes."""
+"""At most this many values are on their way back: one is read while the next is fetched."""
 
 
 class CallBytes:
-    """One call's bytes.
+    """The bytes of one call's outputs and function state.
 
     Attributes:
         call: the call.
         group: the call whose memory its outputs are on: its own number, or that of the one that
-            made what they are views of.
-        near: the values that it is made of.
-        cost: seconds to make it again, of those.
-        read_rank: of the function that backward reads it for first; -1: for none.
+            made the array that they are views of.
+        near: numbers of the nearest ancestors that backward reads, from which it is recomputed; at
+            most `NEAR`.
+        cost: seconds to recompute it from those.
+        read_rank: the highest rank of the functions whose backward reads it; -1: none reads it.
         views: the calls whose outputs are on its memory.
-        output_bytes, stash_bytes: what they take while they are there; of a stash, what can go.
+        output_bytes, stash_bytes: of its outputs and its function state, while they are alive; of
+            function state, only as far as it can be evicted.
         is_kept: whether backward reads its outputs, or a view of them.
-        is_there: whether its outputs are.
-        has_stash: whether its stash is.
-        coming_bytes: what is on its way back of it.
+        is_there: whether its outputs are alive.
+        has_stash: whether its function state is.
+        coming_bytes: the bytes of it that are being prefetched.
     """
 
     __slots__ = (
@@ -53,59 +55,59 @@ class CallBytes:
         self.is_kept = self.is_there = self.has_stash = False
 
     def made(self, output_bytes: int, stash_bytes: int) -> None:
-        """It has run."""
+        """Record the bytes of its outputs and its function state, as it has just run."""
         self.output_bytes, self.stash_bytes = output_bytes, stash_bytes
         self.is_there, self.has_stash = True, stash_bytes > 0
         self.coming_bytes = 0
 
     @property
     def nbytes(self) -> int:
-        """What is there of it, or about to be."""
+        """Return the bytes of it that are alive or being prefetched."""
         outputs = self.output_bytes if self.is_there else 0
         return outputs + (self.stash_bytes if self.has_stash else 0) + self.coming_bytes
 
     @property
     def holds_outputs(self) -> bool:
-        """True where its outputs are not gone once no variable holds them."""
+        """True if its outputs stay alive once no variable holds them."""
         return self.is_kept or not self.call.again
 
     @property
     def may_run_again(self) -> bool:
-        """True where it may run a second time, and what is on its memory."""
+        """True if it may be recomputed, and so may the calls whose outputs are on its memory."""
         return self.call.again and self.may_move
 
     @property
     def may_move(self) -> bool:
-        """True where what is on its memory may run a second time."""
+        """True if the calls whose outputs are on its memory may be recomputed."""
         return not self.views or all(view.again for view in self.views)
 
     @property
     def is_held(self) -> bool:
-        """True where the user holds its outputs as variables."""
+        """True if the user holds its outputs, or views of them, as variables."""
         return self.call.is_held() or any(view.is_held() for view in self.views)
 
     def keep(self) -> None:
-        """Backward reads it."""
+        """Record that backward reads its outputs."""
         self.is_kept = True
 
     def read(self, rank: int) -> None:
-        """A function of this rank reads it in backward."""
+        """Record that the backward of a function of this rank reads it."""
         self.read_rank = max(self.read_rank, rank)
 
     def outputs_died(self) -> None:
-        """Nobody holds its outputs."""
+        """Record that its outputs are freed, as nothing holds them."""
         self.is_there = False
 
     def join(self, group: CallBytes) -> None:
-        """Its outputs are on the memory of another."""
+        """Record that its outputs are on the memory of another call."""
         self.group = group.group
 
     def view(self, call: LateCall) -> None:
-        """A call has made a view of its outputs."""
+        """Record that the outputs of a call are on its memory."""
         self.views.append(call)
 
     def drop(self) -> None:
-        """Let all go."""
+        """Drop its outputs, the views of them and its function state; a mask is kept as bits."""
         for call in (self.call, *self.views):
             call.drop()
         self.call.drop_stash()
@@ -113,7 +115,10 @@ class CallBytes:
         self.is_there = self.has_stash = False
 
     def send(self, tier: Tier) -> bool:
-        """Send what is there of it, and drop that; whether the target has taken all."""
+        """Offload its live arrays, and drop them here; tell whether that was done.
+
+        If the target lacks room, or the function is gone, the arrays stay.
+        """
         call = self.call
         if not call.has_func:
             return False
@@ -130,20 +135,20 @@ class CallBytes:
         return True
 
     def fetch(self) -> None:
-        """Begin to bring back what was sent."""
+        """Begin to prefetch its offloaded arrays."""
         for what in self.call.offloaded:
             self.call.fetch(what)
         self.coming_bytes = self.offloaded_bytes
 
     def came_up(self) -> None:
-        """What was sent is back."""
+        """Record that its offloaded arrays are back."""
         self.is_there = self.is_there or "value" in self.call.offloaded
         self.has_stash = self.has_stash or "stash" in self.call.offloaded
         self.coming_bytes = 0
 
     @property
     def offloaded_bytes(self) -> int:
-        """What has to come back of it."""
+        """Return the bytes of its arrays that are offloaded and not alive here."""
         offloaded = self.call.offloaded
         outputs = self.output_bytes if "value" in offloaded and not self.is_there else 0
         return outputs + (self.stash_bytes if "stash" in offloaded and not self.has_stash else 0)
@@ -156,8 +161,8 @@ class OffloadedCalls:
         offload: the offload target, and the link to it.
 
     Attributes:
-        link: that link; None where nothing moves.
-        sent_bytes: what has gone down.
+        link: that link; None if nothing is offloaded.
+        sent_bytes: the bytes that were offloaded so far.
     """
 
     def __init__(self, offload: OffloadTarget) -> None:
@@ -167,11 +172,11 @@ class OffloadedCalls:
         self.sent_bytes = 0
 
     def takes(self, nbytes: int) -> bool:
-        """Tell whether something of so many bytes may be moved."""
+        """Tell whether an array of so many bytes may be offloaded."""
         return self._tier is not None and self.link is not None and self.link.takes(nbytes)
 
     def send(self, entry: CallBytes) -> bool:
-        """Move what is there of a call; False where that stays: the target has no room."""
+        """Offload the live arrays of a call; False if they stay, as the target lacks room."""
         nbytes = entry.nbytes
         if self._tier is None or not self.takes(nbytes) or not entry.send(self._tier):
             return False
@@ -180,13 +185,13 @@ class OffloadedCalls:
         return True
 
     def fetch_ahead(self, rank: int, room_bytes: int) -> int:
-        """Begin to bring back what is read next; returns how many bytes come.
+        """Begin to prefetch the values that are read next; returns the bytes that are coming.
 
-        What was read before, and has to go once more, comes when it is asked for.
+        A value that was fetched before and has been evicted again is fetched on demand.
 
         Args:
-            rank: of the step of backward that is about to be taken.
-            room_bytes: that what comes may take.
+            rank: of the step of backward that is about to run.
+            room_bytes: at most so many bytes are prefetched.
         """
         self._coming = [entry for entry in self._coming if entry.coming_bytes]
         coming = 0
@@ -206,14 +211,14 @@ class OffloadedCalls:
 
 
 class Account:
-    """The calls of one pass, what they hold, and which may go.
+    """The calls of one pass, the bytes that they hold, and which of them may be evicted.
 
     Args:
-        offloaded: what goes to the offload target.
+        offloaded: the calls of the pass that are offloaded.
 
     Attributes:
-        held_bytes: what is there of their outputs and stashes, by account.
-        kept_bytes: what backward reads of them, gone or not: what a plain pass would hold.
+        held_bytes: their outputs and function state that are alive, by account.
+        kept_bytes: those that backward reads, evicted or not: a plain pass would hold them.
     """
 
     def __init__(self, offloaded: OffloadedCalls) -> None:
@@ -228,13 +233,14 @@ class Account:
     def add(
         self, call: LateCall, arrays: Arrays, seconds: float, roots: dict[int, LateCall] | None
     ) -> None:
-        """A call has run.
+        """Account for a call that has run.
 
         Args:
             call: the call.
-            arrays: its inputs and outputs, None for what is gone.
+            arrays: its inputs and outputs, None for those that are gone.
             seconds: that it took.
-            roots: where calls are looked up late, whose memory is already counted; new is added.
+            roots: if calls are made late, by id of a piece of memory, the call that it is counted
+                for; new ones are added. None otherwise.
         """
         func, rank = call.func, call.plain_rank
         retained = func._input_indexes_to_retain or ()
@@ -281,7 +287,7 @@ class Account:
     def _count(
         self, entry: CallBytes, arrays: Arrays, roots: dict[int, LateCall] | None = None
     ) -> None:
-        """Count what a call has just made."""
+        """Count the bytes of the outputs and function state that a call has just made."""
         call = entry.call
         inputs, outputs = arrays
         made = {}
@@ -302,7 +308,7 @@ class Account:
         self.kept_bytes += max(0, stash - before)
 
     def _find_base(self, entry: CallBytes, inputs: Any, made: dict[int, Any], roots: Any) -> None:
-        """Take away what others have made, and remember whose views its outputs are."""
+        """Remove the memory of other calls from ``made``, and record the outputs as views."""
         for source, x in zip(entry.call.sources, inputs, strict=True):
             root = None if x is None else root_of(x)
             if root is not None and made.pop(id(root), None) is not None and source.call:
@@ -321,7 +327,7 @@ class Account:
                 group.keep()
 
     def _offer(self, entry: CallBytes) -> None:
-        """Let it go where there is too little room, if that frees anything."""
+        """Make a call a candidate for eviction if that is allowed and frees memory."""
         call = entry.call
         nbytes = entry.output_bytes if entry.is_there and entry.holds_outputs else 0
         if entry.has_stash:
@@ -335,7 +341,7 @@ class Account:
     # -- making room -----------------------------------------------------------------------
 
     def sweep(self) -> None:
-        """Count no more what nobody holds: outputs whose variables are gone."""
+        """Stop counting outputs that backward does not read and that no variable holds any more."""
         floating = []
         for entry in self._floating:
             if entry.is_kept or not entry.is_there:
@@ -351,7 +357,12 @@ class Account:
         entry.outputs_died()
 
     def free(self, wanted: int, rank: int) -> int:
-        """Let go at least so many bytes, if that many may go. Returns how many went."""
+        """Evict at least so many bytes, if there are enough candidates. Returns the bytes freed.
+
+        Args:
+            wanted: bytes to free.
+            rank: of the function that runs next.
+        """
         freed = self._free(wanted, rank)
         if freed < wanted and self._users:
             self.offer_again()
@@ -359,6 +370,7 @@ class Account:
         return freed
 
     def _free(self, wanted: int, rank: int) -> int:
+        """Evict candidates, cheapest first, until enough is freed or none is left."""
         freed, goes_on = 0, True
         while goes_on:
             goes_on = False
@@ -370,12 +382,16 @@ class Account:
         return freed
 
     def offer_again(self) -> None:
-        """Perhaps users no longer hold what they have held."""
+        """Make calls candidates again that variables held, as those may be gone by now."""
         users, self._users = self._users, []
         for entry in users:
             self._offer(entry)
 
     def _let_go(self, entry: CallBytes) -> int:
+        """Evict a call by offloading or dropping it, or lock it. Returns the bytes freed.
+
+        A call that the user's variables hold is set aside for `offer_again`.
+        """
         number = entry.call.index
         if entry.is_held:
             self._candidates.lock(number)
@@ -393,14 +409,14 @@ class Account:
         return before - entry.nbytes
 
     def _sends(self, entry: CallBytes) -> bool:
-        """Move it down, where that is the cheaper way or the only one; whether it went."""
+        """Offload a call if that is cheaper than recomputing, or the only way; tell if it was."""
         wanted = not entry.call.again or self._candidates.moves(entry.call.index)
         return wanted and self._offloaded.send(entry)
 
     # -- backward --------------------------------------------------------------------------
 
     def lock(self, calls: Iterable[LateCall]) -> list[int]:
-        """Have them stay until what this returns is given to `unlock`."""
+        """Protect calls from eviction until the numbers that this returns are given to `unlock`."""
         numbers = list(self._numbers(calls))
         for number in numbers:
             self._locks[number] = self._locks.get(number, 0) + 1
@@ -408,7 +424,7 @@ class Account:
         return numbers
 
     def unlock(self, numbers: Iterable[int]) -> None:
-        """They may go again, where nothing else has locked them."""
+        """Let calls be evicted again that no other `lock` protects."""
         for number in numbers:
             count = self._locks.pop(number) - 1
             if count:
@@ -417,7 +433,7 @@ class Account:
                 self._offer(self._entries[number])
 
     def _numbers(self, calls: Iterable[LateCall]) -> Iterator[int]:
-        """Those of some calls, and of the memory that their outputs are on."""
+        """Yield the numbers of some calls, and of the calls whose memory their outputs are on."""
         for call in calls:
             yield call.index
             group = self._entries[call.index].group
@@ -425,36 +441,36 @@ class Account:
                 yield group
 
     def came_back(self, call: LateCall, arrays: Arrays) -> None:
-        """It has run again."""
+        """Account for a call that was recomputed."""
         entry = self._entries[call.index]
         self._candidates.come_back(call.index)
         self._count(entry, arrays)
 
     def came_up(self, call: LateCall) -> None:
-        """It is back from the offload target."""
+        """Account for a call that was brought back from the offload target."""
         entry = self._entries[call.index]
         self.held_bytes -= entry.nbytes
         entry.came_up()
         self.held_bytes += entry.nbytes
 
     def missing_bytes(self, call: LateCall) -> int:
-        """What it takes beside what is counted already to have all of it back from the target."""
+        """Return the bytes not counted yet that bringing a call's offloaded arrays back takes."""
         entry = self._entries[call.index]
         return entry.offloaded_bytes - entry.coming_bytes
 
     def fetch_ahead(self, rank: int, room_bytes: int) -> None:
-        """Begin to bring back what the steps after one of this rank read, where there is room."""
+        """Begin to prefetch the values that the steps after one of this rank read, within room."""
         self.held_bytes += self._offloaded.fetch_ahead(rank, room_bytes)
 
     def let_values_go(self, call: LateCall) -> None:
-        """What was made again of a call is held by nobody but the graph."""
+        """Release recomputed outputs of a call, and count them no more if nothing holds them."""
         call.let_go()
         entry = self._group(call.index)
         if entry.call is call and not entry.is_kept and not call.is_held():
             self._died(entry)
 
     def done(self, call: LateCall) -> None:
-        """Backward has gone through it, and through all that reads it."""
+        """Drop a call after its step of backward, as all that reads it is done."""
         entry = self._entries[call.index]
         self._candidates.lock(call.index)
         self._candidates.come_back(call.index)
@@ -465,11 +481,14 @@ class Account:
 
 
 Arrays = tuple[Sequence[Any], Sequence[Any]]
-"""What a call reads, and what it makes."""
+"""The inputs and the outputs of a call."""
 
 
 def _stash_bytes(call: LateCall, known: set[int]) -> int:
-    """What a call keeps on itself and may let go: of a dropout's mask, all but its bits."""
+    """Return the bytes of function state that can be evicted; of a mask, all but its bits.
+
+    Memory in ``known``, by id, is not counted.
+    """
     if not call.stash.names:
         return 0
     owner = owner_of(call.func)

@@ -1,10 +1,10 @@
 """The policy of a pass whose graph is not expected back: evict as bytes run out.
 
-The pass is left alone as long as it fits: each function is noted, and the bytes that it makes are
-added up. Where they come near the budget, the bytes that are really held are counted. Where those
-are too many, the functions so far are looked up, and from then on arrays are evicted before a call
-would exceed the budget, in forward and in backward; what a step of backward reads is rematerialized
-before it, and dropped for good after it. Backward keeps Chainer's order.
+The pass is left alone as long as it fits: each function is recorded, and the bytes of its outputs
+are added up. Once they come near the budget, the bytes that are really held are counted. If those
+are too many, a call is made of each function so far, and from then on arrays are evicted before a
+call would exceed the budget, in forward and in backward; the arrays that a step of backward reads
+are rematerialized before it, and dropped for good after it. Backward keeps Chainer's order.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class EvictOnline(PassPolicy):
 
     Args:
         room: the budget.
-        experience: what passes so far have shown.
+        experience: facts on functions from earlier passes.
         debug: whether calls keep checksums.
-        prepare: called before a function that is looked at, with it and its inputs.
-        told: tells the user that recomputing takes too long.
+        prepare: called with a function and its inputs before it is observed.
+        told: warns the user; see `Pressure`.
         offload: the offload target.
 
     Attributes:
@@ -78,22 +78,22 @@ class EvictOnline(PassPolicy):
             self._next_look = (room.rest_bytes - experience.rise_bytes) / 2
 
     def has_graph(self) -> bool:
-        """Tell whether a function is alive that was noted, and not looked up."""
+        """Tell whether a recorded function is alive that has no call yet."""
         ran = self._ran
         return bool(ran) and (ran[-1][0]() is not None or any(one[0]() is not None for one in ran))
 
     def has_run(self, func: Any) -> bool:
-        """Tell whether a function was noted, and not looked up."""
+        """Tell whether a function is recorded and has no call yet."""
         return func is not None and any(ran[0]() is func for ran in reversed(self._ran))
 
     def is_unusual(self, calls: Sequence[Any]) -> bool:
-        """Tell that what backward reads is there, or can be recomputed."""
+        """Return False: the arrays that backward reads are alive, or can be recomputed."""
         return False
 
     # -- forward ---------------------------------------------------------------------------
 
     def apply(self, now: PassSoFar, proceed: Any, func: Any, inputs: Any) -> Any:
-        """Apply a function: by itself where there is nothing to decide.
+        """Apply a function, and just record it if its class is known and the pass is not pressed.
 
         Written out: a microsecond here is one for each function of each pass.
         """
@@ -117,6 +117,10 @@ class EvictOnline(PassPolicy):
         return outputs
 
     def _apply_closely(self, now: PassSoFar, proceed: Any, func: Any, inputs: Any) -> Any:
+        """Apply a function whose class is not plain, or in a pressed pass, and observe it.
+
+        Room is made before it in a pressed pass; the rise of memory is measured if that is needed.
+        """
         kind = self._kinds.of(type(owner_of(func)))
         if kind.changes and not self.is_pressed and self._has_read(vars(owner_of(func)).values()):
             self._press(now)
@@ -156,7 +160,7 @@ class EvictOnline(PassPolicy):
         return outputs
 
     def _has_read(self, values: Iterable[Any]) -> bool:
-        """Whether a call has read one of these arrays from outside."""
+        """Tell whether a call has read one of these arrays from outside."""
         values = [value for value in values if hasattr(value, "dtype")]
         if values:
             for ran in self._ran[self._read :]:
@@ -165,9 +169,10 @@ class EvictOnline(PassPolicy):
         return any(map(self._room.has, values))
 
     def _look(self, now: PassSoFar) -> None:
-        """Count what is really held, and follow the pass from here on where that is too much.
+        """Count the bytes that are really held, and press the pass if they come near the budget.
 
-        Cost: of what has run since the last look; what was held then counts as if it still were.
+        Cost: proportional to the functions since the last count; arrays counted then are taken for
+        alive.
         """
         roots = self._roots
         for reference, leaves, _, stash, *_ in self._ran[self._looked :]:
@@ -186,7 +191,7 @@ class EvictOnline(PassPolicy):
             self._press(now)
 
     def _press(self, now: PassSoFar) -> None:
-        """Follow the pass call by call from now on: look up what has run."""
+        """Follow the pass call by call from now on; make calls of the functions so far."""
         self.is_pressed = True
         known: dict[int, Any] = {}
         for ran in [Ran(*ran) for ran in self._ran]:
@@ -206,6 +211,15 @@ class EvictOnline(PassPolicy):
         arrays: Any,
         known: Any = None,
     ) -> None:
+        """Make a call of a function that has run, and account for its arrays.
+
+        Args:
+            now: the pass.
+            func, kind: the function and its class.
+            ran: the record of its application.
+            arrays: its inputs and its outputs, None for those that are gone.
+            known: see the argument ``roots`` of `Account.add`.
+        """
         self._room.read(ran.leaves)
         checked = arrays if self._checks else None
         call = LateCall(now.number, len(now.calls), ran, kind, now.reads, checked)
@@ -219,7 +233,7 @@ class EvictOnline(PassPolicy):
     # -- backward --------------------------------------------------------------------------
 
     def may_go_alone(self, now: PassSoFar) -> bool:
-        """Tell whether the backward that begins fits as it goes; looks the calls up otherwise."""
+        """Tell whether the backward that begins fits with nothing evicted; else press the pass."""
         if self.is_pressed or now.integrity != "intact" or now.phase == "over":
             return not self.is_pressed
         if self._room.budget is None:
@@ -239,28 +253,28 @@ class EvictOnline(PassPolicy):
         return self._made * (1 + share) + self._room.parameter_bytes <= self._room.rest_bytes
 
     def begin_backward(self, calls: Sequence[Any]) -> None:
-        """Count the gradients that are there already."""
+        """Account for the gradients of parameters that exist already."""
         if self.is_pressed and self._pressure is not None:
             self._pressure.begin_backward(call.func for call in calls if call.has_graph)
 
     def ensure(self, call: Any) -> None:
-        """Have there what this step reads, and room for what it makes."""
+        """Make the arrays that this step reads available, and room for those that it makes."""
         if self._pressure is not None:
             self._pressure.before(call)
 
     def step(self, proceed: Any, call: Any, func: Any, args: tuple[Any, ...]) -> None:
-        """Take the step itself, and measure it."""
+        """Run a step of backward, and measure its time and the rise of memory."""
         if self._pressure is not None:
             self._pressure.step(proceed, call, func, args)
 
     def after_backward(self, call: Any) -> Iterator[TapeAction]:
-        """Drop what nothing reads after this step."""
+        """Drop the arrays of a call whose step is over."""
         if self._pressure is not None:
             self._pressure.after(call)
         return iter(())
 
     def learn(self, now: PassSoFar) -> None:
-        """Add what the pass, which has gone backward, has shown."""
+        """Add the facts of the pass, which has gone backward, to the experience."""
         pressure, experience = self._pressure, self._experience
         assert pressure is not None
         if self.is_pressed and now.integrity == "intact":
@@ -277,6 +291,6 @@ class EvictOnline(PassPolicy):
         )
 
     def let_go(self) -> None:
-        """Hold nothing: a second backward recomputes on demand."""
+        """Release all records: a second backward recomputes on demand."""
         self._ran = []
         self._pressure = None

@@ -1,16 +1,16 @@
-"""Which of the arrays that backward reads to let go next.
+"""Choice of the saved tensor to evict next.
 
 The rule is that of Dynamic Tensor Rematerialization (Kirisame et al., ICLR 2021): the least of
 
-    (its own cost + the cost of what is gone around it) / (bytes * staleness)
+    (its own cost + the cost of its evicted neighbourhood) / (bytes * staleness)
 
-where what is gone around a value has to run again with it. It is h_DTR_eq, whose neighbourhoods
-are sets in a forest (union and find) that grow when a value goes, and get cheaper, but stay
-whole, when one is made again. Three things differ. Staleness looks forward, because Chainer's
-backward takes functions by falling rank: it is the distance in ranks to the function that reads
-the value first. And a value that nobody keeps, which has to run again with each that is made of
-it, counts with those and is none of its own. And where there is a link to an offload target, a
-value costs at most its way there and back, which takes nothing else with it.
+where the evicted values around a value have to be recomputed with it. It is h_DTR_eq, whose
+neighbourhoods are sets in a forest (union and find) that grow when a value is evicted, and get
+cheaper, but stay whole, when one is recomputed. Three things differ. Staleness looks forward,
+because Chainer's backward takes functions by falling rank: it is the distance in ranks to the
+function that reads the value first. A value that backward does not read has to be recomputed with
+each value made from it, so its cost is a part of theirs, and it is no candidate. With a link to an
+offload target, a value costs at most its transfer there and back, which needs no other value.
 
 Source: https://arxiv.org/abs/2006.09616, section 4 and appendix C.
 """
@@ -27,18 +27,18 @@ import numpy as np
 from umem.planner.link import Link
 
 AT_ONCE = 64
-"""So many candidates are taken from one look at all of them."""
+"""At most this many candidates are taken from one scan of all of them."""
 LEAST_SECONDS = 1e-7
 
 
 class Candidates:
-    """The values of one pass, by number.
+    """The values of one pass, by number, and the order in which to evict them.
 
     Cost: of adding one, a microsecond; of choosing, one pass over arrays of all of them, and a few
     microseconds for each that is chosen.
 
     Args:
-        link: to the offload target, in bytes a second; None where nothing moves.
+        link: to the offload target; None if nothing is offloaded.
     """
 
     def __init__(self, link: Link | None = None) -> None:
@@ -56,12 +56,18 @@ class Candidates:
         self._set_cost: list[float] = []
 
     def __len__(self) -> int:
+        """Return the number of values, evicted ones included."""
         return self._count
 
     def add(self, rank: int, seconds: float, sources: Iterable[int]) -> int:
-        """One more value, made of others in so much time; returns its number.
+        """Add a value that takes so many seconds to make from others; returns its number.
 
-        It cannot go before `hold`.
+        The value cannot be evicted before `hold`.
+
+        Args:
+            rank: the highest rank of the functions whose backward reads it; -1: none so far.
+            seconds: to recompute it from its sources; infinite if that is not allowed.
+            sources: the numbers of the values that it is made of.
         """
         number = self._count
         if number == len(self._bytes):
@@ -84,23 +90,23 @@ class Candidates:
             setattr(self, name, np.concatenate([array, np.zeros(len(array))]))
 
     def hold(self, number: int, nbytes: int) -> None:
-        """It is there, and may go: that would free so many bytes."""
+        """Let a value be evicted that is alive, which would free so many bytes."""
         self._bytes[number] = nbytes
 
     def lock(self, number: int) -> None:
-        """It may not go, or it is not there."""
+        """Protect a value from eviction; also for one that is not alive."""
         self._bytes[number] = 0.0
 
     def read(self, number: int, rank: int) -> None:
-        """A function of this rank reads it in backward."""
+        """Record that the backward of a function of this rank reads a value."""
         if rank > self._ranks[number]:
             self._ranks[number] = rank
 
     def choose(self, rank: int) -> Iterator[int]:
-        """The values that may go, those that cost the least for what they free first.
+        """Yield the values to evict, those first that cost the least for the bytes they free.
 
-        Not all of them: `AT_ONCE` at most. Each that is yielded goes before the next is asked for,
-        or is locked.
+        At most `AT_ONCE` of them. Each one that is yielded has to be evicted or locked before the
+        next is asked for.
 
         Args:
             rank: of the function that runs; backward has come down to it, or forward up.
@@ -130,7 +136,7 @@ class Candidates:
                 yield number
 
     def moves(self, number: int) -> bool:
-        """Tell whether its way down and back costs less than making it again."""
+        """Tell whether offloading a value and bringing it back costs less than recomputing it."""
         return self._way_of(number) < self._cost_again(number)
 
     def _way_of(self, number: int) -> float:
@@ -140,10 +146,10 @@ class Candidates:
     def _cost_again(self, number: int) -> float:
         return self._cost[number] + self._cost_around(number)
 
-    # -- what is gone ----------------------------------------------------------------------
+    # -- evicted neighbourhoods ------------------------------------------------------------
 
     def go(self, number: int) -> None:
-        """It is let go."""
+        """Record that a value is evicted, which joins the neighbourhoods around it."""
         self._bytes[number] = 0.0
         self._is_gone[number] = True
         own = self._set[number] = len(self._parents)
@@ -154,7 +160,7 @@ class Candidates:
                 self._join(own, self._set[near])
 
     def come_back(self, number: int) -> None:
-        """It was made again."""
+        """Record that an evicted value was recomputed."""
         if self._is_gone[number]:
             self._is_gone[number] = False
             self._set_cost[self._find(self._set[number])] -= self._cost[number]
@@ -177,5 +183,5 @@ class Candidates:
 
 
 def _seconds_a_byte(link: Link | None) -> float:
-    """Down and back, one way after the other."""
+    """Return the seconds for which a byte is sent and fetched; infinite without a link."""
     return 1 / link.out_rate + 1 / link.in_rate if link is not None and link.moves else math.inf

@@ -1,9 +1,9 @@
-"""What passes have learned of each class of functions: may it run twice, how far memory rises.
+"""Facts on each class of functions: may its calls be recomputed, how far memory rises.
 
-A graph that never comes back has no history of its own; its functions have one. The first calls
-of a class are looked at closely, as `umem.chainer.recompute.observing` does. The rise of memory
-while a call runs is measured for the first calls of a class, and again for larger ones, by
-`tracemalloc` around that call alone; other calls take their share of the bytes that they work on.
+A graph that never comes back has no history of its own; its functions have one. The first calls of
+a class are examined closely, as `umem.chainer.recompute.observing` does. The rise of memory while a
+call runs is measured for the first calls of a class, and again for larger ones, by `tracemalloc`
+around that call alone; other calls take their share of the bytes that they work on.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from umem.planner.from_trace import DRAWS
 from umem.trace.recording.meter import HostMeter
 
 LOOKS = 3
-"""So many calls of a class are looked at closely, and so many rises are measured of each shape."""
+"""This many calls of a class are examined, and this many rises measured for each shape."""
 OBJECTS = 4096
-"""Bytes of Python's own objects, which `tracemalloc` sees as well."""
+"""Bytes of a measured rise that are Python's own objects, which `tracemalloc` sees as well."""
 SHAPES = 32
-"""So many shapes of parameters are told apart for each class."""
+"""At most this many shapes of parameters are told apart for each class."""
 
 
 class Rise:
-    """How far memory rises while calls of a class run, in relation to what they work on.
+    """The rise of memory while calls of a class run, as a share of their inputs' bytes.
 
-    The largest calls count; small ones have much beside their arrays.
+    In backward, the share is of inputs and outputs. The largest calls count; small ones have much
+    beside their arrays.
     """
 
     __slots__ = ("_base", "_count", "_share")
@@ -43,7 +44,7 @@ class Rise:
         return self._count < LOOKS or base > 1.5 * self._base
 
     def learn(self, base: int, nbytes: int) -> None:
-        """A call that worked on ``base`` bytes has had memory rise by ``nbytes``."""
+        """Record that memory rose by ``nbytes`` in a call that worked on ``base`` bytes."""
         self._count += 1
         share = max(0, nbytes - OBJECTS) / max(base, 1)
         if base > 2 * self._base:
@@ -52,20 +53,20 @@ class Rise:
             self._share, self._base = max(self._share, share), max(self._base, base)
 
     def nbytes(self, base: int) -> int:
-        """The rise to expect of a call that works on so many bytes; before one was seen, those."""
+        """Return the rise to expect of a call on so many bytes; as many if none was measured."""
         return int(self._share * base)
 
 
 class FunctionKind:
-    """A class of functions.
+    """The facts of one class of functions.
 
     Attributes:
-        again: whether its calls may run twice.
-        changes: whether they have statistics, which they change.
-        no_stash: the stash of all of its calls that keep nothing on themselves.
-        is_plain: whether they are known, may run twice and change nothing.
-        draws: whether what they keep on themselves was drawn.
-        stash: the attributes that forward sets to arrays.
+        again: whether its calls may be recomputed.
+        changes: whether they have running statistics, which they change.
+        no_stash: the empty function state that all of its calls without any share.
+        is_plain: whether enough calls were examined, may be recomputed and change nothing.
+        draws: whether its function state is drawn at random.
+        stash: names of the function state, the attributes that forward sets to arrays.
     """
 
     __slots__ = (
@@ -85,15 +86,15 @@ class FunctionKind:
 
     @property
     def is_known(self) -> bool:
-        """True once enough calls were looked at."""
+        """True once enough calls were examined."""
         return self._count >= LOOKS
 
     def look(self, func: Any) -> Before | None:
-        """Remember what a forward may change, where the class is not known yet."""
+        """Record the state that a forward may change; None if enough calls were examined."""
         return None if self.is_known else look(func)
 
     def learn(self, func: Any, before: Before) -> None:
-        """A call has run."""
+        """Record the facts of a call that has just run, given the state before it."""
         again, stash = again_and_stash(func, before)
         self._count += 1
         self.again = self.again and again
@@ -103,11 +104,11 @@ class FunctionKind:
         self.is_plain = self.is_known and self.again and not self.changes
 
     def forward(self, shape: Any) -> Rise:
-        """The rise of calls with a parameter of this shape."""
+        """Return the rise of memory in forward for calls with a parameter of this shape."""
         return _of_shape(self._forward, shape)
 
     def backward(self, shape: Any) -> Rise:
-        """The same in backward."""
+        """Return the rise of memory in backward for calls with a parameter of this shape."""
         return _of_shape(self._backward, shape)
 
 
@@ -121,18 +122,18 @@ def _of_shape(rises: dict[Any, Rise], shape: Any) -> Rise:
 
 
 class Experience:
-    """What the passes so far have shown.
+    """Facts from all passes without a plan so far.
 
     Attributes:
         kinds: the classes of functions that were seen.
         rise_bytes: the most that memory has risen in a call of forward.
-        backward_share: what backward has held beside arrays of forward and the gradients of
-            parameters, at most, as a share of the former; None before it was followed.
-        plain_bytes: the most that a pass would have taken with nothing done to it.
-        peak_bytes: the most that one has taken, by account.
+        backward_share: the most that backward has held beside arrays of forward and the gradients
+            of parameters, as a share of the former; None before a backward was followed.
+        plain_bytes: the highest peak that a pass would have had with nothing evicted.
+        peak_bytes: the highest peak of a pass, by account.
         count: passes that have gone backward.
-        seconds, rerun_seconds: of functions in passes that were pressed, and of what ran again.
-        sent_bytes: what such passes have moved to the offload target.
+        seconds, rerun_seconds: of functions in passes under pressure, and of recomputing there.
+        sent_bytes: offloaded by such passes.
     """
 
     def __init__(self) -> None:
@@ -143,11 +144,11 @@ class Experience:
         self.seconds = self.rerun_seconds = 0.0
 
     def rose(self, nbytes: int) -> None:
-        """Memory has risen by so much in a call."""
+        """Record a rise of memory in a call of forward."""
         self.rise_bytes = max(self.rise_bytes, nbytes)
 
     def went_backward(self, share: float) -> None:
-        """A backward was followed."""
+        """Record the share that a backward has held; see ``backward_share``."""
         self.backward_share = max(self.backward_share or 0.0, share)
 
     def ended(
@@ -157,10 +158,10 @@ class Experience:
         """Count a pass that is over.
 
         Args:
-            plain_bytes: its peak, had nothing been dropped or sent.
+            plain_bytes: its peak, had nothing been dropped or offloaded.
             peak_bytes: its peak.
             seconds, rerun_seconds: of its functions under pressure, and of recomputing.
-            sent_bytes: moved to the offload target.
+            sent_bytes: offloaded.
         """
         self.count += 1
         self.plain_bytes = max(self.plain_bytes, plain_bytes)
@@ -171,10 +172,10 @@ class Experience:
 
 
 class Kinds(dict[type, FunctionKind]):
-    """The classes that were seen."""
+    """The classes of functions that were seen, by type."""
 
     def of(self, kind: type) -> FunctionKind:
-        """A class, new ones included."""
+        """Return the facts of a class, which is added if it is new."""
         found = self.get(kind)
         if found is None:
             found = self[kind] = FunctionKind(kind)
@@ -182,9 +183,9 @@ class Kinds(dict[type, FunctionKind]):
 
 
 def rise_of(run: Callable[[], Any], arrays: Iterable[Any]) -> tuple[Any, int | None]:
-    """Run, and measure how far memory rises meanwhile; None where the arrays are not NumPy's.
+    """Run a function, and measure the rise of memory; None if the arrays are not NumPy's.
 
-    A peak that the user follows with `tracemalloc` stays what it was.
+    A peak that the user follows with `tracemalloc` stays as it was.
     """
     if not all(isinstance(array, np.ndarray) for array in arrays):
         return run(), None

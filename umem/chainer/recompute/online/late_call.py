@@ -1,4 +1,4 @@
-"""A call of a pass that was left alone so far: what is known of it is looked up late."""
+"""A call that is made late, after its function has run in a pass that was left alone."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from umem.chainer.saved.slots import Stash, held_array
 
 
 class Ran(NamedTuple):
-    """A function that was applied: as much as nobody can find out later.
+    """Record of a function that was applied: the facts that cannot be found out later.
 
     Attributes:
         func: a weak reference to it.
         leaves: its input arrays that no function has made; None for the others.
         config: Chainer's configuration.
-        stash: attributes that forward may have set to arrays, and nobody before.
+        stash: attributes that forward may have set to arrays, and that were None before.
         seconds: that it took.
-        outputs: what it made, where it may not run twice; None otherwise.
+        outputs: its outputs, if it may not be recomputed; None otherwise.
     """
 
     func: Any
@@ -37,14 +37,22 @@ class Ran(NamedTuple):
 
 
 class LateCall(Call):
-    """One application of a function; what may run again holds no outputs beside the graph.
+    """One application of a function; outputs that can be recomputed are held by the graph alone.
 
-    Where it is not known what it has read, or that is gone for good, it may not run again.
+    It may not be recomputed if one of its inputs is not known, or was made by a call whose outputs
+    are lost.
 
     Args:
         number, index: of its pass, and its place there.
+        ran: the record of its application.
+        kind: the facts of its class.
         reads: the parameters as they were in forward.
         arrays: its inputs and its outputs, to keep checksums of; None otherwise.
+
+    Attributes:
+        is_lost: whether it may not be recomputed, and an output is gone.
+        kind: the facts of its class.
+        shape: of its parameter; see `shape_of`.
     """
 
     __slots__ = ("is_lost", "kind", "shape")
@@ -96,12 +104,12 @@ class LateCall(Call):
 
     @property
     def nbytes(self) -> int:
-        """What it works on: its inputs and its outputs."""
+        """Return the bytes of its inputs and outputs."""
         func = self.func
         return working_bytes(func, [reference() for reference in func.outputs])
 
     def ensure_own(self) -> None:
-        """Have there what it keeps packed; the rest is there."""
+        """Unpack its function state; the other arrays that its backward reads are alive."""
         if self.kind.draws:
             self.stash.unpack(self.func)
         if self.checksums is not None:
@@ -109,18 +117,18 @@ class LateCall(Call):
 
 
 def _all_outputs(func: Any) -> tuple[Any, ...] | None:
-    """Its outputs, where all of them are there."""
+    """Return the outputs of a function; None if one of them is gone."""
     found = outputs_of(func)
     return None if any(array is None for array in found) else tuple(found)
 
 
 def shape_of(leaves: tuple[Any, ...]) -> Any:
-    """The shape of a call's second input where that is from outside, as weights are."""
+    """Return the shape of a call's second input if that is from outside, as weights are."""
     return None if len(leaves) < 2 or leaves[1] is None else leaves[1].shape
 
 
 def new_stash(kind: FunctionKind, func: Any) -> tuple[str, ...]:
-    """The attributes that a forward which is about to run may set to arrays."""
+    """Return the names of the function state that the next forward may set, None so far."""
     if not kind.stash:
         return ()
     owner = owner_of(func)
@@ -130,14 +138,14 @@ def new_stash(kind: FunctionKind, func: Any) -> tuple[str, ...]:
 
 
 class Configurations:
-    """Chainer's configuration as it is, one object for all calls between two changes of it."""
+    """Chainer's current configuration, as one object for all calls between two changes of it."""
 
     def __init__(self) -> None:
         self._own: dict[str, Any] | None = None
         self._all: dict[str, Any] = {}
 
     def now(self) -> dict[str, Any]:
-        """Every entry; a change of the global configuration is seen once the thread's own changes.
+        """Return all entries; a global change is seen only once the thread's own entries change.
 
         Cost: a comparison of two small dictionaries.
         """
@@ -148,11 +156,11 @@ class Configurations:
         return self._all
 
 
-# -- the arrays behind the graph, as far as anybody holds them -------------------------------------
+# -- arrays of the graph that are alive ------------------------------------------------------------
 
 
 def leaves_of(inputs: Any) -> tuple[Any, ...]:
-    """The arrays among inputs that no function has made; None for the others."""
+    """Return the arrays among inputs that no function has made; None for the others."""
     found = []
     for x in inputs:
         if not isinstance(x, Variable):
@@ -165,12 +173,12 @@ def leaves_of(inputs: Any) -> tuple[Any, ...]:
 
 
 def _array_of(node: Any) -> Any:
-    """What is behind a node, where anybody holds it."""
+    """Return the array behind a variable node; None if nothing holds it."""
     return None if node is None else held_array(node)
 
 
 def inputs_of(func: Any, leaves: Sequence[Any]) -> list[Any]:
-    """The inputs of a function that has run; None for what is gone."""
+    """Return the inputs of a function that has run; None for those that are gone."""
     return [
         _array_of(node) if leaf is None else leaf
         for node, leaf in zip(func.inputs, leaves, strict=True)
@@ -178,7 +186,7 @@ def inputs_of(func: Any, leaves: Sequence[Any]) -> list[Any]:
 
 
 def outputs_of(func: Any) -> list[Any]:
-    """Its outputs; None for what is gone."""
+    """Return the outputs of a function that has run; None for those that are gone."""
     found = [_array_of(reference()) for reference in func.outputs]
     retained = func._retained_output_data
     if retained:
@@ -188,7 +196,7 @@ def outputs_of(func: Any) -> list[Any]:
 
 
 def held_by(func: Any, stash: Iterable[str]) -> Iterator[Any]:
-    """The arrays that a function's outputs and stash are."""
+    """Yield the outputs and the function state of a function that are alive."""
     for array in outputs_of(func):
         if array is not None:
             yield array
@@ -201,7 +209,7 @@ def held_by(func: Any, stash: Iterable[str]) -> Iterator[Any]:
 
 
 def working_bytes(func: Any, outputs: Iterable[Any]) -> int:
-    """What a function works on: its inputs, by their shapes, and its outputs."""
+    """Return the bytes of a function's inputs and of some outputs, by shapes and dtypes."""
     found = 0
     for node in func.inputs:
         if node.dtype is not None:
@@ -213,7 +221,7 @@ def working_bytes(func: Any, outputs: Iterable[Any]) -> int:
 
 
 def leaf_nodes(funcs: Iterable[Any]) -> Iterator[Any]:
-    """The nodes from outside that get a gradient, each once."""
+    """Yield the leaves that get a gradient, each once."""
     seen = set()
     for func in funcs:
         for node in func.inputs or ():

@@ -1,4 +1,4 @@
-"""A pass that is followed call by call, because it would not fit as it goes."""
+"""A pass under pressure: followed call by call, because a plain one would not fit."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from umem.trace.recording.storage import root_of
 from umem.units import format_bytes
 
 AHEAD = 64
-"""Where room is made, this part of what there is goes beside what is needed."""
+"""Evictions free one part in this many of the room beyond the bytes that are needed."""
 THRASH = 1.0
-"""What runs again takes too long from here on, relative to the rest of the pass."""
+"""Recomputing takes too long above this ratio to the rest of the pass."""
 
 
 class Room:
     """A budget, and the arrays from outside that count in it.
 
     Args:
-        budget: bytes in all; None where it is not known yet.
+        budget: bytes in total; None where it is not known yet.
         parameters: arrays of parameters that optimizers have updated.
-        other_bytes: what optimizers keep, and the gradients of the step before.
-        is_wish: whether to do the least that can be done where the budget cannot be kept to.
+        other_bytes: optimizer state, and the gradients of the step before.
+        is_wish: whether exceeding the budget is a warning instead of an error.
 
     Attributes:
-        fixed_bytes: what is there before anything is computed.
-        parameter_bytes: of it, those parameters; so much their gradients will take.
+        fixed_bytes: those arrays and bytes, alive before anything is computed.
+        parameter_bytes: the part of the parameters; their gradients will take the same.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Room:
         self.fixed_bytes += other_bytes
 
     def read(self, arrays: Iterable[Any]) -> None:
-        """A call has read arrays from outside; None is passed over."""
+        """Record that a call has read arrays from outside, and count their memory; skips None."""
         known = self._arrays
         for array in arrays:
             if array is not None and id(array) not in known:
@@ -66,20 +66,20 @@ class Room:
                     self.fixed_bytes += int(root.nbytes)
 
     def has(self, array: Any) -> bool:
-        """Tell whether a call has read it."""
+        """Tell whether a call has read an array from outside."""
         return id(array) in self._arrays
 
     @property
     def rest_bytes(self) -> int:
-        """What is left of the budget for the pass's own arrays."""
+        """Return the part of the budget that is left for the pass's own arrays."""
         return 0 if self.budget is None else max(0, self.budget - self.fixed_bytes)
 
 
 class GradientsHeld:
-    """Gradients by the memory that they are on; one that is handed on counts once.
+    """Counts the bytes of gradients, each piece of memory once.
 
     Attributes:
-        nbytes: what they take.
+        nbytes: the bytes of all gradients that were added and not removed.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class GradientsHeld:
         self._counts: dict[int, int] = {}
 
     def add(self, array: Any) -> None:
-        """One more is on this memory, which lives until it is taken away."""
+        """Count a gradient; its memory counts until every gradient on it is removed."""
         root = array if array.base is None else root_of(array)
         count = self._counts.get(id(root), 0)
         if not count:
@@ -95,7 +95,7 @@ class GradientsHeld:
         self._counts[id(root)] = count + 1
 
     def remove(self, array: Any) -> None:
-        """One of them is gone."""
+        """Count a gradient no more."""
         root = array if array.base is None else root_of(array)
         count = self._counts.pop(id(root), 0)
         if count > 1:
@@ -104,14 +104,14 @@ class GradientsHeld:
             self.nbytes -= int(root.nbytes)
 
     def begin_step(self, sums: Mapping[Any, list[Any]]) -> None:
-        """A step begins, which takes these gradients of its inputs and puts others there."""
+        """Handle the beginning of a step, which replaces these gradients of its inputs."""
         for found in sums.values():
             for g in found:
                 if g.raw_array is not None:
                     self.remove(g.raw_array)
 
     def end_step(self, sums: Mapping[Any, list[Any]], taken: Iterable[Any]) -> None:
-        """A step has put gradients there, and those of its outputs are gone."""
+        """Handle the end of a step, which made gradients of its inputs and freed its outputs'."""
         for found in sums.values():
             for g in found:
                 if g.raw_array is not None:
@@ -122,17 +122,18 @@ class GradientsHeld:
 
 
 class Pressure:
-    """Makes room for the calls of one pass, forward and backward, and makes again what they read.
+    """Keeps one pass within the budget by evicting, and restores the arrays that backward reads.
 
     Args:
         room: the budget.
-        experience: what passes so far have shown.
-        told: tells the user of what cannot be kept, and (True) that what runs again takes long.
-        offload: where what is moved goes.
+        experience: facts on functions from earlier passes.
+        told: warns the user that the budget is exceeded (False), or that recomputing takes too long
+            (True).
+        offload: the offload target.
 
     Attributes:
-        seconds, rerun_seconds: of its functions, and of what has run again.
-        peak_bytes: the most that it has taken, by account.
+        seconds, rerun_seconds: of its functions, and of recomputing.
+        peak_bytes: its peak so far, by account.
     """
 
     def __init__(
@@ -156,27 +157,27 @@ class Pressure:
     def add(
         self, call: LateCall, arrays: Arrays, seconds: float, roots: dict[int, Any] | None
     ) -> None:
-        """A call has run; see `Account.add`."""
+        """Account for a call that has run; see `Account.add`."""
         self._top_rank = max(self._top_rank, call.plain_rank)
         self.seconds += seconds
         self._account.add(call, arrays, seconds, roots)
         self.peak_bytes = max(self.peak_bytes, self.level)
 
     def make_room_for(self, nbytes: int, func: Any) -> None:
-        """Have room for a call of forward, by which memory rises so far.
+        """Evict until a call of forward fits, in which memory is expected to rise by ``nbytes``.
 
         Raises:
-            BudgetError: what cannot go is more than the budget. Nothing has run.
+            BudgetError: arrays that cannot be evicted exceed the budget. The call has not run.
         """
         self._make_room(nbytes, self._top_rank + 1, func)
 
     @property
     def level(self) -> int:
-        """The bytes that are there, by account."""
+        """Return the bytes that are alive, by account."""
         return self._room.fixed_bytes + self._gradients.nbytes + self._account.held_bytes
 
     def _make_room(self, nbytes: int, rank: int, func: Any) -> None:
-        """Have room for so many bytes above what is there, as far as that can be had."""
+        """Evict until so many bytes fit beside those that are alive, or nothing can be evicted."""
         budget = self._room.budget
         if budget is None:
             return
@@ -190,10 +191,10 @@ class Pressure:
         self.peak_bytes = max(self.peak_bytes, self.level + nbytes)
 
     def _check(self, nbytes: int, label: str) -> None:
-        """Raise where what cannot go is more than the budget, and forward goes on.
+        """Check that so many bytes fit beside those that cannot be evicted; warn if they do not.
 
-        Where it is within it, and more with what the call is expected to take, or the budget is a
-        wish: a warning.
+        Raises:
+            BudgetError: those alone exceed the budget, in forward, and the budget is not a wish.
         """
         budget = self._room.budget
         assert budget is not None
@@ -213,7 +214,7 @@ class Pressure:
     # -- backward --------------------------------------------------------------------------
 
     def begin_backward(self, funcs: Iterable[Any]) -> None:
-        """Forward is over."""
+        """Handle the end of forward: account for gradients of parameters that exist already."""
         self._is_backward = True
         self._account.offer_again()
         for node in leaf_nodes(funcs):
@@ -222,7 +223,10 @@ class Pressure:
                 self._gradients.add(variable.grad)
 
     def before(self, call: Any) -> None:
-        """Have there what this step reads, and room for what it makes."""
+        """Make the arrays that this step reads available, and room for those that it makes.
+
+        Begins to prefetch those of later steps, if there is room.
+        """
         func = call.func
         retained = func._input_indexes_to_retain or ()
         missing = [
@@ -252,7 +256,7 @@ class Pressure:
             self._account.fetch_ahead(call.plain_rank, budget - self.level - rise)
 
     def _rebuild(self, wanted: Sequence[Any], rank: int) -> list[int]:
-        """Have there what is missing for some calls, oldest first; those are locked then."""
+        """Restore the missing arrays of some calls, oldest first; return the numbers to unlock."""
         needed, sources = _missing(wanted)
         uses = dict.fromkeys(needed, 0)
         for call in needed:
@@ -312,7 +316,7 @@ class Pressure:
         )
 
     def step(self, proceed: Any, call: Any, func: Any, args: tuple[Any, ...]) -> None:
-        """Take the step itself."""
+        """Run a step of backward, and measure its time and, if needed, the rise of memory."""
         _, grads, sums, *_ = args
         rise, base = call.kind.backward(call.shape), self._base
         beside = self._gradients.nbytes
@@ -330,27 +334,27 @@ class Pressure:
         self._most_beside = max(self._most_beside, beside + rise.nbytes(base))
 
     def after(self, call: LateCall) -> None:
-        """Let go what nothing reads after this step."""
+        """Drop the arrays of a call whose step is over."""
         self._account.done(call)
 
     def learn(self) -> None:
-        """Add what this backward has held to what passes have shown."""
+        """Add the share that this backward has held to the experience."""
         beside = max(0, self._most_beside - self._gradients.nbytes)
         self._experience.went_backward(beside / max(self._account.kept_bytes, 1))
 
     @property
     def sent_bytes(self) -> int:
-        """What has gone to the offload target."""
+        """Return the bytes that were offloaded so far."""
         return self._offloaded.sent_bytes
 
     @property
     def kept_bytes(self) -> int:
-        """What backward reads, gone or not."""
+        """Return the bytes that backward reads, evicted or not."""
         return self._account.kept_bytes
 
 
 def _missing(wanted: Sequence[Any]) -> tuple[list[Any], set[Any]]:
-    """What has to run or come back for some calls, and what of others that reads."""
+    """List the calls to recompute or bring back for some calls, and find live calls they read."""
     needed: dict[Any, None] = {}
     there = set()
     pending = list(wanted)
