@@ -1,1 +1,1 @@
-"""One dial: what keeps a program's step to a budget, chosen from its trace and turned on."""
+"""One knob: techniques that keep a training step to a budget, chosen from its trace, turned on."""

@@ -1,4 +1,4 @@
-"""A model, its optimizer and the random generators, put back as they were after a trial."""
+"""Restoring a model, its optimizer and the random generators after a trial step."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from umem.chainer.function_facts import is_array
 
 @contextmanager
 def as_it_was(model: Any, optimizer: Any = None) -> Iterator[None]:
-    """Run a block, and put back what it did to a model, its optimizer, NumPy's and Python's random.
+    """Run a block, then restore the model, its optimizer, and NumPy's and Python's random state.
 
-    Without an optimizer the block is a forward pass.
+    Parameters, gradients, running statistics, and the optimizer's states and counts are restored to
+    the bit, also where the block raises. CuPy's random generator cannot be read: it continues from
+    where the block left it.
 
-    Parameters, gradients, running statistics, the optimizer's states and counts are theirs to the
-    bit. CuPy's random generator cannot be read, so that it goes on from where the block left it.
+    Args:
+        model: a link.
+        optimizer: its optimizer, set up; None: the block is a forward pass alone.
 
     Cost: a copy of parameters, gradients and states while the block runs.
     """
@@ -36,7 +39,7 @@ def as_it_was(model: Any, optimizer: Any = None) -> Iterator[None]:
 
 
 def _owners(model: Any, optimizer: Any) -> list[Any]:
-    """Everything that a step changes attributes of, or the contents of their arrays."""
+    """Return the objects that a step changes: links, parameters, update rules, the optimizer."""
     tops = [model] if optimizer is None else [model, optimizer.target]
     links = {id(link): link for top in tops for link in top.links()}
     params = {id(param): param for top in links.values() for param in top.params()}
@@ -46,7 +49,7 @@ def _owners(model: Any, optimizer: Any) -> list[Any]:
 
 
 class _Kept:
-    """The attributes of an object, and copies of its arrays and of those in its dictionaries."""
+    """A snapshot of an object: its attributes, with copies of the arrays and containers in them."""
 
     def __init__(self, owner: Any) -> None:
         self._owner = owner
@@ -59,6 +62,7 @@ class _Kept:
         self._copies = [(array, array.copy()) for array in self._arrays()]
 
     def _arrays(self) -> Iterator[Any]:
+        """Yield the arrays in the attributes, one container deep, and a parameter's gradient."""
         for value in self._attributes.values():
             values = value.values() if type(value) is dict else value if _is_row(value) else [value]
             yield from (one for one in values if is_array(one))
@@ -67,6 +71,7 @@ class _Kept:
                 yield self._owner.grad
 
     def put_back(self) -> None:
+        """Restore attributes, containers and contents of arrays, in the same objects as before."""
         for array, copy in self._copies:
             array[...] = copy
         attributes = vars(self._owner)

@@ -1,4 +1,4 @@
-"""`diet`: a step is recorded small, what keeps it to a budget is chosen, and turned on."""
+"""`diet`: record a step at small sizes, choose what keeps it to a budget, and turn that on."""
 
 from __future__ import annotations
 
@@ -49,35 +49,37 @@ def diet(
 ) -> Diet:
     """Keep a training step to a budget by the cheapest techniques that do, without editing it.
 
-    The step is recorded at two small sizes, and everything that it changed is put back: parameters,
-    gradients, statistics, states, NumPy's and Python's random state. From the trace follows what a
-    step of the wanted size takes under recomputation, micro-batches, a cap on workspace, 8-bit
-    states, half precision and these together: simulated. What fits in the least time is turned on,
-    for the thread and process that call, until `Diet.undo` or the end of ``with``.
+    The step is recorded at two small sizes, and everything that it changed is restored: parameters,
+    gradients, statistics, states, NumPy's and Python's random state. From the trace the peak and
+    the time of a step of the wanted size are simulated under recomputation, micro-batches, a cap on
+    workspace, 8-bit states, half precision, and combinations of these. The fastest combination that
+    fits is turned on, for the calling thread and process, until `Diet.undo` or the end of ``with``.
 
-    What is exact goes first: results to the bit, then up to rounding, then 8-bit states, then half
-    precision; the less exact is taken only where it takes at most 95% of the time, and on NumPy,
-    where times scatter, the last two only where nothing else fits.
+    More exact combinations are preferred: results equal to the bit, then up to rounding, then 8-bit
+    states, then half precision. A less exact one is taken only where it takes at most 95% of the
+    time, and on NumPy, where times scatter, the last two only where nothing else fits.
 
     Args:
         model: the link that is trained.
-        optimizer: it, set up with the model or a link around it.
+        optimizer: a `chainer.GradientMethod`, set up with the model or with a link around it.
         step: makes its input for a size and runs one training step on it, an update included.
             Micro-batches are only for steps that call ``optimizer.update(lossfun, *arrays)``.
         budget: bytes in all that a step may take (parameters, gradients, states, inputs, saved
             arrays, workspace), as an int or text. On a GPU: what CuPy's pool may take.
         size: the size to choose for, such as the batch; None: the largest of ``sizes``.
-        sizes: where it is recorded; see `umem.record_at`.
-        gpu: whose times count, where arrays are CuPy's; None: the one that is there.
-        without: what is not to be used: "recompute", "accumulate", "workspace", "8-bit states",
-            "half precision".
-        quiet: whether nothing is printed.
+        sizes: the sizes at which the step is recorded; see `umem.record_at`.
+        gpu: the GPU to simulate times for, where arrays are CuPy's; None: the simulated GPU in use,
+            else a T4.
+        without: techniques that are not to be used: "recompute", "accumulate", "workspace",
+            "8-bit states", "half precision".
+        quiet: print no report.
 
     Raises:
-        SizeError: the budget is no size. StateError: the model or the optimizer is none, or not
-            ready, or the step does not update it. BudgetError: nothing fits; names the least that
-            would. ScalingError: see `umem.record_at`. In each case nothing is turned on, and all is
-            as before, but for another model that the step trained.
+        SizeError: the budget is no size. StateError: the model is no link, the optimizer no
+            gradient method, either is not set up, or the step does not update the model.
+            BudgetError: nothing fits; names the least budget that would. ScalingError: see
+            `umem.record_at`. In each case nothing is turned on, and everything is restored, except
+            for another model that the step trained.
     """
     budget_bytes = _checked(model, optimizer, step, budget)
     _check_parts(without)
@@ -117,7 +119,15 @@ def diet_of(
     gpu: str | GpuSpec | None = None,
     without: Collection[str] = (),
 ) -> Diet:
-    """Turn on what a recorded step asks for; see `diet`.
+    """Choose the techniques that keep a recorded step to a budget, and turn them on; see `diet`.
+
+    Args:
+        trace: of the step; scaled to ``size`` where it was recorded at several.
+        model, optimizer: those that the step trains.
+        budget_bytes: the most that a step may take.
+        size: the size to choose for; None: the trace's own.
+        gpu: the GPU to simulate times for; None: see `diet`.
+        without: techniques that are not to be used.
 
     Raises:
         BudgetError: nothing fits; nothing is turned on.
@@ -132,7 +142,15 @@ def diet_of(
 def placed(
     trace: Trace, size: int | None, budget_bytes: int, gpu: str | GpuSpec | None, sure: float = SURE
 ) -> tuple[StepVariants, Place]:
-    """The step to choose for, and where it runs: on the host, or a GPU with so much VRAM."""
+    """Return the variants of a step, and the memory that they are to fit in: the host's or a GPU's.
+
+    Args:
+        trace: of the step.
+        size: the size that the variants have; None: as recorded.
+        budget_bytes: the memory; on a GPU, its VRAM.
+        gpu: see `diet`.
+        sure: recomputation gets "min" as its budget below this many times the least; inf: always.
+    """
     spec = _gpu_of(trace, gpu)
     if spec is None:
         return StepVariants(trace, (), size, correct="off"), HostArrays(budget_bytes, sure)
@@ -142,7 +160,7 @@ def placed(
 
 
 def _without_times(trace: Trace) -> Trace:
-    """The trace without what the host was measured to take, which is another at each run."""
+    """Return the trace without the operations' host seconds, which differ from run to run."""
     recordings = {point: list(map(_untimed, found)) for point, found in trace.recordings.items()}
     return replace(trace, events=list(map(_untimed, trace.events)), recordings=recordings)
 
@@ -152,7 +170,10 @@ def _untimed(event: Event) -> Event:
 
 
 def _gpu_of(trace: Trace, gpu: str | GpuSpec | None) -> GpuSpec | None:
-    """The GPU whose times count; None where NumPy computes and nobody models a GPU."""
+    """Return the GPU to simulate times for; None for NumPy's arrays outside of a virtual GPU.
+
+    That is the one named, else the virtual or software GPU in use, else a T4.
+    """
     if gpu is not None:
         return gpu_spec(gpu)
     entered = entered_device()
@@ -163,10 +184,10 @@ def _gpu_of(trace: Trace, gpu: str | GpuSpec | None) -> GpuSpec | None:
 
 
 class Diet(Switch):
-    """Techniques that are on, chosen by `diet`; also a context manager, which takes them off.
+    """The techniques that `diet` has turned on; as a context manager it turns them off at the end.
 
     Attributes:
-        chosen: the combination, and what else was tried; simulated.
+        chosen: the combination that is on, and all that were tried, with simulated figures.
     """
 
     def __init__(self, model: Any, optimizer: Any, chosen: Chosen, budget_bytes: int) -> None:
@@ -178,14 +199,14 @@ class Diet(Switch):
             self._stack = stack.pop_all()
 
     def _take_back(self) -> None:
-        """Take off what was turned on.
+        """Turn the techniques off, the last one first.
 
-        Parameters stay as they were trained; states of 8 bits become states of 32.
+        Parameters keep their trained values; 8-bit states become float32.
         """
         self._stack.close()
 
     def report(self) -> str:
-        """Say in a few lines what is on and why, and what recomputation came to so far."""
+        """Describe the techniques that are on, and recomputation so far, in a few lines of text."""
         best, plain = self.chosen.best, self.chosen.plain
         lines = [
             f"umem diet for {format_bytes(self.budget_bytes)} (all figures are simulated):",
@@ -208,17 +229,17 @@ class Diet(Switch):
         return "\n".join(lines)
 
     def summary(self) -> str:
-        """Say in a line what recomputation came to so far; empty where it is not on."""
+        """Describe recomputation so far in a line; empty where it is off or no pass has run."""
         if self._recompute is None or not self._recompute.pass_count:
             return ""
         return f"recomputation: {self._recompute.summary()}"
 
 
 def turn_on(stack: ExitStack, chosen: Combination, model: Any, optimizer: Any) -> Recompute | None:
-    """Turn a combination on until the stack is left; what converts goes first.
+    """Turn a combination on until the stack is left, first the techniques that convert arrays.
 
-    Returns the `Recompute` that is on, if any. Raises what its parts raise; what was on by then
-    the stack takes off.
+    Returns the `Recompute` that is on, if any. Raises what the techniques raise; those that were on
+    by then are turned off when the stack is left.
     """
     change = chosen.change
     if change.half:
@@ -238,7 +259,7 @@ def turn_on(stack: ExitStack, chosen: Combination, model: Any, optimizer: Any) -
 
 
 def batch_of(args: tuple[Any, ...]) -> int:
-    """The size of the batch that an update is given with its loss function, or 0."""
+    """Return the batch size of ``update(lossfun, *arrays)``; 0 for any other arguments."""
     if len(args) < 2 or not callable(args[0]):
         return 0
     sizes = {len(array) if is_array(array) and array.ndim else 0 for array in args[1:]}
@@ -247,7 +268,7 @@ def batch_of(args: tuple[Any, ...]) -> int:
 
 
 class _Updates(Subscriber):
-    """Watches whether updates are given the batch, so that it can be taken apart."""
+    """Watches whether an optimizer's updates are given the batch, which micro-batches need."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -268,12 +289,16 @@ class _Updates(Subscriber):
 
     @property
     def splits(self) -> bool:
-        """Whether every update was given a loss function and its arrays."""
+        """True if there were updates, and each was given a loss function and its arrays."""
         return 0 < self.count == self._given_count
 
 
 def _checked(model: Any, optimizer: Any, step: Any, budget: int | str) -> int:
-    """Refuse what no step can be recorded with; returns the budget in bytes."""
+    """Check the arguments of `diet`, and return the budget in bytes.
+
+    Raises:
+        SizeError, StateError: see `diet`.
+    """
     budget_bytes = _parsed(budget)
     if not isinstance(model, chainer.Link):
         raise StateError(f"a diet is for a chainer.Link; got {type(model).__name__}")

@@ -1,4 +1,4 @@
-"""A diet for a program that is not edited, chosen and turned on at its first update."""
+"""`umem.chainer.diet` for a program that is not edited, from its first update on."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from umem.trace.trace import Trace
 from umem.units import parse_bytes
 
 LEAST_BATCH = 4
-"""The smallest batch that two smaller ones are recorded for."""
+"""The smallest batch of which a quarter and a half are recorded."""
 LONGEST_TURN = 16
-"""Optimizers that have not updated after so many updates of others are not waited for."""
+"""After this many updates since its first, a turn does not wait for other optimizers any more."""
 _OF_ONE = ("accumulate", "8-bit states", "half precision")
-"""What is done to one optimizer, and not to all of a program's."""
+"""Techniques that apply to a single optimizer: not used where a program has several."""
 _BLAMED: tuple[tuple[type[UmemError] | None, str], ...] = (
     (AccumulationError, "accumulate"),
     (PrecisionError, "half precision"),
@@ -41,22 +41,23 @@ _BLAMED: tuple[tuple[type[UmemError] | None, str], ...] = (
     (RecomputeError, "recompute"),
     (None, "workspace"),
 )
-"""Which part an error is of; an error of no part is laid to the first of them that is on."""
+"""The technique to blame for each class of error; any other error is blamed on the first one on."""
 
 
 class FirstUpdate(Subscriber):
-    """Watches for the first update of an optimizer, records its step and turns on what it needs.
+    """Records the step of an optimizer's first update, then turns on what keeps it to a budget.
 
     Where the update is given a loss function and the batch, as by Chainer's ``StandardUpdater``,
     the step is recorded at a quarter and half of that batch before it runs. Elsewhere the loop is
-    the program's: its second step is recorded as it goes, and what follows is dieted. Where the
-    program has set up several optimizers, that is a whole turn of theirs.
+    the program's: its second step is recorded as it runs, and the techniques are on from the third.
+    Where the program has set up several optimizers, a step is a whole turn of them.
 
-    An update that fails by something that was turned on is made again under the next choice.
+    Where an update fails because of a technique, that technique is turned off, and the update runs
+    again under the next choice.
 
     Args:
         budget: as `umem.chainer.diet` takes it.
-        say: takes each line for a person.
+        say: called with each line of text for the user.
 
     Raises:
         SizeError: the budget is no size.
@@ -84,7 +85,7 @@ class FirstUpdate(Subscriber):
         self.diet: Diet | None = None
 
     def begin(self, stack: ExitStack) -> None:
-        """Watch until the stack is left; what is on by then is taken off."""
+        """Watch until the stack is left, which turns off the techniques that are on by then."""
         subscribe(self)
         stack.callback(self._end)
 
@@ -98,7 +99,7 @@ class FirstUpdate(Subscriber):
             self.diet.undo()
 
     def outcome(self) -> str:
-        """Say in a line whether the budget held, and what recomputation came to."""
+        """Describe in a line whether the budget held, and recomputation so far."""
         if self._peak is None and self._recorded is not None:
             return "nothing keeps to it, and nothing was turned on"
         if self._peak is None:
@@ -110,14 +111,17 @@ class FirstUpdate(Subscriber):
     # -- what Chainer tells ----------------------------------------------------------------
 
     def setup(self, proceed: Proceed, method: Any, link: Any) -> Any:
-        """An optimizer is given its model."""
+        """Handle ``optimizer.setup``: remember the optimizer as one of the program's."""
         found = proceed(method, link)
         if not self._inside:
             self._all.add(method)
         return found
 
     def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
-        """An optimizer updates."""
+        """Handle an update: record and choose at the first one, run it, fall back where it fails.
+
+        Raises what the update raises for reasons of its own; BudgetError where nothing fits.
+        """
         if self._inside:
             proceed(method, *args, **kwargs)
             return
@@ -138,7 +142,7 @@ class FirstUpdate(Subscriber):
         method.update(*args, **kwargs)  # anew: what is on now has its say
 
     def _after(self, method: Any, is_first: bool) -> None:
-        """An update is over: see whether a turn is, and whether a step can be measured."""
+        """Handle the end of an update: measure the peak, count the turn, or begin to record."""
         if self._peak is not None:
             if method not in self._counted:
                 self._on_another(method)
@@ -152,7 +156,10 @@ class FirstUpdate(Subscriber):
             self._begin_by_hand(method)
 
     def _begin_by_hand(self, method: Any) -> None:
-        """The first update is over, and the step could not be recorded before it."""
+        """Prepare to record the program's own second step, where its first was not recorded ahead.
+
+        With several optimizers the updates of a turn are counted first.
+        """
         if len(self._all) == 1:
             self._say(
                 f"{self._why_later}: the second step is recorded as it goes, and there are no "
@@ -168,6 +175,7 @@ class FirstUpdate(Subscriber):
         self._turn = _Turn(method, self._all)
 
     def _on_another(self, method: Any) -> None:
+        """Report an optimizer that first updates after the choice, and measure the longer turn."""
         self._counted.add(method)
         self._say(
             f"another optimizer, {type(method).__name__}, came after the choice: it is as it was, "
@@ -178,7 +186,10 @@ class FirstUpdate(Subscriber):
     # -- the choice ------------------------------------------------------------------------
 
     def _is_recorded_before(self, optimizer: Any, *args: Any, **kwargs: Any) -> bool:
-        """Record the first update at parts of its batch, if that can be done."""
+        """Record the first update at a quarter and half of its batch; return whether that worked.
+
+        Afterwards the model and the optimizer are as before.
+        """
         size = 0 if kwargs else batch_of(args)
         if len(self._all) > 1 or size < LEAST_BATCH:
             return False
@@ -202,7 +213,7 @@ class FirstUpdate(Subscriber):
         return self._recorded is not None
 
     def _record(self, period: int) -> None:
-        """Record so many updates, from here on, as the program makes them."""
+        """Record the program's next ``period`` updates as one step, and choose at their end."""
 
         def complete(kept: Kept) -> None:
             self._recorded = kept.trace, None
@@ -213,7 +224,7 @@ class FirstUpdate(Subscriber):
         self._keeper.start()
 
     def _choose(self, period: int) -> None:
-        """Turn on what the recorded step asks for, if it was recorded, and measure from here on.
+        """Turn on the diet of the recorded step, if there is one, and measure peaks from here on.
 
         Raises:
             BudgetError: nothing fits.
@@ -228,6 +239,13 @@ class FirstUpdate(Subscriber):
         self._measure(period)
 
     def _turn_on(self, trace: Trace, size: int | None) -> None:
+        """Choose and turn on the diet for a trace at a size, and print its report.
+
+        Without any where umem cannot choose, which is said.
+
+        Raises:
+            BudgetError: nothing fits; nothing is turned on.
+        """
         optimizer, without = self._optimizer, self._without
         try:
             self.diet = diet_of(
@@ -242,6 +260,7 @@ class FirstUpdate(Subscriber):
             self._say(line)
 
     def _measure(self, period: int) -> None:
+        """Measure the peak anew, of steps of ``period`` updates."""
         if self._peak is not None:
             self._peak.stop()
         self._period, self._peak = period, StepPeak(period)
@@ -249,10 +268,10 @@ class FirstUpdate(Subscriber):
     # -- what fails ------------------------------------------------------------------------
 
     def _is_done(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> bool:
-        """Update under the diet; False where something else is on now, and it is to be done anew.
+        """Update under the diet; return False if a technique failed: then repeat the update.
 
-        Raises whatever has nothing to do with the diet; BudgetError where nothing else fits and
-        nothing was updated yet.
+        By then the step's state is restored, and the next choice is on. Raises errors that are not
+        the diet's; BudgetError where nothing else fits and no update has succeeded under a diet.
         """
         if method is not self._optimizer:
             proceed(method, *args, **kwargs)
@@ -275,7 +294,7 @@ class FirstUpdate(Subscriber):
         return False
 
     def _blamed(self, error: UmemError) -> str | None:
-        """The part of the diet that an error is of, if any."""
+        """Return the technique of the diet to blame for an error; None if no technique is."""
         parts = () if self.diet is None else self.diet.chosen.best.parts
         for kind, part in _BLAMED:
             if kind is not None and isinstance(error, kind):
@@ -283,7 +302,11 @@ class FirstUpdate(Subscriber):
         return next((part for _, part in _BLAMED if part in parts), None)
 
     def _fall_back(self, part: str, reason: str) -> None:
-        """Turn on the next choice, which does without a part."""
+        """Turn the diet off, and choose anew without one technique.
+
+        Where nothing fits, the program goes on without a diet; or BudgetError, as long as no update
+        has succeeded under one.
+        """
         if self.diet is not None:
             self.diet.undo()
             self.diet = None
@@ -301,7 +324,12 @@ class FirstUpdate(Subscriber):
 
 
 class _Turn:
-    """Counts updates until every optimizer has made one, and the first begins again."""
+    """Counts the updates of a turn: until all optimizers have updated and the first does again.
+
+    Args:
+        first: the optimizer whose first update has just run.
+        all_of_them: the program's optimizers, held weakly.
+    """
 
     def __init__(self, first: Any, all_of_them: Iterable[Any]) -> None:
         self._first = weakref.ref(first)
@@ -309,7 +337,7 @@ class _Turn:
         self._count = self._last = 1
 
     def after(self, method: Any) -> int | None:
-        """Count an update; returns how many a turn has, once that is known."""
+        """Count an update; return the updates of a turn once that is known, None before."""
         self._count += 1
         self._wait.discard(method)
         if method is not self._first():

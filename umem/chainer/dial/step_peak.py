@@ -1,4 +1,4 @@
-"""The peak of a settled step, measured, to hold a budget against; NumPy's arrays alone."""
+"""The measured peak of a step in the steady state, to compare with a budget; for NumPy only."""
 
 from __future__ import annotations
 
@@ -16,21 +16,26 @@ from umem.trace.recording.storage import root_of
 from umem.units import format_bytes
 
 SETTLING = 2
-"""Updates of an optimizer before those that are looked at: a plan is followed from the third on."""
+"""Updates before the measured ones: a plan of recomputation is followed from the third on."""
 OBJECTS = 1 << 20
-"""Bytes that Python's own objects, which are measured as well, may take in a step."""
+"""At most this many bytes over the budget are laid to Python's own objects, which count as well."""
 
 
 class StepPeak(Subscriber):
-    """Measures what a step holds at most, by `tracemalloc`, once it has settled.
+    """Measures the peak bytes of a step in the steady state, by `tracemalloc`.
 
-    From the end of one update to that of the next: what is there from before, of parameters,
-    gradients, states, what links keep and inputs, and all that is allocated. Tracing begins a step
-    before, so that what that one leaves is followed. Both run slower. On a GPU, on a model of one,
-    and where the program traces by itself, nothing is measured.
+    A step lasts from the end of one update to that of the next. Counted are the parameters,
+    gradients, states, persistent arrays of links and inputs that were there before, and everything
+    that is allocated. Tracing begins a step earlier, so that arrays which that step leaves are
+    followed. Both steps run slower. On a GPU, on a virtual one, and where the program uses
+    tracemalloc itself, nothing is measured.
 
     Args:
-        period: updates of a turn, where several optimizers take turns.
+        period: updates of a step; more than 1 where several optimizers take turns.
+
+    Attributes:
+        peak_bytes: the peak, once measured; None before.
+        why_not: the reason where nothing was measured.
     """
 
     place = -5  # around all that allocates
@@ -45,7 +50,11 @@ class StepPeak(Subscriber):
         self.peak_bytes: int | None = None
 
     def updated(self, optimizers: Iterable[Any]) -> None:
-        """An update is over; ``optimizers`` are all of the program's."""
+        """Handle the end of an update: count it, and begin or end the measurement where it is time.
+
+        Args:
+            optimizers: all of the program's.
+        """
         self._count += 1
         turn, rest = divmod(self._count, self._period)
         if rest:
@@ -61,14 +70,14 @@ class StepPeak(Subscriber):
             self.stop()
 
     def stop(self) -> None:
-        """Measure no more."""
+        """Stop measuring; a second time does nothing."""
         if self._is_on:
             self._is_on = self._looks = False
             unsubscribe(self)
             self._meter.stop()
 
     def against(self, budget_bytes: int) -> str:
-        """Say whether a budget held."""
+        """Describe whether the measured peak is within a budget, or why that is not known."""
         peak = self.peak_bytes
         if peak is None:
             return f"whether it held was not measured: {self.why_not}"
@@ -83,6 +92,7 @@ class StepPeak(Subscriber):
     # -- the measurement -------------------------------------------------------------------
 
     def _begin(self, optimizers: list[Any]) -> None:
+        """Start tracing, unless arrays are not on the host or somebody traces already."""
         arrays = [one.array for each in _set_up(optimizers) for one in parameters(each.target)]
         if entered_device() is not None or not all(
             one is None or isinstance(one, np.ndarray) for one in arrays
@@ -97,11 +107,11 @@ class StepPeak(Subscriber):
         subscribe(self)
 
     def _look(self) -> None:
-        """Note the peak; others that measure a part of the step may begin it anew."""
+        """Take in the meter's peak, which others that measure a part of the step may reset."""
         self._most = max(self._most, self._meter.held().peak)
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Note the peak so far, and what comes in from outside."""
+        """Take in the peak before a function runs, and the bytes of inputs made before tracing."""
         self._look()
         for x in inputs if self._looks else ():
             if getattr(x, "creator_node", None) is None and not isinstance(x, chainer.Parameter):
@@ -111,13 +121,13 @@ class StepPeak(Subscriber):
         return proceed(func, inputs)
 
     def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
-        """Note the peak so far."""
+        """Take in the peak before a function's backward runs."""
         self._look()
         proceed(func, *args)
 
 
 def _is_traced(array: Any) -> bool:
-    """Tell whether an array's memory was allocated since tracing began, as its object was."""
+    """Tell whether an array's root was made since tracing began, so that its bytes are traced."""
     return was_followed(root_of(array))
 
 
@@ -126,7 +136,7 @@ def _set_up(optimizers: Iterable[Any]) -> list[Any]:
 
 
 def lasting_bytes(optimizers: Iterable[Any]) -> int:
-    """Count parameters, gradients, states and what links keep, made before tracing began."""
+    """Sum the bytes of parameters, gradients, states and persistent arrays that are not traced."""
     found: list[Any] = []
     for optimizer in _set_up(optimizers):
         for parameter in parameters(optimizer.target):

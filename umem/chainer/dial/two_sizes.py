@@ -1,4 +1,4 @@
-"""A script's step recorded at parts of its batch, so that it can be taken to other sizes."""
+"""Recording of a script's step at parts of its batch, so that its trace scales to other sizes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from umem.trace.recording.kept_steps import Kept
 
 
 class TwoSizes(Subscriber):
-    """Records the first update at parts of the batch that it is given, before it runs.
+    """Records the first update at parts of its batch, before the update itself runs.
 
-    What that changes is put back, so that the script trains as without.
+    Everything that the recorded updates change is restored, so that the script trains as without.
 
     Args:
-        sizes: samples, the first so many of the batch; see `umem.record_at`.
+        sizes: in samples, taken from the beginning of the batch; see `umem.record_at`.
 
     Attributes:
-        complete: is called once with what was recorded.
+        complete: called once with the recording, if there is one, before the update itself.
     """
 
     place = -6  # around all that an update does
@@ -36,14 +36,14 @@ class TwoSizes(Subscriber):
         self.complete: Callable[[Kept], None] | None = None
 
     def start(self) -> None:
-        """Wait for the first update."""
+        """Watch for the first update from now on."""
         subscribe(self)
 
     def finish(self) -> Kept | None:
-        """Return what was recorded; None in a child by fork.
+        """Stop watching and return the recording; None in a forked child process.
 
         Raises:
-            ScalingError: nothing was, and why.
+            ScalingError: nothing was recorded; names the reason.
         """
         unsubscribe(self)
         if os.getpid() != self._process:
@@ -56,7 +56,7 @@ class TwoSizes(Subscriber):
         return self._kept
 
     def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
-        """An optimizer updates."""
+        """Handle an update: record it first if it is the first one, then run it."""
         if not self._is_over:
             self._is_over = True
             self._record(method, *args, **kwargs)
@@ -65,6 +65,10 @@ class TwoSizes(Subscriber):
         proceed(method, *args, **kwargs)
 
     def _record(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        """Record an update at the sizes, and restore the model and the optimizer.
+
+        Where that fails, nothing is raised: the reason is kept for `finish`.
+        """
         size = 0 if kwargs else batch_of(args)
         if size < max(self._sizes):
             given = f"a batch of {size}" if size else "no batch"

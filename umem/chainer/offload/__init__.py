@@ -1,1 +1,1 @@
-"""Offload: what backward needs goes down one tier, and comes back before its use."""
+"""Offload: saved tensors move to pinned host memory or a file, and are prefetched in backward."""

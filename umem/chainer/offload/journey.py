@@ -1,4 +1,4 @@
-"""One backward pass through what was sent a tier down, which is read ahead of its use."""
+"""One backward pass over offloaded saved tensors: the prefetch of their buffers."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from umem.chainer.saved.buffers import Buffer
 from umem.units import MIB
 
 AHEAD_BYTES = 32 * MIB
-"""So much is brought back before its use, or what one function needs where that is more."""
+"""At most this much is prefetched ahead, or the buffers of one function where they are larger."""
 
 
 class Saved(NamedTuple):
-    """What one function's backward reads."""
+    """The buffers that one function's backward reads, and its number in the order of forward."""
 
     number: int
     buffers: tuple[Buffer, ...]
 
 
 class OffloadedPass:
-    """One backward pass: reads ahead in the order in which it takes functions.
+    """One backward pass: prefetches buffers in the order in which functions run backward.
 
     Args:
-        order: the functions, and what they read.
+        order: the functions in that order, each with its saved buffers.
     """
 
     def __init__(self, order: list[tuple[Any, Saved]]) -> None:
@@ -39,9 +39,10 @@ class OffloadedPass:
         self._has_room, self._is_reading = True, False
 
     def read_ahead(self, func: Any) -> None:
-        """A function is about to run: begin to bring back what those after it read.
+        """Begin to prefetch the buffers of the functions after ``func``, whose backward runs next.
 
-        As long as there is room: without, nothing is read ahead until the pass is over.
+        Once an allocation has failed, nothing is prefetched until the pass is over. A function that
+        is not part of the pass changes nothing.
         """
         place = self._places.get(func)
         if place is None:
@@ -60,6 +61,11 @@ class OffloadedPass:
             self._is_reading = False
 
     def _fetch(self) -> None:
+        """Prefetch the buffers of one function after another, up to `AHEAD_BYTES`.
+
+        Raises:
+            MemoryError: no room for a buffer; those before it are on their way.
+        """
         while self._has_room and self._read < len(self._steps):
             step = self._steps[self._read]
             if self._ahead_bytes and self._ahead_bytes + _bytes(step) > AHEAD_BYTES:
@@ -71,9 +77,10 @@ class OffloadedPass:
             self._read += 1
 
     def release(self) -> None:
-        """Let go what was read ahead of the function that runs, which needs the room.
+        """Drop prefetched buffers, because the function that runs needs the room.
 
-        On the host nothing of it takes room that others need: it is the system's cache.
+        Only those on a GPU: on the host they are pages of the system's cache, freed as needed. If
+        there were any, nothing more is prefetched in this pass.
         """
         if self._is_reading:
             return
@@ -85,12 +92,12 @@ class OffloadedPass:
                     self._has_room = False
 
     def needs_next(self, buffer: Buffer) -> bool:
-        """Tell whether the next function reads it, too."""
+        """Tell whether the next function reads a buffer too, and no allocation has failed."""
         is_next = self._at < len(self._steps) and buffer in self._steps[self._at]
         return self._has_room and is_next
 
     def end(self) -> None:
-        """Hold nothing for functions that were not taken."""
+        """Drop the buffers that are held for functions which did not run."""
         for step in self._steps:
             for buffer in step:
                 buffer.drop_kept()
@@ -102,11 +109,12 @@ def _bytes(buffers: Iterable[Buffer]) -> int:
 
 @contextlib.contextmanager
 def released_first(release: Callable[[], None]) -> Iterator[None]:
-    """Have something let go before an allocation of the calling thread is refused.
+    """Call ``release`` in the block before an allocation of the calling thread fails.
 
-    CuPy's pool has no call for that. What it does before it gives up, in 13 and 14, is to collect
-    garbage, and so do umem's pools. (CuPy 13 gives up at once at a limit that `set_limit` has set.)
-    Garbage is collected for other reasons too, at any moment: ``release`` may cost time only.
+    CuPy's pool has no hook for that. Before an allocation fails, CuPy 13 and 14 collect garbage,
+    and so do umem's pools: a callback of the collector, on its oldest generation, calls
+    ``release``. (CuPy 13 fails at once at a limit that `set_limit` has set.) Garbage is collected
+    for other reasons too, at any moment: ``release`` must be correct then, and may only cost time.
     """
     thread = threading.get_ident()
 

@@ -1,4 +1,4 @@
-"""Follows what Chainer does: sends what backward needs down, and brings it back before its use."""
+"""Follows Chainer's functions: offloads saved tensors in forward, prefetches them in backward."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ from umem.trace.recording.storage import root_of
 from umem.units import MIB
 
 IN_FLIGHT_BYTES = 32 * MIB
-"""So much may be on its way down; forward waits then."""
+"""With more bytes than this on their way to the offload target, forward waits."""
 NEWEST, OLDER = 16, 4
-"""So many of the buffers that somebody else holds are looked at again before each function."""
+"""At most this many recent and older buffers that others hold are checked before each function."""
 
 
 class Mover(Subscriber):
-    """Moves what the thread that starts it saves; any thread may go backward.
+    """Offloads the saved tensors of the thread that starts it; any thread may run backward.
 
-    A buffer is sent when the tape alone holds it, and its slots on the tape are emptied when the
-    copy is whole and the tape still alone: so nobody can edit it in between. What somebody else
-    holds is looked at again before later functions.
+    A buffer is sent to the offload target when the tape alone refers to it, and its slots on the
+    tape are emptied once the copy is complete, if the tape alone still refers to it: so nobody can
+    edit it in between. A buffer that others refer to is checked again before later functions.
 
     Args:
-        open_tier: opens the tier below an array; called once for each kind of arrays.
+        open_tier: opens the offload target for an array; called once for each class of arrays.
+
+    Attributes:
+        tiers: the open targets, by class of arrays.
     """
 
     place = -4  # around those that change what is retained
@@ -54,15 +57,17 @@ class Mover(Subscriber):
         self._here = _Underway()
 
     def start(self) -> None:
-        """Follow the calling thread."""
+        """Follow the calling thread's functions from now on."""
         self._thread, self._process = threading.get_ident(), Process()
         subscribe(self)
 
     def stop(self) -> None:
-        """Follow it no more; graphs that are alive get back what they need.
+        """Stop following, restore the saved tensors of live graphs, and close the targets.
+
+        In a forked child process nothing is restored.
 
         Raises:
-            what the tier raises where it cannot bring something back; the rest is back.
+            what the target raises where it cannot restore a buffer; all others are restored.
         """
         unsubscribe(self)
         if not self._process.is_this():
@@ -81,6 +86,7 @@ class Mover(Subscriber):
             raise errors[0]
 
     def _restore_all(self) -> list[Exception]:
+        """Restore every offloaded buffer, and return the errors of those that cannot be."""
         errors: list[Exception] = []
         for buffer in {one for saved in self._saved.values() for one in saved.buffers}:
             try:
@@ -94,7 +100,7 @@ class Mover(Subscriber):
     # -- forward ---------------------------------------------------------------------------
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Send what can be sent, then look at what the function saves."""
+        """Send buffers that the tape alone holds, run the function, and remember what it saves."""
         if not self._process.is_this():
             return proceed(func, inputs)
         is_here = threading.get_ident() == self._thread
@@ -108,10 +114,10 @@ class Mover(Subscriber):
         return outputs
 
     def _add(self, func: Any, is_here: bool) -> None:
-        """Remember what a function reads of the buffers that are known, and of new ones.
+        """Remember the buffers that a function saves for its backward, known ones and new ones.
 
-        A place on the tape is left alone where functions may read it that nobody followed: inputs
-        from outside, and outputs of functions that were applied before.
+        A slot is skipped where functions that were not followed may read its array: inputs from
+        outside, and outputs of functions that ran before `start`. So are arrays below 64 KiB.
         """
         self._applied.add(func)
         buffers: dict[int, Buffer] = {}
@@ -135,6 +141,10 @@ class Mover(Subscriber):
             self._saved[func] = Saved(self._call_count, tuple(buffers.values()))
 
     def _new(self, root: Any) -> Buffer | None:
+        """Make a buffer of an array, and open the target where it is the first of its class.
+
+        None where its memory cannot be copied as bytes.
+        """
         if not _can_be_sent(root):
             return None
         if type(root) not in self.tiers:
@@ -144,12 +154,16 @@ class Mover(Subscriber):
         return buffer
 
     def _wait(self, buffer: Buffer, queue: deque[Buffer]) -> None:
-        """Look at a buffer again before later functions."""
+        """Queue a buffer to be checked before a later function, unless it is queued already."""
         if not buffer.is_waiting:
             buffer.is_waiting = True
             queue.append(buffer)
 
     def _send_what_can_be(self) -> None:
+        """Empty slots whose copies are complete, and send buffers that the tape alone holds.
+
+        Nothing is sent inside of a backward pass. Waits while too many bytes are on their way.
+        """
         while self._going and _is_over(*self._going[0]):
             self._arrive(*self._going.popleft())
         if not self._here.journeys:
@@ -163,7 +177,7 @@ class Mover(Subscriber):
             self._arrive(*self._going.popleft())
 
     def _look_at(self, buffer: Buffer, again: deque[Buffer]) -> None:
-        """Send a buffer if the tape alone holds it; otherwise it is looked at again."""
+        """Send a buffer if the tape alone holds it; otherwise queue it to be checked again."""
         buffer.is_waiting = False
         if buffer.sent is not None or not buffer.is_wanted():
             return
@@ -176,7 +190,7 @@ class Mover(Subscriber):
             self._going_bytes += buffer.nbytes
 
     def _arrive(self, buffer: Buffer, sent: Sent) -> None:
-        """Empty a buffer's slots once its copy is whole, unless somebody else holds it by now."""
+        """Wait for a buffer's copy, and empty its slots unless somebody else holds it by now."""
         self._going_bytes -= buffer.nbytes
         if buffer.sent is not sent:  # it was read in between, and may have been edited
             return
@@ -189,23 +203,27 @@ class Mover(Subscriber):
             buffer.let_go()
 
     def _hold(self, buffer: Buffer) -> None:
-        """Somebody may edit it: its contents are the truth, and what was sent is not."""
+        """Discard the copy of a buffer that others may edit, and queue it to be sent anew."""
         buffer.forget()
         self._wait(buffer, self._older)
 
     # -- backward --------------------------------------------------------------------------
 
     def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
-        """Bring back what the functions of this backward read, in their order."""
+        """Prefetch, during a backward, the offloaded buffers of its functions in their order."""
         nodes = [node for node, _ in (args[0] if args else kwargs["outputs"])]
         self._go(nodes, lambda: proceed(*args, **kwargs))
 
     def grad(self, proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
-        """The same for ``chainer.grad``."""
+        """Prefetch as `backward` does, during ``chainer.grad``."""
         nodes = [y.node for y in (args[0] if args else kwargs["outputs"])]
         return self._go(nodes, lambda: proceed(*args, **kwargs))
 
     def _go(self, nodes: list[Any], run: Any) -> Any:
+        """Run a backward from some variable nodes as one `OffloadedPass`.
+
+        In a forked child process nothing is prefetched.
+        """
         if self._process.is_this():
             with self._lock:
                 journey = _Journey(self._order(nodes))
@@ -221,6 +239,7 @@ class Mover(Subscriber):
                 journey.end()
 
     def _release(self, journey: _Journey) -> None:
+        """Drop prefetched buffers of a pass, unless another thread holds the lock."""
         if self._lock.acquire(blocking=False):  # the collector may run while another lock is held
             try:
                 journey.release()
@@ -228,13 +247,13 @@ class Mover(Subscriber):
                 self._lock.release()
 
     def _order(self, nodes: list[Any]) -> list[tuple[Any, Saved]]:
-        """The functions before some nodes that read something, as backward takes them."""
+        """Return the functions behind some nodes that saved buffers, in the order of backward."""
         behind = functions_behind(nodes)
         found = [(func, self._saved[func]) for func in behind if func in self._saved]
         return sorted(found, key=lambda pair: (-pair[0].rank, -pair[1].number))
 
     def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
-        """Have there what the function reads, for as long as it runs."""
+        """Restore the buffers that a function's backward reads, run it, and offload them again."""
         saved = self._saved.get(func)
         if saved is None:
             proceed(func, *args)
@@ -256,10 +275,10 @@ class Mover(Subscriber):
                         self._settle(buffer, func if is_private else None, journey)
 
     def _bring(self, buffers: Iterable[Buffer]) -> None:
-        """Have some buffers in their slots, and nobody empty these until they are read.
+        """Restore and pin some buffers, so that no thread empties their slots until `_settle`.
 
         Raises:
-            what the tier raises; nobody holds any of them then.
+            what the target raises; none of the buffers is pinned then.
         """
         for buffer in buffers:
             if buffer.is_below:
@@ -271,7 +290,13 @@ class Mover(Subscriber):
             buffer.pin_count += 1
 
     def _settle(self, buffer: Buffer, func: Any, journey: _Journey) -> None:
-        """A function has read a buffer: its slots are emptied again."""
+        """Empty a buffer's slots again after its last reader has run, if the tape alone holds it.
+
+        Args:
+            buffer: no longer pinned.
+            func: the reader, if nobody has come to refer to it while it ran; else None.
+            journey: the pass, which keeps the buffer for its next function.
+        """
         if buffer.is_below or buffer.sent is None or not buffer.is_wanted():
             if buffer.sent is None and not buffer.is_below:
                 self._wait(buffer, self._older)
@@ -283,17 +308,17 @@ class Mover(Subscriber):
 
 
 class _Underway(threading.local):
-    """The backward passes that a thread is in, innermost last."""
+    """The backward passes that a thread is inside of, innermost last."""
 
     def __init__(self) -> None:
         self.journeys: list[_Journey] = []
 
 
 def _is_over(buffer: Buffer, sent: Sent) -> bool:
-    """Tell whether nobody has to wait for something that was sent."""
+    """Tell whether a copy is complete, or was discarded, so that `_arrive` does not wait."""
     return buffer.sent is not sent or sent.is_gone()
 
 
 def _can_be_sent(root: Any) -> bool:
-    """Tell whether an array owns memory that can be copied as bytes."""
+    """Tell whether an array owns its memory, and that can be copied as bytes."""
     return bool(root.flags.owndata) and is_bytes(root)

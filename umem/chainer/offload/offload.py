@@ -1,4 +1,4 @@
-"""What backward needs, one tier down from forward on: `Offload`."""
+"""`Offload`: every saved tensor offloaded from forward on, without a plan."""
 
 from __future__ import annotations
 
@@ -22,40 +22,41 @@ _on: list[Offload] = []
 
 
 class Offload:
-    """Send what backward needs down one tier, and bring it back before its use, from now on.
+    """Offload saved tensors in forward, and prefetch them in backward, while the block is entered.
 
-    ``with umem.chainer.Offload("scratch"): ...`` moves what functions save for backward out of the
-    way as forward goes, and back as backward goes, from the first step and for graphs that never
-    repeat: there is no budget, no plan and nothing to learn. Arrays of NumPy go to a file in a
-    folder, CuPy's to pinned host memory, those of a virtual GPU to a simulated one. Losses,
-    gradients and statistics are those of plain Chainer, to the bit.
+    In ``with umem.chainer.Offload("scratch"): ...`` tensors that functions save for backward are
+    offloaded as forward runs and prefetched as backward runs, from the first step and also for
+    graphs that never repeat: there is no budget, no plan and nothing to learn. The offload target
+    of NumPy's arrays is a file in a folder, of CuPy's arrays pinned host memory, on a virtual GPU
+    simulated pinned memory. Losses, gradients and statistics equal plain Chainer's to the bit.
 
-    Memory is sent once, with all arrays that lie on it, when nobody but Chainer's tape holds it:
-    what the program, a variable or a view of it holds stays until that is gone, so that an edit
-    in place is seen by backward as ever. Parameters, what links keep, inputs from outside and
-    arrays below 64 KiB stay too, and what functions of the old style keep on themselves.
-    Leaving the block brings back what graphs still need.
+    Memory is sent once, with all arrays that lie on it, when only Chainer's tape refers to it. As
+    long as the program, a variable or a view refers to it, it stays, so that backward sees an edit
+    in place as in plain Chainer. Never offloaded are parameters, persistent arrays of links, inputs
+    of the program, arrays below 64 KiB, and the function state of old-style functions. Leaving the
+    block restores the saved tensors of live graphs.
 
     Args:
-        to: for NumPy, a folder on a disk, which must exist. The file in it has no name: it is gone
-            when the block is left, and after a kill. None: for CuPy, and in a virtual GPU.
-        limit: the most that lies there at a time, in bytes or text such as "8GiB"; what has no
-            room stays where it is. None: as much as there is room for.
+        to: for NumPy, an existing folder on a disk. The file in it has no name: the system removes
+            it when the block is left, and after a kill. None: for CuPy, and on a virtual GPU.
+        limit: the most that is offloaded at a time, in bytes or text such as "8GiB"; tensors for
+            which there is no room stay in memory. None: as much as the target has room for.
 
-    Cost: a copy of each array down, in a thread or on a stream of its own, and about 15
-    microseconds for each function (bench/offload.py). Where the tier is full, slow or refused, an
-    `OffloadWarning` says so once, and what does not go down stays.
+    Cost: a copy of each array, in a thread or on a stream of its own, and about 15 microseconds for
+    each function (bench/offload.py). Where the target is full or slow or fails to write, an
+    `OffloadWarning` says so once, and tensors that cannot be written stay in memory.
 
     Raises:
-        StateError: on entering, without a folder where arrays are NumPy's, or inside of another
-            Offload or of Recompute, which moves by itself (``Recompute(budget, offload=...)``);
-            in forward, a folder for CuPy's arrays; in backward, in a process forked since forward.
-            On making it: what it goes to is no folder.
-        SizeError: on making it: the limit is no size.
+        StateError: on construction, ``to`` is no path. On entering, no folder was given and arrays
+            are NumPy's, or another Offload is on, or a Recompute, which offloads by itself
+            (``Recompute(budget, offload=...)``). In forward, a folder was given and arrays are
+            CuPy's. In backward, the process was forked since forward.
+        SizeError: on construction, the limit is no size.
         FileError: on entering, the folder cannot be used; in backward, the file cannot be read,
             and the functions before it have run.
 
-    Thread-safety: it moves what the thread that entered it saves; any thread may go backward.
+    Thread-safety: saved tensors of the thread that entered the block are offloaded; any thread may
+    run backward.
 
     >>> import umem.chainer
     >>> with umem.virtual_gpu("t4"), umem.chainer.Offload() as offload:
@@ -80,6 +81,11 @@ class Offload:
         return open_tier(array, self._where, self._limit)
 
     def __enter__(self) -> Offload:
+        """Open the target, and follow the calling thread.
+
+        Raises:
+            StateError, FileError: see `Offload`; nothing is on.
+        """
         self._check()
         self._mover = Mover(self._open)
         if only_numpy_moves(self._where):
@@ -93,7 +99,7 @@ class Offload:
         return self
 
     def _check(self) -> None:
-        """Raise StateError where it cannot be entered."""
+        """Raise StateError inside of another Offload or of a Recompute."""
         if _on:
             raise StateError("an Offload is on already: leave that one first")
         if is_told("PassRunner"):
@@ -116,11 +122,11 @@ class Offload:
             self._mover.stop()
 
     def tiers(self) -> tuple[Tier, ...]:
-        """Where arrays went: one for each kind of them."""
+        """Return the offload targets in use, one for each class of arrays."""
         return tuple(self._mover.tiers.values())
 
     def summary(self) -> str:
-        """Say in a line what went where, and how long the program waited."""
+        """Describe in a line the bytes offloaded and fetched, by target, and the seconds waited."""
         if not self._mover.tiers:
             return "nothing was sent"
         return "; ".join(map(_told, self._mover.tiers.values()))

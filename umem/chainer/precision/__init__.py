@@ -1,1 +1,1 @@
-"""Half precision: halves where they save memory, float32 where they would cost accuracy."""
+"""Half precision: float16 where it saves memory, float32 where float16 would cost accuracy."""

@@ -1,6 +1,6 @@
-"""Arrays in float16, and whether all numbers are finite.
+"""Rounding of arrays to float16, and the search for infinities and NaN.
 
-What is too large for a half becomes infinite, without a warning: the loss scale looks for it.
+A number too large for float16 becomes infinite, without a warning: the loss scale looks for that.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from chainer.backend import get_array_module
 
 HALF, SINGLE = np.dtype(np.float16), np.dtype(np.float32)
 LARGEST = 65504.0
-"""The largest finite half."""
+"""The largest finite number of float16."""
 
 
 def quiet() -> Any:
-    """A context without warnings of overflow: the loss scale finds infinity in the gradients."""
+    """Return a context in which NumPy does not warn of overflow and invalid values.
+
+    The loss scale looks for infinities in the gradients instead.
+    """
     return np.errstate(over="ignore", invalid="ignore")
 
 
@@ -37,7 +40,7 @@ def to_half(array: Any, out: Any = None) -> Any:
 
 
 def constant_to_half(array: Any) -> Any:
-    """A copy in float16 of something given, such as a mask of -1e9: cut to the largest halves."""
+    """Round a constant, such as a mask of -1e9, to float16, clipped to `LARGEST`."""
     xp = get_array_module(array)
     half = xp.asarray(to_half(array))
     with quiet():
@@ -45,16 +48,19 @@ def constant_to_half(array: Any) -> Any:
 
 
 def layer_norm_back(x: Any, gamma: Any, gy: Any, eps: float) -> tuple[Any, Any, Any]:
-    """The gradients of a layer normalisation of halves of NumPy, in float32 but for that of x.
+    """Compute the gradients of a layer normalisation of NumPy's float16 arrays, in float32.
 
-    Chainer takes some thirty functions for it, each of which would round to halves, so that scaled
-    gradients overflow between them. See Ba, Kiros and Hinton, "Layer Normalization" (2016).
+    Chainer's own backward is some thirty functions, each of which would round to float16, so that
+    scaled gradients overflow between them. See Ba, Kiros and Hinton, "Layer Normalization" (2016).
 
     Args:
-        x: what was normalised, of shape (n, m).
-        gamma: of shape (m,), in float32.
-        gy: the gradient of the output.
-        eps: what was added to the variance.
+        x: the input, of shape (n, m), in float16.
+        gamma: the scale, of shape (m,), in float32.
+        gy: the gradient of the output, of shape (n, m), in float16.
+        eps: the number that was added to the variance.
+
+    Returns:
+        the gradients of x, rounded to float16, and of gamma and beta, in float32.
     """
     normal, given = x.astype(SINGLE), gy.astype(SINGLE)
     normal -= normal.mean(axis=1, keepdims=True)
@@ -101,10 +107,10 @@ void any_not_finite(const unsigned long long* tiles, int* found) {
 
 
 def all_finite(arrays: Sequence[Any]) -> bool:
-    """Whether no number in floating-point arrays is infinite or NaN.
+    """Tell whether floating-point arrays have no infinity and no NaN.
 
-    On a GPU all are looked at by one kernel, and it is waited for once. No float is made: the bits
-    of the exponents tell.
+    On a GPU one kernel checks all arrays, with one wait. The bits of the exponents are tested, so
+    that no floating-point temporaries are needed.
 
     Args:
         arrays: of NumPy or of CuPy, all on one device.
@@ -123,7 +129,7 @@ def all_finite(arrays: Sequence[Any]) -> bool:
 
 
 def is_finite(array: Any) -> bool:
-    """Whether no number in an array is infinite or NaN; it takes no more than a chunk."""
+    """Tell whether an array has no infinity and no NaN; on NumPy with the workspace of a chunk."""
     xp = get_array_module(array)
     if xp is not np:
         return bool(xp.isfinite(array).all())
@@ -137,7 +143,7 @@ def is_finite(array: Any) -> bool:
 
 
 def _tables(arrays: Sequence[Any]) -> Any:
-    """Address, count and item size of the parts that one block of threads looks at each."""
+    """Return the tiles that one block of threads checks each: rows of address, count, item size."""
     parts = []
     for array in arrays:
         starts = np.arange(0, array.size, _TILE, dtype=np.uint64)

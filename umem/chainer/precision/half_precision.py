@@ -19,7 +19,7 @@ from umem.chainer.tap import Proceed, Subscriber, check_chainer, subscribe, unsu
 from umem.errors import StateError
 
 LARGEST_OF_HALF = 32768.0
-"""The largest power of two that a loss in float16 can be scaled by."""
+"""The largest power of two in float16: the most that a loss in float16 is scaled by."""
 
 
 def half_precision(
@@ -39,7 +39,7 @@ def half_precision(
     the loss. The scale doubles after ``interval`` good steps. A step whose gradients are not all
     finite is skipped, with the optimizer's hooks and its count of steps, and halves the scale.
 
-    ``undo()`` of what is returned, or the end of ``with`` it, gives the float32 parameters back.
+    `HalfPrecision.undo`, or the end of the result's ``with`` block, restores float32 parameters.
 
     Differs from Chainer's ``mixed16`` with ``use_fp32_update`` and ``loss_scaling``: hooks such as
     clipping and weight decay see float32 gradients without the scale, masters and scale are saved
@@ -48,16 +48,16 @@ def half_precision(
 
     Args:
         model: a link; parameters without an array yet become halves when they get one.
-        optimizer: a `chainer.GradientMethod` that is set up with the model, or with what holds it.
+        optimizer: a `chainer.GradientMethod`, set up with the model or with a link around it.
         dtype: "float16"; no other.
         keep: names of parameters and links, as in ``namedparams``, that stay float32.
         scale: the loss scale to start with.
         interval: good steps in a row after which it doubles.
 
-    Cost: two bytes a parameter more than float32 where it keeps a master, two fewer a gradient, and
-    half of the activations; where the optimizer has hooks, a float32 gradient of every parameter
-    while it updates. Gradients that are there are cleared. Thread-safety: for the process; train
-    a model in one thread.
+    Cost: compared with float32, two bytes more for each element of a parameter that has a master,
+    two bytes less for each of its gradient, and half of the activations; where the optimizer has
+    hooks, a float32 gradient of every parameter during the update. Present gradients are cleared.
+    Thread-safety: in force for the process; train a model in one thread.
 
     Raises:
         StateError: the optimizer is not set up, scales losses itself, is set up with another model,
@@ -66,14 +66,14 @@ def half_precision(
         UnsupportedError: another dtype, ChainerX arrays, or an optimizer that is no GradientMethod.
         PrecisionError: from an update, where gradients are not finite at a scale of 1.
 
-    After each of these nothing has changed.
+    After each of these errors nothing has changed.
     """
     check(model, optimizer, dtype, scale, interval)
     return HalfPrecision(optimizer, chosen(model, keep), LossScale(float(scale), int(interval)))
 
 
 class HalfPrecision(Subscriber, Switch):
-    """A model in half precision, while it is; see `half_precision`.
+    """A model in half precision, until `undo`; see `half_precision`.
 
     Attributes:
         optimizer: the one that updates the masters.
@@ -100,38 +100,42 @@ class HalfPrecision(Subscriber, Switch):
 
     @property
     def scale(self) -> float:
-        """What losses are scaled by in the next step."""
+        """Return the loss scale of the next step."""
         return self._scale.scale
 
     @property
     def skipped_steps(self) -> int:
-        """The steps that were skipped for an overflow so far."""
+        """Return the number of steps that were skipped for an overflow so far."""
         return self._scale.skipped_steps
 
     def state(self) -> ScaleState:
-        """The loss scale, its good steps and the skipped ones, as JSON can hold it.
+        """Return the loss scale with its counts of good and skipped steps, to be saved as JSON.
 
-        The masters are with the optimizer's state: ``optimizer.serialize`` has both.
+        ``optimizer.serialize`` saves that too, and the masters.
         """
         return self._scale.state()
 
     def restore(self, state: ScaleState) -> None:
-        """Go on from what `state` returned."""
+        """Set the loss scale and its counts to those that `state` returned.
+
+        Raises:
+            SizeError: it is no such state; nothing has changed.
+        """
         self._scale.restore(state)
 
     @property
     def scale_in_force(self) -> float:
-        """What a backward from a loss in float32 is scaled by: the smallest of several models'."""
+        """Return the scale of a backward from a float32 loss: the least of all models'."""
         return min(one.scale for one in _on)
 
     def note_scale(self, scale: float) -> None:
-        """Say what gradients are multiplied by that no backward since the last step has left."""
+        """Note the loss scale of gradients that no backward since the last step has made."""
         self._used.add(scale)
 
     def _take_back(self) -> None:
-        """Give the model its float32 parameters back, and Chainer its functions.
+        """Restore the model's float32 parameters from the masters, and Chainer's functions.
 
-        The optimizer's state stays as it is; gradients are cleared.
+        The optimizer's state stays; gradients are cleared.
         """
         vars(self.optimizer).pop("__deepcopy__", None)
         _on.remove(self)
@@ -145,7 +149,11 @@ class HalfPrecision(Subscriber, Switch):
     def backward(
         self, proceed: Proceed, outputs: Any, retain_grad: Any = False, loss_scale: Any = None
     ) -> None:
-        """Scale the gradients that a backward starts from, unless it is inside of another."""
+        """Scale the gradients that a backward starts from, unless it runs inside of another one.
+
+        Raises:
+            StateError: ``enable_double_backprop`` is on; nothing has run.
+        """
         is_inside = getattr(self._here, "is_backward", False)
         if is_inside or self is not _on[0] or not any(is_of_halves(y) for y, _ in outputs):
             proceed(outputs, retain_grad, loss_scale)
@@ -162,7 +170,11 @@ class HalfPrecision(Subscriber, Switch):
             self._here.is_backward = False
 
     def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
-        """Have one step judged by its gradients, and the scale follow."""
+        """Run an optimizer's step, or skip it for gradients not finite, and adapt the scale.
+
+        Raises:
+            PrecisionError: not finite at a scale of 1; the step was skipped.
+        """
         if method is not self.optimizer:
             proceed(method, *args, **kwargs)
             return
@@ -175,12 +187,12 @@ class HalfPrecision(Subscriber, Switch):
             self._scale.went_well()
 
     def serialize(self, proceed: Proceed, owner: Any, serializer: Any) -> None:
-        """Make halves of what a link has got by loading: others may share the array."""
+        """Round parameters that a link got by loading to float16, and make their masters."""
         proceed(owner, serializer)
         self._masters.adopt(owner.params())
 
     def serialize_optimizer(self, proceed: Proceed, owner: Any, serializer: Any) -> None:
-        """Save or load masters and scale with the optimizer."""
+        """Save or load the masters and the loss scale with the optimizer."""
         proceed(owner, serializer)
         if owner is self.optimizer:
             serialize(serializer["half_precision"], owner.target, self._masters, self._scale)
@@ -190,7 +202,7 @@ _on: list[HalfPrecision] = []
 
 
 def _no_copy(memo: dict[int, Any]) -> Any:
-    """Refuse to copy an optimizer: its masters and its scale are found by the very object."""
+    """Raise StateError on copying an optimizer: a copy would be without masters and scale."""
     raise StateError(
         "an optimizer that trains halves cannot be copied: undo half_precision first, or copy the "
         "model and set up a new optimizer for it"
@@ -198,18 +210,18 @@ def _no_copy(memo: dict[int, Any]) -> Any:
 
 
 def masters_of(optimizer: Any) -> Masters | None:
-    """Return an optimizer's masters; None where half precision does not judge its gradients."""
+    """Return the masters that an optimizer updates; None where it is not in half precision."""
     half = half_of(optimizer)
     return None if half is None else half._masters
 
 
 def half_of(optimizer: Any) -> HalfPrecision | None:
-    """Return the half precision that an optimizer updates under; None where there is none."""
+    """Return the `HalfPrecision` that an optimizer is in; None where it is in none."""
     return next((one for one in _on if one.optimizer is optimizer), None)
 
 
 def _scale_for(gradients: list[Any]) -> float:
-    """The scale of a backward: of several models the smallest, and no more than a half can be."""
+    """Return the scale of a backward: the least of all models', within float16 if a gradient is."""
     scale = _on[0].scale_in_force
     if any(gy is not None and gy.dtype == HALF for gy in gradients):
         scale = min(scale, LARGEST_OF_HALF)
@@ -217,6 +229,11 @@ def _scale_for(gradients: list[Any]) -> float:
 
 
 def _scaled(gy: Any, scale: float) -> Any:
+    """Return a scaled copy of a gradient; None for None.
+
+    Raises:
+        StateError: double backprop is on, for which the copy is not part of the graph.
+    """
     if configuration.config.enable_backprop:
         raise StateError(
             "half precision scales the gradients of a backward, so that gradients of them would "

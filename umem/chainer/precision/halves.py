@@ -1,6 +1,7 @@
-"""Chainer's functions on halves of NumPy: computed as float32, and rounded once at the end.
+"""Chainer's functions on NumPy's float16 arrays: computed in float32, rounded once at the end.
 
-NumPy adds and multiplies halves one by one, and sums them up in float16, which loses digits.
+NumPy itself adds and multiplies float16 numbers singly, and accumulates sums in float16, which
+loses digits.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from umem.trace.analysis.half_functions import MOVES
 
 Proceed = Callable[..., Any]
 _AS_THEY_ARE = MOVES | {"Cast"}
-"""Functions that give the numbers that they are given, views of them too."""
+"""Functions that only move or cast numbers, which need no float32; some return views."""
 
 
 def evaluate(proceed: Proceed, func: Any, inputs: Any) -> Any:
-    """Compute a function that `umem.chainer.tap` tells of; as float32 where it reads halves alone.
+    """Compute a function, in float32 where its floating-point arrays are all NumPy's float16.
 
-    Arrays that the function keeps on itself stay float32.
+    Its outputs are then rounded to float16; its function state stays float32.
     """
     with quiet():
         if type(func).__name__ in _AS_THEY_ARE or not _are_halves(inputs):
@@ -31,7 +32,13 @@ def evaluate(proceed: Proceed, func: Any, inputs: Any) -> Any:
 
 
 def from_columns(proceed: Proceed, func: Any, *arrays: Any) -> Any:
-    """As `evaluate`, for convolutions and poolings; a convolution's arrays are not in a tuple."""
+    """Compute a convolution or pooling as `evaluate` does.
+
+    Args:
+        proceed: computes the function.
+        func: the function.
+        arrays: one tuple of inputs, or, for a convolution, the inputs themselves.
+    """
     if isinstance(arrays[0], tuple):
         return evaluate(proceed, func, arrays[0])
     with quiet():
@@ -41,7 +48,10 @@ def from_columns(proceed: Proceed, func: Any, *arrays: Any) -> Any:
 
 
 def layer_norm_gradients(proceed: Proceed, func: Any, indexes: Any, gradients: Any) -> Any:
-    """Go backward through a layer normalisation at once, which Chainer does in 30 functions."""
+    """Compute the gradients of a layer normalisation of float16 arrays at once, in float32.
+
+    Chainer's own thirty functions run instead on other arrays, and for double backprop.
+    """
     x, gamma, gy = func.inputs[0].data, func.inputs[1].data, gradients[0].array
     if chainer.config.enable_backprop or not _are_halves((x, gy)):
         return proceed(func, indexes, gradients)
@@ -51,7 +61,7 @@ def layer_norm_gradients(proceed: Proceed, func: Any, indexes: Any, gradients: A
 
 
 def _are_halves(inputs: Any) -> bool:
-    """Whether all floating-point arrays of NumPy among some inputs are halves, and one is."""
+    """Tell whether NumPy's floating-point arrays among some inputs, at least one, are float16."""
     return {x.dtype for x in inputs if type(x) is np.ndarray and x.dtype.kind == "f"} == {HALF}
 
 

@@ -1,4 +1,4 @@
-"""An optimizer's step over masters of halves: judged by its gradients, and made or skipped."""
+"""An optimizer's step on float32 masters, skipped where gradients are not finite."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from umem.chainer.tap import Proceed, Subscriber
 
 
 class Judgement:
-    """What is found of one step's gradients.
+    """The result of checking one step's gradients.
 
     Attributes:
-        is_bad: whether one is not finite; None before it was asked.
-        divisor: the scale that they have.
-        names: the parameters whose gradients are not finite, once the step is over.
+        is_bad: whether a gradient is not finite; None before the check.
+        divisor: the loss scale of the gradients.
+        names: the parameters whose gradients are not finite, on all ranks, once the step is over.
+        unscaled: the parameters without a master whose gradients were divided by the scale.
+        has_updated: whether a master was updated in the step.
     """
 
     def __init__(self) -> None:
@@ -30,11 +32,13 @@ class Judgement:
 
 
 class Updates(Subscriber):
-    """Has an optimizer update masters; innermost, so that all others see the parameters.
+    """Makes an optimizer update masters; innermost, so that other subscribers see the parameters.
 
     Args:
-        used: the scales of backward passes since the last step; more than one cannot be divided by,
-            and count as an overflow.
+        optimizer: the optimizer.
+        masters: the masters of its float16 parameters.
+        used: the loss scales of backward passes since the last step; if there are several, no
+            single division undoes them, and the step counts as an overflow.
     """
 
     place = 3
@@ -45,7 +49,12 @@ class Updates(Subscriber):
 
     @contextmanager
     def one_step(self, is_whole: bool = True) -> Iterator[Judgement]:
-        """One call of the optimizer's update; scales are known until a whole one is over."""
+        """Yield the judgement of a step; at its end clear float32 gradients, rescale others.
+
+        Args:
+            is_whole: whether this is ``optimizer.update``, after which the scales of backward
+                passes are forgotten, and not the update of a single parameter.
+        """
         self._now = judgement = Judgement()
         try:
             yield judgement
@@ -64,7 +73,7 @@ class Updates(Subscriber):
                 judgement.names = [name for theirs in every for name in theirs]
 
     def call_hook(self, proceed: Proceed, method: Any, hook: Any) -> None:
-        """Show masters to a hook, with gradients in float32 and without the scale."""
+        """Run a hook on the masters, with unscaled float32 gradients; not in a skipped step."""
         now = self._now
         if method is not self._optimizer or now is None:
             proceed(method, hook)
@@ -83,7 +92,7 @@ class Updates(Subscriber):
                 self._masters.round(parameter)
 
     def update(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
-        """Update the master in the parameter's place."""
+        """Run an update rule on a parameter's master, if it has one; not in a skipped step."""
         now = self._now
         master = self._masters.of(parameter)
         if now is None:
@@ -101,12 +110,16 @@ class Updates(Subscriber):
             self._masters.update(lambda one: proceed(rule, one), parameter, now.divisor, is_last)
 
     def _update_alone(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
-        """``parameter.update()``, by no optimizer: a step of its own, and others may follow."""
+        """Handle ``parameter.update()`` outside of an optimizer's step as a step of its own."""
         with self.one_step(is_whole=False):
             self.update(proceed, rule, parameter)
 
     def _is_bad(self, now: Judgement) -> bool:
-        """Judge the gradients once a step; make masters and gradients ready for a good one."""
+        """Tell whether the step is to be skipped on all ranks; checks gradients once a step.
+
+        For a good step masters take over edits of their parameters, and the gradients of parameters
+        without masters are divided by the scale.
+        """
         if now.is_bad is None:
             parameters = list(self._parameters().values())
             now.divisor = max(self._used, default=1.0)
@@ -121,7 +134,7 @@ class Updates(Subscriber):
         return now.is_bad
 
     def _parameters(self) -> dict[str, Any]:
-        """The parameters that are to be updated and have a gradient, each once."""
+        """Return the parameters with a gradient and an enabled rule by name, each once."""
         seen: dict[int, tuple[str, Any]] = {}
         for name, parameter in self._optimizer.target.namedparams(False):
             rule = parameter.update_rule

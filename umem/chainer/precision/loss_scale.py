@@ -1,4 +1,4 @@
-"""A loss scale that looks for its own size, and can be saved."""
+"""A dynamic loss scale that can be saved."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from umem.errors import PrecisionError, SizeError
 from umem.printable import quoted
 
 LEAST = 1.0
-"""Where gradients overflow at a scale that changes nothing, a smaller one is no help."""
+"""The least scale: where gradients overflow without scaling, a smaller scale does not help."""
 
 
 class ScaleState(TypedDict):
-    """What a loss scale is made of, as JSON can hold it."""
+    """The state of a `LossScale`, of types that JSON has."""
 
     scale: float
     good_steps: int
@@ -27,12 +27,12 @@ class LossScale:
     not saved. See Micikevicius et al., "Mixed Precision Training" (ICLR 2018).
 
     Args:
-        scale: what to start with.
-        interval: good steps in a row after which it doubles.
+        scale: the first scale.
+        interval: good steps in a row after which the scale doubles.
 
     Attributes:
         scale: the factor.
-        good_steps: steps in a row without an overflow, since it last changed.
+        good_steps: steps in a row without an overflow, since the scale last changed.
         skipped_steps: all steps that were skipped for an overflow.
     """
 
@@ -41,19 +41,19 @@ class LossScale:
         self.good_steps = self.skipped_steps = 0
 
     def went_well(self) -> None:
-        """Count a step whose gradients were finite."""
+        """Count a step whose gradients were finite, and double the scale after enough of them."""
         self.good_steps += 1
         if self.good_steps >= self._interval:
             self.scale, self.good_steps = 2 * self.scale, 0
 
     def overflowed(self, names: list[str]) -> None:
-        """Halve for the next step.
+        """Count a skipped step, and halve the scale.
 
         Args:
             names: the parameters whose gradients are not finite.
 
         Raises:
-            PrecisionError: it is at its least; it stays there, and the step was skipped.
+            PrecisionError: the scale is at its least, and stays there; the step is counted.
         """
         self.skipped_steps += 1
         self.good_steps = 0
@@ -69,7 +69,7 @@ class LossScale:
         self.scale = max(LEAST, self.scale / 2)
 
     def state(self) -> ScaleState:
-        """All that a resumed run needs."""
+        """Return the state from which a resumed run continues."""
         return {
             "scale": float(self.scale),
             "good_steps": int(self.good_steps),
@@ -77,10 +77,11 @@ class LossScale:
         }
 
     def restore(self, state: ScaleState) -> None:
-        """Go on from a state.
+        """Set the scale and its counts to a state.
 
         Raises:
-            SizeError: it is none; nothing has changed.
+            SizeError: the scale is not positive and finite, or a count is negative; nothing has
+                changed.
         """
         counts = int(state["good_steps"]), int(state["skipped_steps"])
         if not 0 < float(state["scale"]) < inf or min(counts) < 0:

@@ -1,4 +1,4 @@
-"""Parameters in float16 with masters in float32, which the optimizer updates in their place."""
+"""Float32 masters of float16 parameters, which the optimizer updates in their place."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from umem.chainer.precision.loss_scale import LossScale
 
 
 class Masters:
-    """The float32 masters of a model's parameters, and what goes to and fro.
+    """The float32 masters of a model's parameters; iterates over (parameter, master) pairs.
 
-    A master is where Chainer keeps its own under `use_fp32_update`, on the parameter's update rule,
-    so that traces and budgets count it. Chainer's code does not use it: it would give hooks halves
-    that are scaled still, make a new half array each step, and forget the masters on saving.
-    Parameters that share an array, as those of ``copy(mode="share")`` do, share its master's.
+    A master is stored on the parameter's update rule, where Chainer keeps its own under
+    `use_fp32_update`, so that traces and budgets count it. Chainer's code does not use it: that
+    would give hooks float16 gradients with the loss scale, make a new float16 array each step, and
+    not save the masters. The masters of parameters that share an array, as after
+    ``copy(mode="share")``, share one too.
 
     Args:
-        parameters: those to be halves; the ones without an array yet are taken when they have one.
+        parameters: those to round to float16; one without an array yet is rounded when it has one.
 
     Attributes:
-        before_join: what whoever has shortened masters does before parameters are float32 again.
+        before_join: called before parameters are float32 again; set by code that has used
+            `shorten`, to restore whole masters.
 
-    Raises nothing; a parameter is changed in one assignment after its master is there.
+    Raises nothing; a parameter is changed in one assignment, once its master is made.
     """
 
     def __init__(self, parameters: list[Any]) -> None:
@@ -42,7 +44,7 @@ class Masters:
         self.adopt(parameters)
 
     def adopt(self, variables: Any) -> None:
-        """Make halves of those that have got their array since."""
+        """Round parameters that have their array only now to float16, and make their masters."""
         if not self._waiting:
             return
         ready = [v for v in variables if id(v) in self._waiting and v.array is not None]
@@ -57,12 +59,12 @@ class Masters:
                 self._split(sharing[id(one.array)])
 
     def hold(self, parameter: Any, loaded: Any) -> None:
-        """Keep what a file has for the master of a parameter that has no array yet."""
+        """Keep a loaded master for a parameter that has no array yet, until `adopt` rounds that."""
         if id(parameter) in self._waiting and loaded is not None:
             self._loaded[id(parameter)] = np.array(to_cpu(loaded), np.float32)
 
     def _split(self, sharing: list[Any]) -> None:
-        """Make halves of parameters that have one array, as Chainer's copies may."""
+        """Round parameters that share a float32 array to one float16 array, and make masters."""
         single = sharing[0].array
         half = to_half(single)
         for parameter in sharing:
@@ -85,23 +87,29 @@ class Masters:
             rule._fp32_param = master
 
     def shorten(self, parameter: Any, part: Any, span: slice) -> None:
-        """Keep the master of a part of a parameter alone; the part is a parameter of its own."""
+        """Replace a parameter's master by that of a part of it, which is a parameter of its own.
+
+        Args:
+            parameter: the whole, which has no master afterwards.
+            part: the parameter of its part.
+            span: the elements of the flat whole that are the part.
+        """
         single = self._masters.pop(id(parameter))[1].array.reshape(-1)[span].copy()
         self._give_master(part, single)
 
     def of(self, parameter: Any) -> Any:
-        """The master of a parameter; None where it has none."""
+        """Return the master of a parameter; None where it has none."""
         return self._masters.get(id(parameter), (None, None))[1]
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        """Each parameter with its master."""
+        """Iterate over the parameters, each with its master."""
         return iter(self._masters.values())
 
     def catch_up(self) -> None:
-        """Have masters take over what was written to their parameters: loaded, copied, by hand.
+        """Copy numbers that were written to parameters, by loading or by hand, to their masters.
 
-        A master that rounds to the half that is there keeps its further digits. It goes to the
-        device where its parameter is.
+        A number of a master that still rounds to its parameter's keeps its further digits. Masters
+        move to the devices of their parameters.
         """
         for parameter, master in self:
             if master.device != parameter.device:
@@ -111,13 +119,13 @@ class Masters:
     def update(
         self, update: Callable[[Any], None], parameter: Any, scale: float, is_last: bool = False
     ) -> None:
-        """Have a rule update the master, and round it to the parameter.
+        """Update a parameter's master, and round the master to the parameter.
 
         Args:
-            update: what the rule does with a parameter.
-            parameter: the half.
-            scale: that of its gradient.
-            is_last: whether nobody reads the gradient in float32 after it.
+            update: called with the master; runs the update rule on it.
+            parameter: the float16 parameter, which has a master.
+            scale: the loss scale of the parameter's gradient.
+            is_last: whether to clear the master's gradient, as no hook reads it afterwards.
         """
         master = self.of(parameter)
         if master.grad is None:
@@ -128,23 +136,23 @@ class Masters:
         self.round(parameter)
 
     def take_gradient(self, parameter: Any, scale: float) -> None:
-        """Give the master the gradient, as float32 and without its scale."""
+        """Set the master's gradient, if it has none, to the parameter's, unscaled in float32."""
         grad, master = parameter.grad, self.of(parameter)
         if grad is not None and master.grad is None:
             master.grad = grad.astype(SINGLE)
             master.grad *= np.float32(1 / scale)
 
     def round(self, parameter: Any) -> None:
-        """Write the master to the parameter's own array."""
+        """Round the master to float16, into the parameter's own array."""
         to_half(self.of(parameter).array, out=parameter.array)
 
     def let_gradients_go(self) -> None:
-        """Hold no gradient in float32."""
+        """Clear the float32 gradients of all masters."""
         for _, master in self:
             master.cleargrad()
 
     def join(self) -> None:
-        """Give the parameters their float32 arrays back; gradients are cleared."""
+        """Make the masters' float32 arrays the parameters' own, and clear gradients and masters."""
         self.adopt(list(self._waiting.values()))
         self.catch_up()
         self.before_join()
@@ -159,14 +167,15 @@ class Masters:
 
 
 def _take_over(half: Any, single: Any) -> None:
+    """Copy the numbers of ``half`` to ``single`` where that does not round to them."""
     get_array_module(half).copyto(single, half, where=to_half(single) != half)
 
 
 class MastersView:
-    """A model as an optimizer's hooks are to see it: its parameters are the masters.
+    """A view of a model with masters in the place of float16 parameters, for an optimizer's hooks.
 
-    They are in ``params``, in ``namedparams`` and in its own attributes; all else is the model's,
-    links below it too.
+    ``params``, ``namedparams`` and the view's own attributes give masters; everything else,
+    attributes of child links included, is the model's.
     """
 
     def __init__(self, model: Any, masters: Masters) -> None:
@@ -177,12 +186,12 @@ class MastersView:
         return self._stand_in(value) if isinstance(value, chainer.Parameter) else value
 
     def params(self, include_uninit: bool = True) -> Iterator[Any]:
-        """As the model's, with masters in the place of halves."""
+        """Yield the model's parameters, masters in the place of float16 ones."""
         for parameter in self._model.params(include_uninit):
             yield self._stand_in(parameter)
 
     def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, Any]]:
-        """As the model's, with masters in the place of halves."""
+        """Yield the model's parameters by name, masters in the place of float16 ones."""
         for name, parameter in self._model.namedparams(include_uninit):
             yield name, self._stand_in(parameter)
 
@@ -195,10 +204,13 @@ class MastersView:
 
 
 def serialize(serializer: Any, model: Any, masters: Masters, scale: LossScale) -> None:
-    """Save or load what the optimizer's own state has not.
+    """Save or load the masters and the loss scale, beside the optimizer's own state.
 
-    A file of a float32 run has none of it: the masters then follow the parameters that are there,
-    and the scale stays.
+    Loading a file of a float32 run, which has neither, keeps the scale; the masters then follow
+    the loaded parameters.
+
+    Raises:
+        SizeError: the loaded scale or a count is invalid; the scale stays.
     """
     masters.adopt(model.params())
     masters.catch_up()
@@ -222,7 +234,7 @@ def serialize(serializer: Any, model: Any, masters: Masters, scale: LossScale) -
 
 
 def _read(serializer: Any, name: str) -> Any:
-    """Read a master; None where the file has none, which npz and HDF5 say differently."""
+    """Load a master; None where the file has none: npz and HDF5 raise different errors for that."""
     try:
         return serializer[name]("master", None)
     except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""What backward needs, kept in bfloat16 from forward on: `saved_in`, until undone."""
+"""`saved_in`: saved tensors in bfloat16 from forward to backward."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ __all__ = ["SavedIn", "saved_in"]
 
 
 def saved_in(dtype: str) -> SavedIn:
-    """Keep the activations that backward needs in bfloat16, from now on: two bytes a number.
+    """Store retained activations in bfloat16 from now on: two bytes a number.
 
-    Forward computes with float32 as ever. What a function retains for its backward is rounded to
-    the nearest bfloat16 as soon as the function is done, and is float32 again while its backward
-    runs: a retained number is off by at most 2**-8 of itself, 0.4%. Whether it is zero, positive
-    or negative stays as it is, so that relu's gradients do; losses are the same to the bit.
+    Forward computes in float32 as before. The inputs and outputs that a function retains for its
+    backward are rounded to the nearest bfloat16 as soon as the function has run, and are float32
+    again while its backward runs: a retained number is off by at most 2**-8 of itself, 0.4%. Zeros
+    and signs are preserved, and with them relu's gradients; losses are the same to the bit.
 
-    Parameters, inputs of the program, whole numbers, halves, and what a function keeps on itself,
-    such as a mask, stay as they are; so does all that `umem.chainer.Recompute` looks after. An
-    array that the program holds by a variable of its own is not rounded, and takes memory twice.
+    Not rounded are parameters, inputs of the program, integers, float16, function state such as a
+    mask, and saved tensors of functions that run under `umem.chainer.Recompute`. An array that the
+    program refers to by a variable of its own stays float32 for the program, so that its memory is
+    needed beside the rounded copy.
 
-    ``undo()`` of what is returned, or the end of ``with`` it, ends it: graphs that are alive get
-    back float32, with what was rounded.
+    `SavedIn.undo`, or the end of the result's ``with`` block, ends it: saved tensors of live graphs
+    become float32 again, with the rounded numbers.
 
     Args:
         dtype: "bfloat16"; no other.
@@ -38,7 +39,7 @@ def saved_in(dtype: str) -> SavedIn:
 
     Raises:
         UnsupportedError: another dtype.
-        StateError: it is on already.
+        StateError: activations are saved in bfloat16 already.
     """
     if str(dtype) != "bfloat16":
         raise UnsupportedError(f'activations can be saved in "bfloat16", not in {dtype!r}')
@@ -48,12 +49,12 @@ def saved_in(dtype: str) -> SavedIn:
 
 
 Emptied = tuple[Slot, Any]
-"""A slot, and the bfloat16 words of what it held."""
+"""A slot that was emptied, and the bfloat16 words of its array."""
 _on: list[SavedIn] = []
 
 
 class SavedIn(Subscriber, Switch):
-    """Activations in bfloat16, while it is on; see `saved_in`."""
+    """Retained activations stored in bfloat16, until `undo`; see `saved_in`."""
 
     place = -3
     undone = "saved_in was undone already: activations are saved as they are"
@@ -64,7 +65,7 @@ class SavedIn(Subscriber, Switch):
         _on.append(self)
 
     def _take_back(self) -> None:
-        """Save what comes in float32 again, and give graphs that are alive theirs."""
+        """Save later activations in float32 again, and restore those of live graphs to float32."""
         _on.remove(self)
         unsubscribe(self)
         for emptied in list(self._emptied.values()):
@@ -72,7 +73,7 @@ class SavedIn(Subscriber, Switch):
         self._emptied.clear()
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Round what a function has retained."""
+        """Run a function, then round its retained arrays, unless Recompute manages it."""
         outputs = proceed(func, inputs)
         if func.inputs is not None and not hasattr(func, "_umem_call"):
             if emptied := _round(func):
@@ -80,7 +81,7 @@ class SavedIn(Subscriber, Switch):
         return outputs
 
     def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
-        """Have there what a function has retained, for as long as its backward runs."""
+        """Restore a function's retained arrays to float32 while its backward runs."""
         emptied = self._emptied.get(func, [])
         _restore(emptied)
         try:
@@ -90,9 +91,13 @@ class SavedIn(Subscriber, Switch):
 
 
 def _round(func: Any) -> list[Emptied]:
-    """Empty the slots of what a function retains; return them, each with its words.
+    """Round a function's retained float32 arrays to bfloat16, and empty their slots.
 
-    A node's words are remembered on it, for other functions that retain the same.
+    Inputs of the graph are left alone. The words of an array are kept on its variable node, for
+    other functions that retain the array.
+
+    Returns:
+        the emptied slots, each with its words.
     """
     emptied: list[Emptied] = []
     known: dict[int, Any] = {}
@@ -115,7 +120,7 @@ def _round(func: Any) -> list[Emptied]:
 
 
 def _restore(emptied: list[Emptied]) -> None:
-    """Fill the slots that are empty; those of the same words with one array."""
+    """Fill the empty slots from their words; slots of the same words share one array."""
     held = {id(words): slot.get() for slot, words in emptied}
     for slot, words in emptied:
         if slot.get() is None:

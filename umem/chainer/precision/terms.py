@@ -1,4 +1,4 @@
-"""The terms of half precision: what a model must be, what becomes half, how functions see it."""
+"""The rules of half precision: valid models, parameters to round, and the types of inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_BFLOAT16 = (
 
 
 def check(model: Any, optimizer: Any, dtype: Any, scale: float, interval: int) -> None:
-    """Raise what `half_precision` says it raises."""
+    """Check the arguments of `half_precision`, and raise the errors that it documents."""
     _check_type(dtype)
     if not scale >= 1 or scale == float("inf"):
         raise StateError(f"a loss scale is a finite number of at least 1, not {scale!r}")
@@ -50,7 +50,11 @@ def check(model: Any, optimizer: Any, dtype: Any, scale: float, interval: int) -
 
 
 def _check_optimizer(optimizer: Any) -> None:
-    """Raise where an optimizer has no update rules, or no model yet."""
+    """Check that an optimizer has update rules and a model.
+
+    Raises:
+        UnsupportedError: no GradientMethod. StateError: not set up.
+    """
     if not isinstance(optimizer, chainer.GradientMethod):
         raise UnsupportedError(
             f"{type(optimizer).__name__} is no chainer.GradientMethod: half precision goes by its "
@@ -72,6 +76,11 @@ def _check_type(dtype: Any) -> None:
 
 
 def _check_parameters(model: Any) -> None:
+    """Check that no parameter is ChainerX's or float16 already, and all are on one device.
+
+    Raises:
+        UnsupportedError: a ChainerX array. StateError: float16, or several devices.
+    """
     devices: dict[Any, str] = {}
     for name, parameter in model.namedparams():
         if parameter.device.xp is chainerx:
@@ -92,11 +101,14 @@ def _check_parameters(model: Any) -> None:
 
 
 def chosen(model: Any, keep: Iterable[str]) -> list[Any]:
-    """The parameters to become halves, each once: float32, none of a normalisation's, none kept.
+    """Return the parameters to round to float16, each once.
+
+    They are those in float32, or without an array yet, but for those of normalising links and those
+    named in ``keep``.
 
     Raises:
-        StateError: a name in ``keep`` is of no parameter and no link; or an array would be a half
-            in one place and not in another.
+        StateError: a name in ``keep`` is of no parameter and no link; or parameters share memory
+            that would be rounded for one and not for another.
     """
     kept = {id(one) for one in _kept(model, keep)}
     found = {}
@@ -116,6 +128,7 @@ def chosen(model: Any, keep: Iterable[str]) -> list[Any]:
 
 
 def _check_shared(model: Any, halves: set[int]) -> None:
+    """Raise StateError if parameters share memory that would be rounded for one of them alone."""
     for first, one, second, other in overlapping(model.namedparams()):
         are_halves = {id(one) in halves, id(other) in halves}
         if True in are_halves and (False in are_halves or one.array is not other.array):
@@ -130,7 +143,7 @@ def _own(link: Any) -> list[Any]:
 
 
 def _normalises(link: Any) -> bool:
-    """Whether it is one of Chainer's normalising links, or of a class made from one."""
+    """Tell whether a link is, or is derived from, a normalising link of Chainer or ChainerMN."""
     return any(
         kind.__module__.startswith(("chainer.links.normalization.", "chainermn.links."))
         for kind in type(link).__mro__
@@ -138,6 +151,11 @@ def _normalises(link: Any) -> bool:
 
 
 def _kept(model: Any, keep: Iterable[str]) -> list[Any]:
+    """Return the parameters that names in ``keep`` refer to, directly or by a link.
+
+    Raises:
+        StateError: there is no parameter or link of a name.
+    """
     parameters = list(model.namedparams())
     found = []
     for name in [keep] if isinstance(keep, str) else keep:
@@ -152,23 +170,24 @@ def _kept(model: Any, keep: Iterable[str]) -> list[Any]:
     return found
 
 
-# -- what functions are given --------------------------------------------------------------------
+# -- types of inputs -----------------------------------------------------------------------------
 
 SINGLE_MODULES = ("chainer.functions.loss.", "chainer.functions.evaluation.")
-"""Of losses and evaluations, which are given float32 like sums."""
+"""Modules of losses and evaluations, which get float32 inputs, as sums do."""
 TAKE_BOTH = frozenset((
     "BatchNormalization", "DecorrelatedBatchNormalization", "FixedBatchNormalization",
     "FixedDecorrelatedBatchNormalization",
 ))  # fmt: skip
-"""Normalisations of Chainer that compute halves in the type of their parameters, by themselves."""
+"""Chainer's normalisations that accept float16 inputs beside float32 parameters."""
 LIKE_FIRST = frozenset(("GroupNormalization", "LayerNormalization", "LocalResponseNormalization"))
-"""Normalisations that want their parameters in the type of what they normalise."""
+"""Normalisations that need their parameters in the type of their input."""
 
 
 def suited(func: Any, inputs: Any) -> Any:
-    """The inputs of a function in the types that it is to have; casts are part of the graph.
+    """Return a function's inputs cast to the types that suit it; the casts are part of the graph.
 
-    Only what reads a half, and is Chainer's own, is given anything but what it was given.
+    Sums and losses get float32, matrix products and convolutions float16, other functions a common
+    type. Inputs are unchanged without a float16 one, and for functions that are not Chainer's.
     """
     kinds = [x.dtype for x in inputs]
     kind = type(owner_of(func))
@@ -187,7 +206,10 @@ def suited(func: Any, inputs: Any) -> Any:
 
 
 def _alike(inputs: Any) -> Any:
-    """All in one type: constants as halves, then float32 where one is left that is not half."""
+    """Return inputs cast to one floating-point type.
+
+    That is float16 if all that are not constant have it, else float32.
+    """
     if all(x.dtype == HALF or x.dtype.kind != "f" for x in inputs):
         return inputs
     inputs = tuple([_as_half(x) if _is_constant(x) else x for x in inputs])
@@ -209,10 +231,10 @@ def _as_half(x: Any) -> Any:
 
 
 class RoundedConstant(chainer.FunctionNode):
-    """A constant as halves; a function, so that whoever records sees what there is in float32."""
+    """Rounds a constant to float16; a function, so that recordings see the float32 array."""
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Cut to the largest halves, and round."""
+        """Round to float16, clipped to its largest finite numbers."""
         return (constant_to_half(inputs[0]),)
 
 
@@ -223,16 +245,16 @@ def _as_single(x: Any) -> Any:
 # -- while any model is in half precision -------------------------------------------------------
 
 _RUNS_FORWARD = ("Forget", "Checkpoint")
-"""Functions whose backward runs a program's forward again, in which types are suited as in it."""
+"""Functions whose backward recomputes a part of forward, in which inputs are cast as in forward."""
 
 
 def is_of_halves(x: Any) -> bool:
-    """Whether an array, a variable or its node is a half, or was computed from one."""
+    """Tell whether an array, a variable or its node is float16, or was computed from float16."""
     return x.dtype == HALF or hasattr(getattr(x, "node", x), "_umem_of_halves")
 
 
 class _InHalves(Subscriber):
-    """Suits types in forward, and computes halves on NumPy as float32."""
+    """Casts inputs in forward, and computes float16 in float32 on NumPy, while a model needs it."""
 
     place = -2
 
@@ -241,12 +263,12 @@ class _InHalves(Subscriber):
         self._holders: list[Masters] = []
 
     def hold(self, masters: Masters) -> None:
-        """Be on for a model, whose masters are shown every function's inputs first."""
+        """Subscribe for a model; its masters adopt parameters among the inputs of each function."""
         self._holders = [*self._holders, masters]
         subscribe(self)
 
     def let_go(self, masters: Masters) -> None:
-        """Be off with the last one."""
+        """Release a model; unsubscribe after the last one."""
         self._holders = [one for one in self._holders if one is not masters]
         if not self._holders:
             unsubscribe(self)
@@ -254,7 +276,7 @@ class _InHalves(Subscriber):
             subscribe(self)
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Give a function the types that suit it; in backward they are right already."""
+        """Run a function on inputs that are `suited`; in backward their types are right already."""
         if getattr(self._here, "is_backward", False):
             return proceed(func, inputs)
         for masters in self._holders:
@@ -268,7 +290,7 @@ class _InHalves(Subscriber):
         return outputs
 
     def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
-        """Leave types alone while a function computes its gradients."""
+        """Run a function's backward, in which inputs are not cast."""
         before = getattr(self._here, "is_backward", False)
         self._here.is_backward = type(func).__name__ not in _RUNS_FORWARD
         try:
@@ -277,26 +299,26 @@ class _InHalves(Subscriber):
             self._here.is_backward = before
 
     def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
-        """Let gradients overflow without a warning."""
+        """Run a backward without warnings of overflow."""
         with quiet():
             proceed(*args, **kwargs)
 
     def evaluate(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Compute halves on NumPy as float32."""
+        """Compute a function, on NumPy's float16 arrays in float32."""
         return evaluate(proceed, func, inputs)
 
     def operand(self, proceed: Proceed, x: Any, value: Any) -> Any:
-        """Cut a constant to the largest halves where Chainer would make it infinite."""
+        """Round an array constant to float16, clipped where Chainer would make it infinite."""
         is_array = isinstance(value, chainer.get_array_types())
         is_half = x.dtype == HALF and is_array and value.dtype.kind == "f"
         return _as_half(value) if is_half else proceed(x, value)
 
     def layer_norm_back(self, proceed: Proceed, *given: Any) -> Any:
-        """Go backward through a layer normalisation at once."""
+        """Compute a layer normalisation's gradients at once; see `layer_norm_gradients`."""
         return layer_norm_gradients(proceed, *given)
 
     def compute(self, proceed: Proceed, func: Any, *arrays: Any) -> Any:
-        """As `evaluate`, for what computes from columns."""
+        """Compute a convolution or pooling, on NumPy's float16 arrays in float32."""
         return from_columns(proceed, func, *arrays)
 
 

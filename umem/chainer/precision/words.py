@@ -1,7 +1,6 @@
-"""bfloat16 as words: the upper half of a float32, in arrays of uint16 that anything can save.
+"""A codec of bfloat16 as words: the upper 16 bits of float32, in arrays of uint16.
 
-NumPy and Chainer compute nothing in bfloat16, and need not: words are made float32 again for as
-long as something computes.
+Neither NumPy nor Chainer computes in bfloat16: words are decoded to float32 before they are used.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from umem.chainer.precision.floats import SINGLE
 _CHUNK = 1 << 16
 _WORD = np.dtype(np.uint16)
 ROUNDING = 2.0**-8
-"""The most that rounding to the nearest changes a number, relative to it: 0.4%."""
+"""The largest relative error of rounding to bfloat16: 0.4%."""
 
 
 def to_words(array: Any) -> Any:
-    """Round an array of float32 to the nearest bfloat16, ties to even, kept as words of its shape.
+    """Round a float32 array to the nearest bfloat16, ties to even; return words of its shape.
 
-    NaN stays NaN, and what is beyond the largest becomes infinite. It takes no more than some
-    chunks of 256 KiB beside the result on NumPy.
+    NaN stays NaN, and numbers beyond the largest bfloat16 become infinite. On NumPy the workspace
+    is a few chunks of 256 KiB.
 
     Args:
         array: of float32, of NumPy or of CuPy.
@@ -43,7 +42,7 @@ def to_words(array: Any) -> Any:
 
 
 def from_words(words: Any) -> Any:
-    """The float32 numbers that words stand for, exactly."""
+    """Decode words of bfloat16 to float32, exactly; return an array of their shape."""
     xp = get_array_module(words)
     bits = words.astype(np.uint32)
     xp.left_shift(bits, np.uint32(16), out=bits)

@@ -1,4 +1,4 @@
-"""How arrays lie on memory: on what was sent to a tier, and on what comes back."""
+"""Layouts of arrays in a buffer, by which they are made again in memory that was restored."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from umem.trace.recording.storage import address_of, root_of
 
 
 class Ground(NamedTuple):
-    """Memory that has come back: the array that owns it, and where in it the contents begin."""
+    """Restored memory: the array that owns it, and the byte in it where the contents begin."""
 
     root: Any
     skew: int
 
     @classmethod
     def of(cls, array: Any) -> Ground:
-        """The memory that an array is all of."""
+        """Return the memory whose contents are exactly this array's."""
         root = root_of(array)
         return cls(root, address_of(array) - address_of(root))
 
 
 class ArrayLayout(NamedTuple):
-    """How an array lies on memory."""
+    """The layout of an array in memory: its offset in bytes, shape, type, strides and class."""
 
     offset: int
     shape: tuple[int, ...]
@@ -36,11 +36,11 @@ class ArrayLayout(NamedTuple):
 
     @classmethod
     def of(cls, array: Any, start: int) -> ArrayLayout:
-        """How an array lies on memory that begins at an address."""
+        """Return the layout of an array in memory that begins at the address ``start``."""
         return cls(address_of(array) - start, array.shape, array.dtype, array.strides, type(array))
 
     def on(self, ground: Ground) -> Any:
-        """An array that lies so on other memory; what owns that, where it is the same."""
+        """Make an array of this layout in other memory, or return its owner where it is equal."""
         root, offset = ground.root, ground.skew + self.offset
         same = (0, self.shape, self.dtype, self.strides, self.kind)
         if same == (offset, root.shape, root.dtype, root.strides, type(root)):
@@ -51,7 +51,10 @@ class ArrayLayout(NamedTuple):
         return made if self.kind is np.ndarray else made.view(self.kind)
 
     def _on_cupy(self, root: Any, offset: int) -> Any:
-        """By CuPy's own steps where these can make it, so that it holds the root."""
+        """Make an array of CuPy at this offset: a view that refers to the root, if it is dense.
+
+        With gaps it refers to the root's memory alone.
+        """
         if not _fills(self.shape, self.strides, self.dtype.itemsize):
             xp = chainer.backend.get_array_module(root)
             return xp.ndarray(self.shape, self.dtype, root.data + offset, self.strides)
@@ -63,7 +66,7 @@ class ArrayLayout(NamedTuple):
 
 
 def bytes_of(array: Any) -> Any:
-    """The memory of an array that is dense in any order of its axes, the lowest address first."""
+    """Return a dense array's memory as a flat view of uint8, the lowest address first."""
     return array.transpose(_by_stride(array.strides)).reshape(-1).view(np.uint8)
 
 
@@ -78,6 +81,7 @@ def is_bytes(root: Any) -> bool:
 
 
 def _fills(shape: Sequence[int], strides: Sequence[int], step: int) -> bool:
+    """Tell whether strides cover memory without gaps or overlaps, for items of ``step`` bytes."""
     for stride, length in sorted(zip(strides, shape, strict=True)):
         if length > 1 and stride != step:
             return False

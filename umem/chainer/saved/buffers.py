@@ -1,4 +1,4 @@
-"""Memory that Chainer's tape holds for backward, with all slots whose arrays lie on it."""
+"""Buffers: memory of saved tensors, with all slots of Chainer's tape whose arrays lie on it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from umem.trace.recording.storage import address_of, root_of
 
 
 class Buffer:
-    """Memory that the tape holds.
+    """Memory of saved tensors that the tape holds, here or in an offload target.
 
     Args:
-        root: the array that owns it.
+        root: the array that owns the memory, held weakly.
 
     Attributes:
-        sent: the copy below, or on its way there.
-        is_below: whether the tape's slots are empty, and `sent` has the contents.
-        is_waiting: whether it is looked at again before later functions.
-        kind: the class of the array that owned it first.
-        pin_count: functions that read it now.
+        sent: the copy in the offload target, complete or on its way; None: there is none.
+        is_below: whether the tape's slots are empty, and only `sent` has the contents.
+        is_waiting: whether the buffer is queued to be checked before later functions.
+        kind: the class of the array that owned the memory first.
+        pin_count: running functions that read the memory; it is not offloaded before they end.
     """
 
     __slots__ = (
@@ -52,44 +52,45 @@ class Buffer:
             self.sent.forget()
 
     def forget(self) -> None:
-        """Give up what was sent, while the slots hold the contents."""
+        """Discard the copy in the offload target; for a buffer whose slots hold the contents."""
         if self.sent is not None:
             self.sent.forget()
         self.sent, self._skew = None, 0
 
     def root(self) -> Any:
-        """The array that owns the memory now; None where nobody holds it."""
+        """Return the array that owns the memory now; None if that array is dead."""
         return self._root()
 
     def has(self, slot: Slot) -> bool:
-        """Tell whether it is known that the tape holds it there."""
+        """Tell whether a slot is known to be one of the buffer's."""
         known = self._slots.get(slot.key)
         return known is not None and known.owner() is slot.owner()
 
     def add(self, slot: Slot) -> None:
-        """The tape holds it there, too."""
+        """Add a slot whose array lies on the memory."""
         if not self.has(slot):
             self._slots[slot.key] = slot
 
     def is_wanted(self) -> bool:
-        """Tell whether the tape still has it; forget the slots that hold something else by now."""
+        """Tell whether the tape still needs the memory; forget slots that hold other arrays."""
         self._slots = {key: slot for key, slot in self._slots.items() if self._is_at(slot)}
         return bool(self._slots)
 
     def _is_at(self, slot: Slot) -> bool:
+        """Tell whether a slot holds an array on the memory, or lacks the one offloaded."""
         array = slot.get()
         if self.is_below:
             return array is None and slot.owner() is not None
         return array is not None and root_of(array) is self._root()
 
     def is_alone(self, but: Any = None) -> bool:
-        """Tell whether the tape alone holds the memory, by counting references.
+        """Tell whether the tape alone refers to the memory, by counting references.
 
-        Whoever else does, a variable, a view or the program's own, may edit it, and dropping it
-        would free nothing.
+        Others, such as a variable, a view or the program itself, could edit the memory, and while
+        they refer to it, dropping the tape's arrays frees nothing.
 
         Args:
-            but: a function whose holders are known.
+            but: a function whose state is taken to be held by the tape alone.
         """
         slots = self._slots.values()
         if not all(slot.owner() is but or _is_private(slot) for slot in slots if slot.is_state):
@@ -110,16 +111,16 @@ class Buffer:
         )
 
     def can_come_back(self) -> bool:
-        """Tell whether all arrays on it can be made again; on CuPy, dense ones."""
+        """Tell whether all arrays on the memory can be made again: on CuPy, only dense ones can."""
         if isinstance(self._root(), np.ndarray):
             return True
         return all(is_dense(slot.get()) for slot in self._slots.values())
 
     def let_go(self, keep: bool = False) -> None:
-        """Empty the slots: what is below is the truth from now on.
+        """Empty the slots, and note the layouts of their arrays: only `sent` has the contents then.
 
         Args:
-            keep: hold it here, for `restore` soon.
+            keep: keep the memory too, for a `restore` that comes soon; until `drop_kept`.
         """
         root = self._root()
         start = address_of(root) + self._skew
@@ -130,11 +131,13 @@ class Buffer:
         self._kept = root if keep else None
 
     def drop_kept(self) -> None:
-        """Hold it no more, whatever `let_go` was told."""
+        """Drop the memory that `let_go` kept, if any."""
         self._kept = None
 
     def restore(self) -> Any:
-        """Have it in its slots again; returns the array that owns the memory.
+        """Fill the empty slots from `sent`, or from kept memory; return the array that owns it.
+
+        Slots whose arrays had the same layout share one array. `sent` stays, until `forget`.
 
         Raises:
             what `Sent.array` raises; nothing has changed.
@@ -156,10 +159,10 @@ class Buffer:
 
 
 def _no_address_is_held(arrays: list[Any]) -> bool:
-    """Tell whether no other array of CuPy lies on the memory of these, which are all different.
+    """Tell whether no other array of CuPy lies on the memory of these, by counting references.
 
-    One that is made from an address, as by ``as_strided``, has no base: it holds the pointer, or
-    the memory by a pointer of its own.
+    An array that is made from an address, as by ``as_strided``, has no base: it refers to the
+    pointer, or to the memory by a pointer of its own. The arrays given are all different.
     """
     pointers = Counter(id(array.data) for array in arrays)
     if any(sys.getrefcount(array.data) - 1 != pointers[id(array.data)] for array in arrays):
@@ -168,7 +171,7 @@ def _no_address_is_held(arrays: list[Any]) -> bool:
 
 
 def _is_private(slot: Slot) -> bool:
-    """Tell whether only the graph holds the function of a state, by counting references."""
+    """Tell whether only the graph refers to the function that a slot's state is on."""
     outputs = (node() for node in slot.owner().outputs or ())
     count = sum(node is not None and node.creator_node is slot.owner() for node in outputs)
     return sys.getrefcount(slot.owner()) - 1 == count

@@ -1,9 +1,10 @@
 """The slots of Chainer's tape: where a function holds the arrays that its backward reads.
 
-The one place that knows them. Of Chainer 7.8, whose privates these are, because there is no public
-way to let go of what is retained: ``VariableNode._data`` is where retained inputs are, and outputs
-too; ``FunctionNode._retained_output_data`` has retained outputs once more; what else backward
-reads, its state, are attributes of the function, of an old-style one's `chainer.Function`.
+The only module that knows them. They are private names of Chainer 7.8, because there is no public
+way to drop a retained array: ``VariableNode._data`` holds retained inputs and outputs,
+``FunctionNode._retained_output_data`` holds retained outputs once more, and everything else that
+backward reads, the function state, is in attributes of the function; for an old-style function, in
+attributes of its `chainer.Function`.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ NODE_ATTRIBUTES = frozenset((
     "_input_indexes_to_retain", "_output_indexes_to_retain", "_output_count",
     "_retained_output_data", "_use_cudnn", "_local_function_hooks", "_n_local_function_hooks",
 ))  # fmt: skip
-"""Attributes that function nodes have anyway, Chainer's private ones too: graph, layouts, retained
-arrays, which are inputs and outputs and followed as those."""
+"""Attributes that every function node has, Chainer's private ones included: they are no function
+state, but the graph, layouts, and retained inputs and outputs, which have slots of their own."""
 
 
 class Slot:
-    """A place of the tape that holds an array; its owner is held weakly.
+    """A place on the tape that holds an array; its owner is held weakly.
 
     Args:
-        owner: a variable's node, a function, or the `chainer.Function` behind one.
-        name: the attribute of it.
-        index: the place in that, where it is a tuple.
+        owner: a variable node, a function node, or the `chainer.Function` behind one.
+        name: the owner's attribute.
+        index: the place in the attribute's tuple; None: the attribute is the array.
     """
 
     __slots__ = ("_index", "_name", "_owner")
@@ -51,20 +52,20 @@ class Slot:
 
     @property
     def key(self) -> tuple[int, str, int | None]:
-        """The same for two slots that are one place, while its owner is alive."""
+        """Return a key that is equal for slots of the same place, while their owner is alive."""
         return id(self._owner()), self._name, self._index
 
     def owner(self) -> Any:
-        """Who holds it; None once that is gone."""
+        """Return the object that has the slot; None if that object is dead."""
         return self._owner()
 
     def get(self) -> Any:
-        """The array that is there now; None where it is empty, or gone with its owner."""
+        """Return the array in the slot; None if the slot is empty, or its owner is dead."""
         value = getattr(self._owner(), self._name, None)
         return value if self._index is None or value is None else value[self._index]
 
     def put(self, array: Any) -> None:
-        """Have an array there, or None; where the owner or its tuple is gone, do nothing."""
+        """Put an array, or None, into the slot; without effect if its owner or tuple is gone."""
         owner = self._owner()
         if owner is None:
             return
@@ -76,25 +77,25 @@ class Slot:
         setattr(owner, self._name, array)
 
     def maker(self) -> Any:
-        """The function that the array belongs to: whose output or state it is; None: nobody's."""
+        """Return the function whose output or state the array is; None for a graph's input."""
         owner: Any = self._owner()
         return owner.creator_node if self._name == "_data" else owner
 
     @property
     def is_state(self) -> bool:
-        """Whether it is an attribute of a function's own."""
+        """True if the slot holds function state: no retained input or output."""
         return self._name not in ("_data", "_retained_output_data")
 
 
 def node_slot(node: Any) -> Slot:
-    """Return the slot of a variable's node."""
+    """Return the slot of a variable node."""
     return Slot(node, "_data")
 
 
 def slots_of(func: Any) -> Iterator[Slot]:
-    """Yield the slots of all that a function which was applied reads in backward.
+    """Yield the slots of the saved tensors of a function that has run forward.
 
-    The program may hold an old-style function, whose state is left out.
+    The state of an old-style function is left out, as the program may hold that function.
     """
     yield from retained_slots(func)
     if not isinstance(func, FunctionAdapter):
@@ -104,7 +105,10 @@ def slots_of(func: Any) -> Iterator[Slot]:
 
 
 def retained_slots(func: Any) -> Iterator[Slot]:
-    """Yield the slots of retained inputs, then those of retained outputs, the function's first."""
+    """Yield the slots of retained inputs, then those of retained outputs.
+
+    Each output has two: the function's own, then its variable node's while that is alive.
+    """
     for index in func._input_indexes_to_retain or ():
         yield node_slot(func.inputs[index])
     for place, index in enumerate(func._output_indexes_to_retain or ()):
@@ -115,7 +119,7 @@ def retained_slots(func: Any) -> Iterator[Slot]:
 
 
 def state_slots(func: Any, names: Iterable[str]) -> list[Slot]:
-    """Return the slots of a function's state, whose attributes are known by name."""
+    """Return the slots of a function's state, given the names of its attributes."""
     owner = owner_of(func)
     return [Slot(owner, name) for name in names]
 
@@ -132,7 +136,7 @@ def output_nodes(func: Any) -> Iterator[tuple[int, Any]]:
 
 
 def empty_outputs(func: Any) -> list[int]:
-    """Empty every slot that holds an output; return the indexes of those that nodes held."""
+    """Empty all slots of a function's outputs; return the indexes of outputs in variable nodes."""
     held = []
     for index, node in output_nodes(func):
         if node._data is not None:
@@ -143,12 +147,12 @@ def empty_outputs(func: Any) -> list[int]:
 
 
 def refill_outputs(func: Any, outputs: Sequence[Any], held: Iterable[int]) -> None:
-    """Put outputs back where `empty_outputs` took them from.
+    """Put outputs back into the slots that `empty_outputs` has emptied.
 
     Args:
         func: the function.
-        outputs: all of them.
-        held: indexes of those whose nodes, where they are alive, hold them.
+        outputs: all outputs of the function.
+        held: indexes of the outputs to put into their variable nodes, where these are alive.
     """
     for index in held:
         node = func.outputs[index]()
@@ -159,12 +163,12 @@ def refill_outputs(func: Any, outputs: Sequence[Any], held: Iterable[int]) -> No
 
 
 def lacks_outputs(func: Any) -> bool:
-    """Tell whether outputs that a function retains were emptied."""
+    """Tell whether a function retains outputs, and its slots for them are empty."""
     return func._output_indexes_to_retain is not None and func._retained_output_data is None
 
 
 def held_array(node: Any) -> Any:
-    """Return the array of a variable's node: the tape's, or the program's variable's; or None."""
+    """Return a variable node's array, from its slot or else its variable; None if both lack it."""
     if node._data is not None:
         return node._data
     variable = node.get_variable_or_none()
@@ -175,7 +179,7 @@ def held_array(node: Any) -> Any:
 
 
 def functions_behind(nodes: Iterable[Any]) -> list[Any]:
-    """Return the functions that lead to some variable nodes, each once, in no order."""
+    """Return the functions that backward from some variable nodes reaches, once, in no order."""
     found: dict[Any, None] = {}
     pending = [node.creator_node for node in nodes]
     while pending:
@@ -190,10 +194,11 @@ def functions_behind(nodes: Iterable[Any]) -> list[Any]:
 
 
 def values_on(func: Any) -> list[Any]:
-    """Return the values of a function's attributes, perhaps with its class.
+    """Return the values of a function's attributes, and perhaps its class.
 
-    To ask for ``__dict__`` makes a dictionary of what Python up to 3.12 keeps without one, and
-    Chainer's own use of the function slower from then on: about a microsecond an operation.
+    ``__dict__`` is not asked for: Python up to 3.12 would then make a dictionary that the function
+    has not needed so far, and Chainer's use of the function would be slower from then on, by about
+    a microsecond an operation.
     """
     values = get_referents(func)
     if dict in map(type, values):  # it has a dictionary already
@@ -202,10 +207,11 @@ def values_on(func: Any) -> list[Any]:
 
 
 def holds_nothing(func: Any) -> bool:
-    """Tell cheaply that a function certainly holds no arrays in attributes of its own.
+    """Tell cheaply whether a function certainly has no arrays as function state.
 
-    It is where all that is on it is plain, but for the tuples that `FunctionNode.apply` makes: two
-    of layouts, two of a graph, and what was retained, of which indexes may be None.
+    True if all its attributes are plain values, except for the tuples that `FunctionNode.apply`
+    makes: two of layouts, two of the graph (inputs and outputs), and those of retained indexes and
+    outputs, if any. False may be wrong.
     """
     kinds = [*map(type, get_referents(func))]
     # Chainer's privates, read because each may be one more tuple; there is no public way to ask.
@@ -220,7 +226,7 @@ def holds_nothing(func: Any) -> bool:
 
 
 def arrays_on(func: Any) -> list[tuple[str, Any]]:
-    """Return the arrays that a function holds as attributes; sparse matrices are taken apart."""
+    """Return the arrays of a function's state, each with its name; sparse matrices in parts."""
     found: list[tuple[str, Any]] = []
     for key, value in func.__dict__.items():
         if key not in NODE_ATTRIBUTES and value.__class__ not in _PLAIN:
@@ -229,7 +235,7 @@ def arrays_on(func: Any) -> list[tuple[str, Any]]:
 
 
 def arrays_in(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Return the arrays in named values."""
+    """Return the arrays in named values, each with its name; see `find_arrays`."""
     found: list[tuple[str, Any]] = []
     for key, value in items:
         find_arrays(key, value, found)
@@ -237,7 +243,11 @@ def arrays_in(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def find_arrays(key: str, value: Any, found: list[tuple[str, Any]]) -> None:
-    """Append the arrays in a value to a list, each with its path."""
+    """Append the arrays in an attribute's value to a list, each with its name.
+
+    The value may be an array, a list or tuple of arrays, a sparse matrix, whose parts are named
+    ``key.data`` and so on, or another function, whose state is appended under its own names.
+    """
     if is_array(value):
         found.append((key, value))
     elif isinstance(value, (list, tuple)):
@@ -255,18 +265,18 @@ def find_arrays(key: str, value: Any, found: list[tuple[str, Any]]) -> None:
 
 
 class Stash:
-    """The state that one call keeps on itself for its backward: dropped, packed, never redrawn.
+    """The function state of one call: can be dropped, restored and, for dropout, packed.
 
-    A dropout's mask is one bit an element while nobody reads it. That holds for
-    `chainer.functions.dropout` on arrays of NumPy or CuPy, whose mask is zero or one scale; masks
-    that the user gave, and cuDNN's own states, stay as they are.
+    State that was drawn at random is never dropped, as recomputing would draw anew. The mask of
+    `chainer.functions.dropout` on arrays of NumPy or CuPy, zeros and one scale, can be packed to
+    one bit an element. Masks that the user gave, and cuDNN's own states, stay as they are.
 
     Args:
         kind: the function's class.
 
     Attributes:
-        names: the attributes that hold it.
-        is_dropped: whether it was let go.
+        names: the function's attributes that hold the state.
+        is_dropped: whether the state was dropped, and not restored since.
     """
 
     __slots__ = ("_draws", "_has_mask", "_packed", "is_dropped", "names")
@@ -279,11 +289,11 @@ class Stash:
         self._packed: Packed | None = None
 
     def learn(self, names: tuple[str, ...]) -> None:
-        """These attributes hold it."""
+        """Set the names of the attributes that hold the state."""
         self.names = names
 
     def drop(self, func: Any) -> None:
-        """Let it go, unless it is what was drawn."""
+        """Empty the slots of the state, unless the state was drawn or the function is gone."""
         if func is None or self._draws or not self.names:
             return
         for slot in state_slots(func, self.names):
@@ -291,22 +301,22 @@ class Stash:
         self.is_dropped = True
 
     def arrays(self, func: Any) -> list[Any]:
-        """What it is, where each attribute holds one array; none where one does not."""
+        """Return the arrays of the state; an empty list if an attribute holds no single array."""
         found = [] if func is None else [slot.get() for slot in state_slots(func, self.names)]
         return found if all(hasattr(array, "dtype") for array in found) else []
 
     def restore(self, func: Any, arrays: Sequence[Any]) -> None:
-        """Put back what `arrays` has returned."""
+        """Put the state back into its slots, from the arrays that `arrays` returned."""
         for slot, array in zip(state_slots(func, self.names), arrays, strict=True):
             slot.put(array)
         self.is_dropped = False
 
     def came_back(self) -> None:
-        """The function has run again, and made it."""
+        """Record that the function was recomputed, which has made the state anew."""
         self.is_dropped = False
 
     def pack(self, func: Any) -> None:
-        """Keep a dropout's mask as bits."""
+        """Pack a dropout's mask to bits, and drop the mask; without effect where there is none."""
         if func is None or not self._has_mask or "mask" not in self.names or func.mask is None:
             return
         if self._packed is None:
@@ -315,7 +325,7 @@ class Stash:
             func.mask = None
 
     def unpack(self, func: Any) -> bool:
-        """Have a packed mask back on the function; whether there was one."""
+        """Put a packed mask back on the function; return whether that was needed."""
         if self._packed is None or func.mask is not None:
             return False
         func.mask = unpack(self._packed)
@@ -323,7 +333,7 @@ class Stash:
 
 
 def packing(func: Any, arrays: Mapping[str, Sequence[Any]]) -> tuple[int, int]:
-    """Return the bytes of a dropout's mask, as it is and as bits; zero for any other function."""
+    """Return the bytes of a dropout's mask, unpacked and packed; zeros for any other function."""
     if type(func).__name__ != "Dropout" or "mask" not in arrays:
         return 0, 0
     mask = arrays["mask"][0]
@@ -331,7 +341,7 @@ def packing(func: Any, arrays: Mapping[str, Sequence[Any]]) -> tuple[int, int]:
 
 
 class Packed(NamedTuple):
-    """A mask as bits, and what it takes to have it back."""
+    """A mask packed to bits, with the scale and shape to unpack it."""
 
     bits: Any
     scale: Any
@@ -339,7 +349,7 @@ class Packed(NamedTuple):
 
 
 def pack(mask: Any) -> Packed | None:
-    """The mask as bits; None where it is no array in C order of zeros and one other value."""
+    """Pack a mask to bits; None unless it is in C order, not empty, and of zeros and one scale."""
     if mask is None or not mask.flags.c_contiguous or not mask.size:
         return None
     xp = chainer.backend.get_array_module(mask)
@@ -351,7 +361,7 @@ def pack(mask: Any) -> Packed | None:
 
 
 def unpack(packed: Packed) -> Any:
-    """The mask, bit for bit."""
+    """Return the mask that was packed, equal to the bit."""
     xp = chainer.backend.get_array_module(packed.bits)
     count = 1
     for length in packed.shape:

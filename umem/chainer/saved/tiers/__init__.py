@@ -1,1 +1,1 @@
-"""Tiers below the one that arrays are in: files, pinned host memory, and a model of the latter."""
+"""Offload targets: files for NumPy, pinned host memory for CuPy, and a simulation of the latter."""

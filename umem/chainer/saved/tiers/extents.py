@@ -1,4 +1,4 @@
-"""Places in a file that does not grow while places are free."""
+"""Allocation of extents in a file or slab, which grows only where no free extent fits."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Callable
 
 PAGE = mmap.ALLOCATIONGRANULARITY
-"""What can be mapped begins at a multiple of it."""
+"""Extents begin at a multiple of this many bytes, as a memory map must."""
 MOST_MAPPINGS = 1 << 14
-"""So many arrays are mapped at a time, or half of the file descriptors: each takes one."""
+"""At most this many arrays are mapped at a time: each map takes one file descriptor."""
 
 
 def most_mappings() -> int:
-    """How many arrays are mapped at a time: others need file descriptors, too."""
+    """Return the most maps at a time: `MOST_MAPPINGS`, or half of the file descriptors."""
     import resource  # POSIX has it
 
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -23,7 +23,7 @@ def most_mappings() -> int:
 
 
 class Extent:
-    """Bytes of the file, held by whoever reads or writes there; free when nobody does."""
+    """A range of bytes of the file, allocated for as long as this object is referenced."""
 
     __slots__ = ("__weakref__", "nbytes", "start")
 
@@ -32,12 +32,12 @@ class Extent:
 
 
 class Extents:
-    """The places of a file, in whole pages: the smallest free one that fits, else the file grows.
+    """A best-fit allocator of whole pages in a file, which grows where no free extent fits.
 
     Attributes:
         end_bytes: the size of the file.
 
-    Thread-safety: `take` is for one thread at a time; extents may die in any, at any moment.
+    Thread-safety: one thread at a time calls `take`; extents may die in any thread, at any moment.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,15 @@ class Extents:
         self._dead: deque[tuple[int, int]] = deque()
 
     def take(self, nbytes: int, may_grow: Callable[[int], bool]) -> Extent | None:
-        """Return a place of at least this size; None where there is none and it may not grow."""
+        """Allocate the smallest free extent that fits, or grow the file.
+
+        Args:
+            nbytes: the least size.
+            may_grow: called with the bytes to grow by; tells whether the file may.
+
+        Returns:
+            the extent; None where no free one fits and the file may not grow.
+        """
         while self._dead:
             self._give_back(*self._dead.popleft())
         size = -(-nbytes // PAGE) * PAGE
@@ -66,6 +74,7 @@ class Extents:
         return extent
 
     def _give_back(self, start: int, end: int) -> None:
+        """Free a range, merged with the free ranges that touch it."""
         joined = [span for span in self._free if span[1] == start or span[0] == end]
         for span in joined:
             self._free.remove(span)

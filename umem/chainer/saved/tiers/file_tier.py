@@ -1,9 +1,9 @@
-"""A tier of files below NumPy arrays: one file in a folder that the user names, by memory map.
+"""The offload target of NumPy's arrays: one file in a folder that the user names, memory-mapped.
 
 The file has no name: the system removes it when the process ends, however it ends, so a kill
-leaves nothing, and neither other runs nor forked processes can find it. What is sent is written by
-a thread; what comes back is the file itself, mapped privately: pages are the system's cache until
-somebody writes to them, and are gone from the process when the array is.
+leaves nothing, and neither other runs nor forked processes can find it. A thread writes the arrays
+that are sent. A fetched array is the file itself, mapped privately: its pages are the system's
+cache until somebody writes to them, and leave the process when the array dies.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from umem.printable import short
 from umem.units import MIB, format_bytes, format_seconds
 
 LINE_BYTES = 64
-"""Arrays come back at the address that they had within a cache line, on which speed depends."""
+"""A fetched array has its former address modulo this cache line, on which speed depends."""
 ROOM_LEFT_BYTES = 64 * MIB
-"""So much of a folder's room is left to others."""
+"""At least this much of a disk's free space is left to others."""
 TRIM_BYTES = 8 * MIB
-"""So much is let go before the C library is asked to give the system what it holds free."""
+"""After this many freed bytes the C library is asked to return free memory to the system."""
 SLOW_SECONDS = 2.0
-"""Waiting for less is not worth a word."""
+"""The least time of waiting for the disk that a warning is given for."""
 
 
 class _Mapping(mmap.mmap):
-    """A mapping, which holds the place that it is of."""
+    """A memory map that refers to its extent, so that this is not allocated again before."""
 
     extent: Extent
 
 
 class FileTier:
-    """A file in a folder, to which arrays of NumPy go.
+    """An unnamed file in a folder, to which NumPy's arrays are offloaded; see `Tier`.
 
     Args:
-        folder: where the file is made, which must exist, on a disk.
-        limit_bytes: the most that the file takes; None: as much as there is room for.
+        folder: an existing folder, on a disk.
+        limit_bytes: the most that the file takes; None: as much as the disk has room for.
 
     Attributes:
-        name: in words.
-        process: which opened it, and has the threads that write and read.
-        sent_bytes, fetched_bytes: what went down, and what came back.
-        waited_seconds: how long the program waited for either.
+        name: a description, such as "a file in scratch".
+        process: the one that opened the file, and has the threads that write and read.
+        sent_bytes, fetched_bytes: bytes offloaded and fetched so far.
+        waited_seconds: how long the program waited for the file so far.
 
-    Thread-safety: any thread. A process that is forked sends nothing, and cannot bring back.
+    Thread-safety: any thread. A forked child process sends nothing, and cannot fetch.
 
     Raises:
         FileError: there is no such folder, it cannot be written to, or it is memory itself. Nothing
@@ -86,9 +86,9 @@ class FileTier:
         self._is_closed = False
 
     def send(self, array: Any) -> SentToFile | None:
-        """Begin to write an array that owns dense memory; None: there is no room.
+        """Begin to write an array that owns dense memory; None where the file has no room.
 
-        Raises nothing: a disk that is full is said once, by an `OffloadWarning`.
+        Raises nothing: an `OffloadWarning` tells once that the disk is full.
         """
         if self._is_closed or not self.process.is_this():
             return None
@@ -100,7 +100,7 @@ class FileTier:
         return SentToFile(self, array, place, skew)
 
     def _room(self, more_bytes: int) -> bool:
-        """Tell whether the file may grow."""
+        """Tell whether the file may grow by some bytes; warn once where the disk is full."""
         size = self._extents.end_bytes + more_bytes
         if self._limit is not None and size > self._limit:
             return False
@@ -116,11 +116,20 @@ class FileTier:
         return True
 
     def handle(self) -> int:
-        """The file's number, for the system."""
+        """Return the file descriptor."""
         return int(self._file.fileno())
 
     def write(self, held: list[Any], place: Extent, skew: int) -> None:
-        """Write the memory of the array in a list, and take it from there; in a thread."""
+        """Write an array to an extent, ``skew`` bytes in; runs in the writing thread.
+
+        Args:
+            held: a list of the array alone, which is emptied, so that it drops the array.
+            place: the extent.
+            skew: where in the extent the array's first byte is.
+
+        Raises:
+            OSError: the system refuses; the extent has part of the array at most.
+        """
         begun = time.monotonic()
         data, at = memoryview(bytes_of(held.pop())), place.start + skew
         while data:
@@ -129,7 +138,10 @@ class FileTier:
         self._write_seconds += time.monotonic() - begun
 
     def map(self, place: Extent, nbytes: int) -> Any:
-        """Return bytes of the file as an array, in the cache; in the thread that reads."""
+        """Map an extent as an array of uint8, its pages read into the cache.
+
+        A copy where too many maps are alive. Runs in the reading thread, or in one that waits.
+        """
         mapping = _Mapping(
             self._file.fileno(), nbytes, flags=mmap.MAP_PRIVATE,
             prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=place.start,
@@ -143,17 +155,17 @@ class FileTier:
         return flat
 
     def read_ahead(self, place: Extent, nbytes: int) -> Future[Any]:
-        """Begin to bring bytes of the file into the cache and to map them."""
+        """Begin to read and `map` an extent; return the future of its array."""
         if hasattr(os, "posix_fadvise"):  # the disk begins at once
             os.posix_fadvise(self._file.fileno(), place.start, nbytes, os.POSIX_FADV_WILLNEED)
         return self._reader.submit(self.map, place, nbytes)
 
     def write_later(self, array: Any, place: Extent, skew: int) -> Future[None]:
-        """Begin to write; whoever waits for the end finds the array held no more."""
+        """Begin to `write` an array; once the future is done the thread has dropped the array."""
         return self._writer.submit(self.write, [array], place, skew)
 
     def was_let_go(self, nbytes: int) -> None:
-        """Have the system take back what was freed, now and then; in the thread that writes."""
+        """Count freed bytes, and now and then return free memory to the system, in a thread."""
         self._let_go_bytes += nbytes
         if self._let_go_bytes >= TRIM_BYTES:
             self._let_go_bytes = 0
@@ -161,7 +173,7 @@ class FileTier:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the time that the program waits, and say where it is long."""
+        """Add the block's time to `waited_seconds`; warn once where that is most of the run."""
         begun = time.monotonic()
         yield
         now = time.monotonic()
@@ -176,7 +188,7 @@ class FileTier:
             )
 
     def refused(self, error: OSError) -> None:
-        """Say that something could not be written."""
+        """Warn, once, that an array could not be written."""
         self._say_once(
             "refused",
             f"cannot write to {short(self._folder)}: {reason(error)}; "
@@ -189,9 +201,9 @@ class FileTier:
             warn_at_program(text, OffloadWarning)
 
     def close(self) -> None:
-        """Wait for what is under way, and give up the file; a second time does nothing.
+        """Wait for reads and writes under way, and close the file; a second time does nothing.
 
-        Arrays that came back stay as they are.
+        Fetched arrays stay valid.
         """
         if self._is_closed:
             return
@@ -203,13 +215,13 @@ class FileTier:
 
 
 class SentToFile:
-    """An array on its way to the file, there, or on its way back; see `Sent`.
+    """An array that is being written, is in the file, or is being fetched; see `Sent`.
 
     Args:
-        tier: whose file it is.
-        array: which owns dense memory.
-        place: where in the file.
-        skew: bytes between there and the array's first.
+        tier: the target that has the file.
+        array: one that owns dense memory.
+        place: the extent of the file to write to.
+        skew: where in the extent the array's first byte is.
     """
 
     def __init__(self, tier: FileTier, array: Any, place: Extent, skew: int) -> None:
@@ -224,14 +236,14 @@ class SentToFile:
         self._known = hear_send(array)
 
     def is_gone(self) -> bool:
-        """Tell whether the file has all of it."""
+        """Tell whether the array was written completely; False in a forked child process."""
         write = self._write
         if not self._tier.process.is_this():  # a fork may leave the lock of a future held for ever
             return False
         return write.done() and not write.cancelled() and write.exception() is None
 
     def let_go(self) -> None:
-        """Hold the array no more once the file has it; where it cannot be written, keep it."""
+        """Wait for the write and drop the array; where the write failed, warn and keep it."""
         if self._array is None or not self._tier.process.is_this():
             return
         if not self._write.done():
@@ -247,16 +259,21 @@ class SentToFile:
             raise error
 
     def fetch(self) -> None:
-        """Begin to read; a second time does nothing."""
+        """Begin to read the array; a second time does nothing, nor while the array is not dropped.
+
+        Raises:
+            StateError: in a process forked since the array was sent.
+        """
         if self._read is None and self._array is None and self._place is not None:
             self._tier.process.check()
             self._read = self._tier.read_ahead(self._place, self._skew + self.nbytes)
 
     def array(self) -> Any:
-        """The array, which is the caller's alone; its own pages where it is written to.
+        """Return the array, for the caller alone; a page is copied when it is first written to.
 
         Raises:
-            FileError: it cannot be read. StateError: in a process forked since it was sent.
+            FileError: the file cannot be read. StateError: `forget` was called, or the process was
+                forked since the array was sent.
         """
         if self._array is not None:
             return self._array
@@ -280,14 +297,14 @@ class SentToFile:
         return array
 
     def forget(self) -> None:
-        """Give up its place, which is free once nothing is written to it or mapped from it."""
+        """Give up the extent, which is free once nothing is written to it or mapped from it."""
         if self._tier.process.is_this():
             self._write.cancel()
         self._place = self._array = self._read = None
 
 
 def _trim() -> None:
-    """Give the system the pages between arrays that the GNU C library would keep for later ones."""
+    """Have the GNU C library return its free pages to the system; elsewhere do nothing."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)

@@ -1,11 +1,11 @@
-"""Pinned host memory below a GPU: CuPy's arrays go there and come back beside the operations.
+"""The offload target of CuPy's arrays: pinned host memory, copied to and from during computation.
 
-Arrays are made on the stream that computes, and copied on a stream of their own each way. Events
-order these: a copy down begins after what was computed before, an array goes only when the
-computing stream has waited for its copy, a copy back begins after the memory for it is free in
-that stream's order, and the computing stream waits for it before the array is used. The stream
-that computes is the one that is current where nothing of this module has entered another, so that
-a wait is never asked of the stream that copies. The host never waits.
+Arrays are made on the computing stream, and copied on two more streams, one each way. Events order
+these: a copy to the host begins after the operations before it, the array is dropped only once the
+computing stream waits for that copy, a fetch begins after its memory is free in the computing
+stream's order, and the computing stream waits for the fetch before the array is used. The computing
+stream is the one that is current where this module has entered no other, so that a copying stream
+never waits for itself. The host never waits.
 
 Never run on a real GPU; on the software GPU under streams that run late (docs/offload.md).
 """
@@ -28,19 +28,19 @@ from umem.units import MIB, format_bytes
 
 
 class PinnedTier:
-    """The pinned host memory below CuPy's arrays, each GPU's with streams of its own.
+    """Pinned host memory to which CuPy's arrays are offloaded, on streams of each GPU; see `Tier`.
 
     An array is taken to be made on the stream that is current when it is sent, as Chainer's are.
-    While that stream is captured nothing is sent, nor in a process that was forked, where CUDA does
-    not work. One thread at a time.
+    Nothing is sent while that stream is captured, nor in a forked child process, where CUDA does
+    not work. Not thread-safe: one thread at a time.
 
     Args:
-        limit_bytes: the most that is pinned for a GPU; None: what the host has available, less a
-            tenth.
+        limit_bytes: the most that is pinned for each GPU; None: nine tenths of the host's available
+            memory.
 
     Attributes:
-        process: which opened it.
-        waited_seconds: 0: the GPU waits, and does not say how long.
+        process: the one that opened the target.
+        waited_seconds: always 0: the GPU waits, and does not tell how long.
     """
 
     name = "pinned host memory"
@@ -53,7 +53,7 @@ class PinnedTier:
         self.process = Process()
 
     def send(self, array: Any) -> PinnedSent | None:
-        """Begin to copy an array down; None where there is no room, or its stream is captured."""
+        """Begin to copy an array to the host; None without room, or in a stream's capture."""
         if not self.process.is_this():
             return None
         with array.device:
@@ -70,9 +70,9 @@ class PinnedTier:
             return PinnedSent(self, lane, place, array)
 
     def close(self) -> None:
-        """Wait for all copies, and give up the memory; what was sent keeps its own until it goes.
+        """Wait for all copies, and drop the pinned memory but for slabs with arrays sent and alive.
 
-        A second time does nothing, nor does a process that was forked.
+        Does nothing a second time, nor in a forked child process.
         """
         for number, lane in self._lanes.items() if self.process.is_this() else ():
             with cuda.cupy.cuda.Device(number):
@@ -84,9 +84,14 @@ class PinnedTier:
 
 
 class Lane:
-    """The way between one GPU and the host: a stream each way, and the memory there.
+    """The streams and the pinned memory for copies between one GPU and the host.
 
-    Made, and used, while the GPU is the current device.
+    Constructed and used while that GPU is the current device.
+
+    Attributes:
+        down, up: the streams of copies to the host, and to the GPU.
+        slabs: the pinned memory.
+        forgotten: arrays whose places are to be given back by `tidy`.
     """
 
     def __init__(self, limit_bytes: int | None) -> None:
@@ -102,27 +107,27 @@ class Lane:
         return PinnedUntilCopied(cuda.cupy.cuda.PinnedMemory(nbytes))
 
     def let_pass(self, first: Any, then: Any) -> None:
-        """Have what one stream does from now on come after all that another was given so far."""
+        """Make stream ``then`` wait for the operations on stream ``first`` so far."""
         self._passed.record(first)
         then.wait_event(self._passed)
 
     def tidy(self) -> None:
-        """Take back what was forgotten: whoever comes next waits for its copies."""
+        """Free the places of forgotten arrays; the next copies to them wait for the former ones."""
         while self.forgotten:
             self.forgotten.popleft().give_back()
 
 
 held_memory: dict[int, Any] = {}
-"""Pinned memory by its address, also what was dropped while a stream was captured."""
+"""Pinned memory in use by its address; also memory dropped while a stream was captured."""
 
 
 class PinnedUntilCopied:
-    """Pinned memory that is given back when no copy can use it any more.
+    """Pinned memory that is freed when no copy can use it any more.
 
-    cudaFreeHost promises no wait. So whoever drops the last of what was sent, the collector too,
-    waits for the GPU first; while its stream is captured, of which no wait can be part, the memory
-    stays for good. Streams and events may be gone by then, and the collector finalises in any
-    order: so the memory itself is held elsewhere.
+    cudaFreeHost promises no wait for copies. So the thread that drops the last reference, which may
+    be the garbage collector's, waits for the GPU first; while its stream is captured, where a wait
+    is not allowed, the memory is never freed. By then streams and events may be gone, as the
+    collector finalises in any order: so the memory itself is in `held_memory`.
 
     Args:
         memory: pinned, by CuPy.
@@ -142,11 +147,11 @@ class PinnedUntilCopied:
 
 
 class PinnedSent:
-    """An array on its way to pinned memory, there, or on its way back.
+    """An array that is being copied to pinned memory, is there, or is being fetched; see `Sent`.
 
     Args:
-        tier, lane, place: where it goes.
-        array: which owns dense memory.
+        tier, lane, place: the target, and the streams and the place to copy with.
+        array: one that owns dense memory.
     """
 
     def __init__(self, tier: PinnedTier, lane: Lane, place: PinnedPlace, array: Any) -> None:
@@ -167,13 +172,13 @@ class PinnedSent:
         self._known: KnownAs = hear_send(array)
 
     def is_gone(self) -> bool:
-        """Tell whether the copy below is whole, without waiting."""
+        """Tell whether the host's copy is complete, without waiting; False in a forked child."""
         if not self._tier.process.is_this():
             return False
         return self._here is None or self._last is self._came or bool(self._gone.done)
 
     def let_go(self) -> None:
-        """Hold the array no more; the stream that computes waits for its copy first."""
+        """Drop the array; the computing stream waits for its copy before it reuses the memory."""
         if self._here is not None and self._tier.process.is_this():
             self._stream.wait_event(self._last)
             self._here = None
@@ -182,9 +187,9 @@ class PinnedSent:
         """Begin to bring the array back.
 
         Raises:
-            StateError: the stream that computes is being captured, or it was forgotten, or the
-                process was forked since it was sent.
-            OutOfMemoryError: CuPy's, where there is no room; it still lies below.
+            StateError: the computing stream is being captured, `forget` was called, or the process
+                was forked since the array was sent.
+            OutOfMemoryError: CuPy's, where the GPU has no room; the host still has the contents.
         """
         self._tier.process.check()
         if self._here is not None:
@@ -204,7 +209,7 @@ class PinnedSent:
         hear_fetch(array, self._known)
 
     def array(self) -> Any:
-        """The array, for which the stream that computes waits; the caller's alone from now on.
+        """Return the array, for the caller alone, after making the computing stream wait for it.
 
         Raises:
             StateError, OutOfMemoryError: as `fetch`.
@@ -219,9 +224,9 @@ class PinnedSent:
         return found
 
     def forget(self) -> None:
-        """Give up the place, which is free before the next array is sent or fetched.
+        """Queue the place to be freed before the next array is sent or fetched.
 
-        Any thread may call it, at any moment, as the collector does: nothing is asked of CUDA.
+        Any thread may call it at any moment, as the garbage collector does: CUDA is not called.
         """
         if not self._is_forgotten:
             self._is_forgotten = True
@@ -230,22 +235,22 @@ class PinnedSent:
     __del__ = forget  # an exception may drop it while its copies run
 
     def give_back(self) -> None:
-        """Have what is sent to the place next come after all copies of this array."""
+        """Free the place; the next copy to the host waits for all copies of this array."""
         self.let_go()
         self._lane.down.wait_event(self._last)
         self._place = None
 
     def _empty(self) -> Any:
-        """An array of the same shape and strides, without contents, on the stream that computes."""
+        """Allocate an array of the same shape and strides on the computing stream."""
         memory = cuda.cupy.cuda.alloc(self.nbytes)
         return cuda.cupy.ndarray(self._shape, self._dtype, memory, self._strides)
 
 
 def _computing() -> Any:
-    """The stream that computes on the current device.
+    """Return the computing stream of the current device.
 
     Raises:
-        StateError: it is being captured, and a copy from outside cannot be part of that.
+        StateError: the stream is being captured, which a copy from outside cannot be part of.
     """
     stream = cuda.cupy.cuda.get_current_stream()
     if stream.is_capturing():
@@ -259,45 +264,45 @@ def _computing() -> Any:
 # -- slabs: pinning takes milliseconds each time, so memory is taken in few large pieces --------
 
 FIRST_BYTES = 64 * MIB
-"""The first slab has this, and each further one as much as all before it."""
+"""The least size of the first slab; each further slab is as large as all before it together."""
 
 
 class PinnedPlace(NamedTuple):
-    """Bytes of a slab, free once nobody holds this."""
+    """A range of bytes of a slab, allocated for as long as its extent is referenced."""
 
     memory: Any
     extent: Extent
 
     @property
     def address(self) -> int:
-        """Where they begin."""
+        """Return the address of the first byte."""
         return int(self.memory.ptr) + self.extent.start
 
 
 class Slab(NamedTuple):
-    """One piece of pinned memory, and the places in it."""
+    """One piece of pinned memory, and the allocator of places in it."""
 
     memory: Any
     nbytes: int
     extents: Extents
 
     def take(self, nbytes: int) -> PinnedPlace | None:
-        """Return a place of at least this size; None where there is none."""
+        """Allocate a place of at least this size; None where the slab has no room for it."""
         extents, most = self.extents, self.nbytes
         extent = extents.take(nbytes, lambda more: extents.end_bytes + more <= most)
         return None if extent is None else PinnedPlace(self.memory, extent)
 
 
 class Slabs:
-    """Pinned memory by the place; grows while the limit, the host and the driver let it.
+    """An allocator of pinned memory; grows by slabs within the limit of the user, host and driver.
 
     Args:
-        pin: pins so many bytes, and returns what has their address as ``ptr``.
-        refused: what it raises where the driver does not pin so much.
-        limit_bytes: the most; None: what the host has available, less a tenth.
+        pin: pins a number of bytes, and returns an object with their address as ``ptr``.
+        refused: the exceptions that ``pin`` raises where the driver does not pin that much.
+        limit_bytes: the most to pin; None: nine tenths of the host's available memory.
 
-    Not thread-safe. Where it may grow no more for another reason than the limit, an
-    `OffloadWarning` says so, once.
+    Not thread-safe. Where the host or the driver refuses to pin more, an `OffloadWarning` says so,
+    once.
     """
 
     def __init__(
@@ -312,11 +317,11 @@ class Slabs:
 
     @property
     def held_bytes(self) -> int:
-        """What is pinned."""
+        """Return the bytes pinned."""
         return sum(slab.nbytes for slab in self._slabs)
 
     def take(self, nbytes: int) -> PinnedPlace | None:
-        """Return a place of at least this size; None where there is no room for it."""
+        """Allocate a place of at least this size, in a new slab if needed; None without room."""
         for slab in self._slabs:
             place = slab.take(nbytes)
             if place is not None:
@@ -324,11 +329,14 @@ class Slabs:
         return self._slabs[-1].take(nbytes) if self._grow(nbytes) else None
 
     def clear(self) -> None:
-        """Hold nothing more; a slab goes when the last place in it does."""
+        """Drop the slabs; each is freed when the last place in it is."""
         self._slabs.clear()
 
     def _grow(self, nbytes: int) -> bool:
-        """Add a slab that has room for so many bytes; tell whether there is one."""
+        """Pin a slab that has room for some bytes; tell whether that worked.
+
+        Where the driver refuses, half the size is tried, down to those bytes.
+        """
         least = -(-nbytes // PAGE) * PAGE
         room = None if self._limit is None else self._limit - self.held_bytes
         if not self._may_grow or (room is not None and room < least):

@@ -1,4 +1,4 @@
-"""What recorders, and with them a virtual GPU, hear of arrays that are sent away and fetched."""
+"""Events by which recorders, and so a virtual GPU, learn that arrays are offloaded and fetched."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from umem.trace.recording.recorder import Measured, Reach, Recorder, active
 
 
 class KnownAs(NamedTuple):
-    """What an array was to recorders, as that is what it is again when it comes back."""
+    """The kind and label that an array has in recordings, which it has again when fetched."""
 
     kind: str = "activation"
     label: str = "array"
 
 
 def hear_send(array: Any) -> KnownAs:
-    """Tell that an array begins to be copied to the host; returns what it is to the first."""
+    """Emit to all recorders that an array's copy to the host begins; return its kind and label."""
     known = []
     for recorder in active():
         reach = recorder.find([array])[0] or recorder.access(array, *KnownAs())
@@ -28,10 +28,10 @@ def hear_send(array: Any) -> KnownAs:
 
 
 def hear_fetch(array: Any, known: KnownAs) -> None:
-    """Tell of a new array, and that its contents begin to come from the host.
+    """Emit to all recorders that a new array is allocated and its fetch from the host begins.
 
     Raises:
-        OutOfMemoryError: a virtual GPU has no room for it.
+        OutOfMemoryError: a virtual GPU has no room for the array.
     """
     for recorder in active():
         _emit(recorder, "fetch", recorder.follow([array], *known)[0])
@@ -43,7 +43,7 @@ def _emit(recorder: Recorder, action: str, reach: Reach) -> None:
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Have nobody hear of the copies themselves, which are told in other words."""
+    """Hide the block's own copies from recorders, which `hear_send` and `hear_fetch` tell of."""
     if not active():
         yield
         return

@@ -1,4 +1,4 @@
-"""Pinned host memory below a virtual GPU: contents really go aside, the way is simulated."""
+"""The offload target on a virtual GPU: contents are really copied, the transfer is simulated."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from umem.errors import StateError
 
 
 class SimulatedTier:
-    """The pinned host memory of the virtual GPU that the calling code is in.
+    """Pinned host memory of the virtual GPU that the calling code has entered; see `Tier`.
 
-    Arrays are NumPy's there. Their contents are copied to host memory that the model does not
-    count, at once; the model's copies take their time, beside the operations.
+    Arrays are NumPy's there. Their contents are copied at once, to host memory that the model does
+    not count; the model's transfers take simulated time, beside the operations.
 
     Args:
-        limit_bytes: the most that lies there at a time; None: no limit.
+        limit_bytes: the most that is offloaded at a time; None: no limit.
 
-    Models: both ways, and who waits for them (docs/virtual-gpu.md). Does not model: what pinning
-    costs, nor what the host has. ``waited_seconds`` is 0: the GPU waits, and its figures say so.
+    Models: transfers both ways, and the streams that wait for them (docs/virtual-gpu.md). Does not
+    model: the cost of pinning, nor the host's memory. ``waited_seconds`` is always 0: the GPU
+    waits, and its own figures contain that.
 
     Raises:
-        StateError: there is no virtual GPU here.
+        StateError: no virtual GPU is entered.
     """
 
     name = "pinned host memory (simulated)"
@@ -38,7 +39,7 @@ class SimulatedTier:
         self.waited_seconds = 0.0
 
     def send(self, array: Any) -> SimulatedSent | None:
-        """Begin to send an array; None where the limit leaves no room."""
+        """Copy an array aside, and begin its simulated transfer; None beyond the limit."""
         if self.limit_bytes is not None and self.held_bytes + array.nbytes > self.limit_bytes:
             return None
         sent = SimulatedSent(self, self._device, array)
@@ -47,11 +48,11 @@ class SimulatedTier:
         return sent
 
     def close(self) -> None:
-        """Nothing is under way, and what was sent belongs to whoever holds it."""
+        """Do nothing: no transfer is under way, and each `SimulatedSent` owns its contents."""
 
 
 class SimulatedSent:
-    """An array that the model sends, or has sent; its contents lie aside. Not thread-safe."""
+    """An offloaded array, whose contents are copied aside; see `Sent`. Not thread-safe."""
 
     def __init__(self, tier: SimulatedTier, device: Any, array: Any) -> None:
         self._tier, self._device = tier, device
@@ -63,18 +64,18 @@ class SimulatedSent:
         self._known: KnownAs = hear_send(array)
 
     def is_gone(self) -> bool:
-        """Tell whether the host, where it has come to, would find the copy over."""
+        """Tell whether the simulated transfer is over at the host's simulated time."""
         return self._here is None or bool(self._device.is_sent(self._here))
 
     def let_go(self) -> None:
-        """Hold the array no more; the model's GPU waits where its memory goes too early."""
+        """Drop the array; the virtual GPU waits if its transfer is not over."""
         self._here = None
 
     def fetch(self) -> None:
-        """Begin to bring the array back.
+        """Make the array again, and begin its simulated transfer; a second time does nothing.
 
         Raises:
-            OutOfMemoryError: the virtual GPU has no room; the contents still lie aside.
+            OutOfMemoryError: the virtual GPU has no room; the contents stay aside.
         """
         if self._here is None:
             flat = np.empty(self.nbytes, np.uint8)
@@ -86,13 +87,17 @@ class SimulatedSent:
             self._tier.fetched_bytes += self.nbytes
 
     def array(self) -> Any:
-        """The array, which the caller alone holds from now on."""
+        """Return the array, for the caller alone; fetches it first where `fetch` was not called.
+
+        Raises:
+            OutOfMemoryError: as `fetch`.
+        """
         self.fetch()
         found, self._here = self._here, None
         return found
 
     def forget(self) -> None:
-        """Give up the contents."""
+        """Drop the contents; a second time does nothing."""
         if self._contents is not None:
             self._contents = self._here = None
             self._tier.held_bytes -= self.nbytes

@@ -1,4 +1,4 @@
-"""A tier below the one that arrays are in: pinned host memory below a GPU, files below the host."""
+"""The interface of offload targets: pinned host memory for a GPU's arrays, files for the host's."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from umem.errors import StateError
 from umem.units import BLOCK_BYTES
 
 SMALLEST_BYTES = BLOCK_BYTES // 32
-"""Arrays below 64 KiB stay: their way costs more than their room is worth."""
+"""The least size of an array to offload, 64 KiB: below it the transfer costs more than it saves."""
 
 
 class Process:
-    """The process that makes this: one that is forked from it is another."""
+    """The process that constructs this object, as distinct from one that is forked from it."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
 
     def is_this(self) -> bool:
-        """Tell whether the calling process is the one."""
+        """Tell whether the calling process is the one that constructed this object."""
         return os.getpid() == self._pid
 
     def check(self) -> None:
-        """Raise StateError in another one."""
+        """Raise StateError in any other process, such as a forked child."""
         if not self.is_this():
             raise StateError(
                 "what backward needs was sent a tier down before this process was forked, and is "
@@ -32,10 +32,10 @@ class Process:
 
 
 class Sent(Protocol):
-    """An array on its way down, below, or on its way back.
+    """An array that is being offloaded, is in the offload target, or is being fetched.
 
-    A process that is forked has none of the threads and streams that carry it: there an array that
-    was not let go stays, one that was is the parent's, and nothing is waited for.
+    A forked child process has none of the threads and streams that transfer it: there an array that
+    was not dropped stays, one that was dropped is the parent's, and nothing is waited for.
 
     Attributes:
         nbytes: the bytes of the array.
@@ -44,34 +44,34 @@ class Sent(Protocol):
     nbytes: int
 
     def is_gone(self) -> bool:
-        """Tell whether the copy below is whole, so that the array may be let go at once."""
+        """Tell whether the copy in the target is complete, so that `let_go` need not wait."""
 
     def let_go(self) -> None:
-        """Hold the array no more, once the copy below is whole; whoever has to wait for it, waits.
+        """Wait until the copy in the target is complete, and drop the array.
 
-        On a GPU that is the stream that computes, never the host.
+        On a GPU the computing stream waits, never the host.
         """
 
     def fetch(self) -> None:
-        """Begin to bring the array back, beside what runs; a second time does nothing."""
+        """Begin to fetch the array, concurrently; a second time does nothing."""
 
     def array(self) -> Any:
-        """The array: contents, shape, type and strides as they were; waits for what is under way.
+        """Return the array with contents, shape, type and strides as sent; wait for its transfer.
 
-        It is held by the caller alone, and may be asked for again once it was let go.
+        The caller has the only reference. A dropped array may be asked for again.
         """
 
     def forget(self) -> None:
-        """Give up the room below; a second time does nothing."""
+        """Free the room in the target; a second time does nothing."""
 
 
 class Tier(Protocol):
-    """Where arrays go.
+    """An offload target: the memory or file to which arrays of one class are sent.
 
     Attributes:
-        name: in words, such as "pinned host memory".
-        sent_bytes, fetched_bytes: what went down, and what came back.
-        waited_seconds: how long the program waited for either, where that can be known.
+        name: a description, such as "pinned host memory".
+        sent_bytes, fetched_bytes: bytes offloaded and fetched so far.
+        waited_seconds: how long the program waited for transfers, where that can be known.
     """
 
     name: str
@@ -80,11 +80,10 @@ class Tier(Protocol):
     waited_seconds: float
 
     def send(self, array: Any) -> Sent | None:
-        """Begin to copy an array down, which owns dense memory in any order of its axes.
+        """Begin to copy an array, which owns dense memory in any order of its axes, to the target.
 
-        None: there is no room, and the array stays where it is. Nobody may change it from now on
-        until it is let go.
+        None where the target has no room. Otherwise nobody may change the array until `let_go`.
         """
 
     def close(self) -> None:
-        """Wait for what is under way, and give up everything; a second time does nothing."""
+        """Wait for transfers under way, and free everything; a second time does nothing."""

@@ -1,4 +1,4 @@
-"""Opens the tier that is below where arrays are, and finds how fast it is."""
+"""Opening of the offload target for an array, and its bandwidth."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from umem.planner.link import Link
 from umem.units import MIB
 
 Where = bool | Path
-"""Where what is moved goes: a folder for files; True: pinned host memory; False: nothing moves."""
+"""The offload target to use: a folder for files; True: pinned host memory; False: no offloading."""
 
 
 def only_numpy_moves(where: Where) -> bool:
-    """Tell whether it is known before there is an array that NumPy's go, or nobody's."""
+    """Tell whether only NumPy's arrays can be offloaded: then no array is needed to know it."""
     return entered_device() is None and (isinstance(where, Path) or not cuda.available)
 
 
 def open_tier(array: Any, where: Where, limit_bytes: int | None = None) -> Tier:
-    """Open the tier below an array.
+    """Open the offload target for arrays of an array's class.
 
     Args:
-        array: of the kind that goes there.
-        where: a folder for NumPy's arrays; nothing for CuPy's and those of a virtual GPU.
-        limit_bytes: the most that lies there at a time.
+        array: of NumPy or of CuPy.
+        where: a folder for NumPy's arrays; True for CuPy's, and on a virtual GPU.
+        limit_bytes: the most that is offloaded at a time; None: no limit.
 
     Raises:
-        StateError: arrays of NumPy need a folder, and none is named; or CuPy's were given one.
+        StateError: no folder for NumPy's arrays, or a folder for CuPy's.
+        FileError, UnsupportedError: see `FileTier`.
     """
     if entered_device() is not None:
         from umem.chainer.saved.tiers.simulated import SimulatedTier
@@ -65,13 +66,17 @@ def open_tier(array: Any, where: Where, limit_bytes: int | None = None) -> Tier:
 
 SAMPLE_BYTES = 16 * MIB
 REPEATS = 3
-"""The first is slow: room is made for it below, and files or pages are touched first."""
+"""Transfers to measure, of which the best counts: the first also allocates, and touches pages."""
 
 
 def link_of(tier: Tier, array: Any) -> Link:
-    """The link to a tier for arrays of this kind, in bytes a second; a simulated GPU has its own.
+    """Return the bandwidths of an offload target, measured, or as a simulated GPU specifies them.
 
-    Cost: three ways down and back of 16 MiB, unless a model says it.
+    Args:
+        tier: the target, which is used for the measurement.
+        array: one of the class that is offloaded.
+
+    Cost: 16 MiB sent and fetched three times, unless a GPU is simulated.
 
     Raises:
         DeviceError: the simulated GPU shares its memory with the host, and has no link.
@@ -91,7 +96,7 @@ def link_of(tier: Tier, array: Any) -> Link:
 
 
 def _measured(tier: Tier, xp: Any) -> tuple[float, float]:
-    """Bytes a second, down and back; none where there is no room, or it is refused."""
+    """Measure bytes a second to the target and back; zeros without room, or if a write fails."""
     sample = xp.arange(SAMPLE_BYTES // 8)
     _wait(xp)
     start = perf_counter()
