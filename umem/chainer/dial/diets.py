@@ -133,7 +133,7 @@ def diet_of(
         BudgetError: nothing fits; nothing is turned on.
     """
     settled = all(param.array is not None for param in model.params())
-    # First passes that make parameters were seen to need more than the trace says.
+    # A first pass that makes parameters has been seen to need more memory than in the trace.
     subject, place = placed(trace, size, budget_bytes, gpu, SURE if settled else inf)
     chosen = cheapest(subject, place, without)
     return Diet(model, optimizer, chosen, budget_bytes)

@@ -108,7 +108,7 @@ class FirstUpdate(Subscriber):
         summary = "" if self.diet is None else self.diet.summary()
         return "; ".join(filter(None, (held, summary)))
 
-    # -- what Chainer tells ----------------------------------------------------------------
+    # -- Chainer's events ------------------------------------------------------------------
 
     def setup(self, proceed: Proceed, method: Any, link: Any) -> Any:
         """Handle ``optimizer.setup``: remember the optimizer as one of the program's."""
@@ -139,7 +139,7 @@ class FirstUpdate(Subscriber):
         elif self._is_done(proceed, method, *args, **kwargs):
             self._after(method, is_first)
             return
-        method.update(*args, **kwargs)  # anew: what is on now has its say
+        method.update(*args, **kwargs)  # again, under the techniques that are on now
 
     def _after(self, method: Any, is_first: bool) -> None:
         """Handle the end of an update: measure the peak, count the turn, or begin to record."""
@@ -241,7 +241,7 @@ class FirstUpdate(Subscriber):
     def _turn_on(self, trace: Trace, size: int | None) -> None:
         """Choose and turn on the diet for a trace at a size, and print its report.
 
-        Without any where umem cannot choose, which is said.
+        Where the trace allows no choice, none is turned on, and a line says so.
 
         Raises:
             BudgetError: nothing fits; nothing is turned on.
@@ -260,12 +260,12 @@ class FirstUpdate(Subscriber):
             self._say(line)
 
     def _measure(self, period: int) -> None:
-        """Measure the peak anew, of steps of ``period`` updates."""
+        """Begin to measure the peak of steps of ``period`` updates."""
         if self._peak is not None:
             self._peak.stop()
         self._period, self._peak = period, StepPeak(period)
 
-    # -- what fails ------------------------------------------------------------------------
+    # -- failing updates -------------------------------------------------------------------
 
     def _is_done(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> bool:
         """Update under the diet; return False if a technique failed: then repeat the update.

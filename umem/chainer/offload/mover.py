@@ -285,7 +285,7 @@ class Mover(Subscriber):
                 root = buffer.restore()
                 self._by_root[id(root)] = buffer
             elif buffer.sent is not None and self._process.is_this():
-                buffer.forget()  # on its way down, and it may be edited now
+                buffer.forget()  # its copy is under way, and it may be edited now
         for buffer in buffers:
             buffer.pin_count += 1
 

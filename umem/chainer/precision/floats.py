@@ -30,7 +30,7 @@ def to_half(array: Any, out: Any = None) -> Any:
 
     Args:
         array: of NumPy or of CuPy.
-        out: a half array of its shape to write to; None for a new one.
+        out: a float16 array of the same shape to write to; None for a new one.
     """
     with quiet():
         if out is None:

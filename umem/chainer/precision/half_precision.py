@@ -34,10 +34,10 @@ def half_precision(
     """Train a model in half precision from now on: float16 parameters and activations.
 
     The optimizer updates float32 masters of the parameters, and its state is float32. Normalising
-    links keep float32 parameters and statistics; losses and sums are float32. Nothing of the
-    program changes: it may give float32 arrays, and call ``loss.backward()`` as ever, which scales
-    the loss. The scale doubles after ``interval`` good steps. A step whose gradients are not all
-    finite is skipped, with the optimizer's hooks and its count of steps, and halves the scale.
+    links keep float32 parameters and statistics; losses and sums are float32. The program stays as
+    it is: its inputs may be float32, and ``loss.backward()`` scales the loss. The scale doubles
+    after ``interval`` good steps. A step whose gradients are not all finite is skipped, the
+    optimizer's hooks and its count of steps included, and the scale is halved.
 
     `HalfPrecision.undo`, or the end of the result's ``with`` block, restores float32 parameters.
 
@@ -47,7 +47,7 @@ def half_precision(
     halves as float32. See Micikevicius et al., "Mixed Precision Training" (ICLR 2018).
 
     Args:
-        model: a link; parameters without an array yet become halves when they get one.
+        model: a link; a parameter without an array yet is rounded to float16 when it gets one.
         optimizer: a `chainer.GradientMethod`, set up with the model or with a link around it.
         dtype: "float16"; no other.
         keep: names of parameters and links, as in ``namedparams``, that stay float32.
@@ -96,7 +96,7 @@ class HalfPrecision(Subscriber, Switch):
         halves.hold(self._masters)
         optimizer.__deepcopy__ = _no_copy
 
-    # -- what is asked -----------------------------------------------------------------------
+    # -- the loss scale ----------------------------------------------------------------------
 
     @property
     def scale(self) -> float:
@@ -144,7 +144,7 @@ class HalfPrecision(Subscriber, Switch):
             unsubscribe(subscriber)
         self._masters.join()
 
-    # -- what Chainer tells ------------------------------------------------------------------
+    # -- Chainer's events --------------------------------------------------------------------
 
     def backward(
         self, proceed: Proceed, outputs: Any, retain_grad: Any = False, loss_scale: Any = None

@@ -125,7 +125,7 @@ class Masters:
             update: called with the master; runs the update rule on it.
             parameter: the float16 parameter, which has a master.
             scale: the loss scale of the parameter's gradient.
-            is_last: whether to clear the master's gradient, as no hook reads it afterwards.
+            is_last: whether to clear the master's gradient, which no hook reads afterwards.
         """
         master = self.of(parameter)
         if master.grad is None:
@@ -167,7 +167,7 @@ class Masters:
 
 
 def _take_over(half: Any, single: Any) -> None:
-    """Copy the numbers of ``half`` to ``single`` where that does not round to them."""
+    """Copy numbers of a float16 array into a float32 one where that does not round to them."""
     get_array_module(half).copyto(single, half, where=to_half(single) != half)
 
 

@@ -34,7 +34,7 @@ def saved_in(dtype: str) -> SavedIn:
     Args:
         dtype: "bfloat16"; no other.
 
-    Cost: about 4 ns a retained number on NumPy to round it, and 1 ns to have it back.
+    Cost: on NumPy about 4 ns to round a retained number, and 1 ns to decode it.
     Thread-safety: for the process, any thread.
 
     Raises:

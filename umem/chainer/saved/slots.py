@@ -190,7 +190,7 @@ def functions_behind(nodes: Iterable[Any]) -> list[Any]:
     return list(found)
 
 
-# -- the state that a function keeps on itself -----------------------------------------------------
+# -- function state --------------------------------------------------------------------------------
 
 
 def values_on(func: Any) -> list[Any]:

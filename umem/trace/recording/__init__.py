@@ -1,1 +1,1 @@
-"""Recording: whom to ask, what to measure, what to keep, where to write it."""
+"""Recording: the instrumented sources, measured time and memory, and the store of events."""

@@ -1,4 +1,4 @@
-"""A step recorded once, or at several sizes so that it can be replayed at others."""
+"""`record` and `record_at`: recording of a step, once or at sizes from which others follow."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ from umem.trace.trace import Trace, tail
 def record(*, measure: Measure = "time", stacks: bool = False) -> Recorder:
     """Record the operations of a block: ``with umem.record() as recorder: step()``.
 
-    Args:
-        measure: ``"time"``, which leaves workspace unknown and the peak too low by it; or
-            ``"workspace"``, a calibration pass of its own whose measured workspace
-            `Trace.with_workspace` adds to a trace of the same step.
-        stacks: keep with each tensor the user's places that made it, for reports to name lines.
+    ``recorder.trace`` is the trace, in the block and after it.
 
-    The trace is at ``recorder.trace``, during the block and after it.
+    Args:
+        measure: ``"time"``, which leaves workspace unknown, and the peak too low by the workspace;
+            or ``"workspace"``, for a separate calibration pass, whose measured workspace
+            `Trace.with_workspace` adds to a trace of the same step.
+        stacks: keep with each tensor the lines of the user's code that made it, for reports.
+
+    Raises:
+        StateError: an argument is none of these. On entering: the recorder was used before.
     """
     if measure not in ("time", "workspace"):
         raise StateError(f"measure is 'time' or 'workspace'; got {measure!r}")
@@ -47,11 +50,11 @@ def record_at(
 ) -> Trace:
     """Record ``step(size)`` at each size: a trace for `Trace.at` and ``umem.replay(size=...)``.
 
-    At each size the step runs three times: once for what only the first step makes (optimizer
-    state, parameters that take their shape from the data), once recorded with times, and once
-    more for the workspace of each operation, which slows it down. It really runs: parameters are
-    updated each time. With umem.chainer imported Chainer's functions are seen; otherwise what a
-    virtual GPU's ``xp`` does.
+    At each size the step runs three times: first to allocate what only a first step allocates
+    (optimizer state, parameters that take their shape from the data), then recorded with times, and
+    then, more slowly, to measure the workspace of each operation. Parameters are really updated
+    each time. With umem.chainer imported Chainer's functions are recorded; otherwise the operations
+    of a virtual GPU's ``xp``.
 
     Along several axes, ``sizes={"batch": (4, 8), "length": (16, 32)}``, the step is called as
     ``step(batch=4, length=16)``, once recorded for each size of an axis with each of the others:
@@ -63,16 +66,16 @@ def record_at(
     Args:
         step: makes its input for a size and runs one training step on it, an update included.
         sizes: two, or three where the third is to check the fit, or to fit squares
-            (``degree=2``); or by the name of an axis, two or three each. Small ones will do, as
-            long as most arrays have some 10,000 elements: below that, NumPy's buffers show in
-            the workspace. For small layers take (32, 64).
+            (``degree=2``); or a mapping of two or three for the name of each axis. Small sizes are
+            enough, as long as most arrays have some 10,000 elements: below that, NumPy's buffers
+            show in the workspace. For small layers take (32, 64).
 
     Raises:
-        SizeError: a size that is not a whole number of at least 1. ScalingError: fewer than two,
-            equal ones, a step that does not take its sizes, of which nothing was seen, that does
-            not do the same at each size, of which nothing depends on a size, or that fails at a
-            size after it ran at another. Whatever ``step`` raises at the first size. No recording
-            is active afterwards.
+        SizeError: a size is not a whole number of at least 1. ScalingError: there are fewer than
+            two sizes, or equal ones; or the step does not accept its sizes, runs no operation that
+            is recorded, does not run the same operations at each size, depends on no size, or fails
+            at a size after it ran at another. Whatever ``step`` raises at the first size. In each
+            case no recording is active afterwards.
     """
     if isinstance(sizes, Mapping):
         return _record_grid(step, check_axes(sizes))
@@ -85,6 +88,11 @@ def record_at(
 
 
 def _record_grid(step: Callable[..., Any], nodes: Nodes) -> Trace:
+    """Record a step at all points of a grid of sizes along several axes.
+
+    An axis of two sizes gets a third where an array grows faster than the axis; ``nodes`` is
+    changed by that.
+    """
     axes = tuple(nodes)
     corner = tuple(sizes[0] for sizes in nodes.values())
     first = size_of(corner, axes)
@@ -110,10 +118,10 @@ def _called(step: Callable[..., Any], size: StepSize) -> Any:
 
 
 def _check_call(step: Callable[..., Any], size: StepSize) -> None:
-    """Refuse a step that cannot be called with its sizes, before it runs."""
+    """Raise ScalingError, before the step runs, if it cannot be called with its size."""
     try:
         signature = inspect.signature(step)
-    except (TypeError, ValueError):  # some that are written in C do not say
+    except (TypeError, ValueError):  # some callables written in C have no signature
         return
     try:
         _called(signature.bind, size)
@@ -131,6 +139,12 @@ _OF_AXES = (
 
 
 def _record_after(step: Callable[..., Any], size: StepSize, first: StepSize) -> Trace:
+    """Record a step at a further size.
+
+    Raises:
+        ScalingError: the step raises an error of its own; or as `_record`. UmemError, MemoryError:
+            the step's.
+    """
     try:
         return _record(step, size)
     except (UmemError, MemoryError):
@@ -145,6 +159,11 @@ def _record_after(step: Callable[..., Any], size: StepSize, first: StepSize) -> 
 
 
 def _record(step: Callable[..., Any], size: StepSize) -> Trace:
+    """Record a step at one size, with times and workspace, after a first run.
+
+    Raises:
+        ScalingError: no operation was recorded, or the steps differ.
+    """
     with record() as recorder:
         _called(step, size)
         gc.collect()  # the graph of the first step must not die in the middle of the second

@@ -1,4 +1,4 @@
-"""What a recorder has stored: events in few plain values, decoded when somebody asks."""
+"""The store of a recording: events as few plain values, decoded on demand."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ Raw = Any
 """An event as it is stored.
 
 - `Free`: the tensor's number.
-- `Alloc`: (tensor, 0, nbytes, kind, label, uploaded), then the stack's places where they are kept.
-  So it is also an access to the whole tensor, and stands for one in operations.
-- `Op`: (how many reads, its fields but for accesses, then the accesses that it reads and writes).
-  None among them is an array that was not there; None as traffic is every byte of them once.
-- `Mark` of an entry's backward: (the number).
-- `Hint` and other `Mark`, of which there are few: as they are.
+- `Alloc`: (tensor, 0, nbytes, kind, label, uploaded), then the stack's places where stacks are
+  recorded. The tuple is also the access to the whole tensor in stored operations.
+- `Op`: (number of reads, its fields without the accesses, then its reads and its writes). An access
+  of None is an argument that was None; traffic of None is every byte of the accesses once.
+- `Mark` of an entry's backward: (the number,).
+- `Hint` and other `Mark`, which are few: themselves.
 """
 
 
 class Boundary(NamedTuple):
-    """A place in what is stored, and how a recording begins there.
+    """A position in a store, and the events with which a recording that begins there starts.
 
-    That is with the allocations that were alive there and the mark ``"start"``.
+    Those are the allocations alive at the position, and the mark ``"start"``.
     """
 
     position: int
@@ -31,11 +31,15 @@ class Boundary(NamedTuple):
 
 
 class Store:
-    """The events of one recording, decoded when somebody asks.
+    """The events of one recording, decoded on demand.
 
-    While recording, an event is a number or one tuple of plain values: the garbage collector
-    leaves those alone once it has seen them, while walking through named tuples, lists and tuples
-    of tuples costs more than the rest of recording.
+    While recording, an event is a number or a single tuple of plain values: the garbage collector
+    stops tracking those once it has seen them. To walk through named tuples, lists or tuples of
+    tuples would cost it more time than all the rest of recording.
+
+    Attributes:
+        raw: the stored events; see `Raw`.
+        first_entry: the tape's number of the recording's first call; decoded entries count from it.
     """
 
     def __init__(self) -> None:
@@ -46,7 +50,7 @@ class Store:
         self._names: dict[int, tuple[str, str]] = {}
 
     def rename(self, tensor: int, kind: str, label: str) -> None:
-        """Give a tensor the kind and label that were learnt after it was allocated."""
+        """Set a tensor's kind and label, which are known only after its allocation was stored."""
         self._names[tensor] = kind, label
         self._decoded.clear()
 
@@ -54,11 +58,15 @@ class Store:
         return len(self.raw)
 
     def events(self) -> list[Event]:
-        """Everything that is stored."""
+        """Return all events, decoded; only those stored since the last call cost time."""
         self._decoded += [self._decode(raw) for raw in self.raw[len(self._decoded) :]]
         return list(self._decoded)
 
     def _decode(self, raw: Raw) -> Event:
+        """Decode one stored event.
+
+        Tensors have their latest kind and label; entries count from the recording's first call.
+        """
         if type(raw) is int:
             return Free(raw)
         if type(raw) is not tuple:  # an event
@@ -76,7 +84,7 @@ class Store:
         return Alloc(tensor, nbytes, kind, label, uploaded, stack)
 
     def _entry(self, entry: TapeEntry | None) -> TapeEntry | None:
-        """The entry with calls numbered from the recording's first."""
+        """Renumber an entry from the recording's first call; sources before it become `OUTSIDE`."""
         if entry is None:
             return None
         first = self.first_entry
@@ -84,13 +92,13 @@ class Store:
         return TapeEntry(entry.number - first, tuple(sources), *entry[2:])
 
     def drop_before(self, boundary: Boundary) -> None:
-        """Forget what was stored before it, but for the allocations that were alive there."""
+        """Replace the events before a boundary by its beginning: what was alive there."""
         self.raw[: boundary.position] = boundary.beginning
         self._decoded.clear()
 
 
 def decode_op(raw: Raw) -> Op:
-    """The operation that a stored one stands for, its accesses as plain tuples for speed."""
+    """Decode a stored operation; its accesses are plain tuples, for speed."""
     read_count, name, phase, flops, traffic, pattern, seconds, workspace, entry, *accesses = raw
     reads = tuple([reach[:3] for reach in accesses[:read_count] if reach is not None])
     writes = tuple([reach[:3] for reach in accesses[read_count:] if reach is not None])

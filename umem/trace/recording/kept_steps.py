@@ -1,4 +1,4 @@
-"""Which steps of a run are kept, and the recorder that keeps them and then goes out of the way."""
+"""Recording of some steps of a run, `Keeper`, which stops recording once it has them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from umem.trace.recording.recorder import Recorder
 from umem.trace.trace import Trace
 
 EVENT_LIMIT = 1_000_000
-"""The most events that are stored, of which an operation makes about three."""
+"""At most this many events are stored; an operation makes about three."""
 CALIBRATION_LIMIT = 4
-"""The most steps whose workspace is measured, for models whose steps take turns."""
+"""At most this many steps are measured for workspace, where kinds of steps take turns."""
 _STEPS = re.compile(r"([1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?")
 _STEP = Mark("step")
 
@@ -59,7 +59,7 @@ class Steps(NamedTuple):
 
 @dataclass(frozen=True)
 class Kept:
-    """The part of a run that was kept, and ``notes`` on what is not as it was asked for."""
+    """The trace of the kept steps, and ``notes`` on how it differs from what was asked for."""
 
     trace: Trace
     steps: str
@@ -68,14 +68,23 @@ class Kept:
 
 @dataclass
 class Keeper:
-    """Records the thread that starts it, stores the steps that were asked for, then stops.
+    """Records some steps of the thread that starts it, then stops recording.
 
-    Steps before are followed, so that what is alive when the kept part begins is in the trace,
-    and forgotten once the next one is whole. With ``workspace`` the steps after the kept ones
-    are measured again until each kept step has met its like, at most as many as are kept and at
-    most `CALIBRATION_LIMIT`. A child process by fork records nothing.
+    Earlier steps are recorded too, and each is dropped once the next one is complete, so that the
+    trace has the tensors that are alive where the kept steps begin. A forked child process records
+    nothing.
 
-    ``complete`` is called once, when everything is there: recording is over by then.
+    Args:
+        steps: the steps to keep.
+        stacks: whether to keep the lines of the user's code with each tensor.
+        workspace: whether to measure the workspace of the steps after the kept ones, until each
+            kept step has met one of the same operations: of as many steps as are kept, at most
+            `CALIBRATION_LIMIT`.
+        limit: at most about this many events are stored.
+        complete: called once with the result when everything was recorded, after recording ended.
+
+    Attributes:
+        kept: the result; None before it is complete.
     """
 
     steps: Steps = field(default_factory=Steps)
@@ -85,6 +94,7 @@ class Keeper:
     complete: Callable[[Kept], None] | None = None
 
     def __post_init__(self) -> None:
+        """Make the recorder, which calls `_on_mark` at each mark."""
         self._recorder = Recorder(stacks=self.stacks, limit=self.limit, marked=self._on_mark)
         self._process = os.getpid()
         self._count = 0
@@ -96,14 +106,14 @@ class Keeper:
         self.kept: Kept | None = None
 
     def start(self) -> None:
-        """Record from now on."""
+        """Begin to record the calling thread."""
         self._recorder.__enter__()
         self._is_on = True
 
     def finish(self) -> Kept | None:
-        """The run is over: what was kept, also where it is less than was asked for.
+        """Stop recording at the end of the run, and return the kept steps, even if too few.
 
-        None in a child process.
+        None in a forked child process.
         """
         self._leave()
         if self.kept is None and os.getpid() == self._process:
@@ -118,6 +128,10 @@ class Keeper:
     # -- step by step ----------------------------------------------------------------------
 
     def _on_mark(self, mark: Mark) -> None:
+        """Handle the end of a step: keep or drop it, or take its workspace, and go on or stop.
+
+        In a forked child process recording stops.
+        """
         if mark != _STEP or not self._is_on:
             return
         if os.getpid() != self._process:
@@ -135,19 +149,23 @@ class Keeper:
             self._go_on()
 
     def _begin_again(self) -> None:
-        """The step that has just ended is kept for now; those before it are not."""
+        """Keep the step that has just ended, for now, and drop the steps before it.
+
+        A step that did not fit in the limit is dropped too, unless it is the first one to keep.
+        """
         recorder = self._recorder
         recorder.drop_before(self._boundary)
         self._ends = [recorder.stored_count]
         if self._count == self.steps.first:
             return
         self._boundary = recorder.boundary()
-        if recorder.is_full:  # its end is missing; the next may be shorter
+        if recorder.is_full:  # the end of the step is missing; the next may be shorter
             recorder.drop_before(self._boundary)
             self._boundary = self._boundary._replace(position=recorder.stored_count)
             self._ends = []
 
     def _go_on(self) -> None:
+        """Stop when all is recorded or the store is full; measure workspace after the last step."""
         last = self.steps.last
         if self._recorder.is_full or self._is_calibrated():
             self._end()
@@ -155,6 +173,7 @@ class Keeper:
             self._recorder.switch("workspace")
 
     def _is_calibrated(self) -> bool:
+        """Tell whether all steps are kept, and all have workspace or enough were measured."""
         last = self.steps.last
         if last is None or self._count < last:
             return False
@@ -163,6 +182,7 @@ class Keeper:
         return done >= most or (done > 0 and not self._calibrated().missing)
 
     def _read_workspace(self) -> None:
+        """Store the operations of the step that has just ended, whose workspace was measured."""
         events = self._recorder.trace.events
         start = max(self._ends[-1], self._read_count)
         self._measured.append([event for event in events[start:] if isinstance(event, Op)])
@@ -174,13 +194,13 @@ class Keeper:
         if self.complete is not None:
             self.complete(self.kept)
 
-    # -- what was kept ---------------------------------------------------------------------
+    # -- the result ------------------------------------------------------------------------
 
     def _calibrated(self) -> Calibrated:
         return calibrate(self._events(), self._ends, self._measured)
 
     def _events(self) -> list[Event]:
-        """The whole steps; everything where none is whole."""
+        """Return the events of the complete steps, or all events if no step is complete."""
         events = self._recorder.trace.events
         return events[: self._ends[-1]] if self._ends else events
 
@@ -193,13 +213,14 @@ class Keeper:
         return Kept(trace, steps, tuple(self._notes(len(calibrated.missing))))
 
     def _named(self) -> str:
-        """The steps that are kept, as text; empty where no step is whole."""
+        """Return the numbers of the kept steps as text; empty if no step is complete."""
         if not self._ends:
             return ""
         first = min(self.steps.first, self._count)
         return str(Steps(first, first + len(self._ends) - 1))
 
     def _notes(self, missing_count: int) -> Iterator[str]:
+        """Yield a sentence for each way in which the kept part is not as asked for."""
         first, last, count = self.steps.first, self.steps.last, self._count
         if not count:
             yield "no optimizer update was seen in this thread: all that ran is kept"
@@ -225,7 +246,7 @@ class Keeper:
 
 
 def _provenance() -> dict[str, str]:
-    """Say where a trace comes from, and what else its run has done, for reports to show."""
+    """Return the versions, the machine and the frameworks' notes of a trace, for reports."""
     names = ("umem", "python", "numpy", "chainer", "cupy")
     versions = {name: text for name in names if (text := installed_version(name))}
     return {**versions, "machine": f"{platform.system()} {platform.machine()}", **told()}
@@ -236,9 +257,9 @@ def _counted(count: int) -> str:
 
 
 class Calibrated(NamedTuple):
-    """Events with workspace where a measured step ran the same operations.
+    """Events, with workspace in the steps for which a measured step ran the same operations.
 
-    ``missing`` are the indexes of the steps without.
+    ``missing`` has the indexes of the other steps.
     """
 
     events: list[Event]
@@ -248,10 +269,15 @@ class Calibrated(NamedTuple):
 def calibrate(
     events: list[Event], ends: Sequence[int], measured: Iterable[Sequence[Op]]
 ) -> Calibrated:
-    """Give each step, which ends before the index in ``ends``, the workspace of a measured one.
+    """Copy to each step the workspace of a measured step of the same operations.
 
-    Operations are the same where names, phases, arithmetic and bytes are: a step of another
-    order or batch gets nothing. What comes after the last end stays as it is.
+    Operations are the same if name, phase, flops and traffic are equal, in the same order: a step
+    of another batch size gets none. Events after the last step stay as they are.
+
+    Args:
+        events: of the steps.
+        ends: the index in ``events`` after the last event of each step.
+        measured: the operations of each measured step.
     """
     known = [([_key(op) for op in ops], [op.workspace_bytes for op in ops]) for ops in measured]
     found: list[Event] = []

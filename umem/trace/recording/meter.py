@@ -1,8 +1,8 @@
-"""Meters of memory: bytes held now, at most, and by what runs in between.
+"""Meters of memory: live bytes, the peak, and the workspace between two readings.
 
-A `Meter` is asked around an operation or a block of code. `HostMeter` is the one user of
-`tracemalloc`, which sees what NumPy allocates, and Python's own objects. A pool tells its own
-bytes, as the software GPU's does.
+A `Meter` is read around an operation or a block of code. `HostMeter` is the only user of
+`tracemalloc`, which counts NumPy's allocations and Python's own objects. A pool, such as the
+software GPU's, has a meter of its own bytes.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ import numpy as np
 
 
 class HeldBytes(NamedTuple):
-    """Bytes held now, and at most since the meter's `reset`."""
+    """Live bytes, and their peak since the meter's `reset`."""
 
     live: int
     peak: int
 
     @property
     def workspace(self) -> int:
-        """Bytes held only in between: the peak above what is left."""
+        """Return the bytes that were held only temporarily: the peak less the live bytes."""
         return max(0, self.peak - self.live)
 
 
 class Meter(Protocol):
-    """Tells how much memory is held. For the process: any thread's allocations count."""
+    """Measures live bytes and their peak, of the process: any thread's allocations count."""
 
     def held(self) -> HeldBytes:
-        """Return the bytes now, and at most since `reset`; zero may be anywhere."""
+        """Return live bytes and the peak since `reset`, from any origin: only differences count."""
 
     def reset(self) -> None:
-        """Begin the peak anew."""
+        """Set the peak to the live bytes."""
 
 
 class HostMeter:
-    """The host's memory, by `tracemalloc`, which is on from `start` to `stop`.
+    """Measures the host's memory by `tracemalloc`, which is on from `start` to `stop`.
 
-    Where somebody else has it on already it stays on, and its peak begins anew. ``with`` measures
-    a short block, after which the peak that others follow is what it would have been.
+    If tracemalloc is on already, `start` resets its peak and `stop` leaves it on. ``with`` measures
+    a short block; afterwards the peak that others follow is as if it had not been reset.
 
     Attributes:
-        is_ours: whether `start` has switched it on.
+        is_ours: whether `start` has turned tracemalloc on.
 
-    Cost: every allocation is slower while it is on.
+    Cost: every allocation is slower while tracemalloc is on.
     """
 
     __slots__ = ("_peak_before", "is_ours")
@@ -54,7 +54,7 @@ class HostMeter:
         self._peak_before = 0
 
     def start(self) -> None:
-        """Measure from here on; a second time begins the peak anew."""
+        """Turn tracemalloc on; if it is on already, reset its peak."""
         if tracemalloc.is_tracing():
             tracemalloc.reset_peak()
         else:
@@ -62,7 +62,7 @@ class HostMeter:
             self.is_ours = True
 
     def stop(self) -> None:
-        """Measure no more; a second time does nothing."""
+        """Turn tracemalloc off if `start` has turned it on; a second time does nothing."""
         if self.is_ours:
             tracemalloc.stop()
             self.is_ours = False
@@ -76,26 +76,27 @@ class HostMeter:
         missing = 0 if self.is_ours else self._peak_before - self.held().live
         self.stop()
         if missing > 0:
-            np.empty(missing, np.uint8)  # nobody touches it: it takes addresses, and no memory
+            np.empty(missing, np.uint8)  # untouched: no memory, but the peak is raised
 
     def held(self) -> HeldBytes:
-        """Return the bytes followed now, and at most since `reset`; zeros where it is off."""
+        """Return traced live bytes and their peak since `reset`; zeros if tracemalloc is off."""
         return HeldBytes(*tracemalloc.get_traced_memory())
 
     def reset(self) -> None:
-        """Begin the peak anew."""
+        """Set the peak to the live bytes."""
         tracemalloc.reset_peak()
 
 
 def is_host_measured() -> bool:
-    """Tell whether anybody follows the host's memory."""
+    """Tell whether tracemalloc is on, whether umem or the program has turned it on."""
     return tracemalloc.is_tracing()
 
 
 def was_followed(array: Any) -> bool:
-    """Tell whether an array of NumPy was made while the host's memory was followed."""
+    """Tell whether an array of NumPy was made while tracemalloc was on."""
     return tracemalloc.get_object_traceback(array) is not None
 
 
 meters: list[Meter] = [HostMeter()]
-"""The last one tells the workspace of operations: always, where it is not the first."""
+"""The last one measures the workspace of operations: always, if it is not the first one, which
+measures only for recorders of workspace."""

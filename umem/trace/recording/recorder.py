@@ -1,12 +1,13 @@
 """Turns a running step into events.
 
-A `Recorder` knows arrays by their root (the end of the ``.base`` chain), so that views are not
-counted twice, and by weak reference, so that lifetimes are real. *Sources* tell it what runs: the
-virtual GPU's array functions, and Chainer's functions once ``umem.chainer`` is imported.
+A `Recorder` identifies arrays by their root (the end of the ``.base`` chain), so that views are not
+counted twice, and refers to them weakly, so that lifetimes are real. *Sources* call it with the
+operations that run: the virtual GPU's array functions, and Chainer's functions once
+``umem.chainer`` is imported.
 
-Thread-safety: a recorder sees the thread that entered it, and there the asyncio task that did, with
-those which that task makes. Any thread may leave it. Arrays may die in any thread; their deaths are
-queued and become events before the next event of the recording thread.
+Thread-safety: a recorder follows the thread that entered it, and in it the asyncio task that did
+and the tasks which that task makes. Any thread may leave it. Arrays may die in any thread; their
+deaths are queued and become events before the next event of the recording thread.
 """
 
 from __future__ import annotations
@@ -48,23 +49,28 @@ Measure = Literal["time", "workspace"]
 
 
 class Following:
-    """What is told of operations while the scope that holds it is open: a recorder."""
+    """The base of objects in a scope's payload that are told of operations: recorders."""
 
     measure: str
 
 
 class Recorder(Scoped["Recorder"], Lifetimes, Following):
-    """Events of the calling thread's operations, kept as a trace and sent to a listener.
+    """Records the operations of the calling thread as events: stores them, and calls a listener.
 
-    Use it as a context manager; ``umem.record()`` makes one. With ``measure="workspace"`` it is
-    a calibration pass: tracemalloc measures what each operation needs only while it runs, and no
-    times are kept, because tracemalloc slows everything down.
+    Used as a context manager; ``umem.record()`` makes one.
 
-    ``limit`` is the most events to store, about: what comes later is followed and not stored.
-    ``marked`` is called with each mark, once it is recorded. Without ``keep`` the listener hears of
-    arrays that die after the end too, whenever somebody calls `flush`.
+    Args:
+        listener: called with each event; may raise OutOfMemoryError for an allocation.
+        keep: whether events are stored, as a trace. Without, arrays that die after the end are
+            still reported to the listener, whenever `flush` is called.
+        measure: "time", or "workspace" for a calibration pass: tracemalloc, or a pool's meter,
+            measures the bytes that each operation needs only while it runs, and no times are
+            recorded, because tracemalloc slows everything down.
+        stacks: whether the lines of the user's code are stored with each allocation.
+        limit: at most about this many events are stored; arrays are followed beyond that.
+        marked: called with each mark, after it is stored.
 
-    Cost: bench/overhead.py measures it; nothing when no recorder is active.
+    Cost: see bench/overhead.py; none while no recorder is active.
     """
 
     def __init__(
@@ -105,7 +111,11 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         return "not inside this recorder's block"
 
     def join(self, scope: Scope) -> None:
-        """Be ready to follow whoever opens this scope, which then holds the recorder."""
+        """Start the sources and the meter for a scope that is to be opened with this recorder.
+
+        Raises:
+            StateError: the recorder was used before.
+        """
         if self._entered:
             raise StateError("this recorder was used before; make a new one for each recording")
         self._entered = True
@@ -125,7 +135,11 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
 
     @property
     def trace(self) -> Trace:
-        """What was recorded so far."""
+        """Return the trace of the events stored so far.
+
+        Raises:
+            StateError: the recorder stores none, as it was made with ``keep=False``.
+        """
         return Trace(self._stored.events(), self.backend)
 
     @property
@@ -137,13 +151,13 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
     # -- parts of a recording --------------------------------------------------------------
 
     def switch(self, measure: Measure) -> None:
-        """Measure something else from now on; between operations only."""
+        """Measure time or workspace from now on; to be called between operations only."""
         self.measure = measure
         self._measure_host()
         changed()
 
     def _measure_host(self) -> None:
-        """Follow the host's memory for workspace, unless a pool's meter tells it."""
+        """Turn tracemalloc on for workspace, unless a pool's meter measures that; or else off."""
         if self.measure == "workspace" and len(meters) == 1:
             self._meter.start()
         else:
@@ -151,21 +165,21 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
 
     @property
     def stored_count(self) -> int:
-        """How many events are stored."""
+        """Return the number of events stored."""
         return len(self._stored)
 
     @property
     def tensor_count(self) -> int:
-        """How many tensors were seen."""
+        """Return the number of tensors allocated so far."""
         return self._count
 
     @property
     def is_full(self) -> bool:
-        """Whether the limit is reached: events are missing at the end."""
+        """True if the limit was reached, so that events at the end are missing."""
         return self._raw is None
 
     def boundary(self) -> Boundary:
-        """This place, from which a part of the recording may begin."""
+        """Return the current position, from which a part of the recording can begin."""
         self.flush()
         known = reversed(list(self._known.values()))  # a block comes before the arrays on it
         found = sorted({ref.whole[0]: ref.whole for ref in known}.values())
@@ -173,19 +187,19 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         return Boundary(len(self._stored), (*alive, Mark("start")))
 
     def drop_before(self, boundary: Boundary) -> None:
-        """Forget what was stored before; what was alive there counts as uploaded there."""
+        """Drop the events before a boundary; tensors alive there count as uploaded at its start."""
         if boundary.position == len(self._stored):  # nothing is missing
             self._raw = self._stored.raw
         self._stored.drop_before(boundary)
 
-    # -- what sources call -----------------------------------------------------------------
+    # -- called by sources -----------------------------------------------------------------
 
     def known(self, array: Any) -> Reach | None:
-        """The access to an array that is followed, None for one never seen."""
+        """Return the access to an array; None if it is not followed."""
         return (self._find_one(array) or ())[:3] or None
 
     def _find_one(self, array: Any) -> Reach | None:
-        """As `known`, and a whole tensor as it was stored."""
+        """Return the access to an array; that to a whole tensor is its stored allocation."""
         ref = self._known.get(id(array))
         if ref is not None and ref() is array:
             return ref.whole
@@ -200,11 +214,11 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         return part_of(array, root, ref.whole, ref.address)
 
     def access(self, array: Any, kind: str, label: str, uploaded: bool = False) -> Reach:
-        """The access to an array; one that was never seen is allocated first.
+        """Return the access to an array; allocate a tensor for it first if it is not followed.
 
         Raises:
-            OutOfMemoryError: the listener has no room, even after the garbage was collected;
-                the array stays unknown.
+            OutOfMemoryError: the listener has no room, even after garbage collection; the array is
+                still not followed.
         """
         found = self._find_one(array)
         if found is not None:
@@ -214,7 +228,7 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         return (whole if root is array else part_of(array, root, whole, address_of(root)))[:3]
 
     def find(self, arrays: list[Any]) -> list[Any]:
-        """The access to each array; None where it was never seen, or there is no array."""
+        """Return the access to each array; None if the array is not followed, or None itself."""
         found: list[Any] = []
         table = self._known
         for array in arrays:
@@ -226,12 +240,16 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         return found
 
     def unseen(self, arrays: list[Any]) -> list[Any]:
-        """Those of the arrays that are not followed."""
+        """Return the arrays that are not followed."""
         reaches = self.find(arrays)
         return [array for array, reach in zip(arrays, reaches, strict=True) if reach is None]
 
     def follow(self, arrays: list[Any], kind: str, label: str) -> list[Any]:
-        """The access to each array, allocated where it was never seen; None stays None."""
+        """Return the access to each array, allocated if it is not followed; None for None.
+
+        Raises:
+            OutOfMemoryError: as `access`; the arrays before are followed.
+        """
         found: list[Any] = []
         table = self._known
         for array in arrays:
@@ -247,7 +265,7 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         return found
 
     def emit(self, event: Hint | Mark) -> None:
-        """Something has happened; its accesses come from `access`."""
+        """Record a hint or a mark; a hint's accesses come from `access`."""
         if self._dead:
             self.flush()
         if self._listener is not None:
@@ -270,9 +288,10 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         workspace_bytes: int | None,
         entry: tuple[Any, ...] | None = None,
     ) -> None:
-        """An operation has run, see `Op`; None among the accesses is an array that was not there.
+        """Record an operation that has run; see `Op` for the arguments.
 
-        ``traffic_bytes`` of None is every byte of the accesses once.
+        An access of None stands for an argument that was None. ``traffic_bytes`` of None is every
+        byte of the accesses once.
         """
         if self._dead:
             self.flush()
@@ -289,7 +308,7 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
                 self._raw = None
 
     def end_backward(self, entry: int) -> None:
-        """The backward of the call with this entry on the tape is over; no listener is told."""
+        """Record the end of the backward of a call by its entry's number; no listener is called."""
         if self._dead:
             self.flush()
         if self._raw is not None:
@@ -298,6 +317,11 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
     # -- inside ----------------------------------------------------------------------------
 
     def _allocate(self, root: Any, kind: str, label: str, uploaded: bool) -> Reach:
+        """Allocate a tensor for a root array, or, with a teller, for the CuPy memory it is on.
+
+        Raises:
+            OutOfMemoryError: as `access`.
+        """
         if self._dead:
             self.flush()
         if type(root) is not np.ndarray and type(root).__module__.startswith("cupy"):
@@ -311,7 +335,11 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
     def add(
         self, ref: RootRef | MemoryBlock, nbytes: int, kind: str, label: str, uploaded: bool
     ) -> Reach:
-        """Allocate the next tensor, which is what ``ref`` refers to."""
+        """Allocate the next tensor, for an array or a block; return the access to all of it.
+
+        Raises:
+            OutOfMemoryError: the listener has no room; nothing was allocated.
+        """
         count = self._count
         self._count = count + 1
         whole: Reach = (count, 0, nbytes, kind, label, uploaded)
@@ -326,7 +354,7 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
                 raise error.with_traceback(None)  # noqa: B904 (the same error, without our frames)
         if self._stacks:
             stack = user_places(4)  # what called follow, access or memory
-            if stack == self._last_stack:  # often, and one tuple is less for the collector
+            if stack == self._last_stack:  # often so: one tuple fewer for the garbage collector
                 stack = self._last_stack
             self._last_stack = stack
             ref.whole = whole = (*whole, stack)
@@ -336,7 +364,7 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         return whole
 
     def _announce(self, alloc: Alloc) -> None:
-        """Ask the listener for room, once more after the garbage was collected."""
+        """Call the listener with an allocation; if it has no room, collect garbage and retry."""
         assert self._listener is not None
         try:
             self._listener(alloc)
@@ -350,7 +378,10 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
 
 
 class Audience:
-    """The recorders that follow the calling code, outermost first, and its thread's state."""
+    """The recorders that follow the calling code, outermost first, and the state of its thread.
+
+    ``is_traced`` says whether a meter measures the workspace of its operations.
+    """
 
     __slots__ = ("is_traced", "recorders", "state")
 
@@ -359,30 +390,31 @@ class Audience:
         self.recorders: tuple[Recorder, ...] = tuple(found)
         asked = any(follower.measure == "workspace" for follower in found)
         self.is_traced = asked or (bool(found) and len(meters) > 1)
-        self.state = thread_state()  # what is derived is of one thread, where anybody follows it
+        self.state = thread_state()  # an Audience with recorders is derived for one thread alone
 
 
 def active() -> tuple[Recorder, ...]:
-    """The recorders that follow the calling code, outermost first."""
+    """Return the recorders that follow the calling code, outermost first."""
     return derived(Audience).recorders
 
 
 def follow_last(recorder: Recorder) -> None:
-    """Have this recorder told after all others of the calling code."""
+    """Make this recorder the last of the calling code's to be told of operations."""
     scopes.move_last(tuple(scope for scope in scopes.inside() if recorder in scope.payload))
 
 
 def forget_operation() -> None:
-    """Where nobody follows this code any more, no operation of it is measured."""
+    """Stop measuring the thread's current operation if no recorder follows it any more."""
     if not active():
         thread_state().operation = None
 
 
 class Measured:
-    """One operation being measured: its own seconds, without those of operations inside it.
+    """The measurement of one operation, from construction to `stop`; `close` must follow.
 
-    ``workspace_bytes`` is the traced peak, that of operations inside it included, above what was
-    left when the operation returned; None when time is measured instead.
+    ``seconds`` is the operation's own time, without that of operations inside it; None when
+    workspace is measured. ``workspace_bytes`` is the peak, operations inside it included, less the
+    bytes that are live when the operation returns; None when time is measured.
     """
 
     __slots__ = (
@@ -409,7 +441,7 @@ class Measured:
         self._start = perf_counter()
 
     def stop(self) -> None:
-        """The operation has returned; what follows is recording."""
+        """Record that the operation has returned: time from here on is recording's."""
         own = perf_counter() - self._start - self._state.nested_seconds
         if self._outer_peak < 0:
             self.seconds = own if own > 0.0 else 0.0
@@ -418,7 +450,7 @@ class Measured:
             self.workspace_bytes = max(held.workspace, self._state.peak_bytes - held.live)
 
     def close(self) -> None:
-        """Hand the time of this operation and of its recording to the enclosing one."""
+        """Count the time since construction as nested in the enclosing operation, and the peak."""
         state = self._state
         state.operation = self._outer_operation
         state.nested_seconds = self._outer + perf_counter() - self._start

@@ -1,4 +1,4 @@
-"""What can be instrumented while recorders are active, and who they are."""
+"""Sources of events, which are instrumented while any recorder is active."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from umem.locks import safe_lock
 
 
 class Source(Protocol):
-    """Something that can be instrumented while recorders are active.
+    """A library or device that can be instrumented while recorders are active.
 
     A signal may interrupt both methods: then `stop` comes next, and `start` may after that.
     """
@@ -17,11 +17,11 @@ class Source(Protocol):
         """Instrument; called when the first recorder of any thread is entered."""
 
     def stop(self) -> None:
-        """Restore exactly what was there; called when the last recorder is left."""
+        """Undo the instrumentation exactly; called when the last recorder is left."""
 
 
 added: list[Source] = []
-"""What is instrumented whenever a recorder is active, in the order in which it is started."""
+"""The sources that are instrumented whenever a recorder is active, in the order of starting."""
 _users: set[object] = set()
 _state: Literal["off", "changing", "on"] = "off"
 _lock = safe_lock()
@@ -36,7 +36,7 @@ def add_source(source: Source) -> None:
 
 
 def remove_source(source: Source) -> None:
-    """Leave ``source`` alone from now on."""
+    """Stop ``source``, and do not instrument it any more."""
     with _lock:
         if _state == "on":
             source.stop()
@@ -44,7 +44,7 @@ def remove_source(source: Source) -> None:
 
 
 def start_sources(user: object) -> None:
-    """A recorder is entered, for which there is this object."""
+    """Start all sources if this user, which stands for a recorder that is entered, is the first."""
     global _state
     with _lock:
         _users.add(user)
@@ -58,7 +58,7 @@ def start_sources(user: object) -> None:
 
 
 def stop_sources(user: object) -> None:
-    """That recorder is left; once more changes nothing."""
+    """Stop all sources if this user of `start_sources` was the last; a second time does nothing."""
     with _lock:
         _users.discard(user)
         if not _users:

@@ -1,4 +1,4 @@
-"""The memory behind arrays: whose it is, the part of it that a view covers, and when it ends."""
+"""The memory behind arrays: its tensor, the byte range that a view covers, and its lifetime."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Reach = tuple[Any, ...]
 
 
 class RootRef(weakref.ref[Any]):
-    """A weak reference to a root array that knows how it was stored, see `Raw`, and its address.
+    """A weak reference to a root array, with its stored allocation, see `Raw`, and its address.
 
-    The address is None until a part of the array is used.
+    The address is None until a view of the array is accessed.
     """
 
     __slots__ = ("address", "key", "whole")
@@ -30,7 +30,7 @@ class RootRef(weakref.ref[Any]):
 
 
 class MemoryBlock:
-    """Memory that is known by its address, and whose end its owner tells."""
+    """Memory that is identified by its address, and whose end a `Teller` reports."""
 
     __slots__ = ("address", "key", "whole")
     whole: Reach
@@ -40,33 +40,38 @@ class MemoryBlock:
         self.key = -address  # among the ids of arrays
 
     def __call__(self) -> None:
-        """It is no array."""
+        """Return None, as a weak reference to a dead array does: no array is this memory."""
 
 
 class Teller(Protocol):
-    """Who tells recorders of memory by its address, such as a pool's hooks.
+    """A reporter of allocations and releases by address, such as a pool's hooks.
 
-    ``name`` is what a trace says that it was recorded on.
+    ``name`` is the backend that traces name, such as "software".
     """
 
     name: str
 
     def block_of(self, root: Any) -> tuple[int, int]:
-        """The address and size of the memory that an array is on."""
+        """Return the address and size of the block of memory that an array is on."""
 
     def begun(self, address: int, nbytes: int, held: int) -> None:
-        """Memory was handed out by somebody whom the teller does not hear."""
+        """Record that an allocator which the teller does not watch has allocated a block.
+
+        Args:
+            address, nbytes: the block, as large as was asked for.
+            held: the bytes that the block takes in its pool.
+        """
 
     def ended(self, address: int, held: int) -> None:
-        """That memory is free again."""
+        """Record that a block of `begun` was freed."""
 
 
 tellers: list[Teller] = []
-"""Who tells of CuPy's memory, at most one."""
+"""The teller of CuPy's memory, if any: at most one."""
 
 
 class Lifetimes(ABC):
-    """What a recorder knows of memory: the arrays, the blocks whose end is told, and who died."""
+    """The memory that a recorder follows: arrays, blocks of a `Teller`, and the queue of deaths."""
 
     _known: dict[int, RootRef | MemoryBlock]
     _dead: deque[RootRef | MemoryBlock]
@@ -79,16 +84,16 @@ class Lifetimes(ABC):
     def add(
         self, ref: RootRef | MemoryBlock, nbytes: int, kind: str, label: str, uploaded: bool
     ) -> Reach:
-        """Allocate the next tensor, which is what ``ref`` refers to."""
+        """Allocate the next tensor, for an array or a block; return the access to all of it."""
 
     def flush(self) -> None:
-        """Turn the deaths of arrays so far into events."""
+        """Record the queued deaths of arrays and blocks as `Free` events."""
         dead, known, raw = self._dead, self._known, self._raw
         ref: RootRef | MemoryBlock | None = None
         while dead:
             try:
                 try:
-                    ref = dead[0]  # known before it is taken: a signal may come as it is
+                    ref = dead[0]  # read before it is taken: a signal may come in between
                     ref = dead.popleft()
                 except IndexError:  # another thread, which asks for figures, was faster
                     return
@@ -106,9 +111,10 @@ class Lifetimes(ABC):
     def block(
         self, address: int, nbytes: int, label: str, kind: str = "array", uploaded: bool = False
     ) -> Reach:
-        """The tensor that is the memory at this address, until `block_freed` tells of its end.
+        """Return the access to the tensor of the memory at an address; allocate it if it is new.
 
-        One that an operation has made gets its kind and its label from the first array on it.
+        The tensor lives until `block_freed`. If its kind is only "array", it takes its kind and its
+        label from the first array on it.
         """
         if self._dead:
             self.flush()
@@ -123,7 +129,7 @@ class Lifetimes(ABC):
         return found.whole
 
     def block_freed(self, address: int) -> None:
-        """The memory at this address is free; any thread may say so, and the collector."""
+        """Queue the end of the memory at an address; from any thread, or the garbage collector."""
         found = self._known.get(-address)
         if found is not None:
             self._dead.append(found)
@@ -131,7 +137,7 @@ class Lifetimes(ABC):
     def _on_block(
         self, root: Any, block: tuple[int, int], kind: str, label: str, uploaded: bool
     ) -> Reach:
-        """The part of a block that an array covers, which is found by the array from now on."""
+        """Return the access to the part of a block that an array covers, and follow the array."""
         known = self._known
         address, nbytes = block
         whole = self.block(address, nbytes, label, kind, uploaded)
@@ -145,7 +151,7 @@ class Lifetimes(ABC):
 
 
 def root_of(array: Any) -> Any:
-    """The array at the end of the ``.base`` chain: the one whose death frees the memory."""
+    """Return the array at the end of the ``.base`` chain: the one whose death frees the memory."""
     kinds = (np.ndarray, type(array))
     base = getattr(array, "base", None)
     while base is not None:
@@ -156,7 +162,14 @@ def root_of(array: Any) -> Any:
 
 
 def part_of(array: Any, root: Any, whole: Reach, root_address: int) -> Reach:
-    """The byte range of a view; the whole root when the view has as many bytes."""
+    """Return the access to the byte range of a view; to all of the root for a view of its size.
+
+    Args:
+        array: the view.
+        root: its root.
+        whole: the access to all of the root.
+        root_address: the root's address.
+    """
     nbytes = array.nbytes
     if nbytes == root.nbytes:
         return whole
@@ -178,7 +191,7 @@ def part_of(array: Any, root: Any, whole: Reach, root_address: int) -> Reach:
 
 
 def address_of(array: Any) -> int:
-    """Where an array's first element is."""
+    """Return the address of an array's first element."""
     if isinstance(array, np.ndarray):
         return int(array.__array_interface__["data"][0])
     return int(array.data.ptr)

@@ -1,4 +1,4 @@
-"""Bytes alive and operations run so far, from a recorder's events."""
+"""Running totals of live bytes, operations and steps, from a recorder's events."""
 
 from __future__ import annotations
 
@@ -19,10 +19,16 @@ NAMES = tuple(dict.fromkeys(GROUPS.values()))
 
 
 class Tally:
-    """Counts the events that it is told; ``at_peak`` is what was alive, by group, at the peak.
+    """Counts events: live bytes by group, their peak, operations and steps.
 
-    Bytes are of arrays: what an operation needs only while it runs is not among them. The
-    figures may be read from any thread.
+    Bytes are of tensors: the workspace of operations is not included. The figures may be read from
+    any thread.
+
+    Attributes:
+        current: live bytes by group, see `GROUPS`.
+        at_peak: live bytes by group, at the peak.
+        peak_bytes: the most live bytes so far.
+        op_count, step_count: operations and steps so far.
     """
 
     def __init__(self) -> None:
@@ -35,11 +41,11 @@ class Tally:
 
     @property
     def current_bytes(self) -> int:
-        """The bytes alive now."""
+        """Return the live bytes of all groups."""
         return self._alive.nbytes
 
     def on_event(self, event: Event) -> None:
-        """Count one event."""
+        """Add one event to the figures."""
         if isinstance(event, Op):
             self.op_count += 1
             return

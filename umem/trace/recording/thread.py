@@ -1,4 +1,4 @@
-"""The state of one thread that is recorded."""
+"""The state of a recorded thread."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from typing import Any
 
 
 class ThreadState:
-    """What a thread is inside of: an operation, where a dead one was interrupted; and backward.
+    """The operation that a thread is measuring, and its counters.
 
-    ``operation`` is weak: it leads to a `Measured` of the recorder's.
-    ``entry_count`` numbers the calls that a framework's tape remembers.
+    Attributes:
+        operation: a weak reference to the innermost `Measured`, or None; dead, if the operation was
+            interrupted before it was closed.
+        backward_depth: backward passes that the thread is inside of.
+        entry_count: the number of the next call on a framework's tape.
+        nested_seconds: time of operations inside of the one being measured.
+        peak_bytes: the meter's peak in the operation so far, before the meter's last reset.
     """
 
     __slots__ = ("backward_depth", "entry_count", "nested_seconds", "operation", "peak_bytes")
@@ -32,11 +37,11 @@ _local = _Local()
 
 
 def thread_state() -> ThreadState:
-    """What the calling thread is inside of."""
+    """Return the state of the calling thread."""
     return _local.state
 
 
 def inside() -> bool:
-    """Whether the calling thread is inside an operation that is being measured."""
+    """Tell whether the calling thread is inside of an operation that is being measured."""
     operation = _local.state.operation
     return operation is not None and operation() is not None

@@ -23,7 +23,7 @@ Where = bool | Path
 
 
 def only_numpy_moves(where: Where) -> bool:
-    """Tell whether only NumPy's arrays can be offloaded: then no array is needed to know it."""
+    """Tell whether at most NumPy's arrays are offloaded, without an array to look at."""
     return entered_device() is None and (isinstance(where, Path) or not cuda.available)
 
 
@@ -62,7 +62,7 @@ def open_tier(array: Any, where: Where, limit_bytes: int | None = None) -> Tier:
     return FileTier(where, limit_bytes)
 
 
-# -- how fast it is --------------------------------------------------------------------------------
+# -- bandwidth -------------------------------------------------------------------------------------
 
 SAMPLE_BYTES = 16 * MIB
 REPEATS = 3
