@@ -6,11 +6,10 @@ memory is short; then each choice of what to evict is a state of its own. Of the
 moment the beam follows the cheapest, ranked by the cost recomputed so far with a bound of the cost
 still to come, from below (each missing call once) to above (no recomputed value is held for a
 later step), and by the bytes in use. A second walk also recomputes, at each step, one value that
-only later steps need, while its inputs are there. A plan that is known to fit is never lost on the
-way.
+only later steps need, while its inputs are in memory. A plan that is known to fit is never pruned.
 
 The problem is that of Jain et al., "Checkmate", MLSys 2020, in the order of a tape: in forward,
-nothing runs twice, and what is still to be read stays.
+no call runs twice, and no value is evicted before its last reader has run.
 """
 
 from __future__ import annotations
@@ -38,33 +37,54 @@ from umem.planner.masks import mask_of, numbers
 from umem.planner.reruns import Reruns
 
 WIDTH = 800
-"""The most states that are followed at a moment."""
+"""At most this many states are followed at a moment."""
 FULL_WIDTH = 24
-"""Graphs of more nodes have a narrower beam, so that the work grows slowly with the nodes."""
+"""At most this many nodes are searched with `WIDTH`, which shrinks with the cube of more.
+
+So the work grows slowly with the nodes.
+"""
 LEAST_WIDTH = 24
+"""At least this many states are followed, however large the graph."""
 PROTECTED = 4
-"""Always followed: at most this many states that can still become the known plan."""
+"""At most this many states that can still become the known plan are never pruned."""
 
 
 class Weights(NamedTuple):
-    """A ranking of states: the weight of the upper bound of the cost, and of the bytes in use."""
+    """The weights of one ranking of states.
+
+    Attributes:
+        above: of the upper bound of a state's cost, against the lower one; 0 to 1.
+        used: of the bytes in use.
+    """
 
     above: float
     used: float
 
 
 class Walk(NamedTuple):
-    """One search: its rankings, and the most values that a step recomputes for later ones."""
+    """The parameters of one search.
+
+    Attributes:
+        rankings: the rankings of states, which share the beam's width.
+        extra: at most this many values are recomputed at a step of backward for later ones.
+    """
 
     rankings: tuple[Weights, ...]
     extra: int
 
 
 class Beam:
-    """One walk through a step, with all states side by side.
+    """One beam search through forward and backward; the states are rows of arrays.
+
+    Args:
+        facts: the graph.
+        budget: the most bytes at once.
+        walk: the parameters of the search.
+        known: a plan that fits, to be beaten; None: any plan that fits will do.
+        once: recompute each call at most once.
 
     Attributes:
-        saw_all: whether no state was left out that could have been better.
+        saw_all: False once a state was pruned that might have led to a cheaper plan.
     """
 
     def __init__(
@@ -81,7 +101,10 @@ class Beam:
         self.saw_all = True
 
     def run(self) -> Reruns | None:
-        """Return what each step recomputes; None if no plan fits, or beats the known one."""
+        """Search, and return the calls to recompute before each step of backward.
+
+        None if no plan is found that fits the budget and beats the known one.
+        """
         rows = one_row()
         for v in range(self.f.count):
             rows = self._forward(rows, v)
@@ -115,7 +138,7 @@ class Beam:
         return self._let_go(rows, f.below[v] & ~read & ~f.useful[-1], 0)
 
     def _backward(self, rows: Rows) -> Rows:
-        """Take a step of backward in every state, with each way to recompute what it lacks."""
+        """Run a step of backward in every state, with each way to recompute missing values."""
         f, step = self.f, self._step
         rows = rows._replace(origin=np.arange(len(rows.cost)))
         rows = self._let_go(rows, f.all & ~f.useful[step], f.all & ~f.below[step])
@@ -135,10 +158,10 @@ class Beam:
         return rows
 
     def _ask(self, rows: Rows) -> Rows:
-        """Mark what to recompute before this step as pending, in every variant of each state."""
+        """Mark the calls to recompute before this step as pending, in variants of each state."""
         f, step = self.f, self._step
         values, missing = rows.values, np.zeros_like(rows.values)
-        if f.stashed >> step & 1:  # its value goes where it has to run for its stash
+        if f.stashed >> step & 1:  # recomputed for its function state, it remakes its value
             missing = word(1 << step) * ~has(rows.stashes, step)
             values = values & ~((missing != 0) * word(f.group[step]))
         gone = f.bytes_of(rows.values & ~values, np.zeros_like(values))
@@ -152,14 +175,17 @@ class Beam:
         return rows.some(self._may(rows)) if self._once else rows
 
     def _may(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Tell in which states no missing value has been recomputed before."""
+        """Tell in which states no value to recompute now or later was recomputed before."""
         wanted = word(self.f.wanted[self._step]) | rows.pending
         missed = self.f.closure(wanted, rows.values, self._step) | rows.pending
         found: npt.NDArray[np.bool_] = missed & rows.spent == 0
         return found
 
     def _as_known(self, rows: Rows) -> list[Rows]:
-        """Return states that hold what the known plan holds, with its recomputations pending."""
+        """Branch: states that hold the known plan's values, with its recomputations pending.
+
+        Only those whose cost so far is no more than the known plan's.
+        """
         known, step = self._known, self._step
         if known is None or not known.runs[step]:
             return []
@@ -169,7 +195,7 @@ class Beam:
         return [same._replace(pending=same.pending | word(known.runs[step]) & ~same.values)]
 
     def _one_more(self, rows: Rows) -> Rows:
-        """Branch: beside each state, one for each value of later steps that is recomputed now."""
+        """Branch: beside each state, those that also recompute one value of later steps now."""
         f, step, parts = self.f, self._step, [rows]
         there = rows.values | rows.pending
         missed = f.closure(np.full_like(there, word(f.wanted[step])), there, step)
@@ -202,7 +228,7 @@ class Beam:
     # -- evicting --------------------------------------------------------------------------
 
     def _let_go(self, rows: Rows, values: int, stashes: int) -> Rows:
-        """Evict dead values and stashes; values in the same bytes only together."""
+        """Free dead values and function state; values that share bytes only together."""
         gone = mask_of(v for root in self.f.roots for v in numbers(self._whole(root, values)))
         if not gone and not stashes:
             return rows
@@ -214,6 +240,7 @@ class Beam:
         )
 
     def _whole(self, root: int, values: int) -> int:
+        """Return the mask of the values in a node's bytes if all are dead; otherwise 0."""
         group = self.f.group[root]
         return group if group & ~values == 0 else 0
 
@@ -222,10 +249,10 @@ class Beam:
 
         Args:
             rows: the states.
-            room: the most bytes of values and stashes.
-            values, stashes: masks of those that are read now, which stay.
-            at: the number of the call that is being recomputed; None: none is. What the step reads
-                later may be evicted too, and is recomputed if its number is higher.
+            room: the most bytes of values and function state.
+            values, stashes: masks of the values and function state that are read now; they stay.
+            at: the number of the call that is being recomputed; None: none is. Values that the step
+                of backward reads later may be evicted too, if they are recomputed after this call.
         """
         fits = rows.used <= room
         if fits.all():
@@ -241,7 +268,7 @@ class Beam:
             fits = rows.used <= room
 
     def _without_one(self, rows: Rows, values: int, stashes: int, at: int | None) -> list[Rows]:
-        """Branch: each state without one of its values or stashes."""
+        """Branch: from each state, one for each value or function state that can be evicted."""
         f, parts = self.f, []
         later = np.zeros_like(rows.values) if at is None else self._read_later(rows, at)
         passed = 0 if at is None else f.below[at]
@@ -265,14 +292,17 @@ class Beam:
         return parts
 
     def _read_later(self, rows: Rows, at: int) -> Masks:
-        """Return, by state, the values that the step reads after a call was recomputed."""
+        """Return, by state, the values that the step and its recomputations after a call read."""
         f, found = self.f, np.full_like(rows.values, word(self.f.needs[self._step]))
         for w in range(at + 1, self._step + 1):
             found |= (rows.pending >> np.uint64(w) & ONE) * word(f.preds[w])
         return found
 
     def _asked(self, rows: Rows, again: Masks, at: int) -> Rows:
-        """Mark evicted values and missing inputs as pending; drop states where one is too early."""
+        """Mark evicted values and their missing inputs as pending.
+
+        States are discarded in which a missing input is not after the running call in forward.
+        """
         f, pending = self.f, rows.pending | again
         good = np.ones(len(pending), bool)
         for w in range(self._step, at, -1):
@@ -281,7 +311,7 @@ class Beam:
             pending |= lacks
         return rows._replace(pending=pending).some(good)
 
-    # -- which states are followed ---------------------------------------------------------
+    # -- the states that the beam follows --------------------------------------------------
 
     def _pruned(self, rows: Rows) -> Rows:
         """Keep the best states of each ranking, up to the beam's width."""
@@ -318,7 +348,7 @@ class Beam:
     def _protected(
         self, rows: Rows, to_come: np.uint64
     ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Return the places of states that can still become the known plan, or better it."""
+        """Return the rows, at most `PROTECTED`, that can still become the known plan or beat it."""
         known = self._known
         if known is None:
             return np.zeros(0, np.int64)

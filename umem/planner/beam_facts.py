@@ -17,36 +17,41 @@ Masks = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]
 
 MOST = 63
-"""A mask is one machine word."""
+"""At most this many nodes, since a mask is one machine word."""
 NEVER = 1e9
-"""The cost of what must not run twice; all other costs are shares of a forward pass."""
+"""The cost of a call that must not run twice; other costs are shares of a forward pass."""
 PARTIAL = 1e-9
-"""Costs that are further apart differ."""
+"""Costs that are no further apart than this are the same."""
 _CHUNK = 16
+"""The number of nodes whose subsets share a table of summed costs."""
 DOMINATED = 2000
-"""The most rows of which each is compared with each other: that takes their square."""
+"""At most this many rows are compared in pairs, since the work is their square."""
 ONE = np.uint64(1)
 
 
 def word(mask: int) -> np.uint64:
-    """A mask as a machine word."""
+    """Convert a mask to a machine word."""
     return np.uint64(mask)
 
 
 class Facts:
-    """A graph on a tape: by node, masks of what it reads, needs and lies in; costs; gradients.
+    """The nodes of a graph as masks: inputs, needs of backward, shared bytes; costs; gradients.
 
     Args:
         graph: the graph.
-        alike: whether all calls count the same, whatever they cost.
+        alike: count the same cost for every call.
 
     Attributes:
-        below: by node, itself and all before it.
-        group: by node, all that lie in the same bytes.
-        wanted: by step of backward, the values that it and all later ones need.
-        useful: by step, those and all that they may have to be recomputed from.
+        cost: by node, as a share of a forward pass; `NEVER` for one that must not run twice.
+        below: by node, the mask of itself and all before it.
+        preds: by node, the mask of its inputs.
+        needs: by node, the mask of the values that its step of backward reads.
+        stashed: the mask of nodes with function state.
+        group: by node, the mask of all whose values share its bytes.
+        wanted: by step of backward, the mask of the values that it and all later ones need.
+        useful: by step, the same with all values that these may have to be recomputed from.
         beside: by step, the bytes of gradients before it and while it runs.
-        last_user: by node, the last call of forward that reads its bytes; -1 where none does.
+        last_user: by node, the last call of forward that reads its output; -1 where none does.
     """
 
     def __init__(self, graph: Graph, *, alike: bool = False) -> None:
@@ -82,7 +87,7 @@ class Facts:
 
     @cached_property
     def useful(self) -> list[int]:
-        """By step of backward, the values that it and all later ones may read or recompute from."""
+        """Return by step the values that it and later steps may read or recompute from."""
         found = []
         for step, wanted in enumerate(self.wanted):
             useful = wanted
@@ -98,7 +103,7 @@ class Facts:
 
     @cached_property
     def _costs(self) -> list[Floats]:
-        """Sums of costs, by each pattern of some nodes after one another."""
+        """Return for each `_CHUNK` nodes the summed cost of every subset, indexed by its bits."""
         tables = []
         for start in range(0, self.count, _CHUNK):
             table = np.zeros(1)
@@ -108,7 +113,7 @@ class Facts:
         return tables
 
     def cost_of(self, masks: Masks) -> Floats:
-        """The sum of costs of the nodes in each mask."""
+        """Return the summed cost of the nodes in each mask."""
         total = np.zeros(masks.shape)
         for place, table in enumerate(self._costs):
             part = masks >> np.uint64(_CHUNK * place) & np.uint64(len(table) - 1)
@@ -116,7 +121,7 @@ class Facts:
         return total
 
     def bytes_of(self, values: Masks, stashes: Masks) -> npt.NDArray[np.int64]:
-        """The bytes of some values and stashes, for each pair of masks."""
+        """Return the bytes of values and function state, for each pair of masks."""
         found = np.zeros(values.shape, np.int64)
         for v in self.roots:
             found += ((values & word(self.group[v])) != 0) * self.g.size[v]
@@ -125,7 +130,7 @@ class Facts:
         return found
 
     def closure(self, wanted: Masks, values: Masks, step: int) -> Masks:
-        """Return the missing values of those wanted and of all they are recomputed from."""
+        """Return the calls to recompute for wanted values: those missing, and missing inputs."""
         missing = np.zeros_like(values)
         for v in range(step, -1, -1):
             lacks = (wanted & ~values) >> np.uint64(v) & ONE
@@ -148,8 +153,8 @@ class Facts:
         return total
 
     def most_left(self, values: Masks, stashes: Masks, step: int) -> Floats:
-        """Bound it from above: no recomputed value is held for a later step."""
-        chains: list[Masks] = []  # what has to run for each node, itself included
+        """Bound the same cost from above: no recomputed value is kept for a later step."""
+        chains: list[Masks] = []  # the calls to run for each node's value, itself included
         for v in range(step + 1):
             chain = np.full(values.shape, word(1 << v))
             for x in self.g.preds[v]:
@@ -173,9 +178,15 @@ def has(masks: Masks, v: int) -> npt.NDArray[np.bool_]:
 
 
 class Known:
-    """A plan that fits: what it holds before each step, what it recomputes, and the cost so far.
+    """A plan that fits the budget, by step of backward.
 
-    ``values[step + 1]`` has the values that must be there before the step, for it and later ones.
+    Attributes:
+        reruns: the calls that are recomputed before each step, in order.
+        runs: the same as masks.
+        values, stashes: masks of the values and function state that must be in memory before a
+            step's recomputations, for it and later steps; that of a step under ``step + 1``.
+        cost: of all recomputations.
+        so_far: by step, the cost of the recomputations up to its own; 0 before the first.
     """
 
     def __init__(self, facts: Facts, reruns: Reruns) -> None:
@@ -197,16 +208,16 @@ class Known:
 
 
 class Rows(NamedTuple):
-    """States of a step, at the same moment of it.
+    """States of the search at the same moment of the step, one a row.
 
     Attributes:
-        values, stashes: masks of those in memory.
+        values, stashes: masks of the values and function state in memory.
         pending: the calls still to be recomputed before the next step of backward.
-        ran: those that were recomputed before it already.
-        spent: those that must not be recomputed once more, where each may be once.
+        ran: the calls that were recomputed for that step already.
+        spent: the calls that were recomputed at any step, where each may be once at most.
         cost: of all recomputations so far.
-        used: the bytes of values and stashes in memory.
-        origin: the row of the step before that it comes from.
+        used: the bytes of values and function state in memory.
+        origin: the row, after the step before, that this state comes from.
     """
 
     values: Masks
@@ -219,11 +230,11 @@ class Rows(NamedTuple):
     origin: npt.NDArray[np.int64]
 
     def some(self, which: Any) -> Rows:
-        """The rows of an index."""
+        """Select rows by numbers, a slice or booleans."""
         return Rows(*(column[which] for column in self))
 
     def distinct(self) -> Rows:
-        """Of the rows in the same state, the one of least cost."""
+        """Keep the cheapest of all rows that are in the same state."""
         order = np.lexsort((self.cost, self.spent, self.pending, self.stashes, self.values))
         rows = self.some(order)
         same = np.ones(len(order), bool)
@@ -233,7 +244,10 @@ class Rows(NamedTuple):
         return rows.some(~same)
 
     def undominated(self) -> Rows:
-        """Without the rows that hold no more than another one, and cost no less."""
+        """Leave out rows that hold no more than another and cost no less.
+
+        Changes nothing above `DOMINATED` rows.
+        """
         count = len(self.cost)
         if not 1 < count <= DOMINATED:
             return self
@@ -245,11 +259,11 @@ class Rows(NamedTuple):
 
 
 def one_row() -> Rows:
-    """The state before forward."""
+    """Return the state before forward: empty memory, no cost."""
     none, zero = np.zeros(1, np.uint64), np.zeros(1, np.int64)
     return Rows(none, none, none, none, none, np.zeros(1), zero, zero)
 
 
 def joined(parts: list[Rows]) -> Rows:
-    """All rows of some parts."""
+    """Concatenate rows."""
     return Rows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))

@@ -1,4 +1,4 @@
-"""Calls of a forward pass, with their backward: what a planning problem is made of."""
+"""Function calls of a forward pass with their backward, of which a planning problem is made."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ class CallFacts:
 
     Attributes:
         label: the function's name.
-        nbytes: bytes of the memory that its outputs lie in, as far as it has made it.
-        cost: what running it once more costs.
+        nbytes: bytes of the memory of its outputs that the call itself allocated.
+        cost: of recomputing it.
         grad_bytes: bytes of the gradient of its outputs.
         alias: the call whose output its output is a view of.
-        stash_bytes: function state that its backward reads and that can be recomputed.
-        drawn_bytes: function state that it has drawn at random; never drawn a second time.
-        mask_bytes, packed_bytes: those of them that are a dropout's mask, and its bytes at one bit
-            an element.
-        again: whether it may be recomputed; if not, its outputs are never dropped.
-        workspace_bytes, backward_workspace_bytes: temporary memory while it runs.
-        stays_bytes: gradients of parameters that its backward is the first to make.
+        stash_bytes: bytes of function state that its backward reads and that can be recomputed.
+        drawn_bytes: bytes of function state drawn at random, which is never drawn a second time.
+        mask_bytes, packed_bytes: the part of ``drawn_bytes`` that is a dropout's mask, and the
+            mask's bytes at one bit an element.
+        again: True if it may be recomputed; otherwise its outputs are never dropped.
+        workspace_bytes, backward_workspace_bytes: temporary memory while it or its backward runs.
+        stays_bytes: bytes of the parameters' gradients that its backward is the first to make.
         needs: the calls whose outputs its backward reads.
-        dead: whether backward does not come to it.
-        backward_cost: what its backward costs; None: twice its cost.
+        dead: True if backward does not reach it.
+        backward_cost: of its backward; None: twice its cost.
     """
 
     label: str
@@ -49,9 +49,10 @@ class CallFacts:
 
 
 def held_of(calls: Sequence[CallFacts]) -> dict[int, int]:
-    """Return, by call that must not be recomputed, the bytes that stay as long as the graph.
+    """Return by call the bytes that stay as long as the graph: of calls never recomputed.
 
-    Where its outputs are views, those of their bases.
+    They are a call's function state and outputs; where its outputs are views, the outputs of the
+    base, under the base's number. Other calls are missing.
     """
     found: dict[int, int] = {}
     for index, call in enumerate(calls):
@@ -75,10 +76,16 @@ def nodes_of(
     packs: bool,
     moves: bool,
 ) -> list[Node]:
-    """Make the nodes of calls; what is held is a constant and has no bytes here.
+    """Make the graph's nodes of calls.
 
-    With ``moves`` nothing is held: a call that must not be recomputed keeps its outputs until its
-    own backward.
+    Args:
+        calls: in the order of forward.
+        names: the nodes' names, by call.
+        edges: pairs of calls: the second reads an output of the first.
+        held: the calls whose bytes count in the constant (see `held_of`); their nodes have none.
+        packs: a dropout's mask is kept as bits; packing and unpacking it takes workspace.
+        moves: values may be offloaded; a call that must not be recomputed keeps its outputs, there
+            or in memory, until its own backward.
     """
     summed = _summed(calls, edges)
     nodes = []
@@ -95,7 +102,7 @@ def nodes_of(
             recomputable=call.again,
             stash_bytes=0 if no_stash else call.stash_bytes,
             grad_bytes=0 if call.dead or index in summed else call.grad_bytes,
-            workspace_bytes=call.workspace_bytes + mask + mask // 4,  # a byte an element on the way
+            workspace_bytes=call.workspace_bytes + mask + mask // 4,  # a byte an element to pack
             backward_workspace_bytes=call.backward_workspace_bytes + mask,
             stays_bytes=0 if call.dead else call.stays_bytes,
             needs=tuple(names[i] for i in needs),
@@ -106,7 +113,7 @@ def nodes_of(
 
 
 def _summed(calls: Sequence[CallFacts], edges: Iterable[tuple[int, int]]) -> frozenset[int]:
-    """Return calls whose outputs are only summed up: the gradient of such is a broadcast view."""
+    """Return the calls whose outputs `Sum` alone reads: their gradient is a broadcast view."""
     users: dict[int, set[str]] = {}
     for source, user in edges:
         users.setdefault(source, set()).add(calls[user].label)
@@ -121,7 +128,8 @@ def floor_of(
 ) -> tuple[int, str]:
     """Return the most bytes that one call needs at once, forward or backward, and its name.
 
-    No plan needs less. The gradients of parameters that are there by then are among it.
+    No plan needs less. The gradients of parameters that backward has made by then are included.
+    Without calls, 0 bytes and ``"nothing"``.
     """
     size = {node.name: 0 if node.alias_of else node.nbytes for node in nodes}
     grad = {node.name: node.grad_bytes or 0 for node in nodes}

@@ -1,4 +1,4 @@
-"""Plans of chains of lower sets: a method says between which sets they may step."""
+"""Plans from chains of lower sets; each method has a family of sets that chains step between."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from umem.planner.step_table import INFINITE, Chain, Hop, Table, peak_of, time_o
 
 
 class Family(NamedTuple):
-    """A method of planning: between which lower sets chains may step, and which are looked at.
+    """A method of planning: the lower sets that chains step between, and the chains to choose from.
 
     Attributes:
         sets: from a graph and a model, the lower sets as bit masks, sorted by size, from the
             empty set to all nodes.
         chains: from a graph, the table of steps between them and the number of kinds of a step,
             the chains to choose from; None: every chain, by dynamic programming.
-        exact: whether costs are never rounded.
+        exact: True if costs are never rounded.
     """
 
     sets: Callable[[Graph, Model], tuple[int, ...]]
@@ -50,7 +50,7 @@ METHODS = {
     "lower_sets": Family(lower_sets.approximate_family),
     "lower_sets_exact": Family(lower_sets.exact_family, exact=True),
 }
-"""Every such method by its name."""
+"""The family of every method, by the method's name."""
 
 
 _MODELS: dict[Model, type[KusumotoModel] | type[SavedModel]] = {
@@ -60,7 +60,7 @@ _MODELS: dict[Model, type[KusumotoModel] | type[SavedModel]] = {
 
 
 class _Problem(NamedTuple):
-    """A graph under a model, and the steps that a method may take."""
+    """A graph under a cost model, and the steps between lower sets that a method may take."""
 
     graph: Graph
     model: KusumotoModel | SavedModel
@@ -68,7 +68,7 @@ class _Problem(NamedTuple):
     family: Family
 
     def chains(self) -> list[Chain] | None:
-        """The chains of a method that does not search."""
+        """Return the chains that the method chooses from; None if it searches all chains."""
         make = self.family.chains
         return None if make is None else list(make(self.graph, self.table, self.model.kinds))
 
@@ -85,14 +85,17 @@ def _problem(graph: Graph, method: Method, model: Model) -> _Problem:
 
 
 def _are_near(sets: tuple[int, ...]) -> bool:
-    """Tell whether a table of all prefixes has every step from one set to the next."""
+    """Tell whether each set adds at most `WINDOW` nodes: a table of prefixes has such steps."""
     return all(b.bit_length() - a.bit_length() <= WINDOW for a, b in pairwise(sets))
 
 
 def plans(
     graph: Graph, budget_bytes: int | None, method: Method, objective: Objective, model: Model
 ) -> list[Plan]:
-    """Return the method's best plan within a budget, in a list; empty if none fits."""
+    """Return the method's best plan within a budget, in a list; empty if none fits.
+
+    A budget of None is the least that the method can do.
+    """
     if method == "store_all" and model == "kusumoto":
         found = _keep_all(graph, objective)
         fits = budget_bytes is None or found.peak_bytes <= budget_bytes
@@ -117,7 +120,7 @@ def _best_of(table: Table, chains: list[Chain], limit: int, objective: Objective
 
 
 def _keep_all(graph: Graph, objective: Objective) -> Plan:
-    """Under the model ``kusumoto``: every value and every gradient."""
+    """Return the plan that keeps all, under ``kusumoto``: every value and gradient counts."""
     g = graph.numbered
     peak = sum(g.size) + sum(g.grad)
     return Plan(

@@ -1,4 +1,4 @@
-"""Checks of what a user gives a planner: taken as it is meant, or refused in words."""
+"""Conversion and checks of the arguments that a user passes to planners."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from umem.errors import BudgetError, GraphError
 
 SHOWN = 60
-"""The most letters of a wrong value that a message repeats."""
+"""At most this many letters of a wrong value are repeated in an error message."""
 
 
 def whole_number(value: Any) -> int | None:
-    """A whole number of Python or NumPy as an int, None where it is none; truth values are not."""
+    """Convert an integer of Python or NumPy to an int; None for all else, booleans included."""
     if isinstance(value, (bool, np.bool_)):
         return None
     try:
@@ -25,7 +25,7 @@ def whole_number(value: Any) -> int | None:
 
 
 def shown(value: object) -> str:
-    """A value in a message, shortened; a number of thousands of digits has no text at all."""
+    """Shorten the repr of a value for a message; describe an int too long to be printed."""
     try:
         text = repr(value)
     except ValueError:
@@ -34,7 +34,11 @@ def shown(value: object) -> str:
 
 
 def each_of(items: Any, what: str, of: str) -> Iterator[Any]:
-    """An iterator over what a user gave for a list of something."""
+    """Iterate over an argument that has to be a list.
+
+    Raises:
+        GraphError: it is not iterable; names the argument (``what``) and its elements (``of``).
+    """
     try:
         return iter(items)
     except TypeError:
@@ -42,7 +46,7 @@ def each_of(items: Any, what: str, of: str) -> Iterator[Any]:
 
 
 def are_names(items: Any) -> bool:
-    """Tell whether this is a collection of texts."""
+    """Tell whether an argument is an iterable of strings, as a string is itself."""
     try:
         return all(isinstance(name, str) for name in items)
     except TypeError:
@@ -50,7 +54,7 @@ def are_names(items: Any) -> bool:
 
 
 def checked_budget(budget_bytes: int | None) -> int | None:
-    """A budget as an int; None is none.
+    """Convert a budget in bytes to an int; None stays None.
 
     Raises:
         BudgetError: it is no whole number of zero or more.

@@ -1,4 +1,4 @@
-"""The planners' public face: which algorithm for which question."""
+"""The public functions of planning, which choose the algorithms: plan, min_budget, pareto."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from umem.planner.usage import usage
 from umem.units import format_bytes
 
 AUTO_SETS = {"kusumoto": 600, "saved": 80}
-"""The most lower sets of which ``auto`` looks at all: that takes less than a second."""
+"""By model, at most this many lower sets are all searched by ``auto``, in less than a second."""
 EVERY_POINT = 64
-"""The most nodes of which `pareto` looks for every point of chains."""
+"""At most this many nodes for which `pareto` looks for every point of chains."""
 POINTS = 33
 """Number of budgets that `pareto` looks at in larger graphs."""
 SEARCHED = 200
-"""The most nodes of which decisions to keep, recompute or offload are searched value by value."""
+"""At most this many nodes for which a local search improves a plan that may offload."""
 
 
 def plan(
@@ -46,8 +46,8 @@ def plan(
     where that fits, nor than keeping or offloading everything.
 
     Cost: about a second for ``auto`` and ``lower_sets``, two with 10,000 nodes;
-    ``lower_sets_exact`` grows with the square of the number of lower sets. Pure; what it
-    works out of a graph is remembered.
+    ``lower_sets_exact`` grows with the square of the number of lower sets. Pure; tables of a
+    graph are cached.
 
     Args:
         graph: the forward pass.
@@ -56,12 +56,12 @@ def plan(
         method: ``store_all``; ``chen``; ``lower_sets``, the approximate family;
             ``lower_sets_exact``, all lower sets; ``rematerialize``, which may recompute a call
             several times, under ``saved`` alone; ``auto``, the best of them within a second; or
-            what `register_method` was given.
-        objective: ``time``, the least overhead within the budget; ``memory``, the most, whose
-            coarse blocks leave more to be freed early.
+            a name that was registered with `register_method`.
+        objective: ``time``, the least overhead within the budget; ``memory``, the most overhead,
+            whose coarse blocks leave more to be freed early.
         model: ``saved``, the bytes that a tape holds for backward, each freed after its last
             use; ``kusumoto``, the formula of Kusumoto et al.
-        link: the link to the tier below, for the model ``saved`` and the objective ``time``.
+        link: the link to the offload target, for the model ``saved`` and the objective ``time``.
 
     Raises:
         BudgetError: no plan of the method fits; names the smallest budget and what forces it.
@@ -90,11 +90,11 @@ def plan(
 
 
 def min_budget(graph: Graph, method: Method = "auto", model: Model = "saved") -> int:
-    """The smallest budget that a plan of the method fits, in bytes.
+    """Return the smallest budget that a plan of the method fits, in bytes.
 
     Exact for chains of the method's family, by bisection over the peaks that they can have. Where
     calls may be recomputed several times (``auto`` and ``rematerialize`` under ``saved``), the
-    least that is found, which may cost several forward passes; see `least_once`.
+    least that is found, whose overhead may be several forward passes; see `least_once`.
     """
     return plan(graph, None, method, "time", model).peak_bytes
 
@@ -102,7 +102,7 @@ def min_budget(graph: Graph, method: Method = "auto", model: Model = "saved") ->
 def least_once(graph: Graph, method: Method = "auto", model: Model = "saved") -> Plan:
     """Return the plan of least bytes, of those that recompute each call at most once.
 
-    It costs at most one more forward pass, and its bytes do not depend on what calls cost.
+    Its overhead is at most one forward pass, and its bytes do not depend on the costs of calls.
     """
     _checked(graph, None, method, "time", model)
     if not len(graph):
@@ -146,13 +146,19 @@ def pareto(
     return front
 
 
-# -- what is asked -----------------------------------------------------------------------------
+# -- arguments and errors ----------------------------------------------------------------------
 
 
 def _checked(
     graph: Graph, budget_bytes: int | None, method: Method, objective: Objective, model: Model
 ) -> int | None:
-    """Check all arguments of `plan`, and return the budget as an int."""
+    """Check all arguments of `plan`, and return the budget as an int.
+
+    Raises:
+        GraphError: an argument is of the wrong type or unknown, or the method does not plan under
+            the model.
+        BudgetError: the budget is no whole number of zero or more.
+    """
     for name, value, choices in (
         ("method", method, ("auto", rematerialize.NAME, *METHODS)),
         ("objective", objective, OBJECTIVES),
@@ -168,7 +174,7 @@ def _checked(
 
 
 def _methods(graph: Graph, method: Method, model: Model) -> tuple[Method, ...]:
-    """Return the methods of chains that a method tries."""
+    """Return the methods of chains of lower sets that a method tries; rematerialize: none."""
     if method == rematerialize.NAME:
         return ()
     if method != "auto":
@@ -192,7 +198,11 @@ def _too_small(graph: Graph, budget_bytes: int, method: Method, model: Model) ->
 
 
 def _moves(link: Link, objective: Objective, model: Model) -> bool:
-    """Tell whether anything may be offloaded; refuse a link where nothing ever is."""
+    """Tell whether a link offloads anything at all.
+
+    Raises:
+        GraphError: it is no link, or nothing is ever offloaded for this objective or model.
+    """
     if not isinstance(link, Link):
         raise GraphError(f"link is a umem.planner.Link; got a {type(link).__name__}")
     if model != "saved" or objective != "time":
@@ -201,7 +211,13 @@ def _moves(link: Link, objective: Objective, model: Model) -> bool:
 
 
 def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Link) -> Plan:
-    """Return the quickest plan over a link within a budget, or at the least that is found."""
+    """Return the quickest plan that is found within a budget, with values offloaded over a link.
+
+    A budget of None is the least for which a plan is found.
+
+    Raises:
+        BudgetError: no plan fits; names the smallest budget.
+    """
     if budget_bytes is not None:
         alone = keep_recompute_offload.offload_alone(graph, budget_bytes, link)
         if alone is not None and is_best(alone):
@@ -225,18 +241,20 @@ def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Li
 
 
 def _quickest(found: list[Decision], budget_bytes: int, link: Link, method: Method) -> Plan:
+    """Make the plan of the first decision, improved by a local search in small graphs."""
     best = found[0]
     if method in ("auto", rematerialize.NAME) and len(best.graph) <= SEARCHED:
         best = keep_recompute_offload.improved(found, budget_bytes, link)
     return plan_of_decision(best, budget_bytes, link, method)
 
 
-# -- how it is answered ------------------------------------------------------------------------
+# -- candidates, and the choice among them -----------------------------------------------------
 
 
 def _of_chains(
     graph: Graph, budget_bytes: int | None, method: Method, objective: Objective, model: Model
 ) -> list[Plan]:
+    """Return the best plan that fits of each method of chains; None: its least bytes."""
     names = _methods(graph, method, model)
     return [
         one for name in names for one in chains.plans(graph, budget_bytes, name, objective, model)
@@ -251,9 +269,10 @@ def _best(found: list[Plan], objective: Objective) -> Plan:
 def _rematerialized(
     graph: Graph, budget_bytes: int, known: list[Plan], objective: Objective
 ) -> Iterator[Plan]:
-    """Yield plans that recompute calls several times, from plans of chains, each in its own order.
+    """Yield plans that may recompute calls several times, one for each order of forward.
 
-    For the objective ``memory`` only where there is no chain.
+    The orders are the graph's and those of the known plans, from which the searches begin. Yields
+    nothing where a known plan recomputes nothing, nor for ``memory`` where any plan is known.
     """
     if known and (objective == "memory" or not min(plan.overhead for plan in known)):
         return
@@ -266,7 +285,10 @@ def _rematerialized(
 
 
 def _least_that_fits(graph: Graph, budget_bytes: int, method: Method) -> list[Plan]:
-    """Return a plan of least bytes for a budget that no chain fits, a cheap one if there is one."""
+    """Return a plan of least bytes for a budget that no chain fits, in a list; empty if none fits.
+
+    One that recomputes each call at most once is preferred, since it is cheaper.
+    """
     found = [least_once(graph, method)]
     if found[0].peak_bytes > budget_bytes:
         found = [_least(graph, method, "time", "saved")]
@@ -286,7 +308,7 @@ def _least(
 
 
 def _budget_by_budget(graph: Graph, method: Method, points: int) -> set[tuple[float, int]]:
-    """Return overhead and peak of plans at some budgets, from the least to keeping all."""
+    """Return overhead and peak of plans at ``points`` budgets, from the least to keeping all."""
     (most,) = chains.plans(graph, None, "store_all", "time", "saved")
     least = plan(graph, None, method, "time", "saved").peak_bytes
     budgets = {int(budget) for budget in np.linspace(least, max(least, most.peak_bytes), points)}
@@ -298,7 +320,7 @@ def register_method(name: str, family: chains.Family) -> None:
     """Register one more method with `plan`, `min_budget` and `pareto`.
 
     Raises:
-        GraphError: there is one of that name; nothing has changed.
+        GraphError: a method of that name exists; nothing has changed.
     """
     if name in ("auto", rematerialize.NAME, *METHODS):
         raise GraphError(f"there is a method {name!r} already: choose another name")

@@ -18,30 +18,31 @@ NOT_AGAIN = frozenset((
     "DecorrelatedBatchNormalization", "MultiNodeBatchNormalizationFunction",
     "PartAggregation", "OverParts", "ToParts",
 ))  # fmt: skip
-"""Functions that draw anew when recomputed, change what they read, or wait for other ranks."""
+"""Functions never recomputed: they draw anew, change their inputs, or wait for other ranks."""
 DRAWS = frozenset((
     "Dropout", "GaussianDropout", "Gaussian", "GaussianNoise", "RReLU", "SimplifiedDropconnect",
     "GumbelSoftmax",
 ))  # fmt: skip
-"""Functions that draw random numbers once, and find them when they are recomputed."""
+"""Functions that draw random numbers once, and reuse them when they are recomputed."""
 
 
 def nodes_and_edges(
     trace: Trace, cost: Cost = "paper", not_again: Collection[str] = NOT_AGAIN
 ) -> tuple[list[Node], list[tuple[str, str]]]:
-    """A node for each call up to the first that is not forward.
+    """Return a node for each call of a trace's first forward pass, and the edges between them.
 
     A tensor is saved where it is still alive when forward has ended. A call that writes no new
-    tensor has made a view. What a call writes of the kind ``stash`` is its stash.
+    tensor has made a view. Saved tensors of the kind ``stash`` are their call's function state.
 
     Args:
         trace: a recorded step, or a forward pass whose result was still held at the end.
         cost: ``paper``: 10 for convolutions, 1 for anything else; ``seconds`` that the host
             measured; ``flops``.
-        not_again: names of functions that must not run twice.
+        not_again: names of functions that must not be recomputed.
 
     Raises:
-        GraphError: there is no forward call, or it has no time where ``seconds`` are asked for.
+        GraphError: there is no forward call, ``cost`` is unknown, or a call has no time for
+            ``seconds``.
     """
     if cost not in ("paper", "seconds", "flops"):
         raise GraphError(f"cost is 'paper', 'seconds' or 'flops'; got {cost!r}")
@@ -59,15 +60,16 @@ def nodes_and_edges(
 
 
 def is_call(op: Op, has_entries: bool) -> bool:
-    """Tell whether an operation is a call to plan, in a trace with entries of a tape or without.
+    """Tell whether an operation is a forward call that is planned.
 
-    Where a tape was recorded, what is not on it has no backward.
+    Where the trace has entries of a tape (``has_entries``), operations that are not on the tape are
+    left out: they have no backward.
     """
     return op.phase == "forward" and (op.entry is not None or not has_entries)
 
 
 class _CallReader:
-    """Calls and their edges, as they come."""
+    """Collects calls and the edges between them from the operations of a trace."""
 
     def __init__(self, trace: Trace, cost: Cost, not_again: Collection[str]) -> None:
         self.calls: list[Op] = []
@@ -83,7 +85,7 @@ class _CallReader:
         self.edges: list[tuple[str, str]] = []
 
     def add(self, op: Op) -> None:
-        """Add a call: the calls that it reads, what it makes, and the base of a view."""
+        """Add a call: edges from its inputs, the tensors that it makes, the base of a view."""
         name = f"{op.name}#{len(self.calls)}"
         inputs = self._inputs(op, name)
         self.edges += [(writer, name) for writer in dict.fromkeys(inputs)]
@@ -93,7 +95,7 @@ class _CallReader:
             alloc = self._lives[access.tensor].alloc
             if access.tensor in self._last_writers:
                 writer = self._writer(access)
-                if op.entry is None and writer != name:  # of several views, another is its own
+                if op.entry is None and writer != name:  # a call's own earlier output is no base
                     base = writer
             elif not alloc.uploaded and alloc.kind in MADE:
                 made.append(alloc)
@@ -107,7 +109,7 @@ class _CallReader:
         self._bases.append(base)
 
     def _inputs(self, op: Op, name: str) -> list[str]:
-        """The calls that made what an operation reads, as the tape says, or by the bytes."""
+        """Return the calls that made an operation's inputs, by its tape entry or by their bytes."""
         if op.entry is None:
             found = map(self._writer, op.reads)
         else:
@@ -116,7 +118,7 @@ class _CallReader:
         return [writer for writer in found if writer is not None]
 
     def _base(self, op: Op) -> str | None:
-        """The first call of whose output one of an operation on the tape is a view."""
+        """Return the first input call whose output an operation on the tape views; None: none."""
         assert op.entry is not None
         written = {access.tensor for access in op.writes}
         found = zip(op.entry.sources, op.reads, strict=False)
@@ -124,11 +126,11 @@ class _CallReader:
         return next((base for base in bases if base is not None), None)
 
     def _writer(self, access: Access) -> str | None:
-        """The call whose output an access reads: the last of exactly these bytes, or the last."""
+        """Return the last call that wrote exactly these bytes, else that wrote the tensor."""
         return self._writers.get(access) or self._last_writers.get(access.tensor)
 
     def node(self, index: int) -> Node:
-        """Make the node of a call; to be asked once all calls were added."""
+        """Make the node of a call; only after all calls have been added."""
         op, made, base = self.calls[index], self._made[index], self._bases[index]
         outputs = [alloc for alloc in made if alloc.kind != "stash"]
         stashes = [alloc for alloc in made if alloc.kind == "stash" and self._is_saved(alloc)]

@@ -29,7 +29,7 @@ __all__ = ["Graph", "Node", "Numbered"]
 FORMAT = "umem-graph"
 VERSION = 1
 MAX_TOTAL = 1 << 53
-"""Sums of sizes stay below it, so that they are exact in double precision (8 PiB)."""
+"""Sums of sizes stay below this (8 PiB), so that they are exact in double precision."""
 
 
 class Numbered(NamedTuple):
@@ -67,11 +67,11 @@ class Graph:
     Args:
         nodes: the calls.
         edges: pairs of names.
-        forward_bytes: what is there in forward alone, such as the gradients of the step before.
+        forward_bytes: bytes in use in forward alone, such as the gradients of the step before.
 
     Raises:
-        GraphError: a cycle, an edge or a base that leads nowhere, a name that is there twice;
-            it names the node.
+        GraphError: a cycle, an edge or a base that names no node, a duplicate name; the message
+            names the node.
 
     >>> Graph([Node("a", 4, 1), Node("b", 4, 1)], [("a", "b")]).names
     ('a', 'b')
@@ -94,7 +94,7 @@ class Graph:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The nodes' names, in the order in which forward runs them."""
+        """Return the nodes' names, in the order in which forward runs them."""
         return self.numbered.names
 
     def __len__(self) -> int:
@@ -105,13 +105,13 @@ class Graph:
 
     @cached_property
     def _hash(self) -> int:
-        """Worked out once: what is remembered of a graph is looked up often."""
+        """Return the hash, computed once, as caches look graphs up often."""
         return hash((self.nodes, self.edges, self.forward_bytes))
 
     # -- checks ----------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Refuse nodes, edges and sizes that make no graph."""
+        """Raise `GraphError` for nodes, edges or sizes that make no graph."""
         known: set[str] = set()
         for node in self.nodes:
             if not isinstance(node, Node):
@@ -138,6 +138,7 @@ class Graph:
             raise GraphError("the sizes add up to 8 PiB or more")
 
     def _check_needs(self) -> None:
+        """Raise `GraphError` where backward needs a value that is no input or is not saved."""
         saved = {node.name: node.saved for node in self.nodes}
         inputs = self._inputs()
         for node in self.nodes:
@@ -148,6 +149,7 @@ class Graph:
                     raise GraphError(f"node {node.name!r} needs {name!r}, which is not saved")
 
     def _inputs(self) -> dict[str, list[str]]:
+        """Return by node the names of its inputs, a view's base among them."""
         inputs: dict[str, dict[str, None]] = {node.name: {} for node in self.nodes}
         for source, target in self.edges:
             inputs[target][source] = None
@@ -157,7 +159,7 @@ class Graph:
         return {name: list(found) for name, found in inputs.items()}
 
     def _sorted(self) -> tuple[int, ...]:
-        """Places in `nodes`, inputs first, otherwise as they were given."""
+        """Sort the places in `nodes`: inputs first, else as given; `GraphError` for a cycle."""
         place = {node.name: i for i, node in enumerate(self.nodes)}
         users: list[list[int]] = [[] for _ in self.nodes]
         waits = [0] * len(self.nodes)
@@ -179,7 +181,7 @@ class Graph:
         return tuple(order)
 
     def _on_a_cycle(self, waits: list[int]) -> str:
-        """A node of a cycle: what is left, followed from input to input, comes back."""
+        """Return a node on a cycle: follow inputs among the unsorted nodes until one repeats."""
         left = {self.nodes[i].name for i, count in enumerate(waits) if count}
         inputs = self._inputs()
         name, seen = min(left), set[str]()
@@ -192,7 +194,7 @@ class Graph:
 
     @cached_property
     def numbered(self) -> Numbered:
-        """The graph by numbers, which the algorithms work on."""
+        """Return the graph by numbers, on which the algorithms work; computed once."""
         order: tuple[int, ...] = self._order  # type: ignore[attr-defined]
         nodes = [self.nodes[i] for i in order]
         number = {node.name: v for v, node in enumerate(nodes)}
@@ -241,10 +243,10 @@ class Graph:
             costly=tuple(node.cost * len(nodes) > total_cost for node in nodes),
         )
 
-    # -- to and from -----------------------------------------------------------------------
+    # -- formats ---------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """As JSON text; what has its default value is left out."""
+        """Write the graph as JSON text; fields of nodes at their defaults are left out."""
         default = {field.name: field.default for field in fields(Node)}
         nodes = [
             {key: value for key, value in asdict(node).items() if value != default[key]}
@@ -262,10 +264,10 @@ class Graph:
 
     @classmethod
     def from_json(cls, text: str) -> Graph:
-        """Read what `to_json` wrote.
+        """Read a graph from the text that `to_json` wrote.
 
         Raises:
-            GraphError: it is no such text, or no graph.
+            GraphError: the text is of another format or version, or describes no graph.
         """
         try:
             content = json.loads(text)
@@ -282,7 +284,7 @@ class Graph:
 
     @classmethod
     def from_trace(cls, trace: Trace, cost: Cost = "paper") -> Graph:
-        """The first forward pass of a trace; see `umem.planner.from_trace`."""
+        """Make the graph of a trace's first forward pass; see `umem.planner.from_trace`."""
         from umem.planner.from_trace import nodes_and_edges
 
         return cls(*nodes_and_edges(trace, cost))
@@ -291,15 +293,15 @@ class Graph:
     def from_onnx(
         cls, path: str | PathLike[str], sizes: Mapping[str, int] | None = None, cost: Cost = "flops"
     ) -> Graph:
-        """The forward pass of a model in ONNX; Chainer is not needed.
+        """Make the graph of an ONNX model's forward pass; Chainer is not needed.
 
         Args:
             path: the file; weights in files beside it need not be there.
-            sizes: of dynamic axes, by name, such as ``{"batch": 32}``.
+            sizes: the sizes of dynamic axes, by name, such as ``{"batch": 32}``.
             cost: see `umem.planner.from_trace`; no time was measured.
 
         Raises:
-            OnnxError: it cannot be read, see `umem.trace.exported.onnx_step`.
+            OnnxError: the file cannot be read, see `umem.trace.exported.onnx_step`.
             MissingDependencyError: onnx is not installed. GraphError: ``cost`` is unknown.
         """
         from umem.trace.exported import onnx_step
@@ -308,6 +310,7 @@ class Graph:
 
 
 def _pair(edge: Any) -> tuple[str, str]:
+    """Check that an edge is a pair of names; raise `GraphError` otherwise."""
     try:
         source, target = edge
     except (TypeError, ValueError):

@@ -2,8 +2,8 @@
 
 The search starts from the recomputations that are planned for some budgets, from the one asked for
 up to that of keeping everything; of the values that such a plan keeps, as many are offloaded as do
-not fit. The budget itself gives recomputation alone, the other end offloading alone. The quickest
-go on to a local search, which changes the decision on one value at a time. After the hybrid
+not fit. The budget itself gives recomputation alone, the other end offloading alone. From the
+quickest, a local search changes the decision on one value at a time. After the hybrid
 policies of Capuchin (Peng et al., ASPLOS 2020) and PoocH (Ito et al., 2019); times are those of the
 referee.
 """
@@ -25,18 +25,21 @@ from umem.planner.timetable import least_bytes, timetable
 BUDGETS = 7
 """Number of budgets that are planned for, as starts of the search."""
 SHORT = 200
-"""In larger graphs the plan of one budget is relaxed for larger ones, not made anew."""
+"""At most this many nodes for which every budget is planned anew.
+
+In larger graphs, the plans that are known, or that of one budget, are relaxed for the others.
+"""
 
 
 def offload_alone(graph: Graph, budget_bytes: int, link: Link) -> Decision | None:
-    """Recompute nothing and offload as much as does not fit; None: it does not fit even so."""
+    """Decide to recompute nothing and offload as much as a budget asks; None: it cannot fit."""
     return decided(graph, ((),) * len(graph), budget_bytes, link)
 
 
 def starting_decisions(
     graph: Graph, budget_bytes: int, link: Link, known: Sequence[Plan], method: str
 ) -> list[Decision]:
-    """Return decisions within a budget, the quickest first; empty if none that is tried fits.
+    """Return decisions that fit a budget, the quickest first; empty if none that is tried fits.
 
     ``known`` are plans that recompute calls and offload nothing, whether they fit or not.
     """
@@ -92,16 +95,16 @@ def _candidates(
 
 
 WORK = 16_000
-"""The calls that one search goes through at most, those of every trial together."""
+"""At most this many calls are scheduled in one local search, over all its trials."""
 
 Change = tuple[Reruns, frozenset[Key], frozenset[Key]]
 """The recomputations, the keys offloaded in any case, and the keys never offloaded."""
 Open = tuple[tuple[float, int], int, Decision, Iterator[Change]]
-"""Decision by their rank and number, and the changes of them that were not tried yet."""
+"""An entry of the heap: rank, running number, decision, and its changes not tried yet."""
 
 
 def improved(starting_decisions: Sequence[Decision], budget_bytes: int, link: Link) -> Decision:
-    """Improve decisions by changing one value's at a time; return the quickest that is found.
+    """Improve decisions by a local search, value by value; return the quickest that is found.
 
     Cost: a share of a second, whatever the size; one trial takes as long as a timetable.
     """
@@ -113,15 +116,15 @@ def improved(starting_decisions: Sequence[Decision], budget_bytes: int, link: Li
 
 
 class _LocalSearch:
-    """All decisions that were found, of which the best one is changed next.
+    """Best-first search: of all decisions found, the best with untried changes is changed next.
 
     Args:
-        starting_decisions: the first of them; of one graph, perhaps in several orders of its nodes.
+        starting_decisions: one or more; of one graph, perhaps in several orders of its nodes.
         budget_bytes: the most bytes at once.
         link: the link to the offload target.
 
     Attributes:
-        best: the best that was found.
+        best: the best decision that was found.
     """
 
     def __init__(
@@ -142,7 +145,7 @@ class _LocalSearch:
         heapq.heappush(self._heap, (_rank(decision), self._count, decision, _changes(decision)))
 
     def try_one(self) -> bool:
-        """Try the next change that is new; return False if there is none."""
+        """Schedule the next change that was not tried; return False if there is none."""
         while self._heap:
             decision, changes = self._heap[0][2:]
             change = next(changes, None)
@@ -158,7 +161,7 @@ class _LocalSearch:
 
 
 def _changes(decision: Decision) -> Iterator[Change]:
-    """Yield every change of one value's decision."""
+    """Yield every change of one value's decision: to keep, recompute or offload it instead."""
     none, reruns, moved = frozenset[Key](), decision.reruns, decision.moved
     for one in decision.table.windows:
         if one.key in moved:
@@ -179,7 +182,7 @@ def _changes(decision: Decision) -> Iterator[Change]:
 
 
 def _rank(decision: Decision) -> tuple[float, int]:
-    """Less time is better, to twelve digits, then fewer bytes over the link."""
+    """Return the sort key of decisions: seconds to twelve digits, then bytes over the link."""
     return float(f"{decision.seconds:.12g}"), decision.moved_bytes
 
 
@@ -188,9 +191,11 @@ def _every_rerun(reruns: Reruns) -> list[tuple[int, int]]:
 
 
 def _recomputed_instead(g: Numbered, reruns: Reruns, key: Key, *, deep: bool) -> Reruns | None:
-    """Recompute a value or stash before its first use in backward; None: it must not run twice.
+    """Return recomputations by which a value or function state is recomputed, not kept.
 
-    Its inputs are kept for that; if ``deep``, those that nothing else keeps are recomputed, too.
+    It is recomputed before its first use in backward. Its inputs are kept for that; if ``deep``,
+    those that nothing else keeps are recomputed, too. None: a call would run that must not be
+    recomputed.
     """
     what, holder = key
     dropped = {v for v in range(len(g.root)) if what == "value" and g.root[v] == holder}

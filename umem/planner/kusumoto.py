@@ -6,8 +6,8 @@ V_i = L_i - L_(i-1), the boundaries dL_i, and U_i the union of dL_j, j <= i::
     overhead  sum_i T(V_i - dL_i)
     peak      max_i M(U_(i-1)) + 2 M(V_i) + M(succ(L_i) - L_i) + M(pred(succ(L_i)) - L_i)
 
-What differs, where a graph has it: a view has no bytes, a base is kept with its views, and a node
-that must not be recomputed is kept like a boundary. Stashes and workspace do not count.
+Differences, in graphs with such nodes: a view has no bytes, a base is kept with its views, and a
+node that must not be recomputed is kept like a boundary. Function state and workspace do not count.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class KusumotoModel:
     # -- all steps -------------------------------------------------------------------------
 
     def table(self, sets: tuple[int, ...], *, exact: bool = False) -> Table:
-        """Every step between nested lower sets, which are sorted by size."""
+        """Return the costs of every step between nested lower sets, which are sorted by size."""
         g = self.g
         inside = bits(sets, len(g.names))
         kept = self._kept(inside)
@@ -90,7 +90,7 @@ class KusumotoModel:
         )
 
     def _kept(self, inside: Matrix) -> Matrix:
-        """Tell for each set whose bytes are kept once it is done: boundary and pinned nodes."""
+        """Mark [set, node] whose bytes are kept once the set is done: boundary, pinned nodes."""
         read_later = _any(~inside, self._by_source[:, 1], self._by_source[:, 0])
         kept: Matrix = inside & (read_later | np.array(self.g.pinned, bool))
         for v in self._views:
@@ -99,7 +99,7 @@ class KusumotoModel:
         return kept
 
     def _fixed(self, inside: Matrix, size: Matrix, grad: Matrix) -> Matrix:
-        """M(succ(L) - L) + M(pred(succ(L)) - L) of each set L."""
+        """Return M(succ(L) - L) + M(pred(succ(L)) - L) of each set L, in bytes."""
         users = _any(inside, self._by_target[:, 0], self._by_target[:, 1]) & ~inside
         inputs = _any(users, self._by_source[:, 1], self._by_source[:, 0])
         for v in self._views:

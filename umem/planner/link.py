@@ -19,7 +19,7 @@ class Link:
     """A link to the offload target, such as pinned host memory, full duplex.
 
     Models: a rate each way, one copy after another each way. Does not model: latency, traffic of
-    anything else, a tier that fills up.
+    anything else, an offload target that fills up.
 
     Args:
         out_rate: bytes sent per unit of cost; zero: nothing is offloaded.
@@ -64,13 +64,13 @@ def _rate(key: str, value: Any) -> float:
 
 
 class Move(NamedTuple):
-    """One value or stash that is offloaded in forward and fetched in backward.
+    """One value or function state that is offloaded in forward and fetched in backward.
 
     It is sent when its last use in forward is over. A value is offloaded with all its views.
 
     Attributes:
         node: the node that holds the bytes: for a view, its base.
-        what: ``value``: its outputs; ``stash``: its function state.
+        what: ``value``: the node's outputs; ``stash``: its function state.
         leaves_after: the call of forward after which its bytes are free; that call's end waits
             until the copy is over.
         fetched_before: the call before whose step of backward, and before the recomputations for
@@ -84,14 +84,14 @@ class Move(NamedTuple):
 
 
 Key = tuple[Literal["value", "stash"], int]
-"""The value or the stash of a node, by its number, that is copied."""
+"""The value or the function state (``stash``) of a node, by the node's number."""
 
 
 class LinkClock:
     """Three queues side by side: computations, copies out and copies in.
 
-    A copy begins when it is asked for and the one before it on its way is over. Without a link,
-    copies take no time.
+    A copy begins once it is queued and the copy queued before it the same way is over. Without a
+    link, copies take no time.
 
     Attributes:
         now: the time at which the last computation is over, waiting included, in units of cost.
@@ -106,11 +106,11 @@ class LinkClock:
         self.sent_bytes = self.fetched_bytes = 0
 
     def run(self, cost: float) -> None:
-        """Compute for a time, in units of cost."""
+        """Advance by a computation that takes ``cost``."""
         self.now += cost
 
     def wait(self, key: Key) -> None:
-        """Have the next computation wait until the last copy of a value or stash is over."""
+        """Have the next computation wait for the last copy of a value or function state."""
         self.now = max(self.now, self._done.get(key, 0.0))
 
     def send(self, key: Key, nbytes: int) -> float:

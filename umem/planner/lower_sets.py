@@ -1,8 +1,8 @@
 """The families of lower sets between which chains of blocks may step.
 
 - The approximate family, Kusumoto et al., NeurIPS 2019, section 4.3: of all lower sets only {v and
-  what leads to v}, for each node v, with the empty set and V. What differs: under the model
-  ``saved`` the family is the prefixes of the node order, because a tape goes backward in exactly
+  what leads to v}, for each node v, with the empty set and V. Differences: under the model
+  ``saved`` the family is the prefixes of the node order, because a tape runs backward in exactly
   the reverse order; a graph of more than ``MAX_SETS`` nodes keeps the sets with the fewest bytes on
   their boundaries, one out of each stretch.
 - All lower sets, section 4.2: with them, dynamic programming finds the best chain there is. Their
@@ -28,11 +28,13 @@ from umem.planner.plans import Model
 from umem.planner.step_table import INFINITE, Chain, Hop, Table
 
 MAX_SETS = 800
+"""At most about this many lower sets are stepped between, unless all are asked for."""
 CHUNK = 256
+"""The number of lower sets whose boundaries are computed at once."""
 
 
 def approximate_family(graph: Graph, model: Model) -> tuple[int, ...]:
-    """The lower sets, sorted by size, from the empty set to all nodes."""
+    """Return the lower sets of the family, sorted by size, from the empty set to all nodes."""
     return prefixes(graph) if model == "saved" else ancestors(graph)
 
 
@@ -53,7 +55,7 @@ def prefixes(graph: Graph) -> tuple[int, ...]:
     g = graph.numbered
     changes = np.zeros(len(graph) + 2, np.int64)
     for v, users in enumerate(g.succs):
-        if users:  # v lies on the boundary of the runs that hold it and not its last user
+        if users:  # v lies on the boundary of the prefixes that hold it and not its last user
             changes[v + 1] += g.size[g.root[v]]
             changes[users[-1] + 1] -= g.size[g.root[v]]
     masks = tuple((1 << length) - 1 for length in range(len(graph) + 1))
@@ -81,7 +83,7 @@ def boundary_bytes(graph: Graph, masks: tuple[int, ...]) -> list[int]:
 
 
 def thinned(masks: tuple[int, ...], weight: list[int]) -> tuple[int, ...]:
-    """At most about `MAX_SETS` of the masks, the first and the last among them."""
+    """Keep about `MAX_SETS` masks: first, last, and the one of least weight of each stretch."""
     if len(masks) <= MAX_SETS + 2:
         return masks
     bounds = np.linspace(1, len(masks) - 1, MAX_SETS // 2 + 1).astype(int)
@@ -90,14 +92,14 @@ def thinned(masks: tuple[int, ...], weight: list[int]) -> tuple[int, ...]:
 
 
 LIMITS: dict[Model, int] = {"kusumoto": 3000, "saved": 350}
-"""The most lower sets: one step between two of them costs more under the model ``saved``.
+"""By model, at most this many lower sets: a step between two costs more under ``saved``.
 
-There, twice as many are allowed if each is a run of the node order from its beginning.
+There, twice as many are allowed if each is a prefix of the node order.
 """
 
 
 def exact_family(graph: Graph, model: Model) -> tuple[int, ...]:
-    """All lower sets, sorted by size.
+    """Return all lower sets, sorted by size.
 
     Raises:
         GraphError: there are more than the model's limit.
@@ -105,7 +107,7 @@ def exact_family(graph: Graph, model: Model) -> tuple[int, ...]:
     limit = LIMITS[model]
     found = all_lower_sets(graph, limit)
     if found is None and model == "saved" and len(graph) < 2 * limit:
-        found = all_lower_sets(graph, len(graph) + 1)  # as many as there are runs
+        found = all_lower_sets(graph, len(graph) + 1)  # as many as there are prefixes
     if found is None:
         raise GraphError(
             f"the graph has more than {limit} lower sets, too many for "
@@ -115,7 +117,7 @@ def exact_family(graph: Graph, model: Model) -> tuple[int, ...]:
 
 
 def all_lower_sets(graph: Graph, limit: int) -> tuple[int, ...] | None:
-    """All lower sets, sorted by size; None where there are more than the limit."""
+    """Return all lower sets, sorted by size; None where there are more than the limit."""
     needs = [mask_of(preds) for preds in graph.numbered.preds]
     found = [0]
     for v, mask in enumerate(needs):  # the sets of the nodes before v, with v and without it
@@ -128,7 +130,8 @@ def all_lower_sets(graph: Graph, limit: int) -> tuple[int, ...] | None:
 def single_value_family(graph: Graph, model: Model) -> tuple[int, ...]:
     """Return the prefixes of the node order whose boundary is a single value; the empty set; all.
 
-    In large graphs only those of them that `prefixes` keeps: their steps are known by then.
+    In graphs of more than `MAX_SETS` nodes, under ``saved``, only those of them that `prefixes`
+    keeps, whose steps the table of prefixes has.
     """
     g = graph.numbered
     looked_at = {*prefixes(graph)} if model == "saved" and len(graph) > MAX_SETS else None
@@ -171,7 +174,7 @@ def chains_by_size(graph: Graph, table: Table, kinds: int) -> Iterator[Chain]:
 
 
 def _greedy(total: list[int], grown: float) -> tuple[int, ...]:
-    """Return the cuts where a block has grown to a number of bytes."""
+    """Return the cuts, first and last included, that close a block once it has ``grown`` bytes."""
     places = [0]
     for place in range(1, len(total) - 1):
         if total[place] - total[places[-1]] >= grown:

@@ -1,4 +1,4 @@
-"""Lower sets as bit masks, and what a block is made of."""
+"""Lower sets as bit masks, and the nodes of a block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 
 class Segment(NamedTuple):
-    """The nodes of a block, by numbers: all, those kept, those recomputed, stashes kept."""
+    """A block's nodes by numbers: all, kept, recomputed, those whose function state is kept."""
 
     nodes: tuple[int, ...]
     kept: tuple[int, ...]
@@ -19,7 +19,7 @@ class Segment(NamedTuple):
 
 
 def numbers(mask: int) -> list[int]:
-    """The numbers in a mask, in order; cost: from its lowest to its highest."""
+    """List the node numbers in a mask, ascending; cost: the span from lowest to highest."""
     if not mask:
         return []
     low = (mask & -mask).bit_length() - 1
@@ -28,7 +28,7 @@ def numbers(mask: int) -> list[int]:
 
 
 def mask_of(nodes: Iterable[int]) -> int:
-    """The mask that holds some numbers."""
+    """Make the mask that holds some node numbers."""
     mask = 0
     for v in nodes:
         mask |= 1 << v
@@ -36,7 +36,7 @@ def mask_of(nodes: Iterable[int]) -> int:
 
 
 def bits(masks: tuple[int, ...], width: int) -> npt.NDArray[np.bool_]:
-    """A row of booleans for each mask."""
+    """Unpack masks to booleans of the shape [masks, width]."""
     nbytes = (width + 7) // 8
     raw = b"".join(mask.to_bytes(nbytes, "little") for mask in masks)
     rows = np.frombuffer(raw, np.uint8).reshape(len(masks), nbytes)
@@ -44,7 +44,7 @@ def bits(masks: tuple[int, ...], width: int) -> npt.NDArray[np.bool_]:
 
 
 def nested(inside: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-    """[target, source]: whether the source lies within the target, and is smaller.
+    """Return booleans [target, source]: True if the source is a proper subset of the target.
 
     Rows must be distinct and sorted by size.
     """
@@ -54,5 +54,5 @@ def nested(inside: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
 
 
 def by_size(masks: Iterable[int]) -> tuple[int, ...]:
-    """Distinct masks, sorted by size: numbered like this, every step leads to a larger number."""
+    """Sort masks by size, without duplicates: then every step leads to a larger number."""
     return tuple(sorted(set(masks), key=lambda mask: (mask.bit_count(), mask)))

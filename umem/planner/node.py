@@ -12,6 +12,7 @@ from umem.errors import GraphError
 from umem.planner.checks import are_names, shown, whole_number
 
 SIZES = ("nbytes", "stash_bytes", "workspace_bytes", "backward_workspace_bytes", "stays_bytes")
+"""The fields that count bytes, without ``grad_bytes``, which may be None."""
 
 
 @dataclass(frozen=True)
@@ -22,18 +23,22 @@ class Node:
         name: unique in its graph.
         nbytes: bytes of its outputs.
         cost: of recomputing it, in any unit; zero or more.
-        saved: whether backward needs its outputs.
+        saved: True if backward needs its outputs.
         alias_of: the input that its output is a view of; such a node holds no bytes of its own,
             and keeping it keeps its base.
         recomputable: False for a call that must not run twice; its outputs are kept.
-        stash_bytes: function state for its own backward, outputs apart.
+        stash_bytes: bytes of function state for its own backward, outputs apart.
         grad_bytes: bytes of the gradient of its outputs; None: nbytes, and zero for a view.
         workspace_bytes: temporary memory while it runs.
         backward_workspace_bytes: temporary memory while its backward runs.
-        stays_bytes: gradients of parameters that its backward makes; they stay to the step's end.
+        stays_bytes: bytes of parameters' gradients that its backward makes; they stay to the
+            step's end.
         needs: the values that its backward reads, itself or inputs of it; None: those of them
             that are saved.
         backward_cost: of its backward; None: twice its cost.
+
+    Raises:
+        GraphError: a field has a wrong type or value; names the node and the field.
     """
 
     name: str
@@ -51,6 +56,7 @@ class Node:
     backward_cost: float | None = None
 
     def __post_init__(self) -> None:
+        """Check the fields, and convert sizes to int and costs to int or float."""
         if not isinstance(self.name, str) or not self.name:
             raise GraphError(f"a node's name is text; got {self.name!r}")
         if self.needs is not None:

@@ -1,4 +1,4 @@
-"""Which values a plan offloads, when each leaves memory, and when its prefetch begins.
+"""The schedule of offloading: the values, when each leaves memory, when its prefetch begins.
 
 A value that was sent leaves as soon as its copy is over; where the next call needs the room before
 that, the call waits for the copy. Values are fetched in the order of their use, each as early as it
@@ -21,14 +21,14 @@ from umem.planner.reruns import Reruns, plan_of
 from umem.planner.timetable import OffloadWindow, Timetable, timetable
 
 NEVER_LESS = 1 + 1e-12
-"""A step within this factor of the time that keeping everything takes is as good."""
+"""A step within this factor of the time of keeping everything counts as the quickest."""
 
 
 class OffloadTimes(NamedTuple):
-    """The time for which one value or stash is offloaded.
+    """The time for which one value or function state is offloaded.
 
     Attributes:
-        one: the value or stash.
+        one: the value or function state.
         leaves: the call of forward after which its bytes are free.
         fetched: the step of backward before which its fetch begins, by its place in the
             timetable's ``step_starts``.
@@ -40,7 +40,7 @@ class OffloadTimes(NamedTuple):
 
 
 class Transfers(NamedTuple):
-    """All that is offloaded in a step, and the seconds of the step in units of cost."""
+    """The values that a step offloads, and the time of the step in units of cost."""
 
     seconds: float
     copies: tuple[OffloadTimes, ...]
@@ -49,7 +49,7 @@ class Transfers(NamedTuple):
 def schedule_transfers(
     table: Timetable, chosen: Iterable[OffloadWindow], budget_bytes: int, link: Link
 ) -> Transfers | None:
-    """Send, free and fetch the chosen values as early as can be; None: the step does not fit.
+    """Schedule the chosen values' copies as early as can be; None: the step does not fit.
 
     Cost: proportional to the computations.
     """
@@ -68,7 +68,7 @@ def schedule_transfers(
 def _forward(
     table: Timetable, items: Sequence[OffloadWindow], budget: int, clock: LinkClock
 ) -> dict[Key, int] | None:
-    """Return by key the call of forward after which it leaves; None: forward does not fit."""
+    """Return by key the call of forward after which its bytes are free; None: no fit."""
     used, cost, left = table.used, table.cost, dict[Key, int]()
     queue: deque[tuple[float, OffloadWindow]] = deque()
     away = next_ = 0
@@ -98,13 +98,13 @@ def _forward(
 def _backward(
     table: Timetable, items: Sequence[OffloadWindow], budget: int, clock: LinkClock
 ) -> dict[Key, int] | None:
-    """Return by key the step before which it is fetched; None: backward does not fit."""
+    """Return by key the place of the step of backward before which it is fetched; None: no fit."""
     used, cost, fetched = np.array(table.used, np.int64), table.cost, dict[Key, int]()
     order = sorted(items, key=lambda one: (one.first, one.key))
     away = sum(one.nbytes for one in order)
     ends = [*table.step_starts[1:], len(cost)]
     next_ = waits = 0
-    free_from = -1  # the place from which on there is room for the next one
+    free_from = -1  # the computation from which on the next one has room
     for turn, (begin, end) in enumerate(zip(table.step_starts, ends, strict=True)):
         while next_ < len(order):
             one = order[next_]
@@ -133,7 +133,7 @@ def choose_offloaded(
     chosen: Collection[OffloadWindow] = (),
     banned: Collection[OffloadWindow] = (),
 ) -> list[OffloadWindow] | None:
-    """Choose what else to offload so that the step fits a budget; None: it cannot.
+    """Choose more values to offload, so that the step fits a budget; None: it cannot.
 
     Where memory is short, the value whose next use is last is offloaded (Belady 1966).
 
@@ -149,7 +149,7 @@ def choose_offloaded(
         change[one.last + 1] += one.nbytes
         change[one.back] -= one.nbytes
     others = [one for one in table.windows if one.key not in taken]
-    ready: list[tuple[int, int, int]] = []  # a heap; what is used last is back last
+    ready: list[tuple[int, int, int]] = []  # a heap, the value used last in backward first
     away = next_ = 0
     for at, used in enumerate(table.used):
         away += change[at]
@@ -181,22 +181,22 @@ class Decision(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The time of the step, in units of cost."""
+        """Return the time of the step, in units of cost."""
         return self.transfers.seconds
 
     @property
     def moved(self) -> frozenset[Key]:
-        """The keys of all that is offloaded."""
+        """Return the keys of all values and function state that are offloaded."""
         return frozenset(way.one.key for way in self.transfers.copies)
 
     @property
     def moved_bytes(self) -> int:
-        """The bytes that are sent."""
+        """Return the bytes that are sent to the offload target."""
         return sum(way.one.nbytes for way in self.transfers.copies)
 
 
 def is_best(decision: Decision) -> bool:
-    """Tell whether no decision can be quicker: nothing is recomputed, and nothing waits."""
+    """Tell whether no decision can be quicker: no recomputation, and no waiting for copies."""
     g = decision.graph.numbered
     return decision.seconds <= (sum(g.cost) + sum(g.backward_cost)) * NEVER_LESS
 
@@ -209,7 +209,7 @@ def decided(
     moved: Collection[Key] = (),
     banned: Collection[Key] = (),
 ) -> Decision | None:
-    """Offload as much beside given recomputations and moves as a budget asks; None: it cannot fit.
+    """Decide on offloading, as much as a budget asks, for given recomputations; None: no fit.
 
     Args:
         graph: its nodes in the order of forward.
@@ -231,7 +231,7 @@ def decided(
 
 
 def plan_of_decision(decision: Decision, budget_bytes: int, link: Link, method: str) -> Plan:
-    """Make the plan of a decision."""
+    """Make the plan of a decision, with its moves over the link."""
     names, table = decision.graph.names, decision.table
     moves = tuple(
         Move(

@@ -10,7 +10,7 @@ from umem.planner.checks import shown
 from umem.planner.link import Link, Move
 
 Method = str
-"""The name of a method, see `umem.planner.dispatch.METHODS`; ``auto`` takes the best of some."""
+"""The name of a method, see `umem.planner.dispatch.METHODS`; ``auto`` takes the best of several."""
 Objective = Literal["time", "memory"]
 Model = Literal["kusumoto", "saved"]
 OBJECTIVES = ("time", "memory")
@@ -25,17 +25,18 @@ class Plan:
         blocks: the nodes of each block, in the order in which forward runs them.
         kept: the nodes whose outputs are kept from forward into backward, offloaded or not.
         recomputed: for each block, the calls to recompute before its backward, in order.
-        stashed: the nodes whose stashes are kept from forward on.
+        stashed: the nodes whose function state is kept from forward on.
         overhead: the cost of all recomputations.
         peak_bytes: the most bytes that the model counts at once.
-        method: the algorithm that found it.
-        objective: what it optimises within its budget.
-        model: how bytes were counted.
-        budget_bytes: the budget that it was made for.
-        frees_early: whether a kept value is freed after its last use; otherwise it stays until the
+        method: the algorithm that found the plan.
+        objective: ``time`` or ``memory``, see `umem.planner.plan`.
+        model: the cost model by which bytes were counted.
+        budget_bytes: the budget that the plan was made for.
+        frees_early: True if a kept value is freed after its last use; otherwise it stays until the
             backward of its own block begins.
-        moves: the kept values and stashes that are offloaded over a link in between, and when.
-        link: the link that it was planned for.
+        moves: the kept values and function state that are offloaded over a link in between, and
+            when.
+        link: the link that the plan was made for; None: it was made without one.
     """
 
     blocks: tuple[tuple[str, ...], ...]
@@ -54,10 +55,10 @@ class Plan:
 
 
 def checked_model(model: str) -> Model:
-    """Return the model of that name.
+    """Return the model of a name.
 
     Raises:
-        GraphError: there is none.
+        GraphError: no model has that name.
     """
     for known in MODELS:
         if model == known:

@@ -1,10 +1,10 @@
-"""The costs of `umem.planner.saved` in closed form, for blocks that are runs of the node order.
+"""The costs of `umem.planner.saved` in closed form, for blocks contiguous in the node order.
 
 With blocks of the form [a, b), forward runs in the order of the nodes and backward in reverse,
-whatever the blocks are. Then backward's bytes at a place do not depend on b, and forward's
-hardly, so that all steps together cost O(cuts * nodes); only rebuilding costs a little for each
-pair of cuts. In a graph of more than ``2 * WINDOW`` nodes, a block that is recomputed has at most
-``WINDOW``, unless the table has to be exact.
+whatever the blocks are. Then the bytes in use at a node of backward do not depend on b, and those
+in forward hardly, so that all steps together cost O(cuts * nodes); only recomputation costs a
+little for each pair of cuts. In a graph of more than ``2 * WINDOW`` nodes, a block that is
+recomputed has at most ``WINDOW`` nodes, unless the table has to be exact.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from umem.planner.step_table import INFINITE, Ints, Table, units
 from umem.planner.usage import gradient_bytes
 
 WINDOW = 128
+"""At most this many nodes in a block that is recomputed, in large graphs."""
 NEVER = 1 << 40
+"""A place beyond every node's, for bytes that no step of backward needs."""
 
 
 def prefix_table(graph: Graph, sets: tuple[int, ...], *, exact: bool = False) -> Table:
-    """Every step between runs of the node order from its beginning, sorted by size."""
+    """Return the costs of every step between prefixes of the node order, sorted by size."""
     return _Prefixes(graph, [mask.bit_length() for mask in sets], exact).table(sets)
 
 
 class _Prefixes:
-    """Arrays by node; rows of two-dimensional ones are cuts."""
+    """A graph as arrays by node; rows of two-dimensional arrays are cuts, where blocks may end."""
 
     def __init__(self, graph: Graph, cuts: list[int], exact: bool) -> None:
         self.g = g = graph.numbered
@@ -48,7 +50,10 @@ class _Prefixes:
         self._find_uses()
 
     def _find_uses(self) -> None:
-        """Find the last call that reads each node's bytes, and the first step that needs them."""
+        """Find the last call of forward and of backward that reads each node's bytes.
+
+        That of backward is the lowest number, since backward runs in reverse order.
+        """
         g = self.g
         self.last = np.full(self.count, -1, np.int64)
         self.need = np.full(self.count, NEVER, np.int64)
@@ -95,10 +100,12 @@ class _Prefixes:
     # -- forward and backward --------------------------------------------------------------
 
     def _forward(self, always: npt.NDArray[np.bool_], stashes: bool = True) -> Ints:
-        """The bytes while each node runs, with what lies before each cut left out.
+        """Return by [cut, place] the bytes while a node runs, without nodes before the cut.
 
-        ``always``: what is kept whatever the block's end. Where only some stashes are kept, which
-        depends on the block's end, only the running node's is counted.
+        Args:
+            always: by node, True if its value is kept wherever the block ends.
+            stashes: count the function state of all nodes since the cut. False where the block's
+                end decides which is kept: only the running node's is counted.
         """
         until = np.where(always, self.count, np.maximum(self.last, self.place))
         found = self._intervals(self.place, until)
@@ -106,16 +113,16 @@ class _Prefixes:
         return found + np.array(self.g.workspace, np.int64) + self.g.forward_bytes
 
     def _backward(self) -> Ints:
-        """The bytes while each node's backward runs, with what lies before each cut left out."""
+        """Return by [cut, place] the bytes in a node's backward, without nodes before the cut."""
         start = np.minimum(self.need, self.count)
         found = self._intervals(start, np.full(self.count, self.count))
         found += self._since_cuts(self.stash)
         return found + self.during
 
     def _intervals(self, starts: Ints, ends: Ints) -> Ints:
-        """[cut, place]: bytes of the nodes from a cut on, each from its start to its end.
+        """Sum by [cut, place] the bytes of nodes from the cut on that are live at the place.
 
-        A node's own start is never before the node.
+        A node is live from its start to its end; its start is never before the node.
         """
         found = np.zeros((len(self.cuts), self.count + 1), np.int64)
         line = np.zeros(self.count + 1, np.int64)
@@ -130,14 +137,14 @@ class _Prefixes:
         return total
 
     def _since_cuts(self, amounts: Ints) -> Ints:
-        """[cut, place]: the sum from a cut to a place, the place included."""
+        """Sum amounts by [cut, place] from the cut to the place, the place included."""
         total = np.concatenate(([0], np.cumsum(amounts)))
         found: Ints = np.maximum(total[1:][None, :] - total[self.cuts][:, None], 0)
         return found
 
 
 class _RerunRuns:
-    """Recomputed blocks that end at one cut, for all their beginnings."""
+    """The recomputed blocks that end at one cut, one for each source: the cut they begin at."""
 
     def __init__(
         self, whole: _Prefixes, end: int, forward: Ints, always: npt.NDArray[np.bool_]
@@ -174,15 +181,17 @@ class _RerunRuns:
                         self.last[at] = max(self.last[at], v)
 
     def cached(self, sources: Ints) -> Ints:
+        """Return by source the bytes that the block keeps."""
         kept = np.where(self.kept, self.size, 0) + np.where(self.kept_node, self._stash, 0)
         return _after(kept, sources - self.low)
 
     def time(self, sources: Ints) -> npt.NDArray[Any]:
+        """Return by source the overhead of the block, in units."""
         costs = self.w.units.costs[self.here]
         return _after(np.where(self.rerun, costs, 0), sources - self.low)
 
     def peak(self, sources: Ints) -> Ints:
-        """Return the peak of forward and recomputation of the block from each source."""
+        """Return by source the peak of the block's forward and recomputation."""
         starts = sources - self.low
         places = np.arange(self.end - self.low)
         forward: Ints = self.forward[self.first : self.first + len(sources), self.here].copy()
@@ -200,7 +209,7 @@ class _RerunRuns:
         return self.w.stash[self.here]
 
     def _rebuilding(self, starts: Ints, places: Ints) -> Ints:
-        """[cut, place]: the bytes while a node is recomputed."""
+        """Return by [source, place] the bytes while the node at the place is recomputed."""
         whole = self.w
         own = self.root == places + self.low
         rebuilt = self.rerun & own
@@ -216,7 +225,7 @@ class _RerunRuns:
         return found
 
     def _passing(self, passing: npt.NDArray[np.bool_], starts: Ints) -> Ints:
-        """[cut, place]: the bytes of values that go once their last reader was recomputed."""
+        """Return by [source, place] the bytes of values dropped once their last reader has run."""
         length = self.end - self.low
         nodes = np.flatnonzero(passing)
         changes = np.zeros((len(starts), length + 1), np.int64)
@@ -233,14 +242,14 @@ class _RerunRuns:
 
 
 def _after(amounts: npt.NDArray[Any], starts: Ints) -> npt.NDArray[Any]:
-    """The sums from each start to the end."""
+    """Sum amounts from each start to the end."""
     total = np.concatenate((np.zeros(1, amounts.dtype), np.cumsum(amounts)))
     found: npt.NDArray[Any] = total[-1] - total[starts]
     return found
 
 
 def _between(amounts: Ints, starts: Ints, *, before: bool) -> Ints:
-    """[start, place]: the sum from a start to a place, without the place if ``before``."""
+    """Sum amounts by [start, place] from start to place, without the place if ``before``."""
     total = np.concatenate(([0], np.cumsum(amounts)))
     upto = total[:-1] if before else total[1:]
     found: Ints = upto[None, :] - total[starts][:, None]
@@ -248,7 +257,7 @@ def _between(amounts: Ints, starts: Ints, *, before: bool) -> Ints:
 
 
 def _highest(by_place: Ints, cuts: Ints) -> Ints:
-    """[source, target]: the largest value from one cut to another."""
+    """Return by [source, target] the largest value from one cut to another; 0 for no node."""
     place = np.arange(by_place.shape[1])
     begun = np.where(place >= cuts[:, None], by_place, 0)
     highest = np.maximum.accumulate(begun, axis=1)

@@ -1,10 +1,9 @@
 """The planning problem of one pass: its calls, and the bytes beside them.
 
-Both sides plan with it: `umem.chainer.Recompute`, from the passes that it observes, and
-`umem.choose`, from a trace. A constant is there all the time: parameters, optimizer state and
-inputs, random numbers that calls have drawn (a dropout's mask, packed to one bit an element or
-not), and outputs of calls that must not be recomputed. The rest is a `Graph`, and a plan is for
-that.
+`umem.chainer.Recompute` makes one from the passes that it observes, `umem.choose` from a trace. A
+constant is in use all the time: parameters, optimizer state and inputs, random numbers that calls
+have drawn (a dropout's mask, packed to one bit an element or not), and outputs of calls that must
+not be recomputed. The rest is a `Graph`, for which plans are made.
 """
 
 from __future__ import annotations
@@ -29,14 +28,18 @@ from umem.planner.usage import ScheduleUsage, usage
 from umem.units import format_apart, format_bytes
 
 UPDATE = "the optimizer's update"
-"""The name of the floor where no call forces it."""
+"""The name in place of a call's where the optimizer's update forces the floor."""
 
 
 class Solution(NamedTuple):
-    """A plan, the graph that it is for, and the bytes beside it.
+    """A plan, the graph that it was made for, and the bytes beside it.
 
-    ``packs``: whether masks are kept as bits. ``update_peak_bytes``: the most bytes during the
-    optimizer's update, in all.
+    Attributes:
+        plan: the plan; its peak does not include the constant.
+        graph: the graph of the plan.
+        constant_bytes: the bytes in use all the time.
+        packs: True if dropout masks are kept as bits.
+        update_peak_bytes: the peak during the optimizer's update, parameters and state included.
     """
 
     plan: Plan
@@ -47,7 +50,7 @@ class Solution(NamedTuple):
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes at once, in all."""
+        """Return the peak of the step, constant and optimizer's update included."""
         return max(self.constant_bytes + self.plan.peak_bytes, self.update_peak_bytes)
 
 
@@ -57,14 +60,15 @@ class Problem:
 
     Attributes:
         calls: in the order of forward.
-        edges: pairs of calls: what one makes, the other reads.
+        edges: pairs of calls: the second reads an output of the first.
         outside_bytes: parameters, state, inputs, and gradients that stay from step to step.
         forward_bytes: gradients of the step before, which are cleared when forward is over.
-        backward_order: by call, its place in a plain backward; those that it does not come to
+        backward_order: by call, its place in a plain backward; calls that backward does not reach
             are missing.
-        keeps_order: whether backward has to take its calls in that order.
-        outlives: whether the pass's graph is still there during the next one.
-        update_bytes: temporary memory of the optimizer's update.
+        keeps_order: True if backward has to run its calls in that order.
+        outlives: True if the pass's graph is still alive during the next pass.
+        update_bytes: temporary memory of the optimizer's update, which runs in chunks where its
+            rule allows that.
         whole_update_bytes: the same in a plain step, where rules compute with whole arrays.
     """
 
@@ -82,7 +86,7 @@ class Problem:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The calls' names as nodes."""
+        """Return the names of the calls' nodes: label and number."""
         return tuple(f"{call.label}#{index}" for index, call in enumerate(self.calls))
 
     @cached_property
@@ -95,11 +99,11 @@ class Problem:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of calls that must not be recomputed; doubled where the graph outlives its pass."""
+        """Return the bytes of calls never recomputed; doubled where the graph outlives its pass."""
         return sum(self._held.values()) * (2 if self.outlives else 1)
 
     def constant_bytes(self, *, packs: bool, plain: bool = False, moves: bool = False) -> int:
-        """Return the bytes that are there all the time: outside, drawn at random, and held.
+        """Return the bytes in use all the time: outside, drawn at random, and `held_bytes`.
 
         In a ``plain`` step, and where a plan ``moves`` values to the offload target, outputs of
         calls that must not be recomputed are a part of the graph instead.
@@ -112,15 +116,15 @@ class Problem:
         return self.outside_bytes + drawn
 
     def _nodes(self, *, packs: bool, plain: bool = False, moves: bool = False) -> list[Node]:
-        """Make the nodes; see `constant_bytes` for what is held beside them."""
+        """Make the nodes of the calls; the arguments are those of `constant_bytes`."""
         held = {} if plain or moves else self._held
         return nodes_of(self.calls, self.names, self.edges, held, packs=packs, moves=moves)
 
     def _graph(self, *, packs: bool, plain: bool = False, moves: bool = False) -> Graph:
         """Make the graph, with masks packed or not.
 
-        A plan goes backward in the reverse order of its nodes, unless it takes branches one by
-        one. Where the order of a plain backward has to stay, the nodes are in its reverse.
+        A plan's backward runs in the reverse order of the nodes, unless the plan takes branches one
+        by one. Where backward has to keep the order of a plain one, the nodes are in its reverse.
         """
         nodes = self._nodes(packs=packs, plain=plain, moves=moves)
         graph = Graph(nodes, self._named_edges, self.forward_bytes)
@@ -146,10 +150,10 @@ class Problem:
 
     @cached_property
     def plain_step(self) -> ScheduleUsage:
-        """A step as Chainer takes it by itself, above `constant_bytes` of a plain one.
+        """Return the bytes of a step without a plan, above `constant_bytes` of a plain one.
 
         Saved tensors are freed when all of backward is over, and backward has Chainer's own order,
-        in which calls that read inputs alone come last: their gradients wait.
+        in which calls that read inputs alone come last: their gradients stay until then.
         """
         graph = self._graph(packs=False, plain=True)
         stream = list(actions(graph, make_plan(graph, None, "store_all", model="saved")))
@@ -163,26 +167,29 @@ class Problem:
 
     @property
     def plain_bytes(self) -> int:
-        """The peak of a plain step, in all; shares of a budget are of it."""
+        """Return the peak of a plain step, constant included: a budget's share is of this."""
         whole = self.update_peak_bytes - self.update_bytes + self.whole_update_bytes
         return max(self.left_alone_bytes, whole)
 
     @property
     def left_alone_bytes(self) -> int:
-        """The peak of a plain step whose updates go in chunks, in all."""
+        """Return the peak of a plain step with the update in chunks, constant included."""
         plain = self.constant_bytes(packs=False, plain=True) + self.plain_step.peak_bytes
         return max(plain, self.update_peak_bytes)
 
     @property
     def update_peak_bytes(self) -> int:
-        """The most bytes during the optimizer's update, in all: the graph is gone by then."""
+        """Return the peak during the optimizer's update, which comes when the graph is freed.
+
+        Parameters, their gradients and the state are included.
+        """
         stays = sum(call.stays_bytes for call in self.calls if not call.dead)
         return self.outside_bytes + stays + self.update_bytes
 
     def _plain_order(self, graph: Graph) -> Iterator[str]:
-        """Yield the order of backward: users first, then as it was seen; unseen calls early.
+        """Yield names in the order of backward: users first, then as observed; others early.
 
-        A call that was not seen may be reached by a later backward of the same graph.
+        A call that was not observed may be reached by a later backward of the same graph.
         """
         g, place = graph.numbered, {name: index for index, name in enumerate(self.names)}
         order = [self.backward_order.get(place[name], -1) for name in g.names]
@@ -201,7 +208,7 @@ class Problem:
 
     @cached_property
     def keep_all(self) -> Solution:
-        """The plan that recomputes nothing, and frees saved tensors as backward goes along."""
+        """Return the plan that recomputes nothing, and frees saved tensors during backward."""
         found = make_plan(self._whole, None, "store_all", model="saved")
         return self._solution(found, self._whole, None)
 
@@ -210,8 +217,8 @@ class Problem:
     ) -> Solution:
         """Return the plan of least bytes, for at most one more forward pass or at any cost.
 
-        It is found once. With a link to the offload target it may offload what it does not
-        recompute, and is the quickest plan that is found for these bytes.
+        Cached by its arguments. With a link to the offload target the plan may offload values
+        instead, and is the quickest that is found for these bytes.
         """
         key = method, any_cost, link
         if key not in self._found:
@@ -222,7 +229,7 @@ class Problem:
                 plan = least_once(graph, chosen)
             least = self._solution(plan, graph, link)
             if least.peak_bytes > least.constant_bytes + plan.peak_bytes:
-                least = self.within(least.peak_bytes, method, link)  # the update needs that anyway
+                least = self.within(least.peak_bytes, method, link)  # the update needs it anyway
             self._found[key] = least
         return self._found[key]
 
@@ -241,14 +248,14 @@ class Problem:
     def within(
         self, budget_bytes: int | None, method: Method = "auto", link: Link | None = None
     ) -> Solution:
-        """Return the plan for a budget in all; None: the least that one more forward pass can do.
+        """Return the plan for a budget, constant included; None: `least`.
 
         With a link to the offload target, each value is kept, recomputed or offloaded; outputs of
         calls that must not be recomputed are kept until their own backward or offloaded; random
-        numbers that were drawn stay.
+        numbers that were drawn stay in memory.
 
         Raises:
-            BudgetError: there is none; names the least that there is one for.
+            BudgetError: no plan fits; names the least budget that one fits.
         """
         if budget_bytes is None:
             return self.least(method, link=link)
@@ -271,7 +278,7 @@ class Problem:
         return method
 
     def _too_small(self, budget_bytes: int, method: Method, link: Link | None) -> BudgetError:
-        """Return the error that names the least budget, and what a smaller one would cost."""
+        """Return the error that names the least budget, and the cost of a smaller one, if any."""
         least, whole = self.least(method, link=link).peak_bytes, self.plain_bytes
         lowest = self.least(method, any_cost=True, link=link)
         asked, said, plain = format_apart(budget_bytes, least, whole)
@@ -286,7 +293,7 @@ class Problem:
         )
 
     def why_not_less(self, method: Method = "auto", link: Link | None = None) -> str:
-        """Say what forces the least budget, and the floor, as the end of a sentence."""
+        """Name the action that forces the least budget, and the floor, as a sentence's end."""
         least, (size, node) = self.least(method, link=link), self.floor_with(link)
         if least.peak_bytes == self.update_peak_bytes:
             return (
@@ -302,14 +309,14 @@ class Problem:
 
     @property
     def floor(self) -> tuple[int, str]:
-        """The bytes below which no plan gets without a link; see `floor_with`."""
+        """Return the bytes that every plan without a link needs, and the call; see `floor_with`."""
         return self.floor_with(None)
 
     def floor_with(self, link: Link | None) -> tuple[int, str]:
-        """Return the bytes below which no plan gets, in all, and the call that forces them.
+        """Return the bytes that every plan needs, constant included, and the call that forces them.
 
-        That is the most that one call needs at once, with the gradients of parameters that are
-        there by then.
+        They are the most that one call needs at once, with the gradients of parameters that
+        backward has made by then, or the optimizer's update.
         """
         moves = link is not None
         nodes = self._nodes(packs=True, moves=moves)

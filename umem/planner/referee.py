@@ -15,7 +15,7 @@ from umem.units import format_bytes
 
 
 class Moment(NamedTuple):
-    """An action, the bytes in use while it ran (workspace included), and after it."""
+    """An action of a schedule, the bytes in use during it (workspace included) and after it."""
 
     action: Action
     during_bytes: int
@@ -51,20 +51,20 @@ def simulate(
     model: Model | None = None,
     link: Link | None = None,
 ) -> Simulation:
-    """Carry a plan out, and check at every action that its inputs are there.
+    """Carry a plan out on a toy machine, and check at every action that its inputs are in memory.
 
     Args:
         graph: the graph that was planned.
         plan: its plan.
         liveness: free values after their last use, not at the end of their block.
         budget_bytes: the most bytes at any action; None: no limit.
-        model: whose rules of backward hold; None: the plan's own.
+        model: the model whose rules of backward hold; None: the plan's own.
         link: the link that values are offloaded over; None: the plan's own, and where it has none,
             copies take no time.
 
     Raises:
-        GraphError: the plan does not hold together; names the action.
-        BudgetError: an action passes the budget; names it.
+        GraphError: an action cannot be carried out, or one is missing; names the node.
+        BudgetError: an action needs more than the budget; names the action.
 
     >>> from umem.planner import Node, plan
     >>> graph = Graph([Node(n, 4, 1) for n in "abc"], [("a", "b"), ("b", "c")])
@@ -85,7 +85,7 @@ def referee(
     budget_bytes: int | None = None,
     link: Link | None = None,
 ) -> Simulation:
-    """Carry any stream of actions out; see `simulate`."""
+    """Carry any stream of actions out on a toy machine; arguments and errors as in `simulate`."""
     budget_bytes = checked_budget(budget_bytes)
     machine = _Machine(graph, model, link)
     for action in stream:
@@ -115,11 +115,11 @@ class _Machine:
         self.model = model
         self._number = {name: v for v, name in enumerate(self.g.names)}
         self._values: set[int] = set()
-        self._holders = [0] * len(self.g.names)  # values that lie in a node's bytes
+        self._holders = [0] * len(self.g.names)  # number of live values in a node's bytes
         self._stashes: set[int] = set()
         self._grads: set[int] = set()
         self._sent: set[Key] = set()
-        self._away: dict[Key, list[int]] = {}  # with the values that lay in those bytes
+        self._away: dict[Key, list[int]] = {}  # with the values in those bytes
         self.clock = LinkClock(link)
         self._ran: set[int] = set()
         self._backed: set[int] = set()
@@ -143,7 +143,7 @@ class _Machine:
         }
 
     def act(self, action: Action) -> Moment:
-        """Carry one action out."""
+        """Carry one action out; raise `GraphError` if that is impossible or out of turn."""
         v = self._number.get(action.node)
         if v is None or action.kind not in self._rules:
             raise GraphError(f"{action} is no action on this graph")
@@ -155,7 +155,11 @@ class _Machine:
         return moment
 
     def finish(self) -> None:
-        """Check that everything was done, and that nothing is left."""
+        """Check that every call ran forward and backward, and that nothing is left in memory.
+
+        Raises:
+            GraphError: names the node.
+        """
         every = set(range(len(self.g.names)))
         for what, done in (("forward", self._ran), ("backward", self._backed)):
             for v in sorted(every - done):
@@ -187,7 +191,7 @@ class _Machine:
         return self._run(v)
 
     def _run(self, v: int) -> int:
-        """Run a call, forward or again; return the bytes in use meanwhile."""
+        """Run a call, in forward or recomputed; return the bytes in use during it."""
         for x in self.g.preds[v]:
             self._read(x, "it reads what is not there:")
         self._check(v not in self._values, "it is there:", v)
@@ -206,7 +210,7 @@ class _Machine:
     # -- backward --------------------------------------------------------------------------
 
     def _pushed(self, v: int) -> int:
-        """Take a step of a tape's backward, which adds to the gradients of its inputs."""
+        """Run a step of a tape's backward, which adds to the gradients of its inputs."""
         self._begin(v)
         for x in self.g.needs[v]:
             self._read(x, "it needs what is not there:")
@@ -223,6 +227,7 @@ class _Machine:
         return self._bytes + self.g.backward_workspace[v]
 
     def _pulled(self, v: int) -> int:
+        """Run a step of backward under ``kusumoto``: make a gradient from its users' gradients."""
         self._begin(v)
         for w in self.g.succs[v]:
             self._check(w in self._grads, "it has no gradient:", w)

@@ -1,7 +1,8 @@
-"""Plans that may recompute a call several times, in the order of the nodes.
+"""Plans that may recompute a call several times, with forward in the order of the nodes.
 
-Graphs of up to 63 nodes are searched (see `umem.planner.beam`), from a plan of lower sets on. In
-larger ones that plan frees early, and values are kept instead of recomputed where there is room.
+A search starts from a plan of lower sets: a beam search in graphs of up to 63 nodes (see
+`umem.planner.beam`). In larger ones that plan frees values early, and values are kept instead of
+recomputed where there is room.
 """
 
 from __future__ import annotations
@@ -24,18 +25,23 @@ NAME = "rematerialize"
 FINE, COARSE = 512, 64
 """The least budget is found to one part in ``FINE``; to one in ``COARSE`` above `SHORT` nodes."""
 SHORT = 24
-"""In larger graphs the walks that recompute values for later steps are left out: the slowest."""
+"""At most this many nodes for the walks that recompute values for later steps: the slowest."""
 ONCE = 32
-"""In larger graphs, chains of lower sets are as good where each call is recomputed once at most."""
+"""At most this many nodes for a search with each call recomputed once at most.
+
+In larger graphs, chains of lower sets are as good.
+"""
 WALKS = (
     Walk((Weights(0, 0), Weights(0, 0.1), Weights(0, 0.3), Weights(0, 1)), 0),
     Walk(tuple(Weights(above, 0) for above in (0.03, 0.1, 0.3, 0.6, 1)), 0),
     Walk((Weights(0, 0), Weights(0, 0.3), Weights(0.3, 0)), 2),
 )
+"""The walks in search of the least overhead, one after the other."""
 PROBES = (
     Walk((Weights(0, 0), Weights(0, 0.3), Weights(0, 3), Weights(0.3, 0)), 0),
     Walk((Weights(0, 0), Weights(0, 0.3), Weights(0, 3)), 2),
 )
+"""The walks in search of any plan that fits, until one finds it."""
 
 
 def best_plan(graph: Graph, budget_bytes: int, known: Sequence[Plan] = ()) -> Plan | None:
@@ -63,7 +69,7 @@ def best_plan(graph: Graph, budget_bytes: int, known: Sequence[Plan] = ()) -> Pl
 def least_plan(graph: Graph, *, once: bool = False) -> Plan:
     """Return the plan of least bytes that is found; ``once``: recompute each call at most once.
 
-    It does not depend on the costs of calls.
+    The plan does not depend on the costs of calls.
     """
     (known,) = chains.plans(graph, None, "lower_sets", "time", "saved")
     best = plan_of(graph, reruns_of(graph, known), None, NAME)
@@ -101,7 +107,7 @@ def _search(graph: Graph, budget_bytes: int, known: Sequence[Reruns]) -> Reruns:
     """
     facts = Facts(graph)
     best = min((Known(facts, reruns) for reruns in known), key=lambda plan: plan.cost)
-    saw_all = set[int]()  # which numbers of values more than needed were tried to the end
+    saw_all = set[int]()  # the `extra` of walks that pruned no state
     for walk in _walks(WALKS, facts):
         if best.cost > PARTIAL and walk.extra not in saw_all:
             beam = Beam(facts, budget_bytes, walk, best)
@@ -114,7 +120,7 @@ def _search(graph: Graph, budget_bytes: int, known: Sequence[Reruns]) -> Reruns:
 
 
 def _fits(facts: Facts, budget_bytes: int, *, once: bool) -> Reruns | None:
-    """Return recomputations that fit a budget, each call ``once`` at most; None: none found.
+    """Return recomputations that fit a budget; None: none found. ``once``: each call once at most.
 
     Cost: some hundredths of a second for 24 nodes, some tenths for 63.
     """
@@ -130,10 +136,18 @@ def _walks(walks: tuple[Walk, ...], facts: Facts) -> list[Walk]:
 
 
 KEEPING_ROUNDS = 4
+"""At most this many passes over the recomputations, each over those that the last one left."""
 
 
 class _Rerun(NamedTuple):
-    """A recomputation: before which step, of which node, its last use before, and its own place."""
+    """One recomputation.
+
+    Attributes:
+        step: the step of backward before which it runs.
+        node: the call.
+        since: the place, among all computations, of the value's last use before.
+        at: its own place among all computations.
+    """
 
     step: int
     node: int
@@ -145,11 +159,11 @@ def keep_more(graph: Graph, reruns: Reruns, budget_bytes: int) -> Reruns:
     """Keep values instead of recomputing them, as many as fit a budget.
 
     A value is kept where it fits at every moment from its last use to its recomputation; the one of
-    the highest cost for its bytes and time comes first. Calls that only fed dropped recomputations
-    are not recomputed either. A plan that does not fit the budget stays as it is.
+    the highest cost for its bytes and time comes first. Recomputations whose outputs only those
+    left out read are left out, too. Recomputations that do not fit the budget are not changed.
 
-    Cost: proportional to the calls that run, some times over, and for each recomputation to the
-    time that its value would be kept.
+    Cost: proportional to the calls that run, times a few passes, and for each recomputation to
+    the number of calls during which its value would be kept.
     """
     for _ in range(KEEPING_ROUNDS):
         during = np.array(bytes_during(graph, reruns), np.int64)
@@ -164,7 +178,7 @@ def keep_more(graph: Graph, reruns: Reruns, budget_bytes: int) -> Reruns:
 
 
 def _every_recomputation(g: Numbered, reruns: Reruns) -> list[_Rerun]:
-    """Return every recomputation, in order."""
+    """List all recomputations in order of time, each with the last use of its value before."""
     found: list[_Rerun] = []
     last: dict[int, int] = {}
     at = 0
@@ -187,7 +201,11 @@ def _worth_keeping(
     during: np.ndarray[tuple[int], np.dtype[np.int64]],
     budget_bytes: int,
 ) -> set[tuple[int, int]]:
-    """Return steps and calls whose recomputation is saved by keeping the value, dearest first."""
+    """Choose recomputations to avoid by keeping the value; return them as (step, call).
+
+    Those of most cost for their bytes and time are chosen first. The bytes of values that are kept
+    are added to ``during`` in place.
+    """
     kept: set[tuple[int, int]] = set()
 
     def worth(one: _Rerun) -> float:
@@ -205,12 +223,12 @@ def _worth_keeping(
 
 
 def without(g: Numbered, reruns: Reruns, gone: set[tuple[int, int]]) -> Reruns:
-    """Leave out some recomputations, and those that only fed them.
+    """Leave out some recomputations, and those whose outputs only they read.
 
     Args:
         g: the graph.
         reruns: all recomputations.
-        gone: steps of backward, and a call not to recompute before it.
+        gone: pairs of a step of backward and a call not to recompute before it.
     """
     values, stashes = set[int](), set[int]()
     found: list[tuple[int, ...]] = []

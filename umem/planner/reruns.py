@@ -1,4 +1,4 @@
-"""Plans by the calls that are recomputed before each step of backward."""
+"""Plans as lists of the calls that are recomputed before each step of backward."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def plan_of(
 
 
 def _kept(graph: Graph, reruns: Reruns) -> tuple[set[int], set[int]]:
-    """Return values and stashes of forward that backward reads before they are recomputed."""
+    """Return nodes by numbers: whose value is kept from forward on, whose function state is."""
     g = graph.numbered
     kept, stashed = set[int](), set[int]()
     made = set[int]()

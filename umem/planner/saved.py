@@ -1,25 +1,25 @@
 """The cost model of a tape: saved tensors, each freed as early as can be.
 
 A block is *stored* (its saved tensors are kept, nothing is recomputed) or *recomputed* (its
-boundary is kept; before its backward, the saved tensors that were not kept are rebuilt from it) or
+boundary is kept; before its backward, the saved tensors that were not kept are recomputed) or
 *cheaply recomputed* (outputs of calls that cost more than the average are kept, too). The last
-block is stored. Blocks after one another add up: when a block is worked on, everything
-that was kept of the blocks before it is there, and nothing else. On top of that come, in turn,
+block is stored. Blocks add up: while one runs forward or backward, all that was kept of the blocks
+before it is in memory, and nothing else. On top of that come, in turn,
 
 - forward: the block's values until their last use, and longer where they are kept;
-- rebuilding: what backward needs, what is being rebuilt until its last use, the gradients of
-  the boundary;
-- backward, in reverse order: what is still needed, and the gradients from the first step that
+- recomputation: the values that backward needs, other recomputed values until their last use,
+  the gradients of the boundary;
+- backward, in reverse order: the values still needed, and the gradients from the first step that
   adds to them to the step that reads them;
 
-each with stashes, with the gradients of parameters that backward has made so far (in forward:
-those of the step before), and with the workspace of the call that runs. The largest of these is the
-block's peak, so that freeing early is part of what is optimised: after Kusumoto et al. (NeurIPS
-2019), whose formula counts all of a block and every value, saved or not.
+each with function state, with the gradients of parameters that backward has made so far (in
+forward: those of the step before), and with the workspace of the call that runs. The largest of
+these is the block's peak, so that freeing early is part of the optimisation: after Kusumoto et al.
+(NeurIPS 2019), whose formula counts all of a block and every value, saved or not.
 
-Models: retained values, stashes, views at no bytes, workspace, gradients that are pushed.
-Does not model: a gradient that is handed on without a copy, a kept value that could go before
-its own block's turn.
+Models: retained values, function state, views at no bytes, workspace, steps of backward that add to
+their inputs' gradients. Does not model: a gradient that is passed on without a copy, a kept value
+that could be freed before its own block's backward.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from umem.planner.prefixes import prefix_table
 from umem.planner.step_table import INFINITE, Table, units
 
 RECOMPUTED, CHEAPLY_RECOMPUTED, STORED = 0, 1, 2
+"""The kinds of a block."""
 NEVER = 1 << 40
 """A place beyond every node's."""
 
@@ -66,19 +67,19 @@ class SavedModel:
         return _Target(self, after, kind, before).block(before)
 
     def cached(self, block: Segment) -> int:
-        """The bytes that a block adds to what is cached."""
+        """Return the bytes of values and function state that a block keeps for its backward."""
         g = self.g
         return sum(g.size[v] for v in block.kept) + sum(g.stash[v] for v in block.stashed)
 
     def with_views(self, nodes: int, within: int) -> int:
-        """Return the nodes within a set that lie in the same bytes as some of these."""
+        """Return the mask of nodes ``within`` a set that share bytes with any of ``nodes``."""
         found = 0
         for v in numbers(nodes):
             found |= self._group[self.g.root[v]]
         return found & within
 
     def kept(self, near: int, after: int, kind: int) -> int:
-        """Return which of some nodes of a set, with their views, are kept once it is done."""
+        """Return the mask of the nodes ``near``, with views, kept once set ``after`` is done."""
         g, kept, beyond = self.g, 0, self.all & ~after
         for v in numbers(near):
             keeps = self.users[v] & beyond or g.pinned[v]
@@ -88,7 +89,7 @@ class SavedModel:
         return kept & after
 
     def rerun(self, left: int, after: int, kind: int) -> int:
-        """Return the nodes to recompute: saved tensors that were not kept, and their inputs."""
+        """Return the mask of nodes to recompute: saved tensors not kept, and their inputs."""
         if kind == STORED:
             return 0
         rerun = 0
@@ -100,17 +101,17 @@ class SavedModel:
     # -- all steps -------------------------------------------------------------------------
 
     def table(self, sets: tuple[int, ...], *, exact: bool = False) -> Table:
-        """Every step between nested lower sets, which are sorted by size.
+        """Return the costs of every step between nested lower sets, which are sorted by size.
 
-        Closed formulas where each set is a run of the node order from its beginning; otherwise
-        one step after the other, in time proportional to its nodes.
+        In closed form where each set is a prefix of the node order; otherwise one step after the
+        other, in time proportional to its nodes.
         """
         if all(mask & (mask + 1) == 0 for mask in sets):
             return prefix_table(self._graph, sets, exact=exact)
         return self.table_by_steps(sets, exact=exact)
 
     def table_by_steps(self, sets: tuple[int, ...], *, exact: bool = False) -> Table:
-        """The same for any lower sets, one step after the other."""
+        """Return the same table for any lower sets, computed one step after the other."""
         g, cost = self.g, units(self.g.cost, exact=exact)
         count = len(sets)
         peak = np.full((3, count, count), INFINITE, np.int64)
@@ -132,7 +133,7 @@ class SavedModel:
 
 
 class _Target:
-    """All that steps into one lower set have in common; from ``before`` on, that of one step."""
+    """The facts that all steps into the set ``after`` share, or of the one step from ``before``."""
 
     def __init__(self, model: SavedModel, after: int, kind: int, before: int = 0) -> None:
         self.model, self.g, self.after, self.kind = model, model.g, after, kind
@@ -143,18 +144,18 @@ class _Target:
 
     @cached_property
     def grads(self) -> set[int]:
-        """The gradients that are there before the block's backward."""
+        """Return the nodes whose gradients are in memory before the block's backward."""
         beyond = self.model.all & ~self.after
         return {v for v in numbers(self.after) if self.model.users[v] & beyond}
 
     @cached_property
     def stayed(self) -> int:
-        """The bytes of gradients of parameters that backward beyond the set makes."""
+        """Return the bytes of parameters' gradients that backward makes before reaching the set."""
         return sum(self.g.stays[v] for v in numbers(self.model.all & ~self.after))
 
     @cached_property
     def _first_need(self) -> dict[int, int]:
-        """For each node with bytes, the first step that needs them in backward."""
+        """Return by node with bytes the lowest step that needs them: the last one to run."""
         first: dict[int, int] = {}
         for v in numbers(self.after):
             needers = self.model.needers[v] & self.after
@@ -164,14 +165,14 @@ class _Target:
         return first
 
     def block(self, before: int) -> Segment:
-        """Return the block from a lower set on: its nodes, those kept, those recomputed."""
+        """Return the block of the nodes in this set and not in ``before``."""
         new = self.after & ~before
         found, kept = tuple(numbers(new)), tuple(numbers(new & self.kept))
         stashed = found if self.kind == STORED else kept
         return Segment(found, kept, tuple(numbers(new & self.rerun)), stashed)
 
     def peak(self, block: Segment) -> int:
-        """The most bytes while a block is worked on, above what was cached before."""
+        """Return a block's peak above the kept bytes of blocks before: forward to backward."""
         return max(self._forward(block), self._rebuild(block), self._backward(block))
 
     def _forward(self, block: Segment) -> int:
@@ -230,7 +231,7 @@ class _Target:
         return peak
 
     def _last_use(self, users: tuple[int, ...], nodes: tuple[int, ...]) -> dict[int, int]:
-        """For each node with bytes in a block, the last of some users that reads them."""
+        """Return by node with bytes in a block the last of ``users`` that reads them."""
         g, own = self.g, set(nodes)
         last: dict[int, int] = {}
         for w in users:
@@ -240,7 +241,7 @@ class _Target:
         return last
 
     def _freed_after(self, which: set[int], last: dict[int, int]) -> dict[int, int]:
-        """Return by node the bytes that are freed after it has run."""
+        """Return by node the bytes of the values in ``which`` that are freed after it has run."""
         freed: dict[int, int] = {}
         for v in which:
             if self.g.root[v] == v:

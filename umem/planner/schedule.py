@@ -5,7 +5,7 @@ last use. A value that a ``saved`` plan keeps stays at least until its own block
 unless the plan frees early.
 A value that a plan offloads is sent when its last use in forward is over, leaves memory after a
 call of forward and is fetched before a step of backward; all other actions are as if it had been
-there all the time. Without liveness, everything is dropped at the end of its block only, as the
+in memory all the time. Without liveness, everything is dropped at the end of its block only, as the
 formula of Kusumoto et al. (NeurIPS 2019) assumes.
 """
 
@@ -29,14 +29,16 @@ Kind = Literal[
 class Action(NamedTuple):
     """One action on one node.
 
-    ``forward`` and ``recompute`` run the call, and make its outputs and its stash; ``drop`` frees
-    its outputs, ``drop_stash`` its stash, ``free`` the gradient of its outputs.
+    ``forward`` and ``recompute`` run the call, and make its outputs and its function state (stash);
+    ``drop`` frees its outputs, ``drop_stash`` its function state, ``free`` the gradient of its
+    outputs.
     ``backward``: under the model ``saved``, a step of a tape: from the gradient of its outputs it
     adds to those of its inputs. Under the model ``kusumoto``, the gradient of its outputs is
     computed from those of its users.
-    ``send`` begins to copy the bytes of a node to the offload target, with its views that are
-    there; ``leave`` frees them once the copy is over; ``fetch`` begins to copy them back, and their
-    first use waits for it. ``send_stash``, ``leave_stash``, ``fetch_stash``: the same of its stash.
+    ``send`` begins to copy the bytes of a node to the offload target, with all its live views;
+    ``leave`` frees them once the copy is over; ``fetch`` begins to copy them back, and their first
+    use waits for it. ``send_stash``, ``leave_stash``, ``fetch_stash``: the same of its function
+    state.
     """
 
     kind: Kind
@@ -44,13 +46,14 @@ class Action(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A node's ``value``, ``stash`` or ``grad``, which takes memory."""
+    """A node's ``value``, function state (``stash``) or gradient (``grad``), in memory."""
 
     what: Literal["value", "stash", "grad"]
     node: int
 
 
 _GO: dict[str, Kind] = {"value": "drop", "stash": "drop_stash", "grad": "free"}
+"""By kind of cell, the action that frees it."""
 
 _BACKWARD = ("recompute", "backward", "fetch", "fetch_stash")
 """The kinds of actions that backward begins with."""
@@ -59,11 +62,12 @@ _MOVED: dict[str, tuple[Kind, Kind, Kind]] = {
     "value": ("send", "leave", "fetch"),
     "stash": ("send_stash", "leave_stash", "fetch_stash"),
 }
+"""By kind of cell, the actions that copy it out, free its bytes, and prefetch it."""
 
 
 @dataclass
 class _Computation:
-    """A computation, what it makes and reads; one without a kind only holds on to things."""
+    """A computation, the cells it makes and reads; one of no kind only keeps its reads alive."""
 
     kind: Kind | None
     node: int
@@ -81,11 +85,12 @@ def actions(
         graph: the graph that was planned.
         plan: its plan.
         liveness: drop values after their last use, not at the end of their block.
-        model: whose rules of backward hold; None: the plan's own. A plan of ``kusumoto`` can be
-            carried out under ``saved``, not the reverse.
+        model: the model whose rules of backward hold; None: the plan's own. A plan of ``kusumoto``
+            can be carried out under ``saved``, not the reverse.
 
     Raises:
-        GraphError: the plan is not one of this graph, or there is no such model.
+        GraphError: the plan is not one of this graph, or does not hold under the model or without
+            liveness.
     """
     model = checked_model(model or plan.model)
     if model == "kusumoto" and plan.model == "saved":
@@ -116,14 +121,14 @@ class Task(NamedTuple):
 
 
 class Agenda(NamedTuple):
-    """The actions of a plan by when they are due, for whoever carries it out call by call.
+    """The actions of a plan by when they are due, for an executor that runs call by call.
 
     Attributes:
-        after_forward: by call, what to do once forward has run it, in order; under -1, before
-            the first call.
-        backward: every action from the end of forward on, in order: what to recompute and to
-            fetch before a step, the step itself (``backward``), and what to drop after it.
-            Frees of gradients are left out: a tape frees those itself.
+        after_forward: by call, the actions due once forward has run it, in order; under -1, those
+            before the first call.
+        backward: every action from the end of forward on, in order: recomputations and fetches
+            before a step, the step itself (``backward``), and drops after it. Frees of gradients
+            are left out: a tape frees gradients itself.
     """
 
     after_forward: Mapping[int, Sequence[Task]]
@@ -131,12 +136,12 @@ class Agenda(NamedTuple):
 
     @property
     def places(self) -> dict[int, int]:
-        """By call, the place in ``backward`` of its own step."""
+        """Return by call the place in ``backward`` of its own step."""
         return {t.call: place for place, t in enumerate(self.backward) if t.kind == "backward"}
 
     @property
     def recomputed(self) -> dict[int, list[int]]:
-        """By call, the calls to recompute right before its step of backward, in order."""
+        """Return by call the calls to recompute right before its step of backward, in order."""
         found: dict[int, list[int]] = {}
         due: list[int] = []
         for task in self.backward:
@@ -180,21 +185,21 @@ def agenda(graph: Graph, plan: Plan, calls: Sequence[str]) -> Agenda:
             last = max(last, task.call)
         else:
             due = after.setdefault(last, [])
-            if task.kind == "leave":  # a view of what leaves would hold it in place
+            if task.kind == "leave":  # live views would keep the bytes in memory
                 due += [Task("drop", view) for view in sorted(views.get(task.call, ()))]
             due.append(task)
     return Agenda(after, backward)
 
 
 class _Moves(NamedTuple):
-    """Actions of offloading, by the place of the computation that they come before or after."""
+    """Offloading actions, by the place of the computation before or after which they are due."""
 
     before: dict[int, list[tuple[Kind, int]]]
     after: dict[int, list[tuple[Kind, int]]]
 
 
 def _last_uses(steps: list[_Computation]) -> dict[int, list[Cell]]:
-    """Return by step the cells to drop after it: nothing reads them before they are made again."""
+    """Return by computation the cells to drop after it: not read before they are made again."""
     ends: dict[int, list[Cell]] = {}
     later: set[Cell] = set()
     for index in range(len(steps) - 1, -1, -1):
@@ -208,7 +213,11 @@ def _last_uses(steps: list[_Computation]) -> dict[int, list[Cell]]:
 
 
 class _NumberedPlan:
-    """A plan by numbers."""
+    """A plan whose nodes are numbers of its graph.
+
+    Raises:
+        GraphError: the plan is not one of this graph.
+    """
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.g: Numbered = graph.numbered
@@ -232,10 +241,13 @@ class _NumberedPlan:
     # -- offloading ------------------------------------------------------------------------
 
     def moves(self, steps: list[_Computation], moves: Sequence[Move]) -> _Moves:
-        """Find where each offloaded value is sent, leaves and is fetched.
+        """Place the sends, frees and fetches of offloaded cells between the computations.
 
         Of values that could be sent at once, the one used last is sent first; the one used first
         is fetched first.
+
+        Raises:
+            GraphError: a move names a view, or a value or function state that forward never makes.
         """
         found = _Moves({}, {})
         if not moves:
@@ -261,7 +273,7 @@ class _NumberedPlan:
         return found
 
     def _turns(self, steps: list[_Computation]) -> tuple[dict[int, int], dict[int, int]]:
-        """Return the place of each call of forward, and where each step of backward begins."""
+        """Return the place of each call of forward, and of the first computation for each step."""
         ran = {step.node: i for i, step in enumerate(steps) if step.kind == "forward"}
         turns: dict[int, int] = {}
         begins = len(ran)
@@ -274,7 +286,7 @@ class _NumberedPlan:
     def _uses(self, steps: list[_Computation]) -> tuple[dict[Cell, int], dict[Cell, int]]:
         """Return the last place in forward and the first in backward at which each cell is used.
 
-        A view is used with the node whose bytes it lies in.
+        A use of a view is a use of the node whose bytes the view lies in.
         """
         last: dict[Cell, int] = {}
         first: dict[Cell, int] = {}
@@ -288,10 +300,10 @@ class _NumberedPlan:
                     first.setdefault(cell, index)
         return last, first
 
-    # -- what is computed ------------------------------------------------------------------
+    # -- computations ----------------------------------------------------------------------
 
     def steps(self, model: Model) -> Iterator[_Computation]:
-        """All computations, in order, with what they read and make."""
+        """Yield all computations in order, with the cells that they read and make."""
         for i, block in enumerate(self.blocks):
             yield from (self._run("forward", v, i, model) for v in block)
         for i in range(len(self.blocks) - 1, -1, -1):
@@ -310,7 +322,7 @@ class _NumberedPlan:
         return _Computation(kind, v, tuple(makes), reads, block)
 
     def _pushed(self, v: int, block: int) -> _Computation:
-        """A step of a tape: it adds to the gradients of its inputs."""
+        """Make the step of a tape's backward, which adds to the gradients of its inputs."""
         reads = [Cell("value", x) for x in self.g.needs[v]] + [Cell("grad", v)]
         reads += [Cell("stash", v)] * (self.g.stash[v] > 0)
         return _Computation(
@@ -318,7 +330,7 @@ class _NumberedPlan:
         )
 
     def _pulled(self, v: int, block: int) -> _Computation:
-        """The gradient of a value, from those of its users and from all that they read."""
+        """Make the step of ``kusumoto``: a gradient from those of its users and their inputs."""
         users = self.g.succs[v]
         reads = [Cell("value", x) for x in sorted({x for w in users for x in self.g.preds[w]})]
         reads += [Cell("grad", w) for w in users]
@@ -327,7 +339,7 @@ class _NumberedPlan:
     # -- without liveness ------------------------------------------------------------------
 
     def block_ends(self, steps: list[_Computation], model: Model) -> dict[int, list[Cell]]:
-        """Return by place the cells that are dropped at the end of a block."""
+        """Return, by place of the last computation of a block, the cells that are dropped there."""
         last: dict[tuple[bool, int], int] = {}
         for index, step in enumerate(steps):
             last[step.kind == "forward", step.block] = index
@@ -351,7 +363,7 @@ class _NumberedPlan:
 
 
 def _later_uses(steps: list[_Computation], places: set[int]) -> dict[int, set[Cell]]:
-    """Return the cells that are read after each place, before they are made again."""
+    """Return by place the cells that are read after it before they are made again."""
     found: dict[int, set[Cell]] = {}
     later: set[Cell] = set()
     for index in range(len(steps) - 1, -1, -1):

@@ -3,7 +3,7 @@
 Kusumoto, Inoue, Watanabe, Akiba, Koyama, "A Graph Theoretic Framework of Recomputation
 Algorithms for Memory-Efficient Backpropagation", NeurIPS 2019, sections 4.2 to 4.4:
 ``opt[L, t]`` is the least that is cached when a chain has come to the lower set L with the
-overhead t. What differs: the least budget is found without t; a step may come in several kinds;
+overhead t. Differences: the least budget is found without t; a step may come in several kinds;
 each row is closed before it is used, because the sets are sorted by size; only the Pareto front of
 a row is followed, for the objective ``memory`` that of long times and few bytes.
 """
@@ -20,18 +20,22 @@ from umem.planner.plans import Objective
 from umem.planner.step_table import INFINITE, Chain, Hop, Ints, Table, time_of
 
 COARSE = 128
-"""With more lower sets than that, some of them alone give a first chain to beat."""
+"""At most this many lower sets are searched without a first chain to beat.
+
+With more, a search over every fourth of them finds that chain, or prices bound the rest of chains.
+"""
 PRICED = 1000
-"""The most lower sets for which the rest of a chain is bounded: the arrays take memory."""
+"""At most this many lower sets for which prices bound a chain's rest: the arrays take memory."""
 HALF = 0.5
-"""Of a unit: whole times below it are the same."""
+"""Half a unit: whole times that differ by less are the same."""
 NARROW = 128
-"""The first look is for chains that take one part in so many more than any takes at least."""
+"""The first search is for chains within one part in this many above the lower bound of time."""
 _CHUNK = 1 << 22
+"""At most about this many entries of rows are updated at once."""
 
 
 def best(table: Table, budget: int, objective: Objective) -> Chain | None:
-    """The chain with the least overhead within a budget (``time``), or with the most (``memory``).
+    """Return the chain of least overhead within a budget, of most for the objective ``memory``.
 
     None where no chain fits.
     """
@@ -44,7 +48,7 @@ def best(table: Table, budget: int, objective: Objective) -> Chain | None:
 
 
 def _best_of_rows(table: Table, budget: int, objective: Objective, levels: int) -> Chain | None:
-    """Return the best chain by rows of time; leave out what cannot beat a known chain."""
+    """Return the best chain by rows of time, without times that cannot beat a known chain."""
     count = len(table.sets)
     if objective == "time" and COARSE < count <= PRICED:
         return _best_by_price(table, budget, levels)
@@ -59,7 +63,7 @@ def _best_of_rows(table: Table, budget: int, objective: Objective, levels: int) 
 
 
 def _best_by_price(table: Table, budget: int, levels: int) -> Chain | None:
-    """The quickest chain, looked for from what any takes at least upwards."""
+    """Return the chain of least time, searched from a lower bound of all chains upwards."""
     relaxed = Relaxed(table, budget)
     priced = relaxed.best(levels + 1.0)
     if priced is None:
@@ -76,8 +80,10 @@ def _best_by_price(table: Table, budget: int, levels: int) -> Chain | None:
 
 
 class _Worth(NamedTuple):
-    """By lower set, which times are looked at: from ``low`` on, and with the price of what is
-    cached up to ``high``.
+    """The bounds of the times that are followed, by lower set.
+
+    A time is followed if it is at least ``low`` and, with ``price`` added for each cached byte, at
+    most ``high``.
     """
 
     low: npt.NDArray[np.float64]
@@ -88,7 +94,7 @@ class _Worth(NamedTuple):
 def _rows(
     table: Table, budget: int, objective: Objective, levels: int, worth: _Worth
 ) -> Chain | None:
-    """The best chain of those of at most so many units."""
+    """Return the best chain of at most ``levels`` units of time; None: no such chain fits."""
     count = len(table.sets)
     rows = np.full((count, levels + 1), INFINITE, np.int64)
     rows[0, 0] = 0
@@ -111,7 +117,7 @@ def _rows(
 def _front(row: Ints, objective: Objective) -> tuple[Ints, Ints]:
     """Return the times on the Pareto front, in order, and the bytes cached with each.
 
-    A time is on it if no better one, shorter (for ``memory`` longer), is reached with as few.
+    A time is on it if no shorter one (for ``memory``, longer) is reached with as few bytes cached.
     """
     ranked = row if objective == "time" else row[::-1]
     before = np.concatenate(([INFINITE], np.minimum.accumulate(ranked)[:-1]))
@@ -124,7 +130,7 @@ def _front(row: Ints, objective: Objective) -> tuple[Ints, Ints]:
 def _push(
     table: Table, flat: Ints, kind: int, source: int, times: Ints, cached: Ints, budget: int
 ) -> None:
-    """Update all targets by every step out of a source."""
+    """Update the rows of all targets by the steps of one kind out of a source, in place."""
     width = flat.size // len(table.sets)
     after = slice(source + 1, None)
     possible = table.peak[kind, after, source] <= budget - int(cached.min())
@@ -144,7 +150,7 @@ def _push(
 
 
 def _walk_back(table: Table, rows: Ints, time: int, budget: int) -> Chain:
-    """Follow the rows back from the last lower set to the chain of a time."""
+    """Return the chain of a time, followed back through the rows from the last lower set."""
     links: list[Hop] = []
     target = len(rows) - 1
     while target:
@@ -160,7 +166,7 @@ def _walk_back(table: Table, rows: Ints, time: int, budget: int) -> Chain:
     return tuple(reversed(links))
 
 
-# -- times that do not -------------------------------------------------------------------------
+# -- times too fine for a table ----------------------------------------------------------------
 
 
 class _Labels(NamedTuple):
@@ -220,16 +226,16 @@ def _into(
 
 
 ROUNDS = 8
-"""The most prices that are tried; usually the best is found before."""
+"""At most this many prices are tried; usually the best is found before."""
 Floats = npt.NDArray[np.float64]
 
 
 class Priced(NamedTuple):
-    """The cheapest chain at a price.
+    """The cheapest chain where each byte has a price.
 
     Attributes:
         price: of a byte, in units of time.
-        rest: by lower set, the least of time and price together from there to the end.
+        rest: by lower set, the least time, with bytes at their price, from there to the end.
         time, nbytes: of the whole chain.
     """
 
@@ -240,7 +246,7 @@ class Priced(NamedTuple):
 
 
 class Relaxed:
-    """The steps of a table that fit a budget, to be priced."""
+    """Lagrangian relaxation of a budget: every step fits it alone, and bytes have a price."""
 
     def __init__(self, table: Table, budget: int) -> None:
         fits = table.peak <= budget
@@ -250,14 +256,14 @@ class Relaxed:
         self._nbytes[:, :, -1] = np.where(fits, table.peak, 0)[:, -1].T
 
     def bound(self, one: Priced) -> float:
-        """Return the least time of a chain within the budget, by a price."""
+        """Return a lower bound of the time of every chain within the budget, by one price."""
         return float(one.rest[0]) - one.price * self._budget
 
     def best(self, dearest: float) -> Priced | None:
-        """The price of the highest bound that is found; None: no chain fits.
+        """Find the price of the highest lower bound; None: no chain fits.
 
-        Prices are where two chains, one that takes too many bytes and one that does not, cost the
-        same, until none is cheaper there. ``dearest`` is a price at which bytes alone count.
+        The next price is the one at which two chains cost the same, one of too many bytes and one
+        that fits, until no chain is cheaper there. At the price ``dearest``, bytes alone count.
         """
         best = much = self._priced(0.0)
         few = self._priced(dearest)

@@ -1,6 +1,6 @@
-"""Every step between lower sets, with what it costs.
+"""The costs of every step between lower sets.
 
-Costs are whole numbers of units, so that tables may go by times.
+Costs are whole numbers of units, so that dynamic programming can index its tables by time.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 INFINITE = 1 << 61
 LEVELS = 4000
-"""Costs are counted in at most so many levels, wherever that is not exact anyway."""
+"""Costs are rounded to one part in this many of their sum, where they have to be rounded."""
 FINE = LEVELS // 4
-"""The most costs of which each is rounded to its own nearest level."""
+"""At most this many costs are each rounded to the nearest level; more, up or down in turn."""
 GOLDEN = (5**0.5 - 1) / 2
-"""Its multiples modulo one are spread evenly, also over every n-th of them."""
+"""A number whose multiples modulo one are spread evenly, also over every n-th of them."""
 
 
 class Units(NamedTuple):
-    """Costs as whole numbers, for tables of times; ``total`` of None: they are too fine for one."""
+    """Costs in units, and their sum as ``total``: None if too fine for tables of times."""
 
     costs: npt.NDArray[Any]
     total: int | None
 
 
 def units(costs: tuple[float, ...], *, exact: bool) -> Units:
-    """Costs in units of their greatest common divisor.
+    """Count costs in units of their greatest common divisor.
 
     Where they are not whole numbers, or too many units: rounded to one of ``LEVELS`` levels of
     their sum, unless they have to be ``exact``. More than ``FINE`` are rounded up or down in turn.
@@ -51,7 +51,7 @@ def units(costs: tuple[float, ...], *, exact: bool) -> Units:
     if len(costs) <= FINE:
         found = np.array([round(cost / level) for cost in costs], np.int64)
     else:
-        # Of so many, each may be less than half a level: up or down in turn, so that sums hold.
+        # Each may be less than half a level: rounded up or down in turn, so that sums hold.
         turns = np.arange(len(costs)) * GOLDEN % 1
         found = np.floor(np.array([cost / level for cost in costs]) + turns).astype(np.int64)
     return Units(found, int(found.sum()))
@@ -74,12 +74,12 @@ class Table:
 
     Attributes:
         sets: the lower sets as bit masks, sorted by size, from the empty set to all nodes.
-        peak: the most bytes while the step's block is worked on, above what is cached before;
-            INFINITE where there is no such step.
-        cached: the bytes that the step adds to what is cached.
+        peak: the peak of the step's block, above the bytes cached before it; INFINITE where there
+            is no such step.
+        cached: the bytes that the step caches: those its block keeps for backward.
         time: its overhead, in units.
         rest: the cost of everything outside each set, in units.
-        levels: the overhead of everything in units, None where they are too fine for a table.
+        levels: the cost of all nodes in units; None where units are too fine for rows of times.
     """
 
     sets: tuple[int, ...]
@@ -90,11 +90,11 @@ class Table:
     levels: int | None
 
     def every(self, step: int) -> Table:
-        """The table with only one set in so many, the first and the last among them."""
+        """Return the table of every ``step``-th set only, and of the last."""
         return self._of(np.unique([*range(0, len(self.sets), step), len(self.sets) - 1]))
 
     def of(self, sets: tuple[int, ...]) -> Table | None:
-        """The table with these sets only; None where it has not all of them."""
+        """Return the table of these sets only; None where this table lacks one of them."""
         place = {mask: i for i, mask in enumerate(self.sets)}
         if any(mask not in place for mask in sets):
             return None
@@ -109,7 +109,7 @@ class Table:
 
     @cached_property
     def least(self) -> int:
-        """The smallest budget that a chain fits."""
+        """Return the smallest budget that a chain fits, by bisection; computed once."""
         low, high = 0, _attempt(self, INFINITE - 1).peak
         while low < high:
             found = _attempt(self, (low + high) // 2)
@@ -121,7 +121,13 @@ class Table:
 
 
 class _Attempt(NamedTuple):
-    """A try at a budget: does a chain fit, in how many bytes, and which peak is the next larger?"""
+    """The outcome of a try at a budget.
+
+    Attributes:
+        fits: True if a chain fits.
+        peak: that chain's peak in bytes.
+        next_budget: the least peak above the budget that was met, the next budget to try.
+    """
 
     fits: bool
     peak: int
@@ -129,7 +135,7 @@ class _Attempt(NamedTuple):
 
 
 def _attempt(table: Table, budget: int) -> _Attempt:
-    """The chain that caches least within a budget: of cached bytes, less is never worse."""
+    """Look for the chain that caches least within a budget: fewer cached bytes are never worse."""
     count = len(table.sets)
     cached = np.full(count, INFINITE, np.int64)
     highest = np.full(count, INFINITE, np.int64)
@@ -152,7 +158,7 @@ def _attempt(table: Table, budget: int) -> _Attempt:
 
 
 def peak_of(table: Table, chain: Chain) -> int:
-    """The most bytes that a chain takes."""
+    """Return the peak of a chain, in bytes."""
     cached = peak = 0
     for source, target, kind in chain:
         peak = max(peak, cached + int(table.peak[kind, target, source]))
@@ -161,5 +167,5 @@ def peak_of(table: Table, chain: Chain) -> int:
 
 
 def time_of(table: Table, chain: Chain) -> float:
-    """The overhead of a chain, in units."""
+    """Return the overhead of a chain, in units."""
     return float(sum(table.time[kind, target, source].item() for source, target, kind in chain))

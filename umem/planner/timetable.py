@@ -1,4 +1,4 @@
-"""A plan's computations in order, the bytes in use during each, and what may be offloaded when."""
+"""A plan's computations in order, the bytes in use during each, and windows for offloading."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from umem.planner.usage import gradient_bytes
 
 
 class OffloadWindow(NamedTuple):
-    """A value or stash that is kept from forward into backward, and when it may be offloaded.
+    """The time for which a value or function state may be offloaded between forward and backward.
 
     Attributes:
-        key: the value or stash.
+        key: the value or function state.
         nbytes: its bytes.
         last: the computation of forward that uses it last.
         first: the computation of backward that uses it first.
@@ -36,12 +36,12 @@ class Timetable(NamedTuple):
     """The computations of a step, in order: forward, then before each step its recomputations.
 
     Attributes:
-        calls: how many of them are forward's.
-        cost: by computation.
+        calls: the number of calls of forward, which come first.
+        cost: by computation, its cost.
         used: by computation, the bytes in use during it, with nothing offloaded.
         step_starts: the computation at which each step of backward begins, in order of time.
         step_of: by place in ``step_starts``, the node.
-        windows: the values and stashes that may be offloaded.
+        windows: the values and function state that may be offloaded.
     """
 
     calls: int
@@ -55,7 +55,7 @@ class Timetable(NamedTuple):
 def timetable(graph: Graph, reruns: Reruns, link: Link | None = None) -> Timetable:
     """List the computations of a step. Cost: proportional to the calls and their inputs.
 
-    Without a link nothing may be offloaded. Its lists are cached: do not change them.
+    Without a link nothing may be offloaded. The lists are cached: do not change them.
     """
     g, count = graph.numbered, len(reruns)
     cost, used, step_starts, spans = _computations(graph, reruns)
@@ -79,9 +79,12 @@ def bytes_during(graph: Graph, reruns: Reruns) -> list[int]:
 
 
 class _Span(NamedTuple):
-    """The time for which a value or stash is live, its last use in forward and the first after it.
+    """The time for which a value or function state is live; times are places of computations.
 
-    ``holder``: the node whose value it is; for a stash, the node plus the number of nodes.
+    Attributes:
+        holder: the node whose value it is; for function state, the node plus the number of nodes.
+        start, end: the computation that makes it, and the last that uses it.
+        last, first: its last use in forward, and its first in backward.
     """
 
     holder: int
@@ -127,7 +130,11 @@ def _computations(graph: Graph, reruns: Reruns) -> _Computations:
 
 
 def _spans(g: Numbered, made: list[int]) -> Iterator[_Span]:
-    """Yield the live spans, found from the end on, where the first use that is met is the last."""
+    """Yield the live spans of values and function state.
+
+    ``made``: by computation, the node that runs; for a step of backward, -1 less the node. Going
+    through them from the end, the first use that is met is the last.
+    """
     count = len(g.names)
     holder = (*g.root, *range(count, 2 * count))
     ends, last, first = [-1] * (2 * count), [-1] * (2 * count), [-1] * (2 * count)
@@ -170,7 +177,7 @@ def _joined(spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def least_bytes(table: Timetable) -> int:
-    """Return the peak with all that may be offloaded away for as long as it may be."""
+    """Return the peak with every window's bytes offloaded for the whole of the window."""
     change = [0] * (len(table.used) + 1)
     for one in table.windows:
         change[one.last + 1] += one.nbytes

@@ -30,12 +30,12 @@ class ScheduleUsage(NamedTuple):
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes in use at once; 0 for no action."""
+        """Return the most bytes in use at once; 0 for no action."""
         return max(self.during_bytes, default=0)
 
     @property
     def highest(self) -> Action:
-        """The first action that reaches the peak.
+        """Return the first action that reaches the peak.
 
         Raises:
             ValueError: there is no action.
@@ -52,9 +52,9 @@ def usage(graph: Graph, actions: Iterable[Action], model: Model = "saved") -> Sc
     Args:
         graph: the graph that was planned.
         actions: its schedule, such as `umem.planner.schedule.actions` makes one.
-        model: whose rules of backward hold: under ``saved`` a step of backward allocates the
-            gradients of its inputs, under ``kusumoto`` that of its output; stashes and workspace
-            count under ``saved`` alone.
+        model: the model whose rules of backward hold: under ``saved`` a step of backward allocates
+            the gradients of its inputs, under ``kusumoto`` that of its output; function state and
+            workspace count under ``saved`` alone.
     """
     tally = _Tally(graph, model)
     done = tuple(actions)
@@ -69,7 +69,7 @@ class _Tally:
         self._is_tape = model == "saved"
         self._number = {name: v for v, name in enumerate(self.g.names)}
         self._views = [0] * len(self.g.names)  # by node, the live values that lie in its bytes
-        self._offloaded: dict[int, int] = {}  # by node, how many of them lay there when it left
+        self._offloaded: dict[int, int] = {}  # by node, the same when its bytes were offloaded
         self._gradients = set[int]()
         self._bytes = 0
 
@@ -106,7 +106,7 @@ class _Tally:
         return self._bytes + g.workspace[v] + (g.forward_bytes if is_first else 0)
 
     def _backward(self, v: int) -> int:
-        """Allocate the gradients that a step of backward makes; return the bytes meanwhile."""
+        """Allocate the gradients that a step of backward makes; return the bytes in use then."""
         g = self.g
         made = (v, *g.preds[v]) if self._is_tape else (v,)
         for x in made:
@@ -119,18 +119,18 @@ class _Tally:
         return self._bytes + g.backward_workspace[v]
 
     def _hold(self, root: int, views: int) -> None:
-        """Count so many more values that lie in a node's bytes, which go with the last of them."""
+        """Count ``views`` more live values in a node's bytes, which are freed with the last."""
         had = self._views[root] > 0
         self._views[root] += views
         self._bytes += self.g.size[root] * ((self._views[root] > 0) - had)
 
 
 class GradientBytes(NamedTuple):
-    """The bytes beside values and stashes at one step of backward.
+    """The bytes beside values and function state at one step of backward.
 
     Attributes:
-        before: gradients that are there before the step, those of parameters included.
-        during: the same while it runs, with those that it makes and its workspace.
+        before: gradients in memory before the step, those of parameters included.
+        during: the same while the step runs, with the gradients that it makes and its workspace.
     """
 
     before: int

@@ -1,1 +1,1 @@
-"""Prefetching: what to move to the GPU, and when, so that it is there in time."""
+"""Prefetching of managed memory: the blocks to move to the GPU before operations use them."""

@@ -1,7 +1,8 @@
 """The blocks that an iteration's operations use, and how long each of them stays unused.
 
-Managed memory moves in blocks, and small arrays share them: what a step needs in VRAM is counted
-in blocks, from the addresses of its arrays. Blocks that the same arrays lie in are a `BlockGroup`.
+Managed memory moves in blocks, and small arrays share them: the VRAM that an iteration needs is
+counted in blocks, from the addresses of its arrays. Blocks in which the same arrays lie are a
+`BlockGroup`.
 
 Models: births, uses and deaths of arrays, an iteration that follows itself for ever. Does not
 model: contents, arrays that no operation uses, memory an operation needs only while it runs.
@@ -18,7 +19,7 @@ from umem.units import BLOCK_BYTES
 
 @dataclass(frozen=True)
 class BlockGroup:
-    """Blocks in which the same arrays lie, and those arrays' slots."""
+    """Blocks in which the same arrays lie, and the slots of these arrays."""
 
     blocks: tuple[int, ...]
     slots: tuple[int, ...]
@@ -28,7 +29,7 @@ class BlockGroup:
 class Gap:
     """A time in which a group of blocks is not used.
 
-    Times are operations; those of the next iteration go on counting.
+    Times are numbers of operations, counted on into the next iteration.
 
     Attributes:
         group: the blocks.
@@ -54,7 +55,7 @@ class Footprint:
 def footprint(order: Order, addresses: Sequence[int | None], *, forgets: bool = True) -> Footprint:
     """Find the blocks that an order uses; a slot with the address None is not in managed memory.
 
-    Without ``forgets``, nothing can be discarded: then all contents count as needed.
+    Without ``forgets``, blocks cannot be discarded: then all contents count as needed.
 
     Cost: a pass over the blocks, and over the uses of each group.
     """
@@ -83,7 +84,7 @@ def _uses(order: Order) -> list[list[int]]:
 
 
 def _groups(order: Order, addresses: Sequence[int | None]) -> Iterator[BlockGroup]:
-    """Yield the blocks in which the same slots lie, together."""
+    """Group the blocks in which the same slots lie; slots without an address or bytes have none."""
     inside: dict[int, list[int]] = {}
     for slot, (address, size) in enumerate(zip(addresses, order.sizes, strict=True)):
         if address is not None and size:
@@ -107,7 +108,7 @@ def _lives(
             yield -count, 3 * count
             continue
         end = order.ends.get(slot)
-        if end is None:  # it outlives the iteration
+        if end is None:  # the array outlives the iteration
             end = count + order.late_ends.get(slot, count)
         for start in (-count, 0, count):
             yield start + born, start + end

@@ -1,18 +1,20 @@
 """The blocks to move while each operation runs, so that the driver never has to choose.
 
-A pure function of what an iteration uses. It repeats for ever in ``capacity`` blocks of VRAM.
-Where it does not fit, blocks have to be elsewhere while they are not used: sent to the host and
-brought back, which the link carries twice; sent only, where the program still holds an array that
-it uses no more; or discarded, where every array in them has died, which costs next to nothing.
+A pure function of the blocks that an iteration uses; the iteration repeats for ever in ``capacity``
+blocks of VRAM. Where they do not fit, blocks have to be out of VRAM while they are not used: sent
+to the host and fetched again, which the link carries twice; sent only, where the program still
+holds an array that it uses no more; or discarded, where every array in them has died, which costs
+next to nothing.
 
-Which ones is the problem of covering the operations that are short of room by such times, at the
-least cost. Two rules are tried, and the cheaper plan is taken: the time that covers most for its
-cost, again and again (Chvatal, "A greedy heuristic for the set-covering problem", Mathematics of
-Operations Research 4, 1979); and, operation by operation, the time that reaches furthest for its
-cost, which is Belady's rule where all cost the same (IBM Systems Journal 5, 1966).
+Choosing the blocks is a set cover of the operations that are short of room, by the times for which
+blocks are out of VRAM, at the least cost. Two rules are tried, and the cheaper plan is taken: the
+time that covers most for its cost, again and again (Chvatal, "A greedy heuristic for the
+set-covering problem", Mathematics of Operations Research 4, 1979); and, operation by operation,
+the time that reaches furthest for its cost, which is Belady's rule where all cost the same (IBM
+Systems Journal 5, 1966).
 
-What goes is sent as soon as its last use is over. What comes back comes as early as there is room,
-at most ``depth`` operations ahead.
+Blocks are sent as soon as their last use is over, and fetched as early as there is room, at most
+``depth`` operations ahead of their next use.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import numpy as np
 from umem.planner.prefetch.footprint import Footprint, Gap
 
 BOTH_WAYS, ONE_WAY, READY = 2.0, 1.0, 0.05
-"""Costs of a block over the link and back, of the way to the host, and of new memory."""
+"""Costs of a block sent and fetched, of one that is sent only, and of one that is discarded."""
 COSTS = BOTH_WAYS, ONE_WAY, READY
 
 
@@ -43,7 +45,7 @@ class SomeBlocks(NamedTuple):
 class Moves:
     """Moves to make when an operation was issued: first discard, then send, then fetch.
 
-    ``ready`` are blocks to make ready, which hold nothing that is needed.
+    ``ready``: blocks to make ready in VRAM, whose contents are not needed.
     """
 
     discards: list[SomeBlocks] = field(default_factory=list)
@@ -53,12 +55,12 @@ class Moves:
 
 
 MovePlan = Sequence[Moves]
-"""The moves of each operation; none at all where everything has room."""
+"""The moves of each operation; empty where everything has room."""
 NOTHING: MovePlan = ()
 
 
 class _Way(NamedTuple):
-    """A time for which blocks of a gap can be elsewhere: from ``start`` on, before ``stop``."""
+    """A time for which a gap's blocks can be out of VRAM: from ``start`` on, before ``stop``."""
 
     gap: Gap
     start: int
@@ -67,7 +69,7 @@ class _Way(NamedTuple):
 
 
 def plan_moves(used: Footprint, depth: int, capacity: int) -> MovePlan:
-    """The moves that keep what each operation uses in ``capacity`` blocks of VRAM.
+    """Plan the moves that keep each operation's blocks in VRAM of ``capacity`` blocks.
 
     Cost: the ways to make room times their logarithm, and the operations for each that is taken.
     """
@@ -88,7 +90,7 @@ def plan_moves(used: Footprint, depth: int, capacity: int) -> MovePlan:
 
 
 class _Room:
-    """The blocks that each operation is short of; below zero, the blocks that it has room for."""
+    """The number of blocks that each operation is short of; below zero, those it has room for."""
 
     def __init__(self, used: Footprint, capacity: int) -> None:
         self.count = len(used.used)
@@ -99,21 +101,21 @@ class _Room:
 
     @property
     def is_short(self) -> bool:
-        """True where any operation lacks room."""
+        """True if any operation lacks room."""
         return bool((self._short > 0).any())
 
     @property
     def shortage(self) -> int:
-        """The blocks that operations lack, all together."""
+        """Return the number of blocks that operations lack, summed over the operations."""
         return int(self._short.clip(0).sum())
 
     def from_the_emptiest(self) -> Iterator[int]:
-        """The operations in order, from the one that has most room."""
+        """Iterate over the operations in cyclic order, from the one with most room on."""
         first = int(self._short.argmin())
         return ((first + number) % self.count for number in range(self.count))
 
     def take(self, start: int, stop: int, blocks: int) -> None:
-        """Have blocks in VRAM from ``start`` on, before ``stop``; fewer than none makes room."""
+        """Count blocks as in VRAM from ``start`` on, before ``stop``; negative, as out of it."""
         self._tallied = None
         for low, high in self._pieces(start, stop):
             self._short[low:high] += blocks
@@ -137,7 +139,7 @@ class _Room:
 
 
 def _ways(gap: Gap) -> Iterator[_Way]:
-    """The ways out of a gap; what died is known to have died once an operation came after it."""
+    """Yield the ways to use a gap; a death is known once the next operation has come."""
     if gap.death is None or gap.death >= gap.next - 1:
         yield _Way(gap, gap.last + 1, gap.next, BOTH_WAYS)
         return
@@ -146,7 +148,7 @@ def _ways(gap: Gap) -> Iterator[_Way]:
 
 
 Taken = dict[tuple[int, float], int]
-"""The number of blocks of a gap that take each of its ways, by its id and the way's cost."""
+"""The number of blocks that take each way, by the id of its gap and the way's cost."""
 
 
 def _price(taken: Taken) -> float:
@@ -154,7 +156,7 @@ def _price(taken: Taken) -> float:
 
 
 def _take(room: _Room, taken: Taken, way: _Way, blocks: int) -> int:
-    """Take a way for as many blocks as are left of it; returns how many."""
+    """Take a way for at most ``blocks`` of its blocks not taken yet; return their number."""
     key = id(way.gap), way.cost
     blocks = min(blocks, len(way.gap.group.blocks) - taken.get(key, 0))
     if blocks > 0:
@@ -164,7 +166,7 @@ def _take(room: _Room, taken: Taken, way: _Way, blocks: int) -> int:
 
 
 def _by_gain(used: Footprint, room: _Room) -> tuple[_Room, Taken]:
-    """Take what covers most for its cost, until nothing helps."""
+    """Take the way that covers most short operations for its cost, again and again."""
     taken: Taken = {}
     numbers = count()
     ways = [way for gap in used.gaps for way in _ways(gap)]
@@ -182,7 +184,7 @@ def _by_gain(used: Footprint, room: _Room) -> tuple[_Room, Taken]:
 
 
 def _in_order(used: Footprint, room: _Room) -> tuple[_Room, Taken]:
-    """Take for each operation that is short what reaches furthest for its cost."""
+    """Take, for each operation that is short, the ways that reach furthest for their cost."""
     taken: Taken = {}
     at: list[list[_Way]] = [[] for _ in used.used]
     for gap in used.gaps:
@@ -200,24 +202,25 @@ def _in_order(used: Footprint, room: _Room) -> tuple[_Room, Taken]:
 
 
 def _reach(room: _Room, way: _Way, time: int) -> float:
-    """Count the operations without room that a way covers from one on, over its cost to the 1.5."""
+    """Return the number of short operations a way covers from ``time`` on, over its cost ** 1.5."""
     start = time if time >= way.start else time + room.count
     return float(room.short_count(start, way.stop) / way.cost**1.5)
 
 
 def _send(plan: list[Moves], gap: Gap, blocks: int) -> None:
-    """Send the last of the blocks after their last use."""
+    """Plan to send the last ``blocks`` blocks of a gap after their last use."""
     if blocks:
         plan[gap.last].sends.append(_part(gap, 0, blocks))
 
 
 def _bring_back(plan: list[Moves], room: _Room, gap: Gap, blocks: int, depth: int) -> None:
+    """Plan to fetch the last ``blocks`` blocks of a gap, ``depth`` operations ahead at most."""
     part = _part(gap, 0, blocks)
     _before(plan, room, gap, blocks, max(gap.last + 1, gap.next - depth + 1)).fetches.append(part)
 
 
 def _discard(plan: list[Moves], room: _Room, gap: Gap, early: int, dead: int, depth: int) -> None:
-    """Forget what died, and have its blocks ready in time for what comes next in them."""
+    """Plan to discard blocks whose arrays died, and to make them ready before their next use."""
     assert gap.death is not None
     blocks = max(early, dead)
     room.take(gap.death + 1, gap.next, dead - blocks)
@@ -227,7 +230,11 @@ def _discard(plan: list[Moves], room: _Room, gap: Gap, early: int, dead: int, de
 
 
 def _before(plan: list[Moves], room: _Room, gap: Gap, blocks: int, first: int) -> Moves:
-    """Find the moves of as early an operation as has room for the blocks from then on."""
+    """Return the moves after which blocks are in VRAM until the gap's end, as early as may be.
+
+    There is room from then on; they are the moves of operation ``first - 1`` at the earliest. The
+    blocks are counted as in VRAM.
+    """
     start = gap.next
     while start > first and room.worst(start - 1, start) <= -blocks:
         start -= 1
@@ -236,6 +243,6 @@ def _before(plan: list[Moves], room: _Room, gap: Gap, blocks: int, first: int) -
 
 
 def _part(gap: Gap, low: int, high: int) -> SomeBlocks:
-    """Some of the gap's blocks, counted from the last."""
+    """Return a range of the gap's blocks, counted from the last."""
     blocks, stop = gap.group.blocks, len(gap.group.blocks)
     return SomeBlocks(blocks[stop - high : stop - low], gap.group.slots)

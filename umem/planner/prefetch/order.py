@@ -1,6 +1,6 @@
 """The order of a step's operations, and which arrays each of them uses.
 
-Arrays are new objects in every iteration, so an order speaks of *slots*: a slot is an array by
+Arrays are new objects in every iteration, so an order numbers *slots*: a slot is an array by
 where it is first used (which operation, which of its accesses). Two iterations have the same
 order when name, phase, slots and the bytes of new slots agree at every call. That also says
 which operation made each array, and which arrays are the same parameter, state or constant.
@@ -19,7 +19,7 @@ LASTING = ("parameter", "state", "input")
 
 
 class Step(NamedTuple):
-    """One operation: the slots that it uses, and the bytes of those that nobody used before."""
+    """One operation: the slots that it uses, and the bytes of slots that it is the first to use."""
 
     name: str
     phase: str
@@ -35,11 +35,11 @@ class Order:
     Attributes:
         steps: the operations, the optimizer's updates last.
         sizes: bytes of each slot.
-        ends: before which operation each slot's array died; missing where it lived on.
+        ends: by slot, the operation before which its array died; missing where it lived on.
         kept: the slots whose arrays are older than the iteration and outlived it (parameters,
             optimizer state, constants of the model), and the tensors that they are.
-        late_ends: of slots whose arrays outlive their iteration, before which operation of the
-            next they die; missing where that is not known, or is later.
+        late_ends: by slot whose array outlives its iteration, the operation of the next iteration
+            before which the array dies; missing where that is not known, or is later.
     """
 
     steps: tuple[Step, ...]
@@ -51,7 +51,7 @@ class Order:
 
 @dataclass
 class Iteration:
-    """An iteration as far as it has come.
+    """The operations of an iteration that is still running, so far.
 
     Args:
         first: the number of the first tensor that is not older than the iteration.
@@ -66,7 +66,7 @@ class Iteration:
     _slots: dict[int, int] = field(default_factory=dict)
 
     def add(self, op: Op, bytes_of: Mapping[int, int]) -> Step:
-        """Append an operation, given the bytes of the tensors that live."""
+        """Append an operation; ``bytes_of`` has the bytes of the live tensors."""
         known = len(self.tensors)
         reads = tuple([self._slot(access[0], bytes_of) for access in op.reads])
         writes = tuple([self._slot(access[0], bytes_of) for access in op.writes])
@@ -75,7 +75,7 @@ class Iteration:
         return step
 
     def free(self, tensor: int) -> None:
-        """A tensor has died."""
+        """Record that a tensor has died."""
         slot = self._slots.get(tensor)
         if slot is not None:
             self.ends[slot] = len(self.steps)
@@ -83,10 +83,10 @@ class Iteration:
             self.older_ends[tensor] = len(self.steps)
 
     def kept(self, kinds: Mapping[int, str] | None = None) -> dict[int, int]:
-        """The slots of tensors that are older than the iteration and still there.
+        """Return the slots of live tensors that are older than the iteration, with the tensors.
 
-        ``kinds`` of the tensors are given in the first iteration of all, in which everything is
-        new: `LASTING` says what is taken to be older.
+        ``kinds``: the kinds of the tensors, passed for the first iteration of all, in which every
+        tensor is new: those of the kinds `LASTING` count as older.
         """
         known = {} if kinds is None else kinds
         return {
@@ -96,7 +96,11 @@ class Iteration:
         }
 
     def order(self, kept: Mapping[int, int], before: Iteration | None = None) -> Order:
-        """Return what was done, and what became of the arrays of the iteration before."""
+        """Return the order of this iteration, given the slots that `kept` returns.
+
+        With an iteration ``before`` of the same operations, the order says when its arrays died
+        that had outlived it.
+        """
         late_ends = {}
         if before is not None and before.steps == self.steps:
             late_ends = {
