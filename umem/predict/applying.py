@@ -2,15 +2,15 @@
 
 Outputs and function state that the plan does not keep are freed after their last use in forward.
 Before a block's backward begins, the calls that the plan recomputes run once more on fresh
-tensors. What the plan keeps stays until its own block's turn at least, unless the plan frees
-early, and is freed after its last use. What the plan offloads is copied to pinned host memory and
-back beside the operations, as `umem.chainer.Recompute` with offload does it. Random numbers that a
+tensors. Kept tensors are freed after their last use, but not before the backward of their own
+block, unless the plan frees early. Offloaded tensors are copied to pinned host memory and back
+beside the operations, as `umem.chainer.Recompute` with offload does it. Random numbers that a
 call draws are drawn once and kept, dropout's masks as one bit an element.
 
 Models: `umem.planner.schedule.agenda` with liveness. Does not model: the order in which a plan
-takes the backward of branches (the trace's own order stays, so what is needed early is recomputed
-or fetched early); statistics that a second run would change; masks that a user gave, or of other
-widths than four bytes an element.
+takes the backward of branches (the trace's own order stays, so tensors that this order reads early
+are recomputed or fetched early); statistics that recomputing would change; masks that a user gave,
+or of other widths than four bytes an element.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from umem.trace.walk import allocations
 def apply(trace: Trace, plan: Plan) -> Trace:
     """Return the trace of the same step under a plan.
 
-    Every pass of the calls that were planned follows the plan; other passes and everything else
-    stay. A plan that recomputes nothing leaves masks as they are.
+    Every forward pass with the planned calls follows the plan, and so does its backward; all
+    other events stay. A plan that recomputes nothing leaves masks as they are.
 
     Cost: some passes over the events.
 
@@ -41,7 +41,7 @@ def apply(trace: Trace, plan: Plan) -> Trace:
         plan: made for a graph of the trace, or of another with the same calls.
 
     Raises:
-        GraphError: no pass has the calls that were planned, or something uses a value that the
+        GraphError: no forward pass has the planned calls, or an operation uses a tensor that the
             plan has dropped and not recomputed.
     """
     names = sorted(name for block in plan.blocks for name in block)
@@ -54,13 +54,13 @@ def apply(trace: Trace, plan: Plan) -> Trace:
 
 
 class _PlannedTrace:
-    """Passes the events of a trace on to a writer, with what the plan does in between.
+    """The events of a trace with the frees, recomputed calls and copies of a plan.
 
     Args:
         trace: the step.
-        planned: its passes that follow the plan.
-        plan: what is kept, and until when.
-        due: what is recomputed and fetched before which step of backward.
+        planned: its forward passes that follow the plan.
+        plan: the kept tensors, and until when they are kept.
+        due: the calls recomputed and the tensors fetched before each step of backward.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class _PlannedTrace:
         return self._writer.finish(self._lasting)
 
     def _on_op(self, op: Op, step: int | None) -> None:
-        """Write an operation, after what the plan does before it.
+        """Write an operation, after the recomputing and fetching that the plan puts before it.
 
         Args:
             op: the operation.
@@ -128,7 +128,7 @@ class _PlannedTrace:
         if now is None:
             self._writer.may_free()
         elif step != self._step or any(tensor in now.near for tensor, _, _ in op.reads):
-            # Another call's backward. What reads gradients alone adds them up for the one before.
+            # Another call's backward. Operations that read gradients alone sum those of the last.
             self._writer.may_free()
             self._before_step(now, op, now.calls_near(op) if step is None else {step})
         self._step = step
@@ -139,7 +139,7 @@ class _PlannedTrace:
             self._masks.pack(op)
 
     def _on_free(self, free: Free) -> None:
-        """Leave out a free where the plan decides; otherwise write it, or hold the tensor to it."""
+        """Write a free of the trace, or defer it where the plan decides when to free the tensor."""
         tensor = free.tensor
         if any(alloc.tensor == tensor for alloc in self._waiting):
             self._write_waiting()
@@ -164,7 +164,7 @@ class _PlannedTrace:
     # -- backward --------------------------------------------------------------------------
 
     def _begin_backward(self, now: ForwardPass) -> None:
-        """Drop what the plan does not keep: the forward of a pass is over."""
+        """Drop the outputs that the plan does not keep, at the end of a forward pass."""
         self._pass, self._waits = now, set(range(len(self._blocks)))
         self._writer.may_free()
         for alloc in now.allocs:
@@ -173,9 +173,15 @@ class _PlannedTrace:
                 self._writer.drop(alloc.tensor)
 
     def _before_step(self, now: ForwardPass, op: Op, calls: set[int]) -> None:
-        """Begin the block that an operation belongs to, and those that it needs something of.
+        """Recompute, unpack and fetch the tensors that an operation of backward needs.
 
-        Where the trace does not say whose backward it is part of, it is one of some ``calls``.
+        Begins the last block with one of ``calls``, and the blocks that make the tensors it reads.
+
+        Args:
+            now: the pass whose backward the operation is part of.
+            op: the operation.
+            calls: the call whose backward the operation is part of, or where the trace does not
+                say, all that it could be.
         """
         if calls:
             self._offloaded.before_step(calls)
@@ -189,7 +195,7 @@ class _PlannedTrace:
             self._make(now, tensor)
 
     def _begin_block(self, now: ForwardPass, block: int) -> None:
-        """Recompute what the plan recomputes for a block, once, when its backward begins."""
+        """Recompute the calls that the plan recomputes for a block, once, before its backward."""
         if block not in self._waits:
             return
         self._waits.discard(block)
@@ -203,7 +209,10 @@ class _PlannedTrace:
             self._recompute(now.calls[call], now.made[call])
 
     def _make(self, now: ForwardPass, tensor: int) -> None:
-        """Recompute a tensor that is missing, because the trace's order is not the plan's."""
+        """Recompute a dropped tensor that the trace's order of backward needs before the plan's.
+
+        Does so, with the tensor's inputs, only under a plan that frees early.
+        """
         if not self._frees_early or not self._writer.is_dropped(tensor):
             return
         for call, made in zip(now.calls, now.made, strict=True):
@@ -213,7 +222,7 @@ class _PlannedTrace:
                 self._recompute(call, made)
 
     def _recompute(self, op: Op, made: Sequence[Alloc]) -> None:
-        """Run a call once more, without what it changes in place, such as statistics."""
+        """Recompute a call, without its in-place writes, such as those of statistics."""
         self._writer.may_free()
         for access in op.reads:
             self._offloaded.fetch(access.tensor)
@@ -230,12 +239,12 @@ class _PlannedTrace:
 
 
 def call_number(name: str) -> int:
-    """Return the place of a call in its pass, which its node's name ends with."""
+    """Return the index of a call in its pass, the number that its node's name ends with."""
     return int(name.rpartition("#")[2])
 
 
 def _steps(events: Sequence[Event], one: ForwardPass) -> dict[int, int]:
-    """By operation of a pass's backward, the call whose backward it is part of, where marks say."""
+    """Map operations of a pass's backward to the call whose backward they are, where marks say."""
     number = {op.entry.number: call for call, op in enumerate(one.calls) if op.entry is not None}
     found: dict[int, int] = {}
     waiting: list[int] = []
@@ -253,9 +262,9 @@ def _steps(events: Sequence[Event], one: ForwardPass) -> dict[int, int]:
 
 
 def _kept(planned: Iterable[ForwardPass], plan: Plan) -> dict[int, bool]:
-    """By tensor that a planned call makes, whether it is kept, itself or a view of it.
+    """Map each tensor that a planned call makes to True if the tensor or a view of it is kept.
 
-    Random numbers that were drawn always are.
+    Random numbers that a call draws are always kept.
     """
     kept, stashed = set(map(call_number, plan.kept)), set(map(call_number, plan.stashed))
     tensors = {
@@ -276,15 +285,15 @@ def _is_drawn(op: Op, alloc: Alloc) -> bool:
 
 
 def _inputs(planned: Iterable[ForwardPass], recomputed: dict[int, list[int]]) -> set[int]:
-    """Return all that the calls read that are recomputed."""
+    """Return the tensors that the recomputed calls read."""
     calls = {call for due in recomputed.values() for call in due}
     return {a.tensor for one in planned for call in calls for a in one.calls[call].reads}
 
 
 def _left_over(trace: Trace) -> set[int]:
-    """Return tensors of the step before that somebody holds and no operation uses.
+    """Return activations and function state of the previous step that no operation uses.
 
-    Under a plan, the graph that they belong to was freed in its own backward.
+    Under a plan, their graph was freed in its own backward.
     """
     left = {
         event.tensor
@@ -300,11 +309,11 @@ def _left_over(trace: Trace) -> set[int]:
 
 
 class _Masks:
-    """Dropout's masks, kept as one bit an element while no operation uses them.
+    """Dropout's masks, packed to one bit an element while no operation uses them.
 
     Args:
-        writer: where their events go; it follows them.
-        planned: the passes whose masks they are.
+        writer: writes the masks' events, and follows the masks.
+        planned: the forward passes that draw the masks.
     """
 
     def __init__(self, writer: _EventWriter, planned: Iterable[ForwardPass]) -> None:
@@ -319,7 +328,7 @@ class _Masks:
         self._bits: dict[int, int] = {}
 
     def pack(self, op: Op) -> None:
-        """Keep only the bits of the masks that a call has written."""
+        """Pack the masks that a call has written, and drop them in full."""
         for tensor, _, _ in op.writes:
             mask = self._allocs.get(tensor)
             if mask is not None:
@@ -330,7 +339,7 @@ class _Masks:
                 self._writer.drop(tensor)
 
     def unpack(self, tensor: int) -> None:
-        """Allocate a mask in full, because an operation is about to use it."""
+        """Allocate a packed mask in full, before an operation that uses it."""
         if tensor in self._bits:
             self._writer.hold(self._bits[tensor])
             if self._writer.is_dropped(tensor):
@@ -340,14 +349,15 @@ class _Masks:
 class _Offloaded:
     """The tensors that a plan offloads, copied to the host and back.
 
-    A tensor is sent after its last use in forward, leaves after the call that the plan names, and
-    is fetched before the step of backward that the plan names, or when an operation needs it.
+    A tensor is sent after its last use in forward, freed on the device after the call that the
+    plan names, and fetched before the step of backward that the plan names, or before an
+    operation that needs it earlier.
 
     Args:
-        writer: where the copies go.
+        writer: writes the copies.
         events: the trace.
-        planned: its passes that follow the plan.
-        plan: what is offloaded.
+        planned: its forward passes that follow the plan.
+        plan: its ``moves`` are the offloaded tensors.
         due: the order of the steps of backward.
     """
 
@@ -362,7 +372,7 @@ class _Offloaded:
         self._writer = writer
         self._sends: dict[int, list[Alloc]] = {}  # by event
         self._leaves: dict[int, list[Alloc]] = {}
-        self._fetches: dict[int, list[tuple[int, Alloc]]] = {}  # by pass: place, and what
+        self._fetches: dict[int, list[tuple[int, Alloc]]] = {}  # by pass: place, tensor
         self._allocs: dict[int, Alloc] = {}
         self._pending: list[tuple[int, Alloc]] = []
         self._place = due.places
@@ -370,7 +380,7 @@ class _Offloaded:
             self._find(events, one, plan)
 
     def _find(self, events: Sequence[Event], one: ForwardPass, plan: Plan) -> None:
-        """Find the events after which tensors of a pass are sent and leave."""
+        """Find the events after which the offloaded tensors of a pass are sent, and freed."""
         last: dict[int, int] = {}
         ends: list[int] = []
         for index in range(one.start, one.turn):
@@ -390,7 +400,7 @@ class _Offloaded:
                     self._allocs[alloc.tensor] = alloc
 
     def after(self, index: int) -> None:
-        """Send what an operation of forward used last, and free what leaves after it."""
+        """Send the tensors that an operation of forward used last, and drop those due after it."""
         for alloc in self._sends.get(index, ()):
             self._copy("send", alloc)
         for alloc in self._leaves.get(index, ()):
@@ -399,17 +409,17 @@ class _Offloaded:
             self._writer.may_free()
 
     def begin_backward(self, index: int) -> None:
-        """Take over what is to be fetched in the backward of a pass, by its first event."""
+        """Queue the fetches of the backward that begins at an event."""
         self._pending = sorted(self._fetches.get(index, ()), key=lambda pair: -pair[0])
 
     def before_step(self, calls: Iterable[int]) -> None:
-        """Fetch what is due before the backward of one of these calls."""
+        """Fetch the tensors that the plan fetches up to the backward of the first of some calls."""
         place = min(self._place[call] for call in calls)
         while self._pending and self._pending[-1][0] <= place:
             self.fetch(self._pending.pop()[1].tensor)
 
     def fetch(self, tensor: int) -> None:
-        """Begin to fetch a tensor, if it was offloaded and is not there."""
+        """Allocate a tensor and begin to fetch it, if it is offloaded and not on the device."""
         alloc = self._allocs.get(tensor)
         if alloc is not None and self._writer.is_dropped(tensor):
             self._writer.alloc(alloc._replace(uploaded=False))
@@ -424,11 +434,11 @@ class _EventWriter:
     """Writes the events of a trace, and frees each followed tensor after its last use.
 
     A followed tensor is freed at the first place after its last use where `may_free` was called.
-    One that is allocated again has a new number.
+    A dropped tensor that is allocated again has a new number.
 
     Args:
-        followed: the tensors.
-        fresh: the first number that is free.
+        followed: the numbers of the tensors.
+        fresh: the first number that no tensor of the trace has.
     """
 
     def __init__(self, followed: Iterable[int], fresh: int) -> None:
@@ -439,11 +449,11 @@ class _EventWriter:
         self._places: list[int] = []
 
     def may_free(self) -> None:
-        """Have tensors freed here whose last use is before this place."""
+        """Allow followed tensors whose last use is before this place to be freed here."""
         self._places.append(len(self._events) - 1)
 
     def is_dropped(self, tensor: int) -> bool:
-        """Tell whether a tensor was dropped and not allocated again."""
+        """Return True if a tensor was dropped and not allocated again."""
         return self._now.get(tensor, tensor) is None
 
     def drop(self, tensor: int) -> None:
@@ -451,7 +461,7 @@ class _EventWriter:
         self._now[tensor] = None
 
     def hold(self, tensor: int) -> None:
-        """Keep a tensor up to this place, used or not."""
+        """Keep a followed tensor allocated up to this place, used or not."""
         now = self._now[tensor]
         if now is not None:
             self._last[now] = max(self._last.get(now, 0), len(self._events) - 1)
@@ -468,7 +478,7 @@ class _EventWriter:
         self._events.append(alloc)
 
     def make(self, alloc: Alloc) -> int:
-        """Allocate a tensor that the trace has not, and follow it; return its number."""
+        """Allocate and follow a tensor that is not in the trace; return its number."""
         number, self._fresh = self._fresh, self._fresh + 1
         self._now[number] = number
         self.alloc(alloc._replace(tensor=number))
@@ -490,14 +500,14 @@ class _EventWriter:
         self._events.append(op)
 
     def other(self, event: Event) -> None:
-        """Write any other event; a hint without the tensors that were dropped."""
+        """Write an event that is no operation; a hint loses the accesses of dropped tensors."""
         if isinstance(event, Hint):
             here = [access for access in event.accesses if not self.is_dropped(access.tensor)]
             event = event._replace(accesses=self._mapped(here))
         self._events.append(event)
 
     def finish(self, lasting: Iterable[int] = ()) -> list[Event]:
-        """Return all events, with the frees of all followed tensors but those ``lasting``."""
+        """Return all events, with the frees of all followed tensors except ``lasting``."""
         ends: dict[int, list[Free]] = {}
         kept = set(lasting)
         for number, last in self._last.items():
@@ -519,7 +529,11 @@ class _EventWriter:
         return found
 
     def _mapped(self, accesses: Iterable[Access], op: Op | None = None) -> tuple[Access, ...]:
-        """Return accesses with the numbers that the tensors have at this place."""
+        """Return accesses with the numbers that the tensors have at this place.
+
+        Raises:
+            GraphError: a tensor was dropped.
+        """
         found = []
         for access in accesses:
             number = self._now.get(access.tensor, access.tensor)

@@ -1,4 +1,4 @@
-"""The choice of a technique that makes a step fit a GPU; everything said is simulated."""
+"""The choice of a technique that makes a step fit a GPU; all figures are simulated."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ class Choice:
 
     Attributes:
         gpu: the GPU's name in the table; ``title`` in full.
-        vram_bytes: what is usable of its VRAM.
-        size: what the step was taken to, None where nobody said at what size it was recorded.
-        options: what fits, the shortest step first.
-        dropped: what does not, and what has nothing to offer, each with its reason.
-        caveat: what the trace does not know, so that the real step needs more; or None.
-        cap_advice: what `umem.chainer.workspace` would leave of the peak; None where little goes.
-        other_models: what makes another model of the step's, which no technique does.
+        vram_bytes: its usable VRAM.
+        size: the size that the step was scaled to; None where the recorded size is unknown.
+        options: the techniques with which the step fits, the shortest step first.
+        dropped: the techniques with which the step does not fit or that change nothing, each with
+            its reason.
+        caveat: the memory that the trace leaves out, so that the real step needs more; or None.
+        cap_advice: the peak under `umem.chainer.workspace`, in words; None where it saves little.
+        other_models: changes of the model itself, such as lower ranks; no technique makes them.
     """
 
     gpu: str
@@ -55,12 +56,12 @@ class Choice:
 
     @property
     def best(self) -> Option | None:
-        """The shortest step; None where nothing fits."""
+        """Return the option with the shortest step; None where nothing fits."""
         return self.options[0] if self.options else None
 
     @property
     def nearest(self) -> Option | None:
-        """The option that needs least, where nothing fits; None elsewhere."""
+        """Return the option of the smallest known peak where nothing fits; None where one fits."""
         known = [option for option in self.dropped if option.peak_bytes is not None]
         if self.options:
             return None
@@ -78,7 +79,7 @@ _JSON_FIELDS = (
 
 
 class Search:
-    """A choice in the making: the result of each technique on each of some GPUs, as it is found.
+    """A search that tries each technique on each of some GPUs, and yields results as found.
 
     Plans are made once for all GPUs, and a replay serves all with the same VRAM.
 
@@ -105,9 +106,9 @@ class Search:
         self._plain: dict[GpuSpec, dict[int, Plain]] = {gpu: {} for gpu in self.gpus}
 
     def found(self) -> Iterator[tuple[GpuSpec, Option]]:
-        """Try everything; whether the step fits as it is comes first, of every GPU.
+        """Try every technique on every GPU, and yield each result: first the step as it is.
 
-        Then come the GPUs with the most VRAM, because what has room there tells of others.
+        Then come the GPUs by falling VRAM: a replay that has room there serves the others too.
         """
         gpus = sorted(self.gpus, key=lambda gpu: -gpu.usable_bytes)
         first, *others = TECHNIQUES
@@ -122,15 +123,15 @@ class Search:
                 self._subject.forget()
 
     def is_done(self, gpu: GpuSpec) -> bool:
-        """Tell whether everything was tried on a GPU."""
+        """Return True if every technique was tried on a GPU."""
         return len(self._found[gpu]) == len(TECHNIQUES)
 
     def tried(self, gpu: GpuSpec) -> list[Option]:
-        """All that was tried on a GPU so far."""
+        """Return the options that were tried on a GPU so far, in the order of the techniques."""
         return list(self._found[gpu].values())
 
     def choice(self, gpu: GpuSpec) -> Choice:
-        """Return what was found for a GPU so far."""
+        """Return the choice for a GPU from the options tried so far."""
         tried = self.tried(gpu)
         fit = sorted((option for option in tried if option.reason is None), key=_as_shown)
         return Choice(
@@ -146,12 +147,12 @@ class Search:
         )
 
     def choices(self) -> tuple[Choice, ...]:
-        """The choice for each GPU that is done: the shortest step first, at the end no step."""
+        """Return the choices of the GPUs that are done, by step time; last where nothing fits."""
         done = [self.choice(gpu) for gpu in self.gpus if self.is_done(gpu)]
         return tuple(sorted(done, key=lambda choice: _as_shown(choice.best)))
 
     def schedule(self, gpu: GpuSpec, names: Sequence[str]) -> Schedule:
-        """Return what to keep and recompute so that the step fits a GPU; see `schedule_of`."""
+        """Return the calls to keep and to recompute so that the step fits; see `schedule_of`."""
         return schedule_of(self._subject, gpu, names)
 
     def _try(self, technique: Technique, gpu: GpuSpec) -> Option:
@@ -162,7 +163,7 @@ class Search:
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Have Python look for cycles less often: traces are a million tuples, and none is in one."""
+    """Raise the garbage collector's threshold: a trace has a million tuples, none in a cycle."""
     before = gc.get_threshold()
     gc.set_threshold(100 * before[0], *before[1:])
     try:
@@ -172,7 +173,7 @@ def _rare_collections() -> Iterator[None]:
 
 
 def gpu_asked_for(gpu: str | GpuSpec, vram: Size | None) -> GpuSpec:
-    """A GPU of the table, with the VRAM that was asked for.
+    """Return a GPU of the table, with the given usable VRAM if any.
 
     Raises:
         UnknownGpuError, SizeError: see `umem.virtual_gpu`.
@@ -188,12 +189,14 @@ def choose(
     *,
     vram: Size | None = None,
 ) -> Choice:
-    """Try every technique of the library on a step, and say which make it fit.
+    """Try every technique of the library on a step; return those with which it fits a GPU.
+
+    The others are returned as `Choice.dropped`, each with its reason.
 
     Cost: some replays a technique, and up to a dozen plans of recomputation (bench/choose.py).
 
     Args:
-        trace: one step or more; `umem.record_at` makes one that can be taken to any size.
+        trace: one step or more; `umem.record_at` makes one that can be scaled to any size.
         gpu: a name of the table, such as ``"v100-16gb"``.
         size: the size to choose for, such as a batch, or one number an axis,
             ``{"batch": 64, "length": 512}``; None: as it was recorded, the largest of several.
@@ -202,7 +205,7 @@ def choose(
     Raises:
         UnknownGpuError, SizeError: see `umem.virtual_gpu`.
         ScalingError: ``size`` of a trace that cannot be scaled, see `Trace.at`.
-        TraceError: the trace is none, or has no operation.
+        TraceError: ``trace`` is no trace, or has no operation.
 
     >>> import umem
     >>> step = [umem.trace.Alloc(0, 4096, "input", "x", True),
@@ -221,7 +224,7 @@ def choose(
 def choose_each(
     trace: Trace, gpus: Iterable[str | GpuSpec] | None = None, size: StepSize | None = None
 ) -> tuple[Choice, ...]:
-    """`choose` for each of some GPUs, all of the table unless told otherwise.
+    """Return `choose` for each of some GPUs; for all of the table if ``gpus`` is None.
 
     The GPU with the shortest step comes first, those that cannot run the step last.
 
@@ -236,5 +239,8 @@ def choose_each(
 
 
 def _as_shown(option: Option | None) -> float:
-    """A step's time to three digits: below that, what is less to do goes first."""
+    """Return the sort key of an option: its step time to three digits, infinity without one.
+
+    Options of equal keys stay in the order of `TECHNIQUES`, the least to do first.
+    """
     return inf if option is None or option.seconds is None else float(f"{option.seconds:.2e}")

@@ -1,4 +1,4 @@
-"""One line for each mode: what a table, a picture and a JSON file of a comparison show."""
+"""Rows of a comparison of memory modes, for tables, pictures and JSON files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from umem.predict.replaying import Replay
 
 @dataclass(frozen=True)
 class ModeRow(StepCost):
-    """The figures of one mode; None for a figure that the device cannot know, or that is not there.
+    """The figures of one memory mode; None for a figure that the device does not measure.
 
-    ``seconds`` is the median of ``step_seconds``. ``how`` is "run" for arithmetic that was done,
-    "replay" for a trace on the model.
+    ``seconds`` is the median of ``step_seconds``. ``how`` is "run" for a step that was computed,
+    "replay" for a trace on the model of a GPU.
     """
 
     mode: Mode
@@ -32,7 +32,7 @@ class ModeRow(StepCost):
 
     @property
     def title(self) -> str:
-        """The mode with what was added to it."""
+        """Return the mode, with its prefetch or advice, as a title."""
         extra = " + prefetch" if self.prefetch else f" + {self.advice}" if self.advice else ""
         return f"{self.mode}{extra}"
 
@@ -58,7 +58,7 @@ def simulated_row(
     prefetch: bool = False,
     advice: str | None = None,
 ) -> ModeRow:
-    """A row of what a virtual GPU counted; a time only where the run came to its end."""
+    """Return the row of a virtual GPU's figures; ``seconds`` is None where the run did not end."""
     timed = reason is None and figures.step_seconds
     cost = replace(figures, seconds=median(figures.step_seconds) if timed else None)
     return ModeRow(
@@ -75,7 +75,7 @@ def simulated_row(
 
 
 def replayed_row(replay: Replay, advice: str | None = None) -> ModeRow:
-    """A row of a replay."""
+    """Return the row of a replay."""
     return simulated_row(
         replay.mode,
         "replay",

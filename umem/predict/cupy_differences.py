@@ -1,17 +1,17 @@
-"""Differences between NumPy and CuPy in what Chainer allocates.
+"""Differences between Chainer's allocations on NumPy and on CuPy.
 
 A trace recorded on NumPy has the workspace of NumPy's code. Where Chainer 7.8.1 has other code
-for CuPy, its source says what that allocates; `CORRECTIONS` holds those cases, each with the
-place in the source (files are Chainer's). Everything else stays as it was measured: most
-functions run the same array code on both.
+for CuPy, the allocations follow from its source; `CORRECTIONS` holds those cases, each with the
+place in the source (files are Chainer's). All other figures stay as measured: most functions run
+the same array code on both.
 
 Models: temporaries of fused kernels (none), of dropout, of batch normalisation, of pooling;
 int32 indexes; images without the border that NumPy leaves around them; an output that convolutions
 allocate and drop; cuDNN's limit where it is there.
 Does not model: CuPy's own temporaries inside one array function, taken to be NumPy's (its
-``tensordot`` copies the operands of a convolution as NumPy's does); what cuDNN changes besides
-the workspace of convolutions, such as dropout without a mask.
-bench/cupy_peak.py compares what comes of it with the real CuPy, on a software GPU. None of it has
+``tensordot`` copies the operands of a convolution as NumPy's does); effects of cuDNN besides the
+workspace of convolutions, such as dropout without a mask.
+bench/cupy_peak.py compares corrected peaks with the real CuPy, on a software GPU. No correction has
 been compared with a real GPU.
 """
 
@@ -33,15 +33,22 @@ CUDNN_LIMIT_BYTES = 8 * MIB
 """CuPy's default, which ``chainer.backends.cuda.set_max_workspace_size`` changes."""
 
 DONE = "corrected"
-"""The key that the meta of a corrected trace has."""
+"""The key in the meta of a corrected trace; its value is the `Correct` that was asked for."""
 
 Rule = Callable[[Op, int], int]
-"""From an operation and the workspace that NumPy needed, the workspace on a GPU."""
+"""Returns the workspace on a GPU of an operation, given its workspace on NumPy, in bytes."""
 
 
 @dataclass(frozen=True)
 class Correction:
-    """Operations whose workspace on a GPU is another one, and where that stands in Chainer."""
+    """Operations whose workspace on a GPU differs from NumPy's.
+
+    Attributes:
+        ops: the names of the operations.
+        rule: returns the workspace on a GPU.
+        says: the reason, in words.
+        source: the place in Chainer's source, or in umem's own.
+    """
 
     ops: tuple[str, ...]
     rule: Rule
@@ -105,7 +112,7 @@ OWN = (
         "umem/chainer/optimizers/paths/on_cuda.py",
     ),
 )
-"""Of umem's own code, which NumPy's chunks do not tell of."""
+"""Corrections of umem's own updates, which run in chunks on NumPy and in one kernel on a GPU."""
 WITHOUT_CUDNN = (
     Correction(
         ("Convolution2DFunction",),
@@ -123,16 +130,16 @@ WITH_CUDNN = (
     ),
 )
 HALVED = {"MaxPoolingND.indexes": "functions/pooling/max_pooling_nd.py, forward_gpu"}
-"""Tensors that are int32 on CuPy and int64 on NumPy, by their labels.
+"""Labels of tensors that are int32 on CuPy and int64 on NumPy, each with its place in Chainer.
 
-Under `umem.chainer.workspace` they are int32 on both, and have another label."""
+Under `umem.chainer.workspace` these are int32 on both, and have another label."""
 
 
 def on_gpu(trace: Trace, correct: Correct = "auto") -> Trace:
-    """The trace as the same step on CuPy would leave it; itself where nothing is to correct.
+    """Return the trace that the same step on CuPy would leave.
 
     Args:
-        trace: one of another backend than NumPy, or that was corrected before, is as it is.
+        trace: returned as it is if its backend is not NumPy, or if it is corrected already.
         correct: ``"auto"`` for CuPy without cuDNN (CuPy 14 has none), ``"cudnn"`` for
             convolutions within cuDNN's default limit, ``"off"``.
 
@@ -147,7 +154,7 @@ def on_gpu(trace: Trace, correct: Correct = "auto") -> Trace:
 
 
 def _corrected(events: list[Event], rules: Mapping[str, Rule]) -> list[Event]:
-    """Return events with workspace and sizes of tensors as CuPy has them."""
+    """Return events with the workspace and tensor sizes of CuPy."""
     halved: set[int] = set()
     masters: set[int] = set()
     made: list[Event] = []
@@ -197,13 +204,13 @@ FROM_COLUMNS = frozenset((
 
 
 def packed_images(trace: Trace) -> Trace:
-    """The trace with images of their own size; itself where none is larger."""
+    """Return the trace without NumPy's borders around images; the trace itself if none has one."""
     sizes = own_sizes(trace)
     return trace.with_events(_packed(trace, sizes)) if sizes else trace
 
 
 def own_sizes(trace: Trace) -> dict[int, int]:
-    """By tensor, the bytes of an image that lies in a larger array.
+    """Map each image that lies in a larger array to its own bytes, without the border.
 
     Cost: one pass over the events.
     """
@@ -211,7 +218,7 @@ def own_sizes(trace: Trace) -> dict[int, int]:
         return {}
     allocs = allocations(trace.events)
     found: dict[int, int] = {}
-    inputs: dict[int, int] = {}  # by the number of a call, the bytes of what it reads first
+    inputs: dict[int, int] = {}  # bytes of a call's first input, by the call's number
     waiting: list[int] = []  # images of a call's backward
 
     def note(tensor: int, nbytes: int) -> None:
@@ -239,7 +246,7 @@ def own_sizes(trace: Trace) -> dict[int, int]:
 
 
 def _packed(trace: Trace, sizes: dict[int, int]) -> Iterator[Event]:
-    """Yield events with images of their own size."""
+    """Yield events with images of the given sizes in bytes, by tensor."""
     whole = {n: a.nbytes for n, a in allocations(trace.events).items() if n in sizes}
 
     def shrunk(accesses: tuple[Access, ...]) -> tuple[Access, ...]:

@@ -1,4 +1,4 @@
-"""The memory that a step is kept to, the host's or a GPU's, and its cost there; simulated."""
+"""The memory that a step has to fit, the host's or a GPU's, and its cost there; simulated."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ SLOWER_HALVES = 2.0
 """NumPy takes this many times as long for a step in half precision, computed as float32 in parts
 (bench/diet.py)."""
 SURE = 1.1
-"""A budget in bytes is asked for where it is so many times the least: what a pass of a program
-measures may need a little more than its trace says. Below that it is "min", which never fails.
+"""Below this many times the least budget, the budget of recomputation is "min", which never fails:
+a running pass may need a little more than its trace says, and a budget in bytes would then fail.
 """
 TRIES = 3
-"""The most budgets of recomputation that are tried, each less by the excess of the one before."""
+"""At most this many budgets of recomputation are tried, each less by the excess of the last."""
 
 
 class Judged(NamedTuple):
-    """The bytes, seconds and cost of a step; see `Combination`."""
+    """The bytes, seconds and cost of a step; see `umem.predict.dieting.Combination`."""
 
     fits: bool
     peak_bytes: int
@@ -47,18 +47,22 @@ class Place(Protocol):
     budget_bytes: int
 
     def judged(self, variants: StepVariants, prepared: Prepared) -> Judged:
-        """Tell what a variants takes, as it was prepared."""
+        """Return the peak, time and cost of a step that was prepared from its variants."""
 
     def recompute_budget(self, variants: StepVariants) -> int | Literal["min"]:
-        """The budget of recomputation with which it fits; raises where there is none."""
+        """Return the budget of recomputation in bytes with which a step fits, or "min".
+
+        Raises:
+            BudgetError: the step fits with no budget. GraphError: there is nothing to plan.
+        """
 
 
 class HostArrays:
     """The memory of NumPy's arrays.
 
     Args:
-        budget_bytes: how much there is.
-        sure: a budget of recomputation below so many times the least is "min"; inf: always.
+        budget_bytes: the bytes that the step may use.
+        sure: a budget of recomputation below this many times the least is "min"; inf: always.
     """
 
     def __init__(self, budget_bytes: int, sure: float = SURE) -> None:
@@ -74,7 +78,7 @@ class HostArrays:
         return Judged(peak <= self.budget_bytes, peak, seconds, cost)
 
     def recompute_budget(self, variants: StepVariants) -> int | Literal["min"]:
-        """See `Place`. What a plan does not count, such as sums of gradients, it gets less."""
+        """See `Place`. Tries smaller budgets for memory that no plan counts, as gradient sums."""
         budget, least = self.budget_bytes, self._sure * variants.least_bytes
         for _ in range(TRIES):
             if budget < least:
@@ -89,11 +93,11 @@ class HostArrays:
 
 
 class PlainPool:
-    """The plain memory of a GPU that has the budget for its VRAM.
+    """The plain memory of a GPU, whose usable VRAM is the budget.
 
     Args:
-        gpu: the GPU with so much.
-        variants: the step, which replays are made with.
+        gpu: the GPU.
+        variants: the step whose replays are shared.
         sure: as of `HostArrays`.
     """
 
@@ -132,7 +136,7 @@ def _counted(op: Op) -> float:
 
 
 def _of_all(prepared: Prepared, weight: Weight) -> float:
-    """A step's weight, of the passes that are left out in the trace, too."""
+    """Return the weight of a step, with that of the micro-batches that its trace leaves out."""
     total = _of_a_step(prepared.trace, weight)
     if prepared.less is None:
         return total
@@ -144,7 +148,7 @@ def _of_a_step(trace: Trace, weight: Weight) -> float:
 
 
 def _slower(variants: StepVariants, weight: Weight) -> float:
-    """The time that NumPy takes longer for eight and sixteen bits, by a weight of operations."""
+    """Return the weight that 8-bit states and half precision add to a step on NumPy."""
     whole, extra = variants.change.passes(variants.size), 0.0
     ops = list(variants.trace.ops)
     if variants.change.small_states and find_spec("numba") is None:

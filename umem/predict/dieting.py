@@ -1,9 +1,9 @@
 """The cheapest techniques that keep a step to a budget, from its trace; all of it simulated.
 
 Recomputation, micro-batches, a cap on workspace, states of eight bits, half precision, and these
-together. On the host a step takes what is alive at once; on a GPU what its pool takes in so much
-VRAM, and the times of the model. What is cheap is decided by what is counted in a trace and by the
-model, never by a measured time: the same program has the same choice each time.
+together. On the host the peak is the most bytes alive at once; on a GPU the pool decides whether
+the step fits VRAM. Costs are arithmetic and traffic counted in a trace, or times of the GPU's
+model, never measured times: the same program has the same choice each time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUNDING_RANK = 1
 """The last rank at which results are those of the plain step, up to rounding."""
 CAPS = (16 * MIB, MIB)
 Again = int | Literal["min"] | None
-"""A budget of recomputation: bytes, the least, or none."""
+"""A budget of recomputation: bytes, "min" for the least, None for no recomputation."""
 WORDS = {
     "recompute": "recomputation",
     "accumulate": "micro-batches",
@@ -35,23 +35,24 @@ WORDS = {
     "8-bit states": "states of 8 bits",
     "half precision": "half precision",
 }
-"""The techniques that a diet may be told to do without, in words."""
+"""The techniques that a diet may leave out, each with its name for people."""
 PARTS = tuple(WORDS)
-"""The same as it is told."""
+"""The names by which a diet is told to leave techniques out."""
 _NOTHING = (BudgetError, GraphError, ScalingError, StateError)
 
 
 @dataclass(frozen=True)
 class Combination:
-    """Techniques for a step, and what it would take under them; simulated.
+    """Techniques for a step, and its peak and time under them; simulated.
 
     Attributes:
-        change: all but recomputation.
-        budget: that of `umem.chainer.Recompute`, in bytes or "min"; None: nothing runs again.
-        peak_bytes: the most at once.
-        seconds: a step's time; on the host made of times that were measured, for people.
-        cost: what decides: on a GPU its model's seconds, on the host arithmetic and traffic.
-        fits: whether that is within the budget.
+        change: all techniques but recomputation.
+        budget: of `umem.chainer.Recompute`, in bytes or "min"; None: nothing is recomputed.
+        peak_bytes: the most bytes at once.
+        seconds: a step's time; on the host summed from measured times, to be shown only.
+        cost: compared between combinations: on a GPU the model's seconds, on the host arithmetic
+            and traffic.
+        fits: whether the step stays within the budget of memory.
     """
 
     change: Changes
@@ -63,7 +64,7 @@ class Combination:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The techniques in words, for people."""
+        """Return the techniques that are on, with their figures, in words."""
         change = self.change
         micro, cap = change.micro_batch, change.cap_bytes
         found = [
@@ -77,7 +78,7 @@ class Combination:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Which of `PARTS` are on."""
+        """Return those of `PARTS` that are on."""
         change = self.change
         is_on = (
             self.budget is not None,
@@ -90,20 +91,23 @@ class Combination:
 
     @property
     def rank(self) -> int:
-        """The exactness: 0 to the bit, 1 up to rounding, 2 and 3 within a tolerance."""
+        """Return how far results may differ, 0 to 3.
+
+        0: the same bits; 1: up to rounding; 2: 8-bit states; 3: half precision.
+        """
         change = self.change
         rounds = change.micro_batch is not None or change.cap_bytes is not None
         return 3 if change.half else 2 if change.small_states else int(rounds)
 
     @property
     def exactness(self) -> str:
-        """The same in words."""
+        """Return the rank in words."""
         return ("the same bits", "up to rounding", "8-bit states", "half precision")[self.rank]
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The cheapest combination, what was tried, and the step as it is; simulated."""
+    """The cheapest combination, all that were tried, and the step as it is; simulated."""
 
     best: Combination
     plain: Combination
@@ -111,12 +115,12 @@ class Chosen:
 
 
 def cheapest(variants: StepVariants, place: Place, without: Collection[str] = ()) -> Chosen:
-    """Choose what keeps a step to a budget at the least cost.
+    """Choose the combination of techniques that keeps a step to a budget at the least cost.
 
-    What is exact goes first: results to the bit, then up to rounding, then 8-bit states, then half
-    precision. The next less exact is taken only where it costs at most 95% as much, and not
-    looked for where that cannot be; 8 and 16 bits on the host, where they save no time, only where
-    nothing else fits. The plain step is what is chosen where it fits.
+    Exact combinations are tried first: results to the bit, then up to rounding, then 8-bit states,
+    then half precision. A less exact one is chosen only if its cost is at most 95% of the best so
+    far, and not tried where no cost could be that low. 8 and 16 bits on the host, where they save
+    no time, are tried only if nothing else fits. The plain step is chosen where it fits.
 
     Args:
         variants: the step at the wanted size.
@@ -146,14 +150,14 @@ def cheapest(variants: StepVariants, place: Place, without: Collection[str] = ()
 
 
 class _Candidates:
-    """The combinations that are worth a try, by how exact they are."""
+    """The combinations to try, by how exact they are, and all that were tried so far."""
 
     def __init__(self, variants: StepVariants, place: Place, without: Collection[str]) -> None:
         self._subject, self._place, self._without = variants, place, without
         self.tried: list[Combination] = []
 
     def judged(self, variants: StepVariants, budget: Again = None) -> Combination:
-        """Judge a step, under a budget of recomputation if any."""
+        """Return the peak and cost of a step, under a budget of recomputation if any."""
         if budget is None:
             prepared = variants.prepared("")
         else:
@@ -165,7 +169,7 @@ class _Candidates:
         return found
 
     def of_rank(self, rank: int) -> Iterator[Combination]:
-        """The combinations that are as exact as that, and no more exact."""
+        """Try and yield the combinations of a `Combination.rank`; of rank 1 those of 0, too."""
         for half, small in ((False, False), (False, True), (True, False), (True, True)):
             if (3 if half else 2 if small else 0) != (rank if rank > 1 else 0):
                 continue
@@ -181,7 +185,7 @@ class _Candidates:
         return part not in self._without
 
     def _of(self, variants: StepVariants, *, rounds: bool) -> Iterator[Combination]:
-        """A step with and without recomputation; also what changes results by rounding."""
+        """Try a step with and without recomputation; if it may round, also capped and split."""
         yield from self._again(variants)
         if not rounds:
             return
@@ -203,7 +207,7 @@ class _Candidates:
                 yield self.judged(variants, self._place.recompute_budget(variants))
 
     def _split(self, variants: StepVariants) -> Iterator[Combination]:
-        """The largest micro-batch that fits with recomputation, and without."""
+        """Try micro-batches from the largest, until one fits without recomputation."""
         for micro in changing.smaller_batches(variants):
             for found in self._again(variants.changed(micro_batch=micro)):
                 yield found
@@ -211,7 +215,7 @@ class _Candidates:
                     return
 
     def least(self) -> Combination:
-        """The least of all: what was tried, and everything together."""
+        """Try all techniques together; return the combination of the smallest peak of all tried."""
         for micro in (None, 1) if self._may("accumulate") else (None,):
             with suppress(*_NOTHING):
                 self._judge_least(self._subject, micro)

@@ -1,10 +1,11 @@
-"""Changes that make another model of a step's: less to keep, and not the same results.
+"""Changes of a step's model, such as lower ranks, that save memory and change the results.
 
-No trace of the step says what such a model learns, or how long its step takes. What follows from
-the bytes of parameters alone is worked out; of the rest it is said what to record.
+A trace of the step tells neither the accuracy of the changed model nor the time of its step.
+Figures that follow from the bytes of parameters alone are worked out; for the others the report
+says which step to record.
 
-Models: bytes of parameters, their gradients and states. Does not model: activations, time, what is
-learnt.
+Models: bytes of parameters, their gradients and states. Does not model: activations, time,
+accuracy.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from umem.units import format_bytes
 
 NUMBER_BYTES = 4
 CHANNEL_BYTES, INPUT_BYTES = 4, 8
-"""In 8 bits: of the scale of a channel; of the scale and the zero of what a layer reads."""
+"""In 8 bits: bytes of a channel's scale; of the scale and zero point of a layer's input."""
 RANK_SHARE = Fraction(1, 4)
-"""Of the smaller side of a matrix."""
+"""The rank of a smaller layer, as a share of the smaller side of its matrix."""
 WEIGHED = ("LinearFunction", "Convolution2DFunction")
 """Functions whose second input is a weight, and whose third a bias."""
 
 
 @dataclass(frozen=True)
 class OtherModel:
-    """Something that makes another model, and what it leaves of a step's bytes; simulated.
+    """A change of the model, and the bytes of a step before and after; simulated.
 
     Attributes:
-        name: for a person.
-        effect: what it does.
-        line: the code that does it.
-        counted: which bytes these are; None where none can be worked out.
-        now_bytes: what they are; ``then_bytes`` what is left.
-        missing: why there are no figures, and what to record; None where there are.
+        name: the change, for people.
+        effect: the change in a sentence.
+        line: the code that makes the change.
+        counted: the kinds of bytes that are counted; None where none can be worked out.
+        now_bytes: these bytes before the change; ``then_bytes`` after it.
+        missing: why there are no figures, and which step to record; None where there are.
     """
 
     name: str
@@ -54,14 +55,14 @@ class OtherModel:
     simulated: Literal[True] = True
 
     def __str__(self) -> str:
-        """Return its effect and what it leaves, in a line."""
+        """Return the effect and the bytes before and after, in a line."""
         if self.now_bytes is None or self.then_bytes is None:
             return f"{self.name}: {self.effect}; no figures: {self.missing}"
         now, then = format_bytes(self.now_bytes), format_bytes(self.then_bytes)
         return f"{self.name}: {self.effect}; {self.counted}: {now}, then {then}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for a JSON file; what is worked out is under names that say so."""
+        """Return a dict for a JSON file; simulated figures are under names that say so."""
         return named(self, _FIELDS, ("now_bytes", "then_bytes"))
 
 
@@ -71,17 +72,17 @@ _FIELDS = (
 
 
 def other_models(trace: Trace) -> tuple[OtherModel, ...]:
-    """Return the changes that make another model of a step's, as far as the trace tells.
+    """Return the changes of a step's model, with figures where the trace has them.
 
     Args:
-        trace: one step or more; with types of 4 bytes.
+        trace: one step or more; in float32.
     """
     weights = _Weights(trace)
     return (_low_rank(weights), _quantized(weights), _DISTILLED)
 
 
 def _low_rank(weights: _Weights) -> OtherModel:
-    """Return the saving of Linear layers of a lower rank, over all that training keeps of them."""
+    """Return the bytes of training with Linear layers of a lower rank."""
     share = f"1/{RANK_SHARE.denominator}"
     plain = OtherModel(
         "smaller layers",
@@ -97,7 +98,7 @@ def _low_rank(weights: _Weights) -> OtherModel:
 
 
 def _quantized(weights: _Weights) -> OtherModel:
-    """Return the saving of weights of 8 bits for inference."""
+    """Return the bytes of parameters with weights of 8 bits for inference."""
     plain = OtherModel(
         "quantisation",
         "weights of 8 bits for inference, embeddings aside",
@@ -125,18 +126,18 @@ def _with(plain: OtherModel, counted: str, now: int, then: int) -> OtherModel:
 
 
 class _Matrix(NamedTuple):
-    """The sides of a weight."""
+    """The sides of a weight: outputs by inputs."""
 
     height: int
     width: int
 
 
 class _Weights:
-    """The parameters that a step trains, and what of them is known.
+    """The parameters that a step trains, and the shapes of weights where the trace tells.
 
     Attributes:
-        parameter_bytes: of each parameter, by its tensor.
-        kept_bytes: of each, with what lies beside it from step to step: gradient and states.
+        parameter_bytes: bytes of each parameter, by its tensor.
+        kept_bytes: bytes of each parameter with its gradient and optimizer states.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -165,14 +166,14 @@ class _Weights:
             self._channels[tensor] = sum(_bytes(one) // NUMBER_BYTES for one in bias)
 
     def low_rank_bytes(self) -> Iterator[tuple[int, int]]:
-        """Of each matrix what it keeps, and what two of a lower rank would."""
+        """Yield for each matrix its `kept_bytes`, and those of two matrices of a lower rank."""
         for tensor, (height, width) in self._matrices.items():
             rank = -(-min(height, width) * RANK_SHARE.numerator // RANK_SHARE.denominator)
             kept = self.kept_bytes[tensor]
             yield kept, kept * rank * (height + width) // (height * width)
 
     def quantized_bytes(self) -> dict[int, int]:
-        """Return the bytes of each weight at a byte a value, with a scale a known channel."""
+        """Return the bytes of each weight with one byte a value and a scale a known channel."""
         return {
             tensor: self.parameter_bytes[tensor] // NUMBER_BYTES
             + CHANNEL_BYTES * channels
@@ -182,7 +183,7 @@ class _Weights:
 
 
 def _sides(x_bytes: int, weight_bytes: int, y_bytes: int) -> _Matrix | None:
-    """The sides of the matrix W in y = x W^T, by the bytes of all three; None if they do not fit.
+    """Return the sides of W in y = x W^T from the bytes of all three; None if they do not agree.
 
     With n rows these are n * width, height * width and n * height values.
     """
@@ -194,7 +195,10 @@ def _sides(x_bytes: int, weight_bytes: int, y_bytes: int) -> _Matrix | None:
 
 
 def _updated(trace: Trace, allocs: Mapping[int, Alloc]) -> Iterator[tuple[int, int]]:
-    """Each parameter that an update writes, with all that it reads and writes, once."""
+    """Yield each parameter that an update writes, once, and the bytes of all the update's tensors.
+
+    Updates that write several parameters are left out.
+    """
     seen = set[int]()
     for op in trace.ops:
         if op.phase != "update":

@@ -1,8 +1,8 @@
 """The planning problem of a recorded step, as `umem.chainer.Recompute` has it of a running one.
 
-A graph of `umem.planner.from_trace`, with what only a whole step shows: gradients of parameters,
-which come in backward and stay, those of the step before, which stay until forward is over, and
-what calls draw at random, which no plan drops.
+A graph of `umem.planner.from_trace`, with facts that only a whole step shows: gradients of
+parameters, which backward makes and keeps; those of the previous step, which stay until forward
+is over; and random draws, which no plan drops.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ FLOPS_PER_BYTE = median(
     COSTS.compute_efficiency * gpu.fp32_rate / (COSTS.memory_efficiency * gpu.memory_bandwidth)
     for gpu in GPUS.values()
 )
-"""Operations in the time of a byte of device memory's traffic, on the GPU in the middle."""
+"""Operations in the time of a byte of device memory's traffic, the median of the table's GPUs."""
 
 
 PACKED = "Dropout"
 """The function whose masks are kept as bits."""
 BITS = 32
-"""Of an element of a mask that is kept as one."""
+"""Bits of an element of a mask, which is packed into one bit."""
 OpCost = Callable[[Op], float]
 """The cost of an operation, in any unit."""
 
 
 def is_mask(op: Op, alloc: Alloc) -> bool:
-    """Tell whether a tensor that a call makes is a mask that is kept as bits."""
+    """Return True if a tensor that a call makes is a mask that is kept as bits."""
     return op.name == PACKED and alloc.kind == "stash"
 
 
@@ -49,20 +49,18 @@ def packed_bytes(nbytes: int) -> int:
 
 
 def cost_in_bytes(op: Op) -> float:
-    """The time of an operation on the GPU in the middle, in bytes of device memory's traffic."""
+    """Return the time of an operation on a median GPU, in bytes of device memory's traffic."""
     return max(op.flops / FLOPS_PER_BYTE, op.traffic_bytes)
 
 
 def problems_of(trace: Trace, cost: OpCost = cost_in_bytes) -> list[Problem]:
     """Return the planning problems of a trace, one for the first pass of each kind.
 
-    The cost of recomputing a call is by default that of the model of a GPU in the middle of the
-    table, arithmetic or traffic: one plan serves all GPUs, and no noise of a measured time changes
-    it.
+    The cost of recomputing a call is by default `cost_in_bytes`: one plan serves all GPUs, and no
+    noise of measured times changes the plan.
 
     Raises:
-        GraphError: no backward follows a forward pass, or something was moved while it was
-            recorded.
+        GraphError: no backward follows a forward pass, or tensors were moved during recording.
     """
     if (why := moved(trace)) is not None:
         raise GraphError(why.rstrip("."))
@@ -75,7 +73,7 @@ def problems_of(trace: Trace, cost: OpCost = cost_in_bytes) -> list[Problem]:
 
 
 def _problem(trace: Trace, cost: OpCost) -> Problem:
-    """Make the problem of the first pass of a trace."""
+    """Return the planning problem of the first forward pass of a trace."""
     first = next(passes(trace))
     graph = Graph.from_trace(trace)
     number = {name: index for index, name in enumerate(first.names)}
@@ -134,7 +132,7 @@ def _drawn_bytes(op: Op, made: list[Alloc]) -> int:
 
 
 def _updates(trace: Trace) -> dict[int, int]:
-    """The parameters that the first step updates, and the bytes of the gradient of each."""
+    """Return the bytes of the gradient of each updated parameter, by the parameter's tensor."""
     kinds = allocations(trace.events)
     found: dict[int, int] = {}
     for op in trace.ops:
@@ -152,13 +150,13 @@ class _Tape:
 
     Attributes:
         needs: the calls whose outputs a call's backward reads.
-        gradient_bytes: what the gradients of its outputs take.
-        order: its place in backward, where backward comes to it.
-        workspace: what its backward needs only while it runs.
-        backward_cost: what its backward costs.
-        stays: the gradients of what no call made that its backward is the first to make.
-        in_order: whether backward has to stay in its order.
-        dead: calls whose graph is gone before backward would come to them.
+        gradient_bytes: bytes of the gradients of a call's outputs.
+        order: a call's place in backward, where backward runs it.
+        workspace: bytes of a call's backward beyond those alive at its end.
+        backward_cost: cost of a call's backward.
+        stays: bytes of the leaves' gradients that a call's backward is the first to make.
+        in_order: whether backward has to keep its order.
+        dead: calls that backward does not run and whose graph is freed before.
     """
 
     needs: list[tuple[int, ...]]
@@ -172,7 +170,7 @@ class _Tape:
 
 
 def _from_entries(trace: Trace, first: ForwardPass, saved: Sequence[bool], cost: OpCost) -> _Tape:
-    """Read what was recorded of the tape itself."""
+    """Return the facts of a tape whose entries were recorded."""
     entries = [op.entry for op in first.calls if op.entry is not None]
     index: dict[int, int] = {}
     needs = []
@@ -190,7 +188,7 @@ def _from_entries(trace: Trace, first: ForwardPass, saved: Sequence[bool], cost:
                 seen.add(access.tensor)
                 tape.stays[place] = tape.stays.get(place, 0) + allocs[access.tensor].nbytes
     _follow_backward(trace.events[first.turn :], index, tape, cost)
-    held: set[int] = set()  # by the graph of what reads it
+    held: set[int] = set()  # calls that the graph of a later call refers to
     for place in reversed(range(len(entries))):
         if place in tape.order or saved[place] or place in held:
             held.update(index[source] for source in entries[place].sources if source in index)
@@ -202,7 +200,7 @@ def _from_entries(trace: Trace, first: ForwardPass, saved: Sequence[bool], cost:
 def _follow_backward(
     events: Sequence[Event], index: Mapping[int, int], tape: _Tape, cost: OpCost
 ) -> None:
-    """Read the order of backward and what each step of it needs, from its marks."""
+    """Add to a tape the order, workspace and cost of each call's backward, from the marks."""
     sizes: dict[int, int] = {}
     level, spent = 0, 0.0
     peak: int | None = None  # of the step, once it has run an operation
@@ -235,7 +233,10 @@ def _guessed(
     updates: Mapping[int, int],
     cost: OpCost,
 ) -> _Tape:
-    """Guess what no tape says: what is still alive is needed, and backward is the reverse."""
+    """Guess the facts of a tape from a trace without entries.
+
+    A call's backward is taken to need its saved inputs and outputs, in reverse order of forward.
+    """
     near: list[dict[int, None]] = [{} for _ in first.calls]
     for source, user in edges:
         near[user][source] = None
@@ -259,7 +260,7 @@ def _guessed(
 
 
 def _constant_bytes(trace: Trace, first: ForwardPass) -> int:
-    """All that the pass reads and no call made, and the state of what is updated."""
+    """Return the bytes of tensors that a pass uses and does not make, and of optimizer state."""
     made = {alloc.tensor for alloc in first.allocs}
     allocs = allocations(trace.events)
     beside = {tensor for tensor in first.near if tensor not in made}
@@ -280,14 +281,14 @@ def _constant_bytes(trace: Trace, first: ForwardPass) -> int:
 class ForwardPass:
     """The calls of a forward pass that a backward follows.
 
-    Calls and what they make are those of `umem.planner.from_trace`.
+    Calls and the tensors that they make are as in `umem.planner.from_trace`.
 
     Attributes:
         calls: the operations, in order.
         made: the tensors that each call makes.
         near: for each tensor, the calls that read or write it.
-        start: the index of the first event that is its own.
-        turn: the index of the first event that is backward's.
+        start: the index of the first event of the pass.
+        turn: the index of the first event of its backward.
     """
 
     calls: list[Op] = field(default_factory=list)
@@ -298,24 +299,24 @@ class ForwardPass:
 
     @property
     def names(self) -> list[str]:
-        """The names that the calls have as nodes of a graph."""
+        """Return the names of the calls as nodes of a graph, such as ``"ReLU#3"``."""
         return [f"{op.name}#{index}" for index, op in enumerate(self.calls)]
 
     @property
     def allocs(self) -> Iterator[Alloc]:
-        """All that its calls make."""
+        """Return the allocations of all tensors that the calls make."""
         return (alloc for made in self.made for alloc in made)
 
     def calls_near(self, op: Op) -> set[int]:
-        """The calls whose backward an operation may be of; empty where nothing tells.
+        """Return the calls whose backward an operation may be part of; empty if unknown.
 
-        The backward of a call reads what the call read and made, nothing else of forward.
+        The backward of a call reads no tensors of forward but those that the call read or made.
         """
         near = [self.near[tensor] for tensor, _, _ in op.reads if tensor in self.near]
         return set.intersection(*near) if near else set()
 
     def add(self, op: Op, allocs: dict[int, Alloc]) -> None:
-        """Append a call; it makes what nobody has used before it."""
+        """Append a call, which makes the tensors it writes that no earlier call has used."""
         index = len(self.calls)
         made: list[Alloc] = []
         for access in op.writes:
@@ -330,7 +331,7 @@ class ForwardPass:
 
 
 def passes(trace: Trace) -> Iterator[ForwardPass]:
-    """Each run of forward calls that a backward follows, in order."""
+    """Yield each run of forward calls that a backward follows, in order."""
     allocs: dict[int, Alloc] = {}
     now = ForwardPass()
     before = 0  # the event after the last operation

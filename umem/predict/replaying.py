@@ -1,4 +1,4 @@
-"""A trace on a virtual GPU: what would happen, without running anything."""
+"""Replays of a trace on a virtual GPU: times, peaks and moves without computing anything."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from umem.units import format_bytes, format_seconds, parse_bytes
 
 @dataclass(frozen=True, repr=False)
 class Replay:
-    """The course of a trace on a GPU; all of it simulated.
+    """The result of replaying a trace on a GPU; all of it simulated.
 
     ``fits`` is False where an allocation failed; ``reason`` is then the error's message, and
-    ``figures`` and ``timeline`` end there. ``seconds_low`` and ``seconds_high`` are what
-    ``seconds`` would be with every cost constant at the quick, and at the slow end of its range
+    ``figures`` and ``timeline`` end there. ``seconds_low`` and ``seconds_high`` are ``seconds``
+    with every cost constant at the quick, and at the slow end of its range
     (`umem.devices.specs.RANGES`). ``needed_bytes`` is the peak of the whole trace, also where it
-    does not fit; ``because`` says what holds most of it, None for a trace that holds nothing.
-    ``size`` is what the trace was taken to, None where it is as recorded. ``caveat`` says what
-    the trace does not know, so that the real step needs more; None where it knows all.
+    does not fit; ``because`` names the tensors that hold most of it, None for a peak of nothing.
+    ``size`` is the size that the trace was scaled to, None where it is as recorded. ``caveat``
+    names memory that the trace leaves out, so that the real step needs more; None without such.
     """
 
     gpu: str
@@ -62,32 +62,32 @@ class Replay:
 
     @property
     def seconds(self) -> float:
-        """Simulated seconds of the whole trace, be it one step or several; see `step_seconds`."""
+        """Return the simulated seconds of the whole trace, of all its steps; see `step_seconds`."""
         return self.figures.seconds or 0.0
 
     @property
     def peak_bytes(self) -> int:
-        """The most that tensors and workspace held at once."""
+        """Return the most bytes that tensors and workspace held at once."""
         return self.figures.peak_bytes or 0
 
     @property
     def resident_peak_bytes(self) -> int:
-        """The most VRAM in use, in whole blocks."""
+        """Return the most bytes of VRAM in use, in whole blocks."""
         return self.figures.resident_peak_bytes or 0
 
     @property
     def step_seconds(self) -> tuple[float, ...]:
-        """Simulated seconds of each step that ends in the trace."""
+        """Return the simulated seconds of each step that ends in the trace."""
         return self.figures.step_seconds
 
     @property
     def migrated_bytes(self) -> int:
-        """Bytes of the blocks that moved, both ways."""
+        """Return the bytes of the blocks that moved, both ways."""
         return self.figures.migrated_bytes or 0
 
     @property
     def factor(self) -> float:
-        """The oversubscription factor: needed bytes over VRAM."""
+        """Return the oversubscription factor: needed bytes over VRAM."""
         return self.needed_bytes / self.vram_bytes
 
 
@@ -109,15 +109,15 @@ def replay(
     """Replay a trace on the model of a GPU.
 
     Args:
-        trace: what to replay.
+        trace: one step or more.
         gpu: a name of the table, such as ``"v100-16gb"``.
-        mode: where allocations come from.
+        mode: the memory mode that allocations come from.
         vram: usable VRAM instead of the table's figure, as an int or text.
         size: replay the step at this size, such as a batch, or one number an axis,
             ``{"batch": 64, "length": 512}``; `Trace.at` with degree 1.
-        correct: what a trace recorded on NumPy is corrected by: ``"auto"`` for CuPy without
-            cuDNN, ``"cudnn"`` with it, ``"off"``; see `umem.predict.cupy_differences`.
-        prefetch: make memory resident as it is handed out.
+        correct: the correction of a trace recorded on NumPy: ``"auto"`` for CuPy without cuDNN,
+            ``"cudnn"`` with cuDNN, ``"off"``; see `umem.predict.cupy_differences`.
+        prefetch: make memory resident as it is allocated.
         limit: as in `umem.managed`.
         spill: as in `umem.hybrid`.
         advice: advice for tensors as they are allocated, by a pattern of their labels:
@@ -125,14 +125,14 @@ def replay(
         allocator: ``"caching"`` as CuPy's pool, ``"plain"`` without one.
         costs: the cost constants.
 
-    Does not raise when the trace does not fit: that is the result.
+    A trace that does not fit raises nothing: `Replay.fits` is False.
 
     Raises:
         UnknownGpuError, SizeError: see `umem.virtual_gpu`.
         ScalingError: ``size`` of a trace that cannot be scaled, see `Trace.at`.
         StateError: unknown mode, spill, allocator or correction. HintError: unknown advice.
-        TraceError: the trace is none, or has no event, or does not hold together (only where its
-            events were put there by hand; what was recorded or loaded does).
+        TraceError: ``trace`` is no trace, has no event, or uses a tensor that is not allocated
+            (only where events were written by hand, not in a recorded or loaded trace).
     """
     check_trace(trace)
     _check_choices(mode, spill, allocator, correct, advice or {})
@@ -194,7 +194,7 @@ def _check_choices(
 
 @contextmanager
 def _holding_together(trace: Trace) -> Iterator[None]:
-    """Say what is wrong with a trace that names a tensor which is not there."""
+    """Raise TraceError instead of KeyError where a trace uses a tensor that is not allocated."""
     try:
         yield
     except KeyError:
@@ -205,7 +205,7 @@ def _holding_together(trace: Trace) -> Iterator[None]:
 
 
 def _feed(device: VirtualGPU, trace: Trace, advice: Mapping[str, str]) -> str | None:
-    """Replay the events; return the reason where memory runs out."""
+    """Replay the events; return the error's message where memory runs out, else None."""
     try:
         for event in trace.events:
             device.on_event(event)

@@ -1,4 +1,4 @@
-"""Settled steps on virtual GPUs: the mean of all steps but the first.
+"""Steady-state steps on virtual GPUs: the mean of all steps but the first.
 
 A replay is made once for every GPU that it serves.
 """
@@ -21,14 +21,14 @@ from umem.trace.trace import Event, Mark, Trace
 from umem.units import BLOCK_BYTES, format_bytes
 
 _RATES = (COSTS, *extremes(COSTS))
-"""Each GPU has a clock at these costs: as they are, and at the quick and slow ends."""
+"""The cost constants of each GPU's three clocks: as they are, at the quick and slow ends."""
 
 
 @dataclass(frozen=True)
 class SteadyStep:
     """A step on a GPU, simulated: its cost, or the reason why it does not fit.
 
-    Times and bytes that move are the mean of all steps but the first, peaks are of all of them.
+    Times and moved bytes are the mean of all steps but the first; peaks are over all steps.
     """
 
     cost: StepCost
@@ -36,7 +36,7 @@ class SteadyStep:
 
     @property
     def fits(self) -> bool:
-        """Tell whether the trace came to its end."""
+        """Return True if the replay reached the end of the trace."""
         return self.reason is None
 
 
@@ -50,15 +50,15 @@ def steady_steps(
 ) -> tuple[SteadyStep, ...]:
     """Replay a trace once for several GPUs; the host waits for the GPU after each step.
 
-    Where blocks are depends on VRAM and not on time, so that GPUs with the same VRAM have their
-    clocks side by side. The mean, because where blocks move, steps take turns: what one evicts
-    the next one misses.
+    The places of blocks depend on VRAM and not on time, so that one replay runs the clocks of all
+    GPUs with the same VRAM. A step's time is a mean, because where blocks move, steps alternate:
+    the next one misses the blocks that one evicts.
 
     Args:
         trace: two steps or more, each ended by its mark; corrected for CuPy (`cupy_differences`).
-        gpus: the GPUs, one at least, with the same VRAM; any where it has room for the layout.
-        mode, prefetch: as in `umem.replay`; whether a GPU has the mode is not asked.
-        layout: of the trace; with one, a replay that needs no pool has none.
+        gpus: the GPUs, one at least, all with the same VRAM, or all with room for the layout.
+        mode, prefetch: as in `umem.replay`; that a GPU supports the mode is not checked.
+        layout: of the trace; used instead of a pool in managed memory, and where it has room.
     """
     clocks = [Clock(gpu, costs) for gpu in gpus for costs in _RATES]
     if layout is not None and (mode == "managed" or has_room(gpus[0], layout)):
@@ -97,12 +97,12 @@ def _mean(start: int | None, end: int | None, count: int) -> int:
 
 
 def has_room(gpu: GpuSpec, layout: Layout) -> bool:
-    """Tell whether a GPU has VRAM for all of a layout, so that nothing has to move or give way."""
+    """Return True if a GPU has VRAM for all of a layout, so that no block moves or is evicted."""
     return layout.block_count <= gpu.usable_bytes // BLOCK_BYTES
 
 
 class _StepEnd(NamedTuple):
-    """The seconds of each clock where a step ends, and what was counted up to there."""
+    """The seconds of each clock at the end of a step, and the figures counted so far."""
 
     seconds: list[float]
     so_far: StepCost
@@ -111,7 +111,7 @@ class _StepEnd(NamedTuple):
 def _on_layout(
     trace: Trace, layout: Layout, gpu: GpuSpec, clocks: Sequence[Clock], policy: Policy
 ) -> list[_StepEnd]:
-    """Replay a trace by its layout, where no pool has to decide."""
+    """Replay a trace on its layout, without a pool; return the end of each step."""
     replayer = Replayer(
         gpu.usable_bytes,
         clocks,
@@ -140,7 +140,7 @@ def _on_layout(
 def _on_model(
     trace: Trace, gpu: GpuSpec, clocks: Sequence[Clock], policy: Policy
 ) -> list[_StepEnd]:
-    """Replay a trace through the pool of a virtual GPU."""
+    """Replay a trace through the pool of a virtual GPU; return the end of each step."""
     model = Model(gpu, COSTS, "caching", trace.backend, lambda: policy, clocks)
     ends = []
     try:
@@ -154,7 +154,7 @@ def _on_model(
 
 
 def _steps(events: Sequence[Event]) -> Iterator[slice]:
-    """Yield the place of each step's events, its mark the last of them."""
+    """Yield the slice of each step's events, the step's mark included."""
     start = 0
     for index, event in enumerate(events):
         if type(event) is Mark and event.label == "step":
@@ -163,7 +163,7 @@ def _steps(events: Sequence[Event]) -> Iterator[slice]:
 
 
 def _issuing(trace: Trace, gpu: GpuSpec, step_count: int) -> tuple[float, int]:
-    """The host's seconds for the operations of a step, and how many they are."""
+    """Return the host's seconds to issue a step's operations, and their number; means of steps."""
     clock, count = Clock(gpu, COSTS), 0
     for op in trace.ops:
         clock.launch(op.host_seconds if trace.backend == "cupy" else None, op.phase)
@@ -172,7 +172,11 @@ def _issuing(trace: Trace, gpu: GpuSpec, step_count: int) -> tuple[float, int]:
 
 
 def _host_bytes(ran: StepCost, mode: Mode, gpu: GpuSpec) -> int:
-    """Return the bytes beyond VRAM: hybrid memory's from the start, managed once some has left."""
+    """Return the bytes in host memory.
+
+    In hybrid memory those reserved beyond the resident peak; in managed memory, once blocks have
+    migrated out, those reserved beyond VRAM; otherwise 0.
+    """
     reserved = ran.reserved_peak_bytes or 0
     if mode == "hybrid":
         return max(0, reserved - (ran.resident_peak_bytes or 0))
@@ -187,13 +191,13 @@ _Key = tuple[int, Mode, bool]
 
 
 class Replays:
-    """Settled steps on some GPUs; a replay serves all with the same VRAM, side by side.
+    """A cache of steady-state steps on some GPUs; one replay serves all with the same VRAM.
 
-    Where VRAM has room for all that a trace reserves, one serves all GPUs of which that holds.
-    What is asked for is remembered, and its trace with it. Not thread-safe.
+    One replay also serves all GPUs whose VRAM has room for all that a trace reserves. Steps and
+    their traces are kept until `forget`. Not thread-safe.
 
     Args:
-        gpus: those that will be asked for; others are replayed on their own.
+        gpus: the GPUs that share replays; others are replayed on their own.
     """
 
     def __init__(self, gpus: Iterable[GpuSpec] = ()) -> None:
@@ -204,7 +208,10 @@ class Replays:
         self._layouts: dict[int, Layout | None] = {}
 
     def step(self, trace: Trace, gpu: GpuSpec, mode: Mode, *, prefetch: bool = False) -> SteadyStep:
-        """The steady step of a trace on a GPU; see `umem.predict.stepping.steady_steps`."""
+        """Return the steady step of a trace on a GPU; see `umem.predict.stepping.steady_steps`.
+
+        A step that does not fit, or a GPU that lacks the mode, raises nothing: see ``reason``.
+        """
         key = id(trace), mode, prefetch
         self._traces[id(trace)] = trace
         steps = self._steps.setdefault(key, {})
@@ -217,32 +224,32 @@ class Replays:
         return steps[gpu]
 
     def layout(self, trace: Trace) -> Layout | None:
-        """Say where a trace's tensors lie where memory is never full; None: see `lay_out`."""
+        """Return the layout of a trace in memory that is never full; None: see `lay_out`."""
         self._traces[id(trace)] = trace
         if id(trace) not in self._layouts:
             self._layouts[id(trace)] = lay_out(trace.events)
         return self._layouts[id(trace)]
 
     def lay(self, trace: Trace, layout: Layout) -> None:
-        """Replay a trace by this layout, which may know more than the trace does."""
+        """Set the layout of a trace, which may have hints that the trace itself cannot express."""
         self._traces[id(trace)], self._layouts[id(trace)] = trace, layout
 
     def peak_bytes(self, trace: Trace) -> int:
-        """The most bytes alive at once, workspace included."""
+        """Return the most bytes of a trace that are alive at once, workspace included."""
         self._traces[id(trace)] = trace
         if id(trace) not in self._peaks:
             self._peaks[id(trace)] = trace.peak_bytes
         return self._peaks[id(trace)]
 
     def forget(self, kept: Iterable[Trace]) -> None:
-        """Let go of all traces but these, and of their steps."""
+        """Drop all traces but these, with their steps, peaks and layouts."""
         self._traces = {id(trace): trace for trace in kept}
         self._steps = {key: steps for key, steps in self._steps.items() if key[0] in self._traces}
         self._peaks = {n: peak for n, peak in self._peaks.items() if n in self._traces}
         self._layouts = {n: found for n, found in self._layouts.items() if n in self._traces}
 
     def _why_not(self, trace: Trace, gpu: GpuSpec, mode: Mode) -> str | None:
-        """Say why a step does not fit, where no replay is needed for that."""
+        """Return the reason why a step does not fit, if no replay is needed to tell; else None."""
         if mode != "unmanaged":
             return VirtualGPU(gpu).why_not(mode)
         peak = self.peak_bytes(trace)
@@ -254,7 +261,7 @@ class Replays:
     def _replayed(
         self, trace: Trace, gpu: GpuSpec, mode: Mode, prefetch: bool
     ) -> dict[GpuSpec, SteadyStep]:
-        """Replay a trace on all GPUs that one replay serves."""
+        """Replay a trace once; return the steps of all GPUs that this replay serves."""
         layout = self.layout(trace)
         if layout is not None and has_room(gpu, layout):
             gpus = [other for other in self._gpus if has_room(other, layout)]
@@ -268,5 +275,5 @@ class Replays:
 
 
 def _room(gpu: GpuSpec) -> int:
-    """Blocks of VRAM."""
+    """Return the number of whole blocks in a GPU's usable VRAM."""
     return gpu.usable_bytes // BLOCK_BYTES

@@ -1,1 +1,1 @@
-"""The batch that fits, the one of least time a sample, and what more of a size costs."""
+"""The largest batch that fits, that of least time a sample, and the cost of scaled sizes."""

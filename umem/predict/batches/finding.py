@@ -1,4 +1,4 @@
-"""The batch that fits a GPU, found on the trace of a step; nothing runs, and all is simulated.
+"""The largest batch that fits a GPU, from the trace of a step; all of it is simulated.
 
 Does not model: a last batch that is smaller than the others.
 """
@@ -20,9 +20,9 @@ from umem.trace.trace import Trace, check_trace
 from umem.units import MIB
 
 LARGEST_BATCH = 1 << 30
-"""The largest batch that is tried unless a maximum is given."""
+"""At most this batch is tried unless a maximum is given."""
 MOST_SPLITS = 4
-"""The most micro-batches that are tried of those that only recomputation makes fit."""
+"""At most this many micro-batches are tried that may fit only with recomputation."""
 _CANNOT = (BudgetError, GraphError, StateError)
 
 
@@ -36,24 +36,25 @@ def batches_of(
     maximum: int | None = None,
     margin: float = 0.0,
 ) -> FoundBatch:
-    """Find the batches that a recorded step fits a GPU with, without a trial; simulated.
+    """Find the batches with which a recorded step fits a GPU, without running it; simulated.
 
-    Cost: some 12 replays for the largest batch, at most 12 for the quickest, some for a wanted one.
+    Cost: some 12 replays for the largest batch, at most 12 for the quickest, and some for
+    ``effective``.
 
     Args:
         trace: of several sizes, as `umem.record_at` makes one.
         gpu: a name of the table, such as ``"v100-16gb"``.
         vram: usable VRAM instead of the table's figure, as an int or text.
-        size: of a trace along axes the other sizes, ``{"length": 512}``; None: the largest
-            that were recorded.
-        effective: a wanted batch: which micro-batch and budget of recomputation give it in the
-            least time.
-        maximum: the largest batch that is asked for, such as the size of the data set.
+        size: for a trace along named axes, the sizes other than the batch, ``{"length": 512}``;
+            None: the largest recorded.
+        effective: a batch to be reached with micro-batches; the micro-batch and the budget of
+            recomputation of least time are searched for.
+        maximum: no larger batch is tried, such as the size of the data set.
         margin: the share of VRAM that is left free, such as 0.05.
 
     Raises:
         BudgetError: a batch of one does not fit. UnknownGpuError: see `umem.virtual_gpu`.
-        ScalingError: a trace of one size. SizeError: a size that is none.
+        ScalingError: a trace of one size. SizeError: a size, margin or maximum that is not valid.
     """
     check_trace(trace)
     spec = _with_margin(gpu_asked_for(gpu, vram), margin)
@@ -121,9 +122,9 @@ def _paired(
 
 
 def _micro_batches(effective: int, largest: int) -> list[int]:
-    """Return micro-batches to try: the largest that fits whole, its half, and larger ones by twice.
+    """Return micro-batches to try: the largest that fits as it is, its half, and doubled ones.
 
-    Half of it, because gradients that are added up take room; larger ones need recomputation.
+    Half of it, because summed gradients take memory; larger ones need recomputation.
     """
     passes = -(-effective // largest)
     counts = [passes, 2 * passes] if passes > 1 else [1]
@@ -136,7 +137,12 @@ def _micro_batches(effective: int, largest: int) -> list[int]:
 def _in_micro_batches(
     whole: StepVariants, place: PlainPool, effective: int, micro: int
 ) -> MicroBatch:
-    """Return a batch in micro-batches, recomputed if it does not fit; raise if it cannot fit."""
+    """Return the step of a batch in micro-batches, recomputed if it does not fit otherwise.
+
+    Raises:
+        BudgetError: no plan of recomputation makes it fit.
+        GraphError, StateError: there is nothing to plan, or the batch cannot be split.
+    """
     variants = whole if micro == effective else whole.changed(micro_batch=micro)
     budget = None
     fits, peak, seconds, _ = place.judged(variants, variants.prepared(""))

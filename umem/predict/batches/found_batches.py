@@ -13,13 +13,13 @@ from umem.units import format_bytes, format_seconds
 
 @dataclass(frozen=True)
 class BatchStep:
-    """A settled step with a batch that fits; simulated.
+    """A steady-state step with a batch that fits; simulated.
 
     Attributes:
-        batch: its samples.
-        peak_bytes: the most that tensors and workspace hold; ``reserved_bytes`` what the pool
-            takes for that.
-        seconds: its time.
+        batch: the number of samples.
+        peak_bytes: the most bytes of tensors and workspace; ``reserved_bytes`` the most that the
+            pool reserves.
+        seconds: the time of a step.
     """
 
     batch: int
@@ -29,11 +29,11 @@ class BatchStep:
 
     @property
     def seconds_per_sample(self) -> float:
-        """Its time over its samples."""
+        """Return the time of a step over its samples."""
         return self.seconds / self.batch
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for a JSON file; what the model says is under names that say so."""
+        """Return a dict for a JSON file; simulated figures are under names that say so."""
         return named(self, ("batch", *_FIGURES), _FIGURES)
 
 
@@ -42,15 +42,15 @@ _FIGURES = ("peak_bytes", "reserved_bytes", "seconds", "seconds_per_sample")
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A step of a wanted batch in micro-batches, and under a budget; simulated.
+    """A step of a given batch in micro-batches, and under a budget of recomputation; simulated.
 
     Attributes:
         effective: the samples of an update.
-        micro_batch: those of a pass; ``pass_count`` how many there are.
-        budget: that of `umem.chainer.Recompute`, as ``"1200MiB"``; None: nothing runs again.
-        peak_bytes: the most that tensors and workspace hold.
+        micro_batch: the samples of a pass; ``pass_count`` is the number of passes.
+        budget: of `umem.chainer.Recompute`, as ``"1200MiB"``; None: nothing is recomputed.
+        peak_bytes: the most bytes of tensors and workspace.
         seconds: the time of all passes and the update.
-        line: the code that turns it on; None: nothing is to be done.
+        line: the code that turns both on; None if the batch fits without.
     """
 
     effective: int
@@ -62,30 +62,31 @@ class MicroBatch:
 
     @property
     def pass_count(self) -> int:
-        """The number of micro-batches of an update."""
+        """Return the number of micro-batches of an update."""
         return -(-self.effective // self.micro_batch)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for a JSON file; what the model says is under names that say so."""
+        """Return a dict for a JSON file; simulated figures are under names that say so."""
         told = ("effective", "micro_batch", "pass_count", "budget", "line")
         return named(self, (*told, "peak_bytes", "seconds"), ("peak_bytes", "seconds"))
 
 
 @dataclass(frozen=True)
 class FoundBatch:
-    """The batches that a step fits a GPU with; simulated.
+    """The batches with which a step fits a GPU; simulated.
 
     Attributes:
-        title: the GPU; ``vram_bytes`` what the step may take of it.
+        gpu: the GPU's name in the table; ``title`` in full.
+        vram_bytes: the VRAM that the step may use.
         size: the step's sizes with the largest batch.
-        largest: the largest batch: it fits, and ``next_batch`` does not, for ``next_reason``.
-            Where the maximum fits, there is no next.
-        quickest: the smallest batch of which a sample takes at most 2% longer than the least.
-        pair: for a wanted batch the micro-batch and the budget of least time; None where none
-            was wanted, or for ``no_pair``.
+        largest: the step with the largest batch that fits. ``next_batch`` does not fit, for
+            ``next_reason``; both are None where the maximum fits.
+        quickest: the smallest batch found whose time a sample is at most 2% above the least.
+        pair: for a given ``effective`` batch the micro-batch and the budget of least time; None
+            where none was given, or for the reason ``no_pair``.
         replay_count: the replays that found the largest; ``all_replay_count`` with all others.
-        caveat: what the trace does not know, so that the real step needs more; or None.
-        confirmed: whether a step of the largest batch ran on the device that is there; None
+        caveat: the memory that the trace leaves out, so that the real step needs more; or None.
+        confirmed: whether a step of the largest batch ran on the device of this machine; None
             where none was tried. ``confirmation`` says where, or why not.
     """
 
@@ -108,7 +109,7 @@ class FoundBatch:
 
     @property
     def batch(self) -> int:
-        """The largest batch."""
+        """Return the largest batch that fits."""
         return self.largest.batch
 
     def __str__(self) -> str:
@@ -132,7 +133,7 @@ class FoundBatch:
             yield self.confirmation
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for a JSON file."""
+        """Return a dict for a JSON file."""
         return named(self, _JSON_FIELDS)
 
 

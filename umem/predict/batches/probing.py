@@ -1,8 +1,8 @@
 """The search for the largest batch that fits, and the quickest.
 
-A replay takes a step, three times over, through the pool of the virtual GPU in plain memory:
-rounding, gaps and what the pool gives back count. The peak of the tensors alone, which takes no
-replay, says which batches cannot fit.
+A replay runs a step three times through the pool of the virtual GPU in plain memory: rounding,
+gaps and blocks that the pool gives back count. The peak of the tensors alone, which takes no
+replay, rules out batches that cannot fit.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from umem.trace.trace import Trace
 from umem.units import format_apart
 
 MOST_FOR_TIME = 12
-"""The most replays of the search for the quickest batch."""
+"""At most this many replays in the search for the quickest batch."""
 KNEE = 0.02
-"""A batch is as quick as the quickest where a sample takes at most so much longer."""
+"""A batch counts as quickest if its time a sample is at most this share above the least."""
 STRIDE = 64
-"""The next batch is at most this many times the last one."""
+"""The search for a batch without room tries at most this many times the last batch."""
 STRIDES = 64
-"""The share of the first batch that has no room by which the search goes down at least."""
+"""Strides down, after the first, are at least the first batch without room over this."""
 
 
 class Probe(NamedTuple):
-    """A batch that was tried: its step, or why it does not fit."""
+    """A batch that was tried: its step, or the reason why it does not fit."""
 
     batch: int
     step: BatchStep | None = None
@@ -43,10 +43,11 @@ class BatchSearch:
     """The search for batches that fit: replays of a step at different batches, each made once.
 
     Args:
-        trace: of several sizes.
+        trace: a step recorded at several sizes.
         spec: the GPU.
-        size: the other sizes of a trace along axes; None: the largest recorded.
-        maximum: the largest batch that is asked for.
+        size: for a trace along named axes, the sizes other than the batch; None: the largest
+            recorded.
+        maximum: no larger batch is tried.
 
     Raises:
         ScalingError: the trace has one size. SizeError: less VRAM than a block, wrong sizes.
@@ -65,30 +66,30 @@ class BatchSearch:
 
     @property
     def replay_count(self) -> int:
-        """The number of batches that were replayed."""
+        """Return the number of batches that were replayed."""
         return len(self._probes)
 
     def size(self, batch: int) -> StepSize:
-        """The step's sizes with a batch."""
+        """Return the step's sizes with a batch; the batch alone where axes have no names."""
         if self._axis is None:
             return batch
         size = {**self._others, self._axis: batch}
         return {axis: size[axis] for axis in self.trace.axes if axis in size} | size
 
     def variants(self, batch: int) -> StepVariants:
-        """The step with a batch; the last one is kept."""
+        """Return the step with a batch; the last one is cached."""
         if self._last is None or self._last[0] != batch:
             self._last = batch, StepVariants(self.trace, [self.spec], self.size(batch))
         return self._last[1]
 
     def peak(self, batch: int) -> int:
-        """The most bytes that a step's tensors and workspace hold."""
+        """Return the peak in bytes of a batch's tensors and workspace, without a replay."""
         if batch not in self._peaks:
             self._peaks[batch] = self.variants(batch).trace.peak_bytes
         return self._peaks[batch]
 
     def probe(self, batch: int) -> Probe:
-        """Replay a step."""
+        """Return the replay of the step with a batch, made once."""
         if batch not in self._probes:
             self._probes[batch] = _replayed(self.variants(batch).trace, self.spec, batch)
         return self._probes[batch]
@@ -96,9 +97,10 @@ class BatchSearch:
     # -- the largest ---------------------------------------------------------------------------
 
     def largest(self) -> tuple[BatchStep, Probe | None]:
-        """Find a batch that fits, and the next one, which does not; None: there is no more.
+        """Find a batch that fits, and the next one, which does not; None: the maximum fits.
 
-        Down from what the tensors alone leave room for, in growing strides, then by bisection.
+        Searches down in growing strides from the first batch whose tensors alone have no room,
+        then by bisection.
 
         Raises:
             BudgetError: a batch of one does not fit.
@@ -124,9 +126,9 @@ class BatchSearch:
         return Probe(batch, None, f"its tensors take {needed}, and {room} of VRAM are usable")
 
     def _ceiling(self) -> int:
-        """The first batch whose tensors alone have no room.
+        """Return the first batch whose tensors alone have no room, or the maximum plus one.
 
-        Between two batches the peak is a line, or bends upwards.
+        Takes the peak to be a convex function of the batch.
         """
         room, low, high = self.spec.usable_bytes, 0, 1
         while high <= self.maximum and self.peak(high) <= room:
@@ -139,7 +141,7 @@ class BatchSearch:
         return high
 
     def _beyond(self, low: int, high: int) -> int:
-        """A batch that has no room by the line so far, or a few times the last one."""
+        """Return a batch without room by the line through two peaks, or `STRIDE` times ``high``."""
         grows = self.peak(high) - self.peak(low) if low else 0
         if grows <= 0:
             return 2 * high
@@ -147,12 +149,12 @@ class BatchSearch:
         return min(STRIDE * high, high + room * (high - low) // grows + 1)
 
     def _on_the_line(self, low: int, high: int) -> int:
-        """The last batch between two that has room by the line through them."""
+        """Return the last batch between two that has room on the line through their peaks."""
         share = (self.spec.usable_bytes - self.peak(low)) * (high - low)
         return min(high - 1, low + max(1, share // max(1, self.peak(high) - self.peak(low))))
 
     def _too_little(self) -> str:
-        """Return the message for a batch of one that does not fit."""
+        """Return the message of the error for a batch of one that does not fit."""
         room = self.spec.usable_bytes
         needed, usable = format_apart(self.peak(1), room)
         gaps = "" if self.peak(1) > room else ", and the pool's free pieces are too small"
@@ -166,7 +168,7 @@ class BatchSearch:
     # -- the quickest --------------------------------------------------------------------------
 
     def quickest(self, largest: BatchStep) -> BatchStep:
-        """Find the smallest batch of which a sample takes about as long as it does at best."""
+        """Find by bisection a small batch whose time a sample is within `KNEE` of the least."""
         most = self.replay_count + MOST_FOR_TIME
         best, low = largest, 0
         while best.batch - low > max(1, best.batch // 16) and self.replay_count < most:
@@ -184,7 +186,7 @@ class BatchSearch:
 
 
 def _others(trace: Trace, size: StepSize | None) -> dict[str, int]:
-    """Return the sizes of all axes but the batch, checked; empty for a step without named axes."""
+    """Return sizes of the named axes, as given or the largest recorded; empty without names."""
     recorded = trace.sizes[-1]
     if not isinstance(recorded, dict):
         if size is not None:
@@ -200,7 +202,7 @@ def _others(trace: Trace, size: StepSize | None) -> dict[str, int]:
 
 
 def _replayed(trace: Trace, spec: GpuSpec, batch: int) -> Probe:
-    """Replay a step through the pool of a virtual GPU in plain memory."""
+    """Return a replay through the pool of a virtual GPU in plain memory, or why it does not fit."""
     device = VirtualGPU(spec, backend=trace.backend)
     device.install(Policy("unmanaged"), everywhere=True)
     ends = [0.0]

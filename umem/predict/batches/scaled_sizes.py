@@ -18,20 +18,20 @@ class Scaled:
     """A step with one of its sizes scaled, on a GPU; simulated.
 
     Attributes:
-        axis: the size that is scaled; ``factor`` by which.
-        size: how large it is now; None where nobody said. Precision is in bits.
-        then: how large it is scaled, rounded up.
-        peak_bytes: the most that tensors and workspace hold then.
-        saved_bytes: how much less that is, below 0 where it is more; ``saved_share`` of the peak
-            now.
-        peak_factor: the peak over that of the step as it is; ``seconds_factor`` likewise.
-        fits: whether the step fits VRAM.
-        seconds: the step's time; with VRAM enough where it does not fit.
-        costs: what it costs in the model; None where the size grows.
-        line: the code that turns it on, where it is no other model.
-        accumulated_peak_bytes: of a smaller batch, the peak of a step in micro-batches of it, with
-            the gradient of the whole batch; ``accumulated_fits``, ``accumulated_seconds``.
-        missing: why there are no figures, and what to record; None where there are.
+        axis: the size that is scaled, by ``factor``.
+        size: the size before; None where unknown. Precision is in bits.
+        then: the scaled size, rounded up.
+        peak_bytes: the most bytes of tensors and workspace of the scaled step.
+        saved_bytes: the peak before less the scaled peak, below 0 where it grows; ``saved_share``
+            is over the peak before.
+        peak_factor: the scaled peak over the peak before; ``seconds_factor`` likewise.
+        fits: whether the scaled step fits VRAM.
+        seconds: the scaled step's time; with VRAM enough where it does not fit.
+        costs: the cost for the model, in words; None where the size grows.
+        line: the code that turns it on, where the model stays the same.
+        accumulated_peak_bytes: for a smaller batch, the peak of the whole batch in micro-batches
+            of that size; ``accumulated_fits`` and ``accumulated_seconds`` likewise.
+        missing: why there are no figures, and which step to record; None where there are.
     """
 
     axis: str
@@ -54,7 +54,7 @@ class Scaled:
     simulated: Literal[True] = True
 
     def __str__(self) -> str:
-        """Return the meaning of the row in a line."""
+        """Return the row as a sentence: its cost for the model, or figures of a larger size."""
         if self.missing is not None:
             return f"{self.axis}: {self.missing}"
         if self.costs is None:
@@ -78,7 +78,7 @@ class Scaled:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for a JSON file; what the model says is under names that say so."""
+        """Return a dict for a JSON file; simulated figures are under names that say so."""
         found = named(
             self, ("axis", "factor", "size", "then", "costs", "line", "missing", *_ROW), _ROW
         )
@@ -96,13 +96,13 @@ class ScaledSizes:
     """A step with each of its sizes scaled in turn, on a GPU; simulated.
 
     Attributes:
-        factor: by which each is scaled.
+        factor: the factor of each size.
         gpu: the GPU's name in the table; ``title`` in full.
-        vram_bytes: what is usable of its VRAM.
-        size: what the step was taken to; None where nobody said at what size it was recorded.
-        peak_bytes: the step's peak as it is; ``fits`` and ``seconds`` likewise.
+        vram_bytes: its usable VRAM.
+        size: the size before scaling; None where the recorded size is unknown.
+        peak_bytes: the step's peak before scaling; ``fits`` and ``seconds`` likewise.
         rows: one an axis, those without figures too.
-        caveat: what the trace does not know, so that the real step needs more; or None.
+        caveat: the memory that the trace leaves out, so that the real step needs more; or None.
     """
 
     factor: float
@@ -119,7 +119,7 @@ class ScaledSizes:
 
     @property
     def helps(self) -> bool:
-        """Tell whether the step fits, as it is or with one size scaled."""
+        """Return True if the step fits, as it is or with one size scaled."""
         return self.fits or any(row.fits for row in self.rows)
 
     def __str__(self) -> str:
@@ -150,7 +150,7 @@ class ScaledSizes:
         yield from map(_row_text, self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for a JSON file."""
+        """Return a dict for a JSON file."""
         names = (
             "simulated",
             "factor",

@@ -1,8 +1,8 @@
-"""Scale each size of a step by a factor: its peak and time then, and what it costs in the model.
+"""Scaling of each size of a step by a factor: its peak and time, and the cost for the model.
 
-All of it is simulated. Sizes along which a step was recorded are scaled by `Trace.at`. What changes
-which operations there are, such as the depth, is recorded apart: a trace of the scaled step. Half
-of the precision needs no recording of its own, because types follow from the step
+All of it is simulated. Sizes along which a step was recorded are scaled by `Trace.at`. Sizes that
+change which operations run, such as the depth, need a trace of the scaled step, recorded apart.
+Half of the precision needs no recording of its own, because types follow from the step
 (`umem.predict.techniques.half_widths`).
 
 Does not model: whether the smaller model still learns the task.
@@ -39,12 +39,12 @@ COSTS = {
     "embedding": "another model: less is said of each word",
     PRECISION: "the same model in 16 bits with float32 masters; results are near, not the same",
 }
-"""The axes that always have a row, and what less of each costs in the model."""
+"""The axes that always have a row, and the cost for the model of less of each, in words."""
 EXAMPLES = {BATCH: (4, 8), "length": (16, 32), "width": (64, 128), "embedding": (64, 128)}
 APART = ("depth",)
-"""Axes along which operations come and go, so that the scaled step is recorded apart."""
+"""Axes that change which operations run, so that the scaled step is recorded apart."""
 AGREEMENT = 0.01
-"""Peaks of one step from two traces may differ by this share."""
+"""Peaks of one step from two traces may differ by at most this share."""
 BITS = 32
 HALF_PRECISION = "umem.chainer.half_precision(model, optimizer)"
 
@@ -58,7 +58,7 @@ def scale_each(
     scaled: Mapping[str, Trace] | None = None,
     vram: Size | None = None,
 ) -> ScaledSizes:
-    """Scale each size of a step by a factor: what it then takes on a GPU, and costs in the model.
+    """Return the peak and time on a GPU of a step with each of its sizes scaled in turn.
 
     Simulated. Cost: two replays an axis at most, three for the batch.
 
@@ -70,10 +70,10 @@ def scale_each(
         factor: above 0 and not 1, such as 2, or 0.5, where ``precision`` has a row, too. Sizes
             are rounded up.
         gpu: a name of the table, such as ``"v100-16gb"``.
-        size: what the step is taken to: a batch, or one number an axis; axes that are not named
+        size: the size before scaling: a batch, or one number an axis; axes that are not named
             are at the largest recorded.
         scaled: by axis, the same step with that axis scaled, recorded apart along the other axes:
-            for what changes which operations there are, ``{"depth": trace}``.
+            for axes that change which operations run, ``{"depth": trace}``.
         vram: usable VRAM instead of the table's figure, as an int or text.
 
     Raises:
@@ -113,7 +113,7 @@ def _listed(traces: object) -> list[Trace]:
 
 
 class _Judged(NamedTuple):
-    """The bytes and seconds of a step in the plain memory of a GPU, and if it fits."""
+    """The peak and time of a step in the plain memory of a GPU, and whether it fits."""
 
     fits: bool
     peak_bytes: int
@@ -121,7 +121,7 @@ class _Judged(NamedTuple):
 
 
 class _Steps:
-    """Traces of one step, taken to one size, and scaled along each axis."""
+    """Traces of one step, at one size, and scaled along each axis."""
 
     def __init__(
         self,
@@ -142,30 +142,36 @@ class _Steps:
 
     @property
     def size(self) -> StepSize | None:
-        """The sizes of the step along all axes; a number where no axis has a name."""
+        """Return the sizes of the step along all axes; a number where no axis has a name."""
         sizes = [self._size(trace) for trace in self._traces]
         if not any(isinstance(size, Mapping) for size in sizes):
             return sizes[0]
         return self._now()
 
     def rows(self) -> Iterator[Scaled]:
-        """A row an axis."""
+        """Yield one row an axis; precision has one if it was recorded or the factor is a half."""
         now = self._now()
         for axis in dict.fromkeys((*COSTS, *now, *self._scaled)):
             if axis != PRECISION or axis in now or self._factor == HALF:
                 yield self._row(axis, now.get(axis))
 
     def _now(self) -> dict[str, int]:
-        """Return the size of each known axis."""
+        """Return the size before scaling of each known axis."""
         found: dict[str, int] = {}
         for trace in self._traces:
             found |= _by_axis(self._size(trace))
         return found | {a: n for a, n in _by_axis(self._asked).items() if a in self._scaled}
 
-    # -- what goes together --------------------------------------------------------------------
+    # -- traces that fit together ---------------------------------------------------------------
 
     def _check_axes(self) -> None:
-        """Refuse axes that no trace has, or that do not go together."""
+        """Check that the axes of the size and of the traces fit together.
+
+        Raises:
+            SizeError: the size has an axis that no trace has.
+            ScalingError: a scaled trace was recorded along other axes than the step.
+            TraceError: a scaled trace is no trace.
+        """
         axes = set().union(*map(_axes, self._traces))
         for axis in self._asked if isinstance(self._asked, Mapping) else ():
             if axis not in axes | self._scaled.keys():
@@ -187,7 +193,7 @@ class _Steps:
                 )
 
     def _size(self, trace: Trace) -> StepSize | None:
-        """Return the size that a trace is taken to: the axes that it has of those asked for."""
+        """Return the size to scale a trace to: its own axes as asked for, else the largest."""
         largest = trace.sizes[-1] if trace.sizes else None
         if self._asked is None or (largest is None and isinstance(self._asked, Mapping)):
             return largest
@@ -198,7 +204,7 @@ class _Steps:
         return self._asked.get(BATCH, largest)
 
     def _check_same(self, trace: Trace, other: _Judged) -> None:
-        """See that another trace is one of the same step, at the same size."""
+        """Raise ScalingError unless a trace has the first one's operations, and nearly its peak."""
         first = self._traces[0]
         along = f"{_said(_axes(first))} and that along {_said(_axes(trace))}"
         if kinds(first.events) != kinds(trace.events):
@@ -217,7 +223,7 @@ class _Steps:
     # -- rows ----------------------------------------------------------------------------------
 
     def _row(self, axis: str, now: int | None) -> Scaled:
-        """Return the row of one axis, given its size now; None: unknown."""
+        """Return the row of one axis, given its size before scaling; None: unknown."""
         then = None if now is None else ceil(now * self._factor)
         costs = COSTS.get(axis, f"another size of what the step calls {quoted(axis)}")
         row = Scaled(axis, self._factor, now, then, costs if self._factor < 1 else None)
@@ -237,7 +243,11 @@ class _Steps:
             return replace(row, missing=str(error))
 
     def _along(self, row: Scaled, then: int) -> Scaled:
-        """An axis scaled, by each trace that has it; they have to agree."""
+        """Return a row with the figures of an axis scaled by `Trace.at`.
+
+        Raises:
+            ScalingError: two traces that have the axis differ by more than `AGREEMENT`.
+        """
         found = [
             (variants, self._judged(StepVariants(variants.recorded, [self._spec], size)))
             for trace, variants in zip(self._traces, self._subjects, strict=True)
@@ -253,7 +263,7 @@ class _Steps:
         return self._in_parts(filled, found[0][0], then) if is_part else filled
 
     def _in_parts(self, row: Scaled, variants: StepVariants, part: int) -> Scaled:
-        """The whole batch in micro-batches, where it can be split."""
+        """Add to a row the figures of the whole batch in micro-batches, if it can be split."""
         try:
             check_splits(variants.recorded)
         except StateError:
@@ -268,7 +278,11 @@ class _Steps:
         return self._filled(row, half)
 
     def _apart(self, axis: str) -> _Judged:
-        """Judge the step that was recorded with an axis scaled."""
+        """Return the peak and time of a step that was recorded with an axis scaled.
+
+        Raises:
+            ScalingError: a smaller step has a larger peak, or a larger step a smaller one.
+        """
         trace = self._scaled[axis]
         judged = self._judged(StepVariants(trace, [self._spec], self._size(trace)))
         ratio = judged.peak_bytes / max(1, self.whole.peak_bytes)
@@ -281,7 +295,7 @@ class _Steps:
         return judged
 
     def _said_fixed(self, row: Scaled) -> Scaled:
-        """Say what nobody can check: how large it was recorded along other axes."""
+        """Add to a row's costs the axes that its trace was not recorded along, which stay fixed."""
         fixed = set().union(*map(_axes, self._traces)) - _axes(self._scaled[row.axis])
         if not fixed or row.costs is None:
             return row
@@ -302,7 +316,7 @@ class _Steps:
         )
 
     def _how(self, axis: str) -> str:
-        """Say how to record the traces that a row needs."""
+        """Return a text that says how to record the traces that a row needs."""
         is_half = self._factor == HALF
         part = "half of it" if is_half else f"{self._factor:g} times it"
         if "exported" in self._traces[0].meta:
@@ -325,7 +339,7 @@ class _Steps:
 
 
 def _axes(trace: Trace) -> set[str]:
-    """The axes of a trace; a size without a name is the batch."""
+    """Return the axes of a trace; a size without a name is the batch."""
     return set(trace.axes) or ({BATCH} if trace.sizes else set())
 
 

@@ -1,4 +1,4 @@
-"""The memory and time of a recorded step on several ranks; everything said is simulated."""
+"""The memory and time of a recorded step on several ranks; all figures are simulated."""
 
 from umem.predict.ranks.choosing_ranks import choose_ranks
 from umem.predict.ranks.found_ranks import RankChoice, RankStep

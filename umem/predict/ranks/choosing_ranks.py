@@ -31,7 +31,7 @@ from umem.trace.trace import Trace, check_trace
 from umem.trace.walk import allocations
 
 SHARD_BUFFER_BYTES = 16 << 20
-"""Of what `umem.chainer.sharded` sends at once, and of what arrives."""
+"""The most bytes of each of two buffers of `umem.chainer.sharded`, to send and to receive."""
 
 
 def choose_ranks(
@@ -47,16 +47,16 @@ def choose_ranks(
     vram: Size | None = None,
     correct: Correct = "auto",
 ) -> RankChoice:
-    """Say what a step of one process would take on several ranks; nothing is run.
+    """Return the memory and time of a step of one process on several ranks; nothing is run.
 
     With a cut the ranks split the rows of a graph, as `umem.chainer.ParallelGraphConvolution`
     does: a step's time is computing, of the rank that is last at each operation; for each product
     with the adjacency the rounds of the halo, latency + rows * bytes (1 / link + 1 / out of the
-    GPU + 1 / into it), because rows go through the host's memory; and each sum over parts in
-    order, N - 1 messages and a broadcast. Without one they split the batch, and gradients are
-    summed by a ring's all-reduce; ChainerMN packs them into two buffers. Where the state is
-    sharded each rank has 1 / N of it; gradients are scattered and parameters gathered, through the
-    hosts' memory.
+    GPU + 1 / into it), because rows are staged in the host's memory; and each sum over parts in
+    order, N - 1 messages and a broadcast. Without a cut they split the batch, and gradients are
+    summed by a ring's all-reduce; ChainerMN packs them into two buffers. With a sharded optimizer
+    state each rank has 1 / N of the state; gradients are scattered and parameters gathered, staged
+    in the hosts' memory.
 
     Models: see `umem.predict.ranks.rank_links` and `RankLink`, each with its source. Does not
     model: work beside an exchange, links that are shared, MPI's own memory, stragglers, float16
@@ -65,23 +65,23 @@ def choose_ranks(
     Cost: two replays for each number of ranks, and for a cut reading its parts once for each.
 
     Args:
-        trace: of one process. For a batch: of a step that can be taken to other sizes
-            (`umem.record_at`), or each rank takes the batch as it was recorded.
-        ranks: the numbers to try, each from 1.
-        gpu: what each rank has, a name of the table.
+        trace: of one process. Without a cut: of a step that can be scaled to other sizes
+            (`umem.record_at`); otherwise each rank takes the batch as it was recorded.
+        ranks: the numbers of ranks to try, each from 1.
+        gpu: the GPU of each rank, a name of the table.
         link: ``"nvlink"``, ``"pcie4"``, ``"100gbe"``, ``"GB/s,us"``, or the file of a link.
         cut: the graph in parts, `umem.graphs.PlannedCut`; None: a batch is split.
-        recorded: the graph of the trace in parts, where that is a smaller one than was cut.
+        recorded: the graph of the trace in parts, where the trace has a smaller graph than ``cut``.
         size: the size of the whole step, all ranks together; a batch is its axis ``batch``.
-        sharded: `umem.chainer.sharded`.
+        sharded: whether the optimizer's state is sharded, as by `umem.chainer.sharded`.
         vram: usable VRAM instead of the table's figure.
         correct: see `umem.replay`.
 
     Raises:
-        SizeError: a number of ranks is none, or more than there are parts or samples; an unknown
-            link; vram that is no size.
+        SizeError: a number of ranks is not valid, or more than there are parts or samples; an
+            unknown link; vram that is no size.
         UnknownGpuError: no such GPU.
-        TraceError: the trace is none, or has no operation, or no graph convolution for a cut.
+        TraceError: ``trace`` is no trace, or has no operation, or no graph convolution for a cut.
         DataError: the cut is of another graph than the trace.
         ScalingError: ``size`` of a trace that cannot be scaled.
     """
@@ -122,7 +122,7 @@ def _checked(ranks: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Asked:
-    """The GPU, the link and the options, for every number of ranks."""
+    """The GPU, the link and the options that all numbers of ranks share."""
 
     gpu: GpuSpec
     link: RankLink
@@ -133,7 +133,7 @@ class _Asked:
         return on_gpu(trace, self.correct).peak_bytes
 
     def seconds(self, trace: Trace, *, fits: bool) -> float:
-        """Of one step."""
+        """Return the time of one step's computing, in managed memory where it does not fit."""
         mode = "unmanaged" if fits else "managed"
         room = None if not fits else max(self.gpu.usable_bytes, 2 * self.peak(trace))
         found = replay(trace, self.gpu, mode, room, correct=self.correct)  # type: ignore[arg-type]
@@ -141,25 +141,25 @@ class _Asked:
 
     @property
     def staging(self) -> float:
-        """Seconds a byte that goes from one GPU to another through the memory of their hosts."""
+        """Return the seconds a byte of a copy from one GPU to another, through host memory."""
         rates = (self.gpu.host_out_bandwidth, self.gpu.host_in_bandwidth)
         return sum(1 / rate for rate in rates if rate)
 
     def shard_seconds(self, ranks: int, nbytes: int) -> float:
-        """Return the time to scatter gradients and gather parameters, if the state is sharded."""
+        """Return the time to scatter gradients and gather parameters; 0 unless sharded."""
         if not self.sharded or ranks == 1:
             return 0.0
         return 2 * shared_seconds(self.link, ranks, nbytes) + nbytes * self.staging
 
     def shard_bytes(self, ranks: int, nbytes: int) -> int:
-        """A shard of the averaged gradient, and two buffers of what is sent and arrives."""
+        """Return the bytes of a shard of the gradient and two buffers; 0 unless sharded."""
         if not self.sharded or ranks == 1:
             return 0
         return ceil(nbytes / ranks) + 2 * min(SHARD_BUFFER_BYTES, nbytes)
 
 
 class _Graph:
-    """A step on a graph in parts."""
+    """A step on a graph whose parts are split over ranks."""
 
     def __init__(self, step: GraphStep, graph: GraphInParts, asked: _Asked) -> None:
         self._step, self._graph, self._asked = step, graph, asked
@@ -205,13 +205,13 @@ def _parts_text(ranks: int, parts: int, nodes: int) -> str:
 
 
 class _Batch:
-    """A step whose batch is split, or that each rank takes as it was recorded."""
+    """A step whose batch is split over ranks, or that each rank runs as it was recorded."""
 
     def __init__(self, trace: Trace, size: StepSize | None, asked: _Asked) -> None:
         self._trace, self._asked = trace, asked
         self._size = trace.sizes[-1] if size is None and trace.sizes else size
         if self._size is not None:
-            trace.at(self._size)  # refuses what cannot be scaled before anything is said
+            trace.at(self._size)  # raises now if the trace cannot be scaled
         if trace.axes and "batch" not in trace.axes:
             raise ScalingError(
                 "ranks split the axis 'batch', and the trace has "

@@ -13,18 +13,18 @@ from umem.units import format_bytes, format_seconds
 
 @dataclass(frozen=True)
 class RankStep:
-    """A step on so many ranks; simulated.
+    """A step on a number of ranks; simulated.
 
     Attributes:
-        ranks: how many.
-        share: what a rank has, in words.
-        peak_bytes: the most that the tensors, workspace and buffers of a rank hold, of the rank
-            that has most.
-        fits: whether that fits the VRAM of the GPU; where not, the step is timed in managed
+        ranks: the number of ranks.
+        share: a rank's share of the graph or batch, in words.
+        peak_bytes: the most bytes of a rank's tensors, workspace and buffers, of the rank with
+            the largest peak.
+        fits: whether the peak fits the VRAM of the GPU; otherwise the step is timed in managed
             memory.
-        sent_bytes: by rank, the rows of the halo that it sends in a step; nothing for a batch.
-        summed_bytes: what is summed over ranks, once each.
-        compute_seconds: of the rank that is last at each operation.
+        sent_bytes: by rank, the bytes of the halo that it sends in a step; 0 for a split batch.
+        summed_bytes: the bytes summed over ranks in a step, counted once.
+        compute_seconds: of computing, by the rank that is last at each operation.
         exchange_seconds, sum_seconds: of the halo, and of sums, gathers and broadcasts.
     """
 
@@ -40,11 +40,11 @@ class RankStep:
 
     @property
     def seconds(self) -> float:
-        """Of a step: nothing is computed while ranks wait for each other."""
+        """Return the time of a step: nothing is computed while ranks wait for each other."""
         return self.compute_seconds + self.exchange_seconds + self.sum_seconds
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for a JSON file; what the model says is under names that say so."""
+        """Return a dict for a JSON file; simulated figures are under names that say so."""
         return named(self, ("ranks", "share", *_FIGURES), _FIGURES)
 
 
@@ -59,11 +59,11 @@ class RankChoice:
     Attributes:
         kind: ``graph``: rows of a graph are split and parameters replicated. ``data``: a batch is
             split and parameters replicated.
-        gpu, title, vram_bytes: of each rank.
-        link: between any two.
-        sharded: whether each rank keeps its share of the optimizer's state alone.
-        steps: by number of ranks.
-        caveat: what the trace does not know; or None.
+        gpu, title, vram_bytes: name, full name and usable VRAM of each rank's GPU.
+        link: the link between any two ranks.
+        sharded: whether each rank keeps only its share of the optimizer's state.
+        steps: the step on each number of ranks, in rising order.
+        caveat: the memory that the trace leaves out, so that the real step needs more; or None.
     """
 
     kind: Literal["graph", "data"]
@@ -78,11 +78,11 @@ class RankChoice:
 
     @property
     def fits(self) -> tuple[int, ...]:
-        """The numbers of ranks with which a step fits the VRAM of each."""
+        """Return the numbers of ranks with which the step fits the VRAM of each."""
         return tuple(step.ranks for step in self.steps if step.fits)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for a JSON file."""
+        """Return a dict for a JSON file."""
         names = ("simulated", "kind", "gpu", "title", "vram_bytes", "link", "sharded", "caveat")
         return named(self, (*names, "steps"))
 

@@ -13,21 +13,21 @@ from umem.trace.trace import Trace
 from umem.trace.walk import allocations
 
 ADJACENCY = ("PartAggregation.", "SparseMatMul.matrix")
-"""The beginnings of the labels of the adjacency's tensors, in parts and whole."""
+"""Prefixes of the labels of the adjacency's tensors, in parts and whole."""
 AGGREGATIONS = ("PartAggregation", "SparseMatMul")
 """The operations before which rows of other ranks arrive."""
 BY_PART = ("PartLinear", "PartLinearGrad", "PartBias", "PartDropout", "PartRowSums",
            "PartCrossEntropy", "PartCrossEntropyGrad")  # fmt: skip
-"""Operations that go part by part, so that what they need while they run is a part's."""
+"""Operations that run part by part, so that their workspace is that of one part."""
 STACKED = ("PartRowSums", "PartCrossEntropy")
-"""Operations of which one array a part comes."""
+"""Operations whose output has one array a part."""
 REPEATED = ("OverParts", "ToParts", "LinearGradWeight")
-"""Operations of which the same array comes on every rank."""
+"""Operations whose output is the same array on every rank."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """The graph that a step was recorded on."""
+    """The sizes of the graph that a step was recorded on."""
 
     nodes: int
     entries: int
@@ -36,17 +36,17 @@ class Whole:
 
 
 def whole_of(graph: GraphInParts) -> Whole:
-    """All parts of a graph together."""
+    """Return the sums over a graph's parts, and the nodes of the largest part."""
     return Whole(sum(graph.nodes), sum(graph.entries), len(graph.nodes), max(graph.nodes))
 
 
 class GraphStep:
-    """A step whose activations are split by rows, and whose parameters each rank has.
+    """A step whose activations are split by rows over ranks, and whose parameters are replicated.
 
-    A tensor of as many bytes a node has a rank's nodes; the adjacency is what the rank's blocks
-    are, exactly, with its buffers; what has an array a part has the rank's parts; parameters,
-    their gradients and the optimizer's state stay. An aggregation computes by entries, everything
-    else by nodes.
+    A tensor with the same bytes for every node is scaled to the rank's nodes. The adjacency has
+    exactly the bytes of the rank's blocks and buffers. A tensor with one array a part is scaled to
+    the rank's parts. Parameters, their gradients and the optimizer's state keep their size. An
+    aggregation's time is scaled by entries, that of other operations by nodes.
 
     Does not model: an operation whose time is not proportional to rows, such as one that no
     longer fills the GPU; rows that are split unevenly inside of a part.
@@ -56,7 +56,7 @@ class GraphStep:
         graph: the graph of the trace.
 
     Raises:
-        TraceError: no graph convolution is in it.
+        TraceError: no graph convolution is in the trace.
         DataError: the trace is of another graph.
     """
 
@@ -71,7 +71,7 @@ class GraphStep:
         self._check()
 
     def _check(self) -> None:
-        """Refuse a trace without graph convolutions, or of another graph."""
+        """Raise TraceError without graph convolutions, DataError for a trace of another graph."""
         ops = [op for op in self.trace.ops if op.name in AGGREGATIONS]
         if not ops:
             raise TraceError(
@@ -94,13 +94,13 @@ class GraphStep:
 
     @property
     def exchanged(self) -> list[int]:
-        """By exchange, the bytes of a row, over all steps of the trace."""
+        """Return the bytes of a row in each exchange of the halo, over all steps of the trace."""
         found = [op for op in self.trace.ops if op.name in AGGREGATIONS and op.writes]
         return [self._allocs[op.writes[0].tensor].nbytes // self.whole.nodes for op in found]
 
     @property
     def summed(self) -> list[int]:
-        """The bytes of each sum over parts, over all steps of the trace."""
+        """Return the bytes of each sum over parts, over all steps of the trace."""
         sums = [op for op in self.trace.ops if op.name == "OverParts" and op.writes]
         if sums:
             return [op.writes[0].stop - op.writes[0].start for op in sums]
@@ -108,11 +108,11 @@ class GraphStep:
         return [a.nbytes for a in self._allocs.values() if a.kind == "parameter"] * steps
 
     def of_rank(self, share: RankShare, state_ranks: int = 1) -> Trace:
-        """The step as a rank runs it.
+        """Return the trace of the step as a rank runs it.
 
         Args:
-            share: what it has of the graph.
-            state_ranks: how many ranks the optimizer's state is split over.
+            share: the rank's share of the graph.
+            state_ranks: the number of ranks that the optimizer's state is split over.
         """
         adjacency, state = self._adjacency_share(share), Fraction(1, state_ranks)
         nodes = Fraction(share.nodes, self.whole.nodes)
@@ -132,7 +132,7 @@ class GraphStep:
         return scaled(self.trace, of_tensor, of_op)
 
     def _share(self, alloc: Alloc, share: RankShare) -> Fraction:
-        """A rank's share of a tensor that is neither the adjacency's nor the optimizer's."""
+        """Return a rank's share of a tensor that is neither the adjacency's nor optimizer state."""
         parts = Fraction(share.part_count, self.whole.part_count)
         if alloc.kind == "parameter" or alloc.label in REPEATED:
             return ONE
@@ -147,6 +147,6 @@ class GraphStep:
         return nbytes in {self.whole.part_count * each for each in self._parameters}
 
     def _adjacency_share(self, share: RankShare) -> Fraction:
-        """Return the bytes of a rank's blocks, buffers and labels, over those of the adjacency."""
+        """Return the bytes of a rank's blocks, buffers and labels over the whole adjacency's."""
         row_bytes = max(self.exchanged, default=0)
         return Fraction(share.fixed_bytes(row_bytes), self._adjacency)

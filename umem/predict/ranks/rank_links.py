@@ -1,6 +1,6 @@
-"""The link between two ranks, each with its source, and the time of collectives over it.
+"""Links between ranks, each with its source, and the time of collectives over a link.
 
-Computing is left out: adding goes as fast as memory, which is quicker than links.
+Computing is left out: sums are bound by memory, which is quicker than links.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from umem.printable import quoted, short
 
 @dataclass(frozen=True)
 class RankLink:
-    """A rank's way to the others, which it shares with nobody, both directions at once.
+    """The link of a rank to the others, its own, used in both directions at once.
 
     Models: Hockney's time of a message, latency + bytes / bandwidth ("The communication challenge
     for MPP", Parallel Computing 20, 1994). Does not model: contention, topology, protocols that
     change with a message's size.
 
     Attributes:
-        name: as it was asked for.
+        name: the name or text that the link was asked for by.
         bandwidth: bytes a second, each way.
-        latency_seconds: of a message.
-        source: where both are from.
+        latency_seconds: latency of a message.
+        source: the source of both figures.
     """
 
     name: str
@@ -38,12 +38,12 @@ class RankLink:
     source: str
 
     def seconds(self, nbytes: float, messages: float = 1) -> float:
-        """The time of some messages, one after the other, of so many bytes together."""
+        """Return the time of messages one after the other; ``nbytes`` is of all together."""
         return messages * self.latency_seconds + nbytes / self.bandwidth
 
 
 NVLINK_SHARE = 0.8
-"""Of NVLink's raw rate, what is left beside its protocol: "overhead ~20%", NVIDIA's maintainer of
+"""The share of NVLink's raw rate that its protocol leaves: "overhead ~20%", NVIDIA's maintainer of
 NCCL in nccl-tests issue 212 (370 of 450 GB/s on H100). Measured: 143.7 of 150 GB/s by plain copies
 of a V100 (Dell, with p2pBandwidthLatencyTest), 208 of 300 by NCCL on two A100 (issue 178)."""
 _NVLINK_LATENCY = 6e-6
@@ -69,15 +69,15 @@ NAMES = ("nvlink", *_FIXED)
 
 
 def rank_link(text: str, gpu: GpuSpec) -> RankLink:
-    """The link that a text says.
+    """Return the link that a text names.
 
     Args:
-        text: ``nvlink`` (as that GPU has it), ``pcie4``, ``100gbe``; GB/s and microseconds, as
+        text: ``nvlink`` (at the GPU's rate), ``pcie4``, ``100gbe``; GB/s and microseconds, as
             ``"11.8,16"``; or a file that ``umem doctor --mpi --json`` has written.
         gpu: the GPU of the ranks.
 
     Raises:
-        SizeError: it is none of these, or the GPU has no NVLink.
+        SizeError: the text is none of these, or the GPU has no NVLink.
         DataError: the file cannot be read, or has no link.
     """
     name = str(text).strip().lower()
@@ -96,7 +96,7 @@ def rank_link(text: str, gpu: GpuSpec) -> RankLink:
 
 
 def _nvlink(gpu: GpuSpec) -> RankLink:
-    """Return the NVLink of a GPU, by NVIDIA's rate and what NCCL leaves of it."""
+    """Return the NVLink of a GPU, at NVIDIA's rate times `NVLINK_SHARE`."""
     if gpu.nvlink_bandwidth is None:
         raise SizeError(
             f"{gpu.title} has no NVLink: take pcie4 or 100gbe, or give GB/s and microseconds"
@@ -109,7 +109,7 @@ def _nvlink(gpu: GpuSpec) -> RankLink:
 
 
 def _told(text: str) -> RankLink:
-    """Return a link given as GB/s and microseconds."""
+    """Return a link given as GB/s and microseconds; raise SizeError for any other text."""
     try:
         rate, latency = map(float, text.split(","))
     except ValueError:
@@ -123,7 +123,7 @@ def _told(text: str) -> RankLink:
 
 
 def _from_file(path: Path) -> RankLink:
-    """Return the link that umem doctor has written to a file."""
+    """Return the link that umem doctor has written to a file; raise DataError without one."""
     try:
         with open_regular(path) as file:
             found: Any = json.loads(file.read(1 << 20))
@@ -141,7 +141,7 @@ def _from_file(path: Path) -> RankLink:
 
 
 def all_reduce_seconds(link: RankLink, ranks: int, nbytes: int) -> float:
-    """A ring's: 2 (N - 1) messages of a share each, which is 2 (N - 1) / N of the bytes.
+    """Return the time of a ring all-reduce: 2 (N - 1) messages, each 1 / N of the bytes.
 
     Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
     Journal of Parallel and Distributed Computing 69 (2009). NCCL's documentation calls
@@ -151,7 +151,7 @@ def all_reduce_seconds(link: RankLink, ranks: int, nbytes: int) -> float:
 
 
 def shared_seconds(link: RankLink, ranks: int, nbytes: int) -> float:
-    """A reduce-scatter's or an all-gather's, each half of the ring: (N - 1) / N of the bytes.
+    """Return the time of a ring's reduce-scatter or all-gather: (N - 1) messages, each 1 / N.
 
     Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
     MPICH", International Journal of High Performance Computing Applications 19 (2005).
@@ -160,7 +160,10 @@ def shared_seconds(link: RankLink, ranks: int, nbytes: int) -> float:
 
 
 def broadcast_seconds(link: RankLink, ranks: int, nbytes: int) -> float:
-    """A binomial tree's, or for long messages scatter and all-gather, as the same paper has it."""
+    """Return the time of a broadcast: the less of a binomial tree's, and of scatter and all-gather.
+
+    Thakur, Rabenseifner and Gropp, as in `shared_seconds`; the latter is less for long messages.
+    """
     depth = ceil(log2(ranks))
     tree = link.seconds(depth * nbytes, depth)
     long = link.seconds(2 * (ranks - 1) * nbytes / ranks, depth + ranks - 1)
@@ -168,8 +171,9 @@ def broadcast_seconds(link: RankLink, ranks: int, nbytes: int) -> float:
 
 
 def ordered_sum_seconds(link: RankLink, ranks: int, nbytes: int) -> float:
-    """A sum in the order of parts: from rank to rank, N - 1 messages, and back by broadcast.
+    """Return the time of a sum in the order of parts: N - 1 messages and a broadcast.
 
-    The whole message waits at every rank, which is the price of the same bits on any number.
+    Each rank adds its part to the message of the rank before, so that the result has the same bits
+    on any number of ranks; the whole message waits at every rank.
     """
     return link.seconds((ranks - 1) * nbytes, ranks - 1) + broadcast_seconds(link, ranks, nbytes)

@@ -1,4 +1,4 @@
-"""The shares of ranks in a graph that is cut into parts, in numbers."""
+"""The nodes, entries and exchanged rows of each rank of a graph that is cut into parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 INDEX_BYTES = FLOAT_BYTES = 4
 NODE_BYTES = 2 * INDEX_BYTES + 3
-"""Of a node, its number, its label and three masks."""
+"""Bytes of a node: its number, its label and three masks."""
 
 
 class RankRows(Protocol):
@@ -18,11 +18,11 @@ class RankRows(Protocol):
 
     @property
     def rows(self) -> Any:
-        """int (parts, ranks): the rows of a part that a rank needs; 0 where the part is its own."""
+        """Return the rows of each part that each rank needs, int (parts, ranks); 0 of its own."""
 
     @property
     def ranks(self) -> Sequence[range]:
-        """By rank, its parts."""
+        """Return the parts of each rank, as a range."""
 
 
 class GraphInParts(Protocol):
@@ -30,11 +30,11 @@ class GraphInParts(Protocol):
 
     @property
     def nodes(self) -> Sequence[int]:
-        """By part."""
+        """Return the number of nodes of each part."""
 
     @property
     def entries(self) -> Sequence[int]:
-        """By part, those of its rows of the adjacency, loops included."""
+        """Return the number of adjacency entries in each part's rows, self-loops included."""
 
     def plan(self, ranks: int) -> RankRows:
         """Return the rows that a number of ranks send each other."""
@@ -45,10 +45,10 @@ class RankShare:
     """The part of a graph that one rank has, and the rows that it exchanges.
 
     Attributes:
-        nodes: rows; ``entries`` those of the adjacency in them.
+        nodes: its rows; ``entries`` the adjacency's entries in these rows.
         part_count: its parts; ``part_nodes`` the rows of the largest.
-        block_count: parts of others that it needs rows of.
-        sent_rows: rows that it sends, together; ``received_rows`` that it gets.
+        block_count: parts of other ranks that it needs rows of.
+        sent_rows: all rows that it sends; ``received_rows`` all that it receives.
         sent_message, received_message: the rows of the longest message.
     """
 
@@ -66,7 +66,7 @@ class RankShare:
         """Return the bytes of the rank's graph: CSR blocks, rows it sends, labels, two buffers.
 
         Args:
-            row_bytes: the widest row that is exchanged.
+            row_bytes: bytes of the widest exchanged row.
         """
         matrices = self.entries * (INDEX_BYTES + FLOAT_BYTES)
         matrices += (2 + self.block_count) * (self.nodes + 1) * INDEX_BYTES
@@ -79,8 +79,8 @@ class Rounds:
     """The messages of an exchange, one round after the other; a round ends with its longest.
 
     Attributes:
-        count: rounds in which anybody sends.
-        rows: the rows of the longest message of each, together.
+        count: rounds in which a rank sends.
+        rows: the rows of each round's longest message, summed over rounds.
     """
 
     count: int
@@ -115,7 +115,9 @@ def _share(graph: GraphInParts, plan: RankRows, rank: int) -> RankShare:
 
 
 def rounds_of(graph: GraphInParts, ranks: int) -> Rounds:
-    """The rounds of an exchange: in step k each rank gets the k-th next one's parts, one a round.
+    """Return the rounds of an exchange: in step k each rank receives from the k-th rank after it.
+
+    A round is one part from each sender.
 
     One remote part at a time is Mostafa's sequential aggregation (SAR), MLSys 2022.
     """
@@ -134,6 +136,6 @@ def rounds_of(graph: GraphInParts, ranks: int) -> Rounds:
 
 
 def composite(shares: Sequence[RankShare]) -> RankShare:
-    """A rank with the most of everything: at each exchange all wait for the one that is last."""
+    """Return the maximum of each field over ranks: at each exchange all wait for the last rank."""
     fields = vars(shares[0])
     return RankShare(**{name: max(getattr(share, name) for share in shares) for name in fields})

@@ -1,4 +1,4 @@
-"""The traces of all ranks of a run, beside each other."""
+"""The traces of all ranks of a run: one row of figures a rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from umem.trace.walk import allocations
 
 _RANK = re.compile(r"^(?P<before>.*)\.rank(?P<number>\d+)(?P<after>\..*)?$")
 START_BYTES = ROW_BYTES = 4
-"""Of a number in an index of CSR, and in the list of the rows that are sent."""
+"""Bytes of an integer in a CSR row pointer, and in the list of sent rows."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class RankRow:
     """The bytes and seconds of one rank.
 
     Attributes:
-        rank: its number.
-        name: of the file.
-        peak_bytes: the most that its tensors and workspace held.
-        sent_bytes: the rows of the halo that it sent in a step; None where the trace has no
-            graph in parts.
-        seconds: of a step, as the host measured; None where times were not recorded.
-        ops: by operation and phase, over all steps.
+        rank: the rank's number.
+        name: the name of the trace's file.
+        peak_bytes: the most bytes of its tensors and workspace.
+        sent_bytes: bytes of the halo that it sent in a step; None where the trace has no graph in
+            parts.
+        seconds: time of a step, as the host measured; None where times were not recorded.
+        ops: totals by operation and phase, over all steps.
     """
 
     rank: int
@@ -45,23 +45,23 @@ class RankRow:
 
 @dataclass(frozen=True)
 class RankedTraces:
-    """All ranks of a run."""
+    """The figures of all ranks of a run."""
 
     rows: tuple[RankRow, ...]
 
     @property
     def largest(self) -> RankRow:
-        """The rank that held most."""
+        """Return the row of the rank with the largest peak."""
         return max(self.rows, key=lambda row: row.peak_bytes)
 
     @property
     def sent_bytes(self) -> int | None:
-        """The bytes that all ranks sent in a step; None where a rank's are unknown."""
+        """Return the bytes that all ranks sent in a step; None where a rank's are unknown."""
         known = [row.sent_bytes for row in self.rows if row.sent_bytes is not None]
         return sum(known) if len(known) == len(self.rows) else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for a JSON file."""
+        """Return a dict for a JSON file."""
         return {
             "rank_count": len(self.rows),
             "largest_rank": self.largest.rank,
@@ -76,7 +76,7 @@ class RankedTraces:
 
 
 def rank_of(path: Path) -> tuple[str, int] | None:
-    """The run that a file is of, and the rank; None where its name has none.
+    """Return the run and the rank that a file's name tells; None where the name has no rank.
 
     >>> rank_of(Path("out/run.rank3.umem.gz"))
     ('run.umem.gz', 3)
@@ -88,13 +88,13 @@ def rank_of(path: Path) -> tuple[str, int] | None:
 
 
 def rank_files(paths: Sequence[Path]) -> list[Path] | None:
-    """The files of all ranks of one run, in order; None where these are no ranks.
+    """Return the files of all ranks of one run, in order; None for files that are no ranks'.
 
     Args:
         paths: files; or one folder, in which ``umem run -n N --record`` wrote.
 
     Raises:
-        TraceError: there are files of several runs, or a rank is missing.
+        TraceError: the files are of several runs, or a rank is missing or twice there.
     """
     if len(paths) == 1 and paths[0].is_dir():
         found = sorted(path for path in paths[0].iterdir() if rank_of(path) is not None)
@@ -112,7 +112,7 @@ def rank_files(paths: Sequence[Path]) -> list[Path] | None:
 
 
 def _check_whole(ranks: Sequence[tuple[str, int]]) -> None:
-    """Refuse traces of several runs, or of some ranks only."""
+    """Raise TraceError for traces of several runs, or if a rank is missing or twice there."""
     runs = sorted({run for run, _ in ranks})
     if len(runs) > 1:
         names = ", ".join(map(short, runs))
@@ -146,9 +146,9 @@ def _row(analysis: Analysis, path: Path) -> RankRow:
 
 
 def sent_bytes(trace: Trace) -> int | None:
-    """The rows of the halo that a rank sent in a step; None where it had no graph in parts.
+    """Return the bytes of the halo that a rank sent in a step; None without a graph in parts.
 
-    Each product with the adjacency sends the rows of the rank's list once.
+    Each product with the adjacency sends every row of the rank's list once.
     """
     allocs = allocations(trace.events).values()
     starts = [a.nbytes for a in allocs if a.label == "PartAggregation.starts"]

@@ -1,4 +1,4 @@
-"""A trace whose tensors and operations have a share of their size."""
+"""Scaling of each tensor and operation of a trace to a share of its size."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from umem.trace.trace import Trace
 ONE = Fraction(1)
 OfTensor = Callable[[Alloc], Fraction]
 OfOp = Callable[[Op, Fraction], tuple[Fraction, Fraction]]
-"""From an operation and the share of its largest tensor, the shares of its work and workspace."""
+"""Returns the shares of an operation's work and workspace, given that of its largest tensor."""
 
 
 def scaled(trace: Trace, of_tensor: OfTensor, of_op: OfOp) -> Trace:
-    """The trace with a share of each tensor and operation, rounded up.
+    """Return the trace with each tensor and operation scaled to a share, rounded up.
 
-    An operation on an optimizer's state has the share of the state.
+    ``of_op`` is given the share of the operation's largest tensor, or that of the optimizer state
+    that it reads or writes.
     """
     return trace.with_events(_events(trace, of_tensor, of_op))
 
@@ -59,7 +60,7 @@ def _access(access: Access, share: Fraction) -> Access:
 
 
 def with_state_split(trace: Trace, ranks: int) -> Trace:
-    """The trace with a rank's share of the optimizer's state, and of what updates it."""
+    """Return the trace with 1 / ``ranks`` of each optimizer state, and of its updates."""
     share = Fraction(1, ranks)
     return scaled(
         trace, lambda alloc: share if alloc.kind == "state" else ONE, lambda op, own: (own, own)

@@ -1,7 +1,7 @@
-"""Convolutions and poolings under a cap, alone and with recomputation.
+"""A cap on the workspace of convolutions and poolings, alone and with recomputation.
 
-Models: memory; times stay as they are. On a GPU with cuDNN, which needs no columns, there is
-nothing to cap.
+Models: memory; times stay as they are. On a GPU with cuDNN, which needs no columns, there is no
+workspace to cap.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ LINE = 'umem.chainer.workspace("16MiB")'
 
 
 def prepare(variants: StepVariants, gpu: GpuSpec) -> Prepared:
-    """The step with a cap.
+    """Prepare the step with its workspace capped at `CAP_BYTES`.
 
     Raises:
-        StateError: it leaves the peak as it is.
+        StateError: the cap leaves the peak as it is.
     """
     return Prepared(_capped(variants).trace, f"with {LINE}:")
 
 
 def prepare_least(variants: StepVariants, gpu: GpuSpec) -> Prepared:
-    """The step under a cap and the least budget.
+    """Prepare the step with its workspace capped, under the least budget of recomputation.
 
     Raises:
-        StateError: as above. GraphError: there is nothing to plan.
+        StateError: the cap leaves the peak as it is. GraphError: there is nothing to plan.
     """
     capped = _capped(variants)
     trace = variants.made_once(("capped", CAP_BYTES), lambda: capped.under(None))
@@ -37,7 +37,7 @@ def prepare_least(variants: StepVariants, gpu: GpuSpec) -> Prepared:
 
 
 def _capped(variants: StepVariants) -> StepVariants:
-    """Return the step under the cap, if its workspace goes over it."""
+    """Return the step with its workspace capped; raise StateError if the peak stays as it is."""
     if any(
         (op.workspace_bytes or 0) > CAP_BYTES and op.name in CAPPED for op in variants.trace.ops
     ):

@@ -1,4 +1,4 @@
-"""Changes of a step beside recomputation, and the trace that they leave."""
+"""Changes of a step other than recomputation, and the trace of the changed step."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from umem.trace.trace import Trace
 
 @dataclass(frozen=True)
 class Changes:
-    """Techniques that change what a step allocates, any of them together.
+    """Techniques that change the allocations of a step, any of them together.
 
     Attributes:
         micro_batch: the size of a micro-batch; None: the batch is not split.
         small_states: whether the optimizer's states have 8 bits.
         half: whether parameters and activations have 16 bits.
-        cap_bytes: that of what convolutions and poolings need only while they run, if any.
-        shown: how many micro-batches the trace has at most.
+        cap_bytes: a cap on the workspace of convolutions and poolings; None: no cap.
+        shown: the most micro-batches of a step that the trace has; the others are left out.
     """
 
     micro_batch: int | None = None
@@ -31,7 +31,7 @@ class Changes:
     shown: int = SHOWN
 
     def of(self, recorded: Trace, size: StepSize | None) -> Trace:
-        """The changed step, as it runs where it was recorded; `on_device` does the rest.
+        """Return the step with all changes but half precision, which `on_device` makes.
 
         Raises:
             ScalingError, SizeError: see `Trace.at`. StateError: a change has nothing to change.
@@ -46,10 +46,13 @@ class Changes:
         return trace if self.cap_bytes is None else under_cap(trace, self.cap_bytes)
 
     def on_device(self, trace: Trace) -> Trace:
-        """The rest of the change, of a trace that was corrected for where it runs.
+        """Return a changed step in half precision if asked for; as it is otherwise.
+
+        Args:
+            trace: from `of`, corrected for the device that it runs on.
 
         Raises:
-            StateError: there is nothing to change.
+            StateError: no parameter could have 16 bits.
         """
         return in_half(trace) if self.half else trace
 

@@ -1,4 +1,4 @@
-"""Techniques that change what a step allocates, and the largest micro-batch that fits."""
+"""Half precision, 8-bit states and micro-batches, and the largest micro-batch that fits."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from umem.trace.trace import Trace
 
 
 def half_precision(variants: StepVariants, gpu: GpuSpec) -> Prepared:
-    """The step in half precision.
+    """Prepare the step in half precision.
 
     Raises:
-        StateError: it has no parameter that could have 16 bits.
+        StateError: no parameter could have 16 bits.
     """
     return Prepared(variants.changed(half=True).trace, half_widths.LINE)
 
 
 def eight_bit_states(variants: StepVariants, gpu: GpuSpec) -> Prepared:
-    """The step with small states.
+    """Prepare the step with optimizer states of 8 bits.
 
     Raises:
-        StateError: no state of it can be small.
+        StateError: no state can have 8 bits.
     """
     return Prepared(variants.changed(small_states=True).trace, small_states.LINE)
 
 
 def accumulation(variants: StepVariants, gpu: GpuSpec) -> Prepared:
-    """The step with the largest micro-batch that fits, of those that halve the batch.
+    """Prepare the step with the largest micro-batch that fits, of those that halve the batch.
 
     Raises:
         StateError: the step fits whole, or cannot be split. BudgetError: no micro-batch fits.
@@ -43,15 +43,15 @@ def accumulation(variants: StepVariants, gpu: GpuSpec) -> Prepared:
 
 
 def fitting(variants: StepVariants, gpu: GpuSpec, made: Callable[[StepVariants], Trace]) -> int:
-    """The largest micro-batch with which a step fits, of those that halve the batch.
+    """Return the largest micro-batch with which a step fits, of those that halve the batch.
 
-    Those whose tensors have no room are left out by halves; of the others a pool's gaps decide.
+    Bisection leaves out micro-batches whose tensors alone have no room; the others are replayed.
 
     Args:
-        made: the trace that is made of a split step.
+        made: returns the trace to fit of a split step.
 
     Raises:
-        StateError: the batch cannot be split. BudgetError: none fits.
+        StateError: the batch cannot be split. BudgetError: no micro-batch fits.
     """
 
     def has_room(micro: int) -> bool:
@@ -73,10 +73,10 @@ def fitting(variants: StepVariants, gpu: GpuSpec, made: Callable[[StepVariants],
 
 
 def smaller_batches(variants: StepVariants) -> Iterator[int]:
-    """The sizes that are tried, from a half of the batch down to one.
+    """Yield the micro-batches to try, halves rounded up, from half of the batch down to one.
 
     Raises:
-        StateError: the step cannot be split.
+        StateError: the step cannot be split, or was recorded at one size.
     """
     micro_batches.check_splits(variants.recorded)
     size = variants.size

@@ -1,4 +1,4 @@
-"""Techniques together, where none of them alone makes a step fit."""
+"""Several techniques together, for a step that none of them alone makes fit."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _NOTHING = (BudgetError, GraphError, ScalingError, StateError)
 
 
 def prepare(variants: StepVariants, gpu: GpuSpec, parts: tuple[str, ...]) -> Prepared:
-    """The step under several techniques, each as it is alone.
+    """Prepare the step under several techniques at once.
 
     The micro-batch is the largest that fits, of those that halve the batch.
 
     Raises:
-        StateError: nothing or one of them is enough, or has nothing to change. BudgetError: the
-            least that they leave does not fit. GraphError: there is nothing to plan.
+        StateError: the step fits without them or with one of them, or one has nothing to change.
+        BudgetError: no micro-batch fits. GraphError: there is nothing to plan.
     """
     if variants.fits(gpu):
         raise StateError("the step fits with everything kept")
@@ -44,12 +44,12 @@ def prepare(variants: StepVariants, gpu: GpuSpec, parts: tuple[str, ...]) -> Pre
 
 
 def _made(split: StepVariants, whole: StepVariants, parts: tuple[str, ...]) -> Trace:
-    """A split step; a plan of the whole batch is a plan of it, and is there."""
+    """Return the trace of a split step, recomputed, if asked for, by the whole batch's plans."""
     return split.with_plans(whole.plans(None)) if RERUN in parts else split.trace
 
 
 def _is_enough(variants: StepVariants, gpu: GpuSpec, part: str) -> bool:
-    """Tell whether one technique alone makes the step fit."""
+    """Return True if one technique alone makes the step fit."""
     try:
         if part == RERUN:
             return variants.fits(gpu, variants.under(None))
@@ -66,7 +66,7 @@ def _is_enough(variants: StepVariants, gpu: GpuSpec, part: str) -> bool:
 def lines(
     parts: tuple[str, ...], micro: int | None, cap_bytes: int | None, budget: str | None
 ) -> str:
-    """The code that turns techniques on: what converts first, then one block."""
+    """Return the code that turns techniques on: first conversions, a line each, then one block."""
     first = [line for part, line in _CONVERSIONS if part in parts]
     blocks = []
     if CAP in parts and cap_bytes is not None:

@@ -1,4 +1,4 @@
-"""The times of operations and copies on one GPU, by which plans that offload are made."""
+"""The times of operations and copies on one GPU, from which offload is planned."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from umem.trace.trace import Mark, Op, Trace
 from umem.units import BLOCK_BYTES
 
 SMALLEST_BYTES = BLOCK_BYTES // 32
-"""Smaller values are never offloaded, as in `umem.chainer.Offload`."""
+"""Smaller tensors are never offloaded, as in `umem.chainer.Offload`."""
 
 
 def link_of(gpu: GpuSpec) -> Link:
-    """The link of a GPU, in bytes a second.
+    """Return the link between a GPU and its host, in bytes a second each way.
 
     Raises:
-        StateError: its memory is the host's.
+        StateError: the GPU shares its memory with the host.
     """
     if not gpu.host_out_bandwidth or not gpu.host_in_bandwidth:
         raise StateError(f"{gpu.title} shares its memory with the host: there is no offload target")
@@ -25,10 +25,10 @@ def link_of(gpu: GpuSpec) -> Link:
 
 
 def op_seconds(trace: Trace, gpu: GpuSpec) -> dict[int, float]:
-    """By the id of each operation, how much later the GPU is done with it than with the last one.
+    """Map the id of each operation to the seconds from the end of the last one to its own end.
 
-    Waiting for the host is among it: where the host is slower than the GPU, an operation costs
-    what issuing it takes.
+    Waiting for the host is included: where the host is slower than the GPU, the time of an
+    operation is that of issuing it.
     """
     clock, found = Clock(gpu, COSTS), dict[int, float]()
     for event in trace.events:

@@ -1,13 +1,13 @@
 """Half precision: a float32 step as `umem.chainer.half_precision` has it, as far as a trace shows.
 
-Parameters have 16 bits, but for those of normalisations, and each has a float32 master; what else
-has them says `HalfTypes`. A cast is made where a function wants another type, and kept in the place
-of what it was made from as long as the function keeps its input. What is given to a step is there
-as long as it was in float32.
+Parameters have 16 bits, except those of normalisations, and each has a float32 master; `HalfTypes`
+finds the other tensors of 16 bits. A cast is made where a function needs another type, and saved in
+place of the original as long as the function saves its input. Inputs of a step live as long as in
+float32.
 
-Models: memory, and what operations move; on NumPy the float32 copies that functions compute with.
-Does not model: casts of gradients (one has the type of what its function read), but for that of a
-cross entropy's scores; arithmetic in halves, quicker on some GPUs and slower on NumPy.
+Models: memory, and the traffic of operations; on NumPy the float32 copies that functions compute
+with. Does not model: casts of gradients (a gradient has the type of its function's inputs), except
+that of a cross entropy's scores; arithmetic in halves, quicker on some GPUs and slower on NumPy.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ from umem.trace.trace import Trace
 from umem.trace.walk import allocations
 
 BACK_OF_PRODUCTS = ("GradData", "GradWeight", "GradW")
-"""The ends of the names of functions that give their gradients."""
+"""Suffixes of the names of functions that compute the gradients of products."""
 SINGLES = SUMS | frozenset((
     "SoftmaxCrossEntropy", "SigmoidCrossEntropy", "MeanSquaredError", "MeanAbsoluteError",
     "HuberLoss", "Hinge", "CTC", "ConnectionistTemporalClassification", "Contrastive", "Triplet",
     "Accuracy", "NegativeLogLikelihoodLoss", "ReduceLogSumExp", "ReduceMean", "ReduceSum",
     "SoftmaxCrossEntropyLoss",
 ))  # fmt: skip
-"""The same with losses and evaluations."""
+"""Functions computed in float32: sums, losses and evaluations."""
 NORMALIZES = frozenset((
     "BatchNormalization", "FixedBatchNormalization", "GroupNormalization", "LayerNormalization",
 ))  # fmt: skip
-"""They are given what there is; their parameters stay."""
+"""Functions whose inputs are not cast, and whose parameters stay in float32."""
 WHOLE_NUMBERS = {"EmbedIDFunction": 0, "SelectItem": 1, "SoftmaxCrossEntropy": 1, "Accuracy": 1,
                  "SigmoidCrossEntropy": 1, "Gather": 1, "SoftmaxCrossEntropyLoss": 1,
                  "NegativeLogLikelihoodLoss": 1}  # fmt: skip
-"""The places of inputs that functions read as whole numbers."""
+"""For each function, the place of the input that holds integers."""
 NO_SCORES = "SoftmaxCrossEntropy"
-"""It does not keep the logarithms of its scores."""
+"""The function whose saved logarithms of scores take no memory in half precision."""
 BACK_OF_SCORES = "_SoftmaxCrossEntropyGrad_NoDoubleBackprop"
 SCALAR_BYTES = 4
 
 
 class HalfTypes:
-    """Follows the types through a trace.
+    """The tensors that become halves, and the casts, found operation by operation.
 
     Args:
         trace: the step in float32.
 
     Attributes:
-        trace: the same, on NumPy without the borders around images, which rounding leaves out.
-        on_host: whether it is a step of NumPy's own.
-        allocs: its tensors.
+        trace: the step; on NumPy without borders around images, as rounding leaves none.
+        on_host: whether the step runs on NumPy.
+        allocs: the allocations of its tensors.
         masters: the parameters that become halves, and the names of their updates.
-        halves: the tensors that are halves.
-        casts: by the place of an operation of forward, the tensors that are cast for it.
-        backward_of: by the place of an operation of backward, the call whose backward it is.
-        last_uses: by the place of an operation, tensors of which only casts are used afterwards.
+        halves: the tensors that become halves.
+        casts: by the index of an operation of forward, the tensors that are cast for it.
+        backward_of: by the index of an operation of backward, the call whose backward it is.
+        last_uses: by the index of an operation, the tensors whose casts alone are used after it.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -76,14 +76,14 @@ class HalfTypes:
         }
         self.halves = set(self.masters)
         self._whole = _whole_numbers(trace)
-        self._trained = {LEAF}  # the calls that something with a gradient goes into
+        self._trained = {LEAF}  # the calls that read a tensor with a gradient
         self.casts = self._outputs()
         self.halves |= self._left_over()
         self.backward_of = _backward_of(trace)
         self.last_uses = self._last_uses()
 
     def _outputs(self) -> dict[int, list[int]]:
-        """Find for each operation the casts it needs; what it makes is noted as half or not."""
+        """Return the tensors to cast for each operation of forward; add the outputs to `halves`."""
         wanted: dict[int, list[int]] = {}
         for index, op in enumerate(self.trace.ops):
             if op.phase == "forward":
@@ -96,12 +96,12 @@ class HalfTypes:
         return tensor not in self._whole and self.allocs[tensor].nbytes > SCALAR_BYTES
 
     def _is_held(self, tensor: int) -> bool:
-        """Tell whether a function holds it, and is not given it: it stays as it is."""
+        """Return True for an array that a function holds itself, which keeps its type."""
         alloc = self.allocs[tensor]
         return alloc.kind == "input" and "." in alloc.label
 
     def _forward(self, op: Op) -> list[int]:
-        """Note what an operation makes, and return the tensors that are cast for it."""
+        """Add an operation's outputs to `halves` if they are; return the tensors to cast for it."""
         if op.entry is not None and not self._trained.isdisjoint(op.entry.sources):
             self._trained.add(op.entry.number)
         reads = [n for a in op.reads if self._is_float(n := a.tensor) and not self._is_held(n)]
@@ -129,7 +129,7 @@ class HalfTypes:
         return self.allocs[access.tensor].label
 
     def _is_constant(self, op: Op, tensor: int) -> bool:
-        """Tell whether an input is given from outside, without a gradient."""
+        """Return True if a tensor is an input of the step that has no gradient."""
         if self.allocs[tensor].kind != "input":
             return False
         if op.entry is None:
@@ -138,9 +138,9 @@ class HalfTypes:
         return not any(source in self._trained for source, a in pairs if a.tensor == tensor)
 
     def _is_first_state(self, op: Op, tensor: int) -> bool:
-        """Tell whether an input with a gradient is what a recurrent link begins with.
+        """Return True if a tensor is an input with a gradient: a recurrent link's first state.
 
-        Chainer's LSTM and GRU make it of the type of what they read beside it.
+        Chainer's LSTM and GRU make their first state in the type of their input.
         """
         if self.allocs[tensor].kind != "input" or op.entry is None:
             return False
@@ -148,7 +148,7 @@ class HalfTypes:
         return any(source == LEAF and a.tensor == tensor for source, a in pairs)
 
     def _left_over(self) -> set[int]:
-        """Return what the step before left whose like is half in this one."""
+        """Return tensors of the previous step whose counterparts in this one are all halves."""
         made: dict[tuple[str, str, int], set[bool]] = {}
         for tensor, alloc in self.allocs.items():
             if not alloc.uploaded:
@@ -162,7 +162,11 @@ class HalfTypes:
         }
 
     def _backward(self, op: Op) -> None:
-        """A gradient has the type of what is read beside gradients; without, of those."""
+        """Add the gradients that an operation of backward makes to `halves` if they are.
+
+        They are halves if all tensors read besides gradients are, or, without such, all gradients.
+        Gradients of products always are.
+        """
         if is_product(op):
             self.halves.update(access.tensor for access in op.writes)
             return
@@ -188,7 +192,7 @@ class HalfTypes:
             self.halves.update(made)
 
     def _last_uses(self) -> dict[int, list[int]]:
-        """Find where to free tensors that were kept for calls which now keep a cast instead."""
+        """Return when to free tensors whose calls save a cast instead, by the last operation."""
         casters: dict[int, set[int]] = {}
         ops = list(self.trace.ops)
         for index, tensors in self.casts.items():
@@ -218,12 +222,12 @@ class HalfTypes:
 
 
 def is_product(op: Op) -> bool:
-    """Tell whether an operation multiplies halves, forward or backward, cast if need be."""
+    """Return True if an operation is a product, forward or backward, whose inputs become halves."""
     return op.name in PRODUCTS or op.name.endswith(BACK_OF_PRODUCTS)
 
 
 def _backward_of(trace: Trace) -> dict[int, int]:
-    """By the place of an operation of backward, the number of its call, where marks say."""
+    """Map operations of backward, by index, to the number of their call, where marks say."""
     found: dict[int, int] = {}
     waiting: list[int] = []
     place = -1
@@ -241,7 +245,7 @@ def _backward_of(trace: Trace) -> dict[int, int]:
 
 
 def _whole_numbers(trace: Trace) -> set[int]:
-    """Return the tensors that functions read as whole numbers."""
+    """Return the tensors that functions read as integers."""
     return {
         op.reads[place].tensor
         for op in trace.ops
@@ -261,15 +265,16 @@ def _parameters_of(trace: Trace, names: frozenset[str], allocs: Mapping[int, All
 
 LINE = "umem.chainer.half_precision(model, optimizer)"
 SPARSE_PRODUCT = "SparseMatMul"
-"""umem's own, which copies halves to float32 and back wherever it runs."""
+"""umem's own product, which copies halves to float32 and back on every device."""
 CAST = "Cast"
 
 
 def in_half(trace: Trace) -> Trace:
-    """The trace in half precision.
+    """Return the trace in half precision.
 
     Raises:
-        StateError: it is that already, or updates no parameter that could have 16 bits.
+        StateError: the step is in half precision already, or updates no parameter that could have
+            16 bits.
     """
     if any(e.label.endswith(".fp32") for e in trace.events if isinstance(e, Alloc)):
         raise StateError("the step is in half precision already")
@@ -280,19 +285,19 @@ def in_half(trace: Trace) -> Trace:
 
 
 class _Writer:
-    """Gives the events of a trace with their types."""
+    """The events of a trace in half precision, with casts and float32 masters."""
 
     def __init__(self, types: HalfTypes) -> None:
         self._types, self._allocs, self._halves = types, types.allocs, types.halves
         self._fresh = count(1 + max(types.allocs, default=-1))
         self._copies: dict[int, int] = {}
-        self._casts: dict[int, dict[int, Access]] = {}  # what a call's backward reads and lets go
-        self._with_original: dict[int, list[int]] = {}  # casts that go with what they are made from
-        self._passing: list[int] = []  # casts that go with the operation
-        self._gone: set[int] = set()  # what went before its time in float32
+        self._casts: dict[int, dict[int, Access]] = {}  # read and freed by a call's backward
+        self._with_original: dict[int, list[int]] = {}  # casts freed with their originals
+        self._passing: list[int] = []  # casts freed after the operation
+        self._gone: set[int] = set()  # tensors freed earlier than in float32
 
     def events(self) -> Iterator[Event]:
-        """All events with their types."""
+        """Yield the events with halves, casts and masters."""
         number = -1
         for event in self._types.trace.events:
             if isinstance(event, Alloc):
@@ -334,7 +339,7 @@ class _Writer:
         return alloc._replace(tensor=copy, kind="state", label=label)
 
     def _op(self, op: Op, number: int) -> Iterator[Event]:
-        """Yield an operation with its casts, copies and types."""
+        """Yield an operation on halves, after the casts that it needs."""
         cast = self._types.casts.get(number, [])
         copies: dict[int, Access] = {}
         for tensor in dict.fromkeys(cast):
@@ -361,7 +366,7 @@ class _Writer:
         self._passing.clear()
 
     def _inside(self, op: Op, saved: int, before: int, cast: Sequence[int]) -> int:
-        """Return the workspace of an operation."""
+        """Return the workspace of an operation in half precision, in bytes."""
         needed = op.workspace_bytes or 0
         if op.phase == "update":  # of the master, by its gradient in float32
             masters = [a.tensor for a in op.writes if a.tensor in self._copies]
@@ -373,7 +378,7 @@ class _Writer:
         return round(needed * (1 - saved / before)) if before and saved > 0 else needed
 
     def _cast_back(self, op: Op, small: Op) -> Iterator[Event]:
-        """Give a gradient in float32, and cast it to the half that is allocated already."""
+        """Yield an operation that makes a float32 gradient, and its cast to the allocated half."""
         (half,), single = small.writes, self._allocs[op.writes[0].tensor]
         copy = Access(next(self._fresh), 0, single.nbytes)
         yield single._replace(tensor=copy.tensor)
@@ -384,9 +389,9 @@ class _Writer:
         yield Free(copy.tensor)
 
     def _in_float32(self, op: Op, needed: int, cast: Sequence[int]) -> int:
-        """On NumPy, with float32 copies of the halves that an operation reads and writes.
+        """Return the workspace on NumPy, with float32 copies of the halves an operation uses.
 
-        Those that it writes are there before the halves are.
+        Outputs are computed in float32 before their halves are made.
         """
         read = [
             a.stop - a.start
@@ -399,7 +404,7 @@ class _Writer:
         return max(needed + sum(read) + made - made // 2, made)
 
     def _cast(self, op: Op, tensor: int, copies: dict[int, Access]) -> Iterator[Event]:
-        """Return the cast that an operation reads in place of a tensor of another type."""
+        """Yield the cast that an operation reads in place of a tensor, and add it to ``copies``."""
         used = [access for access in op.reads if access.tensor == tensor]
         start, stop = min(a.start for a in used), max(a.stop for a in used)
         is_half = tensor in self._halves
@@ -422,7 +427,7 @@ class _Writer:
     def _typed(
         self, accesses: Iterable[Access], copies: Mapping[int, Access]
     ) -> tuple[Access, ...]:
-        """Return accesses by the types of their tensors, with casts in place of originals."""
+        """Return accesses scaled to the tensors' types, with casts in place of originals."""
         found = []
         for tensor, start, stop in accesses:
             now, whole = self._bytes(tensor), max(1, self._allocs[tensor].nbytes)

@@ -1,8 +1,9 @@
 """Accumulation: a step's batch in micro-batches, one update, as `umem.chainer.accumulate` does it.
 
-Each micro-batch is a forward and a backward of the step at its size. From the second on backward
-adds each gradient of a parameter to what is there, as Chainer does it: into a third array, after
-the backward of the call that made it. Inputs are slices of the batch, which is there as a whole.
+Each micro-batch is a forward and a backward of the step at its size. From the second on, backward
+adds each gradient of a parameter to the sum so far, as Chainer does it: into a third array, after
+the backward of the call that made the gradient. Inputs are slices of the whole batch, which stays
+in memory.
 
 Models: memory and times. Micro-batches after the third are like it, so that replays leave them out.
 Does not model: the last micro-batch, where it is smaller than the others; the check of the first
@@ -20,23 +21,24 @@ from umem.trace.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace, 
 from umem.trace.walk import allocations, renumbered
 
 MIXES = frozenset(("BatchNormalization",))
-"""Functions that take statistics over the batch: with them no micro-batch is exact."""
+"""Functions that take statistics over the batch, which micro-batches would change."""
 SUM = "_ + _"
 """The name of a sum of two gradients."""
 SHOWN = 3
-"""The most micro-batches of a step that are replayed."""
+"""At most this many micro-batches of a step are replayed; later ones are like the third."""
 
 
 def line(micro_batch: int) -> str:
-    """The block that turns it on."""
+    """Return the code of the context that turns accumulation on."""
     return f"umem.chainer.accumulate(optimizer, micro_batch={micro_batch})"
 
 
 def check_splits(trace: Trace) -> None:
-    """Refuse a step whose batch cannot be split.
+    """Check that the batch of a step can be split.
 
     Raises:
-        StateError: it has no update or several, or a function that mixes samples.
+        StateError: the step has no backward, no update or several optimizers in turn, or a
+            function that mixes samples.
     """
     mixing = next((op.name for op in trace.ops if op.name in MIXES), None)
     if mixing is not None:
@@ -64,12 +66,12 @@ def _operations(trace: Trace) -> list[list[str]]:
 
 
 def accumulated(step: Trace, whole: Trace, passes: int) -> Trace:
-    """A step in micro-batches.
+    """Return the trace of a step in micro-batches.
 
     Args:
-        step: the step at the size of a micro-batch; of several steps the last counts.
+        step: the step at the size of a micro-batch; of several steps the last is taken.
         whole: the same step at the size of the batch.
-        passes: how many micro-batches.
+        passes: the number of micro-batches.
 
     Raises:
         StateError: the step cannot be split.
@@ -89,7 +91,7 @@ def _allocs(trace: Trace) -> Iterator[Alloc]:
 
 
 def _last_step(trace: Trace) -> list[Event]:
-    """The events of the last whole step, from what it found on."""
+    """Return the events of the last whole step, after uploads of the tensors that it found."""
     trace = distinct(trace)
     ends = [index + 1 for index, event in enumerate(trace.events) if event == STEP]
     return (tail(trace, ends[-2]) if len(ends) > 1 else trace).events
@@ -100,7 +102,7 @@ class _Passes:
 
     Args:
         step: the events of one step.
-        wholes: the bytes of inputs as they are in the whole batch.
+        wholes: by tensor of an input, its bytes in the whole batch.
     """
 
     def __init__(self, step: list[Event], wholes: dict[int, int]) -> None:
@@ -124,8 +126,8 @@ class _Passes:
         self._last_write = {  # views, such as a reshape's, write them again
             access.tensor: op for op in self._ops() for access in op.writes
         }
-        self._held: dict[int, int] = {}  # the gradients so far, by those of the step itself
-        self._numbers = {n: n for n in allocations(step)}  # those of the pass that goes on
+        self._held: dict[int, int] = {}  # sums of gradients so far, by the step's own gradients
+        self._numbers = {n: n for n in allocations(step)}  # those of the current pass
         self._alive: dict[int, None] = {}
         self._waiting: list[int] = []  # gradients to be added, until their call's backward ends
 
@@ -142,7 +144,7 @@ class _Passes:
         return self._made[tensor].kind == "gradient"
 
     def events(self, passes: int) -> Iterator[Event]:
-        """The step with so many passes."""
+        """Yield the events of the step with this many passes."""
         has_marks = any(isinstance(event, Mark) for event in self._body)
         numbers = [op.entry.number for op in self._ops() if op.entry]
         entries = 1 + max(numbers, default=-1) - min(numbers, default=0)
@@ -167,7 +169,7 @@ class _Passes:
         return tensor in self._made and tensor not in self._alive
 
     def _repeated(self, event: Event, number: int, entries: int) -> Iterator[Event]:
-        """Yield an event as a pass has it: new tensors, slices of inputs, new entries."""
+        """Yield an event of a pass, with its own tensors, slices of inputs and entries."""
         if isinstance(event, (Alloc, Free)) and event.tensor not in self._made:
             if number == 0:
                 yield self._whole(event)
@@ -210,7 +212,7 @@ class _Passes:
         return event
 
     def _add_waiting(self) -> Iterator[Event]:
-        """Add the gradients of this pass to those of the passes before."""
+        """Yield the sums of this pass's waiting gradients and those of the passes before."""
         for root in dict.fromkeys(self._waiting):
             mine, before = self._numbers[root], self._held[self._roots[root]]
             nbytes = self._made[root].nbytes
@@ -228,7 +230,7 @@ class _Passes:
         return Op(SUM, "backward", reads, (write,), nbytes // 4, traffic, "stream", seconds, 0)
 
     def _end_pass(self, is_last: bool) -> Iterator[Event]:
-        """Let the pass's graph go; its gradients stay."""
+        """Free the pass's tensors except gradients of parameters and those that the update uses."""
         self._held = {final: self._numbers[final] for final in self._finals}
         kept = self._finals | (self._used_after if is_last else set())
         for tensor in [tensor for tensor in self._alive if tensor not in kept]:
@@ -237,7 +239,7 @@ class _Passes:
 
 
 def _end_of_backward(step: list[Event]) -> int:
-    """Find where backward is over, with what goes then."""
+    """Return the index of the first event after backward and the frees and marks that follow."""
     last = max(i for i, e in enumerate(step) if isinstance(e, Op) and e.phase == "backward")
     for index in range(last + 1, len(step)):
         event = step[index]
@@ -256,7 +258,7 @@ def _used(events: Iterable[Event]) -> set[int]:
 
 
 def _root(final: int, body: Iterable[Event], made: dict[int, Alloc]) -> int:
-    """Find the first summand of a parameter's gradient: what was there before is added to it."""
+    """Return the first summand of a parameter's gradient, to which a pass adds the earlier sum."""
     sums = {
         op.writes[0].tensor: op.reads[0].tensor
         for op in body

@@ -1,7 +1,7 @@
-"""Values offloaded to pinned host memory: all of them, or those that a plan chooses.
+"""Saved tensors offloaded to pinned host memory: all of them, or those that a plan chooses.
 
-A plan is made for one link, and so for one GPU: what a copy costs is what the operations beside it
-cost there.
+A plan is made for one link, and so for one GPU: a copy is hidden by the operations that run beside
+it, whose times depend on the GPU.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from umem.trace.trace import Trace
 from umem.units import MIB
 
 SHARES = (0.6, 0.7, 0.8, 0.86, 0.91, 0.96)
-"""The budgets that are tried, of the usable VRAM."""
+"""The budgets that are tried, as shares of the usable VRAM."""
 FETCH_AHEAD = 2
-"""The fetch of a value begins this many steps of backward before its use."""
+"""The fetch of a saved tensor begins this many steps of backward before its use."""
 
 
 def prepare(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     """Prepare the step with all saved tensors offloaded.
 
     Raises:
-        StateError: it fits as it is, or there is no link. GraphError: there is no backward.
+        StateError: the step fits as it is, or the GPU has no link. GraphError: there is no
+            backward.
     """
     if variants.fits(gpu):
         raise StateError("the step fits with everything kept")
@@ -42,15 +43,15 @@ def prepare(variants: StepVariants, gpu: GpuSpec) -> Prepared:
 
 
 def prepare_quickest(variants: StepVariants, gpu: GpuSpec) -> Prepared:
-    """Prepare the step under the budget with which it is quickest: keep, recompute or offload.
+    """Prepare the step under the quickest of some budgets, with tensors recomputed or offloaded.
 
-    The largest budget that fits is not always that: with hardly any room the pool gives memory
-    back to the driver and takes it again, and the host waits for that.
+    The largest budget that fits is not always the quickest: with hardly any room the pool gives
+    memory back to the driver and allocates it again, while the host waits.
 
     Raises:
-        StateError: it fits as it is, or there is no link, or recomputing or offloading alone is as
-            quick.
-        BudgetError: it fits with no budget.
+        StateError: the step fits as it is, or the GPU has no link, or recomputing or offloading
+            alone is as quick.
+        BudgetError: the step fits with no budget. GraphError: there is nothing to plan.
     """
     if variants.fits(gpu):
         raise StateError("the step fits with everything kept")
@@ -74,7 +75,12 @@ def prepare_quickest(variants: StepVariants, gpu: GpuSpec) -> Prepared:
 
 
 def prepare_small_states(variants: StepVariants, gpu: GpuSpec) -> Prepared:
-    """The same with an optimizer's states in 8 bits. Raises as `prepare_quickest` does."""
+    """Prepare the step as `prepare_quickest` does, with optimizer states of 8 bits.
+
+    Raises:
+        BudgetError, GraphError, StateError: as `prepare_quickest`; StateError also if no state can
+            have 8 bits.
+    """
     if variants.fits(gpu):
         raise StateError("the step fits with everything kept")
     prepared = prepare_quickest(variants.changed(small_states=True), gpu)
@@ -87,13 +93,13 @@ def _all_offloaded(variants: StepVariants) -> list[Plan]:
 
 
 def _seconds(variants: StepVariants, gpu: GpuSpec, trace: Trace) -> float | None:
-    """Return the time of a step in plain memory; None where it does not fit the pool."""
+    """Return the time of a step in plain memory; None where it does not fit."""
     step = variants.replays.step(trace, gpu, "unmanaged")
     return step.cost.seconds if step.fits else None
 
 
 def _budgets(variants: StepVariants, gpu: GpuSpec) -> list[int]:
-    """Return budgets in whole MiB to try: shares of VRAM, and the one that recomputation fits."""
+    """Return the budgets to try: shares of VRAM, and the largest that recomputation fits with."""
     least = variants.least_bytes_on(gpu)
     budgets = {round(share * gpu.usable_bytes / MIB) * MIB for share in SHARES}
     with suppress(BudgetError):
@@ -108,7 +114,7 @@ def all_offloaded(problem: Problem) -> Plan:
 
 
 def _moves(problem: Problem) -> Iterator[Move]:
-    """Yield a move of each saved tensor, from its last use in forward on."""
+    """Yield the move of each saved tensor that is large enough, after its last use in forward."""
     calls, names = problem.calls, problem.names
     root = list(range(len(calls)))
     for index, call in enumerate(calls):

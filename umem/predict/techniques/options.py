@@ -1,4 +1,4 @@
-"""A technique tried on a step: whether it makes it fit, and what it costs; all simulated."""
+"""Techniques tried on a step: whether the step fits, and its cost; all simulated."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from umem.predict.techniques.technique import Technique
 from umem.units import format_bytes
 
 HOST_BOUND = 0.9
-"""The share of a step's time from which on the host's work is said to limit it."""
+"""A step is host-bound if the host's time is above this share of the step's."""
 
 
 @dataclass(frozen=True)
 class Option(StepCost):
-    """A technique, and what a settled step would take under it; simulated.
+    """A technique, and the cost of a steady-state step under it; simulated.
 
-    Where the step does not fit, its figures are None, but for ``peak_bytes`` where the step under
-    the technique is known. Whether the host has ``host_bytes``, nobody asks.
+    Where the step does not fit, its figures are None, except ``peak_bytes`` where the technique
+    could be applied. That the host has ``host_bytes`` is not checked.
 
     Attributes:
-        name: the technique.
+        name: the technique's name.
         exact: whether training gives the same bits.
-        tolerance: in a word, by what they differ where they are not.
-        line: the code that turns it on; None: nothing is to be done.
-        fits: whether the step runs.
-        reason: why it does not fit, or has nothing to offer.
+        tolerance: the kind of difference in a word, where results are not the same bits.
+        line: the code that turns the technique on; None if no code is needed.
+        fits: whether the step fits.
+        reason: why the step does not fit, or the technique gains nothing.
     """
 
     name: str
@@ -43,13 +43,13 @@ class Option(StepCost):
 
     @property
     def is_host_bound(self) -> bool:
-        """Tell whether the step takes about as long as the host needs to issue it."""
+        """Return True if the host's time to issue the step is above `HOST_BOUND` of its time."""
         if self.seconds is None or self.host_seconds is None:
             return False
         return self.host_seconds > HOST_BOUND * self.seconds
 
     def to_json(self) -> dict[str, Any]:
-        """Return the option for a JSON file; what the model says is under names that say so."""
+        """Return a dict for a JSON file; simulated figures are under names that say so."""
         return named(
             self, ("name", "exact", "tolerance", "line", "fits", "reason", *_FIGURES), SIMULATED
         )
@@ -63,7 +63,7 @@ SIMULATED = frozenset(("fits", *_FIGURES))
 
 
 class Plain(NamedTuple):
-    """A step that fits plain memory: the technique that made it, and its time."""
+    """A step that fits plain memory: the first technique with its trace, and its time."""
 
     name: str
     seconds: float
@@ -72,9 +72,14 @@ class Plain(NamedTuple):
 def tried(
     technique: Technique, variants: StepVariants, gpu: GpuSpec, plain: dict[int, Plain]
 ) -> Option:
-    """A technique on a step and a GPU.
+    """Try a technique on a step and a GPU; return its figures, or the reason against it.
 
-    ``plain`` gets what fits plain memory, by its trace; what does no better is not worth a line.
+    Args:
+        technique: the technique.
+        variants: the step.
+        gpu: the GPU.
+        plain: the steps that fit this GPU's plain memory, by the id of their trace; a technique
+            that does no better than one of the same trace gets a reason. Updated.
     """
     try:
         prepared = technique.prepare(variants, gpu)
@@ -105,7 +110,7 @@ def tried(
 def _with_all_passes(
     cost: StepCost, variants: StepVariants, prepared: Prepared, gpu: GpuSpec
 ) -> StepCost:
-    """The cost of a step with the micro-batches that its trace leaves out."""
+    """Return the cost of a step with the micro-batches that its trace leaves out."""
     if prepared.less is None:
         return cost
     less, more = variants.replays.step(prepared.less, gpu, prepared.mode).cost, prepared.more
@@ -120,12 +125,12 @@ def _with_all_passes(
 
 
 def _on(now: float | None, before: float | None, more: int) -> float:
-    """A figure of a step with more micro-batches, from those with one more and one less."""
+    """Extrapolate a figure to ``more`` micro-batches, from ``now`` and one micro-batch less."""
     return (now or 0) + more * ((now or 0) - (before or 0))
 
 
 def _why_idle(prepared: Prepared, step: StepCost, same: Plain, gpu: GpuSpec) -> str | None:
-    """Say why a technique does no better than another with the same step in plain memory."""
+    """Return why a technique is no better than the same trace in plain memory; None if better."""
     if not step.moved_bytes:
         if prepared.mode == "unmanaged":
             return f"its plan is that of {same.name!r}"

@@ -1,7 +1,7 @@
 """Lookahead prefetch on a trace: the moves of `umem.chainer.LookaheadPrefetch`, as hints.
 
-What it does to memory that no tensor has (discard it, have it ready) is no event of a trace: it is
-in the layout beside the trace, by which both are replayed.
+A trace cannot express moves of memory that no tensor has (discarding it, having it ready): these
+are in the layout beside the trace, which is replayed with it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,26 @@ LINE = f"with umem.managed(), umem.chainer.LookaheadPrefetch({DEPTH}):"
 
 
 def prepare(variants: StepVariants, gpu: GpuSpec) -> Prepared:
-    """Every step but the first is helped, as by a `LookaheadPrefetch` that has learned it."""
+    """Prepare the step in managed memory with the hints of a `LookaheadPrefetch` that knows it.
+
+    Raises:
+        StateError: as `lookahead`.
+    """
     return lookahead(variants, variants.trace, gpu, LINE)
 
 
 def lookahead(variants: StepVariants, trace: Trace, gpu: GpuSpec, line: str) -> Prepared:
-    """Lookahead on what was made of a step.
+    """Prepare a variant of a step in managed memory with lookahead prefetch.
+
+    Args:
+        variants: the step.
+        trace: the trace of the variant.
+        gpu: the GPU.
+        line: the code that turns both on.
 
     Raises:
-        StateError: it has nothing to do, or the step does not fit managed memory either.
+        StateError: no block would move, the step gives advice, or the step does not fit managed
+            memory either.
     """
     step = variants.replays.step(trace, gpu, "managed")
     if step.reason is not None:
@@ -64,14 +75,14 @@ def lookahead(variants: StepVariants, trace: Trace, gpu: GpuSpec, line: str) -> 
 
 
 def with_moves(layout: Layout, depth: int, blocks: int, *, settled: bool = False) -> Layout:
-    """A trace's layout with what `LookaheadPrefetch` does: learns a step, helps the next.
+    """Return a layout with the hints of `LookaheadPrefetch`, which learns each step for the next.
 
     Args:
-        layout: where some steps lie; ``lay_out(trace.events, repeats=True)``.
+        layout: of some steps; ``lay_out(trace.events, repeats=True)``.
         depth: see `LookaheadPrefetch`.
-        blocks: those of VRAM.
-        settled: every step but the first is helped by what was learned of the last, as once the
-            arrays have found their places.
+        blocks: the number of blocks of VRAM.
+        settled: give every step but the first the moves learned from the last step, as in a run
+            whose arrays have reached their final addresses.
     """
     helper = _Helper(depth, blocks)
     if settled:
@@ -80,7 +91,7 @@ def with_moves(layout: Layout, depth: int, blocks: int, *, settled: bool = False
         helper = _Helper(depth, blocks, helper.learned)
     found: list[Laid] = []
     ends = (i for i in range(len(layout.laid) - 1, -1, -1) if layout.laid[i].event == Mark("step"))
-    last = next(ends, len(layout.laid))  # what it learns there helps no step
+    last = next(ends, len(layout.laid))  # moves learned there serve no later step
     for laid in layout.laid[:last]:
         found.append(laid)
         found += helper.after(laid)
@@ -89,7 +100,7 @@ def with_moves(layout: Layout, depth: int, blocks: int, *, settled: bool = False
 
 @dataclass(frozen=True)
 class _LearnedSteps:
-    """An order, where its arrays were, and the moves planned for that."""
+    """The order of a step, the addresses of its arrays, and the moves planned for these."""
 
     order: Order
     addresses: tuple[int | None, ...]
@@ -99,7 +110,7 @@ class _LearnedSteps:
 class _Helper:
     """Follows a trace as `umem.chainer.lookahead.session` follows a run.
 
-    Tensors go by the order of their birth, which an `Iteration` knows old ones by.
+    Tensors are numbered by birth, so that an `Iteration` can tell tensors older than itself.
     """
 
     def __init__(self, depth: int, blocks: int, settled: _LearnedSteps | None = None) -> None:
@@ -115,7 +126,7 @@ class _Helper:
         self._follows = False
 
     def after(self, laid: Laid) -> Sequence[Laid]:
-        """The hints that come after an event."""
+        """Follow an event, and return the hints to replay after it."""
         event = laid.event
         if isinstance(event, Op):
             return self._after_op(event)
@@ -134,7 +145,7 @@ class _Helper:
         return ()
 
     def _after_op(self, op: Op) -> Sequence[Laid]:
-        """Return the moves that follow an operation, and learn the iteration where it ends."""
+        """Add an operation to the iteration; return its moves if the learned order goes on."""
         number = len(self._iteration.steps)
         by_birth = renumbered(op, self._births)
         assert isinstance(by_birth, Op)
@@ -159,7 +170,7 @@ class _Helper:
             yield Laid(Hint("prefetch", (), 0, overlap=True), _runs(moves.ready))
 
     def _moved(self, learned: _LearnedSteps, part: SomeBlocks, place: int | str) -> Iterator[Laid]:
-        """Yield hints that move blocks, by the arrays that lie in them."""
+        """Yield hints that move blocks of the first array found there, at its present address."""
         births = self._iteration.tensors
         for slot in part.slots:
             birth = births[slot] if slot < len(births) else learned.order.kept.get(slot)
@@ -179,7 +190,7 @@ class _Helper:
             return
 
     def _learn(self) -> None:
-        """Plan the moves of the next iteration by the last one."""
+        """Plan the moves of the next iteration from the one that ends, and begin the next."""
         kinds = {birth: alloc.kind for birth, alloc in self._alive.items()}
         kept = self._iteration.kept(kinds if self.learned is None else None)
         order = self._iteration.order(kept, self._before)
@@ -194,7 +205,7 @@ class _Helper:
 
 
 def _runs(parts: Iterable[SomeBlocks]) -> list[Blocks]:
-    """Runs of the blocks of parts."""
+    """Return the blocks of some parts as contiguous ranges, in rising order."""
     runs: list[Blocks] = []
     for block in sorted({block for part in parts for block in part.blocks}):
         if runs and runs[-1][1] == block:

@@ -1,8 +1,8 @@
 """Recomputation within a budget, alone and in managed memory.
 
-The first passes of a `umem.chainer.Recompute` learn, and need more than its plan. Where the step
-does not fit as it is, the line has them in hybrid memory: they spill, and the planned ones, which
-fit VRAM, do not (bench/choice_live.py).
+The first passes of a `umem.chainer.Recompute` record the step, and need more than its plan. Where
+the step does not fit as it is, the line runs it in hybrid memory: the first passes spill to the
+host, and the planned passes, which fit VRAM, do not (bench/choice_live.py).
 """
 
 from __future__ import annotations
@@ -20,27 +20,35 @@ from umem.trace.trace import Trace
 from umem.units import MIB, format_apart
 
 NEARLY = 0.98
-"""The largest budget, of a plain step: where a plain step has room, `Recompute` leaves it alone,
-and its estimate of one is this near (bench/recompute.py)."""
+"""The largest budget, as a share of the plain step's peak: `Recompute` does not plan where a plain
+step has room, and its estimate of one is this near (bench/recompute.py)."""
 TRIES = 6
-"""The most budgets that are tried on the way to the largest that fits."""
+"""At most this many budgets are tried in the search for the largest that fits."""
 NEAR = 1 / 64
-"""The search is over where the next budget would be nearer than this share of VRAM."""
+"""The search ends when its bounds are within this share of VRAM."""
 
 
 def prepare(variants: StepVariants, gpu: GpuSpec, budget: str) -> Prepared:
-    """The step under a budget, such as ``"50%"`` of what it takes as it is, or ``"min"``."""
+    """Prepare the step under a budget: ``"50%"`` of the plain peak, or ``"min"``.
+
+    Raises:
+        BudgetError: no plan has the budget. GraphError: there is nothing to plan.
+    """
     return _prepared(variants, gpu, _under(variants, budget), budget)
 
 
 def prepare_managed(variants: StepVariants, gpu: GpuSpec, budget: str) -> Prepared:
-    """The same in managed memory."""
+    """Prepare the step under a budget, in managed memory. Raises as `prepare` does."""
     line = f'with umem.managed(), umem.chainer.Recompute("{budget}"):'
     return Prepared(_under(variants, budget), line, "managed")
 
 
 def prepare_lookahead(variants: StepVariants, gpu: GpuSpec, budget: str) -> Prepared:
-    """The same in managed memory, moved before it is used."""
+    """Prepare the step under a budget, in managed memory with lookahead prefetch.
+
+    Raises:
+        BudgetError, GraphError: as `prepare`. StateError: as `lookahead`.
+    """
     line = (
         f'with umem.managed(), umem.chainer.Recompute("{budget}"), '
         f"umem.chainer.LookaheadPrefetch({DEPTH}):"
@@ -49,10 +57,11 @@ def prepare_lookahead(variants: StepVariants, gpu: GpuSpec, budget: str) -> Prep
 
 
 def prepare_largest(variants: StepVariants, gpu: GpuSpec) -> Prepared:
-    """The step under the largest budget, in whole MiB, with which it fits VRAM.
+    """Prepare the step under the largest budget, in whole MiB, with which it fits VRAM.
 
     Raises:
-        StateError: it fits with everything kept. BudgetError: it fits with no budget.
+        StateError: the step fits with everything kept. BudgetError: the step fits with no budget.
+        GraphError: there is nothing to plan.
     """
     if variants.fits(gpu):
         raise StateError("the step fits with everything kept")
@@ -69,14 +78,14 @@ class ScheduledAction(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """A plan of recomputation for whoever carries it out; simulated.
+    """A plan of recomputation as a list of actions, for another executor; simulated.
 
     Attributes:
-        budget_bytes: what the step was planned for, in all; None: everything is kept.
-        peak_bytes: the most bytes of the plan, workspace and optimizer state included.
+        budget_bytes: the budget of the whole step; None: everything is kept.
+        peak_bytes: the peak under the plan, workspace and optimizer state included.
         kept: the calls whose outputs stay from forward into backward.
         recomputed: the calls that are recomputed in backward.
-        actions: all of forward and backward, in order.
+        actions: the actions of forward and backward, in order.
     """
 
     budget_bytes: int | None
@@ -91,10 +100,10 @@ def schedule_of(variants: StepVariants, gpu: GpuSpec, names: Sequence[str]) -> S
     """Return the schedule that fits a GPU with the least recomputation, for a step of one pass.
 
     Args:
-        names: what to call each call of forward, in order.
+        names: the names of the calls of forward, in order.
 
     Raises:
-        BudgetError: it fits with no budget. GraphError: there is nothing to plan.
+        BudgetError: the step fits with no budget. GraphError: there is nothing to plan.
     """
     budget = None if variants.fits(gpu) else largest_budget(variants, gpu)
     problem = variants.problems[0]
@@ -111,12 +120,12 @@ def schedule_of(variants: StepVariants, gpu: GpuSpec, names: Sequence[str]) -> S
 
 
 def largest_budget(variants: StepVariants, gpu: GpuSpec, target: GpuSpec | None = None) -> int:
-    """Return the largest budget in bytes that was found to fit; in whole MiB where that is enough.
+    """Return the largest budget in bytes that was found to fit, in whole MiB or the least of all.
 
-    Kept values may be offloaded over the link of the GPU ``target``.
+    Kept tensors may be offloaded over the link of the GPU ``target``.
 
     Raises:
-        BudgetError: the step fits with no budget.
+        BudgetError: the step fits with no budget. GraphError: there is nothing to plan.
     """
     low, high = variants.least_bytes_on(target), round(NEARLY * variants.plain_bytes)
     least, room = format_apart(low, gpu.usable_bytes)
@@ -134,10 +143,10 @@ def largest_budget(variants: StepVariants, gpu: GpuSpec, target: GpuSpec | None 
 def _largest(
     variants: StepVariants, gpu: GpuSpec, target: GpuSpec | None, low: int, high: int
 ) -> int:
-    """The largest budget found to fit, in MiB; ``low`` does.
+    """Return the largest budget found to fit, in MiB; ``low`` is known to fit.
 
-    A plan for all of VRAM often fits but for the pool's gaps: down from there in growing strides
-    to one that fits, then by halves between it and the last that does not.
+    A plan for all of VRAM often fits except for the pool's gaps: the search strides down from
+    there, in growing strides, to a budget that fits, then bisects up to the last that does not.
     """
     near = max(1, round(NEAR * gpu.usable_bytes / MIB))
     if high <= low or variants.fits(gpu, variants.under(high * MIB, target)):

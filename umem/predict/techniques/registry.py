@@ -54,14 +54,14 @@ TECHNIQUES = [
     Technique("half precision", False, changing.half_precision, "16 bits"),
     Technique("all together", False, _both(*ALL), "8 and 16 bits"),
 ]
-"""In the order of what there is to do: where times are equal, the least goes first."""
+"""All techniques, the least to do first: options with equal times keep this order."""
 
 
 def register_technique(technique: Technique) -> None:
     """Have `umem.choose` and ``umem choose`` try one more technique, after all others.
 
     Raises:
-        StateError: there is one of that name; nothing has changed.
+        StateError: a technique of that name is registered; the list is unchanged.
     """
     if any(known.name == technique.name for known in TECHNIQUES):
         raise StateError(f"there is a technique {technique.name!r} already: choose another name")

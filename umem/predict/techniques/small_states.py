@@ -1,9 +1,9 @@
 """States of eight bits, as `umem.chainer.optimizers` keeps them: a code a value, a scale a block.
 
-Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (arXiv 2110.02861). What has fewer
-than 4,096 values keeps states of 32 bits, and so do embeddings.
+Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (arXiv 2110.02861). States of fewer
+than 4,096 values keep 32 bits, and so do those of embeddings.
 
-Models: memory, and what the update moves. Does not model: its arithmetic, which a GPU does not see.
+Models: memory, and the traffic of updates. Does not model: their arithmetic, hidden on a GPU.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ LEAST_VALUES = 4096
 CHUNK_VALUES = 1 << 15
 """Values that NumPy converts at a time, without numba."""
 CHUNK_BYTES_A_VALUE, CHUNK_BYTES = 33, 32 << 10
-"""Bytes of that for each value, and beside it; measured, as `COMPILED_BYTES` is with numba."""
+"""Workspace of an update without numba, by value and fixed; measured, as `COMPILED_BYTES` is."""
 COMPILED_BYTES = 8 << 10
 QUANTIZED = {"Adam": (".m", ".v"), "MomentumSGD": (".v",)}
-"""By the name of an update, the ends of its states' labels."""
+"""For each update rule, the suffixes of the labels of states that can have 8 bits."""
 LINE = "umem.chainer.optimizers.quantize_states(optimizer)"
 
 
 def with_small_states(trace: Trace) -> Trace:
-    """The trace with states of eight bits, where there is a rule with such.
+    """Return the trace with states of eight bits, under the rules of `QUANTIZED`.
 
     Raises:
-        StateError: there is none.
+        StateError: no state can have 8 bits.
     """
     states = _states(trace)
     if not states:
@@ -53,14 +53,14 @@ def with_small_states(trace: Trace) -> Trace:
 
 
 def _is_quantized(op: Op, whole: set[int]) -> bool:
-    """Tell whether an operation is an update by a rule that has states of 8 bits, or could have."""
+    """Return True if an operation is an update by a rule of `QUANTIZED`, not of an embedding."""
     if op.phase != "update" or op.name not in QUANTIZED:
         return False
     return whole.isdisjoint(access.tensor for access in op.writes)
 
 
 def _renamed(event: Event, tensors: set[int]) -> Event:
-    """States under the name of their new rule."""
+    """Return an event, with a state's label under the name of its 8-bit rule."""
     if isinstance(event, Alloc) and event.kind == "state" and event.tensor in tensors:
         rule, _, name = event.label.partition(".")
         return event._replace(label=f"{rule}8bit.{name}")
@@ -68,14 +68,14 @@ def _renamed(event: Event, tensors: set[int]) -> Event:
 
 
 class _Small(NamedTuple):
-    """A state in 8 bits: its values, and the tensor of its scales beside that of its codes."""
+    """A state in 8 bits: the number of its values, and the tensor of its scales."""
 
     values: int
     scales: int
 
     @property
     def scale_bytes(self) -> int:
-        """A scale a block."""
+        """Return the bytes of the scales, one a block."""
         return 4 * -(-self.values // BLOCK)
 
 
@@ -99,7 +99,7 @@ def _smaller(
 
 
 def _update(op: Op, states: dict[int, _Small]) -> Op:
-    """The update with codes and scales, a chunk of them at a time."""
+    """Return an update with states as codes and scales, and the workspace of their conversion."""
     op = op._replace(name=f"{op.name}8bit")
     found = [states[access.tensor] for access in op.writes if access.tensor in states]
     if not found:
@@ -115,7 +115,7 @@ def _update(op: Op, states: dict[int, _Small]) -> Op:
 
 
 def _inside(values: int) -> int:
-    """Return the workspace of an update on this host."""
+    """Return the workspace of an update in bytes, by whether this host has numba."""
     if find_spec("numba") is not None:
         return COMPILED_BYTES
     return CHUNK_BYTES_A_VALUE * min(values, CHUNK_VALUES) + CHUNK_BYTES
@@ -139,7 +139,7 @@ def _of_states(accesses: Iterable[Access], states: dict[int, _Small]) -> tuple[A
 
 
 def _states(trace: Trace) -> dict[int, _Small]:
-    """The states that get 8 bits."""
+    """Return the states that get 8 bits, by tensor."""
     allocs, whole = allocations(trace.events), embedded(trace)
     fresh = count(1 + max(allocs, default=-1))
     states: dict[int, _Small] = {}
@@ -155,7 +155,7 @@ def _states(trace: Trace) -> dict[int, _Small]:
 
 
 def embedded(trace: Trace) -> set[int]:
-    """The parameters of embeddings."""
+    """Return the tensors of the parameters of embeddings."""
     allocs = allocations(trace.events)
     return {
         access.tensor

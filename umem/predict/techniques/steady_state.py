@@ -1,7 +1,7 @@
-"""A trace of steps in a steady state: the first only makes what the later ones find.
+"""A trace of steps in the steady state, in which each step finds the tensors that the last left.
 
-A recorded step uploads parameters, and finds neither gradients of a step before it nor memory
-that is warm. What counts is a step further on, so that a single step is repeated.
+A recorded first step uploads parameters, and finds neither gradients of a previous step nor a pool
+that has grown. Only later steps are representative, so that a single step is repeated.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _LASTING = ("parameter", "state", "input")
 
 
 def steady(trace: Trace, step_count: int = 2) -> Trace:
-    """The last steps of a trace; the last one again where there are too few.
+    """Return the last steps of a trace; the last one is repeated where there are too few.
 
-    A trace without an optimizer's update is one step. What a step leaves behind, other than
-    parameters, state and inputs, goes where the trace frees what the step before it left, and
+    A trace without an optimizer's update is one step. Tensors that a step leaves behind, except
+    parameters, state and inputs, are freed where the trace frees those of the previous step, and
     otherwise before the next backward, as in Chainer's ``optimizer.update(loss)``.
 
     Raises:
-        TraceError: there is no operation in it.
+        TraceError: the trace has no operation.
     """
     if next(trace.ops, None) is None:
         raise TraceError("the trace has no operation: nothing to choose for. Record a whole step")
@@ -43,7 +43,7 @@ def steady(trace: Trace, step_count: int = 2) -> Trace:
 
 
 def distinct(trace: Trace) -> Trace:
-    """Return the trace with new numbers where a tensor's number was another's before."""
+    """Return the trace with tensors numbered by birth if a number was used twice."""
     allocs = [event.tensor for event in trace.events if isinstance(event, Alloc)]
     if len(set(allocs)) == len(allocs):
         return trace
@@ -51,9 +51,9 @@ def distinct(trace: Trace) -> Trace:
 
 
 def _marked(trace: Trace) -> tuple[Trace, list[int]]:
-    """The trace up to its last whole step, and where its steps end.
+    """Return the trace up to its last whole step, and the indices after each step's mark.
 
-    Several optimizers update in turn, as for a GAN: a step is what comes back.
+    Where several optimizers update in turn, as for a GAN, a step is a period of these updates.
     """
     pieces: list[list[Event]] = [[]]
     for event in trace.events:
@@ -61,7 +61,7 @@ def _marked(trace: Trace) -> tuple[Trace, list[int]]:
             pieces.append([])
         else:
             pieces[-1].append(event)
-    # What comes after the last update is no whole step, but for what goes with the step's graph.
+    # Events after the last update are no whole step, except frees of the step's graph.
     rest = pieces.pop() if len(pieces) > 1 else []
     frees = takewhile(lambda event: isinstance(event, Free), rest)
     period = period_of([[e.name for e in piece if isinstance(e, Op)] for piece in pieces])
@@ -77,9 +77,9 @@ def _marked(trace: Trace) -> tuple[Trace, list[int]]:
 
 
 def period_of(steps: list[list[str]]) -> int:
-    """After how many updates the same operations come again; the first update may differ.
+    """Return after how many updates the same operations repeat; the first update may differ.
 
-    By the longest end that is also a beginning: Knuth, Morris and Pratt, 1977.
+    By the longest suffix that is also a prefix: Knuth, Morris and Pratt, 1977.
     """
     found = [tuple(step) for step in (steps[1:] if len(steps) > 2 else steps)]
     longest = [0]
@@ -92,10 +92,10 @@ def period_of(steps: list[list[str]]) -> int:
 
 
 def _as_first(events: list[Event]) -> list[Event]:
-    """Steps as they are at the beginning of training.
+    """Return steps as at the beginning of training, when the addresses of tensors are decided.
 
-    Of what the recorded ones found, only what operations use is there; an optimizer's state comes
-    when it is first used, and has the memory that is free then. Where things lie is decided then.
+    Tensors that the recorded steps found are allocated only if operations use them or they are
+    parameters; an optimizer's state is allocated before its first use, in memory that is free then.
     """
     start = next((i for i, event in enumerate(events) if event == START), None)
     if start is None:
@@ -124,10 +124,10 @@ def _as_first(events: list[Event]) -> list[Event]:
             for tensor, _, _ in (*event.reads, *event.writes):
                 if tensor in late:
                     first.append(late.pop(tensor))
-        elif isinstance(event, Hint):  # of what is not there yet there is nothing to say
+        elif isinstance(event, Hint):  # without accesses of tensors that are not allocated
             here = (a for a in event.accesses if a.tensor not in gone and a.tensor not in late)
             event = event._replace(accesses=tuple(here))
-        elif isinstance(event, Free) and event.tensor in late:  # it was never there
+        elif isinstance(event, Free) and event.tensor in late:  # it was never allocated
             del late[event.tensor]
             continue
         first.append(event)
@@ -135,11 +135,11 @@ def _as_first(events: list[Event]) -> list[Event]:
 
 
 class _Repeater:
-    """A step, on and on.
+    """A step that is repeated any number of times.
 
     Args:
-        events: what was before; ends with the step.
-        step: the step's events; they begin with what it found, where that is known.
+        events: the events so far; they end with the step.
+        step: the step's events; they begin with uploads of the tensors that it found, if known.
     """
 
     def __init__(self, events: list[Event], step: list[Event]) -> None:
@@ -161,7 +161,7 @@ class _Repeater:
         self._backward = _first_backward(step)
 
     def events(self) -> Iterator[Event]:
-        """The step once more."""
+        """Yield the events of one more step."""
         left = {n: alloc for n, alloc in self._alive.tensors.items() if n not in self._lasting}
         now = {tensor: tensor for tensor in self._lasting}
         for index, event in enumerate(self._step):
@@ -186,7 +186,7 @@ class _Repeater:
 
 
 def _first_backward(step: list[Event]) -> int:
-    """Find where the first operation of backward begins to allocate; the step's end without one."""
+    """Return the index after the last operation before backward; the last event without one."""
     before = 0
     for index, event in enumerate(step):
         if isinstance(event, Op):
@@ -197,7 +197,10 @@ def _first_backward(step: list[Event]) -> int:
 
 
 def _taken(left: dict[int, Alloc], alloc: Alloc, is_old: bool) -> int | None:
-    """Return what the step before left, where the step finds such a thing."""
+    """Take from ``left`` the tensor of the previous step that an upload stands for.
+
+    It has the same bytes, kind and label. None where the upload stands for no such tensor.
+    """
     if not alloc.uploaded or not is_old:
         return None
     for number, other in left.items():

@@ -1,4 +1,4 @@
-"""The variants of a step that techniques make of its trace, each made once."""
+"""Variants of a step under techniques, each made once from the step's trace."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from umem.trace.trace import Trace
 
 @dataclass(frozen=True)
 class Prepared:
-    """A step under a technique, and how it is replayed.
+    """The trace of a step under a technique, and the memory mode of its replay.
 
-    ``line`` is the code that turns it on; None where nothing is to be done. ``hintless`` is the
-    trace that hints were added to. Where a step has ``more`` micro-batches than the trace, all like
-    its last one, ``less`` is the trace with one less, which says what each of them costs.
+    ``line`` is the code that turns the technique on; None if no code is needed. ``hintless`` is
+    the trace before hints were added. Where a step has ``more`` micro-batches than the trace, all
+    like its last one, ``less`` is the trace with one less: the difference is the cost of each.
     """
 
     trace: Trace
@@ -45,31 +45,32 @@ class Prepared:
 
     @property
     def without_hints(self) -> Trace:
-        """The trace as it would be without the technique's hints."""
+        """Return the trace without the technique's hints."""
         return self.trace if self.hintless is None else self.hintless
 
 
 _T = TypeVar("_T")
 STEPS = 3
-"""The first makes what the next ones find; where blocks move, those take turns."""
+"""Steps of a replay: the first leaves tensors that later ones find; where blocks move, these
+alternate."""
 UNCHANGED = Changes()
 Budget = int | float | None
-"""Bytes in all, a share of the plain step's peak, or None for the least."""
+"""A budget: bytes of the whole step, a share of the plain step's peak, or None for the least."""
 
 
 class StepVariants:
     """A step repeated until its steady state, and its variants under changes, sizes and plans.
 
-    Plans and traces under them do not depend on the GPU: they are made once, and kept. Not
-    thread-safe.
+    Plans of recomputation and traces under them do not depend on the GPU: they are made once, and
+    cached until `forget`. Not thread-safe.
 
     Args:
         recorded: one step or more.
         gpus: the GPUs to choose for; replays are shared among them.
-        size: what the step is taken to, such as a batch; None: as it was recorded.
-        change: what is done to it.
-        replays: those of another variants, to be shared.
-        correct: whether a trace of NumPy is taken to a GPU; see `on_gpu`.
+        size: the size to scale the step to, such as a batch; None: as it was recorded.
+        change: the changes of the step.
+        replays: a cache of replays to share; None: one of its own.
+        correct: the correction of a trace recorded on NumPy; see `on_gpu`.
 
     Raises:
         TraceError: the trace has no operation, or bytes that no machine has.
@@ -113,10 +114,11 @@ class StepVariants:
         return self._at[point]
 
     def changed(self, **fields: Any) -> StepVariants:
-        """Return the step under more changes, by the fields of `Changes`; made once.
+        """Return the step under further changes, given as fields of `Changes`; made once.
 
         Raises:
-            StateError: there is nothing to change.
+            StateError: a change has nothing to change.
+            ScalingError, SizeError: see `Trace.at`.
         """
         change = replace(self.change, **fields)
         if change not in self._changed:
@@ -128,9 +130,12 @@ class StepVariants:
         return _given(self._changed[change])
 
     def prepared(self, line: str, budget: Budget | Literal["none"] = "none") -> Prepared:
-        """Return the step as it is to be replayed, under a budget if there is one.
+        """Return the step to be replayed, under a budget of recomputation unless ``"none"``.
 
-        Of a step of many micro-batches some are left out; how many is said.
+        Micro-batches beyond `Changes.shown` are left out, and counted in `Prepared.more`.
+
+        Raises:
+            BudgetError, GraphError: as `under`.
         """
         if budget == "none":
             return self._shown(line, self.trace, lambda less: less.trace)
@@ -139,14 +144,14 @@ class StepVariants:
         )
 
     def prepared_with(self, line: str, plans: list[Plan]) -> Prepared:
-        """The same under plans that were made without the change, such as for a whole batch.
+        """Return the step to be replayed, under plans of the unchanged step, as of a whole batch.
 
-        They are plans of the changed step, too, and are not made again for it.
+        These are plans of the changed step, too, and are not made again.
         """
         return self._shown(line, self.with_plans(plans), lambda less: less.with_plans(plans))
 
     def with_plans(self, plans: list[Plan]) -> Trace:
-        """The trace under plans, made once."""
+        """Return the trace under plans, made once."""
         same = _same(plans)
         self._shared.add(same)
         return self.made_once(same, lambda: self.rewritten(plans))
@@ -159,16 +164,16 @@ class StepVariants:
         return Prepared(trace, line, less=less_of(less), more=more)
 
     def fits(self, gpu: GpuSpec, trace: Trace | None = None) -> bool:
-        """Tell whether the step, or what was made of it, fits a GPU's plain memory."""
+        """Return True if the step, or another trace of it, fits a GPU's plain memory."""
         return self.replays.step(self.trace if trace is None else trace, gpu, "unmanaged").fits
 
     @property
     def problems(self) -> list[Problem]:
-        """The problems to plan: one for each kind of pass. Raises GraphError without any."""
+        """Return the planning problems, one for each kind of pass; raise GraphError without any."""
         return self.problems_on(None)
 
     def problems_on(self, gpu: GpuSpec | None) -> list[Problem]:
-        """Return the same with costs in seconds on a GPU, for plans that offload over its link."""
+        """Return the planning problems; for a GPU with costs in its seconds, to plan offload."""
         gpu = _any_vram(gpu)
         if gpu not in self._problems:
             self._problems[gpu] = _or_error(lambda: self._planned_on(gpu))
@@ -177,33 +182,33 @@ class StepVariants:
     def _planned_on(self, gpu: GpuSpec | None) -> list[Problem]:
         if gpu is None:
             return problems_of(self.trace)
-        _ = self.problems  # that there is nothing to plan is found out once
+        _ = self.problems  # raises where there is nothing to plan
         seconds = op_seconds(self.trace, gpu)
         return problems_of(self.trace, lambda op: seconds[id(op)])
 
     @property
     def least_bytes(self) -> int:
-        """The smallest budget that every pass has a plan for."""
+        """Return the smallest budget in bytes for which every pass has a plan."""
         return self.least_bytes_on(None)
 
     def least_bytes_on(self, gpu: GpuSpec | None) -> int:
-        """Return the same where kept values may be offloaded over the link of a GPU."""
+        """Return the smallest budget with a plan, with offload over the link of a GPU if given."""
         link = None if gpu is None else link_of(gpu)
         return max(problem.least(link=link).peak_bytes for problem in self.problems_on(gpu))
 
     @property
     def plain_bytes(self) -> int:
-        """The most that a pass takes as it is; of several kinds of passes, the smallest."""
+        """Return the peak of a pass with everything kept; of several kinds, the smallest peak."""
         return min(problem.plain_bytes for problem in self.problems)
 
     def under(self, budget: Budget, target: GpuSpec | None = None) -> Trace:
-        """The trace under the plans for a budget, as `umem.chainer.Recompute` takes it.
+        """Return the trace under the plans for a budget of `umem.chainer.Recompute`.
 
-        Kept values may be offloaded over the link of the GPU ``target``.
+        Kept tensors may be offloaded over the link of the GPU ``target``.
 
         Raises:
             GraphError: there is nothing to plan.
-            BudgetError: there is no plan; names the least that there is one for.
+            BudgetError: no plan has the budget; names the least that one has.
         """
         plans = self.plans(budget, target)
         # One trace for all budgets that give the same.
@@ -213,7 +218,7 @@ class StepVariants:
         return self.made_once(same, lambda: self.rewritten(plans))
 
     def plans(self, budget: Budget, target: GpuSpec | None = None) -> list[Plan]:
-        """The plans for a budget, one for each kind of pass. Raises as `under` does."""
+        """Return the plans for a budget, one for each kind of pass. Raises as `under` does."""
         key = budget, _any_vram(target)
         if key not in self._plans:
             problems = self.problems_on(target)
@@ -222,20 +227,20 @@ class StepVariants:
         return _given(self._plans[key])
 
     def rewritten(self, plans: list[Plan]) -> Trace:
-        """The trace under the plans of all of its passes."""
+        """Return the trace with a list of plans applied, one for each kind of pass."""
         trace = self.trace
         for plan in plans:
             trace = apply(trace, plan)
         return trace
 
     def made_once(self, key: tuple[object, ...], make: Callable[[], Trace]) -> Trace:
-        """Return what ``make`` returns, and remember it until `forget`."""
+        """Return the result of ``make``, cached under a key until `forget`."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
 
     def forget(self) -> None:
-        """Let go of the traces that were made for one size of VRAM."""
+        """Drop the traces that were made for one size of VRAM, and their replays."""
         self.replays.forget(self._kept())
 
     def _kept(self) -> list[Trace]:
@@ -247,12 +252,12 @@ class StepVariants:
 
 
 def _any_vram(gpu: GpuSpec | None) -> GpuSpec | None:
-    """The GPU by what its operations and copies take, whatever its memory."""
+    """Return a GPU with its VRAM set to 0, as a key for times that do not depend on VRAM."""
     return None if gpu is None else gpu.with_vram(0)
 
 
 def _or_error(make: Callable[[], _T]) -> _T | UmemError:
-    """Return what is made, or why it cannot be, which is as dear to find out."""
+    """Return the result of ``make``, or the `UmemError` that it raises, to be cached likewise."""
     try:
         return make()
     except UmemError as error:
@@ -266,7 +271,7 @@ def _given(found: _T | UmemError) -> _T:
 
 
 def _same(plans: Iterable[Plan]) -> tuple[object, ...]:
-    """Return a key that is equal for plans that make the same trace."""
+    """Return a key that is equal for lists of plans that make the same trace."""
     return tuple((one.blocks, one.kept, one.recomputed, one.stashed, one.moves) for one in plans)
 
 

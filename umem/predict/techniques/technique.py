@@ -1,4 +1,4 @@
-"""A technique: something that can be done about a step that does not fit."""
+"""The interface of a technique that may make a step fit."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from umem.predict.techniques.step_variants import Prepared, StepVariants
 
 @dataclass(frozen=True)
 class Technique:
-    """Something that can be done about a step that does not fit.
+    """A technique that may make a step fit a GPU, such as recomputation.
 
     Attributes:
-        name: for a person.
+        name: the name in reports; unique.
         exact: whether the results of training are the same bits.
-        tolerance: in a word, by what they differ where they are not.
-        prepare: the step under it on a GPU. Raises an `umem.errors.UmemError` where it has
-            nothing to offer; the message says why.
+        tolerance: the kind of difference in a word, where results are not the same bits.
+        prepare: returns the step under the technique on a GPU. Raises BudgetError, GraphError or
+            StateError where the technique does not apply; the message says why.
     """
 
     name: str
