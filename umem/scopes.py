@@ -141,7 +141,7 @@ def derived(rule: Callable[[tuple[Any, ...]], _Value]) -> _Value:
 
 
 def inside() -> tuple[Scope, ...]:
-    """List the open scopes of the calling context, outermost first."""
+    """List the open scopes of the calling context and thread, outermost first."""
     return tuple(scope for scope in _entered.get().scopes if scope.is_on())
 
 
@@ -199,10 +199,15 @@ class Scoped(Generic[_Entered]):
         error: BaseException | None = None,
         traceback: TracebackType | None = None,
     ) -> None:
-        """Close the innermost scope that this object opened; a KeyboardInterrupt is never replaced.
+        """Close this object's last scope that the calling code is inside of, else its last of all.
+
+        A scope that is over already is left without effect. While an exception that is no
+        Exception, such as KeyboardInterrupt, leaves the block, an Exception raised in closing is
+        dropped.
 
         Raises:
-            StateError: it is not inside a block of this object.
+            StateError: this object has no scope left, and no exception leaves the block.
+            whatever closing raises.
         """
         mine = self._mine
         if not mine:

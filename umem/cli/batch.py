@@ -39,6 +39,7 @@ def command(step: StepOptions, effective: int | None, maximum: int | None, margi
     TRACE is a step of two sizes, as umem.record_at(), saved, or `umem run --record --sizes` has
     written, or a model in ONNX whose batch is dynamic. Of a step along several axes --size gives
     the other sizes: length=512.
+    Without --json the peak and time with each size doubled are printed, too.
     Nothing is run: memory and times are those of the model of a GPU, and simulated.
     The exit status is 3 where a batch of one does not fit.
     """
@@ -60,7 +61,10 @@ def command(step: StepOptions, effective: int | None, maximum: int | None, margi
 
 
 def doublings(trace: Trace, gpu: GpuSpec, size: StepSize | None) -> Iterator[str]:
-    """Yield a line for each size of a step: the cost of doubling it; nothing for one size."""
+    """Yield a line for each size of a step: the peak and time with it doubled.
+
+    Sizes that cannot be scaled have no line; nor has a trace of one size.
+    """
     for row in umem.scale_each(trace, 2, gpu, size).rows if trace.sizes else ():
         if row.missing is None:
             yield f"  {row}"

@@ -18,6 +18,8 @@ _NVML = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
 def count(cupy: Any) -> int:
     """Return the number of devices that CUDA would show.
 
+    NVML is asked; where it cannot tell, the CUDA runtime, which initialises CUDA.
+
     Models: ``CUDA_VISIBLE_DEVICES``, as far as it hides every device.
     Does not model: which of several devices it hides; the answer then is the number installed.
     """
@@ -31,9 +33,11 @@ def count(cupy: Any) -> int:
 
 
 def hidden(visible: str | None, installed: int) -> bool:
-    """Tell whether a value of ``CUDA_VISIBLE_DEVICES`` hides every one of the installed devices.
+    """Tell whether a value of ``CUDA_VISIBLE_DEVICES`` hides all installed devices, as far as seen.
 
-    CUDA shows the devices of the list up to the first that does not exist.
+    CUDA shows the devices of the list up to the first that does not exist. The first of the list
+    decides: empty, negative or too high. A name, such as a UUID, is taken to exist. None, not set,
+    hides none.
     """
     if visible is None:
         return False

@@ -35,7 +35,7 @@ class PrefetchThread:
         self._hand: tuple[int, Loaded] | None = None
 
     def is_here(self) -> bool:
-        """Tell whether the thread runs in this process."""
+        """Tell whether the thread, started or not, is this process's and not over."""
         return os.getpid() == self._pid and not self._is_over
 
     def wake(self) -> None:
@@ -47,7 +47,10 @@ class PrefetchThread:
             self._turn.notify_all()
 
     def hand_over(self, at: int) -> Loaded | None:
-        """Wait for the fetch under way for a position, and take its item; None if there is none."""
+        """Wait for the fetch under way for a position, and take its item; None if there is none.
+
+        None, too, if the fetch failed.
+        """
         with self._lock:
             while self._under_way == at and not self._is_over:
                 self._turn.wait()
@@ -88,8 +91,11 @@ class PrefetchThread:
                 self._turn.wait(LOOK_SECONDS)
 
     def _next(self) -> tuple[int, int] | None:
-        """Return the next position whose item is not in memory, and the item; None if none is
-        due.
+        """Return the next position whose item is not in memory, and the item; None if none is due.
+
+        Moves the frontier past items in memory, pins them and spills others; the position that is
+        returned is noted as under way. None is due while the current request is not dealt with, the
+        cache is shared with workers, no order is followed, or `MOST_AHEAD` is reached.
         """
         store, position = self._store, self._position
         while True:
@@ -128,7 +134,10 @@ class PrefetchThread:
             self._rest()
 
     def _is_settled(self, at: int, item: int, loaded: Loaded | None) -> bool:
-        """Store a fetched item; tells whether it is stored, or no longer needed for prefetch."""
+        """Store a fetched item; tells whether it is stored, or no longer needed for prefetch.
+
+        Storing it evicts and spills others, and moves the frontier past it.
+        """
         store = self._store
         with store.held() as head:
             if (

@@ -67,7 +67,10 @@ def rmat(nodes: int, edges: int, features: int, classes: int, seed: int = 0) -> 
 
 
 def _draw_ties(bits: np.random.PCG64, nodes: int, count: int) -> Array:
-    """Draw ``count`` edges by R-MAT, and drop self loops and ends beyond the last node."""
+    """Return the edges of ``count`` R-MAT draws, each as smaller end * ``nodes`` + larger end.
+
+    Self loops, and edges with an end beyond the last node, are dropped; repeated edges stay.
+    """
     levels = max((nodes - 1).bit_length(), 1)
     drawn = draws(bits, count * levels).reshape(count, levels)
     row, column = np.zeros(count, np.int64), np.zeros(count, np.int64)

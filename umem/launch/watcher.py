@@ -36,10 +36,14 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.
 
 
 def watch(number: str, command: list[str]) -> int:
-    """Run a command as a rank; returns its exit status once all its descendants have ended.
+    """Run a command as a rank until it ends; returns its exit status, 128 + the signal if killed.
 
-    Orphans of a rank become children of this process. They are killed unless the rank's status is
-    0. All are killed where mpiexec is gone.
+    Orphans of the rank become children of this process. Where the status is not 0, all descendants
+    are killed before the return; where it is 0, they live on. SIGTERM, SIGINT, SIGHUP and the end
+    of mpiexec end the rank by SIGTERM, then SIGKILL. `INTERRUPT` is passed on as SIGINT; the return
+    then waits for mpiexec's SIGTERM, until `INTERRUPT_SECONDS` after it. The launcher is told the
+    cause of a status that is not 0, unless SIGTERM, SIGINT, SIGHUP or the end of mpiexec came
+    before.
     """
     parent = os.getppid()
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
@@ -88,7 +92,7 @@ def _begin() -> None:
 
 
 def _exit_status(child: int) -> int | None:
-    """Return the child's exit status, or None while it runs; reaps orphans."""
+    """Return the child's exit status, or None while it runs; negative: a signal. Reaps orphans."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == child:
@@ -107,14 +111,17 @@ def _cause(status: int, had_no_memory: bool) -> str:
 
 
 def _killed_for_memory() -> int:
-    """Count the processes that the kernel has killed on this machine for want of memory."""
+    """Count the processes that the kernel has killed here for want of memory; 0 if unknown."""
     with contextlib.suppress(OSError), open("/proc/vmstat", "rb") as file:
         return next((int(line.split()[1]) for line in file if line.startswith(b"oom_kill ")), 0)
     return 0
 
 
 def end_children(but: frozenset[int] = frozenset(), seconds: float = 5.0) -> None:
-    """Kill all descendants, which become children of this process as orphans."""
+    """Kill all descendants but ``but``, and reap them, for at most ``seconds``.
+
+    Descendants become children of this process as orphans, once their parents are killed.
+    """
     deadline = time.monotonic() + seconds
     while (left := children() - but) and time.monotonic() < deadline:
         for pid in left:

@@ -157,7 +157,7 @@ def agenda(graph: Graph, plan: Plan, calls: Sequence[str]) -> Agenda:
     """Sort a plan's actions by when they are due.
 
     Forward runs in the program's order, whatever the plan's: an action is due once every call
-    that the plan has before it has run.
+    that the plan has before it has run. Before a node's bytes leave, its views are dropped.
 
     Args:
         graph: the graph that was planned.
@@ -273,7 +273,11 @@ class _NumberedPlan:
         return found
 
     def _turns(self, steps: list[_Computation]) -> tuple[dict[int, int], dict[int, int]]:
-        """Return the place of each call of forward, and of the first computation for each step."""
+        """Return by call the place of its forward, and by step that of its first computation.
+
+        Steps are those of backward. The first computation of one is what comes right after the step
+        before: a recomputation, one of no kind that keeps its reads alive, or the step itself.
+        """
         ran = {step.node: i for i, step in enumerate(steps) if step.kind == "forward"}
         turns: dict[int, int] = {}
         begins = len(ran)

@@ -60,7 +60,7 @@ def problems_of(trace: Trace, cost: OpCost = cost_in_bytes) -> list[Problem]:
     noise of measured times changes the plan.
 
     Raises:
-        GraphError: no backward follows a forward pass, or tensors were moved during recording.
+        GraphError: no backward follows any forward pass, or tensors were moved during recording.
     """
     if (why := moved(trace)) is not None:
         raise GraphError(why.rstrip("."))
@@ -260,7 +260,10 @@ def _guessed(
 
 
 def _constant_bytes(trace: Trace, first: ForwardPass) -> int:
-    """Return the bytes of tensors that a pass uses and does not make, and of optimizer state."""
+    """Return the bytes of the tensors that a pass uses and does not make, and that updates write.
+
+    Of what updates write, parameters and optimizer state count, whether or not the pass uses them.
+    """
     made = {alloc.tensor for alloc in first.allocs}
     allocs = allocations(trace.events)
     beside = {tensor for tensor in first.near if tensor not in made}

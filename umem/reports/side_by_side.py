@@ -96,7 +96,7 @@ def _length(bar: _Bar, plain_seconds: float | None) -> str:
 
 
 class _StepCurve(NamedTuple):
-    """Memory of one step: shares of its time, and the bytes allocated from then on."""
+    """Memory of one step: shares of its time, and the MiB allocated from then on."""
 
     shares: list[float]
     allocated: list[float]
@@ -105,9 +105,9 @@ class _StepCurve(NamedTuple):
 
 
 def _step(rows: Sequence[ModeRow]) -> _StepCurve | None:
-    """Return the last complete step of the first mode that has one, else the longest incomplete
-    one.
+    """Return the last step of the first mode that fits and completed one; None without timelines.
 
+    If there is no such mode: all that the first mode with a timeline has run, up to its end.
     Tensors are the same in every mode; their lifetimes differ, so time is in shares of the step.
     """
     whole = [row for row in rows if row.fits and row.timeline and row.step_seconds]

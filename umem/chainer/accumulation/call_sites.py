@@ -102,7 +102,7 @@ class CallSites:
         self._order = 0
 
     def of(self, func: Any) -> CallSite:
-        """Return the call that made a function of the tape."""
+        """Return the call that made a function of the tape; at an unknown place if not noted."""
         return self._found.get(id(func)) or CallSite(*_NOWHERE)
 
     def note(self, func: Any) -> None:
@@ -136,8 +136,9 @@ class CallSites:
         self._order += 1
 
     def _kind(self, frame: Any) -> str:
-        """Return a hash of the call stack outside umem and Chainer; the same in every run and
-        process.
+        """Return a hash of the call stack from a frame out to `umem.chainer.accumulation`.
+
+        It is the same in every run and process: of files only the names count, not the folders.
         """
         frames: list[Any] = []
         while frame is not None and not frame.f_code.co_filename.startswith(_OURS):

@@ -25,7 +25,11 @@ class StepState:
         self._links = [(link, dict(vars(link)), _persistent(link)) for link in model.links()]
 
     def put_back(self) -> None:
-        """Restore everything, except parameters that were initialised since."""
+        """Restore the random generators, and the links' attributes and running statistics.
+
+        Attributes that were added since are removed. Of what was changed in place, nothing else is
+        restored: parameters' arrays and gradients stay as they are.
+        """
         self.put_back_random()
         for link, attributes, arrays in self._links:
             now = vars(link)
@@ -36,7 +40,7 @@ class StepState:
                 array[...] = values
 
     def put_back_random(self) -> None:
-        """Restore the random generators."""
+        """Restore NumPy's global generator and Python's."""
         np.random.set_state(self._numpy)
         random.setstate(self._python)
 
@@ -48,6 +52,9 @@ def _persistent(link: Any) -> list[tuple[Any, Any]]:
 
 
 def numpy_position() -> Any:
-    """Return a value that changes whenever NumPy's global generator is drawn from."""
+    """Return a value that changes when NumPy's global generator is drawn from.
+
+    The second of two normal draws does not change it, as NumPy makes both at the first.
+    """
     state = np.random.get_state(legacy=False)["state"]
     return state["pos"], state["key"][:4].tobytes() if "key" in state else None

@@ -51,7 +51,7 @@ class WholeGradient(Subscriber):
         self.made: list[tuple[Any, dict[str, Any]]] = []
 
     def serialize_learned(self, serializer: Any) -> None:
-        """Save or load the learned divisors."""
+        """Save or load whether divisors are counted first, and instance normalisation was seen."""
         self._counts_first = serializer("counts_first", self._counts_first)
         self._mixing.has_instances = serializer("has_instances", self._mixing.has_instances)
 
@@ -62,11 +62,13 @@ class WholeGradient(Subscriber):
     ) -> list[PartFacts]:
         """Clear the parameters' gradients, and leave the batch's there.
 
-        Returns what the loss of each part is made of.
+        Returns what the loss of each part is made of. The loss function may run on each part again,
+        with its state restored.
 
         Raises:
-            AccumulationError: it cannot be computed in parts; says why. Gradients are of some
-            parts. whatever the loss function raises.
+            AccumulationError: the gradient cannot be computed in parts; the message says why.
+            UnsupportedError: masks of the whole batch are needed in a region that is recomputed.
+            whatever the loss function raises. Gradients then are those of some parts.
         """
         parts, totals = slices(sizes), None
         state, made = StepState(self._model), len(self.made)
@@ -103,8 +105,6 @@ class WholeGradient(Subscriber):
         """Uninitialise all but the ``first`` parameters that were initialised in this step.
 
         After the generators are restored, they are initialised with the same numbers again.
-
-        Where generators are put back, they are to be made of the same numbers then.
         """
         while len(self.made) > first:
             parameter, attributes = self.made.pop()
@@ -143,7 +143,9 @@ class WholeGradient(Subscriber):
         loss_scale: Any,
         totals: dict[str, float] | None,
     ) -> tuple[LossShares, list[PartFacts]]:
-        """Run all parts forward and backward, and report their combined values.
+        """Clear gradients, run all parts forward and backward, and report their combined values.
+
+        Nothing is reported if the parts have no common factor yet, and so are to be run again.
 
         Returns:
             the shares of the loss, and the facts of each part.
@@ -218,7 +220,11 @@ class WholeGradient(Subscriber):
             self._scalars, self._sites, self._is_forward = before
 
     def _totals(self, lossfun: Any, batch: Batch, parts: Sequence[slice]) -> dict[str, float]:
-        """Compute the divisors of the whole loss by forward passes only; restores all state."""
+        """Return by name the divisors of the whole loss, found by forward passes only.
+
+        Generators, links and parameters that were initialised are restored; what was learned of the
+        divisors stays. Where the loss function raises, nothing is restored.
+        """
         state, made, shares = StepState(self._model), len(self.made), LossShares()
         for part in parts:
             samples = range(part.start, part.stop)
@@ -251,7 +257,10 @@ class WholeGradient(Subscriber):
         return reading_of(terms, weight, self._roles.own)
 
     def _learn(self, mine: LossReading, lossfun: Any, batch: Batch, part: range) -> bool:
-        """Learn new divisors of a part's loss from two of its samples; restores all state."""
+        """Learn new divisors of a part's loss from two of its samples; return whether any are new.
+
+        All state but what is learned is restored, also where the loss function raises.
+        """
         if self._roles.are_known(mine.terms):
             return False
 
@@ -282,7 +291,10 @@ class WholeGradient(Subscriber):
         around: Batch,
         part: range,
     ) -> tuple[list[tuple[Any, float]], PartFacts]:
-        """Return the scalars from which backward starts, each with its initial gradient."""
+        """Return the scalars from which backward starts, with their gradients, and a part's facts.
+
+        New divisors are learned first, by running the loss function on samples of the part.
+        """
         if isinstance(self.weight, (int, float)):
             return [(loss.node, float(self.weight))], PartFacts()
         reading = self._reading(loss, given)
@@ -324,7 +336,7 @@ class WholeGradient(Subscriber):
         return outputs
 
     def set_array(self, proceed: Proceed, y: Any, *args: Any, **kwargs: Any) -> None:
-        """Record that a parameter is being initialised."""
+        """Set a variable's array; note a parameter that gets its first, in the listening thread."""
         if isinstance(y, chainer.Parameter) and y.array is None:
             if threading.get_ident() == self._thread:
                 self.made.append((y, dict(vars(y))))

@@ -188,7 +188,9 @@ class FirstUpdate(Subscriber):
     def _is_recorded_before(self, optimizer: Any, *args: Any, **kwargs: Any) -> bool:
         """Record the first update at a quarter and half of its batch; return whether that worked.
 
-        Afterwards the model and the optimizer are as before.
+        It is not tried with several optimizers, keyword arguments or a batch below `LEAST_BATCH`.
+        Afterwards the model and the optimizer are as before. An Exception of the updates on parts
+        is not raised, but kept as the reason to record later.
         """
         size = 0 if kwargs else batch_of(args)
         if len(self._all) > 1 or size < LEAST_BATCH:
@@ -213,7 +215,10 @@ class FirstUpdate(Subscriber):
         return self._recorded is not None
 
     def _record(self, period: int) -> None:
-        """Record the program's next ``period`` updates as one step, and choose at their end."""
+        """Record the program's next ``period`` updates as one step, and choose at their end.
+
+        Micro-batches are left out of that choice.
+        """
 
         def complete(kept: Kept) -> None:
             self._recorded = kept.trace, None
@@ -270,8 +275,9 @@ class FirstUpdate(Subscriber):
     def _is_done(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> bool:
         """Update under the diet; return False if a technique failed: then repeat the update.
 
-        By then the step's state is restored, and the next choice is on. Raises errors that are not
-        the diet's; BudgetError where nothing else fits and no update has succeeded under a diet.
+        By then the step's state is restored, and the next choice is on. Raises OutOfMemoryError,
+        errors that are not the diet's, and any of another optimizer's update; BudgetError where
+        nothing else fits and no update has succeeded under a diet.
         """
         if method is not self._optimizer:
             proceed(method, *args, **kwargs)
@@ -337,7 +343,11 @@ class _Turn:
         self._count = self._last = 1
 
     def after(self, method: Any) -> int | None:
-        """Count an update; return the updates of a turn once that is known, None before."""
+        """Count an update; return the updates of a turn if it makes them known, else None.
+
+        They are known when the first optimizer updates again: once all others have updated too, as
+        the updates before this one; else, after `LONGEST_TURN`, as those since its own last update.
+        """
         self._count += 1
         self._wait.discard(method)
         if method is not self._first():

@@ -35,7 +35,12 @@ class RankWish:
     limit: int | str | None = None
 
     def __post_init__(self) -> None:
-        """Check that exactly one of the three is given, and that it is valid."""
+        """Check that exactly one of ``rank``, ``energy`` and ``limit`` is given and valid.
+
+        Raises:
+            SizeError: none or several are given, or the one that is given is no valid rank, share
+                or size.
+        """
         given = (self.rank, self.energy, self.limit)
         if sum(one is not None for one in given) != 1:
             raise SizeError(f"give one of rank, energy and limit; got {self}")

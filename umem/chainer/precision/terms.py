@@ -143,7 +143,7 @@ def _own(link: Any) -> list[Any]:
 
 
 def _normalises(link: Any) -> bool:
-    """Tell whether a link is, or is derived from, a normalising link of Chainer or ChainerMN."""
+    """Tell whether a link derives from a normalising link of Chainer, or any link of ChainerMN."""
     return any(
         kind.__module__.startswith(("chainer.links.normalization.", "chainermn.links."))
         for kind in type(link).__mro__
@@ -187,7 +187,9 @@ def suited(func: Any, inputs: Any) -> Any:
     """Return a function's inputs cast to the types that suit it; the casts are part of the graph.
 
     Sums and losses get float32, matrix products and convolutions float16, other functions a common
-    type. Inputs are unchanged without a float16 one, and for functions that are not Chainer's.
+    type. Of normalisations, those of `TAKE_BOTH` keep their inputs, and those of `LIKE_FIRST` get
+    float16 if their first input is it. Inputs are unchanged without a float16 one, and for
+    functions that are not Chainer's. Turns off ``cache_score`` of a `SoftmaxCrossEntropy`.
     """
     kinds = [x.dtype for x in inputs]
     kind = type(owner_of(func))
@@ -206,9 +208,11 @@ def suited(func: Any, inputs: Any) -> Any:
 
 
 def _alike(inputs: Any) -> Any:
-    """Return inputs cast to one floating-point type.
+    """Return inputs with the floating-point ones cast to float16 or float32; integers stay.
 
-    That is float16 if all that are not constant have it, else float32.
+    Constants, which need no gradient, are rounded to float16, in either case. The type is float16
+    if all others have it; else all in float16 are cast to float32, and what else is float64 stays
+    so.
     """
     if all(x.dtype == HALF or x.dtype.kind != "f" for x in inputs):
         return inputs
@@ -276,7 +280,10 @@ class _InHalves(Subscriber):
             subscribe(self)
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Run a function on inputs that are `suited`; in backward their types are right already."""
+        """Run a function on inputs that are `suited`; in backward their types are right already.
+
+        In forward, masters adopt parameters among the inputs, and outputs are marked as of halves.
+        """
         if getattr(self._here, "is_backward", False):
             return proceed(func, inputs)
         for masters in self._holders:
@@ -290,7 +297,7 @@ class _InHalves(Subscriber):
         return outputs
 
     def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
-        """Run a function's backward, in which inputs are not cast."""
+        """Run a function's backward; inputs are cast only in that of one of `_RUNS_FORWARD`."""
         before = getattr(self._here, "is_backward", False)
         self._here.is_backward = type(func).__name__ not in _RUNS_FORWARD
         try:
@@ -308,7 +315,7 @@ class _InHalves(Subscriber):
         return evaluate(proceed, func, inputs)
 
     def operand(self, proceed: Proceed, x: Any, value: Any) -> Any:
-        """Round an array constant to float16, clipped where Chainer would make it infinite."""
+        """Round an array constant beside float16, clipped where Chainer would make it infinite."""
         is_array = isinstance(value, chainer.get_array_types())
         is_half = x.dtype == HALF and is_array and value.dtype.kind == "f"
         return _as_half(value) if is_half else proceed(x, value)

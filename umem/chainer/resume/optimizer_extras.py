@@ -21,7 +21,11 @@ def serialize_optimizer(optimizer: Any, saver: Any) -> None:
     """Save or restore loss scaling, hyper-parameters, and each update rule's attributes.
 
     These are the rule's own hyperparameters, its numbers (whether it is on, powers that it keeps
-    beside its state), and the float32 master of a parameter of half precision.
+    beside its state), and the float32 master of a parameter of half precision. The
+    list of the parameters that ChainerMN has broadcast belongs to it, too.
+
+    Raises:
+        SnapshotError: a saved value is not valid.
     """
     _serialize_loss_scaling(optimizer, saver)
     _serialize_broadcast(optimizer, saver)
@@ -33,9 +37,10 @@ def serialize_optimizer(optimizer: Any, saver: Any) -> None:
 
 
 def expect_states(optimizer: Any, saver: Any) -> None:
-    """Make rules accept a missing state if they had none when saved; others then raise.
+    """Turn off the update rules that had no state when saved, so that loading looks for none.
 
-    Chainer's look for none where they are off; `serialize_optimizer` says whether they are.
+    Loading then raises if the state of another rule is missing. `serialize_optimizer` restores
+    which rules are on.
 
     Raises:
         SnapshotError: a parameter was updated by another rule. MomentumSGD would take Adam's mean
@@ -58,7 +63,11 @@ def _kind(rule: Any) -> str:
 
 
 def _serialize_loss_scaling(optimizer: Any, saver: Any) -> None:
-    """Serialize loss scaling, which Chainer keeps in attributes of these names once it is used."""
+    """Save or restore loss scaling: the attributes `_loss_scal...`, there once it is used.
+
+    Raises:
+        SnapshotError: what was saved is no dict.
+    """
     own = vars(getattr(optimizer, "actual_optimizer", optimizer))
     now = {k: v for k, v in own.items() if k.startswith("_loss_scal")}
     saved = _dictionary(saver("loss_scaling", now))
@@ -66,10 +75,13 @@ def _serialize_loss_scaling(optimizer: Any, saver: Any) -> None:
 
 
 def _serialize_broadcast(optimizer: Any, saver: Any) -> None:
-    """Save or restore whether ChainerMN's first update has broadcast the parameters.
+    """Save or restore the list of the parameters that ChainerMN has broadcast, if it is used.
 
     An update broadcasts if the model has parameters that the wrapped optimizer has not noted; a
     resumed run has equal parameters on all ranks already, and would lose an update.
+
+    Raises:
+        SnapshotError: the saved list is not valid.
     """
     noted = vars(optimizer).get("target_params")
     if noted is not None:
@@ -93,7 +105,14 @@ def _dictionary(saved: Any) -> dict[str, Any]:
 
 
 def _serialize_rule(rule: Any, parameter: Any, saver: Any) -> None:
-    """Save or restore one update rule's attributes, hyper-parameters and float32 master."""
+    """Save or restore one update rule's numbers, hyper-parameters and float32 master.
+
+    Its kind and whether it has a state are saved for `expect_states`. A master that the rule does
+    not have is made.
+
+    Raises:
+        SnapshotError: the saved numbers or hyper-parameters are no dict.
+    """
     numbers = {k: v for k, v in vars(rule).items() if type(v) in (bool, int, float)}
     saved = _dictionary(saver("numbers", numbers))
     vars(rule).update({k: v for k, v in saved.items() if k in numbers})
@@ -116,6 +135,9 @@ def serialize_link(link: Any, saver: Any) -> None:
 
     Variables with a graph are left out, as a graph is not saved. If the link has a ``reset_state``,
     and so would continue from them, a warning is given.
+
+    Raises:
+        SnapshotError: a link may not keep a loaded array; see `_may_keep`.
     """
     if isinstance(saver, serializer.Serializer):
         kept = list(_kept_variables(link))
@@ -133,9 +155,11 @@ def serialize_link(link: Any, saver: Any) -> None:
 
 
 def _may_keep(link: Any, name: str, array: Any) -> bool:
-    """Tell whether a link may keep an array under a name: it has a variable there, or None.
+    """Tell whether a loaded array may become a link's variable of a name.
 
-    Chainer's LSTM and GRU say how wide theirs are.
+    It has to be a floating-point array, and the attribute None or a variable that is no parameter.
+    Where the link has a ``state_size``, as Chainer's LSTM and GRU, it has to be a matrix of that
+    width.
     """
     value, width = vars(link).get(name, 0), vars(link).get("state_size")
     is_parameter = isinstance(value, chainer.Parameter)
@@ -145,10 +169,11 @@ def _may_keep(link: Any, name: str, array: Any) -> bool:
 
 
 def _kept_variables(link: Any) -> Iterator[tuple[str, str, Any]]:
-    """Yield the variables that links keep between calls, with path and name.
+    """Yield the variables without a graph that links keep between calls, each with path and name.
 
     Warns:
-        SnapshotWarning: a variable has a graph, which a snapshot cannot hold.
+        SnapshotWarning: a link with a ``reset_state`` keeps a variable with a graph, which a
+            snapshot cannot hold.
     """
     for path, each in link.namedlinks():
         kept = [(n, v) for n, v in sorted(vars(each).items()) if _is_kept(v)]

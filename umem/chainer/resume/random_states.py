@@ -61,7 +61,13 @@ def is_global(generator: Any) -> bool:
 
 
 def _serialize_cupy(saver: Any) -> None:
-    """Reseed the generators of GPUs in use, by seeds that they drew or that were saved."""
+    """Reseed GPUs' generators: when saving, by a seed each draws; when loading, by the saved one.
+
+    When saving, those of GPUs in use; when loading, those of `_saved_gpus`.
+
+    Raises:
+        SnapshotError: a saved seed is not an int of 0 to below 2**63.
+    """
     saving = isinstance(saver, serializer.Serializer)
     for saved, ordinal in _used_gpus(saver) if saving else _saved_gpus(saver):
         with cuda.cupy.cuda.Device(ordinal):
@@ -83,8 +89,8 @@ def _used_gpus(saver: Any) -> list[tuple[int, int]]:
 def _saved_gpus(saver: Any) -> list[tuple[int, int]]:
     """List the GPUs whose seeds were saved, each with its counterpart here.
 
-    A run of one GPU may go on on another one. Of several, each has its own; what is not visible
-    here has none.
+    One saved GPU has the one in use here for its counterpart, if that is one. Otherwise each has
+    itself; those not visible here are left out.
     """
     saved, used = [int(name) for name in saver.names()], saver.gpus | _gpus_with_generators()
     if len(saved) == len(used) == 1:

@@ -83,7 +83,7 @@ class Driver:
         return current_ordinal() == self.ordinal
 
     def here(self) -> int:
-        """Return the current GPU, on which memory is allocated, with its context current."""
+        """Return the ordinal of CuPy's current GPU, and make its context current in this thread."""
         ordinal = current_ordinal()
         runtime.setDevice(ordinal)
         return ordinal
@@ -126,7 +126,7 @@ class Driver:
         return hints.load(self.cuda_major)
 
     def check_advice(self) -> None:
-        """Raise unless `give_preset`, `prefer_host` and `prefetch_here` can work.
+        """Load cuda.core on CUDA 13, for `give_preset`, `prefer_host` and `prefetch_here`.
 
         On CUDA 12 CuPy's own calls will do, so modes need no more than CuPy. On CUDA 13 they raise
         (CuPy 13) or cannot mean the host (CuPy 14), so cuda.core is needed.
@@ -138,20 +138,28 @@ class Driver:
             self.core = self.load_hints()
 
     def prefer_host(self, address: int, nbytes: int) -> None:
-        """Advise that a range stays in host memory, where this GPU reads it."""
+        """Advise that a range stays in host memory, where this GPU reads it.
+
+        Raises:
+            DeviceError: as `advise`.
+        """
         self.give_preset(address, nbytes, "streaming")
 
     def give_preset(self, address: int, nbytes: int, name: str) -> None:
         """Apply the advice of a preset to a range, for the current GPU.
 
         Raises:
-            DeviceError: cuda.core's error, where that is asked.
+            DeviceError: as `advise`.
         """
         for advice, where in PRESETS[name]:
             self.advise(address, nbytes, advice, "cpu" if where == "cpu" else self.here())
 
     def advise(self, address: int, nbytes: int, advice: Advice, place: Place) -> None:
-        """Set one advice on a range, by cuda.core if `check_advice` has loaded it."""
+        """Set one advice on a range, by cuda.core if `check_advice` has loaded it, else by CuPy.
+
+        Raises:
+            DeviceError: cuda.core refused; CuPy raises its own error.
+        """
         if self.core is None:
             runtime.memAdvise(address, nbytes, _SET[advice], _CPU if place == "cpu" else place)
         else:
@@ -160,10 +168,12 @@ class Driver:
                 self.core.advise([Span(address, nbytes)], advice, place, unset=False)
 
     def prefetch_here(self, address: int, nbytes: int) -> None:
-        """Move a range to the current GPU, in the current stream's order.
+        """Move a range to the current GPU, in the current stream's order; does not wait for it.
+
+        cuda.core is asked if `check_advice` has loaded it (CUDA 13), else CuPy.
 
         Raises:
-            DeviceError: cuda.core's error, where that is asked.
+            DeviceError: cuda.core refused; CuPy raises its own error.
         """
         stream, here = cupy.cuda.get_current_stream().ptr, self.here()
         if self.core is None:
@@ -197,18 +207,21 @@ class Driver:
     def headroom_bytes(self) -> int:
         """Return the bytes of VRAM for modules loaded later and for libraries.
 
-        At most half of a small GPU. On the software GPU neither is in VRAM.
+        At most half of a small GPU. 0 on the software GPU, where neither is in VRAM.
         """
         if self.name.endswith(" (simulated)"):
             return 0
         return min(max(LEAST_HEADROOM_BYTES, self.vram_bytes * 3 // 100), self.vram_bytes // 2)
 
     def host_available_bytes(self) -> int | None:
-        """Return the host bytes that this process may still allocate."""
+        """Return the host bytes that this process may still allocate; None if unknown."""
         return host_memory.available_bytes()
 
     def capturing(self, stream: int | None = None) -> bool:
-        """Tell whether a stream, by default the current one, is being captured."""
+        """Tell whether a stream, by default the current one, is being captured.
+
+        Also true while another stream's capture keeps the legacy stream from being used.
+        """
         if stream is None:
             stream = cupy.cuda.get_current_stream().ptr
         try:
@@ -329,7 +342,7 @@ def _version(number: int) -> str:
 
 
 def libraries_problem() -> str | None:
-    """Name a CUDA library that CuPy needs and cannot load; None if it has all."""
+    """Return why CuPy cannot load CUDA's libraries, of which NVRTC is tried; None if it can."""
     try:
         cupy.cuda.nvrtc.getVersion()
     except (ImportError, OSError, RuntimeError, AttributeError) as error:

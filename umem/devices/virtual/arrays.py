@@ -39,7 +39,15 @@ class FollowedArray(np.ndarray[Any, Any]):
     def __array_ufunc__(
         self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **kwargs: Any
     ) -> Any:
-        """Run a ufunc on plain arrays, and record it as one operation."""
+        """Run a ufunc on plain arrays; while a recorder is on, record it as one operation.
+
+        Returns ``out`` if given, else followed arrays, or plain ones where nothing is recorded:
+        without a recorder, and inside a framework's function.
+
+        Raises:
+            UnsupportedError: while recording, a NumPy array that no recorder knows among the
+                operands, or out= for some results only.
+        """
         plain = [_plain(value) for value in inputs]
         options = {name: _plain(value) for name, value in kwargs.items()}
         if out:
@@ -73,7 +81,12 @@ class FollowedArray(np.ndarray[Any, Any]):
         return super().__getitem__(_basic(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Assign to a part, recorded as one operation."""
+        """Assign to a part; while a recorder is on, record it as one operation.
+
+        Raises:
+            UnsupportedError: while recording, an index that gives no view, or a NumPy array as
+                value.
+        """
         if inside() or not active():
             _plain(self)[key] = _plain(value)
             return
@@ -197,14 +210,20 @@ def full_like(a: Any, fill_value: Any, dtype: Any = None) -> Any:
 
 
 def array(obj: Any, dtype: Any = None, copy: bool = True) -> Any:
-    """Return a copy on the device, uploaded if it comes from the host."""
+    """Return a copy on the device, uploaded if it comes from the host.
+
+    Without ``copy`` an array on the device is returned itself if it has the dtype.
+    """
     if isinstance(obj, FollowedArray):
         return obj.astype(dtype or obj.dtype, copy=copy)
     return _follow(np.array(obj, dtype), "array", uploaded=True)
 
 
 def asarray(a: Any, dtype: Any = None) -> Any:
-    """Return the array itself if it is on the device, otherwise an uploaded copy."""
+    """Return the array itself if it is on the device in that dtype, otherwise a copy.
+
+    A copy of a host's array is uploaded.
+    """
     return array(a, dtype, copy=False)
 
 
@@ -226,7 +245,7 @@ def copyto(dst: Any, src: Any) -> None:
 
 
 def asnumpy(a: Any) -> np.ndarray[Any, Any]:
-    """Return a copy in host memory."""
+    """Return a copy in host memory; an array of the host is returned itself."""
     return a.get() if isinstance(a, FollowedArray) else np.asarray(a)
 
 
@@ -260,8 +279,10 @@ def _plain_nested(value: Any) -> Any:
 
 
 def _basic(key: Any) -> Any:
-    """Return a key that gives a view: integers alone get an ellipsis, as CuPy returns 0-d
-    arrays.
+    """Return a key that gives a view: integers alone get an ellipsis, as CuPy returns 0-d arrays.
+
+    Raises:
+        UnsupportedError: a part of the key is an array, a bool or no index.
     """
     keys = key if isinstance(key, tuple) else (key,)
     for item in keys:
@@ -306,7 +327,10 @@ def _record(
     out: Iterable[Any],
     flops: int | None = None,
 ) -> Any:
-    """Run one operation, follow its results, and report it to the recorders."""
+    """Run one operation, follow its results, and report it to the recorders.
+
+    Without a recorder, and inside a framework's function, it is only run.
+    """
     recorders = active()
     if not recorders or inside():
         return run()

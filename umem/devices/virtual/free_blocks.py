@@ -14,9 +14,9 @@ from umem.units import BLOCK_BYTES
 
 
 def discard_free(model: Model, blocks: Iterable[int]) -> int:
-    """Discard the contents of free blocks; returns how many there were.
+    """Discard the contents of those of the blocks that are free; returns how many they are.
 
-    The host is charged one launch for all, as for a batch.
+    The host is charged one launch for all, as for a batch; none if no block is free.
     """
     with model.lock:
         moves, count = BlockMoves(), 0
@@ -29,7 +29,11 @@ def discard_free(model: Model, blocks: Iterable[int]) -> int:
 
 
 def make_ready(model: Model, blocks: Iterable[int]) -> int:
-    """Populate the blocks beside the operations; returns how many there were."""
+    """Move those of the blocks that are free into VRAM; returns how many they are.
+
+    Free blocks that are in VRAM already count too. The moves run beside the operations, and evict
+    other blocks. The host is charged one launch for all; none if no block is free.
+    """
     with model.lock:
         count = 0
         for block in _free(model, blocks):

@@ -223,7 +223,13 @@ class _Steps:
     # -- rows ----------------------------------------------------------------------------------
 
     def _row(self, axis: str, now: int | None) -> Scaled:
-        """Return the row of one axis, given its size before scaling; None: unknown."""
+        """Return the row of one axis, given its size before scaling; None: unknown.
+
+        Without figures its ``missing`` says why; only a step given as ``scaled`` raises instead.
+
+        Raises:
+            ScalingError, SizeError, StateError: of a step that is given as ``scaled``.
+        """
         then = None if now is None else ceil(now * self._factor)
         costs = COSTS.get(axis, f"another size of what the step calls {quoted(axis)}")
         row = Scaled(axis, self._factor, now, then, costs if self._factor < 1 else None)

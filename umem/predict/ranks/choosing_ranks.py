@@ -146,13 +146,19 @@ class _Asked:
         return sum(1 / rate for rate in rates if rate)
 
     def shard_seconds(self, ranks: int, nbytes: int) -> float:
-        """Return the time to scatter gradients and gather parameters; 0 unless sharded."""
+        """Return the time to scatter gradients and gather parameters.
+
+        0 unless sharded over several ranks.
+        """
         if not self.sharded or ranks == 1:
             return 0.0
         return 2 * shared_seconds(self.link, ranks, nbytes) + nbytes * self.staging
 
     def shard_bytes(self, ranks: int, nbytes: int) -> int:
-        """Return the bytes of a shard of the gradient and two buffers; 0 unless sharded."""
+        """Return the bytes of a shard of the gradient and two buffers.
+
+        0 unless sharded over several ranks.
+        """
         if not self.sharded or ranks == 1:
             return 0
         return ceil(nbytes / ranks) + 2 * min(SHARD_BUFFER_BYTES, nbytes)
@@ -166,7 +172,14 @@ class _Graph:
         self._parameters = _parameter_bytes(step.trace)
 
     def on(self, ranks: int) -> RankStep:
-        """Return the step on a number of ranks."""
+        """Return the simulated step on a number of ranks, each with its share of the parts.
+
+        The peak is that of the rank with the largest, the time that of the last rank at each
+        operation.
+
+        Raises:
+            SizeError: there are more ranks than parts.
+        """
         shares = shares_of(self._graph, ranks)
         state = ranks if self._asked.sharded else 1
         peak = max(self._asked.peak(self._step.of_rank(share, state)) for share in shares)
@@ -219,7 +232,14 @@ class _Batch:
             )
 
     def on(self, ranks: int) -> RankStep:
-        """Return the step on a number of ranks."""
+        """Return the simulated step on a number of ranks, each with its share of the batch.
+
+        All are taken to have the largest share; each has the recorded batch where the trace has no
+        sizes.
+
+        Raises:
+            SizeError: there are more ranks than samples.
+        """
         trace, share = self._of_rank(ranks)
         state = ranks if self._asked.sharded else 1
         trace = with_state_split(trace, state)
@@ -246,7 +266,11 @@ class _Batch:
         return all_reduce_seconds(self._asked.link, ranks, nbytes)
 
     def _of_rank(self, ranks: int) -> tuple[Trace, str]:
-        """Return the step of one rank, and its share of the batch in words."""
+        """Return the step of the rank with the largest share of the batch, and that share in words.
+
+        Raises:
+            SizeError: there are more ranks than samples.
+        """
         if self._size is None:
             return self._trace, "the recorded batch on each"
         whole = self._size["batch"] if isinstance(self._size, Mapping) else self._size

@@ -83,7 +83,10 @@ class HalfTypes:
         self.last_uses = self._last_uses()
 
     def _outputs(self) -> dict[int, list[int]]:
-        """Return the tensors to cast for each operation of forward; add the outputs to `halves`."""
+        """Return the tensors to cast for each operation of forward.
+
+        Add to `halves` what operations of forward and backward make in 16 bits.
+        """
         wanted: dict[int, list[int]] = {}
         for index, op in enumerate(self.trace.ops):
             if op.phase == "forward":
@@ -101,7 +104,10 @@ class HalfTypes:
         return alloc.kind == "input" and "." in alloc.label
 
     def _forward(self, op: Op) -> list[int]:
-        """Add an operation's outputs to `halves` if they are; return the tensors to cast for it."""
+        """Return the tensors to cast for an operation; add its outputs to `halves` if they are.
+
+        Also added are first states of recurrent links that it reads beside halves.
+        """
         if op.entry is not None and not self._trained.isdisjoint(op.entry.sources):
             self._trained.add(op.entry.number)
         reads = [n for a in op.reads if self._is_float(n := a.tensor) and not self._is_held(n)]
@@ -165,7 +171,8 @@ class HalfTypes:
         """Add the gradients that an operation of backward makes to `halves` if they are.
 
         They are halves if all tensors read besides gradients are, or, without such, all gradients.
-        Gradients of products always are.
+        Gradients of products always are; that of a cross entropy if its scores are; of a
+        normalisation those as large as its first input, if that is.
         """
         if is_product(op):
             self.halves.update(access.tensor for access in op.writes)
@@ -404,7 +411,12 @@ class _Writer:
         return max(needed + sum(read) + made - made // 2, made)
 
     def _cast(self, op: Op, tensor: int, copies: dict[int, Access]) -> Iterator[Event]:
-        """Yield the cast that an operation reads in place of a tensor, and add it to ``copies``."""
+        """Yield the allocation and cast of a tensor's copy in the other type, float16 or float32.
+
+        An operation reads the copy in place of the tensor; ``copies`` gets its access. It is freed
+        after the operation. If the operation retains it, a copy of an activation is freed with the
+        float32 step's free of the activation, and another copy after the operation's backward.
+        """
         used = [access for access in op.reads if access.tensor == tensor]
         start, stop = min(a.start for a in used), max(a.stop for a in used)
         is_half = tensor in self._halves
