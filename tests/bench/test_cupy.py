@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bench_scripts import module, written
+from bench_scripts import CONFORMANCE, module, written
 from software_programs import needs_compiler, needs_cupy
 
 pytestmark = pytest.mark.thorough
@@ -107,7 +107,7 @@ def test_own_tests_of_chainer_are_counted(
 
 def _reasons(name: str) -> list[tuple[str, str]]:
     tests = module("foreign_tests")
-    pairs: list[tuple[str, str]] = tests.reasons(tests.HERE / f"{name}_left_out.txt")
+    pairs: list[tuple[str, str]] = tests.reasons(CONFORMANCE / f"{name}_left_out.txt")
     return pairs
 
 
