@@ -208,7 +208,9 @@ class Recompute:
             picture: also write the predicted memory over the step, before and after, as PNG.
 
         Raises:
-            as `draw`, with a picture.
+            StateError: there is no plan for ``picture``.
+            MissingDependencyError: matplotlib is missing for it.
+            OSError: its file cannot be written; an existing one is unchanged.
         """
         if picture is not None:
             self.draw(picture)
