@@ -108,6 +108,15 @@ def test_matrix_products_are_numpys(xp: Any, rows: int, inner: int, columns: int
     same(xp.matmul(xp.array(right).T, xp.array(left).T), right.T @ left.T)
 
 
+def test_contiguous_is_c_contiguous_also_of_a_transposed_array(xp: Any) -> None:
+    plain = filled((3, 5))
+    for turned in (xp.array(plain).T, plain.T):
+        for dtype in (None, "float64"):
+            found = xp.ascontiguousarray(turned, dtype)
+            assert type(found) is type(xp.zeros(1)) and found.flags.c_contiguous
+            same(found, np.ascontiguousarray(plain.T, dtype))
+
+
 @MODERATE
 @given(shape=shapes(), data=st.data(), dtype=st.sampled_from(["float32", "int64", "bool"]))
 def test_copies_are_numpys_and_have_memory_of_their_own(

@@ -229,9 +229,8 @@ def asarray(a: Any, dtype: Any = None) -> Any:
 
 def ascontiguousarray(a: Any, dtype: Any = None) -> Any:
     """Return the array itself if it is C-contiguous, otherwise a copy."""
-    if a.flags.c_contiguous and dtype in (None, a.dtype):
-        return asarray(a)
-    return a.astype(dtype or a.dtype)
+    found = asarray(a, dtype)
+    return found if found.flags.c_contiguous else found.copy()
 
 
 def copy(a: Any) -> Any:
