@@ -712,11 +712,12 @@ pool = cp.get_default_memory_pool()
 print(pool.used_bytes() == pool.total_bytes() > 0, pool.n_free_blocks())
 pool.free_all_blocks()
 print((cp.ones((5, 5)) @ cp.ones((5, 5))).sum(), cp.sort(x)[-1], cp.empty(0).sum())
+print(cp.linalg.eigvalsh(cp.eye(2)), isinstance(pool, cp.cuda.memory.MemoryPool))
 """
         lines = run(program, kernel_cache, start=CHECKED + KERNELS).splitlines()
         assert all("the kernel shifted reads 0 bytes behind" in line for line in lines[:2])
         assert all("argument 0" in line and "40 bytes" in line for line in lines[:2])
-        assert lines[2:] == ["True 0", "125.0 9.0 0.0"]
+        assert lines[2:] == ["True 0", "125.0 9.0 0.0", "[1. 1.] True"]
 
     def test_umem_run_checks_a_script(self, kernel_cache: Path, tmp_path: Path) -> None:
         script = tmp_path / "script.py"

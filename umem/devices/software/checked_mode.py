@@ -133,12 +133,14 @@ def bypass_pools(cupy: Any, runtime: HostRuntime) -> None:
     """Give every array and pinned buffer of CuPy its own allocation."""
     memory = cupy.cuda.memory
 
-    def pool(allocator: Any = None) -> Unpooled:
-        return Unpooled(runtime, allocator or memory._malloc)
+    class MemoryPool(Unpooled, memory.MemoryPool):  # type: ignore[misc]
+        def __init__(self, allocator: Any = None) -> None:
+            memory.MemoryPool.__init__(self)
+            Unpooled.__init__(self, runtime, allocator or memory._malloc)
 
-    for module in (cupy.cuda, memory):
-        module.MemoryPool = pool
+    # Not cupy.cuda.memory.MemoryPool: CuPy's compiled modules import the C type of that name.
+    cupy.cuda.MemoryPool = MemoryPool
     # What get_default_memory_pool() returns; there is no public setter.
-    cupy._default_memory_pool = pool()
+    cupy._default_memory_pool = MemoryPool()
     cupy.cuda.set_allocator(None)
     cupy.cuda.set_pinned_memory_allocator(None)
