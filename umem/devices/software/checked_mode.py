@@ -133,7 +133,7 @@ def bypass_pools(cupy: Any, runtime: HostRuntime) -> None:
     """Give every array and pinned buffer of CuPy its own allocation."""
     memory = cupy.cuda.memory
 
-    class MemoryPool(Unpooled, memory.MemoryPool):  # type: ignore[misc]
+    class MemoryPool(Unpooled, memory.MemoryPool):  # type: ignore[name-defined]
         def __init__(self, allocator: Any = None) -> None:
             memory.MemoryPool.__init__(self)
             Unpooled.__init__(self, runtime, allocator or memory._malloc)
