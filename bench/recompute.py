@@ -83,6 +83,8 @@ def modes(network: Network, trainee: Trainee, keep_all: int, floor: int) -> list
         budget = constant + round(share * keep_all)
         found.append(planned(f"{share:.2f} of raw", budget, limit, share=share))
     found.append(planned("min, Chen", "min", method="chen"))
+    if not network.by_hand:
+        return found
     if network.forget_is_wrong:
         found.append(Mode("by hand: checkpoint", nullcontext(), umem.chainer.checkpoint))
     else:

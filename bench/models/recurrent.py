@@ -8,6 +8,7 @@ from typing import Any
 import chainer
 import chainer.functions as F
 import chainer.links as L
+import numpy as np
 
 from models.model import Model, Region, call, normal
 
@@ -51,12 +52,37 @@ def unrolled(length: int, groups: int, width: int = 128) -> Model:
     return Model(chainer.ChainList(cell, score), inputs, loss, "Adam")
 
 
+def normalised(cell: Any, length: int, width: int) -> Model:
+    """A cell with dropout behind it, and a score of the normalised state each tenth word."""
+    model = chainer.ChainList(cell(width, width), L.LayerNormalization(width), L.Linear(width, 10))
+
+    def loss(xs: Any, t: Any, region: Region = call) -> Any:
+        model[0].reset_state()
+        total: Any = 0
+        for number, x in enumerate(xs, 1):
+            h = F.dropout(model[0](x), 0.2)
+            if number % 10 == 0:
+                total += F.softmax_cross_entropy(model[2](model[1](h)), t)
+        return total
+
+    def inputs(batch: int) -> tuple[Any, Any]:
+        return normal(length, batch, width), np.random.randint(0, 10, batch).astype("i")
+
+    return Model(model, inputs, loss, "SGD")
+
+
 MODELS = {
     "LSTM": {
+        "60 words, dropout": lambda: normalised(L.LSTM, 60, 64),
+        "300 words, dropout": lambda: normalised(L.LSTM, 300, 32),
         "40 words": lambda: stateful(L.LSTM, 40, 256, 256, "SGD"),
         "200 narrow words": lambda: stateful(L.LSTM, 200, 32, 64, "MomentumSGD"),
     },
-    "GRU": {"40 words": lambda: stateful(L.StatefulGRU, 40, 256, 256, "SGD")},
+    "GRU": {
+        "40 words": lambda: stateful(L.StatefulGRU, 40, 256, 256, "SGD"),
+        "60 words, dropout": lambda: normalised(L.StatefulGRU, 60, 128),
+        "300 words, dropout": lambda: normalised(L.StatefulGRU, 300, 64),
+    },
     "unrolled LSTM": {
         "129 words": lambda: unrolled(129, 1),
         "200 words": lambda: unrolled(200, 15),

@@ -16,6 +16,7 @@ class Network:
         points: budgets of its own: a share of the raw peak, the most that the step may take.
         most: the share of the raw peak that "min" may leave; None: not set.
         again: how often "min" may run forward once more; None: its limit is that of the others.
+        by_hand: whether it has regions that one would checkpoint by hand.
         forget_is_wrong: why F.forget does not train it right.
         repeats: timed steps of each kind.
         torch: its name in torch_networks.py.
@@ -29,6 +30,7 @@ class Network:
     points: tuple[tuple[float, float], ...] = ()
     most: float | None = None
     again: float | None = None
+    by_hand: bool = True
     forget_is_wrong: str | None = None
     repeats: int = 5
     torch: str | None = None
@@ -38,6 +40,7 @@ class Network:
 POINTS = ((0.46, 1.35), (0.38, 1.47))
 WITH_DROPOUT = tuple((share + 0.02, limit) for share, limit in POINTS)
 MASKS = "masks are drawn again"
+SMALL = "small calls: Python's time is compared with plain Chainer's"
 NETWORKS = (
     Network("residual", ("residual", "24 blocks"), points=POINTS, repeats=7, torch="residual"),
     Network("residual, dropout", ("residual", "24 blocks, dropout"), points=WITH_DROPOUT,
@@ -53,6 +56,10 @@ NETWORKS = (
     Network("LSTM", ("unrolled LSTM", "200 words"), 128, target=0.35, most=0.05, again=1.05,
             torch="LSTM"),
     Network("GCN", ("GCN", "8 layers"), 20_000, target=0.35, torch="GCN"),
+    *(Network(f"{cell}, {count} words", (cell, f"{count} words, dropout"), batch,
+              by_hand=False, no_torch=SMALL)
+      for cell, count, batch in (("LSTM", 60, 32), ("LSTM", 300, 16), ("GRU", 60, 64),
+                                 ("GRU", 300, 32))),
 )  # fmt: skip
 QUICK = (
     Network("small residual", ("residual", "6 narrow blocks"), repeats=3),

@@ -185,7 +185,8 @@ def answer(result: common.Result) -> str:
         row["name"] for row in rows if row["left_out_count"] > MOST_LEFT_OUT * row["all_count"]
     )
     more = listed([*large] or ["none"])
-    return (
+    checked = all("checked" in row["gpu"] for row in rows)
+    return ("In checked mode: " if checked else "") + (
         f"{passed:,} of {passed + failed:,} that ran, of {len(rows)} projects; "
         f"{percent(WANTED_SHARE)} of each are wanted, which {len(rows) - len(wanted)} reach; "
         f"{sum(row['died_count'] for row in rows):,} processes died; more than "

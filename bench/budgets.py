@@ -1,0 +1,207 @@
+"""Is a budget in bytes kept from the first step, and what do the first steps cost?
+
+Three budgets a network, on NumPy: the least, which "min" promises; 1.25 times it; and halfway to
+what a plain step takes. Each has a fresh `umem.chainer.Recompute`. Peaks are those of arrays, with
+parameters, state and inputs, by tracemalloc in steps of their own. Times are processor time on one
+thread, of the first three steps, beside a plain step before each; what the planner takes is apart.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported
+
+import gc
+import statistics
+import time
+import tracemalloc
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+import common
+from models import call
+from recompute_parts.networks import NETWORKS, QUICK, Network
+from recompute_parts.steps import Trainee, object_bytes
+from report_tables import percent, quantity, span, text
+
+import umem.chainer
+from umem.errors import BudgetError, RecomputeWarning
+
+FIRST, PLANNED, STEPS = 3, 3, 6
+"""The steps whose time is taken; the step from which a plan holds; the steps measured in all."""
+MB = 1e6
+Mode = AbstractContextManager[Any]
+
+
+# -- memory ------------------------------------------------------------------------------------
+
+
+class Highest:
+    """The peak of tracemalloc, also where umem, which measures with it, resets the peak."""
+
+    def __enter__(self) -> Highest:
+        self._reset = tracemalloc.reset_peak
+        tracemalloc.start(1)
+        tracemalloc.reset_peak = self.reset
+        self.bytes = 0
+        return self
+
+    def reset(self) -> None:
+        self.bytes = max(self.bytes, tracemalloc.get_traced_memory()[1])
+        self._reset()
+
+    def __exit__(self, *exception: object) -> None:
+        tracemalloc.reset_peak = self._reset
+        tracemalloc.stop()
+
+
+def peaks(trainee: Trainee, mode: Mode, count: int) -> list[int]:
+    """The peak of each of the first steps: arrays, with what is there between steps."""
+    trainee.reset()
+    trainee.model.cleargrads()
+    gc.collect()
+    found: list[int] = []
+    objects: list[int] = []
+    with Highest() as highest, mode:
+        for _ in range(count):
+            gc.collect()
+            highest.reset()
+            highest.bytes = 0
+            trainee.step()
+            highest.reset()
+            found.append(highest.bytes)
+        trainee.step(between=lambda: objects.append(object_bytes()))
+    return [peak - objects[0] + trainee.constant_bytes for peak in found]
+
+
+# -- time --------------------------------------------------------------------------------------
+
+
+class Planner:
+    """The processor seconds that plans take while it is entered."""
+
+    def __enter__(self) -> Planner:
+        # Private: plans are made where a step of a known graph begins, inside its first call.
+        from umem.chainer.recompute.graph_store import Graphs
+
+        self.seconds, self._of, self._plan = 0.0, Graphs, Graphs._plan
+
+        def timed(graphs: Any, seen: Any) -> None:
+            start = time.process_time()
+            self._plan(graphs, seen)
+            self.seconds += time.process_time() - start
+
+        Graphs._plan = timed  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._of._plan = self._plan  # type: ignore[method-assign]
+
+
+def first_steps(trainee: Trainee, mode: Callable[[], Mode], repeats: int) -> dict[str, Any]:
+    """The first steps in a context, each of plain's before it, and the planner's seconds."""
+    ratios: list[list[float]] = []
+    planner = 0.0
+    for _ in range(repeats):
+        plain = [trainee.seconds(nullcontext(), call)[0] for _ in range(FIRST)]
+        with Planner() as planning, mode():
+            steps = [trainee.seconds(nullcontext(), call)[0] for _ in range(FIRST)]
+        planner = planning.seconds
+        whole = statistics.mean(steps) - planner / FIRST
+        ratios.append([whole / statistics.median(plain)])
+    return {
+        "first_ratio": statistics.median(r[0] for r in ratios),
+        "planner_ms": planner * 1e3,
+        "repeats": [r[0] for r in ratios],
+    }
+
+
+# -- a network ---------------------------------------------------------------------------------
+
+
+def measure(network: Network, repeats: int) -> list[dict[str, Any]]:
+    """A row a budget."""
+    trainee = Trainee(network)
+    plain = max(peaks(trainee, nullcontext(), 2))
+    mode = umem.chainer.Recompute("min")
+    peaks(trainee, mode, PLANNED)
+    least = mode.predicted_bytes
+    assert least is not None
+    budgets = {"least": least, "1.25 least": least * 5 // 4, "halfway": (least + plain) // 2}
+    rows = []
+    for name, budget in budgets.items():
+        row: dict[str, Any] = {"network": network.name, "budget": name, "budget_mb": budget / MB}
+        row |= {"plain_mb": plain / MB}
+        try:
+            found = peaks(trainee, umem.chainer.Recompute(budget), STEPS)
+        except BudgetError as error:
+            rows.append(row | {"error": str(error)})
+            continue
+        row |= {
+            "first_of_budget": found[0] / budget,
+            "second_of_budget": found[1] / budget,
+            "planned_of_budget": max(found[PLANNED:]) / budget,
+        }
+        rows.append(row | first_steps(trainee, lambda b=budget: umem.chainer.Recompute(b), repeats))
+    return rows
+
+
+def answer(result: common.Result) -> str:
+    rows = [row for row in result["rows"] if "error" not in row]
+    wide = [row for row in rows if row["budget"] != "least"]
+    at = [row["first_ratio"] for row in rows if row["budget"] == "1.25 least"]
+    return (
+        f"Planned steps take at most {percent(max(r['planned_of_budget'] for r in rows))} of the "
+        f"budget, and the first step at most {percent(max(r['first_of_budget'] for r in wide))} "
+        "of it where that is above the least. At 1.25 times the least the first three steps take "
+        f"{statistics.median(at):.2f} of a plain step in the median ({span(at)})."
+    )
+
+
+BENCH = common.Bench(
+    "budgets",
+    __doc__,
+    answer,
+    (
+        text("network", "network"),
+        text("budget", "budget"),
+        quantity("budget", "budget_mb", "MB"),
+        quantity("plain", "plain_mb", "MB"),
+        quantity("first step of budget", "first_of_budget", places=3),
+        quantity("second", "second_of_budget", places=3),
+        quantity("planned", "planned_of_budget", places=3),
+        quantity("first three steps of plain", "first_ratio"),
+        quantity("planner", "planner_ms", "ms"),
+    ),
+    notes=lambda result: [
+        f"{row['network']}, {row['budget']}: {row['error']}"
+        for row in result["rows"]
+        if "error" in row
+    ],
+)
+
+
+@click.command(help=__doc__)
+@click.option("--quick", is_flag=True, help="Two small networks.")
+@click.option("--only", "names", multiple=True, type=click.Choice([n.name for n in NETWORKS]))
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
+@common.json_option
+def main(quick: bool, names: tuple[str, ...], repeats: int, path: Path | None) -> None:
+    chosen = QUICK if quick else [n for n in NETWORKS if not names or n.name in names]
+    rows: list[dict[str, Any]] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecomputeWarning)
+        for network in chosen:
+            rows += measure(network, repeats)
+            click.echo(f"{network.name}: {len(rows)} rows so far", err=True)
+    options = {"networks": [n.name for n in chosen], "repeats": repeats}
+    BENCH.finish(rows, path, simulated=False, options=options)
+
+
+if __name__ == "__main__":
+    main()
