@@ -93,8 +93,10 @@ def find_batch(
 
 
 def _confirmed(step: Callable[..., Any], size: StepSize) -> tuple[bool, str]:
-    """Tell whether a step of a size runs; an out-of-memory error is caught, and its arrays
-    freed.
+    """Run two steps of a size on the device; return whether they had the memory, and a sentence.
+
+    The sentence says that they ran, or why not. An out-of-memory error is caught, and the arrays
+    that its frames hold are freed; other errors of the step are raised.
     """
     what = f"size {size_text(size)}"
     _let_go()

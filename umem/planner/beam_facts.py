@@ -234,7 +234,7 @@ class Rows(NamedTuple):
         return Rows(*(column[which] for column in self))
 
     def distinct(self) -> Rows:
-        """Keep the cheapest of all rows that are in the same state."""
+        """Return, of all rows in the same state, the cheapest one."""
         order = np.lexsort((self.cost, self.spent, self.pending, self.stashes, self.values))
         rows = self.some(order)
         same = np.ones(len(order), bool)
@@ -244,9 +244,10 @@ class Rows(NamedTuple):
         return rows.some(~same)
 
     def undominated(self) -> Rows:
-        """Leave out rows that hold no more than another and cost no less.
+        """Drop the rows that another row equals or beats, and return the rest.
 
-        Changes nothing above `DOMINATED` rows.
+        A row is beaten if another has all its values and function state in memory, cost no more,
+        and has recomputed no call that it has not. With more than `DOMINATED` rows all stay.
         """
         count = len(self.cost)
         if not 1 < count <= DOMINATED:

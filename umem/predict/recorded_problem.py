@@ -170,7 +170,14 @@ class _Tape:
 
 
 def _from_entries(trace: Trace, first: ForwardPass, saved: Sequence[bool], cost: OpCost) -> _Tape:
-    """Return the facts of a tape whose entries were recorded."""
+    """Return the facts of a pass's tape from the entries that the trace recorded for its calls.
+
+    Args:
+        trace: begins with the pass.
+        first: the pass.
+        saved: by call, whether a tensor that it writes is alive when forward has ended.
+        cost: of an operation.
+    """
     entries = [op.entry for op in first.calls if op.entry is not None]
     index: dict[int, int] = {}
     needs = []
@@ -233,7 +240,7 @@ def _guessed(
     updates: Mapping[int, int],
     cost: OpCost,
 ) -> _Tape:
-    """Guess the facts of a tape from a trace without entries.
+    """Guess the facts of a pass's tape from a trace whose calls have no recorded entries.
 
     A call's backward is taken to need its saved inputs and outputs, in reverse order of forward.
     """

@@ -16,7 +16,7 @@ def checked_weight(weight: Weight) -> Weight:
     """Check and return the argument ``weight=``.
 
     Raises:
-        UnsupportedError: it is neither a function nor a finite number.
+        UnsupportedError: it is neither None, a function nor a finite number.
     """
     is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
     if weight is None or callable(weight) or (is_number and math.isfinite(weight)):

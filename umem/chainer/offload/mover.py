@@ -114,10 +114,16 @@ class Mover(Subscriber):
         return outputs
 
     def _add(self, func: Any, is_here: bool) -> None:
-        """Remember the buffers that a function saves for its backward, known ones and new ones.
+        """Remember the buffers of the arrays that a function saves for its backward.
 
-        A slot is skipped where functions that were not followed may read its array: inputs from
-        outside, and outputs of functions that ran before `start`. So are arrays below 64 KiB.
+        An array is skipped where functions that were not followed may read it too: inputs from
+        outside, and outputs of functions that ran before `start`. Arrays below 64 KiB are skipped
+        as well.
+
+        Args:
+            func: has run.
+            is_here: the function ran in the thread that is offloaded; in others only buffers that
+                are known already are remembered, and no new one is made.
         """
         self._applied.add(func)
         buffers: dict[int, Buffer] = {}

@@ -171,7 +171,16 @@ class RunState:
         serialize_global(saver["random"])
 
     def _check(self, snapshot: SavedRun, stays: frozenset[str]) -> None:
-        """Check that a snapshot is of this model, before anything is changed."""
+        """Check that a snapshot has this run's arrays by name, shape and dtype; changes nothing.
+
+        Args:
+            snapshot: the snapshot to load.
+            stays: names of arrays that are not loaded, and need not match.
+
+        Raises:
+            SnapshotError: it has other arrays, or was saved in the middle of a group of
+                `umem.chainer.accumulate` that is not open now.
+        """
         for name, optimizer in self._optimizers.items():
             count = snapshot.values.get(f"accumulations/{name}/group/count", 0)
             if count and not accumulations(optimizer):

@@ -69,7 +69,12 @@ class SaverOfRanks(RunSaver):
             super()._say(text)
 
     def _read_newest(self) -> tuple[SavedRun | None, list[str]]:
-        """Read the newest complete snapshot; each rank verifies its share of the files."""
+        """Read the newest complete snapshot; each rank verifies its share of the files.
+
+        Returns:
+            the snapshot, or None where there is no complete one; and for each newer one that was
+            passed over, what is wrong with it.
+        """
         places = self._on_first(lambda: places_in(self._operations, self.folder))
         passed_over: list[str] = []
         for place in reversed(places):

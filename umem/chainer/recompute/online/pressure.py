@@ -256,7 +256,18 @@ class Pressure:
             self._account.fetch_ahead(call.plain_rank, budget - self.level - rise)
 
     def _rebuild(self, wanted: Sequence[Any], rank: int) -> list[int]:
-        """Restore the missing arrays of some calls, oldest first; return the numbers to unlock."""
+        """Bring back or recompute the missing arrays of some calls, with room made for each.
+
+        Calls whose outputs these need for it are restored as well; the oldest come first.
+
+        Args:
+            wanted: the calls.
+            rank: of the step of backward that reads them; eviction chooses by it.
+
+        Returns:
+            the account's numbers of the restored values, which are locked against eviction until
+            the caller unlocks them.
+        """
         needed, sources = _missing(wanted)
         uses = dict.fromkeys(needed, 0)
         for call in needed:
