@@ -158,7 +158,11 @@ class Beam:
         return rows
 
     def _ask(self, rows: Rows) -> Rows:
-        """Mark the calls to recompute before this step as pending, in variants of each state."""
+        """Mark the calls to recompute before this step as pending; return variants of each state.
+
+        Beside the calls that the step needs, a variant recomputes those of the known plan, or up
+        to `_extra` values that only later steps need.
+        """
         f, step = self.f, self._step
         values, missing = rows.values, np.zeros_like(rows.values)
         if f.stashed >> step & 1:  # recomputed for its function state, it remakes its value
@@ -195,7 +199,7 @@ class Beam:
         return [same._replace(pending=same.pending | word(known.runs[step]) & ~same.values)]
 
     def _one_more(self, rows: Rows) -> Rows:
-        """Branch: beside each state, those that also recompute one value of later steps now."""
+        """Branch: add to the states those that recompute one more value now, for a later step."""
         f, step, parts = self.f, self._step, [rows]
         there = rows.values | rows.pending
         missed = f.closure(np.full_like(there, word(f.wanted[step])), there, step)
@@ -228,7 +232,10 @@ class Beam:
     # -- evicting --------------------------------------------------------------------------
 
     def _let_go(self, rows: Rows, values: int, stashes: int) -> Rows:
-        """Free dead values and function state; values that share bytes only together."""
+        """Free masks of dead values and function state in every state; return the states.
+
+        Values that share bytes are freed only where all of them are dead.
+        """
         gone = mask_of(v for root in self.f.roots for v in numbers(self._whole(root, values)))
         if not gone and not stashes:
             return rows

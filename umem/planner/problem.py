@@ -278,7 +278,11 @@ class Problem:
         return method
 
     def _too_small(self, budget_bytes: int, method: Method, link: Link | None) -> BudgetError:
-        """Return the error that names the least budget, and the cost of a smaller one, if any."""
+        """Return the error for a budget that no plan fits; it names the least one that a plan fits.
+
+        The least budget is that of plans with at most one more forward pass. Where plans that
+        recompute more need less memory, the error names their budget too, and how many passes.
+        """
         least, whole = self.least(method, link=link).peak_bytes, self.plain_bytes
         lowest = self.least(method, any_cost=True, link=link)
         asked, said, plain = format_apart(budget_bytes, least, whole)

@@ -27,9 +27,9 @@ from umem.errors import AccumulationError, AccumulationWarning, SizeError, warn_
 
 
 class Group:
-    """Calls of update that make one.
+    """Adds up the gradients of several calls of update, for one update by their sum.
 
-    Between them the gradients lie here, so that ``cleargrads`` does not reach them.
+    Between the calls the sum lies here and not on the parameters, out of reach of ``cleargrads``.
     """
 
     def __init__(self, optimizer: Any, weight: Weight, steps: int, *, to_prove: bool) -> None:
@@ -57,7 +57,12 @@ class Group:
         self.kept.serialize(serializer)
 
     def take(self, lossfun: Any, given: Arguments, loss_scale: Any) -> None:
-        """Add the gradient of one call's samples."""
+        """Run a loss function on one call's samples, and add their gradient to the group's sum.
+
+        Raises:
+            AccumulationError: parts cannot be added up. After any error the group is dropped, and
+                the model's state and random generators are as before the call.
+        """
         batch = _batch(given)
         state = StepState(self._model)
         is_ready = all(p.array is not None for p in self._model.params())
@@ -138,10 +143,11 @@ class Group:
                 self._read.append(str(error))
 
     def take_by_hand(self) -> None:
-        """Add the gradients that the program's own backward left on the parameters.
+        """Move the gradients of the program's own backward into the group's sum, as one call's.
 
         Raises:
-            AccumulationError: by what they were divided is not known.
+            AccumulationError: the count that the loss was divided by is not known; the group and
+                the parameters' gradients are dropped.
         """
         try:
             weight = self._gradient.weight

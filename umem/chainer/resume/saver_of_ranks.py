@@ -112,7 +112,13 @@ class SaverOfRanks(RunSaver):
             self._last = step
 
     def _write_together(self, step: int, arrays: Any, values: Any) -> None:
-        """Write all ranks' parts, and publish them as one snapshot; a failed one is removed."""
+        """Write all ranks' parts, publish them as one snapshot, and remove snapshots beyond `keep`.
+
+        A snapshot that could not be written is removed.
+
+        Raises:
+            FileError: a rank's part cannot be written; the same error on all ranks.
+        """
         directory = self._on_first(lambda: new_directory(self._operations, self.folder))
         try:
             mine = self._together(

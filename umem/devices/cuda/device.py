@@ -247,7 +247,8 @@ class CudaDevice(Device):
     def repeat_places(self, scope: Scope) -> None:
         """Allocate managed memory at the previous step's addresses, until ``scope`` is closed.
 
-        Of the current stream, in a block of managed memory without a preset or prefetch.
+        This holds for allocations on the current stream. Does nothing outside a block of managed
+        memory, and in one with a preset or prefetch.
         """
         policy = self.policy
         if policy is None or policy != Policy("managed", policy.limit_bytes):

@@ -64,10 +64,13 @@ class KnownTensors:
 
 
 def given_tensors(onnx: Any, graph: Any, folder: Path) -> KnownTensors:
-    """Collect a graph's initialisers and constants.
+    """Return the types of a graph's initialisers and constants, and the contents of small ones.
+
+    Args:
+        folder: of the model's file, with the files of external contents.
 
     Raises:
-        OnnxError: one that no machine has, is sparse, or has other contents than it says.
+        OnnxError: no machine has such a tensor, it is sparse, or its contents do not fit its type.
     """
     known = KnownTensors()
     take_given(onnx, graph, known, folder)
@@ -75,7 +78,7 @@ def given_tensors(onnx: Any, graph: Any, folder: Path) -> KnownTensors:
 
 
 def take_given(onnx: Any, graph: Any, known: KnownTensors, folder: Path) -> None:
-    """Add a graph's initialisers and constants; see `given_tensors`."""
+    """Add a graph's initialisers and constants to known tensors; raises as `given_tensors` does."""
     for tensor in graph.initializer:
         known.initializers.add(tensor.name)
         _take(onnx, tensor, tensor.name, known, folder)
@@ -88,7 +91,11 @@ def take_given(onnx: Any, graph: Any, known: KnownTensors, folder: Path) -> None
 
 
 def _take_constant(onnx: Any, node: Any, known: KnownTensors, folder: Path) -> None:
-    """Add a constant, whose contents are an attribute."""
+    """Add the tensor of a Constant node, whose contents are an attribute, to those known.
+
+    Raises:
+        OnnxError: it is sparse, is no number, or has not one value; or as `_take`.
+    """
     name = node.output[0]
     if len(node.attribute) != 1 or node.attribute[0].HasField("sparse_tensor"):
         raise OnnxError(f"the constant {quoted(name)} is sparse, or has not one value")
@@ -108,7 +115,13 @@ def _take_constant(onnx: Any, node: Any, known: KnownTensors, folder: Path) -> N
 
 
 def _take(onnx: Any, tensor: Any, name: str, known: KnownTensors, folder: Path) -> None:
-    """Add a tensor, with its contents if they are small and present."""
+    """Add a tensor's type to those known, and its contents if it is small and they are there.
+
+    A small tensor whose file cannot be read is marked absent.
+
+    Raises:
+        OnnxError: no machine has such a tensor, or its contents are not of its shape.
+    """
     kind = known.add(onnx, name, tensor.data_type, tensor.dims)
     if not known.is_small(name):
         return

@@ -96,7 +96,17 @@ class HostBlas(HostSystems):
         self, dtype: Any, address: int, ld: int, how: int, rows: int, columns: int,
         step: int = 0, count: int = 0,
     ) -> Array:  # fmt: skip
-        """Return an operand of a product, or a stack of them, transposed or conjugated as asked."""
+        """Return an operand of a product, or a stack of them, transposed or conjugated by ``how``.
+
+        Args:
+            dtype, address, ld: of the matrix in memory, in the order of columns.
+            how: an index of `OPERATIONS`.
+            rows, columns: of the operand that is returned.
+            step, count: the stack's stride, and its number of matrices; 0: one matrix.
+
+        Returns:
+            a view of the memory; a copy where complex numbers are conjugated.
+        """
         shape = (columns, rows) if how else (rows, columns)
         found = (
             self._stack(dtype, address, *shape, ld, step, count)
