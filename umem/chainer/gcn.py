@@ -93,7 +93,11 @@ def csr_matrix(arrays: tuple[Any, Any, Any], shape: tuple[int, int], device: Any
 
 
 def _sparse_module(array: Any) -> Any:
-    """Return scipy.sparse or cupyx.scipy.sparse, to match an array."""
+    """Return scipy.sparse for a NumPy array, or else cupyx.scipy.sparse.
+
+    Raises:
+        MissingDependencyError: scipy is not installed.
+    """
     try:
         if cuda.get_array_module(array) is np:
             import scipy.sparse as sparse

@@ -152,7 +152,7 @@ def mend_fork_server() -> None:
 
 
 def warn_of_fork() -> None:
-    """Warn where worker processes are about to be forked from a process that is in MPI."""
+    """Issue a RuntimeWarning if worker processes will be forked while MPI is initialised."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return

@@ -186,9 +186,9 @@ class Beam:
         return found
 
     def _as_known(self, rows: Rows) -> list[Rows]:
-        """Branch: states that hold the known plan's values, with its recomputations pending.
+        """Branch: return the states that can follow the known plan, its recomputations pending.
 
-        Only those whose cost so far is no more than the known plan's.
+        A state can if it holds the plan's values, and its cost so far is no more than the plan's.
         """
         known, step = self._known, self._step
         if known is None or not known.runs[step]:

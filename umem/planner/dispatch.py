@@ -198,10 +198,10 @@ def _too_small(graph: Graph, budget_bytes: int, method: Method, model: Model) ->
 
 
 def _moves(link: Link, objective: Objective, model: Model) -> bool:
-    """Tell whether a link offloads anything at all.
+    """Tell whether plans may offload over a link: whether both of its rates are above zero.
 
     Raises:
-        GraphError: it is no link, or nothing is ever offloaded for this objective or model.
+        GraphError: it is no link, or the objective or model is one whose plans never offload.
     """
     if not isinstance(link, Link):
         raise GraphError(f"link is a umem.planner.Link; got a {type(link).__name__}")

@@ -1,4 +1,4 @@
-"""The functions that a region applies: with what, at which line, and whether it is so again."""
+"""Function calls of a region: their inputs and source lines, compared with the second run's."""
 
 from __future__ import annotations
 
@@ -29,14 +29,20 @@ class RegionCall(NamedTuple):
 
 
 def call_of(func: Any, in_data: Sequence[Any]) -> RegionCall:
-    """Describe the present call of a function on these arrays."""
+    """Describe a call of a function on arrays, with the source line that is running now."""
     shapes = tuple(x.shape for x in in_data if x is not None)
     return RegionCall(func.label, shapes, tuple(x.dtype for x in in_data if x is not None), _line())
 
 
 def outside(outputs: Sequence[Any], functions: Any) -> Iterator[tuple[Any, Any]]:
-    """Return the nodes that a region reads and did not make, each with the functions that use
-    it.
+    """Yield pairs of a variable node made outside a region, and a function inside that reads it.
+
+    A node that several functions read comes once for each; nodes that require no gradient are left
+    out.
+
+    Args:
+        outputs: variables that the region made; only functions behind them are followed.
+        functions: the function nodes of the region.
     """
     found = [y.creator_node for y in outputs if y.creator_node in functions]
     seen = set(found)
@@ -53,7 +59,12 @@ def outside(outputs: Sequence[Any], functions: Any) -> Iterator[tuple[Any, Any]]
 
 
 def check_call(index: int, before: Sequence[RegionCall], call: RegionCall) -> None:
-    """Raise RecomputeError unless call ``index`` of the second run equals that of the first."""
+    """Check that call ``index`` of the second run equals the same call of the first run.
+
+    Raises:
+        RecomputeCountError: another function, or one more. RecomputeShapeError,
+        RecomputeDtypeError: its inputs have other shapes or types.
+    """
     if index >= len(before):
         raise RecomputeCountError(
             f"the second run has a function more than the first: {call.label!r} ({call.line})"

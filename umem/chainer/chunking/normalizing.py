@@ -2,7 +2,7 @@
 
 Channels do not mix, and NumPy sums up those of a part as it does among all, where arrays are
 C-contiguous and there are two channels at least: alone, one's samples would be one run of memory.
-What goes otherwise is left whole.
+All other calls are computed whole.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ def normalize(
     xp: Any, expander: Any, beta: Array, eps: float, decay: float, running_mean: Any,
     running_var: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Normalise in parts as `GeneralBatchNormalizationImpl.forward` does, with its arguments and
-    result.
+    """Compute `GeneralBatchNormalizationImpl.forward` some channels at a time, within a cap.
+
+    Takes its arguments after the cap and the method, ``proceed``, and returns its result. A call
+    whose channels cannot be taken apart with the same bits is computed whole.
     """
     running = running_mean, running_var
 
@@ -60,7 +62,11 @@ def normalize_back(
     x_layout: Any, xp: Any, expander: Any, mean: Array, inv_std: Array, eps: float, var: Any,
     forward_data: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Compute in parts as `GeneralBatchNormalizationImpl.backward` does."""
+    """Compute `GeneralBatchNormalizationImpl.backward` some channels at a time, within a cap.
+
+    Takes its arguments after the cap and the method, ``proceed``, and returns its gradients. A call
+    whose channels cannot be taken apart with the same bits is computed whole.
+    """
 
     def part_of(part: slice) -> Any:
         return proceed(
@@ -81,7 +87,7 @@ def normalize_back(
 
 
 def _goes_by_channels(xp: Any, axis: Any, gamma: Array, x: Array, *others: Array) -> bool:
-    """Tell whether some channels alone get the same bits as among all."""
+    """Tell whether each channel gets the same bits in a part of the channels as among all."""
     arrays = gamma, x, *others
     return (
         xp is np

@@ -327,7 +327,16 @@ def _empty(layers: dict[str, Any], links: dict[str, Any], scheme: Scheme) -> dic
 
 
 def _fill(name: str, model: Any, arrays: SafetensorsFile, values: dict[str, Any]) -> None:
-    """Copy the file's arrays into a model, and check that both have the same names."""
+    """Copy a file's arrays and other persistent values into a model.
+
+    Args:
+        name: of the file, for messages.
+        model: with quantised links.
+        arrays, values: of the file.
+
+    Raises:
+        QuantizationError: the file lacks one of the model's, has others, or one does not fit.
+    """
     collector = Collector()
     model.serialize(collector)
     shared = collector.arrays.keys() - _once(collector.arrays).keys()

@@ -158,7 +158,11 @@ def _beside(tensor: Any, folder: Path, nbytes: int) -> bytes:
 
 
 def type_of(onnx: Any, name: str, data_type: int, shape: tuple[int, ...]) -> TensorType:
-    """Return a tensor's type, after checking that a machine could hold it."""
+    """Return a tensor's type, after checking that a machine could hold it.
+
+    Raises:
+        OnnxError: its element type is unknown or text, its shape is none, or it is too large.
+    """
     try:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(data_type)
     except (KeyError, ValueError, TypeError) as error:

@@ -100,7 +100,11 @@ class DeviceFft(HostFft):
         return SUCCESS
 
     def _transform_parts(self, plan: int, given: int, made: int, direction: int) -> int:
-        """Run a plan on parts of several devices."""
+        """Transform in place the parts, on several devices, that the descriptor ``given`` lists.
+
+        Returns:
+            `SUCCESS`; or INVALID_PLAN, where there is no such plan.
+        """
         found = self._made.get(plan)
         if found is None:
             return INVALID_PLAN
