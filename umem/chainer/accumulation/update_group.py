@@ -60,8 +60,8 @@ class Group:
         """Run a loss function on one call's samples, and add their gradient to the group's sum.
 
         Raises:
-            AccumulationError: parts cannot be added up. After any error the group is dropped, and
-                the model's state and random generators are as before the call.
+            AccumulationError: parts cannot be added up. After any error the group and the
+                parameters' gradients are dropped, and a `StepState` puts back all else.
         """
         batch = _batch(given)
         state = StepState(self._model)

@@ -122,8 +122,8 @@ class Mover(Subscriber):
 
         Args:
             func: has run.
-            is_here: the function ran in the thread that is offloaded; in others only buffers that
-                are known already are remembered, and no new one is made.
+            is_here: the function ran in the thread whose saved tensors are offloaded; for others
+                no new buffer is made, and only known ones are remembered.
         """
         self._applied.add(func)
         buffers: dict[int, Buffer] = {}

@@ -117,7 +117,8 @@ class SaverOfRanks(RunSaver):
         A snapshot that could not be written is removed.
 
         Raises:
-            FileError: a rank's part cannot be written; the same error on all ranks.
+            FileError: a rank's part cannot be written, or an old snapshot cannot be removed; the
+                same error on all ranks.
         """
         directory = self._on_first(lambda: new_directory(self._operations, self.folder))
         try:

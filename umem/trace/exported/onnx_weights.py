@@ -161,7 +161,7 @@ def type_of(onnx: Any, name: str, data_type: int, shape: tuple[int, ...]) -> Ten
     """Return a tensor's type, after checking that a machine could hold it.
 
     Raises:
-        OnnxError: its element type is unknown or text, its shape is none, or it is too large.
+        OnnxError: its element type is unknown or text, its shape is not valid, or it is too large.
     """
     try:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(data_type)

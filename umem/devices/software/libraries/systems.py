@@ -53,7 +53,7 @@ class HostSystems(HostLibrary):
         self, dtype: Any, handle: int, n: int, columns: int, a: int, lda: int, pivots: int, b: int,
         ldb: int, x: int, ldx: int, work: int, size: int, info: int,
     ) -> int:  # fmt: skip
-        """Solve a square system for each column of ``b`` into ``x``; return 0, success.
+        """Solve a square system for each column of ``b`` into ``x``; return status 0.
 
         Leaves the LU factors in ``a``. A zero pivot's number is in ``info``, and ``x`` holds no
         solution then.
@@ -71,7 +71,7 @@ class HostSystems(HostLibrary):
         self, dtype: Any, handle: int, m: int, n: int, columns: int, a: int, lda: int, b: int,
         ldb: int, x: int, ldx: int, work: int, size: int, info: int,
     ) -> int:  # fmt: skip
-        """Solve a least-squares problem for each column of ``b`` into ``x``; return 0, success."""
+        """Solve a least-squares problem for each column of ``b`` into ``x``; return status 0."""
         left, right = self._matrix(dtype, a, m, n, lda), self._matrix(dtype, b, m, columns, ldb)
         found = self._matrix(dtype, x, n, columns, ldx)
         self._tell("gels", (left, right), (found,), 2 * m * n * (n + columns))
@@ -85,7 +85,7 @@ class HostSystems(HostLibrary):
     ) -> None:  # fmt: skip
         """Solve a sparse system into ``x``; a singular one gives NaN.
 
-        ``result`` gets -1, or for a singular system the index of the smallest pivot.
+        ``result`` gets -1, or for a singular system the index of a small pivot.
         """
         parts = (
             self._vector(dtype, values, count), self._vector("i4", indexes, count),
