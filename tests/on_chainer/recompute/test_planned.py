@@ -18,7 +18,7 @@ import chainer.links as L
 
 from umem.chainer.recompute import graph_store, observing, training
 from umem.chainer.recompute.gradients import GradientSums
-from umem.chainer.recompute.observing import HostPeaks
+from umem.chainer.recompute.observing import PassPeaks
 from umem.errors import BudgetError, RecomputeWarning
 
 expected: dict[str, dict[str, Any]] = {}
@@ -373,7 +373,7 @@ def test_a_budget_that_was_passed_is_planned_for_again_or_said(
     train("residual", memory, steps=3)
     budget = round(0.97 * planned(memory)[0].plan.plain_bytes)
     monkeypatch.setattr(graph_store, "OBJECTS", 0)
-    monkeypatch.setattr(HostPeaks, "peak", lambda self, cleared: round((1 + over) * budget))
+    monkeypatch.setattr(PassPeaks, "peak", lambda self, cleared: round((1 + over) * budget))
     memory = umem.chainer.Recompute(budget)
     same(train("residual", memory), plain("residual"))
     (learned,) = planned(memory)
@@ -417,7 +417,7 @@ def test_what_a_pass_took_more_is_forgotten_when_there_is_more_to_plan_for(
     optimizer = chainer.optimizers.Adam().setup(model)
     x = np.ones((2000, 64), "f")
     memory = umem.chainer.Recompute("3MiB")
-    monkeypatch.setattr(HostPeaks, "peak", lambda self, cleared: 30 << 20)
+    monkeypatch.setattr(PassPeaks, "peak", lambda self, cleared: 30 << 20)
     with pytest.warns(RecomputeWarning, match="this one stays"), memory:
         for step in range(8):
             loss = F.mean(model(x) ** 2)

@@ -1,4 +1,4 @@
-"""The measured peak of a step in the steady state, to compare with a budget; for NumPy only."""
+"""The measured peak of a step in the steady state, to compare with a budget."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import chainer
 import numpy as np
 
 from umem.chainer.parameters_once import parameters
+from umem.chainer.recompute.observing import meter_of
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.devices.open import entered_device
-from umem.trace.recording.meter import HostMeter, is_host_measured, was_followed
+from umem.trace.recording.meter import BlockMeter, HostMeter, is_host_measured, was_followed
 from umem.trace.recording.storage import root_of
 from umem.units import format_bytes
 
@@ -22,12 +23,13 @@ OBJECTS = 1 << 20
 
 
 class StepPeak(Subscriber):
-    """Measures the peak bytes of a step in the steady state, by `tracemalloc`.
+    """Measures the peak bytes of a step in the steady state.
 
-    A step lasts from the end of one update to that of the next. Counted are the parameters,
-    gradients, states, persistent arrays of links and inputs that were there before, and everything
-    that is allocated. Tracing begins a step earlier, so that arrays which that step leaves are
-    followed. Both steps run slower. On a GPU, on a virtual one, and where the program uses
+    A step lasts from the end of one update to that of the next. On a GPU the peak is that of its
+    pools, which have whatever the process has there. On the host, by `tracemalloc`, counted are the
+    parameters, gradients, states, persistent arrays of links and inputs that were there before, and
+    everything that is allocated; tracing begins a step earlier, so that arrays which that step
+    leaves are followed, and both steps run slower. On a virtual GPU, and where the program uses
     tracemalloc itself, nothing is measured.
 
     Args:
@@ -44,7 +46,7 @@ class StepPeak(Subscriber):
         self._period, self._count = period, 0
         self._is_on = self._looks = False
         self._most = 0
-        self._meter = HostMeter()
+        self._meter: BlockMeter = HostMeter()
         self._inputs: dict[int, int] = {}
         self.why_not = "the script ended before a step that had settled"
         self.peak_bytes: int | None = None
@@ -66,7 +68,9 @@ class StepPeak(Subscriber):
             self._meter.reset()
         elif self._looks:
             self._look()
-            self.peak_bytes = self._most + lasting_bytes(optimizers) + sum(self._inputs.values())
+            self.peak_bytes = self._most
+            if isinstance(self._meter, HostMeter):
+                self.peak_bytes += lasting_bytes(optimizers) + sum(self._inputs.values())
             self.stop()
 
     def stop(self) -> None:
@@ -85,22 +89,25 @@ class StepPeak(Subscriber):
         if peak <= budget_bytes:
             return f"it held: {said}"
         over = f"{format_bytes(peak - budget_bytes)} over the budget"
-        if peak <= budget_bytes + OBJECTS:
+        if isinstance(self._meter, HostMeter) and peak <= budget_bytes + OBJECTS:
             return f"it held but for Python's own objects, which are measured too: {said}, {over}"
         return f"it did NOT hold: {said}, {over}"
 
     # -- the measurement -------------------------------------------------------------------
 
     def _begin(self, optimizers: list[Any]) -> None:
-        """Start tracing, unless arrays are not on the host or somebody traces already."""
+        """Start the meter of the memory that parameters are in, if that can be measured."""
         arrays = [one.array for each in _set_up(optimizers) for one in parameters(each.target)]
-        if entered_device() is not None or not all(
-            one is None or isinstance(one, np.ndarray) for one in arrays
-        ):
-            self.why_not = "on a GPU, and on a model of one, nothing is measured yet"
+        if entered_device() is not None:
+            self.why_not = "on a virtual GPU nothing is measured"
             return
-        if is_host_measured():
+        self._meter = meter_of(arrays)
+        if isinstance(self._meter, HostMeter) and is_host_measured():
             self.why_not = "something else traces memory by tracemalloc"
+            return
+        why_not = self._meter.why_not()
+        if why_not is not None:
+            self.why_not = why_not
             return
         self._meter.start()
         self._is_on = True

@@ -20,7 +20,7 @@ from umem.devices.cost import cuda_model
 from umem.devices.open import entered_device
 from umem.errors import UnsupportedError
 from umem.planner.from_trace import DRAWS
-from umem.trace.recording.meter import HostMeter
+from umem.trace.recording.meter import BlockMeter, HostMeter
 from umem.trace.recording.storage import root_of
 
 _MT19937_BYTES = 624 * 4 + 4
@@ -264,13 +264,26 @@ def model_seconds() -> float | None:
     return None if figures is None else figures.seconds
 
 
-# -- memory on the host -------------------------------------------------------------------------
+# -- memory --------------------------------------------------------------------------------------
 
 
-class HostPeaks:
-    """Measures each call's workspace, or the peak of a whole pass, by a `HostMeter`; or is off.
+def meter_of(arrays: Iterable[Any]) -> BlockMeter:
+    """Return a meter of the memory that arrays are in: the host's, or the current GPU's pools.
 
-    Slow, and it sees NumPy's memory only: on a GPU nothing is measured.
+    The host's where all are NumPy's; variables and None are allowed among them.
+    """
+    arrays = [getattr(x, "array", x) for x in arrays]
+    if all(x is None or isinstance(x, np.ndarray) for x in arrays):
+        return HostMeter()
+    from umem.devices.cuda.pool_meter import PoolMeter  # imports CuPy, which need not be there
+
+    return PoolMeter()
+
+
+class PassPeaks:
+    """Measures each call's workspace, or the peak of a whole pass, by a meter; or is off.
+
+    Slow on the host, where the meter is that of `tracemalloc`.
 
     Attributes:
         what: ``workspace`` or ``peak`` while measuring; None while off.
@@ -279,18 +292,18 @@ class HostPeaks:
     def __init__(self) -> None:
         self.what: str | None = None
         self._before = self._forward = 0
-        self._meter = HostMeter()
+        self._meter: BlockMeter = HostMeter()
         self._blind = False
 
-    def start(self, what: str, *, blind: bool = False) -> None:
+    def start(self, what: str, meter: BlockMeter, *, blind: bool = False) -> None:
         """Begin to measure each call's ``workspace``, or a pass's ``peak``.
 
-        ``blind``: the arrays are in memory that the meter does not see, and nothing is measured.
+        ``blind``: the meter counts more than a GPU's arrays, and nothing is measured.
         """
-        self.what, self._blind = what, blind
+        self.what, self._meter, self._blind = what, meter, blind
         if not blind:
-            self._meter.start()
-            self._before, self._forward = self._meter.held().live, 0
+            meter.start()
+            self._before, self._forward = meter.held().live, 0
 
     def stop(self) -> None:
         """Stop measuring; a `tracemalloc` that was on before stays on."""

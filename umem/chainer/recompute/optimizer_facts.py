@@ -6,11 +6,9 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from umem.chainer.update_chunks import is_chunked
 from umem.trace.analysis.updating import whole_workspace
-from umem.trace.recording.meter import HostMeter
+from umem.trace.recording.meter import BlockMeter, HostMeter
 
 
 def state_bytes(rule: Any) -> int:
@@ -25,14 +23,14 @@ def arrays_bytes(state: Mapping[str, Any] | None) -> int:
 
 
 class _Measurement:
-    """Measures the workspace of one update, or hook, with a `HostMeter`.
+    """Measures the workspace of one update, or hook, by the meter of its arrays' memory.
 
     The optimizer state that the update makes is not workspace.
     """
 
-    def __init__(self, rule: Any) -> None:
+    def __init__(self, rule: Any, meter: BlockMeter) -> None:
         self._rule, self._kept = rule, state_bytes(rule)
-        self._meter = HostMeter()
+        self._meter = meter
         self._meter.start()
         self._before = self._meter.held().live
         self._most = self._most_whole = 0
@@ -86,10 +84,15 @@ class OptimizerFacts:
     """
 
     def __init__(self) -> None:
+        self._meter: Callable[[], BlockMeter] = HostMeter
         self._updated: dict[int, _Updated] = {}
         self._has_new = False
         self._measurement: _Measurement | None = None
         self._hooks: dict[int, tuple[Any, int]] = {}
+
+    def measure_by(self, meter: Callable[[], BlockMeter]) -> None:
+        """Measure workspace from now on by meters that this makes, of the memory of arrays."""
+        self._meter = meter
 
     @property
     def parameters(self) -> list[Any]:
@@ -126,12 +129,13 @@ class OptimizerFacts:
     def update(self, update: Callable[[], None], parameter: Any) -> None:
         """Update a parameter, and record its bytes; the workspace of its first update is measured.
 
-        Workspace is measured for NumPy's arrays only.
+        Where the allocator of its array cannot be measured, workspace is taken to be 0.
         """
         known = self._known(parameter)
         workspace = whole = 0
-        if known is None and type(parameter.array) is np.ndarray:
-            self._measurement = _Measurement(parameter.update_rule)
+        meter = self._meter()
+        if known is None and meter.why_not() is None:
+            self._measurement = _Measurement(parameter.update_rule, meter)
             try:
                 update()
                 workspace, whole = self._measurement.end()
@@ -161,7 +165,11 @@ class OptimizerFacts:
         if id(hook) in self._hooks:
             call()
             return
-        measurement = _Measurement(None)
+        meter = self._meter()
+        if meter.why_not() is not None:
+            call()
+            return
+        measurement = _Measurement(None, meter)
         try:
             call()
             nbytes = measurement.end_of_hook()

@@ -142,7 +142,10 @@ class Recompute:
 
     @property
     def measured_bytes(self) -> int | None:
-        """Return the peak of the first pass that followed that plan; None before, and on a GPU."""
+        """Return the peak of the first pass that followed that plan; None before.
+
+        None, too, where CuPy's allocator calls no memory hooks.
+        """
         largest = self._largest()
         return None if largest is None else largest.measured_bytes
 

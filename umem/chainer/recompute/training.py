@@ -9,12 +9,11 @@ from functools import cached_property
 from typing import Any
 
 import chainer
-import numpy as np
 
 from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.carrying import Target
 from umem.chainer.recompute.graph_store import AGAIN, KEEPS, Graphs
-from umem.chainer.recompute.observing import HostPeaks, check_tape
+from umem.chainer.recompute.observing import PassPeaks, check_tape, meter_of
 from umem.chainer.recompute.offloaded import OffloadTarget
 from umem.chainer.recompute.online import EvictOnline, Experience, Room
 from umem.chainer.recompute.pass_policies import (
@@ -30,6 +29,7 @@ from umem.chainer.recompute.tape import Call, ReadArrays
 from umem.chainer.recompute.whole_graph import make_whole, reaches_more, watch_over
 from umem.chainer.saved.tiers.tiers import Where
 from umem.errors import RecomputeError
+from umem.trace.recording.meter import HostMeter
 
 INTO_EARLIER = "its backward goes on into an earlier graph"
 ELSEWHERE = "it goes backward, or is cut, in another thread or inside a backward"
@@ -103,7 +103,7 @@ class Training:
         self._told: set[bool] = set()
         self.now: Pass | None = None
         self._ends = False
-        self.peaks = HostPeaks()
+        self.peaks = PassPeaks()
         self.pass_count = self.plain_count = 0
         self._number = 0
         self._began = 0.0
@@ -165,6 +165,7 @@ class Training:
         self.offload.open(inputs)
         alike = self.graphs.plan(func, inputs)
         self._number += 1
+        self.graphs.optimizers.measure_by(type(meter_of(inputs)))
         self._began = time.perf_counter()
         self.now = now = self._new(alike)
         self._reads.add(now.reads)
@@ -175,9 +176,21 @@ class Training:
         what = self.graphs.to_measure(alike, plain=not now.learns)
         if what is not None:
             blind = what == "peak" and self.offload.is_among_arrays
-            self.peaks.start(what, blind=blind or not _on_host(inputs))
+            self._measure(what, inputs, blind=blind)
             self._may_be = [one for one in alike if not one.is_measured]
         return now
+
+    def _measure(self, what: str, arrays: Iterable[Any], *, blind: bool = False) -> None:
+        """Begin to measure where arrays are; warn if that cannot be done.
+
+        ``blind``: NumPy's memory has more than the arrays of the GPU, and is not measured.
+        """
+        meter = meter_of(arrays)
+        why_not = meter.why_not()
+        if why_not is not None:
+            self.graphs.say(why_not)
+        on_host = isinstance(meter, HostMeter)
+        self.peaks.start(what, meter, blind=why_not is not None or (blind and on_host))
 
     def _new(self, alike: list[SeenGraph]) -> Pass:
         """Choose the policy of a pass whose first call is that of these graphs."""
@@ -267,7 +280,7 @@ class Training:
         self.graphs.say(other_call(len(now.calls) - 1, now.calls[-1].label))
         self.peaks.stop()
         if self.graphs.is_unmeasured([call.signature for call in now.calls]):
-            self.peaks.start("workspace", blind=not _on_host(now.calls[-1].values or ()))
+            self._measure("workspace", now.calls[-1].values or ())
 
     # -- changes outside of a pass ---------------------------------------------------------
 
@@ -454,8 +467,3 @@ class Training:
             now.use_plain_ranks()
             self.alive.remember(now.calls)
         return now.rule.has_graph() or self.alive.has_newest_graph()
-
-
-def _on_host(arrays: Iterable[Any]) -> bool:
-    arrays = [x.array if isinstance(x, chainer.Variable) else x for x in arrays]
-    return all(isinstance(array, np.ndarray) for array in arrays)

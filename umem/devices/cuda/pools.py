@@ -177,6 +177,11 @@ class Pools:
         with self._driver.current():
             return caches + sum(int(pool.used_bytes()) for pool in self._of(kind))
 
+    def made(self) -> list[CupyPool | Cache]:
+        """Return the pools and caches that exist, CuPy's default pool apart."""
+        with self._lock:
+            return [*self._pools.values(), *(c for caches in self._caches.values() for c in caches)]
+
     def give_back(self, *kinds: Kind) -> None:
         """Free these kinds' free blocks; waits for the GPU if there are any."""
         for kind in kinds:

@@ -35,6 +35,28 @@ class Meter(Protocol):
         """Set the peak to the live bytes."""
 
 
+class BlockMeter(Meter, Protocol):
+    """A meter that measures between `start` and `stop`, or inside a ``with`` block.
+
+    Attributes:
+        is_ours: whether frees of what is older than `start` are not seen, so that they do not lower
+            the live bytes.
+    """
+
+    @property
+    def is_ours(self) -> bool: ...
+    def start(self) -> None:
+        """Begin to measure, and reset the peak."""
+
+    def stop(self) -> None:
+        """Stop measuring; a second time does nothing."""
+
+    def __enter__(self) -> BlockMeter: ...
+    def __exit__(self, *exception: object) -> None: ...
+    def why_not(self) -> str | None:
+        """Return why peaks cannot be measured now; None if they can."""
+
+
 class HostMeter:
     """Measures the host's memory by `tracemalloc`, which is on from `start` to `stop`.
 
@@ -77,6 +99,9 @@ class HostMeter:
         self.stop()
         if missing > 0:
             np.empty(missing, np.uint8)  # untouched: no memory, but the peak is raised
+
+    def why_not(self) -> None:
+        """Return None: the host's memory can always be measured."""
 
     def held(self) -> HeldBytes:
         """Return traced live bytes and their peak since `reset`; zeros if tracemalloc is off."""

@@ -2,8 +2,9 @@
 
 A graph that never comes back has no history of its own; its functions have one. The first calls of
 a class are examined closely, as `umem.chainer.recompute.observing` does. The rise of memory while a
-call runs is measured for the first calls of a class, and again for larger ones, by `tracemalloc`
-around that call alone; other calls take their share of the bytes that they work on.
+call runs is measured for the first calls of a class, and again for larger ones, by the
+meter of its arrays' memory, around that call alone; other calls take their share of the bytes
+that they work on.
 """
 
 from __future__ import annotations
@@ -11,13 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
-from umem.chainer.recompute.observing import Before, again_and_stash, look
+from umem.chainer.recompute.observing import Before, again_and_stash, look, meter_of
 from umem.chainer.recompute.tape import STATISTICS
 from umem.chainer.saved.slots import Stash
 from umem.planner.from_trace import DRAWS
-from umem.trace.recording.meter import HostMeter
 
 LOOKS = 3
 """This many calls of a class are examined, and this many rises measured for each shape."""
@@ -183,13 +181,14 @@ class Kinds(dict[type, FunctionKind]):
 
 
 def rise_of(run: Callable[[], Any], arrays: Iterable[Any]) -> tuple[Any, int | None]:
-    """Run a function, and measure the rise of memory; None if the arrays are not NumPy's.
+    """Run a function, and measure the rise of memory; None if it cannot be measured.
 
     A peak that the user follows with `tracemalloc` stays as it was.
     """
-    if not all(isinstance(array, np.ndarray) for array in arrays):
+    meter = meter_of(arrays)
+    if meter.why_not() is not None:
         return run(), None
-    with HostMeter() as meter:
+    with meter:
         before = meter.held().live
         made = run()
         return made, meter.held().peak - before

@@ -1,0 +1,132 @@
+"""The meter of a GPU's pools, on the software GPU: every program in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from software_programs import needs_compiler, needs_cupy, run
+
+pytestmark = [needs_compiler, needs_cupy]
+METER = """
+from umem.devices.cuda.pool_meter import PoolMeter
+KIB = 1024
+def array(kib): return cp.empty(kib * KIB, cp.uint8)
+def kib(held): return held.live // KIB, held.peak // KIB
+meter = PoolMeter()
+"""
+
+
+def said(program: str, cache: Path) -> list[str]:
+    return run(METER + program, cache).splitlines()
+
+
+def test_level_and_peak_are_the_pool_s_own(kernel_cache: Path) -> None:
+    program = """
+print(kib(meter.held()))
+old = array(8)
+with meter:
+    base = meter.held().live
+    assert base == cp.get_default_memory_pool().used_bytes()
+    x, y = array(64), array(32)
+    del x
+    print(kib(meter.held()), meter.held().workspace // KIB)
+    meter.reset()
+    print(kib(meter.held()))
+    del old
+    print(kib(meter.held()))
+    tiny = cp.empty(1, cp.uint8)
+    print(meter.held().live % KIB)
+"""
+    assert said(program, kernel_cache) == ["(0, 0)", "(40, 104) 64", "(40, 40)", "(32, 40)", "512"]
+
+
+def test_arrays_of_other_threads_and_the_collector_count(kernel_cache: Path) -> None:
+    program = """
+import gc, threading
+kept = []
+meter.start()
+other = threading.Thread(target=lambda: kept.append(array(16)))
+other.start(); other.join()
+print(kib(meter.held()))
+class Loop: pass
+loop = Loop(); loop.self, loop.array = loop, array(64)
+del loop
+freeing = threading.Thread(target=lambda: (kept.clear(), gc.collect()))
+freeing.start(); freeing.join()
+print(kib(meter.held()))
+"""
+    assert said(program, kernel_cache) == ["(16, 16)", "(0, 80)"]
+
+
+def test_hooks_of_the_program_s_own_come_and_go_in_any_order(kernel_cache: Path) -> None:
+    program = """
+class Mine(cp.cuda.memory_hook.MemoryHook):
+    name, count = "mine", 0
+    def malloc_postprocess(self, **k): self.count += 1
+mine, second = Mine(), PoolMeter()
+meter.start()
+mine.__enter__()
+second.start()
+x = array(4)
+meter.stop()
+y = array(4)
+mine.__exit__()
+z = array(4)
+print(mine.count, kib(second.held()))
+second.stop(); second.stop(); meter.stop()
+print(len(cp.cuda.memory_hook.get_memory_hooks()))
+meter.start(); meter.start(); meter.stop()
+print(len(cp.cuda.memory_hook.get_memory_hooks()))
+"""
+    assert said(program, kernel_cache) == ["2 (12, 12)", "0", "0"]
+
+
+def test_a_meter_that_another_thread_stops_follows_nothing_any_more(kernel_cache: Path) -> None:
+    program = """
+import threading
+meter.start()
+stopping = threading.Thread(target=meter.stop)
+stopping.start(); stopping.join()
+x = array(64); del x
+print(meter.held().peak // KIB)
+meter.start()
+x = array(64); del x
+print(meter.held().peak // KIB, len(cp.cuda.memory_hook.get_memory_hooks()))
+"""
+    assert said(program, kernel_cache) == ["0", "64 1"]
+
+
+@pytest.mark.parametrize("mode", ["managed", "hybrid", "unmanaged"])
+def test_pools_of_umem_s_modes_are_measured(mode: str, kernel_cache: Path) -> None:
+    program = f"""
+with umem.{mode}():
+    first = array(8)
+    with meter:
+        x = array(64); y = array(8); del x
+        print(meter.why_not(), kib(meter.held()))
+"""
+    assert said(program, kernel_cache) == ["None (16, 80)"]
+
+
+def test_an_allocator_without_hooks_is_said_and_one_of_cupy_s_own_is_measured(
+    kernel_cache: Path,
+) -> None:
+    program = """
+print(meter.why_not())
+cp.cuda.set_allocator(cp.cuda.MemoryPool(cp.cuda.malloc_managed).malloc)
+with meter:
+    x = array(64)
+    print(meter.why_not(), kib(meter.held()))
+cp.cuda.set_allocator(cp.cuda.MemoryAsyncPool().malloc)
+print(meter.why_not())
+cp.cuda.set_allocator(cp.cuda.malloc_managed)
+print(meter.why_not())
+cp.cuda.set_allocator(None)
+print("None is", meter.why_not())
+"""
+    none, own, pool, function, last = said(program, kernel_cache)
+    assert (none, own) == ("None", "None (64, 64)")
+    assert "(MemoryAsyncPool) calls no memory hooks" in pool
+    assert "(malloc_managed) calls no memory hooks" in function
+    assert "None is" in last

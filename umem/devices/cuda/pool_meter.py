@@ -1,0 +1,130 @@
+"""The meter of a GPU's memory: levels by the pools' own figures, peaks by CuPy's memory hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any, Protocol
+
+import cupy
+from cupy.cuda import memory_hook
+
+from umem.devices.cuda.gpus import open_cuda
+from umem.trace.recording.meter import HeldBytes
+
+
+class Level(Protocol):
+    """Memory that tells how much of it arrays use."""
+
+    def used_bytes(self) -> int: ...
+
+
+class _PeakHook(memory_hook.MemoryHook):
+    """Reads the level after each allocation of the thread that it is entered in."""
+
+    def __init__(self, meter: PoolMeter) -> None:
+        # CuPy keeps a thread's hooks by name; a second one of a name is a KeyError.
+        self.name = f"umem PoolMeter {id(self):x}"
+        self.is_on = True
+        self._meter = meter
+
+    def malloc_postprocess(self, **allocation: int) -> None:
+        if self.is_on:
+            self._meter.note()
+
+
+class PoolMeter:
+    """Measures what arrays use of the current GPU's pools: CuPy's own, umem's, the allocator's.
+
+    Sizes are the pools', in steps of 512 bytes. The level counts every thread's arrays; the peak is
+    taken at the allocations of the thread that called `start`, and when it is read. Differs from
+    `HostMeter` in that a free of what was there before `start` lowers the level.
+
+    Cost: 1.5 us an allocation between `start` and `stop`, on the software GPU.
+    """
+
+    is_ours = False
+
+    def __init__(self) -> None:
+        self._levels: tuple[Level, ...] = ()
+        self._hook: _PeakHook | None = None
+        self._peak = 0
+
+    def start(self) -> None:
+        """Follow the pools that there are, from allocations of this thread on; reset the peak.
+
+        Does nothing but reset the peak if it has been started.
+        """
+        if self._hook is None:
+            for hook in list(memory_hook.get_memory_hooks().values()):
+                if isinstance(hook, _PeakHook) and not hook.is_on:  # another thread stopped it
+                    hook.__exit__()
+            self._levels = tuple(levels())
+            self._hook = _PeakHook(self)
+            self._hook.__enter__()
+        self.reset()
+
+    def stop(self) -> None:
+        """Follow no allocation any more; a second time does nothing. Any thread may stop it."""
+        hook, self._hook = self._hook, None
+        if hook is None:
+            return
+        hook.is_on = False
+        if hook.name in memory_hook.get_memory_hooks():  # those of this thread
+            hook.__exit__()
+
+    def __enter__(self) -> PoolMeter:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def why_not(self) -> str | None:
+        """Return why the current allocator's peaks cannot be measured; None if they can."""
+        return why_unmeasured()
+
+    def _level(self) -> int:
+        return sum(level.used_bytes() for level in self._levels)
+
+    def note(self) -> None:
+        """Raise the peak to the level."""
+        level = self._level()
+        if level > self._peak:
+            self._peak = level
+
+    def held(self) -> HeldBytes:
+        """Return the bytes that arrays use and their peak since `reset`; zeros before `start`."""
+        self.note()
+        return HeldBytes(self._level(), self._peak)
+
+    def reset(self) -> None:
+        """Set the peak to the level."""
+        self._peak = self._level()
+
+
+def levels() -> Iterable[Level]:
+    """Return the current GPU's pools in use, each once: CuPy's, umem's, the current allocator's."""
+    found: list[Level] = [cupy.get_default_memory_pool(), *open_cuda().pools.made()]
+    theirs = getattr(cupy.cuda.get_allocator(), "__self__", None)
+    if isinstance(theirs, cupy.cuda.memory.MemoryPool) and theirs not in found:
+        found.append(theirs)
+    return found
+
+
+def why_unmeasured() -> str | None:
+    """Return why the current allocator's peaks cannot be measured; None if they can.
+
+    Only CuPy's `cupy.cuda.MemoryPool` calls memory hooks, and umem's modes allocate from such.
+    """
+    allocator: Any = cupy.cuda.get_allocator()
+    theirs = getattr(allocator, "__self__", None)
+    if isinstance(theirs, cupy.cuda.memory.MemoryPool) or open_cuda().is_installed:
+        return None
+    name = type(allocator if theirs is None else theirs).__name__
+    if theirs is None or isinstance(theirs, ModuleType):
+        name = getattr(allocator, "__name__", name)
+    return (
+        f"the current allocator of CuPy ({name}) calls no memory hooks, so peaks and workspace are "
+        "not measured; use cupy.cuda.MemoryPool over it, or a mode of umem"
+    )
