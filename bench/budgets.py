@@ -32,8 +32,8 @@ from report_tables import percent, quantity, span, text
 import umem.chainer
 from umem.errors import BudgetError, RecomputeWarning
 
-FIRST, PLANNED, STEPS = 3, 3, 6
-"""The steps whose time is taken; the step from which a plan holds; the steps measured in all."""
+FIRST, PLANNED, TRACED = 3, 4, 2
+"""The steps whose time is taken; the step from which a plan holds; the steps traced at a time."""
 MB = 1e6
 Mode = AbstractContextManager[Any]
 
@@ -60,23 +60,36 @@ class Highest:
         tracemalloc.stop()
 
 
-def peaks(trainee: Trainee, mode: Mode, count: int) -> list[int]:
-    """The peak of each of the first steps: arrays, with what is there between steps."""
+def peaks(trainee: Trainee, mode: Mode, planned: bool = True) -> list[int]:
+    """The peaks of the first two steps and of two planned ones: arrays, with what is there before.
+
+    Between them plans are made, untraced: their tables are arrays, too, on the host alone.
+    """
     trainee.reset()
     trainee.model.cleargrads()
     gc.collect()
+    with mode:
+        found = traced(trainee)
+        if planned:
+            for _ in range(PLANNED - TRACED):
+                trainee.step()
+            found += traced(trainee)
+    return found
+
+
+def traced(trainee: Trainee) -> list[int]:
+    """The peaks of the next steps."""
     found: list[int] = []
     objects: list[int] = []
-    with Highest() as highest, mode:
-        for _ in range(count):
+    with Highest() as highest:
+        for _ in range(TRACED):
             gc.collect()
             highest.reset()
             highest.bytes = 0
-            trainee.step()
+            trainee.step(between=lambda: objects.append(object_bytes()))
             highest.reset()
-            found.append(highest.bytes)
-        trainee.step(between=lambda: objects.append(object_bytes()))
-    return [peak - objects[0] + trainee.constant_bytes for peak in found]
+            found.append(highest.bytes - objects[-1] + trainee.constant_bytes)
+    return found
 
 
 # -- time --------------------------------------------------------------------------------------
@@ -127,9 +140,9 @@ def first_steps(trainee: Trainee, mode: Callable[[], Mode], repeats: int) -> dic
 def measure(network: Network, repeats: int) -> list[dict[str, Any]]:
     """A row a budget."""
     trainee = Trainee(network)
-    plain = max(peaks(trainee, nullcontext(), 2))
+    plain = max(peaks(trainee, nullcontext(), planned=False))
     mode = umem.chainer.Recompute("min")
-    peaks(trainee, mode, PLANNED)
+    peaks(trainee, mode)
     least = mode.predicted_bytes
     assert least is not None
     budgets = {"least": least, "1.25 least": least * 5 // 4, "halfway": (least + plain) // 2}
@@ -138,14 +151,14 @@ def measure(network: Network, repeats: int) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"network": network.name, "budget": name, "budget_mb": budget / MB}
         row |= {"plain_mb": plain / MB}
         try:
-            found = peaks(trainee, umem.chainer.Recompute(budget), STEPS)
+            found = peaks(trainee, umem.chainer.Recompute(budget))
         except BudgetError as error:
             rows.append(row | {"error": str(error)})
             continue
         row |= {
             "first_of_budget": found[0] / budget,
             "second_of_budget": found[1] / budget,
-            "planned_of_budget": max(found[PLANNED:]) / budget,
+            "planned_of_budget": max(found[TRACED:]) / budget,
         }
         rows.append(row | first_steps(trainee, lambda b=budget: umem.chainer.Recompute(b), repeats))
     return rows
