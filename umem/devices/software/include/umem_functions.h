@@ -49,7 +49,8 @@ template <class T> static inline T umem_erfcx(T x) {
 template <class T> static inline T umem_bessel_i(int order, T x) {
   const T size = std::fabs(x);
   if (size != size) return x;
-  const T found = std::isinf(size) ? size : std::cyl_bessel_i(T(order), size);
+  // From 714 on it is beyond the largest double; from millions on libstdc++ throws.
+  const T found = size > 800 ? T(INFINITY) : std::cyl_bessel_i(T(order), size);
   return order && x < 0 ? -found : found;
 }
 // An angle in half turns, brought near zero first: so that sinpi(n) is zero.
