@@ -218,7 +218,7 @@ def test_it_follows_a_virtual_gpu(tmp_path: Path) -> None:
     found = execute("-m", "umem", "run", "--virtual", "t4", "--budget", "10MiB", path, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert "umem diet for 10.0 MiB" in found.stderr and "on: " in found.stderr
-    assert "whether it held was not measured: on a GPU, and on a model of one" in found.stderr
+    assert "whether it held was not measured: on a virtual GPU" in found.stderr
 
 
 @pytest.mark.parametrize(

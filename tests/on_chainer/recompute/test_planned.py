@@ -16,10 +16,11 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from umem.chainer.recompute import graph_store, observing, training
+from umem.chainer.recompute import graph_store, observing
 from umem.chainer.recompute.gradients import GradientSums
 from umem.chainer.recompute.observing import PassPeaks
 from umem.errors import BudgetError, RecomputeWarning
+from umem.trace.recording.meter import HostMeter
 
 expected: dict[str, dict[str, Any]] = {}
 
@@ -261,9 +262,11 @@ def test_gradients_that_are_not_cleared_are_there_beside_the_new_ones() -> None:
 def test_where_nothing_can_be_measured_a_plan_is_made_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(training, "_on_host", lambda arrays: False)  # as with CuPy's arrays
+    # As with an allocator of CuPy's that calls no memory hooks.
+    monkeypatch.setattr(HostMeter, "why_not", lambda meter: "the allocator calls no memory hooks")
     memory = umem.chainer.Recompute("min")
-    same(train("residual", memory), plain("residual"))
+    with pytest.warns(RecomputeWarning, match="no memory hooks"):
+        same(train("residual", memory), plain("residual"))
     assert planned(memory) and memory.predicted_bytes and memory.measured_bytes is None
     assert "not measured" in memory.report()
     assert not tracemalloc.is_tracing()
