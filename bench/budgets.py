@@ -171,7 +171,7 @@ def answer(result: common.Result) -> str:
     return (
         f"Planned steps take at most {percent(max(r['planned_of_budget'] for r in rows))} of the "
         f"budget, and the first step at most {percent(max(r['first_of_budget'] for r in wide))} "
-        "of it where that is above the least. At 1.25 times the least the first three steps take "
+        "of it where that is above the least; at 1.25 times the least the first three steps take "
         f"{statistics.median(at):.2f} of a plain step in the median ({span(at)})."
     )
 
