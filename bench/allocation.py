@@ -176,6 +176,15 @@ def rmm_cases() -> list[Case]:
     ]
 
 
+@contextmanager
+def metered(device: CudaDevice) -> Iterator[Malloc]:
+    """CuPy's pool while umem measures what it has in use."""
+    from umem.devices.cuda.pool_meter import PoolMeter
+
+    with PoolMeter():
+        yield device.driver.default_pool.malloc
+
+
 def gpu_cases() -> list[Case]:
     """Everything that needs a GPU; holds it to the budget of gpu_guard."""
     import gpu_guard
@@ -183,6 +192,7 @@ def gpu_cases() -> list[Case]:
     device = open_cuda()
     gpu_guard.guard(device).check(NBYTES)
     found = [case for case in cuda_cases(device, "CuPy's pool") if _serves(device, case)]
+    found.append(Case("CuPy's pool", "pool alone, metered", lambda: metered(device)))
     return found + rmm_cases()
 
 

@@ -1,9 +1,9 @@
-"""Is a budget in bytes kept from the first step, and what do the first steps cost?
+"""On NumPy, is a budget in bytes kept from the first step, and what do the first steps cost?
 
-Three budgets a network, on NumPy: the least, which "min" promises; 1.25 times it; and halfway to
+Three budgets a network: the least, which "min" promises; 1.25 times it; and halfway to
 what a plain step takes. Each has a fresh `umem.chainer.Recompute`. Peaks are those of arrays, with
 parameters, state and inputs, by tracemalloc in steps of their own. Times are processor time on one
-thread, of the first three steps, beside a plain step before each; what the planner takes is apart.
+thread, of the first three steps, beside plain ones right before; the planner's is taken off.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import statistics
 import time
 import tracemalloc
 import warnings
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -116,21 +115,19 @@ class Planner:
         self._of._plan = self._plan  # type: ignore[method-assign]
 
 
-def first_steps(trainee: Trainee, mode: Callable[[], Mode], repeats: int) -> dict[str, Any]:
-    """The first steps in a context, each of plain's before it, and the planner's seconds."""
-    ratios: list[list[float]] = []
-    planner = 0.0
+def first_steps(trainee: Trainee, budget: int, repeats: int) -> dict[str, Any]:
+    """The mean of the first steps, of plain's median right before them, without the planner."""
+    ratios, planner = [], []
     for _ in range(repeats):
         plain = [trainee.seconds(nullcontext(), call)[0] for _ in range(FIRST)]
-        with Planner() as planning, mode():
+        with Planner() as planning, umem.chainer.Recompute(budget):
             steps = [trainee.seconds(nullcontext(), call)[0] for _ in range(FIRST)]
-        planner = planning.seconds
-        whole = statistics.mean(steps) - planner / FIRST
-        ratios.append([whole / statistics.median(plain)])
+        planner.append(planning.seconds)
+        ratios.append((sum(steps) - planning.seconds) / FIRST / statistics.median(plain))
     return {
-        "first_ratio": statistics.median(r[0] for r in ratios),
-        "planner_ms": planner * 1e3,
-        "repeats": [r[0] for r in ratios],
+        "first_ratio": statistics.median(ratios),
+        "planner_ms": statistics.median(planner) * 1e3,
+        "repeats": ratios,
     }
 
 
@@ -160,7 +157,7 @@ def measure(network: Network, repeats: int) -> list[dict[str, Any]]:
             "second_of_budget": found[1] / budget,
             "planned_of_budget": max(found[TRACED:]) / budget,
         }
-        rows.append(row | first_steps(trainee, lambda b=budget: umem.chainer.Recompute(b), repeats))
+        rows.append(row | first_steps(trainee, budget, repeats))
     return rows
 
 
@@ -191,11 +188,7 @@ BENCH = common.Bench(
         quantity("first three steps of plain", "first_ratio"),
         quantity("planner", "planner_ms", "ms"),
     ),
-    notes=lambda result: [
-        f"{row['network']}, {row['budget']}: {row['error']}"
-        for row in result["rows"]
-        if "error" in row
-    ],
+    notes=common.errors("network", "budget"),
 )
 
 

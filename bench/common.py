@@ -52,6 +52,16 @@ REPEATS = (
 """What scripts call the numbers of repeats, where they call them nothing else."""
 
 
+def errors(*keys: str) -> Callable[[Mapping[str, Any]], list[str]]:
+    """Notes of the rows that have an ``error``, each named by these keys."""
+
+    def notes(result: Mapping[str, Any]) -> list[str]:
+        rows = [row for row in result["rows"] if "error" in row]
+        return [f"{', '.join(str(row[key]) for key in keys)}: {row['error']}" for row in rows]
+
+    return notes
+
+
 # -- where it ran ------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def train(network: str, mode: str, vram: int) -> dict[str, Any]:
     inputs = sent(model.inputs(batch), place)
     optimizer = chainer.optimizers.Adam().setup(model.link.to_device(place))
     pool, watch = cupy.get_default_memory_pool(), watching()
-    found: dict[str, Any] = {"in_use": [], "error": None}
+    recompute, found = None, dict[str, Any](in_use=[], error=None)
     try:
         with watch, context(mode, vram) as recompute:
             for _ in range(STEPS):
@@ -86,34 +86,17 @@ def watching() -> Any:
     return Watch()
 
 
-def context(mode: str, vram: int) -> AbstractContextManager[Any]:
-    from umem.chainer import Recompute
+@contextmanager
+def context(mode: str, vram: int) -> Iterator[Any]:
+    """What is on while it trains; gives the `Recompute`, or None."""
+    from umem.chainer import Recompute, workspace
 
-    if mode == "plain":
-        return nullcontext()
-    if mode == "budget":
-        return Recompute(vram)
-    recompute = Recompute("min")
-    return Capped(recompute) if mode.endswith("MiB") else recompute
-
-
-class Capped:
-    """Recompute inside a cap on the workspace of convolutions."""
-
-    def __init__(self, inner: Any) -> None:
-        from umem.chainer import workspace
-
-        self.inner, self.cap = inner, workspace("4MiB")
-
-    def __enter__(self) -> Any:
-        self.cap.__enter__()
-        return self.inner.__enter__()
-
-    def __exit__(self, *exception: Any) -> None:
-        try:
-            self.inner.__exit__(*exception)
-        finally:
-            self.cap.__exit__(*exception)
+    with workspace("4MiB") if mode.endswith("MiB") else nullcontext():
+        if mode == "plain":
+            yield None
+        else:
+            with Recompute(vram if mode == "budget" else "min") as recompute:
+                yield recompute
 
 
 # -- the bisection -----------------------------------------------------------------------------
@@ -128,14 +111,12 @@ def asked(network: str, mode: str, vram: int) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def least(network: str, mode: str, budget_from: int) -> dict[str, Any]:
+def least(network: str, mode: str) -> dict[str, Any]:
     """The least VRAM in which it trains, and what it does where there is plenty."""
-    wide = asked(network, mode, PLENTY if mode != "budget" else budget_from)
+    wide = asked(network, mode, PLENTY)
     if wide["error"]:
         return {"network": network, "mode": mode, "error": wide["error"]}
-    low = max(wide["in_use"][-1] if mode == "budget" else min(wide["in_use"]), GRANULE) // GRANULE
-    if mode == "budget":
-        low //= 4
+    low = 0 if mode == "budget" else min(wide["in_use"]) // GRANULE
     high, last = -(-wide["reserved"] // GRANULE), wide
     while asked(network, mode, high * GRANULE)["error"]:
         low, high = high, high + max(1, high // 8)
@@ -157,7 +138,7 @@ def rows(networks: list[str], modes: tuple[str, ...]) -> Iterator[dict[str, Any]
     for network in networks:
         plain = 0
         for mode in modes:
-            row = least(network, mode, plain)
+            row = least(network, mode)
             plain = plain or row.get("least_bytes", 0)
             if plain and "least_bytes" in row:
                 row["of_plain"] = row["least_bytes"] / plain
@@ -194,11 +175,7 @@ BENCH = common.Bench(
         quantity("predicted", "predicted_bytes", "MiB", per=MIB),
         quantity("reserved where VRAM is plenty", "reserved_bytes", "MiB", per=MIB),
     ),
-    notes=lambda result: [
-        f"{row['network']}, {row['mode']}: {row['error']}"
-        for row in result["rows"]
-        if "error" in row
-    ],
+    notes=common.errors("network", "mode"),
 )
 
 

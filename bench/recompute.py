@@ -282,11 +282,7 @@ BENCH = common.Bench(
         quantity("measured of budget", "measured_over_budget", places=3),
         text("target", "verdict"),
     ),
-    notes=lambda result: [
-        f"{row['network']}, {row['mode']}: {row['error']}"
-        for row in result["rows"]
-        if "error" in row
-    ],
+    notes=common.errors("network", "mode"),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from software_programs import needs_compiler, needs_cupy, run
+from software_programs import START, needs_compiler, needs_cupy, run
 
 pytestmark = [needs_compiler, needs_cupy]
 METER = """
@@ -130,3 +130,29 @@ print("None is", meter.why_not())
     assert "(MemoryAsyncPool) calls no memory hooks" in pool
     assert "(malloc_managed) calls no memory hooks" in function
     assert "None is" in last
+
+
+def test_a_watched_allocator_is_measured_and_one_that_bypasses_the_pool_is_said(
+    kernel_cache: Path,
+) -> None:
+    program = """
+with umem.track():
+    with meter:
+        x = array(64); del x
+        print(meter.why_not(), kib(meter.held()))
+cp.cuda.set_allocator(lambda nbytes: cp.cuda.malloc_managed(nbytes))
+print(meter.why_not()[:50])
+"""
+    first, second = said(program, kernel_cache)
+    assert first == "None (0, 64)"
+    assert second == "the current allocator of CuPy (<lambda>) calls no "
+
+
+def test_checked_mode_has_no_pools_that_could_be_measured(kernel_cache: Path) -> None:
+    start = START.replace("force=True", "force=True, checked=True")
+    program = """
+print("calls no memory hooks" in meter.why_not())
+with umem.managed():
+    print("calls no memory hooks" in meter.why_not())
+"""
+    assert run(METER + program, kernel_cache, start=start).splitlines() == ["True", "True"]

@@ -89,3 +89,61 @@ with warnings.catch_warnings(record=True) as told:
 print(sum("calls no memory hooks" in str(one.message) for one in told), recompute.measured_bytes)
 """
     assert run(program, kernel_cache, start=START) == "1 None\n"
+
+
+def test_graphs_that_never_come_back_are_measured_call_by_call(kernel_cache: Path) -> None:
+    program = """
+from umem.chainer.recompute.online.kinds import rise_of
+x = cp.zeros(1 << 18, "f")
+def twice(): return (x + 1) * 2
+made, rise = rise_of(twice, [x])
+print(rise == 2 * x.nbytes)
+layers = [L.Linear(256, 256).to_gpu() for _ in range(6)]
+inputs = cp.asarray(np.random.randn(2048, 256).astype("f"))
+trained = chainer.ChainList(*layers).to_gpu()
+other = chainer.optimizers.SGD().setup(trained)
+def loss(count):
+    h = chainer.Variable(inputs)
+    for number in range(count):
+        h = F.relu(layers[number % 6](h))
+    return F.mean(h * h)
+def peaks(counts):
+    found, watch = [], Watch()
+    with watch:
+        for count in counts:
+            watch.peak = pool.used_bytes()
+            other.update(loss, count)
+            found.append(watch.peak)
+    return found
+counts = list(range(20, 34))
+plain = peaks(counts)
+budget = max(plain) * 2 // 3
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    with umem.chainer.Recompute(budget):
+        kept = peaks(counts)
+print(json.dumps([plain, kept, budget]))
+"""
+    measured, line = run(program, kernel_cache, start=START).splitlines()
+    plain, kept, budget = json.loads(line)
+    assert measured == "True"
+    late = slice(8, None)  # from here on they are taken for graphs that do not come back
+    assert max(plain[late]) > 1.2 * budget
+    assert max(kept[late]) < 1.03 * budget
+
+
+def test_the_peak_of_a_settled_step_is_the_pool_s(kernel_cache: Path) -> None:
+    program = """
+from umem.chainer.dial.step_peak import StepPeak
+watch = StepPeak()
+seen = []
+for _ in range(6):
+    seen += steps(1)
+    watch.updated([optimizer])
+print(json.dumps([seen[-1], watch.peak_bytes, watch.against(seen[-1] + 4096),
+                  watch.against(seen[-1] // 2)]))
+"""
+    found, peak, held, over = json.loads(run(program, kernel_cache, start=START))
+    assert abs(peak - found) <= 4096
+    assert held.startswith("it held: ")
+    assert over.startswith("it did NOT hold: ")

@@ -298,7 +298,7 @@ class PassPeaks:
     def start(self, what: str, meter: BlockMeter, *, blind: bool = False) -> None:
         """Begin to measure each call's ``workspace``, or a pass's ``peak``.
 
-        ``blind``: the meter counts more than a GPU's arrays, and nothing is measured.
+        ``blind``: the meter cannot tell what the arrays take, and nothing is measured.
         """
         self.what, self._meter, self._blind = what, meter, blind
         if not blind:

@@ -133,8 +133,7 @@ class OptimizerFacts:
         """
         known = self._known(parameter)
         workspace = whole = 0
-        meter = self._meter()
-        if known is None and meter.why_not() is None:
+        if known is None and (meter := self._meter()).why_not() is None:
             self._measurement = _Measurement(parameter.update_rule, meter)
             try:
                 update()

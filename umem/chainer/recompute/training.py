@@ -181,9 +181,9 @@ class Training:
         return now
 
     def _measure(self, what: str, arrays: Iterable[Any], *, blind: bool = False) -> None:
-        """Begin to measure where arrays are; warn if that cannot be done.
+        """Begin to measure the memory that arrays are in; warn if that cannot be done.
 
-        ``blind``: NumPy's memory has more than the arrays of the GPU, and is not measured.
+        ``blind``: on the host nothing is measured, as offloaded arrays are there as well.
         """
         meter = meter_of(arrays)
         why_not = meter.why_not()
