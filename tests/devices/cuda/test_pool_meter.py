@@ -156,3 +156,19 @@ with umem.managed():
     print("calls no memory hooks" in meter.why_not())
 """
     assert run(METER + program, kernel_cache, start=start).splitlines() == ["True", "True"]
+
+
+def test_addresses_that_repeat_come_from_no_pool_that_could_be_measured(kernel_cache: Path) -> None:
+    program = """
+from umem.devices.cuda.gpus import open_cuda
+from umem.scopes import Scope
+scope = Scope()
+with umem.managed():
+    open_cuda().repeat_places(scope)
+    print("calls no memory hooks" in meter.why_not())
+    with meter:
+        kept = array(4)
+        print(kib(meter.held()))
+    scope.close()
+"""
+    assert said(program, kernel_cache) == ["True", "(4, 4)"]

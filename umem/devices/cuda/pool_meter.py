@@ -134,5 +134,5 @@ def _unmeasured(allocator: Any) -> str:
     name = getattr(owner, "__name__", type(allocator).__name__)
     return (
         f"the current allocator of CuPy ({name}) calls no memory hooks, so peaks and workspace are "
-        "not measured; use cupy.cuda.MemoryPool over it, or a mode of umem"
+        "not measured; use cupy.cuda.MemoryPool over it, or a mode of umem without prefetch"
     )
