@@ -17,6 +17,13 @@ from umem.trace.recording.thread import ThreadState
 _KEEP_THEIR_PLACE = ("Forget", "Checkpoint", "PartAggregation", "ToParts")
 """Functions that run a backward inside of their own, or exchange gradients with other ranks in it,
 so that their order must not change."""
+_LEAVE_GRADIENTS_OUT = frozenset((
+    "ArgMax", "ArgMin", "PolyGamma", "ROIAverageAlign2D", "ROIAveragePooling2D", "ROIMaxAlign2D",
+    "ROIMaxPooling2D", "ROIPooling2D",
+))  # fmt: skip
+"""Functions that give no gradient for an input of floats."""
+_FILL_IN = frozenset(("FFT", "LSTM", "SLSTM", "Separate", "SplitAxis", "TreeLSTM"))
+"""Functions that give all gradients when some of their outputs have none."""
 
 
 def is_array(value: Any) -> bool:
@@ -41,10 +48,31 @@ def running_rules(func: Any) -> tuple[bool, bool]:
 @cache
 def rules_of(kind: Any) -> tuple[bool, bool]:
     """Return `running_rules` for the class that holds a function's state."""
-    if kind.__module__.startswith(("chainer.", "umem.")):
+    if _is_known(kind):
         return kind.__name__ not in NOT_AGAIN, kind.__name__ in _KEEP_THEIR_PLACE
     is_pure = bool(getattr(kind, "umem_recomputable", False))
     return is_pure and kind.__name__ not in NOT_AGAIN, not is_pure
+
+
+def _is_known(kind: Any) -> bool:
+    return bool(kind.__module__.startswith(("chainer.", "umem.")))
+
+
+def gives_all_gradients(func: Any, reached: Sequence[bool]) -> bool:
+    """Tell whether a function's backward is known to give a gradient for each input with a graph.
+
+    Args:
+        func: its node. Nothing is known of a class that is not of Chainer or umem.
+        reached: for each output, whether it has a gradient.
+    """
+    kind = owner_of(func).__class__
+    if not _is_known(kind) or rules_of(kind)[1] or kind.__name__ in _LEAVE_GRADIENTS_OUT:
+        return False
+    if not all(reached) and kind.__name__ not in _FILL_IN:
+        return False
+    return all(
+        np.dtype(x.dtype).kind == "f" for x in func.inputs if x.requires_grad and x.creator_node
+    )
 
 
 def output_gradient_bytes(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:

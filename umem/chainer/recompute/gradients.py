@@ -14,16 +14,62 @@ Cost: the memory of waiting gradients; nothing where the two orders agree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from chainer import _backprop_utils
 
+from umem.chainer.function_facts import gives_all_gradients
 from umem.chainer.recompute.tape import Call
 
 Contended = dict[int, dict[int, tuple[int, ...]]]
 """By call and input index, the plain-backward positions of all calls that add to the gradient."""
+
+
+def plain_order(nodes: Iterable[Any], calls: Iterable[Call]) -> dict[int, int] | None:
+    """Predict the order of Chainer's own backward from some variable nodes.
+
+    Chainer takes the function of the highest rank, and of several the one that a gradient has
+    reached first (``_backprop_to_all``).
+
+    Args:
+        nodes: the roots of the backward, in their order.
+        calls: of the pass.
+
+    Returns:
+        By call, its position; None if that depends on gradients that a function may leave out, or
+        if a function that backward reaches is not one of the calls.
+    """
+    own = {id(call.func): call for call in calls if call.has_graph}
+    heap: list[tuple[int, int, Any]] = []
+    found: set[int] = set()
+    with_gradient: set[int] = set()
+
+    def reach(node: Any) -> None:
+        with_gradient.add(id(node))
+        func = node.creator_node
+        if func is not None and id(func) not in found:
+            heapq.heappush(heap, (-func.rank, len(found), func))
+            found.add(id(func))
+
+    for node in nodes:
+        reach(node)
+    order: dict[int, int] = {}
+    while heap:
+        func = heapq.heappop(heap)[2]
+        targets = [x for x in func.inputs if x.requires_grad]
+        if not targets:
+            continue
+        call = own.get(id(func))
+        reached = [(y := one()) is not None and id(y) in with_gradient for one in func.outputs]
+        if call is None or not gives_all_gradients(func, reached):
+            return None
+        order[call.index] = len(order)
+        for node in targets:
+            reach(node)
+    return order
 
 
 def contended(

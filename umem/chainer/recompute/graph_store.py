@@ -241,7 +241,7 @@ class Graphs:
             roots=now.roots,
             backward_seconds=old.backward_seconds or dict(now.backward_seconds),
             dead=frozenset(dead),
-            order=dict(now.popped),
+            order=now.order(),
             ranks=[call.plain_rank for call in now.calls],
         )
         seen.went_backward(facts, now.why)

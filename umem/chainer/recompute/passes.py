@@ -6,21 +6,28 @@ docs/design.md has the table of their transitions. All other attributes record o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import chainer
 
-from umem.chainer.recompute.gradients import GradientSums, OldGradients
+from umem.chainer.recompute.gradients import (
+    Contended,
+    GradientSums,
+    OldGradients,
+    contended,
+    plain_order,
+)
 from umem.chainer.recompute.observing import Before, Observed, gradient_bytes, observe
 from umem.chainer.recompute.pass_policies import (
     ENDED_EARLY,
+    HIGH,
     FollowPlan,
     KeepAll,
     Observe,
     PassPolicy,
 )
-from umem.chainer.recompute.seen import Roots, SeenGraph, TapeAction
+from umem.chainer.recompute.seen import Roots, SeenGraph, TapeAction, readers_of
 from umem.chainer.recompute.tape import Call, ReadArrays
 from umem.chainer.saved.tiers.tier import Tier
 
@@ -53,6 +60,8 @@ class Pass:
         old_gradients: by id of a parameter, the bytes of its gradient during forward.
         backward_workspace, backward_seconds: of the steps of its first backward.
         popped: by call, its position in this backward.
+        plain_order: by call, its position in Chainer's own backward, if this one has another order;
+            None if it has the same.
         has_nested: whether a call's backward had a backward of its own inside.
         trail: a hash that two passes of one graph have in common, if they follow no plan.
         roots, signatures: where backward began, and the signatures of the calls up to then.
@@ -80,6 +89,7 @@ class Pass:
         self.backward_workspace: dict[int, int] = {}
         self.backward_seconds: dict[int, float] = {}
         self.popped: dict[int, int] = {}
+        self.plain_order: Mapping[int, int] | None = None
         self.has_nested = False
         self.trail = 0
         self.roots: Roots = ()
@@ -232,8 +242,13 @@ class Pass:
 
     # -- backward --------------------------------------------------------------------------
 
-    def end_forward(self, refuse: str | None, roots: Roots = ()) -> None:
-        """Begin backward at these roots; ``refuse``: the reason why it may follow no policy."""
+    def end_forward(self, refuse: str | None, roots: Roots = (), nodes: Sequence[Any] = ()) -> None:
+        """Begin backward.
+
+        Args:
+            refuse: the reason why it may follow no policy; None if it may.
+            roots, nodes: where it begins, as calls and outputs, and as variable nodes.
+        """
         self.phase, self.roots = "backward", roots
         self.catch_up()
         rule = self.rule
@@ -248,10 +263,34 @@ class Pass:
         rule = self.rule
         rule.begin_backward(self.calls)
         if isinstance(rule, FollowPlan) and not rule.seen.facts.keeps_order:
-            order = rule.seen.facts.order
-            self._gradients = OldGradients(order, self.calls)
-            if rule.plan.contended:
-                self._sums = GradientSums(order, rule.plan.contended)
+            self._reorder(rule.seen.facts.order, rule.plan.contended)
+        elif isinstance(rule, Observe) and rule.drops and self.integrity == "intact":
+            self._go_in_reverse(nodes)
+
+    def _go_in_reverse(self, nodes: Sequence[Any]) -> None:
+        """Take backward in the reverse order of forward, if Chainer's own order is known.
+
+        Chainer takes functions by their depth. Those that read an input of the model, such as the
+        embedding of each word, then come last, and their outputs' gradients are alive until then.
+        """
+        plain = plain_order(nodes, self.calls)
+        if plain is None:
+            return
+        self.plain_order = plain
+        for call in self.calls:
+            call.set_rank(HIGH + 2 * call.index)
+        self._reorder(plain, contended(readers_of(self.calls), plain, range(len(self.calls))))
+
+    def _reorder(self, plain: Mapping[int, int], sums: Contended) -> None:
+        """Prepare for a backward in another order than Chainer's: for old gradients and sums.
+
+        Args:
+            plain: by call, its position in a plain backward.
+            sums: the inputs whose gradients would be added up in another order.
+        """
+        self._gradients = OldGradients(plain, self.calls)
+        if sums:
+            self._sums = GradientSums(plain, sums)
 
     def _end_early(self) -> None:
         so_far = tuple(call.signature for call in self.calls)
@@ -264,6 +303,13 @@ class Pass:
         """Restore Chainer's ranks, so that backward has the order of a plain one."""
         for call in self.calls:
             call.set_rank(call.plain_rank)
+
+    def order(self) -> dict[int, int]:
+        """Return, by call that backward has taken, its position in Chainer's own backward."""
+        if self.plain_order is None:
+            return dict(self.popped)
+        taken = sorted(self.popped, key=self.plain_order.__getitem__)
+        return {call: place for place, call in enumerate(taken)}
 
     def sign(self) -> None:
         """Record the signatures of its calls, by which its graph is found again."""

@@ -68,14 +68,11 @@ class Tape:
 def tape_of(calls: Sequence[Call], observed: Sequence[Observed]) -> Tape:
     """Make the tape of a pass that has gone forward."""
     edges: dict[tuple[int, int], None] = {}
-    readers: dict[Any, list[tuple[int, int]]] = {}
     needs = []
     for call in calls:
-        for place, entry in enumerate(call.signature[1]):
-            source = call.sources[place].call
-            readers.setdefault(entry[:2], []).append((call.index, place))
-            if source is not None:
-                edges[source.index, call.index] = None
+        for source in call.sources:
+            if source.call is not None:
+                edges[source.call.index, call.index] = None
         alive = call.needs() if call.has_graph else []
         needs.append(tuple(dict.fromkeys(c.index for c in alive)))
     return Tape(
@@ -84,8 +81,17 @@ def tape_of(calls: Sequence[Call], observed: Sequence[Observed]) -> Tape:
         tuple(observed),
         tuple(edges),
         tuple(needs),
-        readers,
+        readers_of(calls),
     )
+
+
+def readers_of(calls: Sequence[Call]) -> dict[Any, list[tuple[int, int]]]:
+    """Map each value that some calls read to the calls and inputs that read it."""
+    readers: dict[Any, list[tuple[int, int]]] = {}
+    for call in calls:
+        for place, entry in enumerate(call.signature[1]):
+            readers.setdefault(entry[:2], []).append((call.index, place))
+    return readers
 
 
 @dataclass(frozen=True)

@@ -352,7 +352,7 @@ class Training:
     # -- backward --------------------------------------------------------------------------
 
     def end_forward(
-        self, now: Pass, refuse: str | None, roots: Roots = (), nodes: Iterable[Any] = ()
+        self, now: Pass, refuse: str | None, roots: Roots = (), nodes: Sequence[Any] = ()
     ) -> None:
         """Handle the end of a pass's forward, as backward begins at some roots.
 
@@ -373,7 +373,7 @@ class Training:
             now.sign()
         if refuse is None and isinstance(rule, FollowPlan):
             refuse = self._other_backward(now, rule.seen, roots, nodes)
-        now.end_forward(refuse, roots)
+        now.end_forward(refuse, roots, nodes)
         if refuse is None and isinstance(rule, FollowPlan) and now.learns:
             self.graphs.say(ENDED_EARLY)
         self.peaks.turn()
