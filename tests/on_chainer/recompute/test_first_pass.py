@@ -11,7 +11,6 @@ from tests.compat.functions.test_functions import arrays_for, flatten
 from tests.compat.test_shims import chainer
 from umem.chainer.recompute.gradients import plain_order
 
-
 F: Any = chainer.functions
 
 
