@@ -47,15 +47,34 @@ class Highest:
         self._reset = tracemalloc.reset_peak
         tracemalloc.start(1)
         tracemalloc.reset_peak = self.reset
-        self.bytes = 0
+        self.bytes = self.plans = 0
+        # Private: in a first step a plan is made in between, whose tables are arrays, too.
+        from umem.chainer.recompute.graph_store import Graphs
+
+        self._of, self._plan = Graphs, Graphs.plan_first
+        Graphs.plan_first = self.planning(Graphs.plan_first)  # type: ignore[method-assign]
         return self
 
+    def planning(self, plan: Any) -> Any:
+        """Wrap a method that plans, whose arrays do not count."""
+
+        def planned(graphs: Any, now: Any) -> Any:
+            self.reset()
+            before = tracemalloc.get_traced_memory()[0]
+            found = plan(graphs, now)
+            self.plans += tracemalloc.get_traced_memory()[0] - before
+            self._reset()
+            return found
+
+        return planned
+
     def reset(self) -> None:
-        self.bytes = max(self.bytes, tracemalloc.get_traced_memory()[1])
+        self.bytes = max(self.bytes, tracemalloc.get_traced_memory()[1] - self.plans)
         self._reset()
 
     def __exit__(self, *exception: object) -> None:
         tracemalloc.reset_peak = self._reset
+        self._of.plan_first = self._plan  # type: ignore[method-assign]
         tracemalloc.stop()
 
 
@@ -84,7 +103,7 @@ def traced(trainee: Trainee) -> list[int]:
         for _ in range(TRACED):
             gc.collect()
             highest.reset()
-            highest.bytes = 0
+            highest.bytes = highest.plans = 0
             trainee.step(between=lambda: objects.append(object_bytes()))
             highest.reset()
             found.append(highest.bytes - objects[-1] + trainee.constant_bytes)
@@ -101,18 +120,26 @@ class Planner:
         # Private: plans are made where a step of a known graph begins, inside its first call.
         from umem.chainer.recompute.graph_store import Graphs
 
-        self.seconds, self._of, self._plan = 0.0, Graphs, Graphs._plan
-
-        def timed(graphs: Any, seen: Any) -> None:
-            start = time.process_time()
-            self._plan(graphs, seen)
-            self.seconds += time.process_time() - start
-
-        Graphs._plan = timed  # type: ignore[method-assign]
+        self.seconds, self._of = 0.0, Graphs
+        self._methods = {name: getattr(Graphs, name) for name in ("_plan", "plan_first")}
+        for name, plan in self._methods.items():
+            setattr(Graphs, name, self.timed(plan))
         return self
 
+    def timed(self, plan: Any) -> Any:
+        """Wrap a method that plans, whose time is added up."""
+
+        def timed(graphs: Any, what: Any) -> Any:
+            start = time.process_time()
+            found = plan(graphs, what)
+            self.seconds += time.process_time() - start
+            return found
+
+        return timed
+
     def __exit__(self, *exception: object) -> None:
-        self._of._plan = self._plan  # type: ignore[method-assign]
+        for name, plan in self._methods.items():
+            setattr(self._of, name, plan)
 
 
 def first_steps(trainee: Trainee, budget: int, repeats: int) -> dict[str, Any]:

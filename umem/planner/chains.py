@@ -84,6 +84,11 @@ def _problem(graph: Graph, method: Method, model: Model) -> _Problem:
     return _Problem(graph, costs, table or costs.table(sets, exact=family.exact), family)
 
 
+def forget_tables() -> None:
+    """Free the tables of costs of the last graphs, which take megabytes on the host."""
+    _problem.cache_clear()
+
+
 def _are_near(sets: tuple[int, ...]) -> bool:
     """Tell whether each set adds at most `WINDOW` nodes: a table of prefixes has such steps."""
     return all(b.bit_length() - a.bit_length() <= WINDOW for a, b in pairwise(sets))

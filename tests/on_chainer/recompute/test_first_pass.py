@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 from chainer_function_cases import CASES
+from recompute_cases import MODELS, Deep, Recurrent, larger, same, train, words
 
+import umem.chainer
 from tests.compat.functions.test_functions import arrays_for, flatten
 from tests.compat.test_shims import chainer
 from umem.chainer.recompute.gradients import plain_order
+from umem.chainer.recompute.graph_store import Graphs
+from umem.trace.recording.meter import HostMeter
 
 F: Any = chainer.functions
 
@@ -68,3 +75,98 @@ def test_the_order_of_a_plain_backward_is_known_before_it_begins(name: str, some
     if order is not None:
         by_call = sorted(order, key=order.__getitem__)
         assert [calls[index].func for index in by_call] == taken.funcs
+
+
+class Peak:
+    """The peak of arrays in one step, whatever resets the peak of tracemalloc inside."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._reset = tracemalloc.reset_peak
+        self.nbytes = self._objects = 0
+        monkeypatch.setattr(tracemalloc, "reset_peak", self.reset)
+        monkeypatch.setattr(Graphs, "plan_first", self.planning(Graphs.plan_first))
+
+    def reset(self) -> None:
+        self.nbytes = max(self.nbytes, tracemalloc.get_traced_memory()[1] - self._objects)
+        self._reset()
+
+    def planning(self, plan: Any) -> Any:
+        def planned(graphs: Any, now: Any) -> Any:
+            self.reset()
+            before = tracemalloc.get_traced_memory()[0]
+            found = plan(graphs, now)
+            self._objects += tracemalloc.get_traced_memory()[0] - before
+            self._reset()
+            return found
+
+        return planned
+
+
+@pytest.mark.parametrize("extra", [1.0, 1.25, 2.0])
+def test_the_first_pass_takes_little_more_than_its_budget(
+    extra: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned = umem.chainer.Recompute("min")
+    train(Deep, learned, data=larger, steps=4)
+    least, constant = learned.predicted_bytes, learned.graphs[0].facts.constant_bytes
+    assert least is not None
+    budget = int(extra * least)
+    assert budget < 0.9 * learned.graphs[0].problem.plain_bytes
+    peak = Peak(monkeypatch)
+    meter = HostMeter()
+    meter.start()
+    try:
+        train(Deep, umem.chainer.Recompute(budget), data=larger, steps=1)
+        peak.reset()
+    finally:
+        meter.stop()
+    objects = 300_000  # Python's own
+    assert peak.nbytes + constant < 1.1 * budget + objects
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("budget", ["min", 1])
+def test_no_bit_of_the_first_passes_changes(name: str, budget: Any) -> None:
+    """A budget that no plan keeps is an error, after the passes that are observed."""
+    memory = umem.chainer.Recompute(budget)
+    same(train(name, memory, steps=2), train(name, steps=2))
+
+
+def test_a_recurrent_network_is_planned_at_the_end_of_its_first_forward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Any] = []
+    plan_first = Graphs.plan_first
+    monkeypatch.setattr(
+        Graphs, "plan_first", lambda *args: made.append(plan_first(*args)) or made[-1]
+    )
+    train(Recurrent, umem.chainer.Recompute("min"), steps=2, data=words)
+    assert len(made) == 2 and all(one is not None for one in made)
+    made.clear()
+    train(Recurrent, umem.chainer.Recompute("60%"), steps=2, data=words)
+    assert made == [None, None]
+
+
+class Own(chainer.FunctionNode):
+    """A function of the user's, of which nothing is known."""
+
+    def forward(self, inputs: Any) -> Any:
+        return (inputs[0] * 2,)
+
+    def backward(self, indexes: Any, grad_outputs: Any) -> Any:
+        return (grad_outputs[0] * 2,)
+
+
+def test_with_a_function_of_the_users_own_backward_keeps_chainers_order() -> None:
+    def backward(memory: Any) -> tuple[Any, list[Any]]:
+        x = chainer.Variable(np.ones((4, 4), "f"))
+        with memory or nullcontext():
+            y = F.tanh(Own().apply((F.sin(x),))[0]) + F.exp(x)
+            with Taken() as taken:
+                F.sum(y).backward()
+        return x.grad, [func.__class__ for func in taken.funcs]
+
+    memory = umem.chainer.Recompute("min")
+    (found, order), (grad, plain) = backward(memory), backward(None)
+    assert np.array_equal(found, grad) and order == plain
+    assert memory.graphs[0].facts.keeps_order

@@ -15,9 +15,10 @@ from umem.chainer.recompute.observing import gradient_bytes, look_beside
 from umem.chainer.recompute.offloaded import OffloadTarget
 from umem.chainer.recompute.optimizer_facts import OptimizerFacts, state_bytes
 from umem.chainer.recompute.passes import Pass
-from umem.chainer.recompute.seen import SeenGraph, tape_of
+from umem.chainer.recompute.seen import Carried, SeenGraph, tape_of
 from umem.chainer.recompute.tape import Signature
 from umem.errors import BudgetError, RecomputeWarning, warn_at_program
+from umem.planner.chains import forget_tables
 from umem.units import format_bytes
 
 REMEMBERED = 32
@@ -123,7 +124,7 @@ class Graphs:
         if seen.refused is not None:
             raise BudgetError(seen.refused)
         try:
-            plan, said = carried(seen, self._target, self._offload.link)
+            plan, said = self._carried(seen, self._target)
         except BudgetError as error:
             seen.refuse(str(error))
             raise
@@ -135,6 +136,15 @@ class Graphs:
             if other.tape.signatures[0] == seen.tape.signatures[0]:
                 other.differ(False)
 
+    def _carried(
+        self, seen: SeenGraph, target: Target, *, moves: bool = True
+    ) -> tuple[Carried, str | None]:
+        """Plan a graph; see `carried`. ``moves``: its arrays may be offloaded."""
+        try:
+            return carried(seen, target, self._offload.link if moves else None)
+        finally:
+            forget_tables()
+
     def to_measure(self, alike: Sequence[SeenGraph], *, plain: bool) -> str | None:
         """Choose the measurement of the pass that begins: ``workspace``, ``peak`` or None.
 
@@ -145,9 +155,11 @@ class Graphs:
         wait = [one for one in alike if one.never is None and one.tries < MANY]
         unmeasured = [one for one in wait if one.plan is None and not one.is_measured]
         unfollowed = [one for one in wait if one.plan is not None and not one.followed]
-        workspace = bool(unmeasured) and not plain and self._once_seen < MANY
-        self._waiting = unmeasured if workspace else unfollowed
-        return None if not self._waiting else "workspace" if workspace else "peak"
+        if not plain and (unmeasured or not any(one.plan is not None for one in alike)):
+            self._waiting = unmeasured
+            return "workspace"
+        self._waiting = unfollowed
+        return "peak" if self._waiting else None
 
     def end_tries(self) -> None:
         """Count the measured pass, which is over, as a try of each graph that was expected."""
@@ -176,12 +188,6 @@ class Graphs:
         """True if recent graphs have not repeated, and no graph that repeats is expected."""
         once = sum(count == 1 for count in Counter(self._trails).values())
         return once >= STRANGERS and not self._wanted
-
-    def is_unmeasured(self, signatures: Sequence[Signature]) -> bool:
-        """Tell whether a graph that begins with these calls still has to be measured."""
-        return any(
-            not seen.is_measured and seen.tape.begins_with(signatures) for seen in self._seen
-        )
 
     def _count_updated(self) -> None:
         """Add the bytes of optimizers to all graphs, and discard plans made before those grew."""
@@ -242,6 +248,7 @@ class Graphs:
             backward_seconds=old.backward_seconds or dict(now.backward_seconds),
             dead=frozenset(dead),
             order=now.order(),
+            backward_workspace=now.backward_workspace if measured else old.backward_workspace,
             ranks=[call.plain_rank for call in now.calls],
         )
         seen.went_backward(facts, now.why)
@@ -269,6 +276,45 @@ class Graphs:
         seen.learn(replace(seen.facts, outlives=True))
         if seen.problem.held_bytes and not (seen.plan is not None and seen.plan.fits):
             seen.forget_plan()  # outputs that must not be recomputed are alive twice
+
+    def plan_first(self, now: Pass) -> tuple[SeenGraph, Carried] | None:
+        """Plan the backward of a pass that has gone forward without a plan, for a budget in bytes.
+
+        The workspace of a step of backward is not known before one has run: it is taken to be that
+        of the step's forward. Where no plan is within the budget, the one of the least peak is
+        taken; later passes raise.
+
+        Returns:
+            the graph with the facts that are known by then, and its plan; None if a plain step
+            fits, if the budget is a share, which has no bytes yet, or if graphs do not repeat.
+        """
+        seen = self.find(now.signatures)
+        if seen is None or now.plain_order is None or isinstance(self._target.budget, float):
+            return None
+        if seen.never is not None or self._once_seen >= MANY:
+            return None
+        observed = [
+            one._replace(workspace_bytes=workspace)
+            for one, workspace in zip(now.observed, now.workspace, strict=True)
+        ]
+        first = SeenGraph(seen.number, replace(seen.tape, observed=tuple(observed)))
+        dead = [c.index for c in now.calls if c.index not in now.plain_order and not c.has_graph]
+        first.learn(
+            replace(
+                seen.facts,
+                backward_workspace=seen.facts.backward_workspace or dict(enumerate(now.workspace)),
+                roots=now.roots,
+                order=now.plain_order,
+                ranks=[call.plain_rank for call in now.calls],
+                dead=frozenset(dead),
+            )
+        )
+        quick = self._target._replace(method="lower_sets")
+        try:
+            plan, _ = self._carried(first, quick, moves=False)
+        except BudgetError:
+            plan, _ = self._carried(first, quick._replace(budget=None), moves=False)
+        return None if plan.fits else (first, plan)
 
     def goes_again(self, signatures: Sequence[Signature]) -> None:
         """Plan a graph no more that went backward again after an update; it keeps everything."""
@@ -329,7 +375,7 @@ class Graphs:
             if seen.slack_bytes:
                 raise BudgetError
             seen.allow(max(0, found - seen.plan.peak_bytes))
-            plan, _ = carried(seen, self._target._replace(strict=True), self._offload.link)
+            plan, _ = self._carried(seen, self._target._replace(strict=True))
             seen.take_tighter(plan)
         except BudgetError:
             self.say(

@@ -25,6 +25,8 @@ from umem.trace.recording.storage import root_of
 
 _MT19937_BYTES = 624 * 4 + 4
 """Bytes of the key and the position of mt19937_state in NumPy's random/src/mt19937/mt19937.h."""
+SURE = 2
+"""Calls of a kind and shape whose workspace is measured: the first one may set up what stays."""
 _AGAIN = frozenset(("BatchNormalization", "FixedBatchNormalization"))
 """Functions that may be recomputed although they change state, as a recompute leaves it alone."""
 
@@ -281,9 +283,10 @@ def meter_of(arrays: Iterable[Any]) -> BlockMeter:
 
 
 class PassPeaks:
-    """Measures each call's workspace, or the peak of a whole pass, by a meter; or is off.
+    """Measures the workspace of calls, or the peak of a whole pass, by a meter; or is off.
 
-    Slow on the host, where the meter is that of `tracemalloc`.
+    The peak of a pass is slow to measure on the host, where the meter is that of `tracemalloc`.
+    Workspace is measured around the first calls of each kind and shape; the others take the same.
 
     Attributes:
         what: ``workspace`` or ``peak`` while measuring; None while off.
@@ -294,14 +297,18 @@ class PassPeaks:
         self._before = self._forward = 0
         self._meter: BlockMeter = HostMeter()
         self._blind = False
+        self._known: dict[Any, tuple[int, int]] = {}
+        self._key: Any = None
+        self._is_on = False
+        self._gradients: list[tuple[weakref.ref[Any], int]] = []
 
     def start(self, what: str, meter: BlockMeter, *, blind: bool = False) -> None:
-        """Begin to measure each call's ``workspace``, or a pass's ``peak``.
+        """Begin to measure the ``workspace`` of calls, or a pass's ``peak``.
 
         ``blind``: the meter cannot tell what the arrays take, and nothing is measured.
         """
         self.what, self._meter, self._blind = what, meter, blind
-        if not blind:
+        if self._measures("peak"):
             meter.start()
             self._before, self._forward = meter.held().live, 0
 
@@ -309,15 +316,58 @@ class PassPeaks:
         """Stop measuring; a `tracemalloc` that was on before stays on."""
         self._meter.stop()
         self.what = None
+        self._is_on = False
+        self._gradients = []
 
-    def call_begins(self) -> None:
-        """Begin to measure the workspace of one call."""
+    def forward_begins(self, func: Any, inputs: Any) -> None:
+        """Begin to measure the workspace of a forward, if that is not known yet."""
         if self._measures("workspace"):
-            self._meter.reset()
+            self._begin(func, [getattr(x, "array", x) for x in inputs])
+
+    def backward_begins(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Begin to measure the workspace of a step of backward, if that is not known yet.
+
+        ``args``: the arguments of Chainer's ``backprop_step`` behind the function.
+        """
+        if self._measures("workspace"):
+            targets, out_grad, in_grads = args[:3]
+            before = [g.array for found in in_grads.values() for g in found]
+            arrays = [None if g is None else g.array for g in out_grad]
+            self._begin(func, [*(x.data for x in func.inputs), *arrays, *before], targets)
+            if self._meter.is_ours:
+                self._gradients = [(weakref.ref(array), array.nbytes) for array in before]
+
+    def _begin(self, func: Any, arrays: Iterable[Any], targets: Any = None) -> None:
+        """Find the call's kind and shapes, and start the meter if they are not known well.
+
+        Attributes that are plain values, such as a stride, are of the kind.
+        """
+        owner = owner_of(func)
+        options = [
+            (name, value)
+            for name, value in vars(owner).items()
+            if type(value) in (bool, int, float, str) and name not in NODE_ATTRIBUTES
+        ]
+        shapes = [None if x is None else (x.shape, x.strides, x.dtype) for x in arrays]
+        self._key = type(owner), targets, tuple(options), tuple(shapes)
+        if self._known.get(self._key, (0, 0))[0] < SURE:
+            self._meter.start()
+            self._is_on = True
 
     def workspace(self) -> int:
         """Return the bytes that the call needed only while it ran; 0 if they are not measured."""
-        return self._meter.held().workspace if self._measures("workspace") else 0
+        if not self._measures("workspace"):
+            return 0
+        count, nbytes = self._known.get(self._key, (0, 0))
+        if self._is_on:
+            # A meter that is ours has not seen that gradients were freed once others were added.
+            freed = sum(size for array, size in self._gradients if array() is None)
+            nbytes = self._meter.held().workspace + freed
+            self._meter.stop()
+            self._is_on = False
+            self._known[self._key] = count + 1, nbytes
+        self._gradients = []
+        return nbytes
 
     def turn(self) -> None:
         """Handle the end of forward: note its peak, and begin to measure that of backward."""

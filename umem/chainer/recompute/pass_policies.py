@@ -21,10 +21,11 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Protocol
 
-from umem.chainer.function_facts import owner_of
+from umem.chainer.function_facts import gives_all_gradients, owner_of
 from umem.chainer.recompute.observing import Observed
 from umem.chainer.recompute.seen import Carried, SeenGraph, TapeAction
 from umem.chainer.recompute.tape import Call, ReadArrays
+from umem.trace.recording.storage import root_of
 
 HIGH = 1 << 40
 """Base of the ranks of calls that follow a plan, above all ranks that Chainer gives."""
@@ -304,6 +305,38 @@ PATIENCE = 2
 """A block ends at the latest at this multiple of its length."""
 
 
+class KeptBytes:
+    """Counts what a pass that is observed has in memory during its forward.
+
+    That is all that its calls have read from outside, the outputs that are kept, drawn masks, and
+    twice the most that one call has taken: the workspace of the next calls is not known.
+    """
+
+    def __init__(self) -> None:
+        self._outside: dict[int, int] = {}
+        self._calls: list[tuple[Call, Observed]] = []
+        self._drawn = self._most = 0
+
+    def add(self, call: Call, observed: Observed) -> int:
+        """Add a call that has run; return the bytes in memory."""
+        for source in call.sources:
+            if source.call is None and source.array is not None:
+                root = root_of(source.array)
+                self._outside[id(root)] = root.nbytes
+        self._calls = [(c, o) for c, o in self._calls if c.values is not None]
+        self._calls.append((call, observed))
+        self._drawn += observed.drawn_bytes
+        self._most = max(self._most, observed.nbytes + observed.workspace_bytes)
+        kept = sum(o.nbytes + o.stash_bytes for _, o in self._calls)
+        return sum(self._outside.values()) + kept + self._drawn + 2 * self._most
+
+    def every_second(self, last: Call) -> Iterator[TapeAction]:
+        """Yield the drops of every second output that is kept and can be recomputed."""
+        for call in [c for c, o in self._calls if o.again and c.values is not None][::2]:
+            if call is not last and not call.is_held():
+                yield from _drop(call)
+
+
 class Observe(PassPolicy):
     """Drops by a fixed rule while a graph is being learned, as a plain step may not fit.
 
@@ -311,14 +344,23 @@ class Observe(PassPolicy):
     the number of calls. A block ends once it is long enough and variables of the user hold few of
     its outputs, as the next block starts from those. Its other outputs are dropped then. Outputs
     that variables held only for a while are dropped at the end of a later block, unless a later
-    block has read them. In backward, dropped arrays are recomputed on demand from the kept ones.
+    block has read them. In backward, dropped arrays are recomputed on demand from the kept ones,
+    or by a plan that is made at the end of forward (`go_back_by`).
+
+    Backward is planned at the end of forward if Chainer's order can be known then, and the budget
+    is no share. Up to a function that prevents that, forward keeps little: where what it keeps
+    comes near the budget, a block ends at once, and every second output that earlier blocks have
+    kept is dropped.
 
     Args:
+        room: the bytes to stay within; 0: as few as can be; None: not limited.
         drops: whether anything is dropped; False for the rest of a pass that has left its plan.
     """
 
-    def __init__(self, *, drops: bool = True) -> None:
+    def __init__(self, room: int | None = None, *, drops: bool = True) -> None:
         self.drops = drops
+        self._kept = None if room is None else KeptBytes()
+        self._room = room or 0
         self._observed: list[Observed] = []
         self._block: list[tuple[Call, Observed]] = []
         self._ended: set[int] = set()
@@ -326,12 +368,20 @@ class Observe(PassPolicy):
         self._least_held: int | None = None
         self._held: list[Call] = []
         self._crossing: set[int] = set()
+        self._plan: FollowPlan | None = None
 
     def after_forward(self, call: Call, observed: Observed) -> Iterator[TapeAction]:
         """Record an observed call; yield the drops of the block before it, if that ends."""
         self._observed.append(observed)
-        if self._block and self._is_over():
+        if self._kept is not None and not gives_all_gradients(call.func, ()):
+            self._kept = None
+        near = self._kept
+        if near is not None and near.add(call, observed) <= self._room:
+            near = None
+        if self._block and (near is not None or self._is_over()):
             yield from self._end()
+        if near is not None:
+            yield from near.every_second(call)
         for source in call.sources:
             if source.call is not None and source.call.index in self._ended:
                 self._crossing.add(source.call.index)
@@ -368,13 +418,27 @@ class Observe(PassPolicy):
         self._count += 1
         self._least_held = None
 
+    def go_back_by(self, plan: FollowPlan) -> None:
+        """Let backward follow a plan that was made at the end of forward."""
+        self._plan = plan
+
+    def before_backward(self, call: Call) -> Iterator[TapeAction]:
+        """Yield the planned actions up to this step; none without a plan."""
+        return iter(()) if self._plan is None else self._plan.before_backward(call)
+
     def after_backward(self, call: Call) -> Iterator[TapeAction]:
-        """Yield the drops of the step's own arrays, if anything is dropped."""
+        """Yield the drops of the step's own arrays, if anything is dropped, and planned ones."""
+        if self._plan is not None:
+            return self._plan.after_backward(call)
         return after_use(call, self._observed[call.index]) if self.drops else iter(())
+
+    def end(self, popped: Sequence[int], whole: bool) -> Iterator[TapeAction]:
+        """Yield the planned drops that are left."""
+        return iter(()) if self._plan is None else self._plan.end(popped, whole)
 
     def let_go(self) -> None:
         """Release all calls."""
-        self._block, self._held = [], []
+        self._block, self._held, self._plan = [], [], None
 
 
 def _drop(call: Call) -> Iterator[TapeAction]:

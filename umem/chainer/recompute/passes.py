@@ -27,7 +27,7 @@ from umem.chainer.recompute.pass_policies import (
     Observe,
     PassPolicy,
 )
-from umem.chainer.recompute.seen import Roots, SeenGraph, TapeAction, readers_of
+from umem.chainer.recompute.seen import Carried, Roots, SeenGraph, TapeAction, readers_of
 from umem.chainer.recompute.tape import Call, ReadArrays
 from umem.chainer.saved.tiers.tier import Tier
 
@@ -281,6 +281,45 @@ class Pass:
             call.set_rank(HIGH + 2 * call.index)
         self._reorder(plain, contended(readers_of(self.calls), plain, range(len(self.calls))))
 
+    def plan_backward(self, seen: SeenGraph, plan: Carried) -> None:
+        """Follow a plan from the end of forward on, in a pass that has dropped arrays by its rule.
+
+        Brings the pass to where it would be if forward had followed the plan: drops the arrays that
+        the plan does not keep, and recomputes those that it keeps, in the order of forward.
+        """
+        assert isinstance(self.rule, Observe)
+        assert self.plain_order is not None
+        planned = FollowPlan(seen, plan)
+        kept = _kept_after_forward(self.calls, plan)
+        self.carry_out(
+            action for call in self.calls for action in _drop_actions(call) if action not in kept
+        )
+        needed = self._needed_again(kept)
+        for call in self.calls:
+            if call.index in needed:
+                call.make_again()
+            planned.after_forward(call)
+            self.carry_out(planned.before_forward())
+        self.rule.go_back_by(planned)
+        self._reorder(self.plain_order, plan.contended)
+
+    def _needed_again(self, kept: set[TapeAction]) -> set[int]:
+        """Return the calls to recompute so that all that a plan keeps after forward is there."""
+        needed: set[int] = set()
+        for call in reversed(self.calls):
+            value, stash = _drop_actions(call)
+            is_missing = (call.values is None and value in kept) or (
+                call.stash.is_dropped and stash in kept
+            )
+            if is_missing or call.index in needed:
+                needed.add(call.index)
+                needed |= {
+                    source.call.index
+                    for source in call.sources
+                    if source.call is not None and not source.call.find(source.output)
+                }
+        return needed
+
     def _reorder(self, plain: Mapping[int, int], sums: Contended) -> None:
         """Prepare for a backward in another order than Chainer's: for old gradients and sums.
 
@@ -372,3 +411,20 @@ class Pass:
         self.rule.let_go()
         if all(call.index in self.popped or not call.has_graph for call in self.calls):
             self.calls = []
+
+
+def _drop_actions(call: Call) -> tuple[TapeAction, TapeAction]:
+    return TapeAction("drop", call.index), TapeAction("drop_stash", call.index)
+
+
+def _kept_after_forward(calls: Iterable[Call], plan: Carried) -> set[TapeAction]:
+    """Return the drops that a planned forward leaves undone: of the arrays that it keeps."""
+    calls = list(calls)
+    kept = {action for call in calls for action in _drop_actions(call)}
+    for call in calls:
+        for action in plan.after_forward.get(call.index, ()):
+            if action.lets_go:
+                kept.discard(action)
+            elif action.kind == "recompute":
+                kept.update(_drop_actions(calls[action.call]))
+    return kept

@@ -95,10 +95,10 @@ class PassRunner(Subscriber):
         else:
             before = Before(dict(vars(owner_of(func))), [], None)
         self._inside = True
-        training.peaks.call_begins()
         training.before_call(owner_of(func))
         if now.learns:
             wait_for(inputs)
+        training.peaks.forward_begins(func, inputs)
         timed = Timed(by_model=now.learns and training.offload.is_wanted)
         try:
             outputs = proceed(func, inputs)
@@ -110,7 +110,6 @@ class PassRunner(Subscriber):
         if func.inputs is not None:
             followed = isinstance(now.rule, FollowPlan)
             now.add(func, inputs, outputs, before, cost, training.peaks.workspace())
-            training.stop_in_vain(now)
             if followed and now.learns:
                 training.left_plan(now)
         self._own_seconds += time.perf_counter() - begun - seconds
@@ -142,12 +141,14 @@ class PassRunner(Subscriber):
         double = configuration.config.enable_backprop
         whole, self._depth = False, 1
         try:
+            self._inside = True  # functions may be recomputed
             self._training.end_forward(now, TWICE if double else None, roots, nodes)
-            self._alone = alone
+            self._inside, self._alone = False, alone
             proceed(*args, **kwargs)
             whole = True
         finally:
-            self._alone, self._depth = False, 0
+            self._inside = self._alone = False
+            self._depth = 0
             self._training.finish(now, whole, self._own_seconds)
 
     def _is_elsewhere(self) -> bool:
@@ -301,7 +302,7 @@ class PassRunner(Subscriber):
                 return
             begun = time.perf_counter()
             now.before(call)
-            self._training.peaks.call_begins()
+            self._training.peaks.backward_begins(func, args)
             learns = now.learns and self._training.offload.is_wanted
             timed = Timed(by_model=learns)
             now.step(proceed, call, func, args)

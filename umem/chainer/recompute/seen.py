@@ -294,7 +294,7 @@ class SeenGraph:
         rerun_seconds: of recomputing, in the first pass that was not measured; None before.
     """
 
-    def __init__(self, number: int, tape: Tape, *, keeps_order: bool) -> None:
+    def __init__(self, number: int, tape: Tape, *, keeps_order: bool = False) -> None:
         self.number, self.tape = number, tape
         self.facts = GraphFacts(keeps_order=keeps_order)
         self.plan: Carried | None = None

@@ -97,7 +97,6 @@ class Training:
     def __init__(self, target: Target, *, debug: bool, offload: Where = False) -> None:
         self._target, self._debug = target, debug
         self.offload = OffloadTarget(offload)
-        self._may_be: list[SeenGraph] = []
         self.graphs = Graphs(target, self.offload)
         self._online_keeps = False
         self._told: set[bool] = set()
@@ -177,7 +176,6 @@ class Training:
         if what is not None:
             blind = what == "peak" and self.offload.is_among_arrays
             self._measure(what, inputs, blind=blind)
-            self._may_be = [one for one in alike if not one.is_measured]
         return now
 
     def _measure(self, what: str, arrays: Iterable[Any], *, blind: bool = False) -> None:
@@ -199,9 +197,11 @@ class Training:
             return Pass(self._number, KeepAll(planned), self._debug, self.graphs.goes_again)
         if not planned and self._target.budget is not None and self.graphs.are_strange:
             return self._new_online(self._target.budget)
+        budget = self._target.budget
+        room = None if isinstance(budget, float) else budget or 0
         return Pass(
             self._number,
-            Observe(),  # or a plan, once the first call has run
+            Observe(room),  # or a plan, once the first call has run
             self._debug,
             self.graphs.goes_again,
             list(self.graphs),
@@ -246,14 +246,6 @@ class Training:
             self._told.add(thrashes)
             self.graphs.say(text)
 
-    def stop_in_vain(self, now: Pass) -> None:
-        """Stop measuring once the pass can be none of the graphs that it is measured for."""
-        if self.peaks.what == "workspace" and now.learns:
-            place, signature = len(now.calls) - 1, now.calls[-1].signature
-            self._may_be = [one for one in self._may_be if one.tape.has(place, signature)]
-            if not self._may_be:
-                self.peaks.stop()
-
     def _prepare(self, func: Any, inputs: Any) -> None:
         """Check a function that is about to be observed, and copy arrays that it may change."""
         check_tape(func, inputs)
@@ -276,11 +268,10 @@ class Training:
                     call.replace_input(array, copy)
 
     def left_plan(self, now: Pass) -> None:
-        """Handle a pass that has just left its plan: warn, and measure its workspace if needed."""
+        """Handle a pass that has just left its plan: warn, and measure its workspace."""
         self.graphs.say(other_call(len(now.calls) - 1, now.calls[-1].label))
         self.peaks.stop()
-        if self.graphs.is_unmeasured([call.signature for call in now.calls]):
-            self._measure("workspace", now.calls[-1].values or ())
+        self._measure("workspace", now.calls[-1].values or ())
 
     # -- changes outside of a pass ---------------------------------------------------------
 
@@ -381,6 +372,9 @@ class Training:
             self.graphs.saw(now.trail, learned=now.learns)
         if now.learns and len(now.observed) == len(now.calls) > 0:
             self.graphs.learn(now)
+            first = self.graphs.plan_first(now) if now.integrity == "intact" else None
+            if first is not None:
+                now.plan_backward(*first)
 
     def _end_plain_forward(self, now: Pass, rule: KeepAll, refuse: str | None) -> None:
         """Handle the end of forward of a pass that Chainer runs alone.
