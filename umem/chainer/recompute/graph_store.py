@@ -277,6 +277,11 @@ class Graphs:
         if seen.problem.held_bytes and not (seen.plan is not None and seen.plan.fits):
             seen.forget_plan()  # outputs that must not be recomputed are alive twice
 
+    @property
+    def plans_first(self) -> bool:
+        """True if passes without a plan are planned at the end of their forward."""
+        return not isinstance(self._target.budget, float) and self._once_seen < MANY
+
     def plan_first(self, now: Pass) -> tuple[SeenGraph, Carried] | None:
         """Plan the backward of a pass that has gone forward without a plan, for a budget in bytes.
 
@@ -289,9 +294,9 @@ class Graphs:
             fits, if the budget is a share, which has no bytes yet, or if graphs do not repeat.
         """
         seen = self.find(now.signatures)
-        if seen is None or now.plain_order is None or isinstance(self._target.budget, float):
+        if seen is None or seen.never is not None:
             return None
-        if seen.never is not None or self._once_seen >= MANY:
+        if now.plain_order is None or not self.plans_first:
             return None
         observed = [
             one._replace(workspace_bytes=workspace)

@@ -305,6 +305,11 @@ PATIENCE = 2
 """A block ends at the latest at this multiple of its length."""
 
 
+def _unknown(call: Call) -> list[bool]:
+    """Return which outputs have a gradient for sure, of a call that has run forward."""
+    return [len(call.retained) == 1] * len(call.retained)
+
+
 class KeptBytes:
     """Counts what a pass that is observed has in memory during its forward.
 
@@ -373,7 +378,7 @@ class Observe(PassPolicy):
     def after_forward(self, call: Call, observed: Observed) -> Iterator[TapeAction]:
         """Record an observed call; yield the drops of the block before it, if that ends."""
         self._observed.append(observed)
-        if self._kept is not None and not gives_all_gradients(call.func, ()):
+        if self._kept is not None and not gives_all_gradients(call.func, _unknown(call)):
             self._kept = None
         near = self._kept
         if near is not None and near.add(call, observed) <= self._room:

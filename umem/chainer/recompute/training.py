@@ -198,7 +198,7 @@ class Training:
         if not planned and self._target.budget is not None and self.graphs.are_strange:
             return self._new_online(self._target.budget)
         budget = self._target.budget
-        room = None if isinstance(budget, float) else budget or 0
+        room = int(budget or 0) if self.graphs.plans_first else None
         return Pass(
             self._number,
             Observe(room),  # or a plan, once the first call has run
