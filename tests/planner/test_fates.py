@@ -304,6 +304,27 @@ def test_bytes_and_times_are_those_of_the_step_told_once_more(graph, link, data)
     assert done.sent_bytes == done.fetched_bytes == sum(map(retold.size, found.moves))
 
 
+def test_the_least_that_a_plan_takes_is_a_budget_that_it_keeps():
+    nodes = [
+        Node("n0", 12, 0),
+        Node("n1", 9, 1, saved=True),
+        Node("n2", 8, 0, recomputable=False),
+        Node("n3", 0, 0, stash_bytes=11, grad_bytes=7, workspace_bytes=30,
+             backward_workspace_bytes=30),
+        Node("n4", 0, 0, saved=True, alias_of="n2", recomputable=False, stays_bytes=40),
+        Node("n5", 0, 0, recomputable=False),
+        Node("n6", 0, 0, recomputable=False, grad_bytes=7, backward_workspace_bytes=30,
+             stays_bytes=40),
+    ]  # fmt: skip
+    edges = [("n0", "n2"), ("n2", "n3"), ("n0", "n3"), ("n2", "n4"), ("n1", "n4"), ("n0", "n5"),
+             ("n1", "n6"), ("n3", "n6")]  # fmt: skip
+    graph, link = Graph(nodes, edges), Link(40, 40, 0)
+    least = plan(graph, None, model="saved", link=link).peak_bytes
+    assert plan(graph, least, model="saved", link=link).peak_bytes == least
+    with pytest.raises(BudgetError, match=rf"the smallest budget is {least} B"):
+        plan(graph, least - 1, model="saved", link=link)
+
+
 @pytest.mark.thorough
 @settings(max_examples=150, deadline=None)
 @given(graphs(max_nodes=20), st.data())

@@ -231,13 +231,15 @@ def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Li
     tightest = [_least(graph, method, "time", "saved", once=once) for once in (True, False)]
     least, found = keep_recompute_offload.least_decisions(graph, link, tightest, method)
     budget = least if budget_bytes is None else budget_bytes
-    if budget < least:
+    best = _quickest(found, max(budget, least), link, method)
+    if best.peak_bytes > budget:  # it may take less than the least that decisions are held to
+        smallest = best.peak_bytes
         raise BudgetError(
             f"no plan of method {method!r} needs as little as {format_bytes(budget)} ({budget} "
-            f"bytes), recomputed or offloaded: the smallest budget is {format_bytes(least)} "
-            f"({least} bytes)"
+            f"bytes), recomputed or offloaded: the smallest budget is {format_bytes(smallest)} "
+            f"({smallest} bytes)"
         )
-    return _quickest(found, budget, link, method)
+    return best
 
 
 def _quickest(found: list[Decision], budget_bytes: int, link: Link, method: Method) -> Plan:
