@@ -311,10 +311,10 @@ def _unknown(call: Call) -> list[bool]:
 
 
 class KeptBytes:
-    """Counts what a pass that is observed has in memory during its forward.
+    """Counts the bytes in memory during the forward of a pass that is observed.
 
-    That is all that its calls have read from outside, the outputs that are kept, drawn masks, and
-    twice the most that one call has taken: the workspace of the next calls is not known.
+    Counted are the arrays from outside that calls have read, kept outputs and function state, drawn
+    masks, and twice the most bytes of one call, as the workspace of the next calls is not known.
     """
 
     def __init__(self) -> None:
