@@ -55,6 +55,14 @@ class OutOfMemoryError(UmemError, MemoryError):
     """An allocation does not fit; nothing was allocated."""
 
 
+def is_cupys_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error is CuPy's OutOfMemoryError, or one of umem's that is one, too."""
+    return any(
+        kind.__name__ == "OutOfMemoryError" and kind.__module__.partition(".")[0] == "cupy"
+        for kind in type(error).__mro__
+    )
+
+
 class LimitError(OutOfMemoryError):
     """An allocation would pass the limit that the user set; nothing was allocated."""
 

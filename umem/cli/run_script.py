@@ -15,7 +15,7 @@ from types import CodeType, ModuleType, TracebackType
 
 import click
 
-from umem.errors import OutOfMemoryError, StateError, UmemError
+from umem.errors import OutOfMemoryError, StateError, UmemError, is_cupys_out_of_memory
 from umem.launch import this_rank
 from umem.printable import command_line, short
 from umem.trace.stacks import end_at_user
@@ -222,7 +222,7 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
         return _what_it_needs(command_line(*words), command_line(*asked))
     if any(isinstance(c, StateError) and str(c).startswith(_HAS_BUDGET) for c in causes):
         return "umem: the script has a Recompute of its own: run it without --recompute"
-    if any(_is_cupys(cause) for cause in causes):
+    if any(is_cupys_out_of_memory(cause) for cause in causes):
         return (
             "umem: managed memory may be more than the GPU has: umem run --mode managed, with the "
             "same options, and --report to see what moved"
@@ -247,12 +247,6 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
             "is with the older one: pip install 'numpy<2.4'"
         )
     return None
-
-
-def _is_cupys(error: BaseException) -> bool:
-    """Tell whether an error is CuPy's own OutOfMemoryError, and not umem's."""
-    kind = type(error)
-    return kind.__name__ == "OutOfMemoryError" and kind.__module__.partition(".")[0] == "cupy"
 
 
 def _has_no_gpu(error: BaseException) -> bool:

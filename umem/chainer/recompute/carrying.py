@@ -26,18 +26,84 @@ Budget = int | float | None
 
 
 class Target(NamedTuple):
-    """The budget, the planning method and how strict to be; see `umem.chainer.Recompute`."""
+    """The budget, the planning method and how strict to be; see `umem.chainer.Recompute`.
+
+    ``is_card``: the budget is what the GPU has to spare when the first pass begins.
+    """
 
     budget: Budget
     method: Method
     strict: bool
     thrash: str = "warn"
+    is_card: bool = False
+
+
+FIRST_GAPS, LEAST_GAPS, PLAIN_GAPS = 1.25, 1.1, 1.15
+"""Bytes reserved relative to those in use: of planned passes until measured, and at least then; and
+of plain ones.
+
+Passes of a residual network and of a transformer need pools of 1.05 to 1.22 times what planned ones
+have in use at most, and plain ones 1.07 to 1.1 times that (software GPU). A plain pass has nothing
+that it could drop if memory runs out.
+"""
+SETTLED = 4
+"""At most this often the gaps of a training run are corrected."""
+
+
+class PoolGaps:
+    """The gaps between arrays in a GPU's pool, which a budget in bytes has to hold as well.
+
+    Attributes:
+        planned, plain: the bytes that the pool reserves, relative to those in use at most, in
+            passes that follow a plan and in others; 1 on the host.
+        measured: of the last planned pass that was measured; None before.
+        are_expected: whether the arrays of the training run are in a pool.
+    """
+
+    def __init__(self) -> None:
+        self.planned = self.plain = 1.0
+        self.are_expected = False
+        self.measured: float | None = None
+        self._corrections = 0
+
+    def expect(self) -> None:
+        """Expect gaps, as the arrays of the training run are in a pool."""
+        if not self.are_expected:
+            self.planned, self.plain, self.are_expected = FIRST_GAPS, PLAIN_GAPS, True
+
+    def learn(self, measured: float) -> bool:
+        """Record the gaps of a planned pass; tell whether plans are to be made anew by them.
+
+        The first measurement replaces the expectation; later ones only raise it.
+        """
+        is_first, self.measured = self.measured is None, measured
+        if not is_first and measured <= 1.02 * self.planned:
+            return False
+        return self._correct(max(LEAST_GAPS, measured))
+
+    def run_out(self) -> bool:
+        """Raise the gaps after a pass has run out of memory; tell whether plans are made anew."""
+        self.plain = max(1.1 * self.plain, self.planned)  # of which kind the pass was is not known
+        return self._correct(max(FIRST_GAPS, 1.1 * self.planned))
+
+    def _correct(self, planned: float) -> bool:
+        if self._corrections == SETTLED:
+            return False
+        self._corrections += 1
+        self.planned = planned
+        return True
+
+
+NO_GAPS = PoolGaps()
 
 
 def carried(
-    seen: SeenGraph, target: Target, link: Link | None = None
+    seen: SeenGraph, target: Target, link: Link | None = None, gaps: PoolGaps = NO_GAPS
 ) -> tuple[Carried, str | None]:
     """Plan a seen graph within the budget; where a plain step fits, the plan drops nothing.
+
+    A budget in bytes is to hold the pool's gaps, too. If no plan leaves room for them, the plan of
+    the least peak is taken, as long as that is within the budget by itself.
 
     With a link, saved tensors may be offloaded. If the budget is a share of a plain step's peak and
     no plan fits, the plan of the least peak is returned with a warning; with ``strict``, or for a
@@ -50,12 +116,15 @@ def carried(
         BudgetError: no plan fits; names the least peak, the floor and what forces the floor.
     """
     problem = seen.problem
-    room = _room(seen, target.budget)
-    if room is not None and room >= problem.left_alone_bytes:
-        return _carried(seen, problem.keep_all, room), None
+    room = _room(seen, target.budget, gaps.planned)
+    plain_room = _room(seen, target.budget, gaps.plain)
+    if plain_room is not None and plain_room >= problem.left_alone_bytes:
+        return _carried(seen, problem.keep_all, plain_room), None
     try:
         solution = problem.within(room, target.method, link=link)
     except BudgetError as error:
+        if gaps.planned > 1 and isinstance(target.budget, int):
+            return _least_or_more(seen, target, link), None
         least = _carried(seen, problem.least(target.method, link=link), room)
         advised = cap_advice(seen, least)
         told = f"{error}, {problem.why_not_less(target.method, link=link)}"
@@ -66,12 +135,26 @@ def carried(
     return _carried(seen, solution, room), None
 
 
-def _room(seen: SeenGraph, budget: Budget) -> int | None:
+def _least_or_more(seen: SeenGraph, target: Target, link: Link | None) -> Carried:
+    """Plan for the least peak, or if that is above a budget in bytes, for the whole budget.
+
+    Raises:
+        BudgetError: no plan is within the budget, even without gaps.
+    """
+    assert isinstance(target.budget, int)
+    least = seen.problem.least(target.method, link=link)
+    if least.peak_bytes <= target.budget - seen.slack_bytes:
+        return _carried(seen, least, None)
+    return carried(seen, target, link)[0]
+
+
+def _room(seen: SeenGraph, budget: Budget, gaps: float) -> int | None:
+    """Return the bytes that a graph's plan may have in use; None: as few as possible."""
     if budget is None:
         return None
     if isinstance(budget, float):
         return round(budget * seen.problem.plain_bytes)
-    return budget - seen.slack_bytes
+    return int(budget / gaps) - seen.slack_bytes
 
 
 def _carried(seen: SeenGraph, solution: Solution, room: int | None) -> Carried:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import chainer
 
 from umem.chainer.function_facts import owner_of, rules_of
-from umem.chainer.recompute.carrying import Target, carried
+from umem.chainer.recompute.carrying import PoolGaps, Target, carried
 from umem.chainer.recompute.observing import gradient_bytes, look_beside
 from umem.chainer.recompute.offloaded import OffloadTarget
 from umem.chainer.recompute.optimizer_facts import OptimizerFacts, state_bytes
 from umem.chainer.recompute.passes import Pass
-from umem.chainer.recompute.seen import Carried, SeenGraph, tape_of
+from umem.chainer.recompute.seen import Carried, GraphFacts, SeenGraph, tape_of
 from umem.chainer.recompute.tape import Signature
-from umem.errors import BudgetError, RecomputeWarning, warn_at_program
+from umem.errors import BudgetError, RecomputeWarning, UnsupportedError, warn_at_program
 from umem.planner.chains import forget_tables
+from umem.trace.recording.meter import MeteredPools
 from umem.units import format_bytes
 
 REMEMBERED = 32
@@ -38,6 +39,11 @@ TRIES = 8
 """Passes of other graphs that are observed while expecting one that repeats, before giving up."""
 OBJECTS = 1 << 20
 """Bytes by which a measured peak may exceed the budget, as it includes Python's own objects."""
+FIRST_PIECE = 64 << 20
+"""Bytes that a pool reserves in one piece for passes without a plan, beside what is known.
+
+They are for arrays of some MiB: the driver's blocks of 2 MiB cost larger ones little.
+"""
 KEEPS = "a graph is not planned, and keeps everything: "
 AGAIN = "it goes backward again after an update"
 
@@ -50,6 +56,8 @@ class Graphs:
         offload: the offload target, if there is one.
 
     Attributes:
+        target: the budget to plan for.
+        gaps: those of the GPU's pool, for which a budget in bytes has to have room.
         optimizers: the bytes of optimizer state and of the workspace of updates.
         said: the warnings that the user was given.
         planned_count: passes that followed a plan from their beginning to their end.
@@ -58,8 +66,9 @@ class Graphs:
     """
 
     def __init__(self, target: Target, offload: OffloadTarget) -> None:
-        self._target = target
+        self.target = target
         self._offload = offload
+        self._in_use: int | None = None  # where the bytes to spare are found, until others' are
         self._seen: list[SeenGraph] = []
         self._count = 0
         self._once_seen = 0
@@ -67,6 +76,7 @@ class Graphs:
         self._wanted: dict[int, int] = {}
         self._waiting: list[SeenGraph] = []
         self._wished = False
+        self.gaps = PoolGaps()
         self.optimizers = OptimizerFacts()
         self.said: list[str] = []
         self.planned_count = 0
@@ -74,6 +84,43 @@ class Graphs:
 
     def __iter__(self) -> Iterator[SeenGraph]:
         return iter(list(self._seen))
+
+    def aim_at_card(self, pools: MeteredPools | None) -> None:
+        """Set the budget to the bytes that the card has to spare, if that is wanted and not done.
+
+        Once the first pass has gone forward, arrays that a step does not read are taken off.
+
+        Raises:
+            UnsupportedError: the arrays are the host's.
+        """
+        if not self.target.is_card or self.target.budget:
+            return
+        if pools is None:
+            raise UnsupportedError(
+                'Recompute("card") takes what a GPU has to spare, and the arrays are NumPy\'s: '
+                "give it bytes"
+            )
+        self.target = self.target._replace(budget=pools.spare())
+        self._in_use = pools.in_use()
+
+    def wanted_bytes(self, alike: Iterable[SeenGraph], in_use: int) -> int:
+        """Return the bytes that pools are to reserve for a pass that may be of these graphs.
+
+        They are what a plan takes, with the gaps. Without one they are as many as are in use
+        before the pass once more, and `FIRST_PIECE`. No more than a budget in bytes.
+        """
+        planned = [seen.plan.peak_bytes for seen in alike if seen.plan is not None]
+        wanted = int(max(planned) * self.gaps.planned) if planned else 2 * in_use + FIRST_PIECE
+        return min(wanted, self.target.budget) if isinstance(self.target.budget, int) else wanted
+
+    def _take_others_off(self, facts: GraphFacts) -> None:
+        """Take arrays that a step does not read off the bytes that the card has to spare."""
+        if self._in_use is None:
+            return
+        assert isinstance(self.target.budget, int)
+        known = facts.outside_bytes + facts.forward_bytes
+        others, self._in_use = max(0, self._in_use - known), None
+        self.target = self.target._replace(budget=max(0, self.target.budget - others))
 
     def say(self, text: str) -> None:
         """Warn the user, once for each text."""
@@ -124,7 +171,7 @@ class Graphs:
         if seen.refused is not None:
             raise BudgetError(seen.refused)
         try:
-            plan, said = self._carried(seen, self._target)
+            plan, said = self._carried(seen, self.target)
         except BudgetError as error:
             seen.refuse(str(error))
             raise
@@ -141,7 +188,7 @@ class Graphs:
     ) -> tuple[Carried, str | None]:
         """Plan a graph; see `carried`. ``moves``: its arrays may be offloaded."""
         try:
-            return carried(seen, target, self._offload.link if moves else None)
+            return carried(seen, target, self._offload.link if moves else None, self.gaps)
         finally:
             forget_tables()
 
@@ -212,6 +259,7 @@ class Graphs:
         seen = self.find([call.signature for call in now.calls]) or self._add(now)
         facts = seen.facts.with_beside(look_beside(now.calls), now.old_gradients)
         seen.learn(facts.with_updates(self.optimizers))
+        self._take_others_off(seen.facts)
 
     def _add(self, now: Pass) -> SeenGraph:
         """Store one more graph; of more than `REMEMBERED` without a plan, forget the oldest."""
@@ -280,7 +328,7 @@ class Graphs:
     @property
     def plans_first(self) -> bool:
         """True if passes without a plan are planned at the end of their forward."""
-        return not isinstance(self._target.budget, float) and self._once_seen < MANY
+        return not isinstance(self.target.budget, float) and self._once_seen < MANY
 
     def plan_first(self, now: Pass) -> tuple[SeenGraph, Carried] | None:
         """Plan the backward of a pass that has gone forward without a plan, for a budget in bytes.
@@ -314,7 +362,7 @@ class Graphs:
                 dead=frozenset(dead),
             )
         )
-        quick = self._target._replace(method="lower_sets")
+        quick = self.target._replace(method="lower_sets")
         try:
             plan, _ = self._carried(first, quick, moves=False)
         except BudgetError:
@@ -353,12 +401,15 @@ class Graphs:
         self._once_seen = 0
         seen.recomputed(0.0)
 
-    def look_at_peak(self, seen: SeenGraph, peak_bytes: int | None, *, measured: bool) -> None:
+    def look_at_peak(
+        self, seen: SeenGraph, peak_bytes: int | None, gaps: float | None, *, measured: bool
+    ) -> None:
         """Compare the measured peak of a pass with the budget, and plan again if it is exceeded.
 
         Args:
             seen: the graph of the pass.
             peak_bytes: beside the arrays outside of the graph; None if it cannot be measured here.
+            gaps: the bytes that the pool has reserved, relative to those in use; None on the host.
             measured: whether the pass was measured.
         """
         if not measured or seen.followed:
@@ -368,10 +419,23 @@ class Graphs:
         seen.follow(found)
         if found is not None:
             self._keep_the_promise(seen, found)
+        if gaps is not None and seen.plan is not None and not seen.plan.fits:
+            if self.gaps.learn(gaps):
+                self._plan_all_anew()
+
+    def ran_out(self) -> None:
+        """Leave more room for gaps after a pass has run out of memory, and plan again for that."""
+        if isinstance(self.target.budget, int) and self.gaps.run_out():
+            self._plan_all_anew()
+
+    def _plan_all_anew(self) -> None:
+        for seen in self._seen:
+            if seen.plan is not None:
+                seen.forget_plan()
 
     def _keep_the_promise(self, seen: SeenGraph, found: int) -> None:
         """Plan again with less room if a pass exceeded the budget; warn if no plan fits then."""
-        budget = self._target.budget
+        budget = self.target.budget
         if seen.plan is None or not isinstance(budget, int):
             return
         if found <= max(1.02 * budget, budget + OBJECTS):
@@ -380,7 +444,7 @@ class Graphs:
             if seen.slack_bytes:
                 raise BudgetError
             seen.allow(max(0, found - seen.plan.peak_bytes))
-            plan, _ = self._carried(seen, self._target._replace(strict=True))
+            plan, _ = self._carried(seen, self.target._replace(strict=True))
             seen.take_tighter(plan)
         except BudgetError:
             self.say(

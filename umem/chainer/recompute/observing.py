@@ -387,6 +387,16 @@ class PassPeaks:
             backward += cleared
         return max(self._forward + cleared, backward)
 
+    def gaps(self) -> float | None:
+        """Return the bytes that the pool has reserved, relative to the most that were in use.
+
+        Measured is the pass whose `peak` is; None if that is off, or the meter is the host's.
+        """
+        pools = self._meter.pools
+        if pools is None or not self._measures("peak"):
+            return None
+        return pools.needed() / max(1, self._before + self._forward, self._meter.held().peak)
+
     def _measures(self, what: str) -> bool:
         return self.what == what and not self._blind
 

@@ -18,7 +18,7 @@ nothing or facts (the policy applies the function itself, and records as much as
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 from umem.chainer.function_facts import gives_all_gradients, owner_of
@@ -43,6 +43,9 @@ class PassSoFar(Protocol):
 
     def refuse(self, why: str) -> None:
         """Keep everything from now on."""
+
+    def carry_out(self, actions: Iterable[TapeAction]) -> None:
+        """Carry out actions on its calls, one after another."""
 
     def trace(self, *marks: Any) -> None:
         """Mix marks that tell its graph from others into the pass's trail."""
@@ -107,6 +110,19 @@ class PassPolicy:
     def end(self, popped: Sequence[int], whole: bool) -> Iterator[TapeAction]:
         """Yield the actions due at the end of backward; ``whole``: no exception ended it."""
         return iter(())
+
+    def make_room(self, now: PassSoFar, busy: Collection[int]) -> bool:
+        """Drop arrays because a GPU's memory has run out; tell whether there were any to drop.
+
+        By default those of every second call that has any. They are recomputed on demand.
+
+        Args:
+            now: the pass.
+            busy: the calls whose arrays are read now.
+        """
+        found = [c for c in now.calls if c.index not in busy and c.holds_droppable][::2]
+        now.carry_out(action for call in found for action in _drop(call))
+        return bool(found)
 
     def let_go(self) -> None:
         """Release all references to a pass that is over."""

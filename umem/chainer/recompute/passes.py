@@ -6,7 +6,9 @@ docs/design.md has the table of their transitions. All other attributes record o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import chainer
@@ -30,6 +32,8 @@ from umem.chainer.recompute.pass_policies import (
 from umem.chainer.recompute.seen import Carried, Roots, SeenGraph, TapeAction, readers_of
 from umem.chainer.recompute.tape import Call, ReadArrays
 from umem.chainer.saved.tiers.tier import Tier
+from umem.errors import is_cupys_out_of_memory
+from umem.trace.recording.meter import MeteredPools
 
 Phase = Literal["forward", "backward", "over"]
 """Over: a backward of the pass has ended; another one may still follow."""
@@ -39,6 +43,8 @@ Integrity = Literal["intact", "refused", "restored"]
 Restored: all arrays of the graph were made available as well, because the graph is about to be cut.
 """
 FROM_EARLIER = "it goes on from an earlier pass"
+ATTEMPTS = 8
+"""At most this often arrays are dropped for one call: each time half of what is left."""
 
 
 class Pass:
@@ -63,7 +69,9 @@ class Pass:
         plain_order: by call, its position in Chainer's own backward, if this one has another order;
             None if it has the same.
         has_nested: whether a call's backward had a backward of its own inside.
+        has_run_out: whether a GPU's memory has run out in it.
         trail: a hash that two passes of one graph have in common, if they follow no plan.
+        pools: those of the GPU that its arrays are on; None on the host.
         roots, signatures: where backward began, and the signatures of the calls up to then.
     """
 
@@ -90,8 +98,9 @@ class Pass:
         self.backward_seconds: dict[int, float] = {}
         self.popped: dict[int, int] = {}
         self.plain_order: Mapping[int, int] | None = None
-        self.has_nested = False
+        self.has_nested = self.has_run_out = False
         self.trail = 0
+        self.pools: MeteredPools | None = None
         self.roots: Roots = ()
         self.signatures = signatures = list[Any]()
         self.reads = ReadArrays(lambda: on_second(signatures))  # which must not hold the pass
@@ -150,11 +159,74 @@ class Pass:
     def carry_out(self, actions: Iterable[TapeAction]) -> None:
         """Carry out actions on its calls, one after another."""
         for action in actions:
-            action.carry_out(self.calls, self._tier)
+            if action.kind == "recompute":
+                call = self.calls[action.call]
+                self.surviving(partial(action.carry_out, self.calls, self._tier), call.near())
+            else:
+                action.carry_out(self.calls, self._tier)
 
     def catch_up(self) -> None:
         """Carry out the policy's actions that follow the last call."""
         self.carry_out(self.rule.before_forward())
+
+    def surviving(
+        self,
+        run: Callable[[], Any],
+        busy: Iterable[Call] = (),
+        undo: Callable[[], None] = lambda: None,
+        why_once: str | None = None,
+    ) -> Any:
+        """Run something that allocates; if a GPU's memory runs out, drop arrays and run it again.
+
+        Args:
+            run: returned is its result.
+            busy: calls whose arrays it reads, which are not dropped.
+            undo: called before it runs again.
+            why_once: the reason why it must not run again; None if it may.
+
+        Raises:
+            CudaOutOfMemoryError: nothing more may be dropped; names what was tried. What has run
+                is not undone.
+        """
+        for attempt in itertools.count():
+            try:
+                return run()
+            except MemoryError as error:
+                if not is_cupys_out_of_memory(error):
+                    raise
+                self.has_run_out = True
+                may_go_on = why_once is None and attempt < ATTEMPTS
+                if not may_go_on or not self._make_room(busy, attempt):
+                    raise self._out_of_memory(error, attempt, why_once) from error
+            undo()
+        raise AssertionError
+
+    def _make_room(self, busy: Iterable[Call], attempt: int) -> bool:
+        """Drop arrays of calls that are not busy; tell whether to try again.
+
+        At the first attempt also if nothing can be dropped, as free memory becomes one piece.
+        """
+        can_drop = self.integrity == "intact"
+        dropped = can_drop and self.rule.make_room(self, {call.index for call in busy})
+        if self.pools is not None:
+            self.pools.give_back()
+            self.pools.reserve(self.pools.spare())
+        return dropped or not attempt
+
+    def _out_of_memory(
+        self, error: MemoryError, attempts: int, why_once: str | None
+    ) -> MemoryError:
+        """Return the error for memory that has run out, after some attempts at making room."""
+        from umem.devices.cuda.out_of_memory import CudaOutOfMemoryError  # imports CuPy
+
+        if why_once is not None:
+            tried = f"Recompute cannot try again: {why_once}"
+        elif self.integrity != "intact":
+            tried = f"Recompute drops nothing in this pass: {self.why}"
+        else:
+            times = "once" if attempts == 1 else f"{attempts} times"
+            tried = f"Recompute has dropped arrays {times} for it, and that was not enough"
+        return CudaOutOfMemoryError(f"{str(error).rstrip('.')}. {tried}.")
 
     # -- forward ---------------------------------------------------------------------------
 
@@ -361,13 +433,23 @@ class Pass:
         """
         if self.integrity == "intact" and self.phase == "backward":
             self.carry_out(self.rule.before_backward(call))
-            self.rule.ensure(call)
+            self.surviving(partial(self.rule.ensure, call), call.near())
         else:
             call.ensure()
 
     def step(self, proceed: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
         """Run a step of backward, with sums and old gradients as in a plain backward."""
         self.popped.setdefault(call.index, len(self.popped))
+        sums: dict[Any, list[Any]] = args[2]
+        before = {node: list(found) for node, found in sums.items()}
+
+        def undo() -> None:
+            for node, found in sums.items():
+                found[:] = before[node]
+
+        self.surviving(partial(self._step, proceed, call, func, args), call.near(), undo)
+
+    def _step(self, proceed: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
         if self._gradients is not None:
             self._gradients.begin(call.index, args[2])
         if self._sums is not None:

@@ -1,9 +1,10 @@
 """Recomputation planned for a budget, on Chainer's own tape, without touching the model.
 
-A *pass* is a forward and the backward after it. The first pass of a graph is recorded for its
-times, the second for its workspace; in both, arrays are dropped by a fixed rule. Then a plan is
-made, and every later pass of the same graph follows it: arrays are dropped as the plan says,
-recomputed block by block in backward, and dropped again after their last use.
+A *pass* is a forward and the backward after it. The first two passes of a graph are observed: they
+drop arrays by a fixed rule in forward, and by a first plan in backward. Then a plan is made from
+the times and the workspace that were measured, and every later pass of the same graph follows it:
+arrays are dropped as the plan says, recomputed block by block in backward, and dropped again after
+their last use.
 
 Source: Kusumoto et al., "A Graph Theoretic Framework of Recomputation Algorithms for
 Memory-Efficient Backpropagation" (NeurIPS 2019), with the cost model of `umem.planner.saved`.
@@ -38,19 +39,22 @@ from umem.units import format_bytes, parse_bytes
 
 __all__ = ["Recompute"]
 
+CARD = "card"
 _on: list[Recompute] = []
 
 
 class Recompute:
     """Train within a budget: ``with umem.chainer.Recompute("12GiB"): ...``.
 
-    Cost: nothing while it is not entered. The second pass of each graph is slow (its workspace is
-    measured), and so is the first that follows a plan (its peak is measured).
+    Cost: nothing while it is not entered. On NumPy the first two calls of each function and shape
+    are slow (their workspace is measured), and so is the first pass that follows a plan (its peak
+    is measured).
 
     Args:
         budget: bytes in total that a step may take (parameters, gradients, optimizer state, inputs,
-            saved tensors and workspace), as an int or text; ``"60%"`` of what a plain step takes;
-            ``"min"``, the least at which nothing is recomputed twice.
+            saved tensors and workspace; on CuPy with the gaps of its pool), as an int or text;
+            ``"card"``, what the GPU has to spare when the first pass begins; ``"60%"`` of what a
+            plain step takes; ``"min"``, the least at which nothing is recomputed twice.
         method: a method of `umem.planner.plan`.
         strict: whether a share that cannot be kept to is an error, as a size is. Otherwise the step
             takes the least that is possible, and a `RecomputeWarning` says so once.
@@ -72,7 +76,9 @@ class Recompute:
         BudgetError: in the first forward that would follow a plan: a size, or a share with
             ``strict``, that no plan fits; names the least that does. Nothing was dropped, and
             training can go on outside the block.
-        UnsupportedError: in forward: ChainerX arrays or a static graph.
+        UnsupportedError: in forward: ChainerX arrays or a static graph; "card" on NumPy.
+        OutOfMemoryError: CuPy's, in a pass, once dropping all that may be recomputed did not help;
+            names what was tried.
         RecomputeError: before a backward that reads arrays which cannot be recomputed; nothing has
             changed. With ``debug``, in backward: an array was edited, or a result differs.
 
@@ -90,8 +96,7 @@ class Recompute:
         offload: bool | str | Path = False,
         debug: bool = False,
     ) -> None:
-        self._budget = _parsed(budget)
-        target = Target(self._budget, method, strict, thrash)
+        target = Target(_parsed(budget), method, strict, thrash, is_card=budget == CARD)
         self._training = Training(target, debug=debug, offload=checked_place(offload))
         self._runner = PassRunner(self._training)
 
@@ -234,7 +239,8 @@ class Recompute:
         largest = self._largest()
         if largest is None:
             raise StateError("no graph is planned yet: a plan is made after two passes")
-        budget = self._budget if isinstance(self._budget, int) else None
+        wanted = self._training.graphs.target.budget
+        budget = wanted if isinstance(wanted, int) else None
         with whole(Path(path), force=True) as file:
             draw_steps(*curves(largest), budget, largest.measured_bytes, file)
 
@@ -352,6 +358,8 @@ def _parsed(budget: int | str) -> Budget:
     """
     if budget == "min":
         return None
+    if budget == CARD:
+        return 0  # until the first pass begins
     if isinstance(budget, str) and budget.strip().endswith("%"):
         try:
             share = float(budget.strip()[:-1]) / 100
@@ -368,6 +376,6 @@ def _parsed(budget: int | str) -> Budget:
         return parse_bytes(budget, "budget")
     except SizeError as error:
         raise SizeError(
-            f'a budget is bytes as an int, a size like "12GiB", a share like "60%", or '
-            f'"min"; got {budget!r}' + (f": {error}" if str(error) else "")
+            f'a budget is bytes as an int, a size like "12GiB", a share like "60%", "min" or '
+            f'"card"; got {budget!r}' + (f": {error}" if str(error) else "")
         ) from None

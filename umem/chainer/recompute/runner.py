@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from chainer import configuration
@@ -19,11 +20,13 @@ from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.observing import Before, Timed, check_tape, look, wait_for
 from umem.chainer.recompute.pass_policies import FollowPlan
 from umem.chainer.recompute.passes import Pass
-from umem.chainer.recompute.tape import Call
+from umem.chainer.recompute.tape import STATISTICS, Call
 from umem.chainer.recompute.training import ANOTHER_ARRAY, INTO_EARLIER, IT_IS_CUT, Training
 from umem.chainer.recompute.whole_graph import bring, bring_one, check, functions, roots_of
+from umem.chainer.saved.slots import put_state_back
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.chainer.update_chunks import update_in_chunks
+from umem.planner.from_trace import DRAWS
 
 TWICE = "it is differentiated twice"
 
@@ -73,16 +76,39 @@ class PassRunner(Subscriber):
                 self._own_seconds = 0.0
         rule = None if now is None else now.rule
         if now is not None and rule is not None and rule.wants == "calls":
-            if not configuration.config.enable_backprop:
-                return proceed(func, inputs)
+            if not configuration.config.enable_backprop:  # a sum of gradients, for one
+                return self._survive(now, func, partial(proceed, func, inputs))
             return self._observe(now, proceed, func, inputs)
         self._inside = True
         try:
             if now is None or rule is None:
                 return proceed(func, inputs)
-            return rule.apply(now, proceed, func, inputs)
+            return self._survive(now, func, partial(rule.apply, now, proceed, func, inputs))
         finally:
             self._inside = False
+
+    def _survive(self, now: Pass, func: Any, run: Callable[[], Any]) -> Any:
+        """Run a function; if the GPU's memory runs out, make room, and run it from its old state.
+
+        Not restored are CuPy's random numbers: a function that draws them does not run again.
+        """
+        if not self._training.graphs.gaps.are_expected:
+            return run()
+        if now.rule.wants == "nothing":
+            return now.surviving(run, why_once="a plain step was expected to fit")
+        owner = owner_of(func)
+        if type(owner).__name__ in DRAWS:
+            return now.surviving(run, why_once=f"{func.label!r} may have drawn random numbers")
+        state = dict(vars(owner))
+        arrays = [getattr(owner, name, None) for name in STATISTICS]
+        copies = [(array, array.copy()) for array in arrays if array is not None]
+
+        def undo() -> None:
+            put_state_back(owner, state)
+            for array, copy in copies:
+                array[...] = copy
+
+        return now.surviving(run, undo=undo)
 
     def _observe(self, now: Pass, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """Apply a function, and add a `Call` with its time, workspace and state to the pass."""
@@ -101,7 +127,7 @@ class PassRunner(Subscriber):
         training.peaks.forward_begins(func, inputs)
         timed = Timed(by_model=now.learns and training.offload.is_wanted)
         try:
-            outputs = proceed(func, inputs)
+            outputs = self._survive(now, func, partial(proceed, func, inputs))
         finally:
             self._inside = False
         if now.learns:

@@ -25,6 +25,7 @@ from umem.chainer.saved.slots import (
     Stash,
     empty_outputs,
     held_array,
+    holds_outputs,
     lacks_outputs,
     node_slot,
     output_nodes,
@@ -94,12 +95,16 @@ class ReadArrays:
         """True once an optimizer or a loader has changed a parameter since the pass began."""
         return bool(self._changed)
 
-    def before_update(self, array: Any) -> None:
-        """Record that a parameter's array is about to change, and copy it if copying is on."""
+    def before_update(self, array: Any, *, is_needed: bool) -> None:
+        """Record that a parameter's array is about to change, and copy it if copying is on.
+
+        The copy is in the host's memory. ``is_needed``: a graph is alive that may read it.
+        """
         if id(array) not in self._changed:
             self._changed[id(array)] = array  # held, so that no other array gets its id
-            if self._does_copy:
-                self._copies[id(array)] = array.copy()
+            if self._does_copy and is_needed:
+                host = chainer.backend.CpuDevice().send(array)
+                self._copies[id(array)] = host.copy() if host is array else host
 
     def watch(self, array: Any) -> None:
         """Record an array's checksum, for when its changes are no longer reported."""
@@ -127,7 +132,8 @@ class ReadArrays:
             return array
         self._tell()
         if key == id(array) and key in self._copies:
-            return self._copies[key]
+            device = chainer.backend.get_device_from_array(array)
+            return device.send(self._copies[key])
         raise RecomputeError(
             f"{label!r} has to run again, and an optimizer has changed its parameters since: the "
             "graph goes backward once more after an update. From the next pass on everything of "
@@ -261,6 +267,13 @@ class Call(Movable):
     def is_held(self) -> bool:
         """Tell whether the user still holds an output as a variable."""
         return any(node.get_variable_or_none() is not None for _, node in self.nodes())
+
+    @property
+    def holds_droppable(self) -> bool:
+        """True if it or its graph holds outputs that can be dropped, and no variable does."""
+        if not self.again or not self.has_graph or self.is_held():
+            return False
+        return self.values is not None or holds_outputs(self.func)
 
     # -- dropping and recomputing ----------------------------------------------------------
 
@@ -438,6 +451,10 @@ class Call(Movable):
             source._replace(array=copy) if source.call is None and source.array is array else source
             for source in self.sources
         ]
+
+    def near(self) -> list[Call]:
+        """List the call itself, and those that made its inputs."""
+        return [self, *(source.call for source in self.sources if source.call is not None)]
 
     def needs(self) -> list[Call]:
         """List the calls whose outputs its backward reads; itself if it retains outputs."""

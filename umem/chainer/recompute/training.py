@@ -29,7 +29,7 @@ from umem.chainer.recompute.tape import Call, ReadArrays
 from umem.chainer.recompute.whole_graph import make_whole, reaches_more, watch_over
 from umem.chainer.saved.tiers.tiers import Where
 from umem.errors import RecomputeError
-from umem.trace.recording.meter import HostMeter
+from umem.trace.recording.meter import HostMeter, MeteredPools
 
 INTO_EARLIER = "its backward goes on into an earlier graph"
 ELSEWHERE = "it goes backward, or is cut, in another thread or inside a backward"
@@ -95,7 +95,7 @@ class Training:
     """
 
     def __init__(self, target: Target, *, debug: bool, offload: Where = False) -> None:
-        self._target, self._debug = target, debug
+        self._debug = debug
         self.offload = OffloadTarget(offload)
         self.graphs = Graphs(target, self.offload)
         self._online_keeps = False
@@ -103,6 +103,7 @@ class Training:
         self.now: Pass | None = None
         self._ends = False
         self.peaks = PassPeaks()
+        self._pools: MeteredPools | None = None
         self.pass_count = self.plain_count = 0
         self._number = 0
         self._began = 0.0
@@ -151,32 +152,54 @@ class Training:
 
         Raises:
             BudgetError: no plan of its graph is within the budget. No pass has begun.
-            UnsupportedError: ChainerX arrays, or a static graph. No pass has begun.
+            UnsupportedError: ChainerX arrays, a static graph, or NumPy's arrays where the budget is
+                "card". No pass has begun.
         """
         if any(isinstance(x, chainer.Variable) and x.creator_node is not None for x in inputs):
             return None
         check_tape(func, inputs)
         if self.now is not None and self._end(self.now):
             self.graphs.note_outliving(self.now)
+        if self.now is not None and self.now.has_run_out and not isinstance(self.now.rule, Observe):
+            self.graphs.ran_out()
         self.now = None  # its arrays are freed before anything is measured
         self._ends = False
         self.peaks.stop()
         self.offload.open(inputs)
         alike = self.graphs.plan(func, inputs)
         self._number += 1
-        self.graphs.optimizers.measure_by(type(meter_of(inputs)))
+        meter = meter_of(inputs)
+        self.graphs.optimizers.measure_by(type(meter))
+        self._pools = meter.pools
+        if self._pools is not None:
+            self.graphs.gaps.expect()
+        self.graphs.aim_at_card(self._pools)
         self._began = time.perf_counter()
         self.now = now = self._new(alike)
+        now.pools = self._pools
         self._reads.add(now.reads)
-        if not isinstance(now.rule, (KeepAll, Observe)):
-            return now
-        if now.learns and any(one.keeps for one in alike):
-            now.keep_everything(AGAIN)
-        what = self.graphs.to_measure(alike, plain=not now.learns)
+        what = None
+        if isinstance(now.rule, (KeepAll, Observe)):
+            if now.learns and any(one.keeps for one in alike):
+                now.keep_everything(AGAIN)
+            what = self.graphs.to_measure(alike, plain=not now.learns)
+        self._reserve(alike, what)
         if what is not None:
             blind = what == "peak" and self.offload.is_among_arrays
             self._measure(what, inputs, blind=blind)
         return now
+
+    def _reserve(self, alike: Iterable[SeenGraph], what: str | None) -> None:
+        """Have a GPU's pool reserve memory for a pass in one piece.
+
+        Free blocks are given back before a pass whose ``peak`` is measured, which tells the gaps.
+        """
+        if self._pools is None:
+            return
+        if what == "peak":
+            self._pools.give_back()
+            self._pools.forget_use()
+        self._pools.reserve(self.graphs.wanted_bytes(alike, self._pools.in_use()))
 
     def _measure(self, what: str, arrays: Iterable[Any], *, blind: bool = False) -> None:
         """Begin to measure the memory that arrays are in; warn if that cannot be done.
@@ -195,10 +218,10 @@ class Training:
         planned = [seen for seen in reversed(alike) if seen.plan is not None]
         if planned and not self._debug and all(one.is_left_alone for one in planned):
             return Pass(self._number, KeepAll(planned), self._debug, self.graphs.goes_again)
-        if not planned and self._target.budget is not None and self.graphs.are_strange:
-            return self._new_online(self._target.budget)
-        budget = self._target.budget
-        room = int(budget or 0) if self.graphs.plans_first else None
+        if not planned and self.graphs.target.budget is not None and self.graphs.are_strange:
+            return self._new_online(self.graphs.target.budget)
+        budget = self.graphs.target.budget
+        room = int((budget or 0) / self.graphs.gaps.planned) if self.graphs.plans_first else None
         return Pass(
             self._number,
             Observe(room),  # or a plan, once the first call has run
@@ -210,7 +233,7 @@ class Training:
 
     def _new_online(self, budget: int | float) -> Pass:
         """Make a pass that evicts online, as its graph is not expected to come back."""
-        is_wish = isinstance(budget, float) and not self._target.strict
+        is_wish = isinstance(budget, float) and not self.graphs.target.strict
         if isinstance(budget, float):  # a share of the most that such a pass would have taken
             budget = round(budget * self.experience.plain_bytes)
         room = Room(int(budget) or None, *self.graphs.beside(), is_wish=is_wish)
@@ -240,7 +263,7 @@ class Training:
         Raises:
             RecomputeError: recomputing takes too long, and the user wants that to be an error.
         """
-        if thrashes and self._target.thrash == "error":
+        if thrashes and self.graphs.target.thrash == "error":
             raise RecomputeError(f"{text}. Nothing is lost; leave the block, and train without it")
         if thrashes not in self._told:
             self._told.add(thrashes)
@@ -281,8 +304,9 @@ class Training:
         ``here``: the change is made in the block's own thread; otherwise the current pass goes on.
         """
         self._ends = self._ends or here
+        is_needed = self.alive.has_any() or any(call.has_graph for call in self._calls_now())
         for reads in list(self._reads):
-            reads.before_update(array)
+            reads.before_update(array, is_needed=is_needed)
 
     def update(self, run: Callable[[], None], parameter: Any) -> None:
         """Update a parameter; record the optimizer's bytes unless a pass is being measured."""
@@ -426,6 +450,8 @@ class Training:
         self.graphs.end_tries()
         if whole:
             self._learn_from(now, own_seconds)
+            if isinstance(now.rule, Observe):
+                self._give_back()
         self.plain_count += isinstance(now.rule, KeepAll) and now.integrity == "intact"
         self.peaks.stop()
         self.alive.remember(now.calls)
@@ -450,10 +476,16 @@ class Training:
             taken = time.perf_counter() - self._began
             self.graphs.finish_following(rule.seen, seconds, taken, own_seconds)
 
+    def _give_back(self) -> None:
+        """Give free blocks back, so that optimizer state to come is not put among them."""
+        if self._pools is not None:
+            self._pools.give_back()
+
     def _look_at_peak(self, seen: SeenGraph) -> None:
         measured = self.peaks.what == "peak"
         peak = self.peaks.peak(seen.facts.forward_bytes) if measured else None
-        self.graphs.look_at_peak(seen, peak, measured=measured)
+        gaps = None if self.now is None or self.now.has_run_out else self.peaks.gaps()
+        self.graphs.look_at_peak(seen, peak, gaps, measured=measured)
 
     def _end(self, now: Pass) -> bool:
         """Retire the current pass; tell whether its graph is still alive."""

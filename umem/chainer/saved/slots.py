@@ -162,6 +162,13 @@ def refill_outputs(func: Any, outputs: Sequence[Any], held: Iterable[int]) -> No
         func._retained_output_data = tuple([outputs[i] for i in func._output_indexes_to_retain])
 
 
+def holds_outputs(func: Any) -> bool:
+    """Tell whether a slot of a function's outputs has an array."""
+    if func._retained_output_data is not None:
+        return True
+    return any(node._data is not None for _, node in output_nodes(func))
+
+
 def lacks_outputs(func: Any) -> bool:
     """Tell whether a function retains outputs, and its slots for them are empty."""
     return func._output_indexes_to_retain is not None and func._retained_output_data is None
@@ -191,6 +198,12 @@ def functions_behind(nodes: Iterable[Any]) -> list[Any]:
 
 
 # -- function state --------------------------------------------------------------------------------
+
+
+def put_state_back(owner: Any, attributes: Mapping[str, Any]) -> None:
+    """Give a function the attributes that it had before a forward that failed."""
+    vars(owner).clear()
+    vars(owner).update(attributes)
 
 
 def values_on(func: Any) -> list[Any]:

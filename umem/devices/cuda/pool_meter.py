@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +13,7 @@ from umem.devices.cuda.driver import CupyPool
 from umem.devices.cuda.gpus import open_cuda
 from umem.devices.cuda.pools import Cache
 from umem.trace.recording.meter import HeldBytes
+from umem.units import BLOCK_BYTES
 
 Level = CupyPool | Cache
 """Memory that tells how much of it arrays use."""
@@ -26,9 +28,14 @@ class _PeakHook(memory_hook.MemoryHook):
         self.is_on = True
         self._meter = meter
 
-    def malloc_postprocess(self, **allocation: int) -> None:
+    def malloc_postprocess(self, mem_ptr: int, mem_size: int, **allocation: int) -> None:
         if self.is_on:
             self._meter.note()
+            self._meter.pools.note(mem_ptr, mem_size)
+
+    def alloc_postprocess(self, mem_size: int, **allocation: int) -> None:
+        if self.is_on and mem_size >= BLOCK_BYTES // 2:  # the driver puts smaller ones together
+            self._meter.pools.rounding_bytes += -mem_size % BLOCK_BYTES
 
 
 class PoolMeter:
@@ -45,6 +52,7 @@ class PoolMeter:
     is_ours = False
 
     def __init__(self) -> None:
+        self.pools = gpu_pools()
         self._levels: tuple[Level, ...] = ()
         self._hook: _PeakHook | None = None
         self._peak = 0
@@ -116,6 +124,88 @@ class PoolMeter:
     def reset(self) -> None:
         """Set the peak to the level."""
         self._peak = self._level()
+
+
+class GpuPools:
+    """The pools of one GPU: what they have reserved and may have, and one piece for a budget.
+
+    A pool asks the driver for a piece for each array that finds no free block, and the driver
+    rounds each up to whole blocks of 2 MiB. Arrays of a little more than 1 MiB then take twice
+    their size. `reserve` asks once.
+
+    Attributes:
+        rounding_bytes: what the driver has added to segments that a `PoolMeter` saw allocated.
+    """
+
+    def __init__(self) -> None:
+        self.rounding_bytes = 0
+        self._piece = range(0)
+        self._top = 0
+
+    def in_use(self) -> int:
+        """Return the bytes that arrays use."""
+        return sum(one.used_bytes() for one in levels())
+
+    def reserved(self) -> int:
+        """Return the bytes that the pools have reserved, those of freed arrays included.
+
+        Of a cache, which has no figure of its own, the bytes that arrays use.
+        """
+        return sum(getattr(one, "total_bytes", one.used_bytes)() for one in levels())
+
+    def needed(self) -> int:
+        """Return the reserved bytes without the end of the piece, which no array has been in.
+
+        Since `forget_use`; with what the driver has added.
+        """
+        unused = self._piece.stop - max(self._top, self._piece.start)
+        return self.reserved() - unused + self.rounding_bytes
+
+    def spare(self) -> int:
+        """Return the most that the pools can have: of free VRAM and by their limits.
+
+        Room for modules and libraries is left. Other processes may take what is free now.
+        """
+        driver = open_cuda().driver
+        most = driver.free_bytes() + self.reserved() - driver.headroom_bytes
+        limits = [limit for one in levels() if (limit := getattr(one, "get_limit", int)())]
+        return min(most, *limits) if limits else most
+
+    def reserve(self, nbytes: int) -> None:
+        """Have the current allocator reserve one piece, for so many bytes in all if they are there.
+
+        It stays with the allocator until nothing uses it and free blocks are given back.
+        """
+        missing = min(nbytes, self.spare()) - self.reserved()
+        if missing >= BLOCK_BYTES:
+            with contextlib.suppress(cupy.cuda.memory.OutOfMemoryError):
+                piece = cupy.cuda.alloc(missing // BLOCK_BYTES * BLOCK_BYTES)
+                self._piece = range(piece.ptr, piece.ptr + piece.mem.size)
+
+    def give_back(self) -> None:
+        """Give free blocks back to the GPU."""
+        before = self.reserved()
+        for one in levels():
+            one.free_all_blocks()
+        if before - self.reserved() >= len(self._piece):
+            self._piece = range(0)  # it may be gone
+
+    def forget_use(self) -> None:
+        """Forget which part of the piece arrays have been in."""
+        self._top = self.rounding_bytes = 0
+
+    def note(self, address: int, nbytes: int) -> None:
+        """Record that an array is in a place."""
+        if address in self._piece and address + nbytes > self._top:
+            self._top = address + nbytes
+
+
+_gpus: dict[int, GpuPools] = {}
+
+
+def gpu_pools() -> GpuPools:
+    """Return the pools of the current GPU."""
+    return _gpus.setdefault(cupy.cuda.Device().id, GpuPools())
 
 
 def levels() -> list[Level]:

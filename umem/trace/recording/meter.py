@@ -35,16 +35,41 @@ class Meter(Protocol):
         """Set the peak to the live bytes."""
 
 
+class MeteredPools(Protocol):
+    """The pools of a GPU, whose bytes a meter measures."""
+
+    def in_use(self) -> int:
+        """Return the bytes that arrays use."""
+
+    def needed(self) -> int:
+        """Return the reserved bytes, gaps included, that have been needed since `forget_use`."""
+
+    def spare(self) -> int:
+        """Return the most bytes that the pools can have."""
+
+    def reserve(self, nbytes: int) -> None:
+        """Have an allocator reserve one piece, for so many bytes in all if there are as many."""
+
+    def give_back(self) -> None:
+        """Give free blocks back to the GPU."""
+
+    def forget_use(self) -> None:
+        """Forget what has been needed so far."""
+
+
 class BlockMeter(Meter, Protocol):
     """A meter that measures between `start` and `stop`, or inside a ``with`` block.
 
     Attributes:
+        pools: those whose bytes it measures; None if it is the host's.
         is_ours: whether frees of what is older than `start` are not seen, so that they do not lower
             the live bytes.
     """
 
     @property
     def is_ours(self) -> bool: ...
+    @property
+    def pools(self) -> MeteredPools | None: ...
     def start(self) -> None:
         """Begin to measure, and reset the peak."""
 
@@ -70,6 +95,7 @@ class HostMeter:
     """
 
     __slots__ = ("_peak_before", "is_ours")
+    pools = None
 
     def __init__(self) -> None:
         self.is_ours = False

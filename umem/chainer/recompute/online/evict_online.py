@@ -10,7 +10,7 @@ are rematerialized before it, and dropped for good after it. Backward keeps Chai
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -289,6 +289,14 @@ class EvictOnline(PassPolicy):
             pressure.rerun_seconds,
             pressure.sent_bytes,
         )
+
+    def make_room(self, now: PassSoFar, busy: Collection[int]) -> bool:
+        """Press the pass, and evict half of what it holds; tell whether anything was evicted."""
+        if self._pressure is None:
+            return False
+        if not self.is_pressed:
+            self._press(now)
+        return self._pressure.evict_half()
 
     def let_go(self) -> None:
         """Release all records: a second backward recomputes on demand."""

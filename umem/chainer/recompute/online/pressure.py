@@ -147,7 +147,7 @@ class Pressure:
         self._offloaded = OffloadedCalls(offload)
         self._account = Account(self._offloaded)
         self._gradients = GradientsHeld()
-        self._top_rank = self._most_beside = self._base = 0
+        self._top_rank = self._rank = self._most_beside = self._base = 0
         self._is_backward = False
         self.peak_bytes = 0
         self.seconds = self.rerun_seconds = 0.0
@@ -169,7 +169,13 @@ class Pressure:
         Raises:
             BudgetError: arrays that cannot be evicted exceed the budget. The call has not run.
         """
-        self._make_room(nbytes, self._top_rank + 1, func)
+        self._rank = self._top_rank + 1
+        self._make_room(nbytes, self._rank, func)
+
+    def evict_half(self) -> bool:
+        """Evict about half of the bytes that arrays hold; tell whether anything was evicted."""
+        self._account.sweep()
+        return self._account.free(self._account.held_bytes // 2 + 1, self._rank) > 0
 
     @property
     def level(self) -> int:
@@ -227,7 +233,7 @@ class Pressure:
 
         Begins to prefetch those of later steps, if there is room.
         """
-        func = call.func
+        func, self._rank = call.func, call.plain_rank
         retained = func._input_indexes_to_retain or ()
         missing = [
             source.call
