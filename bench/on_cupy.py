@@ -2,7 +2,7 @@
 
 The least VRAM of a network, by bisection in steps of 2 MiB: CuPy 14 on a software GPU with its
 model on, where memory that does not fit is refused, the gaps of CuPy's own pool included. Each try
-is a process of its own, of five steps. Beside it: the most that arrays have in use in the first
+is a process of its own, of six steps. Beside it: the most that arrays have in use in the first
 step and in the last, by a memory hook of the benchmark's own, what the plan predicts, and the most
 that the pool reserves where VRAM is plenty. No time is looked at.
 """
@@ -31,9 +31,9 @@ NETWORKS = {
     "LSTM": ("LSTM", "200 narrow words", 64), "GCN": ("GCN", "3 layers, 16 classes", 5000),
     "perceptron": ("MLP", "256 wide", 4096),
 }  # fmt: skip
-MODES = ("plain", "min", "min, 4 MiB", "budget")
-"""Under "budget" the budget is all of the VRAM."""
-STEPS, GRANULE = 5, 2 * MIB
+MODES = ("plain", "plain, 4 MiB", "min", "min, 4 MiB", "card, 4 MiB")
+"""With "4 MiB" that is the cap on the workspace of convolutions."""
+STEPS, GRANULE = 6, 2 * MIB
 PLENTY = 4 << 30
 SCRIPT = Path(__file__).resolve()
 
@@ -53,13 +53,14 @@ def train(network: str, mode: str, vram: int) -> dict[str, Any]:
 
     name, size, batch = NETWORKS[network]
     np.random.seed(0)
+    cupy.random.seed(0)
     model, place = build(name, size), chainer.get_device("@cupy:0")
     inputs = sent(model.inputs(batch), place)
     optimizer = chainer.optimizers.Adam().setup(model.link.to_device(place))
     pool, watch = cupy.get_default_memory_pool(), watching()
     recompute, found = None, dict[str, Any](in_use=[], error=None)
     try:
-        with watch, context(mode, vram) as recompute:
+        with watch, context(mode) as recompute:
             for _ in range(STEPS):
                 watch.peak = pool.used_bytes()
                 optimizer.update(lambda: model.loss(*inputs))
@@ -87,15 +88,15 @@ def watching() -> Any:
 
 
 @contextmanager
-def context(mode: str, vram: int) -> Iterator[Any]:
+def context(mode: str) -> Iterator[Any]:
     """What is on while it trains; gives the `Recompute`, or None."""
     from umem.chainer import Recompute, workspace
 
     with workspace("4MiB") if mode.endswith("MiB") else nullcontext():
-        if mode == "plain":
+        if mode.startswith("plain"):
             yield None
         else:
-            with Recompute(vram if mode == "budget" else "min") as recompute:
+            with Recompute(mode.partition(",")[0]) as recompute:
                 yield recompute
 
 
@@ -116,7 +117,7 @@ def least(network: str, mode: str) -> dict[str, Any]:
     wide = asked(network, mode, PLENTY)
     if wide["error"]:
         return {"network": network, "mode": mode, "error": wide["error"]}
-    low = 0 if mode == "budget" else min(wide["in_use"]) // GRANULE
+    low = 0 if mode.startswith("card") else min(wide["in_use"]) // GRANULE
     high, last = -(-wide["reserved"] // GRANULE), wide
     while asked(network, mode, high * GRANULE)["error"]:
         low, high = high, high + max(1, high // 8)

@@ -172,3 +172,62 @@ with umem.managed():
     scope.close()
 """
     assert said(program, kernel_cache) == ["True", "(4, 4)"]
+
+
+def test_a_piece_is_divided_among_arrays_and_its_end_is_not_needed(kernel_cache: Path) -> None:
+    program = """
+from umem.devices.cuda.pool_meter import GpuPools, gpu_pools
+MIB = KIB * KIB
+pool, pools = cp.get_default_memory_pool(), gpu_pools()
+assert pools is gpu_pools()
+class Seen(cp.cuda.memory_hook.MemoryHook):
+    name, count = "seen", 0
+    def malloc_postprocess(self, **allocation): self.count += 1
+seen = Seen()
+with seen:
+    pools.reserve(17 * MIB)
+print(seen.count, pools.reserved() // MIB, pools.in_use())
+with meter:
+    pools.forget_use()
+    x, y = array(1100), array(1100)
+    print(pools.reserved() // MIB, pools.needed() // KIB)
+    del x
+    z = array(100)
+    print(pools.needed() // KIB)
+pools.reserve(16 * MIB)
+pools.give_back()
+print(pools.reserved() // MIB)
+del y, z
+pools.give_back()
+print(pools.reserved(), pools.needed())
+with meter:
+    pools.forget_use()
+    x = array(1100)
+    print(pools.reserved() // KIB, pools.needed() // KIB)
+"""
+    assert said(program, kernel_cache) == [
+        "0 16 0", "16 2200", "2200", "16", "0 0", "1100 2048",
+    ]  # fmt: skip
+
+
+def test_what_there_is_to_spare_is_bounded_by_vram_and_by_a_pool_s_limit(
+    kernel_cache: Path,
+) -> None:
+    program = """
+from umem.devices.cuda.pool_meter import gpu_pools
+MIB = KIB * KIB
+pool, pools = cp.get_default_memory_pool(), gpu_pools()
+free = cp.cuda.Device().mem_info[0]
+print(pools.spare() == free)
+x = array(8 * KIB)
+print(pools.spare() == free, pools.in_use() // MIB)
+pool.set_limit(size=20 * MIB)
+print(pools.spare() // MIB)
+pools.reserve(1 << 40)
+print(pools.reserved() // MIB)
+pools.reserve(1)
+pool.set_limit(size=4 * MIB)
+pools.reserve(16 * MIB)
+print(pools.reserved() // MIB)
+"""
+    assert said(program, kernel_cache) == ["True", "True 8", "20", "20", "20"]

@@ -147,3 +147,169 @@ print(json.dumps([seen[-1], watch.peak_bytes, watch.against(seen[-1] + 4096),
     assert abs(peak - found) <= 4096
     assert held.startswith("it held: ")
     assert over.startswith("it did NOT hold: ")
+
+
+# -- the card -------------------------------------------------------------------------------------
+
+SAME = """
+import gc, hashlib
+shapes = [(name, p.array.copy()) for name, p in sorted(net.namedparams())]
+state = [(name, a.copy()) for link in net.links() for name in link._persistent
+         if hasattr(a := getattr(link, name), "dtype")]
+def again(budget, limit=0, count=5, **options):
+    # Trains from the same beginning; returns a digest of all that it has changed, and the peak.
+    global optimizer
+    for name, p in net.namedparams():
+        p.array[...] = dict(shapes)[name]
+    for link in net.links():
+        for name in link._persistent:
+            if name in ("avg_mean", "avg_var"):
+                getattr(link, name)[...] = {"avg_mean": 0, "avg_var": 1}[name]
+    optimizer = chainer.optimizers.Adam().setup(net)
+    net.cleargrads()
+    gc.collect(); pool.free_all_blocks()
+    cp.random.seed(0); np.random.seed(0)
+    pool.set_limit(size=pool.used_bytes() + limit if limit else 0)
+    from contextlib import nullcontext
+    try:
+        with warnings.catch_warnings(), umem.chainer.workspace("64KiB"):
+            warnings.simplefilter("ignore")
+            with umem.chainer.Recompute(budget, **options) if budget else nullcontext() as on:
+                peaks = steps(count)
+    finally:
+        reserved = pool.total_bytes()
+        pool.set_limit(size=0)
+    digest = hashlib.sha1()
+    for _, p in sorted(net.namedparams()):
+        digest.update(p.array.get().tobytes())
+    for link in net.links():
+        for name in link._persistent:
+            if hasattr(a := getattr(link, name), "get"):
+                digest.update(a.get().tobytes())
+    return digest.hexdigest(), max(peaks, default=0), reserved, on
+"""
+
+
+def ran(program: str, cache: Path) -> list[str]:
+    return run(SAME + program, cache, start=START).splitlines()
+
+
+def test_a_budget_of_what_the_card_has_trains_where_a_plain_step_does_not_fit(
+    kernel_cache: Path,
+) -> None:
+    program = """
+plain, peak, *_ = again(None)
+room = int(0.8 * (peak - pool.used_bytes()))
+try:
+    again(None, room)
+except cp.cuda.memory.OutOfMemoryError:
+    print("plain does not fit")
+others = cp.zeros(3 << 20, "u1")
+digest, most, reserved, on = again("card", room)
+print(digest == plain, reserved <= pool.used_bytes() + room, on.predicted_bytes < most)
+print("planned by" in on.report())
+"""
+    assert ran(program, kernel_cache) == ["plain does not fit", "True True True", "True"]
+
+
+@pytest.mark.parametrize("budget", ["'min'", "int(0.9 * peak)"])
+def test_memory_that_runs_out_in_a_pass_is_survived_to_the_bit(
+    budget: str, kernel_cache: Path
+) -> None:
+    """Every third call of a function fails once it is done, when it has changed its state."""
+    program = f"""
+from umem.chainer.recompute.passes import Pass
+from collections import Counter
+plain, peak, *_ = again(None, count=6)
+made_room, phases, calls = Pass._make_room, Counter(), Counter()
+def counted(now, busy, attempt):
+    phases[now.phase] += 1
+    return made_room(now, busy, attempt)
+def failing(kind, name):
+    original = getattr(kind, name)
+    def method(func, *args):
+        result = original(func, *args)
+        calls[name] += 1
+        if calls[name] % 3 == 0:
+            raise cp.cuda.memory.OutOfMemoryError(1, 2)
+        return result
+    setattr(kind, name, method)
+    return lambda: setattr(kind, name, original)
+Pass._make_room = counted
+for kind in (F.activation.relu.ReLU, F.normalization.batch_normalization.BatchNormalization,
+             F.connection.convolution_2d.Convolution2DFunction):
+    failing(kind, "forward_gpu" if "forward_gpu" in vars(kind) else "forward")
+    failing(kind, "backward")
+digest, *_, on = again({budget}, count=6)
+print(digest == plain, on.planned_count > 0, phases["forward"] > 20, phases["backward"] > 20)
+"""
+    assert ran(program, kernel_cache) == ["True True True True"]
+
+
+def test_memory_that_is_never_enough_is_an_error_that_says_what_was_tried(
+    kernel_cache: Path,
+) -> None:
+    program = """
+plain, peak, *_ = again(None)
+try:
+    again("min", 3 << 17)  # three outputs
+except cp.cuda.memory.OutOfMemoryError as error:
+    print(isinstance(error, umem.OutOfMemoryError), "Recompute" in str(error))
+print(again(None)[0] == plain)
+"""
+    assert ran(program, kernel_cache) == ["True True", "True"]
+
+
+def test_a_function_that_draws_on_the_gpu_does_not_run_twice(kernel_cache: Path) -> None:
+    program = """
+from umem.chainer.recompute.runner import PassRunner
+from umem.chainer.recompute import runner
+runner._could_allocate = lambda inputs: None
+class Fails(chainer.FunctionHook):
+    name, count = "fails", 0
+    def forward_preprocess(self, func, inputs):
+        if func.label == "Dropout":
+            self.count += 1
+            raise cp.cuda.memory.OutOfMemoryError(1, 2)
+fails = Fails()
+try:
+    with fails:
+        again("min")
+except cp.cuda.memory.OutOfMemoryError as error:
+    print(fails.count, "may have drawn random numbers" in str(error))
+"""
+    assert ran(program, kernel_cache) == ["1 True"]
+
+
+def test_parameters_are_copied_to_the_host_and_only_for_graphs_that_are_alive(
+    kernel_cache: Path,
+) -> None:
+    program = """
+from umem.chainer.recompute.tape import ReadArrays
+before = ReadArrays.before_update
+needed = []
+def noted(reads, array, *, is_needed):
+    before(reads, array, is_needed=is_needed)
+    needed.append((is_needed, {type(a).__module__ for a in reads._copies.values()}))
+ReadArrays.before_update = noted
+warnings.simplefilter("ignore")
+def twice():
+    again(None, count=0)
+    loss = F.softmax_cross_entropy(net(x), t)
+    net.cleargrads()
+    loss.backward()
+    optimizer.update()
+    net.cleargrads()
+    loss.backward()
+    return [p.grad.copy() for p in net.params()]
+plain = twice()
+with umem.chainer.Recompute("min"):
+    steps(1)
+    print({one for one, _ in needed}, {kind for _, kinds in needed for kind in kinds})
+    needed.clear()
+    same = all((one == other).all() for one, other in zip(twice(), plain))
+    print({one for one, _ in needed}, {kind for _, kinds in needed for kind in kinds}, same)
+"""
+    first, second = ran(program, kernel_cache)
+    assert first == "{False} set()"
+    assert second == "{True} {'numpy'} True"

@@ -420,7 +420,7 @@ class Graphs:
         if found is not None:
             self._keep_the_promise(seen, found)
         if gaps is not None and seen.plan is not None and not seen.plan.fits:
-            if self.gaps.learn(gaps):
+            if self.gaps.learn(gaps) and isinstance(self.target.budget, int):
                 self._plan_all_anew()
 
     def ran_out(self) -> None:

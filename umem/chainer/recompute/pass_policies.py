@@ -459,7 +459,7 @@ class Observe(PassPolicy):
 
     def let_go(self) -> None:
         """Release all calls."""
-        self._block, self._held, self._plan = [], [], None
+        self._block, self._held, self._plan, self._kept = [], [], None, None
 
 
 def _drop(call: Call) -> Iterator[TapeAction]:

@@ -6,6 +6,7 @@ docs/design.md has the table of their transitions. All other attributes record o
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -162,6 +163,9 @@ class Pass:
             if action.kind == "recompute":
                 call = self.calls[action.call]
                 self.surviving(partial(action.carry_out, self.calls, self._tier), call.near())
+            elif action.kind == "pack":
+                with contextlib.suppress(MemoryError):  # then the mask stays as it is
+                    action.carry_out(self.calls, self._tier)
             else:
                 action.carry_out(self.calls, self._tier)
 
@@ -369,7 +373,7 @@ class Pass:
         needed = self._needed_again(kept)
         for call in self.calls:
             if call.index in needed:
-                call.make_again()
+                self.surviving(call.make_again, call.near())
             planned.after_forward(call)
             self.carry_out(planned.before_forward())
         self.rule.go_back_by(planned)

@@ -7,12 +7,14 @@ another thread, inside of another backward, or into an earlier pass.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+import chainer
 from chainer import configuration
 from chainer.serializer import Deserializer
 
@@ -77,20 +79,21 @@ class PassRunner(Subscriber):
         rule = None if now is None else now.rule
         if now is not None and rule is not None and rule.wants == "calls":
             if not configuration.config.enable_backprop:  # a sum of gradients, for one
-                return self._survive(now, func, partial(proceed, func, inputs))
+                return self._survive(now, func, inputs, partial(proceed, func, inputs))
             return self._observe(now, proceed, func, inputs)
         self._inside = True
         try:
             if now is None or rule is None:
                 return proceed(func, inputs)
-            return self._survive(now, func, partial(rule.apply, now, proceed, func, inputs))
+            return self._survive(now, func, inputs, partial(rule.apply, now, proceed, func, inputs))
         finally:
             self._inside = False
 
-    def _survive(self, now: Pass, func: Any, run: Callable[[], Any]) -> Any:
+    def _survive(self, now: Pass, func: Any, inputs: Any, run: Callable[[], Any]) -> Any:
         """Run a function; if the GPU's memory runs out, make room, and run it from its old state.
 
-        Not restored are CuPy's random numbers: a function that draws them does not run again.
+        The state of CuPy's random numbers cannot be restored, so a function that draws does not run
+        again: room is made before it, for as much as three times its largest input.
         """
         if not self._training.graphs.gaps.are_expected:
             return run()
@@ -98,6 +101,8 @@ class PassRunner(Subscriber):
             return now.surviving(run, why_once="a plain step was expected to fit")
         owner = owner_of(func)
         if type(owner).__name__ in DRAWS:
+            with contextlib.suppress(MemoryError):  # it may run all the same
+                now.surviving(partial(_could_allocate, inputs))
             return now.surviving(run, why_once=f"{func.label!r} may have drawn random numbers")
         state = dict(vars(owner))
         arrays = [getattr(owner, name, None) for name in STATISTICS]
@@ -127,7 +132,7 @@ class PassRunner(Subscriber):
         training.peaks.forward_begins(func, inputs)
         timed = Timed(by_model=now.learns and training.offload.is_wanted)
         try:
-            outputs = self._survive(now, func, partial(proceed, func, inputs))
+            outputs = self._survive(now, func, inputs, partial(proceed, func, inputs))
         finally:
             self._inside = False
         if now.learns:
@@ -340,3 +345,14 @@ class PassRunner(Subscriber):
         finally:
             self._inside = False
             self._stepping = None
+
+
+def _could_allocate(inputs: Any) -> None:
+    """Allocate three arrays as large as the largest input, and free them.
+
+    Raises:
+        OutOfMemoryError: CuPy's; they do not fit.
+    """
+    largest = max([getattr(x, "array", x) for x in inputs], key=lambda x: x.nbytes)
+    xp = chainer.backend.get_array_module(largest)
+    [xp.empty_like(largest) for _ in range(3)]

@@ -367,8 +367,9 @@ def pack(mask: Any) -> Packed | None:
         return None
     xp = chainer.backend.get_array_module(mask)
     scale = mask.max()
-    kept = mask != 0
-    if not bool((mask[kept] == scale).all()):
+    kept, other = mask != 0, mask != scale
+    other &= kept
+    if bool(other.any()):
         return None
     return Packed(xp.packbits(kept), scale, mask.shape)
 
@@ -379,5 +380,5 @@ def unpack(packed: Packed) -> Any:
     count = 1
     for length in packed.shape:
         count *= length
-    flags = xp.unpackbits(packed.bits)[:count].astype(bool).reshape(packed.shape)
+    flags = xp.unpackbits(packed.bits)[:count].view(bool).reshape(packed.shape)
     return packed.scale * flags

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -158,7 +159,7 @@ class GpuPools:
 
         Since `forget_use`; with what the driver has added.
         """
-        unused = self._piece.stop - max(self._top, self._piece.start)
+        unused = len(self._piece) and self._piece.stop - max(self._top, self._piece.start)
         return self.reserved() - unused + self.rounding_bytes
 
     def spare(self) -> int:
@@ -178,7 +179,7 @@ class GpuPools:
         """
         missing = min(nbytes, self.spare()) - self.reserved()
         if missing >= BLOCK_BYTES:
-            with contextlib.suppress(cupy.cuda.memory.OutOfMemoryError):
+            with contextlib.suppress(cupy.cuda.memory.OutOfMemoryError), _without_hooks():
                 piece = cupy.cuda.alloc(missing // BLOCK_BYTES * BLOCK_BYTES)
                 self._piece = range(piece.ptr, piece.ptr + piece.mem.size)
 
@@ -198,6 +199,18 @@ class GpuPools:
         """Record that an array is in a place."""
         if address in self._piece and address + nbytes > self._top:
             self._top = address + nbytes
+
+
+@contextlib.contextmanager
+def _without_hooks() -> Iterator[None]:
+    """Call none of this thread's memory hooks: what is allocated is no array of the program."""
+    hooks = memory_hook.get_memory_hooks()
+    kept = dict(hooks)
+    hooks.clear()
+    try:
+        yield
+    finally:
+        hooks.update(kept)
 
 
 _gpus: dict[int, GpuPools] = {}
