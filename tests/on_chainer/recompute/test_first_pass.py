@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from umem.chainer.recompute.graph_store import MANY, Graphs
 from umem.trace.recording.meter import HostMeter
 
 F: Any = chainer.functions
+L: Any = chainer.links
 
 
 class Taken(chainer.FunctionHook):
@@ -184,3 +186,42 @@ def test_graphs_that_do_not_come_back_are_not_planned_for_ever() -> None:
             F.sum(y).backward()
             planned.append(memory._training.graphs.plans_first)
     assert planned == [True] * (MANY - 1) + [False] * 3
+
+
+@pytest.mark.parametrize("budget", ["min", 60_000])
+def test_a_first_plan_may_keep_the_outputs_of_a_branch_that_is_gone(
+    budget: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it does hangs on the times that were measured: here it always does."""
+    layers = [L.Linear(16, 16) for _ in range(24)]
+    model = chainer.ChainList(*layers)
+    x = np.random.RandomState(0).randn(40, 16).astype("f")
+    plan_first = Graphs.plan_first
+
+    def planned(graphs: Any, now: Any) -> Any:
+        found = plan_first(graphs, now)
+        assert found is not None
+        seen, plan = found
+        assert len(seen.facts.dead) == len(layers)
+        kept = {
+            call: [action for action in actions if action.call not in seen.facts.dead]
+            for call, actions in plan.after_forward.items()
+        }
+        return seen, replace(plan, after_forward=kept)
+
+    def gradients(mode: Any) -> list[Any]:
+        np.random.seed(0)
+        with mode:
+            for _ in range(2):
+                model.cleargrads()
+                h: Any = x
+                for layer in layers:
+                    h = F.tanh(layer(h))
+                    F.dropout(h, 0.2)
+                F.sum(h * h).backward()
+        return [parameter.grad.copy() for parameter in model.params()]
+
+    plain = gradients(nullcontext())
+    monkeypatch.setattr(Graphs, "plan_first", planned)
+    found = gradients(umem.chainer.Recompute(budget))
+    assert all((one == other).all() for one, other in zip(plain, found, strict=True))

@@ -383,6 +383,8 @@ class Pass:
         """Return the calls to recompute so that all that a plan keeps after forward is there."""
         needed: set[int] = set()
         for call in reversed(self.calls):
+            if not call.has_graph:
+                continue
             value, stash = _drop_actions(call)
             is_missing = (call.values is None and value in kept) or (
                 call.stash.is_dropped and stash in kept
