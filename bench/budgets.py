@@ -117,29 +117,27 @@ class Planner:
     """The processor seconds that plans take while it is entered."""
 
     def __enter__(self) -> Planner:
-        # Private: plans are made where a step of a known graph begins, inside its first call.
+        # Private: plans are made inside of steps.
         from umem.chainer.recompute.graph_store import Graphs
 
-        self.seconds, self._of = 0.0, Graphs
-        self._methods = {name: getattr(Graphs, name) for name in ("_plan", "plan_first")}
-        for name, plan in self._methods.items():
-            setattr(Graphs, name, self.timed(plan))
+        self.seconds, self._of, self._plan = 0.0, Graphs, Graphs._carried
+        Graphs._carried = self.timed(Graphs._carried)  # type: ignore[method-assign]
         return self
 
     def timed(self, plan: Any) -> Any:
         """Wrap a method that plans, whose time is added up."""
 
-        def timed(graphs: Any, what: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
             start = time.process_time()
-            found = plan(graphs, what)
-            self.seconds += time.process_time() - start
-            return found
+            try:
+                return plan(*args, **kwargs)
+            finally:
+                self.seconds += time.process_time() - start
 
         return timed
 
     def __exit__(self, *exception: object) -> None:
-        for name, plan in self._methods.items():
-            setattr(self._of, name, plan)
+        self._of._carried = self._plan  # type: ignore[method-assign]
 
 
 def first_steps(trainee: Trainee, budget: int, repeats: int) -> dict[str, Any]:

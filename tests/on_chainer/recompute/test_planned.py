@@ -376,6 +376,7 @@ def test_a_budget_that_was_passed_is_planned_for_again_or_said(
     train("residual", memory, steps=3)
     budget = round(0.97 * planned(memory)[0].plan.plain_bytes)
     monkeypatch.setattr(graph_store, "OBJECTS", 0)
+    monkeypatch.setattr(graph_store, "OBJECTS_OF_CALL", 0)
     monkeypatch.setattr(PassPeaks, "peak", lambda self, cleared: round((1 + over) * budget))
     memory = umem.chainer.Recompute(budget)
     same(train("residual", memory), plain("residual"))
@@ -415,6 +416,7 @@ def test_what_a_pass_took_more_is_forgotten_when_there_is_more_to_plan_for(
 ) -> None:
     """A budget that no plan keeps to is said; state that comes later does not end the run."""
     monkeypatch.setattr(graph_store, "OBJECTS", 0)
+    monkeypatch.setattr(graph_store, "OBJECTS_OF_CALL", 0)
     links = [part for _ in range(8) for part in (L.Linear(64, 64), F.tanh)]
     model = chainer.Sequential(*links)
     optimizer = chainer.optimizers.Adam().setup(model)
