@@ -326,6 +326,8 @@ OTHERS: dict[str, str] = {
     'a share, such as "60%", cannot be had':
         "a_share_that_cannot_be_had_is_the_least_there_is_and_said_once",
     "a size is too small": "too_small_a_budget_names_the_least_the_floor_and_what_forces_it",
+    "a GPU's memory runs out in a pass":
+        "memory_that_runs_out_in_a_pass_is_survived_to_the_bit",
     "ChainerX arrays, `static_graph`": "a_static_graph_and_chainerx_arrays_are_refused",
     "an array edited in place": "an_array_that_is_edited_is_found_in_debug_mode",
 }  # fmt: skip
