@@ -6,15 +6,8 @@ import numpy as np
 import pytest
 
 import umem.chainer
-from umem.chainer.recompute.carrying import (
-    FIRST_GAPS,
-    LEAST_GAPS,
-    PLAIN_GAPS,
-    SETTLED,
-    PoolGaps,
-    Target,
-    carried,
-)
+from umem.chainer.recompute.carrying import Target, carried
+from umem.chainer.recompute.observing import FIRST_GAPS, LEAST_GAPS, PLAIN_GAPS, SETTLED, PoolGaps
 from umem.chainer.recompute.seen import SeenGraph
 from umem.errors import BudgetError, SizeError, UnsupportedError
 

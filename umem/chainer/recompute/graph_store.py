@@ -10,8 +10,8 @@ from typing import Any
 import chainer
 
 from umem.chainer.function_facts import owner_of, rules_of
-from umem.chainer.recompute.carrying import PoolGaps, Target, carried
-from umem.chainer.recompute.observing import gradient_bytes, look_beside
+from umem.chainer.recompute.carrying import Target, carried
+from umem.chainer.recompute.observing import PoolGaps, gradient_bytes, look_beside
 from umem.chainer.recompute.offloaded import OffloadTarget
 from umem.chainer.recompute.optimizer_facts import OptimizerFacts, state_bytes
 from umem.chainer.recompute.passes import Pass

@@ -58,6 +58,7 @@ class Pass:
         on_second: called with the calls' signatures when a call is recomputed after an update.
         known: the graphs that were seen, whose plans it may follow.
         tier: the offload target of plans.
+        pools: those of the GPU that its arrays are on; None on the host.
 
     Attributes:
         phase, rule, integrity: its state.
@@ -72,7 +73,6 @@ class Pass:
         has_nested: whether a call's backward had a backward of its own inside.
         has_run_out: whether a GPU's memory has run out in it.
         trail: a hash that two passes of one graph have in common, if they follow no plan.
-        pools: those of the GPU that its arrays are on; None on the host.
         roots, signatures: where backward began, and the signatures of the calls up to then.
     """
 
@@ -84,6 +84,7 @@ class Pass:
         on_second: Callable[[Sequence[Any]], None],
         known: Sequence[SeenGraph] = (),
         tier: Tier | None = None,
+        pools: MeteredPools | None = None,
     ) -> None:
         self.number = number
         self.phase: Phase = "forward"
@@ -101,7 +102,7 @@ class Pass:
         self.plain_order: Mapping[int, int] | None = None
         self.has_nested = self.has_run_out = False
         self.trail = 0
-        self.pools: MeteredPools | None = None
+        self._pools = pools
         self.roots: Roots = ()
         self.signatures = signatures = list[Any]()
         self.reads = ReadArrays(lambda: on_second(signatures))  # which must not hold the pass
@@ -212,9 +213,9 @@ class Pass:
         """
         can_drop = self.integrity == "intact"
         dropped = can_drop and self.rule.make_room(self, {call.index for call in busy})
-        if self.pools is not None:
-            self.pools.give_back()
-            self.pools.reserve(self.pools.spare())
+        if self._pools is not None:
+            self._pools.give_back()
+            self._pools.reserve(self._pools.spare())
         return dropped or not attempt
 
     def _out_of_memory(
@@ -446,6 +447,11 @@ class Pass:
     def step(self, proceed: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
         """Run a step of backward, with sums and old gradients as in a plain backward."""
         self.popped.setdefault(call.index, len(self.popped))
+        if (
+            self._pools is None
+        ):  # on the host, where workspace is measured with Python's own objects
+            self._step(proceed, call, func, args)
+            return
         sums: dict[Any, list[Any]] = args[2]
         before = {node: list(found) for node, found in sums.items()}
 
@@ -456,6 +462,7 @@ class Pass:
         self.surviving(partial(self._step, proceed, call, func, args), call.near(), undo)
 
     def _step(self, proceed: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
+        """Run a step of backward once."""
         if self._gradients is not None:
             self._gradients.begin(call.index, args[2])
         if self._sums is not None:

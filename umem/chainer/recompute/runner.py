@@ -129,10 +129,11 @@ class PassRunner(Subscriber):
         training.before_call(owner_of(func))
         if now.learns:
             wait_for(inputs)
+        run = partial(proceed, func, inputs)
         training.peaks.forward_begins(func, inputs)
         timed = Timed(by_model=now.learns and training.offload.is_wanted)
         try:
-            outputs = self._survive(now, func, inputs, partial(proceed, func, inputs))
+            outputs = self._survive(now, func, inputs, run)
         finally:
             self._inside = False
         if now.learns:

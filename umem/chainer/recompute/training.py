@@ -176,7 +176,6 @@ class Training:
         self.graphs.aim_at_card(self._pools)
         self._began = time.perf_counter()
         self.now = now = self._new(alike)
-        now.pools = self._pools
         self._reads.add(now.reads)
         what = None
         if isinstance(now.rule, (KeepAll, Observe)):
@@ -217,7 +216,8 @@ class Training:
         """Choose the policy of a pass whose first call is that of these graphs."""
         planned = [seen for seen in reversed(alike) if seen.plan is not None]
         if planned and not self._debug and all(one.is_left_alone for one in planned):
-            return Pass(self._number, KeepAll(planned), self._debug, self.graphs.goes_again)
+            alone = KeepAll(planned)
+            return Pass(self._number, alone, self._debug, self.graphs.goes_again, pools=self._pools)
         if not planned and self.graphs.target.budget is not None and self.graphs.are_strange:
             return self._new_online(self.graphs.target.budget)
         budget = self.graphs.target.budget
@@ -229,6 +229,7 @@ class Training:
             self.graphs.goes_again,
             list(self.graphs),
             self.offload.tier,
+            self._pools,
         )
 
     def _new_online(self, budget: int | float) -> Pass:
@@ -240,7 +241,8 @@ class Training:
         rule = EvictOnline(
             room, self.experience, self._debug, self._prepare, self._tell, self.offload
         )
-        now = Pass(self._number, rule, self._debug, self._online_goes_again)
+        goes_again = self._online_goes_again
+        now = Pass(self._number, rule, self._debug, goes_again, pools=self._pools)
         if self._online_keeps:
             now.keep_everything(AGAIN)
         return now
