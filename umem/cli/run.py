@@ -56,7 +56,7 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.option(
     "--recompute",
     metavar="BUDGET",
-    help="Train under umem.chainer.Recompute: 12GiB, 60% of a plain step, or min.",
+    help="Train under umem.chainer.Recompute: 12GiB, card, 60% of a plain step, or min.",
 )
 @click.option(
     "--workspace",

@@ -231,3 +231,19 @@ pools.reserve(16 * MIB)
 print(pools.reserved() // MIB)
 """
     assert said(program, kernel_cache) == ["True", "True 8", "20", "20", "20"]
+
+
+def test_no_piece_is_reserved_where_it_might_be_in_host_memory(kernel_cache: Path) -> None:
+    program = """
+from umem.devices.cuda.pool_meter import gpu_pools
+pools = gpu_pools()
+for mode in ("hybrid", "managed"):
+    with umem.enable(mode):
+        pools.reserve(8 * KIB * KIB)
+        print(mode, pools.reserved() // (KIB * KIB))
+cp.cuda.set_allocator(lambda nbytes: cp.get_default_memory_pool().malloc(nbytes))
+pools.give_back()
+pools.reserve(8 * KIB * KIB)
+print(pools.reserved())
+"""
+    assert said(program, kernel_cache) == ["hybrid 0", "managed 8", "0"]

@@ -447,9 +447,7 @@ class Pass:
     def step(self, proceed: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
         """Run a step of backward, with sums and old gradients as in a plain backward."""
         self.popped.setdefault(call.index, len(self.popped))
-        if (
-            self._pools is None
-        ):  # on the host, where workspace is measured with Python's own objects
+        if self._pools is None:  # copies would count as workspace, which is measured on the host
             self._step(proceed, call, func, args)
             return
         sums: dict[Any, list[Any]] = args[2]

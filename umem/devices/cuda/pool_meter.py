@@ -173,14 +173,19 @@ class GpuPools:
         return min(most, *limits) if limits else most
 
     def reserve(self, nbytes: int) -> None:
-        """Have the current allocator reserve one piece, for so many bytes in all if they are there.
+        """Have the current pool reserve one piece, for so many bytes in all if they are there.
 
-        It stays with the allocator until nothing uses it and free blocks are given back.
+        It stays with the pool until nothing uses it and free blocks are given back. Nothing is done
+        if the current allocator is not a pool's own: in the hybrid mode the piece might be in host
+        memory.
         """
+        pool = _current_pool()
+        if pool is None or nbytes - self.reserved() < BLOCK_BYTES:
+            return
         missing = min(nbytes, self.spare()) - self.reserved()
         if missing >= BLOCK_BYTES:
             with contextlib.suppress(cupy.cuda.memory.OutOfMemoryError), _without_hooks():
-                piece = cupy.cuda.alloc(missing // BLOCK_BYTES * BLOCK_BYTES)
+                piece = pool.malloc(missing // BLOCK_BYTES * BLOCK_BYTES)
                 self._piece = range(piece.ptr, piece.ptr + piece.mem.size)
 
     def give_back(self) -> None:
@@ -224,10 +229,16 @@ def gpu_pools() -> GpuPools:
 def levels() -> list[Level]:
     """Return the current GPU's pools in use, each once: CuPy's, umem's, the current allocator's."""
     found: list[Level] = [cupy.get_default_memory_pool(), *open_cuda().pools.made()]
-    theirs = getattr(cupy.cuda.get_allocator(), "__self__", None)
-    if isinstance(theirs, cupy.cuda.memory.MemoryPool) and theirs not in found:
+    theirs = _current_pool()
+    if theirs is not None and theirs not in found:
         found.append(theirs)
     return found
+
+
+def _current_pool() -> CupyPool | None:
+    """Return the pool whose method the current allocator is; None if it is another function."""
+    theirs: Any = getattr(cupy.cuda.get_allocator(), "__self__", None)
+    return theirs if isinstance(theirs, cupy.cuda.memory.MemoryPool) else None
 
 
 def _unmeasured(allocator: Any) -> str:
