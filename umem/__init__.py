@@ -17,6 +17,7 @@ from umem.memory.tracking import track
 
 if TYPE_CHECKING:
     from umem.devices.software.opening import software_gpu
+    from umem.memory.told_order import lookahead
     from umem.predict.batches.size_scaling import scale_each
     from umem.predict.choosing import choose
     from umem.predict.ranks.choosing_ranks import choose_ranks
@@ -40,6 +41,7 @@ __all__ = [
     "enable",
     "hybrid",
     "location",
+    "lookahead",
     "managed",
     "prefetch",
     "preset",
@@ -60,6 +62,7 @@ __version__ = "0.1.0"
 _LATER = {
     "choose": "umem.predict.choosing",
     "choose_ranks": "umem.predict.ranks.choosing_ranks",
+    "lookahead": "umem.memory.told_order",
     "record": "umem.trace.recording.at_sizes",
     "record_at": "umem.trace.recording.at_sizes",
     "scale_each": "umem.predict.batches.size_scaling",

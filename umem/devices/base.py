@@ -297,6 +297,9 @@ class Device(Paging, ABC):
     def settle(self) -> None:
         """Tell watchers of all frees so far."""
 
+    def give_back(self) -> None:
+        """Give free blocks of managed memory back to the device, if a pool keeps any."""
+
     @abstractmethod
     def usage(self) -> Usage:
         """Return the bytes reserved now and at most."""

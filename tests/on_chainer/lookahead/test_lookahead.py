@@ -30,10 +30,10 @@ import umem
 from umem.chainer import LookaheadPrefetch
 from umem.chainer.demo_workload import Workload
 from umem.chainer.lookahead import session as lookahead_session
-from umem.chainer.lookahead.pager import CudaSideStream
 from umem.devices.base import Device
 from umem.devices.cuda import cuda_reason
 from umem.errors import DeviceNotFoundError, LookaheadWarning, StateError
+from umem.memory.pager import CudaSideStream
 from umem.planner.prefetch.order import Iteration, Step
 from umem.trace import Alloc, Checker, Hint, Op
 from umem.trace.recording.recorder import active
@@ -591,7 +591,7 @@ def test_nothing_moves_on_cuda_while_a_stream_is_captured():
 
 
 def test_a_device_that_is_not_simulated_gets_a_stream_of_cupy(monkeypatch):
-    from umem.chainer.lookahead.pager import side_stream
+    from umem.memory.pager import side_stream
 
     class Real:
         simulated = False

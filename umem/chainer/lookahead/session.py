@@ -15,9 +15,9 @@ from typing import Any
 import chainer
 import numpy as np
 
-from umem.chainer.lookahead.pager import Pager
 from umem.devices.base import Device
 from umem.errors import LookaheadWarning
+from umem.memory.pager import Pager
 from umem.planner.prefetch.footprint import footprint
 from umem.planner.prefetch.moves import NOTHING, MovePlan, plan_moves
 from umem.planner.prefetch.order import Iteration, Order, Step

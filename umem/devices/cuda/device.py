@@ -286,6 +286,10 @@ class CudaDevice(Device):
         with self._ready() as hints:
             return self._arena.make_ready(hints, blocks, address)
 
+    def give_back(self) -> None:
+        """Give free blocks of managed memory back; waits for the GPU if there are any."""
+        self.pools.give_back("managed")
+
     def address(self, array: Any) -> int | None:
         """Return the address of an array in this GPU's managed memory; None for other arrays."""
         self._check_mine(array)

@@ -1,0 +1,264 @@
+"""Prefetch by an order that the program tells: which arrays each part of a loop uses."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from umem.devices.base import Device
+from umem.devices.open import current_device
+from umem.errors import HintError, LookaheadWarning
+from umem.memory.hints import arrays_in
+from umem.memory.pager import Pager
+from umem.planner.prefetch.footprint import footprint
+from umem.planner.prefetch.moves import NOTHING, MovePlan, plan_moves
+from umem.planner.prefetch.order import Order, Step
+from umem.trace.recording.storage import root_of
+from umem.units import BLOCK_BYTES, format_bytes
+
+__all__ = ["Lookahead", "lookahead"]
+
+USABLE = 0.95
+"""Usable share of a real GPU's VRAM; a virtual GPU states its own."""
+Chunk = TypeVar("Chunk")
+
+
+class ToldArray(NamedTuple):
+    """Address and bytes of an array that a use names."""
+
+    address: int
+    nbytes: int
+
+
+class Lookahead(Generic[Chunk]):
+    """Moves managed arrays before a loop uses them; see `lookahead`.
+
+    Attributes:
+        round_count: rounds of the loop that were ended.
+        followed_count: those of them that took the order of the round before.
+        off: why it has stopped for good; None while it has not.
+    """
+
+    def __init__(self, chunks: Iterable[Chunk] = (), depth: int = 2) -> None:
+        self._chunks, self._depth = list(chunks), depth
+        self._device: Device = current_device()
+        self._pager = Pager(self._device)
+        self._round: list[tuple[ToldArray, ...]] = []
+        self._known: tuple[tuple[ToldArray, ...], ...] = ()
+        self._roots: dict[ToldArray, weakref.ref[Any]] = {}
+        self._places: tuple[ToldArray, ...] = ()
+        self._moves: MovePlan = NOTHING
+        self._capacity: int | None = None
+        self._follows = False
+        self.round_count = self.followed_count = 0
+        self.off: str | None = None
+        if self._chunks:
+            self._learn([self._places_of(chunk) for chunk in self._chunks])
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Return the bytes that were asked to come to the GPU so far."""
+        return self._pager.fetched_bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        """Return the bytes that were asked to go to the host so far."""
+        return self._pager.sent_bytes
+
+    def __str__(self) -> str:
+        """Format the counts as a line."""
+        simulated = " (simulated)" if self._device.simulated else ""
+        return (
+            f"{self.followed_count} of {self.round_count} rounds in a known order; "
+            f"{format_bytes(self.fetched_bytes)} to the GPU and {format_bytes(self.sent_bytes)} to "
+            f"the host{simulated}" + ("" if self.off is None else f"; off: {self.off}")
+        )
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """Yield the chunks, each as a use of its arrays; the end of the loop ends the round.
+
+        A loop that is left early ends no round: the next one begins anew.
+        """
+        self._begin()
+        for chunk in self._chunks:
+            self.uses(chunk)
+            yield chunk
+        self.step()
+
+    def uses(self, *arrays: Any) -> None:
+        """Tell which arrays the operations up to the next `uses` or `step` work on.
+
+        Args:
+            arrays: CuPy arrays in one piece, parts of such, and whatever `umem.prefetch` takes.
+
+        Raises:
+            HintError: an array is not on the current GPU, or has gaps. Nothing has changed.
+        """
+        places = self._places_of(arrays)
+        number = len(self._round)
+        if number:
+            self._move(number - 1)
+        known = self._known
+        self._follows = self._follows and number < len(known) and known[number] == places
+        self._round.append(places)
+
+    def step(self) -> None:
+        """End a round: the order begins anew with the next `uses`."""
+        done = self._round
+        if not done:
+            return
+        self.round_count += 1
+        if self._follows and len(done) == len(self._known):
+            self.followed_count += 1
+            self._move(len(done) - 1)
+        if tuple(done) != self._known or self._room() != self._capacity:
+            self._learn(done)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._round, self._follows = [], bool(self._known)
+
+    # -- the order -------------------------------------------------------------------------
+
+    def _places_of(self, arrays: Any) -> tuple[ToldArray, ...]:
+        """Return the places of the arrays in something, and hold their memory weakly."""
+        found: list[ToldArray] = []
+        for array in arrays_in(arrays):
+            place = self._place(array) if array.nbytes else None
+            if place is not None:
+                self._roots[place] = weakref.ref(root_of(array))
+                found.append(place)
+        return tuple(found)
+
+    def _place(self, array: Any) -> ToldArray | None:
+        """Return the place of an array; None if it is not in managed memory, which does not move.
+
+        Raises:
+            HintError: it is not on the current device, or has gaps.
+        """
+        is_numpy = isinstance(array, np.ndarray)
+        is_here = (
+            is_numpy
+            if self._device.backend == "numpy"
+            else not is_numpy and getattr(array.device, "id", None) == self._device.ordinal
+        )
+        if not is_here:
+            raise HintError(
+                f"lookahead: an array of shape {array.shape} is not on the current device"
+            )
+        if not (array.flags.c_contiguous or array.flags.f_contiguous):
+            raise HintError(
+                f"lookahead: an array of shape {array.shape} and strides {array.strides} has gaps; "
+                "chunks have to be in one piece, as x[a:b] of an array in C order is"
+            )
+        address = self._device.address(array)
+        return None if address is None else ToldArray(address, int(array.nbytes))
+
+    def _learn(self, rounds: Iterable[tuple[ToldArray, ...]]) -> None:
+        """Take an order as the one to come, and plan the moves of its blocks.
+
+        The first time, free blocks are given back, as those that making the data has left would
+        count. Those of temporary arrays come again, and are planned with after the next round.
+        """
+        if not self._known:
+            self._device.give_back()
+        self._known = tuple(rounds)
+        slots: dict[ToldArray, int] = {}
+        for place in (place for places in self._known for place in places):
+            slots.setdefault(place, len(slots))
+        self._places = tuple(slots)
+        self._roots = {place: self._roots[place] for place in slots}
+        self._capacity = self._room()
+        self._moves = NOTHING
+        if self._capacity is None or self.off is not None:
+            return
+        steps = [
+            Step("uses", "array", tuple(slots[place] for place in places), (), ())
+            for places in self._known
+        ]
+        sizes = tuple(place.nbytes for place in slots)
+        order = Order(tuple(steps), sizes, {}, {slot: slot for slot in range(len(slots))})
+        used = footprint(order, [place.address for place in slots], forgets=False)
+        self._moves = plan_moves(used, self._depth, self._capacity)
+
+    def _room(self) -> int | None:
+        """Return the blocks of VRAM that the loop's arrays may have; None while all has room.
+
+        Other memory that is reserved counts as if it stayed in VRAM.
+        """
+        usage, device = self._device.usage(), self._device
+        usable = round(device.vram_bytes * (1 if device.simulated else USABLE))
+        if usage.reserved_bytes <= usable:
+            return None
+        own = sum(place.nbytes for place in self._places)
+        return max(0, usable - (usage.reserved_bytes - own)) // BLOCK_BYTES
+
+    # -- moving ----------------------------------------------------------------------------
+
+    def _move(self, number: int) -> None:
+        """Carry out the moves planned for a use; an error of the driver turns prefetch off."""
+        if not self._follows or not self._moves:
+            return
+        addresses = [place.address for place in self._places]
+        try:
+            if self._pager.advance():
+                self._pager.move(self._moves[number], addresses, self._array)
+        except Exception as error:  # whatever the driver says: the program must go on
+            self.off, self._moves = str(error), NOTHING
+            warnings.warn(f"lookahead has stopped: {error}", LookaheadWarning, stacklevel=4)
+
+    def _array(self, slot: int) -> Any:
+        """Return the bytes of a slot as an array; None if its memory was freed."""
+        place = self._places[slot]
+        root = self._roots[place]()
+        if root is None:
+            return None
+        flat = root if root.flags.c_contiguous else root.T
+        begin = self._device.address(root)
+        if begin is None:
+            return None
+        start = place.address - begin
+        return flat.reshape(-1).view(np.uint8)[start : start + place.nbytes]
+
+
+def lookahead(chunks: Iterable[Chunk] = (), *, depth: int = 2) -> Lookahead[Chunk]:
+    """Prefetch managed memory by the order in which a loop uses it, which the program tells.
+
+    ``for chunk in umem.lookahead(chunks)`` yields the chunks, and moves what comes next while the
+    program works on one. Looping over the same object again goes on from what is in VRAM. Inside a
+    loop, ``look.uses(x, y)`` says what the operations after it work on, and ``look.step()`` that
+    the order begins anew. From the second round in one order on, blocks of 2 MiB that are not used
+    soonest go to the host, and what is used next comes back, on a stream of its own, so that the
+    driver never has to choose. While all that is reserved has room in VRAM nothing moves.
+
+    Contents are never changed; a round in another order is only not helped, and is learned. Arrays
+    are held weakly, but for chunks. Arrays that die within a round are none to tell of: they count
+    as memory that stays in VRAM.
+
+    Args:
+        chunks: arrays in managed memory, or tuples of them, in the order of their use.
+        depth: how many uses ahead something may come back, from 1, where there is room.
+
+    Raises:
+        ValueError: the depth is not an int from 1 up.
+        HintError: a chunk has an array that is not on the current GPU, or has gaps.
+        DeviceNotFoundError: there is no CUDA device and no virtual GPU.
+
+    Cost: some microseconds a use and an array; a plan takes milliseconds. Thread-safety: for one
+    thread. Gain: bench/lookahead.py, simulated; never run on a GPU yet.
+
+    >>> import umem
+    >>> with umem.virtual_gpu("v100-16gb", "8MiB"), umem.managed() as memory:
+    ...     look = umem.lookahead([memory.xp.ones(1 << 20, "float32") for _ in range(4)])
+    ...     for _ in range(3):
+    ...         total = sum(chunk.sum() for chunk in look)
+    >>> look.round_count
+    3
+    """
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+        raise ValueError(f"lookahead: depth must be an int from 1 up; got {depth!r}")
+    return Lookahead(chunks, depth)
