@@ -88,6 +88,15 @@ def data_codecs(report: dict[str, Any], printed: str) -> None:
     assert "features, pixels / 255 and counts shrink to" in printed
 
 
+@quick(needs=(needs_compiler, needs_cupy))
+def lookahead(report: dict[str, Any], printed: str) -> None:
+    assert [row["of_vram"] for row in report["rows"]] == [1.5, 3.0]
+    for row in report["rows"]:
+        assert row["bound_bytes"] <= row["told_bytes"] < row["managed_bytes"]
+        assert row["of_managed"] < 0.8
+    assert "simulated" in printed
+
+
 @quick(needs=(needs_chainer,))
 def dynamic(report: dict[str, Any], printed: str) -> None:
     rows = report["rows"]
