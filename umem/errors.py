@@ -55,14 +55,6 @@ class OutOfMemoryError(UmemError, MemoryError):
     """An allocation does not fit; nothing was allocated."""
 
 
-def is_cupys_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error is CuPy's OutOfMemoryError, or one of umem's that is one, too."""
-    return any(
-        kind.__name__ == "OutOfMemoryError" and kind.__module__.partition(".")[0] == "cupy"
-        for kind in type(error).__mro__
-    )
-
-
 class LimitError(OutOfMemoryError):
     """An allocation would pass the limit that the user set; nothing was allocated."""
 
@@ -236,3 +228,11 @@ def warn_at_program(text: str, category: type[Warning]) -> None:
 
 def _package(module: dict[str, object]) -> str:
     return str(module.get("__name__")).partition(".")[0]
+
+
+def is_cupys_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error is CuPy's OutOfMemoryError, or one of umem's that is one, too."""
+    return any(
+        kind.__name__ == "OutOfMemoryError" and kind.__module__.partition(".")[0] == "cupy"
+        for kind in type(error).__mro__
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -545,6 +547,8 @@ def test_bad_input_is_refused_before_the_script_runs(
         monkeypatch.delenv(name, raising=False)
     script = tmp_path / "script.py"
     script.write_text("raise SystemError")
+    if find_spec("threadpoolctl"):  # which some library imports, and which sets a variable then
+        importlib.import_module("threadpoolctl")
     before = dict(os.environ)
     result = CliRunner().invoke(main, ["run", *arguments, str(script)])
     assert text in result.output

@@ -15,12 +15,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from umem.devices.base import Device, Place
 from umem.planner.prefetch.moves import Moves, SomeBlocks
 from umem.units import BLOCK_BYTES
 
+USABLE = 0.95
+"""Usable share of a real GPU's VRAM; a virtual GPU states its own."""
 FindArray = Callable[[int], Any]
 """Returns the present array of a slot, None if there is none."""
+
+
+def room(device: Device, own_bytes: int) -> int | None:
+    """Return the blocks of VRAM to plan with; None while all that is reserved has room.
+
+    Reserved memory other than the ``own_bytes`` that a plan moves counts as if it stayed in VRAM.
+    """
+    reserved = device.usage().reserved_bytes
+    usable = round(device.vram_bytes * (1 if device.simulated else USABLE))
+    if reserved <= usable:
+        return None
+    return max(0, usable - max(0, reserved - own_bytes)) // BLOCK_BYTES
+
+
+def is_on(device: Device, array: Any) -> bool:
+    """Tell whether an array is one of a device's."""
+    if device.backend == "numpy":
+        return isinstance(array, np.ndarray)
+    return getattr(getattr(array, "device", None), "id", None) == device.ordinal
 
 
 class VirtualSideStream:

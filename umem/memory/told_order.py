@@ -5,15 +5,15 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from umem.devices.base import Device
+from umem.devices.base import Device, Span
 from umem.devices.open import current_device
 from umem.errors import HintError, LookaheadWarning
 from umem.memory.hints import arrays_in
-from umem.memory.pager import Pager
+from umem.memory.pager import Pager, is_on, room
 from umem.planner.prefetch.footprint import footprint
 from umem.planner.prefetch.moves import NOTHING, MovePlan, plan_moves
 from umem.planner.prefetch.order import Order, Step
@@ -22,16 +22,7 @@ from umem.units import BLOCK_BYTES, format_bytes
 
 __all__ = ["Lookahead", "lookahead"]
 
-USABLE = 0.95
-"""Usable share of a real GPU's VRAM; a virtual GPU states its own."""
 Chunk = TypeVar("Chunk")
-
-
-class ToldArray(NamedTuple):
-    """Address and bytes of an array that a use names."""
-
-    address: int
-    nbytes: int
 
 
 class Lookahead(Generic[Chunk]):
@@ -47,10 +38,10 @@ class Lookahead(Generic[Chunk]):
         self._chunks, self._depth = list(chunks), depth
         self._device: Device = current_device()
         self._pager = Pager(self._device)
-        self._round: list[tuple[ToldArray, ...]] = []
-        self._known: tuple[tuple[ToldArray, ...], ...] = ()
-        self._roots: dict[ToldArray, weakref.ref[Any]] = {}
-        self._places: tuple[ToldArray, ...] = ()
+        self._round: list[tuple[Span, ...]] = []
+        self._known: tuple[tuple[Span, ...], ...] = ()
+        self._roots: dict[Span, weakref.ref[Any]] = {}
+        self._places: tuple[Span, ...] = ()
         self._moves: MovePlan = NOTHING
         self._capacity: int | None = None
         self._follows = False
@@ -124,9 +115,9 @@ class Lookahead(Generic[Chunk]):
 
     # -- the order -------------------------------------------------------------------------
 
-    def _places_of(self, arrays: Any) -> tuple[ToldArray, ...]:
+    def _places_of(self, arrays: Any) -> tuple[Span, ...]:
         """Return the places of the arrays in something, and hold their memory weakly."""
-        found: list[ToldArray] = []
+        found: list[Span] = []
         for array in arrays_in(arrays):
             place = self._place(array) if array.nbytes else None
             if place is not None:
@@ -134,40 +125,35 @@ class Lookahead(Generic[Chunk]):
                 found.append(place)
         return tuple(found)
 
-    def _place(self, array: Any) -> ToldArray | None:
+    def _place(self, array: Any) -> Span | None:
         """Return the place of an array; None if it is not in managed memory, which does not move.
 
         Raises:
             HintError: it is not on the current device, or has gaps.
         """
-        is_numpy = isinstance(array, np.ndarray)
-        is_here = (
-            is_numpy
-            if self._device.backend == "numpy"
-            else not is_numpy and getattr(array.device, "id", None) == self._device.ordinal
-        )
-        if not is_here:
+        if not is_on(self._device, array):
             raise HintError(
                 f"lookahead: an array of shape {array.shape} is not on the current device"
             )
-        if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        if not _is_whole(array):
             raise HintError(
                 f"lookahead: an array of shape {array.shape} and strides {array.strides} has gaps; "
                 "chunks have to be in one piece, as x[a:b] of an array in C order is"
             )
         address = self._device.address(array)
-        return None if address is None else ToldArray(address, int(array.nbytes))
+        return None if address is None else Span(address, int(array.nbytes))
 
-    def _learn(self, rounds: Iterable[tuple[ToldArray, ...]]) -> None:
+    def _learn(self, rounds: Iterable[tuple[Span, ...]]) -> None:
         """Take an order as the one to come, and plan the moves of its blocks.
 
         The first time, free blocks are given back, as those that making the data has left would
-        count. Those of temporary arrays come again, and are planned with after the next round.
+        count. Those of temporary arrays are reserved again in the next round, and the plan that is
+        made after it leaves room for them.
         """
         if not self._known:
             self._device.give_back()
         self._known = tuple(rounds)
-        slots: dict[ToldArray, int] = {}
+        slots: dict[Span, int] = {}
         for place in (place for places in self._known for place in places):
             slots.setdefault(place, len(slots))
         self._places = tuple(slots)
@@ -186,16 +172,9 @@ class Lookahead(Generic[Chunk]):
         self._moves = plan_moves(used, self._depth, self._capacity)
 
     def _room(self) -> int | None:
-        """Return the blocks of VRAM that the loop's arrays may have; None while all has room.
-
-        Other memory that is reserved counts as if it stayed in VRAM.
-        """
-        usage, device = self._device.usage(), self._device
-        usable = round(device.vram_bytes * (1 if device.simulated else USABLE))
-        if usage.reserved_bytes <= usable:
-            return None
-        own = sum(place.nbytes for place in self._places)
-        return max(0, usable - (usage.reserved_bytes - own)) // BLOCK_BYTES
+        """Return the blocks of VRAM for the loop's arrays; None while all memory has room."""
+        own = {block for place in self._places for block in _blocks(place)}
+        return room(self._device, len(own) * BLOCK_BYTES)
 
     # -- moving ----------------------------------------------------------------------------
 
@@ -212,17 +191,28 @@ class Lookahead(Generic[Chunk]):
             warnings.warn(f"lookahead has stopped: {error}", LookaheadWarning, stacklevel=4)
 
     def _array(self, slot: int) -> Any:
-        """Return the bytes of a slot as an array; None if its memory was freed."""
+        """Return the bytes of a slot as an array; None if its memory was freed.
+
+        None, too, if the array whose memory it is has gaps itself: that is left to the driver.
+        """
         place = self._places[slot]
         root = self._roots[place]()
-        if root is None:
+        begin = None if root is None or not _is_whole(root) else self._device.address(root)
+        if root is None or begin is None:
             return None
         flat = root if root.flags.c_contiguous else root.T
-        begin = self._device.address(root)
-        if begin is None:
-            return None
         start = place.address - begin
         return flat.reshape(-1).view(np.uint8)[start : start + place.nbytes]
+
+
+def _is_whole(array: Any) -> bool:
+    """Tell whether an array is one piece of memory in C or Fortran order."""
+    return bool(array.flags.c_contiguous or array.flags.f_contiguous)
+
+
+def _blocks(place: Span) -> range:
+    stop = place.address + place.nbytes
+    return range(place.address // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
 
 
 def lookahead(chunks: Iterable[Chunk] = (), *, depth: int = 2) -> Lookahead[Chunk]:
@@ -235,9 +225,9 @@ def lookahead(chunks: Iterable[Chunk] = (), *, depth: int = 2) -> Lookahead[Chun
     soonest go to the host, and what is used next comes back, on a stream of its own, so that the
     driver never has to choose. While all that is reserved has room in VRAM nothing moves.
 
-    Contents are never changed; a round in another order is only not helped, and is learned. Arrays
-    are held weakly, but for chunks. Arrays that die within a round are none to tell of: they count
-    as memory that stays in VRAM.
+    Contents are never changed. A round in another order is not prefetched for, and its order is
+    learned. Arrays are held weakly, chunks are not. Do not name arrays that are freed within a
+    round: they count as memory that stays in VRAM.
 
     Args:
         chunks: arrays in managed memory, or tuples of them, in the order of their use.

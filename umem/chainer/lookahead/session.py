@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import chainer
-import numpy as np
 
 from umem.devices.base import Device
 from umem.errors import LookaheadWarning
-from umem.memory.pager import Pager
+from umem.memory.pager import Pager, is_on, room
 from umem.planner.prefetch.footprint import footprint
 from umem.planner.prefetch.moves import NOTHING, MovePlan, plan_moves
 from umem.planner.prefetch.order import Iteration, Order, Step
@@ -25,15 +24,13 @@ from umem.scopes import Scope
 from umem.trace.events import Alloc, Event, Free, Mark, Op
 from umem.trace.recording.recorder import Recorder, active, follow_last
 from umem.trace.recording.storage import Reach
-from umem.units import BLOCK_BYTES, format_bytes
+from umem.units import format_bytes
 
 ORDERS = 4
 """At most this many orders of operations are remembered: the usual one, that of a last small batch,
 of an alternation."""
 LONGEST = 50_000
 """An iteration of more operations without an update is given up."""
-USABLE = 0.95
-"""Usable share of a real GPU's VRAM; a virtual GPU states its own."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +246,12 @@ class Session:
         """Remember an order as the latest, with the present addresses of its arrays."""
         kept = iteration.kept(None if self._learned else self._kinds)
         order = iteration.order(kept, self._before)
-        learned = Learned(order, tuple(self._addresses), NOTHING, self._capacity())
+        learned = Learned(
+            order,
+            tuple(self._addresses),
+            NOTHING,
+            room(self._device, self._device.usage().managed_bytes),
+        )
         if known is not None and _is_the_same(known, learned):
             learned.moves = known.moves
         elif learned.capacity is not None:
@@ -258,14 +260,6 @@ class Session:
         self._current = learned
         others = [item for item in self._learned if item is not known]
         self._learned = [*others, learned][-ORDERS:]
-
-    def _capacity(self) -> int | None:
-        """Return the VRAM blocks to plan with; None while everything fits."""
-        usage = self._device.usage()
-        usable = self._device.vram_bytes * (1 if self._device.simulated else USABLE)
-        if usage.reserved_bytes <= usable:
-            return None
-        return max(0, round(usable) - (usage.reserved_bytes - usage.managed_bytes)) // BLOCK_BYTES
 
     def _stop_for_good(self, reason: str) -> None:
         self.report = replace(self.report, off=reason)
@@ -299,18 +293,13 @@ class Session:
         kept = {} if self._current is None else self._current.order.kept
         tensor = tensors[slot] if slot < len(tensors) else kept.get(slot)
         array = None if tensor is None else self._follower.array(tensor)
-        return array if array is not None and self._is_here(array) else None
+        return array if array is not None and is_on(self._device, array) else None
 
     def _address(self, tensor: int) -> int | None:
         array = self._follower.array(tensor)
-        if array is None or not array.nbytes or not self._is_here(array):
+        if array is None or not array.nbytes or not is_on(self._device, array):
             return None
         return self._device.address(array)
-
-    def _is_here(self, array: Any) -> bool:
-        if self._device.backend == "numpy":
-            return isinstance(array, np.ndarray)
-        return getattr(getattr(array, "device", None), "id", None) == self._device.ordinal
 
 
 def _is_the_same(known: Learned, learned: Learned) -> bool:

@@ -446,7 +446,7 @@ class PoolGaps:
 
     def run_out(self) -> bool:
         """Raise the gaps after a pass has run out of memory; tell whether plans are made anew."""
-        self.plain = max(1.1 * self.plain, self.planned)  # of which kind the pass was is not known
+        self.plain = max(1.1 * self.plain, self.planned)  # it may have been a plain pass
         return self._correct(max(FIRST_GAPS, 1.1 * self.planned))
 
     def _correct(self, planned: float) -> bool:

@@ -7,7 +7,6 @@ docs/design.md has the table of their transitions. All other attributes record o
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -184,7 +183,7 @@ class Pass:
         """Run something that allocates; if a GPU's memory runs out, drop arrays and run it again.
 
         Args:
-            run: returned is its result.
+            run: the function to call; its result is returned.
             busy: calls whose arrays it reads, which are not dropped.
             undo: called before it runs again.
             why_once: the reason why it must not run again; None if it may.
@@ -193,7 +192,8 @@ class Pass:
             CudaOutOfMemoryError: nothing more may be dropped; names what was tried. What has run
                 is not undone.
         """
-        for attempt in itertools.count():
+        attempt = 0
+        while True:
             try:
                 return run()
             except MemoryError as error:
@@ -204,12 +204,12 @@ class Pass:
                 if not may_go_on or not self._make_room(busy, attempt):
                     raise self._out_of_memory(error, attempt, why_once) from error
             undo()
-        raise AssertionError
+            attempt += 1
 
     def _make_room(self, busy: Iterable[Call], attempt: int) -> bool:
         """Drop arrays of calls that are not busy; tell whether to try again.
 
-        At the first attempt also if nothing can be dropped, as free memory becomes one piece.
+        The first attempt is made even if nothing can be dropped, as free memory becomes one piece.
         """
         can_drop = self.integrity == "intact"
         dropped = can_drop and self.rule.make_room(self, {call.index for call in busy})

@@ -24,6 +24,7 @@ from umem.chainer.recompute.carrying import (
     fates_of,
     fates_summary,
 )
+from umem.chainer.recompute.observing import PoolGaps
 from umem.chainer.recompute.offloaded import checked_place
 from umem.chainer.recompute.online import Experience
 from umem.chainer.recompute.runner import PassRunner
@@ -224,7 +225,8 @@ class Recompute:
         if picture is not None:
             self.draw(picture)
         online = describe_online(self._training.experience)
-        lines = [*map(describe, self.graphs), *online, *self._training.graphs.said]
+        graphs = self._training.graphs
+        lines = [*map(describe, graphs), *online, *describe_gaps(graphs.gaps), *graphs.said]
         return "\n".join(lines) or "no graph was seen yet"
 
     def draw(self, path: str | Path) -> None:
@@ -299,6 +301,16 @@ def describe_online(found: Experience) -> list[str]:
         f"{found.count} passes whose graph had not come back went without a plan: what to let "
         f"go was decided call by call; peak {format_bytes(found.peak_bytes)} by account, and "
         f"{again:.0%} of the time of those that had to let something go ran again{moved}"
+    ]
+
+
+def describe_gaps(gaps: PoolGaps) -> list[str]:
+    """Describe the gaps of a GPU's pool in one line; an empty list before they are measured."""
+    if gaps.measured is None:
+        return []
+    return [
+        f"CuPy's pool reserved {gaps.measured:.2f} times what was in use; a budget in bytes leaves "
+        f"room for {gaps.planned:.2f} times"
     ]
 
 

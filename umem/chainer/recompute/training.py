@@ -237,7 +237,8 @@ class Training:
         is_wish = isinstance(budget, float) and not self.graphs.target.strict
         if isinstance(budget, float):  # a share of the most that such a pass would have taken
             budget = round(budget * self.experience.plain_bytes)
-        room = Room(int(budget) or None, *self.graphs.beside(), is_wish=is_wish)
+        gaps = self.graphs.gaps.planned
+        room = Room(int(budget) or None, *self.graphs.beside(), is_wish=is_wish, gaps=gaps)
         rule = EvictOnline(
             room, self.experience, self._debug, self._prepare, self._tell, self.offload
         )

@@ -432,6 +432,10 @@ class Account:
             else:
                 self._offer(self._entries[number])
 
+    def unlock_all(self) -> None:
+        """Let all calls be evicted again: an error has ended what they were protected for."""
+        self.unlock([number for number, count in self._locks.items() for _ in range(count)])
+
     def _numbers(self, calls: Iterable[LateCall]) -> Iterator[int]:
         """Yield the numbers of some calls, and of the calls whose memory their outputs are on."""
         for call in calls:

@@ -291,12 +291,12 @@ class EvictOnline(PassPolicy):
         )
 
     def make_room(self, now: PassSoFar, busy: Collection[int]) -> bool:
-        """Press the pass, and evict half of what it holds; tell whether anything was evicted."""
+        """Press the pass, and evict half of what it holds; tell whether any was evicted."""
         if self._pressure is None:
             return False
         if not self.is_pressed:
             self._press(now)
-        return self._pressure.evict_half()
+        return self._pressure.evict_half([call for call in now.calls if call.index in busy])
 
     def let_go(self) -> None:
         """Release all records: a second backward recomputes on demand."""

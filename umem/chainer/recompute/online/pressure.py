@@ -33,8 +33,11 @@ class Room:
         parameters: arrays of parameters that optimizers have updated.
         other_bytes: optimizer state, and the gradients of the step before.
         is_wish: whether exceeding the budget is a warning instead of an error.
+        gaps: what a GPU's pool reserves, relative to what is in use; 1 on the host.
 
     Attributes:
+        budget: the bytes that may be in use, without the gaps.
+        whole: the budget, with them.
         fixed_bytes: those arrays and bytes, alive before anything is computed.
         parameter_bytes: the part of the parameters; their gradients will take the same.
     """
@@ -46,8 +49,10 @@ class Room:
         other_bytes: int,
         *,
         is_wish: bool = False,
+        gaps: float = 1.0,
     ) -> None:
-        self.budget, self.is_wish = budget, is_wish
+        self.whole, self.is_wish = budget, is_wish
+        self.budget = None if budget is None else int(budget / gaps)
         self._arrays: dict[int, Any] = {}
         self.fixed_bytes = 0
         self.read(parameters)
@@ -172,10 +177,17 @@ class Pressure:
         self._rank = self._top_rank + 1
         self._make_room(nbytes, self._rank, func)
 
-    def evict_half(self) -> bool:
-        """Evict about half of the bytes that arrays hold; tell whether anything was evicted."""
+    def evict_half(self, busy: Iterable[Any]) -> bool:
+        """Evict about half of the bytes held, but of no busy call; tell whether any were evicted.
+
+        For use after an error, which has ended what the locked calls were needed for.
+        """
         self._account.sweep()
-        return self._account.free(self._account.held_bytes // 2 + 1, self._rank) > 0
+        self._account.unlock_all()
+        locked = self._account.lock(busy)
+        freed = self._account.free(self._account.held_bytes // 2 + 1, self._rank)
+        self._account.unlock(locked)
+        return freed > 0
 
     @property
     def level(self) -> int:
@@ -202,7 +214,7 @@ class Pressure:
         Raises:
             BudgetError: those alone exceed the budget, in forward, and the budget is not a wish.
         """
-        budget = self._room.budget
+        budget = self._room.whole
         assert budget is not None
         if self.level + nbytes <= 1.02 * budget:
             return
