@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from umem.predict.choosing import choose
     from umem.predict.ranks.choosing_ranks import choose_ranks
     from umem.predict.replaying import Replay, replay
-    from umem.trace.recording.at_sizes import record, record_at
+    from umem.trace.recording.at_sizes import mark, record, record_at
     from umem.trace.trace import Trace
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "location",
     "lookahead",
     "managed",
+    "mark",
     "prefetch",
     "preset",
     "record",
@@ -63,6 +64,7 @@ _LATER = {
     "choose": "umem.predict.choosing",
     "choose_ranks": "umem.predict.ranks.choosing_ranks",
     "lookahead": "umem.memory.told_order",
+    "mark": "umem.trace.recording.at_sizes",
     "record": "umem.trace.recording.at_sizes",
     "record_at": "umem.trace.recording.at_sizes",
     "scale_each": "umem.predict.batches.size_scaling",

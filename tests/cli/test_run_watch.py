@@ -172,6 +172,11 @@ def test_nothing_yet_is_no_obstacle() -> None:
     assert len(list(view(nothing, 40))) == 4
     assert line(nothing) == "umem: step 0; 0 B now: nothing; 0 B peak"
     assert "no operation of Chainer" in summary(nothing)
+    on_gpu = RunSoFar(2.0, 0, 5, 0, 8, pools_peak_bytes=512)
+    assert line(on_gpu).endswith(
+        "8 B peak; 512 B used of CuPy's pools at their peak, workspace included"
+    )
+    assert [text.plain.split()[-2:] for text in view(on_gpu, 20)][-1] == ["512", "B"]
     only = RunSoFar(2.0, 0, 5, 0, 8, kinds={"inputs": 8})
     assert summary(only) == "umem: 0 steps in 2.0 s; peak 8 B: inputs 8 B"
 

@@ -6,11 +6,11 @@ import io
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from software_programs import needs_compiler, needs_cupy, run
 
 import umem
 from umem.errors import TraceError
@@ -125,19 +125,41 @@ def test_with_the_trigger_of_the_log_figures_are_those_of_the_moment(tmp_path: P
     assert log_of(trainer)[1]["memory/peak_MiB"] * MIB == peak_of(recorder.trace.events)
 
 
-def test_on_cupy_what_its_pool_holds_is_reported_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stand-in for a GPU: only the figure's way into the report is shown."""
-    held = SimpleNamespace(usage=lambda: SimpleNamespace(reserved_bytes=5 * MIB))
-    monkeypatch.setattr(module, "current_device", lambda: held)
-    monkeypatch.setattr(
-        module.Recorder, "backend", property(lambda _: "cupy", lambda *_: None), False
-    )
-    report = MemoryReport()
-    trainer = make_trainer(tmp_path, (2, "iteration"), report)
+@needs_compiler
+@needs_cupy
+def test_on_cupy_the_pools_are_measured(kernel_cache: Path, tmp_path: Path) -> None:
+    program = f"""
+import umem.chainer
+import chainer, chainer.functions as F, chainer.links as L
+from chainer.training import extensions
+class Net(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.a = L.Convolution2D(3, 8, 3, pad=1)
+    def forward(self, x):
+        return F.sum(F.relu(self.a(x)))
+pool = cp.get_default_memory_pool()
+class Watch(cp.cuda.memory_hook.MemoryHook):
+    name, peak = "watch", 0
+    def malloc_postprocess(self, **allocation):
+        self.peak = max(self.peak, pool.used_bytes())
+optimizer = chainer.optimizers.Adam().setup(Net().to_device("@cupy:0"))
+data = np.ones((16, 3, 24, 24), "f4")
+updater = chainer.training.StandardUpdater(
+    chainer.iterators.SerialIterator(data, 8), optimizer, device="@cupy:0",
+    loss_func=optimizer.target)
+trainer = chainer.training.Trainer(updater, (4, "iteration"), out={str(tmp_path)!r})
+trainer.extend(umem.chainer.MemoryReport())
+trainer.extend(extensions.LogReport(trigger=(1, "iteration")))
+with Watch() as watch:
     trainer.run()
-    assert log_of(trainer)[-1]["memory/reserved_MiB"] == 5.0
+last = trainer.get_extension("LogReport").log[-1]
+print(last["memory/pools_peak_MiB"] * (1 << 20) == watch.peak)
+print(last["memory/reserved_MiB"] * (1 << 20) == pool.total_bytes())
+print(last["memory/peak_MiB"] < last["memory/pools_peak_MiB"] < last["memory/reserved_MiB"])
+"""
+    assert run(program, kernel_cache).splitlines() == ["True"] * 3
 
 
 # -- time --------------------------------------------------------------------------------------

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chainer.backends import cuda
 
@@ -20,6 +21,9 @@ from umem.predict.batches.found_batches import FoundBatch
 from umem.trace.axes import StepSize, size_text
 from umem.trace.trace import Trace
 from umem.units import format_bytes
+
+if TYPE_CHECKING:
+    from umem.devices.cuda.pool_meter import PoolMeter
 
 __all__ = ["find_batch"]
 ON_A_DEVICE = ("cupy", "software")
@@ -101,9 +105,10 @@ def _confirmed(step: Callable[..., Any], size: StepSize) -> tuple[bool, str]:
     what = f"size {size_text(size)}"
     _let_go()
     try:
-        for _ in range(LIVE_STEPS):
-            step(**size) if isinstance(size, Mapping) else step(size)
-        return True, f"Confirmed: {what} ran on the device{_held()}."
+        with _metered() as meter:
+            for _ in range(LIVE_STEPS):
+                step(**size) if isinstance(size, Mapping) else step(size)
+            return True, f"Confirmed: {what} ran on the device{_held(meter)}."
     except MemoryError as error:
         said = str(error).partition("\n")[0]
         _forget(error)
@@ -112,11 +117,23 @@ def _confirmed(step: Callable[..., Any], size: StepSize) -> tuple[bool, str]:
     return False, f"Not confirmed: {what} ran out of memory on the device: {said}"
 
 
-def _held() -> str:
+def _metered() -> AbstractContextManager[PoolMeter | None]:
+    """Return a meter of CuPy's pools; one of nothing on a virtual GPU."""
     if not cuda.available:
+        return nullcontext()
+    from umem.devices.cuda.pool_meter import PoolMeter  # imports CuPy, which need not be there
+
+    return PoolMeter()
+
+
+def _held(meter: PoolMeter | None) -> str:
+    """Format what the pools had, for the end of a sentence; empty without them."""
+    if meter is None:
         return ""
-    pool = cuda.cupy.get_default_memory_pool()
-    return f", whose pool holds {format_bytes(pool.total_bytes())}"
+    peak, reserved = format_bytes(meter.held().peak), format_bytes(meter.pools.reserved())
+    unknown = meter.why_not()
+    used = f"arrays used {peak} at most and " if unknown is None else ""
+    return f": {used}the pools have reserved {reserved}"
 
 
 def _forget(error: BaseException) -> None:

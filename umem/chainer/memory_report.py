@@ -28,7 +28,9 @@ class MemoryReport(training.Extension):
     - ``memory/peak_MiB``: the most that were alive at once since the run began, and
       ``memory/parameters_MiB``, ``gradients``, ``state`` (optimizer's and normalisation's),
       ``activations``, ``inputs``: what that peak was made of. These five add up to it;
-    - ``memory/reserved_MiB``: what CuPy's pool holds, on a GPU only (never run on one yet);
+    - ``memory/pools_peak_MiB``, on a GPU only: the most that arrays used of CuPy's pools since the
+      run began, workspace included, measured; ``memory/reserved_MiB``: what the pools have
+      reserved (both never run on a real GPU yet);
     - ``time/step_s``: from report to report, evaluation and data loading included, per update;
     - ``time/whole_run_min``: the minutes of the whole run, in three figures, what is done of it
       included, by its rate so far (its first update left out), where the trainer stops after so
@@ -37,8 +39,8 @@ class MemoryReport(training.Extension):
     - ``data/hit_rate``, ``data/memory_MiB``, ``data/waited_s`` and ``data/raw_MiB`` (of arrays
       loaded, what no codec made smaller), where there is a `umem.data.cached`: since it was made.
 
-    Bytes are those of arrays that Chainer's functions of this thread see, without the workspace of
-    operations, which only a trace has.
+    Other bytes are those of arrays that Chainer's functions of this thread see, without the
+    workspace of operations, which on NumPy only a trace has.
 
     LogReport prints means: give both the same trigger, and its figures are those of the moment.
 
@@ -117,8 +119,10 @@ class MemoryReport(training.Extension):
         names = ("peak", *NAMES)
         peaks = {f"memory/{n}_MiB": v / MIB for n, v in zip(names, self._peak(), strict=True)}
         found = {"memory/current_MiB": self._tally.current_bytes / MIB, **peaks}
-        if self._recorder.backend == "cupy":
+        if self._recorder.backend != "numpy":
             found["memory/reserved_MiB"] = current_device().usage().reserved_bytes / MIB
+        if self._tally.pools_peak_bytes is not None:
+            found["memory/pools_peak_MiB"] = self._tally.pools_peak_bytes / MIB
         return {name: float(value) for name, value in found.items()}
 
     # -- time ------------------------------------------------------------------------------

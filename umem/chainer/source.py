@@ -57,7 +57,7 @@ class ChainerSource(Subscriber):
         before = values_on(func)
         if func.__class__ is FunctionAdapter:  # what an old-style function holds is on the function
             before += func.function.__dict__.values()
-        measured = Measured(told)
+        measured = Measured(told, inputs)
         try:
             outputs = proceed(func, inputs)
             measured.stop()
@@ -85,7 +85,7 @@ class ChainerSource(Subscriber):
         if not told.recorders:
             proceed(func, indexes, grad_outputs, grad_inputs, is_debug)
             return
-        measured = Measured(told)
+        measured = Measured(told, grad_outputs)
         try:
             proceed(func, indexes, grad_outputs, grad_inputs, is_debug)
             measured.stop()
@@ -109,7 +109,7 @@ class ChainerSource(Subscriber):
         if not told.recorders or not rule.enabled:
             proceed(rule, parameter)
             return
-        measured = Measured(told)
+        measured = Measured(told, (parameter,))
         try:
             proceed(rule, parameter)
             measured.stop()
@@ -143,7 +143,7 @@ def rerun(func: Any, inputs: tuple[Any, ...]) -> Any:
     if not told.recorders:
         return func.forward(inputs)
     before = values_on(func)
-    measured = Measured(told)
+    measured = Measured(told, inputs)
     told.state.backward_depth += 1
     try:
         outputs = func.forward(inputs)

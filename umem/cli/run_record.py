@@ -67,9 +67,10 @@ class Recording:
             return
         if kept is None:
             return  # a child process by fork
-        if not any(kept.trace.ops):
+        if not kept.trace.peak_bytes:
             self.error = (
-                f"nothing was recorded: no operation of {names()} ran in the script's main thread"
+                f"nothing was recorded: no operation of {names()} ran in the script's main thread, "
+                "and on a GPU no array of CuPy was made there"
             )
         elif not self._written:
             self._write(kept)
@@ -102,6 +103,8 @@ class Recording:
             say(f"umem: {note}", err=True)
         name = command_line(path)
         say(f"  umem report {name}", err=True)
+        if not count:
+            return
         if kept.trace.sizes:
             say(f"  umem choose {name} --size 64 --gpu t4      # at any size", err=True)
             return

@@ -215,6 +215,7 @@ class Watching:
             op_count=last.ops,
             current_bytes=tally.current_bytes,
             peak_bytes=tally.peak_bytes,
+            pools_peak_bytes=tally.pools_peak_bytes,
             steps_per_second=(last.steps - first.steps) / passed if passed > 0 else None,
             ops_per_second=(last.ops - first.ops) / passed if passed > 0 else None,
             kinds=dict(kinds),
@@ -262,6 +263,9 @@ class Simulated:
 class RunSoFar:
     """Figures of a run so far; ``kinds`` is what is alive now, or was at the peak.
 
+    ``pools_peak_bytes`` is the most that arrays used of CuPy's pools, workspace included; None
+    where it is not measured.
+
     Rates are those of the last seconds; None where nothing has happened yet.
     """
 
@@ -274,6 +278,7 @@ class RunSoFar:
     ops_per_second: float | None = None
     kinds: Mapping[str, int] = field(default_factory=dict)
     simulated: Simulated | None = None
+    pools_peak_bytes: int | None = None
 
 
 def view(seen: RunSoFar, width: int, bar: str = "━") -> Iterator[Text]:
@@ -282,8 +287,11 @@ def view(seen: RunSoFar, width: int, bar: str = "━") -> Iterator[Text]:
     yield _counted("operations", seen.op_count, seen.ops_per_second)
     room = max(0, width - _LABEL - _VALUE - 1)
     sizes = {"now": seen.current_bytes, "peak": seen.peak_bytes, **seen.kinds}
+    if seen.pools_peak_bytes is not None:
+        sizes["pools' peak"] = seen.pools_peak_bytes
+    most = max(seen.peak_bytes, seen.pools_peak_bytes or 0)
     for name, nbytes in sizes.items():
-        length = round(room * nbytes / seen.peak_bytes) if seen.peak_bytes else 0
+        length = round(room * nbytes / most) if most else 0
         text = Text(f"{name:<{_LABEL}}{format_bytes(nbytes):>{_VALUE}} ")
         yield text.append(bar * length, _STYLES.get(name, ""))
     if seen.simulated is not None:
@@ -319,6 +327,7 @@ def line(seen: RunSoFar) -> str:
             ", ".join((f"umem: step {seen.step_count:,}", *rates)),
             f"{now} now: {_kinds(seen)}",
             f"{peak} peak",
+            *_of_pools(seen),
             *_simulated(seen),
         )
     )
@@ -332,7 +341,13 @@ def summary(seen: RunSoFar) -> str:
     if seen.step_count:
         took += f", {_rate(seen.step_count / seen.seconds)}/s"
     peak = f"peak {format_bytes(seen.peak_bytes)}: {_kinds(seen)}"
-    return "; ".join((took, peak, *_simulated(seen)))
+    return "; ".join((took, peak, *_of_pools(seen), *_simulated(seen)))
+
+
+def _of_pools(seen: RunSoFar) -> Iterator[str]:
+    if seen.pools_peak_bytes is not None:
+        nbytes = format_bytes(seen.pools_peak_bytes)
+        yield f"{nbytes} used of CuPy's pools at their peak, workspace included"
 
 
 def _kinds(seen: RunSoFar) -> str:

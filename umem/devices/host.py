@@ -1,4 +1,4 @@
-"""The host: how much memory it has left, what its files say of it, and arrays over its memory.
+"""The host: its memory that is left, what its files say of it, arrays over it, and its GPU.
 
 Managed memory overcommits: the driver hands out addresses, and memory is found when pages are
 written. When there is none, the kernel kills the process instead of failing the allocation, so umem
@@ -149,3 +149,10 @@ def unmanaged_text(shape: Sequence[int]) -> str:
         f"an array of shape {tuple(shape)} is not managed memory of this device, so the host "
         "cannot see it; allocate it under umem.managed(), or copy it with .get()"
     )
+
+
+def has_real_gpu(root: Path = Path("/")) -> bool:
+    """Tell whether there is an NVIDIA GPU: its driver's devices, or Windows' ones under WSL."""
+    if any(root.glob("dev/nvidia[0-9]*")):
+        return True
+    return (root / "dev/dxg").exists() and (root / "usr/lib/wsl/lib/libcuda.so.1").exists()

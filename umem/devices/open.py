@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from umem.devices import cuda_source  # noqa: F401 (recordings of CuPy)
 from umem.devices.base import Device, Restore
 from umem.errors import DeviceError
 from umem.scopes import derived

@@ -419,3 +419,37 @@ class TestDiscards(OnGpu):
         del results
         hints.pools.give_back("managed")
         assert hints.usage().managed_bytes == 0
+
+
+class TestRecordings(OnGpu):
+    """What recordings have of CuPy's memory."""
+
+    def test_arrays_and_the_workspace_of_functions_are_the_pools(self, device, cupy):
+        kept = cupy.zeros(MIB, "u1")
+        pool = cupy.get_default_memory_pool()
+        before = pool.used_bytes()
+        with umem.record(stacks=True) as recorder:
+            x = cupy.zeros(2 * MIB, "u1")
+            umem.mark("step")
+            del x
+            used = pool.used_bytes()
+            y = cupy.zeros(512, "u1")
+        trace = recorder.trace
+        found = {event.nbytes for event in trace.events if hasattr(event, "nbytes")}
+        assert found >= {2 * MIB, y.nbytes}
+        assert kept.nbytes in found or trace.backend == "software"  # there no operation used it
+        assert trace.step_count == 1 and used == before
+        assert not any("umem" in hook for hook in cupy.cuda.memory_hook.get_memory_hooks())
+
+    def test_a_function_has_the_workspace_that_the_pool_handed_out(self, device, cupy):
+        pytest.importorskip("umem.chainer")
+        import chainer.functions as F
+
+        x, w = cupy.ones((2, 8, 32, 32), "f4"), cupy.ones((8, 8, 3, 3), "f4")
+        F.convolution_2d(x, w, pad=1)
+        with umem.record() as recorder:
+            F.convolution_2d(x, w, pad=1)
+        [op] = recorder.trace.ops
+        assert op.host_seconds is None and op.workspace_bytes is not None
+        if not hasattr(cupy, "cudnn"):  # CuPy 14: by columns of nine times the images
+            assert op.workspace_bytes >= 9 * x.nbytes

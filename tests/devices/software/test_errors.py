@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from software_programs import START, needs_compiler, needs_cupy, run
 
+from umem.devices.host import has_real_gpu
 from umem.devices.software.allocations import DEVICE, HostMemory
 from umem.devices.software.memory_sources import FREED_COUNT, GuardedSource, PlainSource
-from umem.devices.software.opening import has_real_gpu
 from umem.devices.software.toolchain import ROOM_BYTES, Toolchain
 from umem.devices.specs import gpu_spec
 from umem.errors import DeviceError

@@ -9,7 +9,7 @@ served here; others are served by CuPy's pool.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import cupy
@@ -24,6 +24,9 @@ from umem.devices.virtual.repeating_pool import RepeatingPool
 from umem.locks import safe_lock
 from umem.trace.recording.storage import tellers
 from umem.units import BLOCK_BYTES
+
+listeners: list[Callable[[], None]] = []
+"""Called when an arena has handed out memory: CuPy's memory hooks are not."""
 
 
 class _Address(NamedTuple):
@@ -105,7 +108,9 @@ class Arena:
             ref.ticket = span
             self._live.add(ref)
             for teller in tellers:
-                teller.begun(span.address, nbytes, span.nbytes)
+                teller.begun(span.address, nbytes)
+            for listener in listeners:
+                listener()
         return cuda_driver.borrowed(_Address(span.address, self._driver.ordinal), nbytes, held)
 
     def _serves(self) -> bool:
@@ -169,7 +174,7 @@ class Arena:
             self._live.discard(ref)
             self._pool.free(ref.ticket)
             for teller in tellers:
-                teller.ended(*ref.ticket)
+                teller.ended(ref.ticket.address)
 
     def _segment(self, low: int, high: int) -> int | None:
         """Return the segment that contains a whole range, as the driver refuses others."""

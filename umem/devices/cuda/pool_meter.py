@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import cupy
 from cupy.cuda import memory_hook
 
+from umem.devices.cuda.arena import listeners
 from umem.devices.cuda.driver import CupyPool
 from umem.devices.cuda.gpus import open_cuda
 from umem.devices.cuda.pools import Cache
@@ -18,6 +19,16 @@ from umem.units import BLOCK_BYTES
 
 Level = CupyPool | Cache
 """Memory that tells how much of it arrays use."""
+
+
+class Blocks(Protocol):
+    """Is told of the blocks that pools hand out to arrays, in the threads that are followed."""
+
+    def begun(self, address: int, nbytes: int) -> None:
+        """Record that a block was handed out, of as many bytes as were asked for."""
+
+    def ended(self, address: int) -> None:
+        """Record that a block was freed; the garbage collector may call it at any moment."""
 
 
 class _PeakHook(memory_hook.MemoryHook):
@@ -39,12 +50,37 @@ class _PeakHook(memory_hook.MemoryHook):
             self._meter.pools.rounding_bytes += -mem_size % BLOCK_BYTES
 
 
+class _BlockHook(_PeakHook):
+    """Reports each block too."""
+
+    def __init__(self, meter: PoolMeter, blocks: Blocks) -> None:
+        super().__init__(meter)
+        self._blocks = blocks
+
+    def malloc_postprocess(self, mem_ptr: int, mem_size: int, **allocation: int) -> None:
+        super().malloc_postprocess(mem_ptr, mem_size, **allocation)
+        if self.is_on:
+            self._blocks.begun(mem_ptr, allocation["size"])
+
+    def free_postprocess(self, mem_ptr: int, **allocation: int) -> None:
+        if self.is_on:
+            self._blocks.ended(mem_ptr)
+
+
 class PoolMeter:
     """Measures what arrays use of the current GPU's pools: CuPy's own, umem's, the allocator's.
 
     Sizes are the pools', in steps of 512 bytes. The level counts every thread's arrays; the peak is
-    taken at the allocations of the thread that called `start`, and when it is read. Differs from
-    `HostMeter` in that a free of what was there before `start` lowers the level.
+    taken at the allocations of the threads that are followed, and when it is read. Differs from
+    `HostMeter` in that a free of what was there before `start` lowers the level. umem's
+    arenas, which call no hooks, tell of their allocations themselves.
+
+    Args:
+        blocks: is told of the blocks that are handed out and freed.
+
+    Attributes:
+        is_blind: whether the current allocator calls no memory hooks, found at `start` and `reset`;
+            False without ``blocks``, where `why_not` says it.
 
     Cost: some microseconds an allocation between `start` and `stop` (bench/allocation.py).
     Never run on a real GPU.
@@ -52,8 +88,11 @@ class PoolMeter:
 
     is_ours = False
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: Blocks | None = None) -> None:
         self.pools = gpu_pools()
+        self.is_blind = False
+        self._blocks = blocks
+        self._allocator: Any = None
         self._levels: tuple[Level, ...] = ()
         self._hook: _PeakHook | None = None
         self._peak = 0
@@ -64,13 +103,29 @@ class PoolMeter:
         Does nothing but reset the peak if it has been started.
         """
         if self._hook is None:
-            for hook in list(memory_hook.get_memory_hooks().values()):
-                if isinstance(hook, _PeakHook) and not hook.is_on:  # another thread stopped it
-                    hook.__exit__()
-            self._levels = tuple(levels())
-            self._hook = _PeakHook(self)
-            self._hook.__enter__()
+            self._hook = _PeakHook(self) if self._blocks is None else _BlockHook(self, self._blocks)
+            self._look()
+            self.follow_thread()
+            listeners.append(self.note)
         self.reset()
+
+    def follow_thread(self) -> None:
+        """Follow the calling thread too; does nothing if it is followed, or before `start`."""
+        hooks = memory_hook.get_memory_hooks()
+        if self._hook is None or hooks.get(self._hook.name) is self._hook:
+            return
+        for hook in list(hooks.values()):
+            if isinstance(hook, _PeakHook) and not hook.is_on:  # another thread stopped it
+                hook.__exit__()
+        self._hook.__enter__()
+
+    def _look(self) -> None:
+        """Find the pools of the current allocator, and whether it calls memory hooks."""
+        self._allocator = cupy.cuda.get_allocator()
+        self._levels = tuple(levels())
+        if self._blocks is not None:
+            with contextlib.suppress(cupy.cuda.memory.OutOfMemoryError), _without_hooks():
+                self.is_blind = self.why_not() is not None
 
     def stop(self) -> None:
         """Follow no allocation any more; a second time does nothing. Any thread may stop it."""
@@ -78,6 +133,7 @@ class PoolMeter:
         if hook is None:
             return
         hook.is_on = False
+        listeners.remove(self.note)
         if hook.name in memory_hook.get_memory_hooks():  # those of this thread
             hook.__exit__()
 
@@ -123,7 +179,9 @@ class PoolMeter:
         return HeldBytes(self._level(), self._peak)
 
     def reset(self) -> None:
-        """Set the peak to the level."""
+        """Set the peak to the level, of the pools of another allocator if there is one now."""
+        if self._allocator is not cupy.cuda.get_allocator() and self._hook is not None:
+            self._look()
         self._peak = self._level()
 
 
@@ -248,5 +306,5 @@ def _unmeasured(allocator: Any) -> str:
     name = getattr(owner, "__name__", type(allocator).__name__)
     return (
         f"the current allocator of CuPy ({name}) calls no memory hooks, so peaks and workspace are "
-        "not measured; use cupy.cuda.MemoryPool over it, or a mode of umem without prefetch"
+        "not measured; use cupy.cuda.MemoryPool over it"
     )

@@ -57,7 +57,7 @@ class Listener(Protocol):
     def uploaded(self, access: Access, addresses: dict[int, int]) -> None:
         """Record a copy from the host."""
 
-    def ended(self, address: int, held: int) -> None:
+    def ended(self, address: int) -> None:
         """Record that the memory at an address was freed."""
 
 
@@ -186,7 +186,7 @@ class HostMemory:
 
     def _tell_end(self, found: Allocation) -> None:
         if self.listener is not None:
-            self.listener.ended(found.address, 0)
+            self.listener.ended(found.address)
         if found.kind != HOST and self.is_modelled:
             self._freed.append(found.number)
             if not self._is_telling:

@@ -13,8 +13,8 @@ from pkgutil import resolve_name
 from typing import Any
 
 from umem.devices.cost import Sample, StepCost, set_cuda_models
+from umem.devices.host import has_real_gpu
 from umem.devices.software.checked_mode import KernelGuard, bypass_pools
-from umem.devices.software.cupy_source import CupySource
 from umem.devices.software.deferred_libraries import on_stream
 from umem.devices.software.deferred_streams import DeferredDriver, DeferredRuntime
 from umem.devices.software.device_state import DeviceState, check_count
@@ -38,6 +38,7 @@ from umem.devices.software.toolchain import Toolchain
 from umem.devices.software.versions import known_cupy
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.errors import DeviceError, StateError
+from umem.trace.recording.sources import add_source
 from umem.units import BLOCK_BYTES, format_bytes, parse_bytes
 from umem_software_gpu import disarm
 
@@ -239,13 +240,6 @@ def is_open() -> bool:
     return bool(_kept)
 
 
-def has_real_gpu(root: Path = Path("/")) -> bool:
-    """Tell whether there is an NVIDIA GPU: its driver's devices, or Windows' ones under WSL."""
-    if any(root.glob("dev/nvidia[0-9]*")):
-        return True
-    return (root / "dev/dxg").exists() and (root / "usr/lib/wsl/lib/libcuda.so.1").exists()
-
-
 def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: StandIns) -> None:
     """Point CuPy's modules at the host's functions, and disable what the host cannot do."""
     api = importlib.import_module("cupy_backends.cuda.api.runtime")
@@ -298,7 +292,9 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
         host_driver.run = KernelGuard(runtime.source, tools).run
         report_races()
         bypass_pools(cupy, runtime)
-    _kept.extend((runtime, CupySource(runtime, cupy)))
+    source = importlib.import_module("umem.devices.software.cupy_source").CupySource(runtime)
+    add_source(source)
+    _kept.extend((runtime, source))
     refuse_children(runtime, _leads)
 
 

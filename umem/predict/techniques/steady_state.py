@@ -12,6 +12,7 @@ from itertools import takewhile
 from umem.errors import TraceError
 from umem.trace.trace import Alloc, Event, Free, Hint, Mark, Op, Trace, tail
 from umem.trace.walk import Alive, allocations, numbered_by_birth, renumbered
+from umem.units import format_bytes
 
 STEP, START = Mark("step"), Mark("start")
 _LASTING = ("parameter", "state", "input")
@@ -28,7 +29,7 @@ def steady(trace: Trace, step_count: int = 2) -> Trace:
         TraceError: the trace has no operation.
     """
     if next(trace.ops, None) is None:
-        raise TraceError("the trace has no operation: nothing to choose for. Record a whole step")
+        raise TraceError(_nothing(trace))
     whole, ends = _marked(distinct(trace))
     if len(ends) > step_count:
         last = tail(whole, ends[-step_count - 1]).events
@@ -40,6 +41,18 @@ def steady(trace: Trace, step_count: int = 2) -> Trace:
     for _ in range(step_count - len(ends)):
         events = [*events, *again.events()]
     return trace.with_events(events)
+
+
+def _nothing(trace: Trace) -> str:
+    """Format what to do with a trace that has no operation."""
+    if trace.backend != "cupy" or not trace.peak_bytes:
+        return "the trace has no operation: nothing to choose for. Record a whole step"
+    return (
+        f"the trace has allocations of CuPy only, {format_bytes(trace.peak_bytes)} at the peak, "
+        "and no operation whose time could be predicted. Where that is more than the GPU has, "
+        "umem.hybrid() and umem.managed() hold the rest; for their times record the program on a "
+        "software GPU: umem run --software t4 --record FILE SCRIPT"
+    )
 
 
 def distinct(trace: Trace) -> Trace:

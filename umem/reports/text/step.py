@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import PurePath
 from typing import NamedTuple
 
 from rich.text import Text
@@ -171,7 +172,10 @@ def _tensors(analysis: Analysis, width: int) -> Iterator[Text]:
         Column("bytes", [format_bytes(alike[make] * make.nbytes) for make in largest]),
         Column("kind", [make.kind for make in largest], 1, True),
         Column("made by", [make.maker for make in largest], 4, True),
+        Column("line", [make.line for make in largest], 2, True),
     ]
+    if not any(make.line for make in largest):
+        columns.pop()
     count = _count(len(analysis.peak.tensors), "tensor")
     title = f"The largest of {count} alive then, alike ones together"
     yield from _section(title, width, table(columns, width))
@@ -184,10 +188,12 @@ class _Make(NamedTuple):
     nbytes: int
     kind: str
     maker: str
+    line: str
 
 
 def _make(analysis: Analysis, tensor: Tensor) -> _Make:
-    return _Make(tensor.label, tensor.nbytes, tensor.kind, _maker(analysis, tensor))
+    line = PurePath(tensor.stack[0].partition(" ")[0]).name if tensor.stack else ""
+    return _Make(tensor.label, tensor.nbytes, tensor.kind, _maker(analysis, tensor), line)
 
 
 def _maker(analysis: Analysis, tensor: Tensor) -> str:

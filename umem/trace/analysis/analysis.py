@@ -52,7 +52,8 @@ class Peak:
     (None: none is left), ``step`` the updates that ended before. ``seconds`` of host time had
     passed, None where times were not recorded. ``tensors`` are those alive, the largest first.
     ``idle_bytes`` are those that no later operation uses, parameters and state left out: what could
-    be freed without recomputing anything.
+    be freed without recomputing anything. Arrays of CuPy on a GPU whose uses no hook tells of are
+    left out too.
     """
 
     total_bytes: int
@@ -194,7 +195,7 @@ def _peak(reading: Reading) -> Peak:
         workspace_bytes=workspace,
         by_kind=_by_kind(alive, workspace),
         tensors=tuple(heapq.nlargest(len(alive), alive, key=lambda tensor: tensor.nbytes)),
-        idle_bytes=sum(tensor.nbytes for tensor in alive if _is_idle(tensor, event)),
+        idle_bytes=sum(tensor.nbytes for tensor in alive if _is_idle(tensor, event, reading.trace)),
     )
 
 
@@ -216,9 +217,12 @@ def _by_kind(alive: Iterable[Tensor], workspace: int) -> tuple[KindBytes, ...]:
     return tuple(KindBytes(kind, nbytes[kind], count[kind]) for kind in KINDS if kind in nbytes)
 
 
-def _is_idle(tensor: Tensor, event: int) -> bool:
-    lasting = tensor.updated or tensor.kind in LASTING
-    return not lasting and (tensor.last_use is None or tensor.last_use < event)
+def _is_idle(tensor: Tensor, event: int, trace: Trace) -> bool:
+    if tensor.updated or tensor.kind in LASTING:
+        return False
+    if tensor.last_use is None:
+        return trace.backend != "cupy"  # where its uses are not in the trace
+    return tensor.last_use < event
 
 
 # -- operations --------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def why_peak(trace: Trace) -> str | None:
 
 def missing(trace: Trace) -> str | None:
     """Return sentences on what a trace's peak leaves out; None if it is complete."""
-    return _together(missing_workspace(trace), _missing_beginning(trace))
+    return _together(missing_workspace(trace), unseen(trace), _missing_beginning(trace))
 
 
 def missing_when_repeated(trace: Trace) -> str | None:
@@ -72,7 +72,20 @@ def missing_when_repeated(trace: Trace) -> str | None:
     end = None
     if not trace.step_count:
         end = "No optimizer's update is in the trace: all of it counts as one step."
-    return _together(moved(trace), missing_workspace(trace), end, varied(trace))
+    return _together(moved(trace), missing_workspace(trace), unseen(trace), end, varied(trace))
+
+
+def unseen(trace: Trace) -> str | None:
+    """Return a sentence if operations of CuPy on a GPU are not in a trace; None otherwise."""
+    if trace.backend != "cupy":
+        return None
+    used = {access.tensor for op in trace.ops for access in (*op.reads, *op.writes)}
+    if all(event.tensor in used for event in trace.events if isinstance(event, Alloc)):
+        return None
+    return (
+        "CuPy tells of allocations only, not of kernels and copies: what runs outside of Chainer's "
+        "functions has no time here. On a software GPU it has: umem run --software t4 --record."
+    )
 
 
 def moved(trace: Trace) -> str | None:

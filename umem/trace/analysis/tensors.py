@@ -54,7 +54,7 @@ class Tensor:
     def origin(self) -> str:
         """Return where it came from, if no operation of the trace made it."""
         if not self.uploaded:
-            return "never written"
+            return "no operation seen"
         return "the host" if self.kind == "input" else "before the recording"
 
     def alive(self, event: int) -> bool:

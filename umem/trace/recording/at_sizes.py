@@ -1,4 +1,4 @@
-"""`record` and `record_at`: recording of a step, once or at sizes from which others follow."""
+"""`record`, `mark` and `record_at`: a recording of steps, or one from which other sizes follow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from umem.trace.axes import (
     size_option,
     size_text,
 )
-from umem.trace.recording.recorder import Measure, Recorder
+from umem.trace.events import Mark
+from umem.trace.recording.recorder import Measure, Recorder, active
 from umem.trace.scale import grows_faster
 from umem.trace.trace import Trace, tail
 
@@ -43,6 +44,23 @@ def record(*, measure: Measure = "time", stacks: bool = False) -> Recorder:
     if not isinstance(stacks, bool):
         raise StateError(f"stacks is True or False; got {stacks!r}")
     return Recorder(measure=measure, stacks=stacks)
+
+
+def mark(label: str = "step") -> None:
+    """Put a mark into the recordings of the calling code; without one, do nothing.
+
+    ``umem.mark("step")`` at the end of each round of a loop divides a recording of plain CuPy into
+    steps, for reports, `choose` and ``umem run --record``. Chainer's optimizers mark their steps
+    themselves.
+
+    Raises:
+        StateError: the label is no text, is empty, or is one that umem gives a meaning of its own:
+            "start" or "backward".
+    """
+    if not isinstance(label, str) or not label or label in ("start", "backward"):
+        raise StateError(f"a mark is a text, and neither 'start' nor 'backward'; got {label!r}")
+    for recorder in active():
+        recorder.emit(Mark(label))
 
 
 def record_at(

@@ -223,7 +223,10 @@ class Keeper:
         """Yield a sentence for each way in which the kept part is not as asked for."""
         first, last, count = self.steps.first, self.steps.last, self._count
         if not count:
-            yield "no optimizer update was seen in this thread: all that ran is kept"
+            yield (
+                "no optimizer update was seen in this thread: all that ran is kept. "
+                'umem.mark("step") ends a step of a program without an optimizer'
+            )
         elif count < first:
             kept = f"step {count} is kept" if self._ends else "what ran after it is kept"
             yield f"the run ended after step {count}, before step {first}: {kept}"

@@ -1,13 +1,14 @@
 """Meters of memory: live bytes, the peak, and the workspace between two readings.
 
 A `Meter` is read around an operation or a block of code. `HostMeter` is the only user of
-`tracemalloc`, which counts NumPy's allocations and Python's own objects. A pool, such as the
-software GPU's, has a meter of its own bytes.
+`tracemalloc`, which counts NumPy's allocations and Python's own objects. CuPy's pools have a meter
+of their own bytes, `umem.devices.cuda.pool_meter`.
 """
 
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -26,7 +27,14 @@ class HeldBytes(NamedTuple):
 
 
 class Meter(Protocol):
-    """Measures live bytes and their peak, of the process: any thread's allocations count."""
+    """Measures live bytes and their peak, of the process: any thread's allocations count.
+
+    Attributes:
+        is_blind: whether peaks cannot be measured: then there is no workspace either.
+    """
+
+    @property
+    def is_blind(self) -> bool: ...
 
     def held(self) -> HeldBytes:
         """Return live bytes and the peak since `reset`, from any origin: only differences count."""
@@ -96,6 +104,7 @@ class HostMeter:
 
     __slots__ = ("_peak_before", "is_ours")
     pools = None
+    is_blind = False
 
     def __init__(self) -> None:
         self.is_ours = False
@@ -148,6 +157,21 @@ def was_followed(array: Any) -> bool:
     return tracemalloc.get_object_traceback(array) is not None
 
 
-meters: list[Meter] = [HostMeter()]
-"""The last one measures the workspace of operations: always, if it is not the first one, which
-measures only for recorders of workspace."""
+HOST: Meter = HostMeter()
+"""Measures the workspace of operations on NumPy, while tracemalloc is on."""
+of_gpu: list[Meter] = []
+"""The meter of CuPy's memory while a recorder is active, if there is any; at most one."""
+
+
+def meter_of(arrays: Iterable[Any]) -> Meter:
+    """Return the meter of the memory that arrays are in: CuPy's if the first one is CuPy's.
+
+    Args:
+        arrays: arrays, objects that have one as ``array``, or None for what is not there.
+    """
+    if of_gpu:
+        for one in arrays:
+            if one is not None:
+                kind = type(getattr(one, "array", one))
+                return of_gpu[-1] if kind.__module__.startswith("cupy") else HOST
+    return HOST

@@ -16,7 +16,7 @@ import gc
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from umem.errors import OutOfMemoryError, StateError
 from umem.scopes import Scope, Scoped, changed, derived
 from umem.trace.events import Alloc, Event, Hint, Mark
 from umem.trace.recording.buffer import Boundary, Raw, Store, decode_op
-from umem.trace.recording.meter import HostMeter, meters
+from umem.trace.recording.meter import HOST, HostMeter, Meter, meter_of, of_gpu
 from umem.trace.recording.sources import start_sources, stop_sources
 from umem.trace.recording.storage import (
     Lifetimes,
@@ -63,9 +63,10 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         listener: called with each event; may raise OutOfMemoryError for an allocation.
         keep: whether events are stored, as a trace. Without, arrays that die after the end are
             still reported to the listener, whenever `flush` is called.
-        measure: "time", or "workspace" for a calibration pass: tracemalloc, or a pool's meter,
-            measures the bytes that each operation needs only while it runs, and no times are
-            recorded, because tracemalloc slows everything down.
+        measure: "time", or "workspace" for a calibration pass: tracemalloc measures the bytes that
+            each operation on NumPy needs only while it runs, and no times are recorded, because
+            tracemalloc slows everything down. On CuPy workspace is measured in both, and times in
+            neither: the host does not wait for the GPU.
         stacks: whether the lines of the user's code are stored with each allocation.
         limit: at most about this many events are stored; arrays are followed beyond that.
         marked: called with each mark, after it is stored.
@@ -105,6 +106,10 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
     def _open(self, scope: Scope) -> Recorder:
         self.join(scope)
         scope.open(self)
+        stacks, self._stacks = self._stacks, False  # no line of this block made them
+        for teller in tellers:
+            teller.entered(self)
+        self._stacks = stacks
         return self
 
     def _not_inside(self) -> str:
@@ -125,9 +130,10 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         scope.at_close(self._forget)
         scope.at_close(self.flush)
         scope.at_close(self._meter.stop)
-        self._measure_host()
         scope.at_close(lambda: stop_sources(scope))
         start_sources(scope)
+        if not of_gpu:
+            self.measure_host()
 
     def _forget(self) -> None:
         if self._store is not None:
@@ -153,15 +159,15 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
     def switch(self, measure: Measure) -> None:
         """Measure time or workspace from now on; to be called between operations only."""
         self.measure = measure
-        self._measure_host()
+        self._meter.stop()
+        if not of_gpu:
+            self.measure_host()
         changed()
 
-    def _measure_host(self) -> None:
-        """Turn tracemalloc on for workspace, unless a pool's meter measures that; or else off."""
-        if self.measure == "workspace" and len(meters) == 1:
+    def measure_host(self) -> None:
+        """Turn tracemalloc on for workspace; beside CuPy at the first operation on NumPy."""
+        if self.measure == "workspace" and not self._meter.is_ours:
             self._meter.start()
-        else:
-            self._meter.stop()
 
     @property
     def stored_count(self) -> int:
@@ -380,7 +386,7 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
 class Audience:
     """The recorders that follow the calling code, outermost first, and the state of its thread.
 
-    ``is_traced`` says whether a meter measures the workspace of its operations.
+    ``is_traced`` says whether tracemalloc measures the workspace of its operations on NumPy.
     """
 
     __slots__ = ("is_traced", "recorders", "state")
@@ -388,8 +394,7 @@ class Audience:
     def __init__(self, payload: tuple[Any, ...]) -> None:
         found: list[Any] = [part for part in payload if isinstance(part, Following)]
         self.recorders: tuple[Recorder, ...] = tuple(found)
-        asked = any(follower.measure == "workspace" for follower in found)
-        self.is_traced = asked or (bool(found) and len(meters) > 1)
+        self.is_traced = any(follower.measure == "workspace" for follower in found)
         self.state = thread_state()  # an Audience with recorders is derived for one thread alone
 
 
@@ -414,15 +419,20 @@ class Measured:
 
     ``seconds`` is the operation's own time, without that of operations inside it; None when
     workspace is measured. ``workspace_bytes`` is the peak, operations inside it included, less the
-    bytes that are live when the operation returns; None when time is measured.
+    bytes that are live when the operation returns; None when time is measured, and where no meter
+    can measure it.
+
+    Args:
+        told: the recorders; by default those that follow the calling code.
+        arrays: the operation's, or objects that have them as ``array``: whose memory is measured.
     """
 
     __slots__ = (
-        "__weakref__", "_outer", "_outer_operation", "_outer_peak", "_start", "_state", "seconds",
-        "workspace_bytes",
+        "__weakref__", "_meter", "_outer", "_outer_operation", "_outer_peak", "_start", "_state",
+        "seconds", "workspace_bytes",
     )  # fmt: skip
 
-    def __init__(self, told: Audience | None = None) -> None:
+    def __init__(self, told: Audience | None = None, arrays: Iterable[Any] = ()) -> None:
         if told is None:
             told = derived(Audience)
         self._state = state = told.state if told.recorders else thread_state()
@@ -433,11 +443,17 @@ class Measured:
         self._outer_peak = -1
         self.seconds: float | None = None
         self.workspace_bytes: int | None = None
-        if told.is_traced:
-            meter = meters[-1]
+        meter: Meter = HOST
+        if of_gpu:
+            meter = meter_of(arrays)
+        if told.recorders and (meter is not HOST or told.is_traced):
+            if meter is HOST:
+                for recorder in told.recorders:
+                    recorder.measure_host()
             self._outer_peak = max(state.peak_bytes, meter.held().peak)
             state.peak_bytes = 0
             meter.reset()
+        self._meter = meter
         self._start = perf_counter()
 
     def stop(self) -> None:
@@ -446,7 +462,9 @@ class Measured:
         if self._outer_peak < 0:
             self.seconds = own if own > 0.0 else 0.0
         else:
-            held = meters[-1].held()
+            if self._meter.is_blind:
+                return
+            held = self._meter.held()
             self.workspace_bytes = max(held.workspace, self._state.peak_bytes - held.live)
 
     def close(self) -> None:

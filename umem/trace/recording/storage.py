@@ -46,23 +46,21 @@ class MemoryBlock:
 class Teller(Protocol):
     """A reporter of allocations and releases by address, such as a pool's hooks.
 
-    ``name`` is the backend that traces name, such as "software".
+    ``name`` is the backend that traces name: "cupy", or "software".
     """
 
     name: str
 
+    def entered(self, recorder: Lifetimes) -> None:
+        """Give a recorder that has begun the blocks that no operation will tell of."""
+
     def block_of(self, root: Any) -> tuple[int, int]:
         """Return the address and size of the block of memory that an array is on."""
 
-    def begun(self, address: int, nbytes: int, held: int) -> None:
-        """Record that an allocator which the teller does not watch has allocated a block.
+    def begun(self, address: int, nbytes: int) -> None:
+        """Record that an allocator has handed out a block, of as many bytes as were asked for."""
 
-        Args:
-            address, nbytes: the block, as large as was asked for.
-            held: the bytes that the block takes in its pool.
-        """
-
-    def ended(self, address: int, held: int) -> None:
+    def ended(self, address: int) -> None:
         """Record that a block of `begun` was freed."""
 
 

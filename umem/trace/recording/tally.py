@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from umem.trace.events import Event, Mark, Op
+from umem.trace.recording.meter import Meter, of_gpu
 from umem.trace.walk import Alive
 
 GROUPS = {
@@ -21,13 +22,15 @@ NAMES = tuple(dict.fromkeys(GROUPS.values()))
 class Tally:
     """Counts events: live bytes by group, their peak, operations and steps.
 
-    Bytes are of tensors: the workspace of operations is not included. The figures may be read from
-    any thread.
+    Bytes are of tensors: the workspace of operations is not included, but in the peak of a GPU's
+    pools, which their meter measures. The figures may be read from any thread.
 
     Attributes:
         current: live bytes by group, see `GROUPS`.
         at_peak: live bytes by group, at the peak.
         peak_bytes: the most live bytes so far.
+        pools_peak_bytes: the most that arrays used of CuPy's pools so far, workspace included, up
+            to the last operation; None where they are not measured.
         op_count, step_count: operations and steps so far.
     """
 
@@ -36,6 +39,7 @@ class Tally:
         self.current = dict.fromkeys(NAMES, 0)
         self.at_peak = dict(self.current)
         self.peak_bytes = 0
+        self.pools_peak_bytes: int | None = None
         self.op_count = 0
         self.step_count = 0
 
@@ -48,6 +52,8 @@ class Tally:
         """Add one event to the figures."""
         if isinstance(event, Op):
             self.op_count += 1
+            for meter in of_gpu:
+                self._look(meter, event.workspace_bytes)
             return
         alloc = self._alive.follow(event)
         if alloc is None:
@@ -57,3 +63,10 @@ class Tally:
         if self.current_bytes > self.peak_bytes:
             self.peak_bytes = self.current_bytes
             self.at_peak = dict(self.current)
+
+    def _look(self, meter: Meter, workspace_bytes: int | None) -> None:
+        """Take in a meter's peak; operations inside of this one have reset it."""
+        if not meter.is_blind:
+            held = meter.held()
+            peak = max(held.peak, held.live + (workspace_bytes or 0))
+            self.pools_peak_bytes = max(self.pools_peak_bytes or 0, peak)

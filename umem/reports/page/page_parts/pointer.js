@@ -153,7 +153,7 @@ function sayFolded(chart, kind, nbytes) {
 }
 
 function sayOrigin(model, tensor) {
-  if (!tensor.uploaded) return "never written";
+  if (!tensor.uploaded) return "no operation seen";
   return model.kinds[tensor.kind] === "input" ? "the host" : "before the recording";
 }
 

@@ -1,0 +1,117 @@
+"""The source of recordings of CuPy on a GPU: the blocks that its pools hand out.
+
+Tensors are those blocks, known by their address: a memory hook tells of their beginning and end.
+Inside a framework's function the function as a whole is followed, and the meter of the pools
+measures its workspace.
+
+Does not model: kernels, calls of libraries and copies outside of a framework's functions, which no
+hook of CuPy tells of; blocks of other threads that were handed out before they recorded anything.
+"""
+
+from __future__ import annotations
+
+import gc
+from bisect import bisect_left, insort
+from typing import Any
+
+import cupy
+
+from umem.devices.cuda.pool_meter import PoolMeter
+from umem.errors import StateError
+from umem.locks import safe_lock
+from umem.trace.recording.meter import of_gpu
+from umem.trace.recording.recorder import active, inside
+from umem.trace.recording.storage import Lifetimes, tellers
+
+
+class CupyBlocks:
+    """Reports the blocks of CuPy's pools to recorders, and measures the workspace of functions.
+
+    Attributes:
+        name: the backend of its recordings.
+        meter: of the pools.
+
+    Never run on a real GPU.
+    """
+
+    name = "cupy"
+
+    def __init__(self) -> None:
+        self.meter = PoolMeter(self)
+        self._lock = safe_lock()
+        self._starts: list[int] = []
+        self._sizes: dict[int, int] = {}
+        self._is_on = False
+
+    # -- a source --------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start reporting; the arrays that are there are found. Nothing in a forked child."""
+        try:
+            self.meter.start()
+        except StateError:
+            return
+        self._is_on = True
+        tellers[:], of_gpu[:] = [self], [self.meter]
+        for found in gc.get_objects():
+            if type(found) is cupy.ndarray and found.base is None and found.nbytes:
+                self._begin(found.data.mem.ptr, _size(found))
+
+    def stop(self) -> None:
+        """Stop reporting."""
+        self.meter.stop()
+        tellers.clear()
+        of_gpu.clear()
+        self._is_on = False
+        self._starts, self._sizes = [], {}
+
+    # -- what the pools tell ---------------------------------------------------------------
+
+    def entered(self, recorder: Lifetimes) -> None:
+        """Give a recorder the arrays that are there, and follow its thread."""
+        self.meter.follow_thread()
+        for address in [*self._starts]:
+            recorder.block(address, self._sizes[address], "array", uploaded=True)
+
+    def block_of(self, root: Any) -> tuple[int, int]:
+        """Return address and size of the pool block that an array is in."""
+        self.meter.follow_thread()
+        address = root.data.mem.ptr
+        return address, self._sizes.get(address) or _size(root)
+
+    def begun(self, address: int, nbytes: int) -> None:
+        """Record that a pool block was handed out; outside of a function it is an array."""
+        if self._is_on:
+            if address in self._sizes:  # it ended in another thread
+                self._end(address)
+            self._begin(address, nbytes)
+            self._made(address, nbytes)
+
+    def _made(self, address: int, nbytes: int) -> None:
+        """Record an array of the program's own, which no operation will tell of."""
+        if not inside():
+            for recorder in active():
+                recorder.block(address, nbytes, "array")
+
+    def ended(self, address: int) -> None:
+        """Record that a pool block was freed; garbage collection may call it at any moment."""
+        if self._is_on:
+            self._end(address)
+
+    def _begin(self, address: int, nbytes: int) -> None:
+        with self._lock:
+            if address not in self._sizes:
+                insort(self._starts, address)
+            self._sizes[address] = nbytes
+
+    def _end(self, address: int) -> None:
+        with self._lock:
+            if self._sizes.pop(address, None) is not None:
+                del self._starts[bisect_left(self._starts, address)]
+        for recorder in active():
+            recorder.block_freed(address)
+
+
+def _size(array: Any) -> int:
+    memory = array.data.mem
+    return int(array.nbytes if array.data.ptr == memory.ptr else memory.size)
