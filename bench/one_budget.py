@@ -6,9 +6,9 @@ the plain step too, run under `umem.chainer.workspace` of 16 MiB, because no pla
 convolution needs while it runs. ``recompute`` is the largest budget of
 `umem.chainer.Recompute` that fits, ``offload`` moves all that backward needs, ``lookahead`` is
 managed memory with `umem.chainer.LookaheadPrefetch`, and ``one plan`` is the quickest that
-`umem.choose` finds with each value kept, made again or moved: within some budgets, in plain memory
-over a link or in managed memory as pages, where that takes all, or nothing moved among them. All
-times are simulated.
+`umem.choose` finds with each value kept, recomputed or offloaded: within some budgets, in plain
+memory over a link or in managed memory as pages, where that takes all, or nothing moved among them.
+All times are simulated.
 
 The bound: no way is quicker than the step's operations on a GPU with room for all of it, nor than
 what it copies, each way by itself, over the link's bandwidth. The least: no way at all is quicker
@@ -51,7 +51,7 @@ Prepare = Callable[[StepVariants, GpuSpec], Prepared]
 
 
 def one_plan(subject: StepVariants, gpu: GpuSpec) -> Prepared:
-    """The quickest of those that `umem.choose` offers with each value kept, made again or moved.
+    """The quickest of those that `umem.choose` offers with values kept, recomputed or offloaded.
 
     Raises:
         StateError: there is none.

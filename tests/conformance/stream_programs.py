@@ -262,7 +262,7 @@ def recompute_with_offload() -> bytes:
     under = umem.chainer.Recompute("min", offload=True)
     with under:
         trained = _trained(OFFLOAD_ROWS)
-    assert {"moved"} <= {value.fate for value in under.fates()}, under.fates()
+    assert {"offloaded"} <= {value.fate for value in under.fates()}, under.fates()
     return trained
 
 

@@ -199,7 +199,7 @@ class _Moves(NamedTuple):
 
 
 def _last_uses(steps: list[_Computation]) -> dict[int, list[Cell]]:
-    """Return by computation the cells to drop after it: not read before they are made again."""
+    """Return by computation the cells to drop after it: not read before they are recomputed."""
     ends: dict[int, list[Cell]] = {}
     later: set[Cell] = set()
     for index in range(len(steps) - 1, -1, -1):
@@ -367,7 +367,7 @@ class _NumberedPlan:
 
 
 def _later_uses(steps: list[_Computation], places: set[int]) -> dict[int, set[Cell]]:
-    """Return by place the cells that are read after it before they are made again."""
+    """Return by place the cells that are read after it before they are recomputed."""
     found: dict[int, set[Cell]] = {}
     later: set[Cell] = set()
     for index in range(len(steps) - 1, -1, -1):

@@ -66,7 +66,7 @@ def test_training_is_the_same_to_the_bit(
     same(train(name, memory), train(name))
     assert planned(memory) or name == "lstm"
     if budget == "min" and link is FAST and name != "shared":
-        assert "moved" in fates(memory)
+        assert "offloaded" in fates(memory)
         assert tiers[0].sent_bytes and tiers[0].fetched_bytes
     assert tiers[0].is_closed and not tiers[0].below
 
@@ -102,7 +102,7 @@ def test_what_cannot_come_back_when_the_block_is_left_is_made_again(
         with umem.chainer.Recompute("min", offload=True) as memory:
             for _ in range(4):
                 gradients(model, loss_of())
-            assert "moved" in fates(memory)
+            assert "offloaded" in fates(memory)
             loss = loss_of()
             patch.setattr(MemorySent, "array", refuse)
     gc.collect()  # the error holds what it went through

@@ -90,7 +90,7 @@ class Training:
 
 
 def moves(memory: Any) -> bool:
-    return any(row.fate == "moved" for row in memory.fates())
+    return any(row.fate == "offloaded" for row in memory.fates())
 
 
 # -- the folder ----------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def test_what_was_moved_comes_back_as_forward_made_it(folder: Path) -> None:
         for _ in range(PASSES):
             assert training.is_exact()
         values = [row for row in memory.fates() if row.what == "value"]
-        number = next(i for i, row in enumerate(values) if row.fate == "moved")
+        number = next(i for i, row in enumerate(values) if row.fate == "offloaded")
         loss = training.loss(lambda layer, h: held.append(h.array))
         held[number][...] = 0
         assert training.gradients(loss) == training.plain

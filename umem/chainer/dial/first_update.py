@@ -318,7 +318,7 @@ class FirstUpdate(Subscriber):
             self.diet = None
         self._without = (*self._without, part)
         self._say(f"this script does not go with {WORDS[part]}: {reason}")
-        self._say("that is off, and the update is made again under the next choice")
+        self._say("that is off, and the update is repeated under the next choice")
         try:
             self._choose(self._period)
         except BudgetError as error:

@@ -104,7 +104,7 @@ class Offload:
             raise StateError("an Offload is on already: leave that one first")
         if is_told("PassRunner"):
             raise StateError(
-                "a Recompute is on, and keeps, makes again and moves by one plan: "
+                "a Recompute is on, and keeps, recomputes and offloads by one plan: "
                 'Recompute(budget, offload="scratch") instead of an Offload inside of it'
             )
 

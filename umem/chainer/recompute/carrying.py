@@ -168,8 +168,8 @@ def _capped(one: _Capped, label: str, cap_bytes: int) -> _Capped:
 
 # -- fates of values ------------------------------------------------------------------------------
 
-Fate = Literal["kept", "made again", "moved", "not needed"]
-FATES: tuple[Fate, ...] = ("kept", "made again", "moved")
+Fate = Literal["kept", "recomputed", "offloaded", "not needed"]
+FATES: tuple[Fate, ...] = ("kept", "recomputed", "offloaded")
 
 
 class ValueFate(NamedTuple):
@@ -179,8 +179,8 @@ class ValueFate(NamedTuple):
         call: the function, with its place in forward.
         what: ``value``, the call's outputs, or ``stash``, its function state.
         nbytes: their bytes.
-        fate: ``kept`` from forward into backward, ``made again`` (recomputed), ``moved`` (offloaded
-            and brought back), or ``not needed`` in backward.
+        fate: ``kept`` from forward into backward, ``recomputed``, ``offloaded`` (and prefetched),
+            or ``not needed`` in backward.
     """
 
     call: str
@@ -209,11 +209,11 @@ def _fates(seen: SeenGraph, carried: Carried) -> Iterator[ValueFate]:
         ):
             fate: Fate = "not needed"
             if (name, what) in moved:
-                fate = "moved"
+                fate = "offloaded"
             elif name in kept or carried.fits or not call.again:
                 fate = "kept"
             elif name in again:
-                fate = "made again"
+                fate = "recomputed"
             if nbytes:
                 yield ValueFate(name, what, nbytes, fate)
 

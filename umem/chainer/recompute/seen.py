@@ -309,7 +309,7 @@ class SeenGraph:
 
     @property
     def problem(self) -> Problem:
-        """Return the planning problem, which is made again once tape or facts have changed."""
+        """Return the planning problem, which is built anew once tape or facts have changed."""
         made = self._problem
         if made is None or made[0] is not self.tape or made[1] is not self.facts:
             made = self._problem = self.tape, self.facts, problem_of(self.tape, self.facts)

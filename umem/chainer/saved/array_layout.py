@@ -1,4 +1,4 @@
-"""Layouts of arrays in a buffer, by which they are made again in memory that was restored."""
+"""Layouts of arrays in a buffer, by which they are restored in memory that was fetched."""
 
 from __future__ import annotations
 

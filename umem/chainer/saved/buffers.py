@@ -111,7 +111,7 @@ class Buffer:
         )
 
     def can_come_back(self) -> bool:
-        """Tell whether all arrays on the memory can be made again: on CuPy, only dense ones can."""
+        """Tell whether all arrays on the memory can be restored: on CuPy, only dense ones can."""
         if isinstance(self._root(), np.ndarray):
             return True
         return all(is_dense(slot.get()) for slot in self._slots.values())

@@ -146,7 +146,7 @@ class StepVariants:
     def prepared_with(self, line: str, plans: list[Plan]) -> Prepared:
         """Return the step to be replayed, under plans of the unchanged step, as of a whole batch.
 
-        These are plans of the changed step, too, and are not made again.
+        These are plans of the changed step, too, and are not planned anew.
         """
         return self._shown(line, self.with_plans(plans), lambda less: less.with_plans(plans))
 
