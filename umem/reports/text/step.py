@@ -172,10 +172,7 @@ def _tensors(analysis: Analysis, width: int) -> Iterator[Text]:
         Column("bytes", [format_bytes(alike[make] * make.nbytes) for make in largest]),
         Column("kind", [make.kind for make in largest], 1, True),
         Column("made by", [make.maker for make in largest], 4, True),
-        Column("line", [make.line for make in largest], 2, True),
     ]
-    if not any(make.line for make in largest):
-        columns.pop()
     count = _count(len(analysis.peak.tensors), "tensor")
     title = f"The largest of {count} alive then, alike ones together"
     yield from _section(title, width, table(columns, width))
@@ -188,18 +185,19 @@ class _Make(NamedTuple):
     nbytes: int
     kind: str
     maker: str
-    line: str
 
 
 def _make(analysis: Analysis, tensor: Tensor) -> _Make:
-    line = PurePath(tensor.stack[0].partition(" ")[0]).name if tensor.stack else ""
-    return _Make(tensor.label, tensor.nbytes, tensor.kind, _maker(analysis, tensor), line)
+    return _Make(tensor.label, tensor.nbytes, tensor.kind, _maker(analysis, tensor))
 
 
 def _maker(analysis: Analysis, tensor: Tensor) -> str:
-    if tensor.maker is None:
+    """Return what made a tensor: a framework's operation, or the line where that is known."""
+    op = None if tensor.maker is None else analysis.reading.op(tensor.maker)
+    if tensor.stack and (op is None or op.phase == "array"):
+        return PurePath(tensor.stack[0].partition(" ")[0]).name
+    if op is None:
         return tensor.origin
-    op = analysis.reading.op(tensor.maker)
     return op.phase if op.name == tensor.label else f"{op.name}, {op.phase}"
 
 
