@@ -86,7 +86,7 @@ def _columns_of_adjoint(op: Op, measured: int) -> int:
     """Return the columns that the product writes, beside a copy of its input or the output."""
     if not _has_columns(op, measured):
         return measured
-    copied = _nbytes(op.reads[0]) if _copies(op) else 0
+    copied = _operand(op, op.reads[1]) if _copies(op) else 0
     return _piece(op) + max(0, copied - _nbytes(op.writes[0]))
 
 
@@ -95,7 +95,15 @@ def _columns_of_gradient(op: Op, measured: int) -> int:
     if not _has_columns(op, measured):
         return measured
     copies = _copies(op)
-    return _piece(op) * min(2, 1 + copies) + (_nbytes(op.reads[1]) if copies > 1 else 0)
+    return _piece(op) * min(2, 1 + copies) + (_operand(op, op.writes[0]) if copies > 1 else 0)
+
+
+def _operand(op: Op, kernel: Access) -> int:
+    """Return the bytes that a product reads besides columns and kernel.
+
+    An access to a view, such as a part of a concatenation, spans more than its numbers.
+    """
+    return max(0, op.traffic_bytes - _piece(op) - _nbytes(kernel))
 
 
 def _has_columns(op: Op, measured: int) -> bool:
@@ -130,9 +138,9 @@ CORRECTIONS = (
     Correction(("ReLUGrad2", "SigmoidGrad", "TanhGrad", "Sigmoid", "LeakyReLU", "_LeakyReLUGrad",
                 "ELU", "ELUGrad", "Softplus", "SoftplusGrad", "ClippedReLUGrad2"), _nothing,
                "one fused kernel", "functions/activation/*.py, forward_gpu"),
-    Correction(("LinearFunction", "_ + _"), _without_buffers,
+    Correction(("LinearFunction",), _without_buffers,
                "no buffer of 8,192 numbers, which NumPy broadcasts by",
-               "functions/connection/linear.py, forward; functions/math/basic_math.py, Add"),
+               "functions/connection/linear.py, forward"),
     Correction(("LSTM", "LSTMGrad"), _nothing, "one fused kernel",
                "functions/rnn/lstm.py, forward"),
     Correction(("_SoftmaxCrossEntropyGrad_NoDoubleBackprop",), _nothing, "one fused kernel",
