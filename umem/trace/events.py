@@ -90,11 +90,14 @@ class Kernels(NamedTuple):
     memory, before and after it, such as the columns of a convolution (im2col); the operation's
     traffic is that of the main one. ``piece_bytes`` is the largest array that it needs only while
     it runs: its workspace is allocated in pieces of at most so many bytes; 0: in one piece.
+    ``part_launch_count`` is how many launches a part takes where it is computed in parts, under a
+    cap on its workspace; 0: it is not.
     """
 
     launch_count: int = 1
     copied_bytes: int = 0
     piece_bytes: int = 0
+    part_launch_count: int = 0
 
     def pieces(self, workspace_bytes: int) -> list[int]:
         """Return the bytes of each array that a workspace consists of."""
@@ -106,9 +109,17 @@ class Kernels(NamedTuple):
 
     def scaled(self, share: float) -> Kernels:
         """Return as many kernels on a share of the bytes."""
-        return Kernels(
-            self.launch_count, round(self.copied_bytes * share), round(self.piece_bytes * share)
+        return self._replace(
+            copied_bytes=round(self.copied_bytes * share),
+            piece_bytes=round(self.piece_bytes * share),
         )
+
+    def in_parts(self, cap_bytes: int) -> Kernels:
+        """Return the kernels of an operation whose largest array is made in parts under a cap."""
+        if not self.part_launch_count or self.piece_bytes <= cap_bytes:
+            return self
+        count = -(-self.piece_bytes // max(1, cap_bytes))
+        return Kernels(count * self.part_launch_count, self.copied_bytes)
 
 
 ONE_KERNEL = Kernels()

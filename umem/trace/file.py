@@ -5,8 +5,8 @@ gzip-compressed UTF-8 text, one JSON value a line. The first line is an object,
 event, its kind first and its fields in the order of the classes of `umem.trace.events`:
 ``["alloc", tensor, nbytes, kind, label, uploaded, stack]``, ``["free", tensor]``,
 ``["op", name, phase, reads, writes, flops, traffic_bytes, pattern, host_seconds,
-workspace_bytes, entry, kernels]``, ``["hint", action, accesses, place, unset, overlap]``, ``["mark", label,
-entry]``. Fields at the end may be missing, as ``entry`` is in version 2. An access is
+workspace_bytes, entry, kernels]``, ``["hint", action, accesses, place, unset, overlap]``,
+``["mark", label, entry]``. Fields at the end may be missing, as ``entry`` is in version 2. An access is
 ``[tensor, start, stop]`` in bytes. The last line is ``["end", event_count]``, so that a truncated
 file is told from a short one. Loading parses JSON and executes nothing. The file is one gzip
 member, with nothing behind it, and no line is longer than `LINE_BYTES`.
@@ -16,7 +16,8 @@ events of one size after another, each closed by its own ``["end", event_count]`
 along axes with names, which version 4 adds, it has the names too, and one number an axis for each
 size: ``"axes": ["batch", "length"], "sizes": [[4, 16], [4, 32], [8, 16], [8, 32]]``, a whole grid.
 Version 5 adds the hints ``"send"`` and ``"fetch"``, version 6 an operation's ``kernels``,
-``[launch_count, copied_bytes, piece_bytes]``. A file is of the lowest version from 3 up.
+``[launch_count, copied_bytes, piece_bytes, part_launch_count]``. A file is of the lowest version
+from 3 up.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Clocks(tuple[Clock, ...]):
     def launch_and_compute(self, host_seconds: float | None, op: Op) -> None:
         """Issue and run an operation that waits for nothing, as most do, in one loop."""
         phase, flops, traffic_bytes = op.phase, op.flops, op.traffic_bytes
-        launch_count, copied_bytes, _ = op.kernels or ONE_KERNEL
+        launch_count, copied_bytes, *_ = op.kernels or ONE_KERNEL
         for clock in self:
             clock.launch(host_seconds, phase, launch_count)
             clock.compute(flops, traffic_bytes, copied_bytes)

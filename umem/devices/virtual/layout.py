@@ -217,7 +217,7 @@ class Replayer:
         if not self._managed and not self.copies.are_running:
             self.clocks.launch_and_compute(host_seconds, op)
             return
-        launch_count, copied_bytes, _ = op.kernels or ONE_KERNEL
+        launch_count, copied_bytes, *_ = op.kernels or ONE_KERNEL
         self.clocks.launch(host_seconds, op.phase, launch_count)
         if self.copies.are_running:
             self.copies.wait_before(op)
