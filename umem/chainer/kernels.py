@@ -11,7 +11,8 @@ are Chainer 7.8's unless another is named; CuPy 14 has no cuDNN, so convolutions
     adjoint    one product writes the columns; col2im sums them into the image
 
 Models: launches and traffic of float32 on CuPy. Does not model: kernels of a reduction in two
-passes (`cupy.cuda.cub` takes one on small arrays), casts in half precision.
+passes, casts in half precision, and that ``cupy.matmul`` copies transposed operands of
+convolutions in groups.
 """
 
 from __future__ import annotations
