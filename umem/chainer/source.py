@@ -16,7 +16,7 @@ from chainer.function import FunctionAdapter
 
 from umem.chainer.flops import Estimator, estimator
 from umem.chainer.function_facts import enter, is_array
-from umem.chainer.kernels import NO_KERNEL, Rule, launches
+from umem.chainer.function_kernels import NO_KERNEL, Rule, launches
 from umem.chainer.saved.slots import arrays_in, arrays_on, holds_nothing, values_on
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.scopes import derived

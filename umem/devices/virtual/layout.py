@@ -112,6 +112,7 @@ class _Layer:
         return Laid(event)
 
     def _lay_op(self, op: Op) -> Laid:
+        """Place the arrays of an operation's workspace, and free them."""
         own: list[Span] = []
         if op.workspace_bytes:
             sizes = (op.kernels or ONE_KERNEL).pieces(op.workspace_bytes)

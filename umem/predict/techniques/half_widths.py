@@ -48,7 +48,7 @@ WHOLE_NUMBERS = {"EmbedIDFunction": 0, "SelectItem": 1, "SoftmaxCrossEntropy": 1
 NO_SCORES = "SoftmaxCrossEntropy"
 """The function whose saved logarithms of scores take no memory in half precision."""
 RETAINED_OUTPUTS = {"LSTM": 1}
-"""How many of its outputs a function retains, where not all: functions/rnn/lstm.py, forward."""
+"""The number of outputs that a function retains, where not all: functions/rnn/lstm.py, forward."""
 BACK_OF_SCORES = "_SoftmaxCrossEntropyGrad_NoDoubleBackprop"
 SCALAR_BYTES = 4
 
