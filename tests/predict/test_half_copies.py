@@ -165,3 +165,49 @@ def test_an_image_is_as_large_as_its_gradient_says() -> None:
 def test_a_trace_without_images_is_left_as_it_is() -> None:
     trace = Trace([Alloc(0, 8, "input", "x"), op("ReLU", "forward", [Access(0, 0, 8)], [])])
     assert packed_images(trace) is trace
+
+
+@pytest.mark.parametrize("embedded", [False, True])
+def test_the_first_state_of_an_lstm_has_the_type_of_what_the_link_is_given(embedded: bool) -> None:
+    class Cell(chainer.Chain):
+        def __init__(self) -> None:
+            super().__init__()
+            with self.init_scope():
+                self.embed, self.cell, self.score = (
+                    L.EmbedID(9, 32),
+                    L.LSTM(32, 64),
+                    L.Linear(64, 4),
+                )
+
+    def trace(half: bool) -> Trace:
+        model = Cell()
+        optimizer = chainer.optimizers.SGD().setup(model)
+        if half:
+            turned_on.append(umem.chainer.half_precision(model, optimizer, scale=16.0))
+        x = np.zeros(16, "i4") if embedded else np.ones((16, 32), "f4")
+
+        def step() -> None:
+            model.cell.reset_state()
+            total: Any = 0
+            for _ in range(3):
+                total += F.mean(model.score(model.cell(model.embed(x) if embedded else x)) ** 2)
+            model.cleargrads()
+            total.backward()
+            optimizer.update()
+
+        step()
+        with umem.record() as recorder:
+            step()
+        return recorder.trace
+
+    def sizes(trace: Trace, kind: str, label: str) -> set[int]:
+        allocs = [event for event in trace.events if isinstance(event, Alloc)]
+        return {each.nbytes for each in allocs if (each.kind, each.label) == (kind, label)}
+
+    said = in_half(trace(half=False))
+    found = trace(half=True)
+    whole = 16 * 64 * (2 if embedded else 4)
+    assert sizes(said, "activation", "LSTM") == sizes(found, "activation", "LSTM") == {whole}
+    cast = {16 * 256 * 2, 16 * 64 * 4}  # gradients of what it was given, and of the last output
+    made = sizes(said, "gradient", "LSTMGrad") | sizes(said, "gradient", "Cast")
+    assert (cast <= made) != embedded

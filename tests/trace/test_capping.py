@@ -33,8 +33,8 @@ def step(workspace: int = 60 * MIB, name: str = "Convolution2DFunction") -> Trac
 
 def test_the_sentence_names_the_cap_and_what_it_leaves() -> None:
     assert cap_advice(step()) == (
-        "60% of the peak is workspace of convolutions: umem.chainer.workspace('4MiB') would leave "
-        "50%."
+        "60% of the peak is workspace of convolutions (columns by im2col in "
+        "'Convolution2DFunction'): umem.chainer.workspace('4MiB') would leave 50%."
     )
 
 

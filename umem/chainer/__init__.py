@@ -20,6 +20,7 @@ from umem.chainer.dial.diets import diet  # noqa: E402
 from umem.chainer.distillation.distilling_loss import DistillingLoss  # noqa: E402
 from umem.chainer.distillation.distilling_updater import DistillingUpdater  # noqa: E402
 from umem.chainer.framework import CHAINER  # noqa: E402
+from umem.chainer.host_time import follow_python  # noqa: E402
 from umem.chainer.layers.slimmed import slimmer  # noqa: E402
 from umem.chainer.layers.tying import tie  # noqa: E402
 from umem.chainer.lookahead.prefetch import LookaheadPrefetch  # noqa: E402
@@ -40,6 +41,7 @@ from umem.chainer.update_chunks import chunked_updates  # noqa: E402
 from umem.trace.frameworks import register  # noqa: E402
 
 register(CHAINER)
+follow_python()
 
 __all__ = [
     "AccumulatingUpdater",

@@ -51,18 +51,39 @@ def _matmul(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
     return 2 * outputs[0].size * left.shape[-2 if transposed else -1], None
 
 
+def columns_bytes(image: Any, windows: Any, kernel: tuple[int, ...]) -> int:
+    """Return the bytes of a convolution's columns (im2col), of all groups.
+
+    Args:
+        image: (samples, channels, image...).
+        windows: the array with an element for each window, (samples, ..., windows...).
+        kernel: (..., ..., kernel...).
+    """
+    return int(prod(image.shape[:2]) * prod(kernel[2:]) * prod(windows.shape[2:]) * image.itemsize)
+
+
 def _convolution(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
-    """Estimate for each output element a product over kernel and input channels of its group."""
-    return 2 * outputs[0].size * prod(inputs[1].shape[1:]), None
+    """Estimate for each output element a product over kernel and input channels of its group.
+
+    Traffic is that of the product: columns, kernel and outputs.
+    """
+    (x, kernel, *_), y = inputs, outputs[0]
+    traffic = columns_bytes(x, y, kernel.shape) + kernel.nbytes + y.nbytes
+    return 2 * y.size * prod(kernel.shape[1:]), traffic
 
 
 def _deconvolution(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
-    return 2 * inputs[0].size * prod(inputs[1].shape[1:]), None
+    """Estimate a product that writes the columns."""
+    (x, kernel, *_), y = inputs, outputs[0]
+    traffic = columns_bytes(y, x, kernel.shape) + kernel.nbytes + x.nbytes
+    return 2 * x.size * prod(kernel.shape[1:]), traffic
 
 
 def _convolution_grad_weight(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
     """Estimate for each output gradient element one product with a kernel."""
-    return 2 * inputs[1].size * prod(outputs[0].shape[1:]), None
+    (x, gy), gradient = inputs, outputs[0]
+    traffic = columns_bytes(x, gy, gradient.shape) + gradient.nbytes + gy.nbytes
+    return 2 * gy.size * prod(gradient.shape[1:]), traffic
 
 
 def _elementwise(count: int) -> Estimator:

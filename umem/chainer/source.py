@@ -16,9 +16,11 @@ from chainer.function import FunctionAdapter
 
 from umem.chainer.flops import Estimator, estimator
 from umem.chainer.function_facts import enter, is_array
+from umem.chainer.function_kernels import NO_KERNEL, Rule, launches
 from umem.chainer.saved.slots import arrays_in, arrays_on, holds_nothing, values_on
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.scopes import derived
+from umem.trace.analysis.half_functions import master_kernels
 from umem.trace.events import Mark
 from umem.trace.recording.recorder import Audience, Measured, Reach, Recorder, active
 from umem.trace.recording.thread import thread_state
@@ -95,11 +97,11 @@ class ChainerSource(Subscriber):
 
     def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
         """Mark operations inside as backward."""
-        _in_backward(proceed, *args, **kwargs)
+        in_backward(proceed, *args, **kwargs)
 
     def grad(self, proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
         """Mark operations inside as backward."""
-        return _in_backward(proceed, *args, **kwargs)
+        return in_backward(proceed, *args, **kwargs)
 
     # -- update ----------------------------------------------------------------------------
 
@@ -125,7 +127,8 @@ class ChainerSource(Subscriber):
             recorder.emit(Mark("step"))
 
 
-def _in_backward(proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
+def in_backward(proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
+    """Proceed, with what the thread runs meanwhile marked as backward."""
     state = thread_state()
     state.backward_depth += 1
     try:
@@ -170,6 +173,9 @@ def _emit_apply(
         ins.append(x._data[0] if isinstance(x, Variable) else x)  # as _array
     held = None if holds_nothing(func) else arrays_on(func)
     flops, traffic = kind.estimate(func, ins, outs)
+    kernels = None if kind.launches is None else kind.launches(func, ins, outs)
+    if kernels is NO_KERNEL:
+        flops = traffic = 0
     entry = None
     if phase == "forward" and func.inputs is not None:
         entry = enter(told.state, func, ins, outs)
@@ -192,6 +198,7 @@ def _emit_apply(
             measured.seconds,
             measured.workspace_bytes,
             entry,
+            kernels,
         )
 
 
@@ -297,6 +304,7 @@ def _emit_update(recorder: Recorder, rule: Any, param: Any, measured: Measured) 
     reads = list(writes)
     reads.append(recorder.access(param.grad, "gradient", param.name or name))
     flops = 2 * param.size * (1 + 2 * len(state))
+    kernels = None if full is None or full.array is None else master_kernels(param.size)
     recorder.emit_op(
         name,
         "update",
@@ -307,6 +315,7 @@ def _emit_update(recorder: Recorder, rule: Any, param: Any, measured: Measured) 
         "stream",
         measured.seconds,
         measured.workspace_bytes,
+        kernels=kernels,
     )
 
 
@@ -320,13 +329,14 @@ class _Kind:
         label: None where the function computes it.
     """
 
-    __slots__ = ("estimate", "label", "pattern")
+    __slots__ = ("estimate", "label", "launches", "pattern")
 
     def __init__(self, func: Any) -> None:
         cls = type(func)
         own_label = cls.label is not function_node.FunctionNode.label
         self.label: str | None = None if own_label else func.label
         self.estimate: Estimator = estimator(cls)
+        self.launches: Rule | None = launches(cls)
         self.pattern = "random" if func.label in _GATHERS else "stream"
 
 

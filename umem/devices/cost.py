@@ -92,6 +92,9 @@ class CudaModel(Protocol):
     def resident_bytes(self) -> int | None:
         """Return the VRAM in use, in whole blocks; None if it is not modelled."""
 
+    def host_worked(self, phase: str) -> None:
+        """Advance the host by the time of a framework's Python for an operation of a phase."""
+
 
 _cuda_models: list[CudaModel] = []
 

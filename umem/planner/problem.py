@@ -25,6 +25,7 @@ from umem.planner.node import Node
 from umem.planner.plans import Method, Plan
 from umem.planner.schedule import Action, actions
 from umem.planner.usage import ScheduleUsage, usage
+from umem.trace.analysis.capping import CONVOLUTIONS
 from umem.units import format_apart, format_bytes
 
 UPDATE = "the optimizer's update"
@@ -308,7 +309,20 @@ class Problem:
         return (
             f"which {forced.kind} of {forced.node!r} forces. Parameters, state and inputs are "
             f"{format_bytes(least.constant_bytes)} of it; no plan whatever gets below the floor of "
-            f"{format_bytes(size)}, which {node!r} forces"
+            f"{format_bytes(size)}, which {node!r} forces{self._columns_in(node)}"
+        )
+
+    def _columns_in(self, node: str) -> str:
+        """Say what of the floor is a convolution's columns; empty where it is another's floor."""
+        if node not in self.names:
+            return ""
+        call = self.calls[self.names.index(node)]
+        inside = max(call.workspace_bytes, call.backward_workspace_bytes)
+        if call.label not in CONVOLUTIONS or not inside:
+            return ""
+        return (
+            f" with {format_bytes(inside)} of workspace for its columns (im2col), which "
+            "umem.chainer.workspace cuts"
         )
 
     @property

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from umem.trace.analysis.capping import CONVOLUTIONS
 from umem.trace.analysis.updating import CHUNKED_RULES
 from umem.trace.events import Access, Alloc, Event, Free, Hint, Mark, Op
 from umem.trace.trace import Trace
@@ -29,6 +30,8 @@ from umem.units import MIB
 
 Correct = Literal["auto", "cudnn", "off"]
 CORRECT: tuple[Correct, ...] = ("auto", "cudnn", "off")
+NUMPY_BUFFER_BYTES = 2 * 8192 * 8
+"""The most that NumPy's buffers take for two operands (``numpy.getbufsize``, of 8 bytes each)."""
 CUDNN_LIMIT_BYTES = 8 * MIB
 """CuPy's default, which ``chainer.backends.cuda.set_max_workspace_size`` changes."""
 
@@ -68,8 +71,57 @@ def _first_output(op: Op, measured: int) -> int:
     return _nbytes(op.writes[0]) if op.writes else measured
 
 
-def _another_output(op: Op, measured: int) -> int:
-    return measured + (_nbytes(op.writes[0]) if op.writes else 0)
+def _columns(op: Op, measured: int) -> int:
+    """Return the columns, their copy and an output that is made first and not used.
+
+    Without known columns, as under a cap on the workspace, what NumPy needed and that output.
+    """
+    first = _nbytes(op.writes[0]) if op.writes else 0
+    if not _has_columns(op, measured):
+        return measured + first
+    return first + _piece(op) * (1 + _copies(op))
+
+
+def _columns_of_adjoint(op: Op, measured: int) -> int:
+    """Return the columns that the product writes, beside a copy of its input or the output."""
+    if not _has_columns(op, measured):
+        return measured
+    copied = _operand(op, op.reads[1]) if _copies(op) else 0
+    return _piece(op) + max(0, copied - _nbytes(op.writes[0]))
+
+
+def _columns_of_gradient(op: Op, measured: int) -> int:
+    """Return the columns, their copy and that of the gradient of the outputs."""
+    if not _has_columns(op, measured):
+        return measured
+    copies = _copies(op)
+    return _piece(op) * min(2, 1 + copies) + (_operand(op, op.writes[0]) if copies > 1 else 0)
+
+
+def _operand(op: Op, kernel: Access) -> int:
+    """Return the bytes that a product reads besides columns and kernel.
+
+    An access to a view, such as a part of a concatenation, spans more than its numbers.
+    """
+    return max(0, op.traffic_bytes - _piece(op) - _nbytes(kernel))
+
+
+def _has_columns(op: Op, measured: int) -> bool:
+    return 0 < _piece(op) <= measured
+
+
+def _piece(op: Op) -> int:
+    return 0 if op.kernels is None else op.kernels.piece_bytes
+
+
+def _copies(op: Op) -> int:
+    """Return how many operands ``tensordot`` copies: kernels besides im2col, product and bias."""
+    has_bias = op.name != "Convolution2DGradW" and len(op.reads) > 2
+    return 0 if op.kernels is None else op.kernels.launch_count - 2 - has_bias
+
+
+def _without_buffers(op: Op, measured: int) -> int:
+    return 0 if measured <= NUMPY_BUFFER_BYTES else measured
 
 
 def _at_most_the_limit(op: Op, measured: int) -> int:
@@ -86,6 +138,9 @@ CORRECTIONS = (
     Correction(("ReLUGrad2", "SigmoidGrad", "TanhGrad", "Sigmoid", "LeakyReLU", "_LeakyReLUGrad",
                 "ELU", "ELUGrad", "Softplus", "SoftplusGrad", "ClippedReLUGrad2"), _nothing,
                "one fused kernel", "functions/activation/*.py, forward_gpu"),
+    Correction(("LinearFunction",), _without_buffers,
+               "no buffer of 8,192 numbers, which NumPy broadcasts by",
+               "functions/connection/linear.py, forward"),
     Correction(("LSTM", "LSTMGrad"), _nothing, "one fused kernel",
                "functions/rnn/lstm.py, forward"),
     Correction(("_SoftmaxCrossEntropyGrad_NoDoubleBackprop",), _nothing, "one fused kernel",
@@ -116,9 +171,22 @@ OWN = (
 WITHOUT_CUDNN = (
     Correction(
         ("Convolution2DFunction",),
-        _another_output,
-        "an output that is made first and not used",
+        _columns,
+        "the columns (im2col), their copy where there are several samples, and an output that is "
+        "made first and not used",
         "functions/connection/convolution_2d.py, forward_gpu",
+    ),
+    Correction(
+        ("Deconvolution2DFunction",),
+        _columns_of_adjoint,
+        "the columns (col2im), and what a copy of the input takes beyond the output",
+        "functions/connection/deconvolution_2d.py, _forward_gpu_core",
+    ),
+    Correction(
+        ("Convolution2DGradW",),
+        _columns_of_gradient,
+        "the columns (im2col), and with several samples copies of them and of the gradient",
+        "functions/connection/convolution_2d.py, Convolution2DGradW._forward_gpu_core",
     ),
 )
 WITH_CUDNN = (
@@ -150,11 +218,18 @@ def on_gpu(trace: Trace, correct: Correct = "auto") -> Trace:
     more = WITH_CUDNN if correct == "cudnn" else WITHOUT_CUDNN
     rules = {name: each.rule for each in (*CORRECTIONS, *OWN, *more) for name in each.ops}
     meta = {**trace.meta, DONE: correct}
-    return Trace(_corrected(packed_images(trace).events, rules), trace.backend, meta)
+    without_columns = CONVOLUTIONS if correct == "cudnn" else frozenset()
+    events = _corrected(packed_images(trace).events, rules, without_columns)
+    return Trace(events, trace.backend, meta)
 
 
-def _corrected(events: list[Event], rules: Mapping[str, Rule]) -> list[Event]:
-    """Return events with the workspace and tensor sizes of CuPy."""
+def _corrected(
+    events: list[Event], rules: Mapping[str, Rule], without_columns: frozenset[str]
+) -> list[Event]:
+    """Return events with the workspace and tensor sizes of CuPy.
+
+    Functions ``without_columns`` are one kernel, which reads and writes its arrays alone.
+    """
     halved: set[int] = set()
     masters: set[int] = set()
     made: list[Event] = []
@@ -165,6 +240,9 @@ def _corrected(events: list[Event], rules: Mapping[str, Rule]) -> list[Event]:
             if rule is not None and event.workspace_bytes is not None:
                 if masters.isdisjoint(access.tensor for access in event.writes):
                     event = event._replace(workspace_bytes=rule(event, event.workspace_bytes))
+            if event.name in without_columns and event.kernels is not None:
+                traffic = sum(map(_nbytes, (*event.reads, *event.writes)))
+                event = event._replace(traffic_bytes=traffic, kernels=None)
         elif isinstance(event, Alloc):
             if event.label in HALVED:
                 halved.add(event.tensor)

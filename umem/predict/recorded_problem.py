@@ -50,7 +50,8 @@ def packed_bytes(nbytes: int) -> int:
 
 def cost_in_bytes(op: Op) -> float:
     """Return the time of an operation on a median GPU, in bytes of device memory's traffic."""
-    return max(op.flops / FLOPS_PER_BYTE, op.traffic_bytes)
+    copied = 0 if op.kernels is None else op.kernels.copied_bytes
+    return max(op.flops / FLOPS_PER_BYTE, op.traffic_bytes) + copied
 
 
 def problems_of(trace: Trace, cost: OpCost = cost_in_bytes) -> list[Problem]:

@@ -20,6 +20,10 @@ LARGEST_TOTAL_BYTES = 1 << 54
 """The largest sum of all allocations of a trace, workspace included: 16 PiB."""
 LONGEST_TEXT = 10_000
 """The most characters of a name."""
+MOST_PIECES = 8
+"""A workspace that would consist of more arrays is taken to be one."""
+GET = "get"
+"""The name of a copy to pageable host memory, for which the host waits."""
 COPIES = ("send", "fetch")
 """Actions that copy to pinned host memory, and back."""
 ACTIONS = ("prefetch", "discard", "read_mostly", "preferred_location", "accessed_by", *COPIES)
@@ -79,6 +83,48 @@ class TapeEntry(NamedTuple):
     gradient_bytes: int
 
 
+class Kernels(NamedTuple):
+    """The kernels that an operation launches on a GPU.
+
+    ``launch_count`` is how many. ``copied_bytes`` is what all but the main one move through device
+    memory, before and after it, such as the columns of a convolution (im2col); the operation's
+    traffic is that of the main one. ``piece_bytes`` is the largest array that it needs only while
+    it runs: its workspace is allocated in pieces of at most so many bytes; 0: in one piece.
+    ``part_launch_count`` is how many launches a part takes where it is computed in parts, under a
+    cap on its workspace; 0: it is not.
+    """
+
+    launch_count: int = 1
+    copied_bytes: int = 0
+    piece_bytes: int = 0
+    part_launch_count: int = 0
+
+    def pieces(self, workspace_bytes: int) -> list[int]:
+        """Return the bytes of each array that a workspace consists of."""
+        piece = self.piece_bytes
+        if not 0 < piece < workspace_bytes <= MOST_PIECES * piece:
+            return [workspace_bytes]
+        count, rest = divmod(workspace_bytes, piece)
+        return [rest, *[piece] * count] if rest else [piece] * count
+
+    def scaled(self, share: float) -> Kernels:
+        """Return as many kernels on a share of the bytes."""
+        return self._replace(
+            copied_bytes=round(self.copied_bytes * share),
+            piece_bytes=round(self.piece_bytes * share),
+        )
+
+    def in_parts(self, cap_bytes: int) -> Kernels:
+        """Return the kernels of an operation whose largest array is made in parts under a cap."""
+        if not self.part_launch_count or self.piece_bytes <= cap_bytes:
+            return self
+        count = -(-self.piece_bytes // max(1, cap_bytes))
+        return Kernels(count * self.part_launch_count, self.copied_bytes)
+
+
+ONE_KERNEL = Kernels()
+
+
 class Op(NamedTuple):
     """An operation ran.
 
@@ -86,7 +132,7 @@ class Op(NamedTuple):
     gathers is more than what it touches. ``pattern`` is how it walks: ``stream``, ``random`` or
     ``strided``. ``host_seconds`` is what the host measured, None where memory rather than time was
     measured; ``workspace_bytes`` the reverse. ``entry`` is what the tape has of it, None where it
-    is on none.
+    is on none. ``kernels`` are what a GPU runs, None where nothing is known: then one.
     """
 
     name: str
@@ -99,6 +145,7 @@ class Op(NamedTuple):
     host_seconds: float | None = None
     workspace_bytes: int | None = None
     entry: TapeEntry | None = None
+    kernels: Kernels | None = None
 
 
 class Hint(NamedTuple):
@@ -140,7 +187,8 @@ def decode(code: str, *fields: Any) -> Event:
     if isinstance(event, Op):
         entry = None if event.entry is None else _entry(*event.entry)
         reads, writes = _accesses(event.reads), _accesses(event.writes)
-        return event._replace(reads=reads, writes=writes, entry=entry)
+        kernels = None if event.kernels is None else Kernels(*event.kernels)
+        return event._replace(reads=reads, writes=writes, entry=entry, kernels=kernels)
     if isinstance(event, Hint):
         return event._replace(accesses=_accesses(event.accesses))
     if isinstance(event, Alloc):
@@ -213,6 +261,8 @@ class Checker:
         _check_count(op.traffic_bytes, "traffic_bytes")
         if op.workspace_bytes is not None:
             self._add(op.workspace_bytes, "workspace_bytes")
+        for name, count in op.kernels._asdict().items() if op.kernels is not None else ():
+            _check_count(count, name)
         seconds = op.host_seconds
         if seconds is not None and not (type(seconds) in (int, float) and 0 <= seconds < 1e18):
             raise TraceError(f"host_seconds is {quoted(seconds)}")

@@ -1,21 +1,23 @@
-"""The file format of traces, version 5.
+"""The file format of traces, version 6.
 
 gzip-compressed UTF-8 text, one JSON value a line. The first line is an object,
 ``{"format": "umem-trace", "version": 3, "backend": "numpy", "meta": {...}}``. Then one array an
 event, its kind first and its fields in the order of the classes of `umem.trace.events`:
 ``["alloc", tensor, nbytes, kind, label, uploaded, stack]``, ``["free", tensor]``,
 ``["op", name, phase, reads, writes, flops, traffic_bytes, pattern, host_seconds,
-workspace_bytes, entry]``, ``["hint", action, accesses, place, unset, overlap]``, ``["mark", label,
-entry]``. Fields at the end may be missing, as ``entry`` is in version 2. An access is
-``[tensor, start, stop]`` in bytes. The last line is ``["end", event_count]``, so that a truncated
-file is told from a short one. Loading parses JSON and executes nothing. The file is one gzip
-member, with nothing behind it, and no line is longer than `LINE_BYTES`.
+workspace_bytes, entry, kernels]``, ``["hint", action, accesses, place, unset, overlap]``,
+``["mark", label, entry]``. Fields at the end may be missing, as ``entry`` is in version 2. An
+access is ``[tensor, start, stop]`` in bytes. The last line is ``["end", event_count]``, so that a
+truncated file is told from a short one. Loading parses JSON and executes nothing. The file is one
+gzip member, with nothing behind it, and no line is longer than `LINE_BYTES`.
 
 A trace of several sizes has them in its first line, ``"sizes": [4, 8]``, ascending, and then the
 events of one size after another, each closed by its own ``["end", event_count]``. Where they are
 along axes with names, which version 4 adds, it has the names too, and one number an axis for each
 size: ``"axes": ["batch", "length"], "sizes": [[4, 16], [4, 32], [8, 16], [8, 32]]``, a whole grid.
-Version 5 adds the hints ``"send"`` and ``"fetch"``. A file is of the lowest version from 3 up.
+Version 5 adds the hints ``"send"`` and ``"fetch"``, version 6 an operation's ``kernels``,
+``[launch_count, copied_bytes, piece_bytes, part_launch_count]``. A file is of the lowest version
+from 3 up.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from umem.errors import FileError, TraceError
 from umem.files import check_target, open_regular, reason, whole
 from umem.printable import quoted, short
 from umem.trace.axes import Point, in_order, points_of
-from umem.trace.events import CODES, COPIES, LONGEST_TEXT, TYPES, Checker, Event, Hint, decode
+from umem.trace.events import CODES, COPIES, LONGEST_TEXT, TYPES, Checker, Event, Hint, Op, decode
 from umem.units import format_bytes
 
 _CHUNK = 16 << 10
@@ -106,7 +108,8 @@ class Inflating(io.RawIOBase):
 
 
 FORMAT = "umem-trace"
-VERSION = 5
+VERSION = 6
+WITHOUT_KERNELS = 5
 WITHOUT_COPIES = 4
 WITHOUT_AXES = 3
 """Versions of files that an older umem can read."""
@@ -160,16 +163,25 @@ def _encoded(line: str) -> bytes:
 
 def _lines(header: Header, sections: list[list[Event]]) -> Iterator[str]:
     """Yield the lines of a file, in the oldest version that can hold the events."""
-    copies = any(isinstance(each, Hint) and each.action in COPIES for each in chain(*sections))
-    version = VERSION if copies else WITHOUT_COPIES if header.axes else WITHOUT_AXES
+    version = _version(header, sections)
     first = {"format": FORMAT, "version": version, "backend": header.backend}
     axes = {"axes": list(header.axes)} if header.axes else {}
     sizes = {"sizes": list(header.points)} if header.points else {}
     yield json.dumps({**first, "meta": dict(header.meta), **axes, **sizes}) + "\n"
     for events in sections:
         for event in events:
-            yield json.dumps([CODES[type(event)], *event], separators=(",", ":")) + "\n"
+            fields = event[:-1] if isinstance(event, Op) and event.kernels is None else event
+            yield json.dumps([CODES[type(event)], *fields], separators=(",", ":")) + "\n"
         yield json.dumps(["end", len(events)]) + "\n"
+
+
+def _version(header: Header, sections: list[list[Event]]) -> int:
+    """Return the lowest version that can hold the events."""
+    if any(isinstance(each, Op) and each.kernels is not None for each in chain(*sections)):
+        return VERSION
+    if any(isinstance(each, Hint) and each.action in COPIES for each in chain(*sections)):
+        return WITHOUT_KERNELS
+    return WITHOUT_COPIES if header.axes else WITHOUT_AXES
 
 
 def read(

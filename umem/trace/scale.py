@@ -26,7 +26,7 @@ from umem.errors import ScalingError, SizeError
 from umem.printable import quoted
 from umem.trace.align import Aligned
 from umem.trace.axes import Point, StepSize, in_order, listed, nodes_of, point_of
-from umem.trace.events import Access, Alloc, Event, Free, Hint, Op, TapeEntry
+from umem.trace.events import Access, Alloc, Event, Free, Hint, Kernels, Op, TapeEntry
 from umem.trace.fits import Fit, Fits, along_a_tensor, curve
 from umem.trace.walk import used_bytes
 from umem.units import format_bytes
@@ -122,6 +122,7 @@ class _Scaler:
                 host_seconds=self._seconds([event.host_seconds for event in row]),
                 workspace_bytes=self._workspace([event.workspace_bytes for event in row], last),
                 entry=self._entry([event.entry for event in row], last.name),
+                kernels=self._kernels([event.kernels for event in row], last.name),
             )
         if isinstance(last, Hint):
             return last._replace(accesses=self._accesses([event.accesses for event in row]))
@@ -133,6 +134,12 @@ class _Scaler:
             return None
         gradient = self._count([entry.gradient_bytes for entry in found], what)
         return found[-1]._replace(gradient_bytes=gradient)
+
+    def _kernels(self, row: list[Kernels | None], what: str) -> Kernels | None:
+        found = [kernels for kernels in row if kernels is not None]
+        if len(found) < len(row):
+            return None
+        return Kernels(*(self._count(list(values), what) for values in zip(*found, strict=True)))
 
     def _count(self, values: list[int], what: str) -> int:
         if values.count(values[0]) == len(values):

@@ -102,7 +102,8 @@ def test_recompute_says_what_a_cap_would_leave_of_its_peak(budget: str) -> None:
 
     plain = trained(None)
     found = re.search(
-        r"(\d+)% of the peak is workspace of convolutions: umem.chainer.workspace\('(.*)'\) "
+        r"(\d+)% of the peak is workspace of convolutions \(columns by im2col in "
+        r"'Convolution2DFunction'\): umem.chainer.workspace\('(.*)'\) "
         r"would leave (\d+)%",
         plain.report(),
     )

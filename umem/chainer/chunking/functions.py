@@ -62,7 +62,7 @@ class Rule(NamedTuple):
 
 
 def _convolution(cap: Cap, func: Any, x: Array, kernel: Array, bias: Any, *_: Any) -> Array | None:
-    windows = _seen_by(func, x.shape[2:], kernel.shape[2:])
+    windows = windows_of(func, x.shape[2:], kernel.shape[2:])
     fits = x.shape[1] == kernel.shape[1] * func.groups and not len(kernel) % func.groups
     if min(windows.outs) < 1 or not fits or _is_left(cap, func, x):
         return None
@@ -73,7 +73,7 @@ def _deconvolution(
     cap: Cap, func: Any, y: Array, kernel: Array, bias: Any, *_: Any
 ) -> Array | None:
     image = func.outs if hasattr(func, "outs") else (func.outh, func.outw)
-    windows = _seen_by(func, tuple(image), kernel.shape[2:])._replace(outs=y.shape[2:])
+    windows = windows_of(func, tuple(image), kernel.shape[2:])._replace(outs=y.shape[2:])
     if len(kernel) % func.groups or _is_left(cap, func, y):
         return None
     return convolve_back(_call(cap, func, y, windows), y, kernel, bias)
@@ -83,7 +83,7 @@ def _kernel_gradient(cap: Cap, func: Any, x: Array, y: Array, *_: Any) -> Array 
     if _is_left(cap, func, x):
         return None
     kernel = func.ksize if hasattr(func, "ksize") else (func.kh, func.kw)
-    windows = _seen_by(func, x.shape[2:], kernel)._replace(outs=y.shape[2:])
+    windows = windows_of(func, x.shape[2:], kernel)._replace(outs=y.shape[2:])
     return kernel_gradient(_call(cap, func, x, windows), x, y, func.W_dtype)
 
 
@@ -99,7 +99,7 @@ def _call(cap: Cap, func: Any, array: Array, windows: Windows) -> ConvolutionCal
     return ConvolutionCall(backend.get_array_module(array), windows, func.groups, cap, func.label)
 
 
-def _seen_by(func: Any, image: Sizes, kernel: Sizes, cover_all: bool | None = None) -> Windows:
+def windows_of(func: Any, image: Sizes, kernel: Sizes, cover_all: bool | None = None) -> Windows:
     """Return the windows of a two-dimensional or n-dimensional function."""
     if hasattr(func, "stride"):
         stride, pad = func.stride, func.pad
@@ -125,7 +125,7 @@ def _planes(cap: Cap, array: Array, windows: Windows) -> Planes:
 
 def _pooled(func: Any, image: Sizes, cover_all: bool | None = None) -> Windows:
     kernel = func.ksize if hasattr(func, "ksize") else (func.kh, func.kw)
-    return _seen_by(func, image, kernel, cover_all)
+    return windows_of(func, image, kernel, cover_all)
 
 
 def _max(cap: Cap, func: Any, inputs: tuple[Array]) -> Array | None:

@@ -172,10 +172,12 @@ class JoinedMemory(HostMemory):
         writes: Sequence[Access],
         flops: int = 0,
         device: DeviceState | None = None,
+        gathered_bytes: int = 0,
     ) -> None:
         """Report an operation that accesses each byte once, or gathers what it writes.
 
-        It runs on the current device, unless another is given.
+        It runs on the current device, unless another is given. ``gathered_bytes`` is what it reads
+        besides, where it reads rows of its last operand several times.
         """
         device = device or self.here
         if len(self.devices) > 1:
@@ -187,6 +189,8 @@ class JoinedMemory(HostMemory):
         traffic, pattern = sum(sizes) + written, "stream"
         if name.startswith(_GATHERS) and sizes:
             traffic, pattern = min(traffic, traffic - max(sizes) + written), "random"
+        if gathered_bytes:
+            traffic, pattern = traffic + gathered_bytes, "random"
         op = Op(name, "array", tuple(reads), tuple(writes), flops, traffic, pattern)
         if len(self.devices) > 1:
             tell_operation(self, device, op)

@@ -128,6 +128,12 @@ class SoftwareGPU:
         with self._model.lock:
             return self._model.driver.resident_count * BLOCK_BYTES
 
+    def host_worked(self, phase: str) -> None:
+        """Advance the host by the time of Chainer's Python for an operation of a phase."""
+        if self._runtime.is_modelled:
+            with self._runtime.lock, self._model.lock:
+                self._runtime.turn_to(self._state).clocks.launch(None, phase, 0)
+
     @property
     def timeline(self) -> list[Sample]:
         """Return allocated and resident bytes over simulated time."""

@@ -66,11 +66,12 @@ class Clock:
         self._byte_rate = costs.memory_efficiency * spec.memory_bandwidth
         self._block_in = _seconds(BLOCK_BYTES, spec.host_in_bandwidth)
         self._block_out = _seconds(BLOCK_BYTES, spec.host_out_bandwidth)
-        self._host = {
-            "array": costs.launch,
-            "forward": costs.launch + costs.python_forward,
-            "backward": costs.launch + costs.python_backward,
-            "update": costs.launch + costs.python_update,
+        self._launch = costs.launch
+        self._python = {
+            "array": 0.0,
+            "forward": costs.python_forward,
+            "backward": costs.python_backward,
+            "update": costs.python_update,
         }
 
     def restart(self) -> None:
@@ -87,14 +88,16 @@ class Clock:
         """Return when all work so far is done."""
         return max(self.host_seconds, self.device_seconds)
 
-    def launch(self, host_seconds: float | None, phase: str = "array") -> None:
+    def launch(
+        self, host_seconds: float | None, phase: str = "array", launch_count: int = 1
+    ) -> None:
         """Advance the host by the time of issuing an operation.
 
-        Without a measurement it is a launch and the time of Chainer's Python for an operation of
-        that phase. A measured time counts if it is less: more may be a wait for the GPU that
-        recorded it.
+        Without a measurement it is the launches of its kernels and the time of Chainer's Python for
+        an operation of that phase. A measured time counts if it is less: more may be a wait for the
+        GPU that recorded it.
         """
-        usual = self._host[phase]
+        usual = self._python[phase] + launch_count * self._launch
         self.host_seconds += usual if host_seconds is None else min(usual, host_seconds)
 
     def run(
@@ -105,6 +108,7 @@ class Clock:
         moves: BlockMoves,
         pattern: str,
         ready_seconds: float,
+        copied_bytes: int = 0,
     ) -> None:
         """Run one operation on the GPU, with its page faults.
 
@@ -112,6 +116,7 @@ class Clock:
         """
         start = max(self.device_seconds, self.host_seconds, ready_seconds)
         compute = max(flops / self._flop_rate, traffic_bytes / self._byte_rate)
+        compute += copied_bytes / self._byte_rate
         self.compute_seconds += compute
         stall = remote_seconds
         if moves.migrated_in or moves.populated or moves.migrated_out:
@@ -123,10 +128,15 @@ class Clock:
         self.device_seconds = max(start, self._link_free(moves)) + compute + stall
         self.link_seconds = self.device_seconds
 
-    def compute(self, flops: int, traffic_bytes: int) -> None:
-        """Run one operation on the GPU whose blocks are all resident."""
+    def compute(self, flops: int, traffic_bytes: int, copied_bytes: int = 0) -> None:
+        """Run one operation on the GPU whose blocks are all resident.
+
+        Kernels beside the main one move ``copied_bytes``, before and after it.
+        """
         arithmetic, traffic = flops / self._flop_rate, traffic_bytes / self._byte_rate
         seconds = arithmetic if arithmetic > traffic else traffic
+        if copied_bytes:
+            seconds += copied_bytes / self._byte_rate
         self.compute_seconds += seconds
         start = (
             self.device_seconds if self.device_seconds > self.host_seconds else self.host_seconds

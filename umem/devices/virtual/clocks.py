@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from umem.devices.virtual.clock import BlockMoves, Clock
-from umem.trace.events import Op
+from umem.trace.events import ONE_KERNEL, Op
 
 Done = tuple[float, ...]
 """The end of something on each clock."""
@@ -19,22 +19,25 @@ class Clocks(tuple[Clock, ...]):
         for clock in self:
             clock.restart()
 
-    def launch(self, host_seconds: float | None, phase: str = "array") -> None:
+    def launch(
+        self, host_seconds: float | None, phase: str = "array", launch_count: int = 1
+    ) -> None:
         """Advance the host to the next operation."""
         for clock in self:
-            clock.launch(host_seconds, phase)
+            clock.launch(host_seconds, phase, launch_count)
 
-    def compute(self, flops: int, traffic_bytes: int) -> None:
+    def compute(self, flops: int, traffic_bytes: int, copied_bytes: int = 0) -> None:
         """Run an operation whose blocks are all resident."""
         for clock in self:
-            clock.compute(flops, traffic_bytes)
+            clock.compute(flops, traffic_bytes, copied_bytes)
 
     def launch_and_compute(self, host_seconds: float | None, op: Op) -> None:
         """Issue and run an operation that waits for nothing, as most do, in one loop."""
         phase, flops, traffic_bytes = op.phase, op.flops, op.traffic_bytes
+        launch_count, copied_bytes, *_ = op.kernels or ONE_KERNEL
         for clock in self:
-            clock.launch(host_seconds, phase)
-            clock.compute(flops, traffic_bytes)
+            clock.launch(host_seconds, phase, launch_count)
+            clock.compute(flops, traffic_bytes, copied_bytes)
 
     def move(self, moves: BlockMoves, nbytes: int = 0, *, overlap: bool = False) -> Done:
         """Run a prefetch or an upload; returns its end."""

@@ -21,7 +21,7 @@ from umem.devices.virtual.copies import Copies
 from umem.devices.virtual.driver import DriverModel, Placed, covered
 from umem.devices.virtual.residency import Residency
 from umem.errors import OutOfMemoryError
-from umem.trace.events import COPIES, Access, Alloc, Event, Free, Hint, Mark, Op
+from umem.trace.events import COPIES, GET, ONE_KERNEL, Access, Alloc, Event, Free, Hint, Mark, Op
 from umem.units import BLOCK_BYTES
 
 Blocks = tuple[int, int]
@@ -34,12 +34,12 @@ _STILL = BlockMoves()
 class Laid(NamedTuple):
     """An event with the blocks that it touches, in order.
 
-    ``own`` is where the tensor that it allocates lies, or its workspace.
+    ``own`` is where the tensor that it allocates lies, or the arrays of its workspace.
     """
 
     event: Event
     touched: Sequence[Blocks] = ()
-    own: Span | None = None
+    own: Sequence[Span] = ()
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,14 @@ class _Layer:
         return Laid(event)
 
     def _lay_op(self, op: Op) -> Laid:
-        own = None
+        """Place the arrays of an operation's workspace, and free them."""
+        own: list[Span] = []
         if op.workspace_bytes:
-            place = self.driver.malloc(op.workspace_bytes, _MANAGED)
-            place.free()
-            own = place.part(0, op.workspace_bytes)
+            sizes = (op.kernels or ONE_KERNEL).pieces(op.workspace_bytes)
+            places = [self.driver.malloc(nbytes, _MANAGED) for nbytes in sizes]
+            own = [place.part(0, place.nbytes) for place in places]
+            for place in places:
+                place.free()
             self.peak = max(self.peak, self._live + op.workspace_bytes)
         reads = [access for access in op.reads if access not in op.writes]
         return Laid(op, _touched((*reads, *op.writes), self._spans), own)
@@ -128,7 +131,7 @@ class _Layer:
         self._spans[alloc.tensor] = own = place.part(0, alloc.nbytes)
         self._live += alloc.nbytes
         self.peak = max(self.peak, self._live)
-        return Laid(alloc, (), own)
+        return Laid(alloc, (), (own,))
 
     def _on_free(self, count: int) -> None:
         self.gave_back = self.gave_back or count > 0
@@ -183,8 +186,8 @@ class Replayer:
             if isinstance(event, Op):
                 self._on_op(event, touched, own)
             elif isinstance(event, Alloc):
-                if own is not None:
-                    self._on_alloc(event, own)
+                for span in own:
+                    self._on_alloc(event, span)
             elif isinstance(event, Hint):
                 self._on_hint(event, touched)
             elif isinstance(event, Free):
@@ -199,20 +202,28 @@ class Replayer:
         """Make the host wait for the GPU."""
         self.clocks.synchronize()
 
-    def _on_op(self, op: Op, touched: Sequence[Blocks], own: Span | None) -> None:
+    def _on_op(self, op: Op, touched: Sequence[Blocks], own: Sequence[Span]) -> None:
+        """Replay an operation, for which the host waits if it copies to the host."""
+        self._run(op, touched, own)
+        if op.name == GET:
+            self.clocks.synchronize()
+
+    def _run(self, op: Op, touched: Sequence[Blocks], own: Sequence[Span]) -> None:
         """Replay an operation: launch, waits, page moves, computation."""
         self._has_run = True
-        if own is not None and self._prefetch and self._managed:
-            self._make_resident(own)
+        if self._prefetch and self._managed:
+            for span in own:
+                self._make_resident(span)
         host_seconds = op.host_seconds if self._uses_host_times else None
         if not self._managed and not self.copies.are_running:
             self.clocks.launch_and_compute(host_seconds, op)
             return
-        self.clocks.launch(host_seconds, op.phase)
+        launch_count, copied_bytes, *_ = op.kernels or ONE_KERNEL
+        self.clocks.launch(host_seconds, op.phase, launch_count)
         if self.copies.are_running:
             self.copies.wait_before(op)
         if not self._managed:
-            self.clocks.compute(op.flops, op.traffic_bytes)
+            self.clocks.compute(op.flops, op.traffic_bytes, copied_bytes)
             return
         waits: list[tuple[float, ...]] = []
         for blocks in touched if self._prefetches else ():
@@ -220,16 +231,16 @@ class Replayer:
         moves = self._touch(touched, own)
         for index, clock in enumerate(self.clocks):
             if moves is _STILL and not waits:
-                clock.compute(op.flops, op.traffic_bytes)
+                clock.compute(op.flops, op.traffic_bytes, copied_bytes)
             else:
                 ready = max(wait[index] for wait in waits) if waits else 0.0
-                clock.run(op.flops, op.traffic_bytes, 0.0, moves, op.pattern, ready)
+                clock.run(op.flops, op.traffic_bytes, 0.0, moves, op.pattern, ready, copied_bytes)
 
-    def _touch(self, touched: Sequence[Blocks], own: Span | None) -> BlockMoves:
+    def _touch(self, touched: Sequence[Blocks], own: Sequence[Span] = ()) -> BlockMoves:
         """Make blocks and those of a workspace resident; returns the moves."""
         residency = self._residency
         is_missing, moves = residency.resident.find, _STILL
-        for start, stop in touched if own is None else (*touched, covered(own)):
+        for start, stop in (*touched, *map(covered, own)) if own else touched:
             if is_missing(0, start, stop) >= 0:
                 moves = BlockMoves() if moves is _STILL else moves
                 residency.touch(start, stop, write=True, moves=moves)
@@ -245,7 +256,7 @@ class Replayer:
         if self._prefetch:
             self._make_resident(own)
         if alloc.uploaded:
-            moves = self._touch((covered(own),), None) if self._managed else _STILL
+            moves = self._touch((covered(own),)) if self._managed else _STILL
             self.clocks.launch(None)
             self.clocks.move(moves, alloc.nbytes)
 
@@ -274,5 +285,5 @@ class Replayer:
         some = [access for access in hint.accesses if access.stop > access.start]
         for access, blocks in zip(some, touched, strict=True):
             if self._managed:
-                self.clocks.move(self._touch((blocks,), None), overlap=True)
+                self.clocks.move(self._touch((blocks,)), overlap=True)
             self.copies.begin(hint.action, access)

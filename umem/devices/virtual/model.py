@@ -20,7 +20,19 @@ from umem.devices.virtual.driver import DriverModel, Placed, covered, half_cover
 from umem.devices.virtual.pool import Pool
 from umem.errors import LimitError, OutOfMemoryError, SizeError
 from umem.locks import safe_lock
-from umem.trace.events import COPIES, Access, Alloc, Event, Free, Hint, Mark, Op
+from umem.trace.events import (
+    COPIES,
+    GET,
+    ONE_KERNEL,
+    Access,
+    Alloc,
+    Event,
+    Free,
+    Hint,
+    Kernels,
+    Mark,
+    Op,
+)
 from umem.units import BLOCK_BYTES, format_bytes
 
 Allocator = Literal["caching", "plain"]
@@ -188,23 +200,41 @@ class Model:
     def _on_op(self, op: Op) -> None:
         """Run an operation with its workspace."""
         self._has_run = True
-        workspace = None
+        kernels = op.kernels or ONE_KERNEL
+        workspace: list[Placed] = []
         if op.workspace_bytes:
-            workspace = self._malloc(op.workspace_bytes, f"{op.name!r} workspace")
+            self._malloc_pieces(op, kernels, workspace)
             self.counters.hold(0, extra=op.workspace_bytes)
         host_seconds = op.host_seconds if self._uses_host_times else None
         if not self._has_managed and not self.copies.are_running:
             self.clocks.launch_and_compute(host_seconds, op)
         else:
-            self.clocks.launch(host_seconds, op.phase)
+            self.clocks.launch(host_seconds, op.phase, kernels.launch_count)
             if self.copies.are_running:
                 self.copies.wait_before(op)
-            self._run_on_blocks(op, workspace)
-        if workspace is not None:
+            self._run_on_blocks(op, workspace, kernels.copied_bytes)
+        if op.name == GET:
+            self.clocks.synchronize()
+        if workspace:
             self.counters.hold_vram(self.driver.resident_count)
-            workspace.free()
+            for piece in workspace:
+                piece.free()
 
-    def _run_on_blocks(self, op: Op, workspace: Placed | None) -> None:
+    def _malloc_pieces(self, op: Op, kernels: Kernels, workspace: list[Placed]) -> None:
+        """Allocate an operation's workspace, as the arrays that it consists of.
+
+        Raises:
+            OutOfMemoryError, LimitError: it does not fit; nothing was allocated.
+        """
+        try:
+            for nbytes in kernels.pieces(op.workspace_bytes or 0):
+                workspace.append(self._malloc(nbytes, f"{op.name!r} workspace"))
+        except OutOfMemoryError:
+            for piece in workspace:
+                piece.free()
+            raise
+
+    def _run_on_blocks(self, op: Op, workspace: Sequence[Placed], copied_bytes: int) -> None:
         """Run an operation on managed blocks: migrate what it touches, and wait for prefetches."""
         moves = BlockMoves()
         # What is both read and written is walked once.
@@ -214,9 +244,10 @@ class Model:
         waits: list[tuple[float, ...]] = []
         read_bytes, _ = self._touch_all(reads, (), False, moves, waits)
         written_bytes, both_bytes = self._touch_all(writes, op.reads, True, moves, waits)
-        if workspace is not None and workspace.managed:
-            on_host = self._touch_workspace(workspace, moves)
-            written_bytes, read_bytes = written_bytes + on_host, read_bytes + on_host
+        for piece in workspace:
+            if piece.managed:
+                on_host = self._touch_workspace(piece, moves)
+                written_bytes, read_bytes = written_bytes + on_host, read_bytes + on_host
         self.counters.moves.add(moves)
         self.counters.fault_count += moves.migrated_in + moves.populated
         remote = None
@@ -225,11 +256,11 @@ class Model:
         stays = not (remote or waits or moves.migrated_in or moves.populated or moves.migrated_out)
         for index, clock in enumerate(self.clocks):
             if stays:
-                clock.compute(op.flops, op.traffic_bytes)
+                clock.compute(op.flops, op.traffic_bytes, copied_bytes)
                 continue
             over_bus = clock.remote_seconds(*remote, op.pattern) if remote else 0.0
             ready = max(wait[index] for wait in waits) if waits else 0.0
-            clock.run(op.flops, op.traffic_bytes, over_bus, moves, op.pattern, ready)
+            clock.run(op.flops, op.traffic_bytes, over_bus, moves, op.pattern, ready, copied_bytes)
 
     def _touch_workspace(self, workspace: Placed, moves: BlockMoves) -> float:
         """Write it once and read it once; returns the bytes of it that lie on the host."""

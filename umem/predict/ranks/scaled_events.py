@@ -51,6 +51,7 @@ def _op(op: Op, seen: dict[int, tuple[Alloc, Fraction]], of_op: OfOp) -> Op:
         flops=ceil(op.flops * work),
         traffic_bytes=ceil(op.traffic_bytes * work),
         workspace_bytes=None if beside is None else ceil(beside * workspace),
+        kernels=None if op.kernels is None else op.kernels.scaled(float(workspace)),
     )
 
 

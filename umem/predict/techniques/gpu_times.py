@@ -6,6 +6,7 @@ from umem.devices.specs import COSTS, GpuSpec
 from umem.devices.virtual.clock import Clock
 from umem.errors import StateError
 from umem.planner.link import Link
+from umem.trace.events import GET, ONE_KERNEL
 from umem.trace.trace import Mark, Op, Trace
 from umem.units import BLOCK_BYTES
 
@@ -34,9 +35,13 @@ def op_seconds(trace: Trace, gpu: GpuSpec) -> dict[int, float]:
     for event in trace.events:
         if isinstance(event, Op):
             before = clock.device_seconds
-            clock.launch(event.host_seconds if trace.backend == "cupy" else None, event.phase)
-            clock.compute(event.flops, event.traffic_bytes)
+            kernels = event.kernels or ONE_KERNEL
+            seconds = event.host_seconds if trace.backend == "cupy" else None
+            clock.launch(seconds, event.phase, kernels.launch_count)
+            clock.compute(event.flops, event.traffic_bytes, kernels.copied_bytes)
             found.setdefault(id(event), clock.device_seconds - before)
+            if event.name == GET:
+                clock.synchronize()
         elif event == Mark("step"):
             clock.synchronize()
     return found

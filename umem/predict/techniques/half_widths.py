@@ -17,8 +17,14 @@ from itertools import count
 
 from umem.errors import StateError
 from umem.predict.cupy_differences import DONE, packed_images
-from umem.trace.analysis.half_functions import MOVES, PRODUCTS, SUMS
-from umem.trace.events import LEAF, Access, Alloc, Event, Free, Hint, Mark, Op
+from umem.trace.analysis.half_functions import (
+    MOVES,
+    PRODUCTS,
+    SUMS,
+    UNSCALED_LAUNCHES,
+    master_kernels,
+)
+from umem.trace.events import GET, LEAF, Access, Alloc, Event, Free, Hint, Kernels, Mark, Op
 from umem.trace.trace import Trace
 from umem.trace.walk import allocations
 
@@ -41,6 +47,8 @@ WHOLE_NUMBERS = {"EmbedIDFunction": 0, "SelectItem": 1, "SoftmaxCrossEntropy": 1
 """For each function, the place of the input that holds integers."""
 NO_SCORES = "SoftmaxCrossEntropy"
 """The function whose saved logarithms of scores take no memory in half precision."""
+RETAINED_OUTPUTS = {"LSTM": 1}
+"""The number of outputs that a function retains, where not all: functions/rnn/lstm.py, forward."""
 BACK_OF_SCORES = "_SoftmaxCrossEntropyGrad_NoDoubleBackprop"
 SCALAR_BYTES = 4
 
@@ -58,6 +66,8 @@ class HalfTypes:
         masters: the parameters that become halves, and the names of their updates.
         halves: the tensors that become halves.
         casts: by the index of an operation of forward, the tensors that are cast for it.
+        cast_back: by the index of an operation of backward, the gradients that it makes in the type
+            of such a cast, and that are cast to the tensor's own.
         backward_of: by the index of an operation of backward, the call whose backward it is.
         last_uses: by the index of an operation, the tensors whose casts alone are used after it.
     """
@@ -77,9 +87,11 @@ class HalfTypes:
         self.halves = set(self.masters)
         self._whole = _whole_numbers(trace)
         self._trained = {LEAF}  # the calls that read a tensor with a gradient
+        self._products: dict[int, Op] = {}  # by the call's number
+        self.backward_of = _backward_of(trace)
+        self.cast_back: dict[int, list[int]] = {}
         self.casts = self._outputs()
         self.halves |= self._left_over()
-        self.backward_of = _backward_of(trace)
         self.last_uses = self._last_uses()
 
     def _outputs(self) -> dict[int, list[int]]:
@@ -88,12 +100,33 @@ class HalfTypes:
         Add to `halves` what operations of forward and backward make in 16 bits.
         """
         wanted: dict[int, list[int]] = {}
+        calls: dict[int, tuple[Op, list[int]]] = {}
         for index, op in enumerate(self.trace.ops):
             if op.phase == "forward":
                 wanted[index] = self._forward(op)
+                if op.entry is not None and wanted[index]:
+                    calls[op.entry.number] = op, wanted[index]
             elif op.phase == "backward":
                 self._backward(op)
+                call = calls.get(self.backward_of.get(index, -1))
+                if call is not None and op.name != BACK_OF_SCORES:
+                    self._cast_back(index, op, *call)
         return wanted
+
+    def _cast_back(self, index: int, op: Op, call: Op, cast: Sequence[int]) -> None:
+        """Note the gradients of tensors that were cast for a call: each has its tensor's type.
+
+        A gradient is known by its size, where no other input of the call has that.
+        """
+        sizes = {self.allocs[n].nbytes: n for n in cast}
+        others = {self.allocs[a.tensor].nbytes for a in call.reads if a.tensor not in cast}
+        for tensor in (access.tensor for access in op.writes):
+            of_tensor = sizes.get(self.allocs[tensor].nbytes)
+            if of_tensor is None or self.allocs[tensor].nbytes in others:
+                continue
+            if (tensor in self.halves) != (of_tensor in self.halves):
+                self.halves ^= {tensor}
+                self.cast_back.setdefault(index, []).append(tensor)
 
     def _is_float(self, tensor: int) -> bool:
         return tensor not in self._whole and self.allocs[tensor].nbytes > SCALAR_BYTES
@@ -110,6 +143,8 @@ class HalfTypes:
         """
         if op.entry is not None and not self._trained.isdisjoint(op.entry.sources):
             self._trained.add(op.entry.number)
+        if op.entry is not None and op.name in PRODUCTS:
+            self._products[op.entry.number] = op
         reads = [n for a in op.reads if self._is_float(n := a.tensor) and not self._is_held(n)]
         halves = [n for n in reads if n in self.halves]
         if halves and op.name not in PRODUCTS | SINGLES | NORMALIZES:
@@ -144,14 +179,18 @@ class HalfTypes:
         return not any(source in self._trained for source, a in pairs if a.tensor == tensor)
 
     def _is_first_state(self, op: Op, tensor: int) -> bool:
-        """Return True if a tensor is an input with a gradient: a recurrent link's first state.
+        """Return True if a tensor is a recurrent link's first state, and becomes a half.
 
-        Chainer's LSTM and GRU make their first state in the type of their input.
+        It is an input with a gradient, which Chainer's LSTM makes in the type of the link's input:
+        what the product reads whose output stands beside the state. A batch stays float32.
         """
         if self.allocs[tensor].kind != "input" or op.entry is None:
             return False
-        pairs = zip(op.entry.sources, op.reads, strict=False)
-        return any(source == LEAF and a.tensor == tensor for source, a in pairs)
+        pairs = list(zip(op.entry.sources, op.reads, strict=False))
+        if not any(source == LEAF and a.tensor == tensor for source, a in pairs):
+            return False
+        products = [self._products[source] for source, _ in pairs if source in self._products]
+        return all(product.reads[0].tensor in self.halves for product in products)
 
     def _left_over(self) -> set[int]:
         """Return tensors of the previous step whose counterparts in this one are all halves."""
@@ -219,7 +258,8 @@ class HalfTypes:
             if op.entry is not None:
                 of_it = [op.reads[n] for n in op.entry.retained if n < len(op.reads)]
                 of_it = [a for a in of_it if op.entry.number not in casters.get(a.tensor, ())]
-                of_it += op.writes if op.entry.retains_outputs else ()
+                if op.entry.retains_outputs:
+                    of_it += op.writes[: RETAINED_OUTPUTS.get(op.name)]
                 kept.update(access.tensor for access in of_it)
         found: dict[int, list[int]] = {}
         for tensor, index in last.items():
@@ -274,6 +314,12 @@ LINE = "umem.chainer.half_precision(model, optimizer)"
 SPARSE_PRODUCT = "SparseMatMul"
 """umem's own product, which copies halves to float32 and back on every device."""
 CAST = "Cast"
+CASTING = (SPARSE_PRODUCT, "MatMul")
+"""Products that compute in float32 on CuPy: ``cupy.matmul`` of stacks, and umem's sparse one."""
+SCORES_LAUNCHES = 9
+"""Kernels of the gradient of a cross entropy, with those of ``log_softmax``."""
+CHECK_LAUNCHES = 3
+"""A memset, umem/chainer/precision/floats.py's kernel, and the copy of what it found."""
 
 
 def in_half(trace: Trace) -> Trace:
@@ -305,7 +351,7 @@ class _Writer:
 
     def events(self) -> Iterator[Event]:
         """Yield the events with halves, casts and masters."""
-        number = -1
+        number, before = -1, ""
         for event in self._types.trace.events:
             if isinstance(event, Alloc):
                 yield event._replace(nbytes=self._bytes(event.tensor))
@@ -313,6 +359,9 @@ class _Writer:
                     yield self._master(event)
             elif isinstance(event, Op):
                 number += 1
+                if event.phase == "update" and before != "update":
+                    yield self._check()
+                before = event.phase
                 yield from self._op(event, number)
                 yield from self._free(self._types.last_uses.get(number, ()))
             elif isinstance(event, Free):
@@ -364,13 +413,32 @@ class _Writer:
             reads, writes = (*reads, *masters), (*writes, *masters)
         small = op._replace(reads=reads, writes=writes)
         saved = before - _sum(small)
+        share = 1 - saved / before if before and saved > 0 else 1.0
         inside = None if op.workspace_bytes is None else self._inside(op, saved, before, cast)
-        traffic = max(0, op.traffic_bytes - saved)
-        small = small._replace(traffic_bytes=traffic, workspace_bytes=inside)
+        traffic = round(op.traffic_bytes * share) if saved > 0 else op.traffic_bytes - saved
+        kernels = self._update_kernels(op) if op.phase == "update" else _kernels(op, share)
+        small = small._replace(traffic_bytes=traffic, workspace_bytes=inside, kernels=kernels)
         is_cast = op.name == BACK_OF_SCORES and op.writes[0].tensor in self._halves
-        yield from self._cast_back(op, small) if is_cast else [small]
+        cast_back = self._types.cast_back.get(number, ())
+        if is_cast:
+            yield from self._cast_back(op, small)
+        elif cast_back:
+            yield from self._cast_each(small, cast_back)
+        else:
+            yield small
         yield from map(Free, self._passing)
         self._passing.clear()
+
+    def _check(self) -> Op:
+        """Return the check of all gradients, for which the host waits before the first update."""
+        checked = sum(self._bytes(tensor) for tensor in self._types.masters)
+        kernels = Kernels(CHECK_LAUNCHES)
+        return Op(GET, "array", (), (), 0, checked, workspace_bytes=0, kernels=kernels)
+
+    def _update_kernels(self, op: Op) -> Kernels:
+        """Return the kernels of an update, with those of the loss scale and of masters."""
+        masters = [self._allocs[a.tensor].nbytes for a in op.writes if a.tensor in self._copies]
+        return master_kernels(sum(masters) // 4) if masters else Kernels(UNSCALED_LAUNCHES)
 
     def _inside(self, op: Op, saved: int, before: int, cast: Sequence[int]) -> int:
         """Return the workspace of an operation in half precision, in bytes."""
@@ -394,6 +462,25 @@ class _Writer:
         elements, traffic = single.nbytes // 4, single.nbytes * 3 // 2
         yield Op(CAST, op.phase, (copy,), (half,), elements, traffic, workspace_bytes=0)
         yield Free(copy.tensor)
+
+    def _cast_each(self, op: Op, tensors: Sequence[int]) -> Iterator[Event]:
+        """Yield an operation that makes gradients in the other type, and a cast of each."""
+        copies, writes = [], []
+        for access in op.writes:
+            if access.tensor in tensors:
+                single = self._allocs[access.tensor].nbytes
+                nbytes = single if access.tensor in self._halves else single // 2
+                copy = Access(next(self._fresh), 0, nbytes)
+                yield Alloc(copy.tensor, nbytes, "gradient", CAST)
+                copies.append((copy, access))
+                access = copy
+            writes.append(access)
+        yield op._replace(writes=tuple(writes))
+        for copy, access in copies:
+            moved = copy.stop + access.stop - access.start
+            elements = self._allocs[access.tensor].nbytes // 4
+            yield Op(CAST, op.phase, (copy,), (access,), elements, moved, workspace_bytes=0)
+            yield Free(copy.tensor)
 
     def _in_float32(self, op: Op, needed: int, cast: Sequence[int]) -> int:
         """Return the workspace on NumPy, with float32 copies of the halves an operation uses.
@@ -451,6 +538,22 @@ class _Writer:
                 begin, end = (start - copy.start) // share, (stop - copy.start) // share
                 found.append(Access(copy.tensor, begin, end))
         return tuple(found)
+
+
+def _kernels(op: Op, share: float) -> Kernels | None:
+    """Return the kernels of an operation in halves.
+
+    Products that have no halves cast their operands and the result; the gradient of a cross entropy
+    computes again the logarithms that are not saved.
+    """
+    if op.name in CASTING:
+        launch_count = max(2, 0 if op.kernels is None else op.kernels.launch_count) + 2
+        whole = sum(access.stop - access.start for access in (*op.reads, *op.writes))
+        return Kernels(launch_count, round(whole * 3 / 2))
+    if op.name == BACK_OF_SCORES and op.reads:
+        passes = 8 * (op.reads[0].stop - op.reads[0].start)
+        return Kernels(SCORES_LAUNCHES, passes)
+    return None if op.kernels is None else op.kernels.scaled(share)
 
 
 def _sum(op: Op) -> int:

@@ -133,8 +133,8 @@ class _Helper:
         if isinstance(event, Alloc):
             self._births[event.tensor] = birth = len(self._bytes)
             self._alive[birth], self._bytes[birth] = event, event.nbytes
-            if laid.own is not None:
-                self._places[birth] = laid.own.address
+            for span in laid.own:
+                self._places[birth] = span.address
         elif isinstance(event, Free):
             birth = self._births.pop(event.tensor)
             self._iteration.free(birth)

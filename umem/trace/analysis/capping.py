@@ -3,7 +3,7 @@
 On NumPy, and on CuPy without cuDNN, Chainer's convolutions make the columns of a whole batch at
 once; `umem.chainer.workspace` has them go part by part, and on NumPy batch normalisation and
 updates as well. No operation runs here: what one needs only while it runs is taken to be the cap
-where it was more.
+where it was more, and each part of a convolution takes launches of its own.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def _capped(event: Event, cap_bytes: int, allocs: Mapping[int, Alloc]) -> Event:
     if event.phase == "update":
         return event._replace(workspace_bytes=chunked_update(event, allocs))
     if event.name in CAPPED and event.workspace_bytes > cap_bytes:
-        return event._replace(workspace_bytes=cap_bytes)
+        kernels = None if event.kernels is None else event.kernels.in_parts(cap_bytes)
+        return event._replace(workspace_bytes=cap_bytes, kernels=kernels)
     return event
 
 
@@ -72,15 +73,19 @@ def cap_advice(trace: Trace, elsewhere: Callable[[Trace], Trace] | None = None) 
     if op.name not in CAPPED and op.phase != "update":
         return None
     peaks = [there(under_cap(trace, cap)).peak_bytes for cap in CAPS]
-    return advice(op.name, op.workspace_bytes, peak, peaks)
+    columns_bytes = 0 if op.kernels is None else op.kernels.piece_bytes
+    return advice(op.name, op.workspace_bytes, peak, peaks, columns_bytes)
 
 
-def advice(name: str, workspace_bytes: int, peak_bytes: int, peaks: Sequence[int]) -> str | None:
+def advice(
+    name: str, workspace_bytes: int, peak_bytes: int, peaks: Sequence[int], columns_bytes: int = 0
+) -> str | None:
     """Choose the cap to propose.
 
     Args:
         name: of the function, or the update, whose workspace is a part of the peak.
         peaks: the peak under each of `CAPS`.
+        columns_bytes: of a convolution, what im2col makes; 0 where that is not known.
     """
     left, cap = next(
         (left, cap) for left, cap in zip(peaks, CAPS, strict=True) if left <= NEARLY * peaks[-1]
@@ -88,6 +93,9 @@ def advice(name: str, workspace_bytes: int, peak_bytes: int, peaks: Sequence[int
     if left > WORTHWHILE * peak_bytes:
         return None
     whose = next((said for names, said in WHOSE if name in names), "the optimizer's update")
+    if name in CONVOLUTIONS:
+        columns = f"columns of {format_bytes(columns_bytes)}" if columns_bytes else "columns"
+        whose = f"{whose} ({columns} by im2col in {name!r})"
     size = format_bytes(cap).replace(".0 ", "")
     return (
         f"{workspace_bytes / peak_bytes:.0%} of the peak is workspace of {whose}: "

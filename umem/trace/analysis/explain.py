@@ -196,7 +196,8 @@ def _held(trace: Trace, belongs: dict[int, tuple[str, str]]) -> Iterator[tuple[s
         yield (*belongs.get(birth, plain), alloc.nbytes)
     op = trace.events[at] if peak else None
     if isinstance(op, Op) and op.workspace_bytes:
-        yield _short(op.name), "workspace", op.workspace_bytes
+        by_im2col = op.kernels is not None and op.kernels.piece_bytes > 0
+        yield _short(op.name), "im2col workspace" if by_im2col else "workspace", op.workspace_bytes
 
 
 def _owners(trace: Trace) -> dict[int, tuple[str, str]]:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from umem.trace.events import Kernels
+
 PRODUCTS = frozenset((
     "Convolution2DFunction", "ConvolutionND", "Deconvolution2DFunction", "DeconvolutionND",
     "EinSum", "LinearFunction", "LocalConvolution2DFunction", "MatMul", "TensorDot",
@@ -25,3 +27,16 @@ MOVES = frozenset((
     "Transpose", "TransposeSequence", "Vstack", "Where",
 ))  # fmt: skip
 """Functions that compute nothing: their outputs hold their inputs' numbers."""
+MASTER_LAUNCHES, MASTER_BYTES = 7, 38
+"""Kernels of the update of a float16 parameter with a master, and the bytes an element that they
+move beside the update itself: the master is compared with its parameter, in three kernels (18
+bytes), the gradient is cast and divided by the scale (14), the parameter rounded from its master
+(6). umem/chainer/precision/masters.py, catch_up and update."""
+UNSCALED_LAUNCHES = 3
+"""Kernels of the update of a parameter without a master, whose gradient is divided by the loss
+scale before it, and multiplied after it."""
+
+
+def master_kernels(elements: int) -> Kernels:
+    """Return the kernels of the update of a parameter with a master."""
+    return Kernels(MASTER_LAUNCHES, MASTER_BYTES * elements)

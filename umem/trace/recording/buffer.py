@@ -99,7 +99,8 @@ class Store:
 
 def decode_op(raw: Raw) -> Op:
     """Decode a stored operation; its accesses are plain tuples, for speed."""
-    read_count, name, phase, flops, traffic, pattern, seconds, workspace, entry, *accesses = raw
+    read_count, name, phase, flops, traffic, pattern, seconds, workspace, *rest = raw
+    entry, kernels, *accesses = rest
     reads = tuple([reach[:3] for reach in accesses[:read_count] if reach is not None])
     writes = tuple([reach[:3] for reach in accesses[read_count:] if reach is not None])
     if traffic is None:
@@ -108,7 +109,9 @@ def decode_op(raw: Raw) -> Op:
             traffic += stop - start
     if entry is not None:
         entry = TapeEntry(*entry)
-    fields = name, phase, reads, writes, flops, traffic, pattern, seconds, workspace, entry
+    fields = (
+        name, phase, reads, writes, flops, traffic, pattern, seconds, workspace, entry, kernels,
+    )  # fmt: skip
     return tuple.__new__(Op, fields)
 
 

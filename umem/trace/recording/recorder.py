@@ -25,7 +25,7 @@ import numpy as np
 from umem import scopes
 from umem.errors import OutOfMemoryError, StateError
 from umem.scopes import Scope, Scoped, changed, derived
-from umem.trace.events import Alloc, Event, Hint, Mark
+from umem.trace.events import Alloc, Event, Hint, Kernels, Mark
 from umem.trace.recording.buffer import Boundary, Raw, Store, decode_op
 from umem.trace.recording.meter import HOST, HostMeter, Meter, meter_of, of_gpu
 from umem.trace.recording.sources import start_sources, stop_sources
@@ -293,6 +293,7 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         host_seconds: float | None,
         workspace_bytes: int | None,
         entry: tuple[Any, ...] | None = None,
+        kernels: Kernels | None = None,
     ) -> None:
         """Record an operation that has run; see `Op` for the arguments.
 
@@ -303,7 +304,7 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
             self.flush()
         stored = (
             len(reads), name, phase, flops, traffic_bytes, pattern, host_seconds, workspace_bytes,
-            entry, *reads, *writes,
+            entry, kernels, *reads, *writes,
         )  # fmt: skip
         if self._listener is not None:
             self._listener(decode_op(stored))

@@ -152,7 +152,8 @@ class HostSparse(HostRows):
         sparse, dense, found = self._made[a], self._made[b], self._made[c]
         columns = 1 if found.ndim == 1 else found.shape[1]
         work = 2 * len(sparse.parts[0]) * columns
-        self._tell("spmm", (*sparse.parts, dense), (found,), work)
+        gathered = len(sparse.parts[0]) * columns * dense.itemsize  # a row of b for each entry
+        self._tell("spmm", (*sparse.parts, dense), (found,), work, max(0, gathered - dense.nbytes))
         factor, kept = (self._vector(found.dtype, p, 1)[0] for p in (alpha, beta))
         made = _operated(sparse.matrix, how) @ _operated(dense, how_dense)
         if factor != 1:

@@ -107,13 +107,17 @@ class HostLibrary:
         reads: Sequence[Array | list[Access]],
         writes: Sequence[Array | list[Access]],
         flops: float = 0,
+        gathered_bytes: int = 0,
     ) -> None:
-        """Report an operation's reads, writes and operations to models and recorders."""
+        """Report an operation's reads, writes and operations to models and recorders.
+
+        ``gathered_bytes`` is what it reads more than once.
+        """
         told = [
             [a for x in each for a in (x if isinstance(x, list) else self._runtime.access_of(x))]
             for each in (reads, writes)
         ]
-        self._runtime.operation(name, told[0], told[1], int(flops))
+        self._runtime.operation(name, told[0], told[1], int(flops), gathered_bytes=gathered_bytes)
 
 
 def scipy_module(name: str) -> Any:

@@ -1,0 +1,53 @@
+"""Simulated time of Chainer's own Python, on a software GPU.
+
+The software GPU hears of what CuPy is asked to do, and counts a launch for each kernel. What
+Chainer does on the host around it is told to its model here, function by function, with the times
+that the virtual GPU takes for it (`umem.devices.specs.Costs.python_forward` and its kin).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from umem.chainer.source import in_backward
+from umem.chainer.tap import Proceed, Subscriber, subscribe
+from umem.devices.cost import cuda_model
+from umem.trace.recording.thread import thread_state
+
+
+class PythonTime(Subscriber):
+    """Tells the current CUDA device's model of each function and update that Chainer ran."""
+
+    place = 2
+
+    def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
+        """Count a call of a function, in forward or in backward."""
+        outputs = proceed(func, inputs)
+        _tell("backward" if thread_state().backward_depth else "forward")
+        return outputs
+
+    def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
+        """Mark functions inside as backward."""
+        in_backward(proceed, *args, **kwargs)
+
+    def grad(self, proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
+        """Mark functions inside as backward."""
+        return in_backward(proceed, *args, **kwargs)
+
+    def update(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
+        """Count the update of a parameter."""
+        proceed(rule, parameter)
+        _tell("update")
+
+
+def follow_python() -> None:
+    """Count Chainer's Python from now on, if the process has a software GPU with a model."""
+    model = cuda_model(0)
+    if model is not None and model.resident_bytes is not None:
+        subscribe(PythonTime())
+
+
+def _tell(phase: str) -> None:
+    model = cuda_model()
+    if model is not None:
+        model.host_worked(phase)
