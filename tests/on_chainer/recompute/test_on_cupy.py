@@ -212,7 +212,7 @@ print("planned by" in on.report())
     assert ran(program, kernel_cache) == ["plain does not fit", "True True True", "True"]
 
 
-@pytest.mark.parametrize("budget", ["'min'", "int(0.9 * peak)"])
+@pytest.mark.parametrize("budget", ["'min'", "int(0.9 * peak)", "2 * peak"])
 def test_memory_that_runs_out_in_a_pass_is_survived_to_the_bit(
     budget: str, kernel_cache: Path
 ) -> None:

@@ -218,12 +218,15 @@ class Training:
     def _new(self, alike: list[SeenGraph]) -> Pass:
         """Choose the policy of a pass whose first call is that of these graphs."""
         planned = [seen for seen in reversed(alike) if seen.plan is not None]
-        if planned and not self._debug and all(one.is_left_alone for one in planned):
+        budget = self.graphs.target.budget
+        # A GPU's memory may run out where a plain step was to fit: then there must be calls to drop.
+        may_run_out = self._pools is not None and isinstance(budget, int)
+        is_alone = not self._debug and not may_run_out
+        if planned and is_alone and all(one.is_left_alone for one in planned):
             alone = KeepAll(planned)
             return Pass(self._number, alone, self._debug, self.graphs.goes_again, pools=self._pools)
-        if not planned and self.graphs.target.budget is not None and self.graphs.are_strange:
-            return self._new_online(self.graphs.target.budget)
-        budget = self.graphs.target.budget
+        if not planned and budget is not None and self.graphs.are_strange:
+            return self._new_online(budget)
         room = None
         if self.graphs.plans_first:
             is_tight = self._ran_out_observed or not isinstance(budget, int)
