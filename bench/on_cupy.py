@@ -6,9 +6,9 @@ is a process of its own, of six steps. Beside it: the most that arrays have in u
 step and in the last, by a memory hook of the benchmark's own, what the plan predicts, the most
 that the pool reserves where VRAM is plenty, and the time of the last step by the GPU's model.
 
-``--budgets`` asks for the other thing: on a card of B bytes with `Recompute(B)`, does a program
-train from its first step? Five cards a network, from the least VRAM under "min" to that of plain
-steps, which results/on_cupy.json has, in whole blocks of 2 MiB.
+``--budgets`` adds another table to the results that are there: does a program train on a card of B
+bytes with `Recompute(B)`? Five cards a network, from the least VRAM under "min" to that of plain
+steps, in whole blocks of 2 MiB. ``--techniques`` adds one of what else lowers memory, each alone.
 """
 
 from __future__ import annotations
@@ -61,13 +61,14 @@ def train(network: str, mode: str, vram: int) -> dict[str, Any]:
     import chainer
     import cupy
     import numpy as np
+    from umem.chainer import optimizers
 
     name, size, batch = NETWORKS[network]
     np.random.seed(0)
     cupy.random.seed(0)
     model, place = build(name, size), chainer.get_device("@cupy:0")
     inputs = sent(model.inputs(batch), place)
-    rule = umem.chainer.optimizers.Adam8bit if mode.startswith("Adam8") else chainer.optimizers.Adam
+    rule = optimizers.Adam8bit if mode.startswith("Adam8") else chainer.optimizers.Adam
     optimizer = rule().setup(model.link.to_device(place))
     pool, watch = cupy.get_default_memory_pool(), watching()
     recompute, found = None, dict[str, Any](in_use=[], error=None)
@@ -124,7 +125,7 @@ def context(
         elif what == "diet":
             from umem.devices.cuda.pool_meter import gpu_pools
 
-            sizes = max(1, batch // 4), max(2, batch // 2)
+            sizes = max(2, batch // 8), max(3, batch // 4)
             most = gpu_pools().spare()
             stack.enter_context(
                 on_chainer.diet(link, optimizer, step, most, size=batch, sizes=sizes, quiet=True)
@@ -177,8 +178,6 @@ def rows(networks: list[str], modes: tuple[str, ...]) -> Iterator[dict[str, Any]
     for network in networks:
         plain = 0
         for mode in modes:
-            if mode in TECHNIQUES and network not in FEW:
-                continue
             row = least(network, mode)
             plain = plain or row.get("least_bytes", 0)
             if plain and "least_bytes" in row:
@@ -215,14 +214,15 @@ def kept_to(network: str, card: int) -> dict[str, Any]:
     return row
 
 
-def budget_answer(result: common.Result) -> str:
-    found = result["rows"]
+def budget_answer(found: list[dict[str, Any]]) -> str:
     trains = [row for row in found if row["trains"]]
+    first, later = (
+        figure(max((row[key] for row in trains), default=0.0))
+        for key in ("first_steps", "later_steps")
+    )
     return (
-        f"With Recompute(B) on a card of B bytes, {len(trains)} of {len(found)} train (all are "
-        f"wanted); in use are at most {figure(max(row['first_steps'] for row in trains))} of it in "
-        f"the first two steps (1.15), and {figure(max(row['later_steps'] for row in trains))} later "
-        f"(1.02)."
+        f"With Recompute(B) on a card of B bytes {len(trains)} of {len(found)} train (all are "
+        f"wanted): the first two steps have at most {first} of it in use, later ones {later}."
     )
 
 
@@ -239,25 +239,30 @@ BUDGET_COLUMNS = (
 
 def answer(result: common.Result) -> str:
     found = [row for row in result["rows"] if row["mode"].startswith("min") and "of_plain" in row]
-    found = [row for row in found if row["mode"] in MODES]
     best = {row["network"]: row["of_plain"] for row in found}  # the last mode of each
     predicted = [
         row["least_bytes"] / (row["predicted_bytes"] + 4 * MIB)
         for row in found
         if row["predicted_bytes"]
     ]
-    budgets = f" {budget_answer(result['budgets'])}" if result.get("budgets") else ""
+    budgets = result.get("budget_rows")
+    also = f" {budget_answer(budgets)}" if budgets else ""
     return (
         f'Under "min" {len(best)} networks train in {span(best.values())} of the VRAM that plain '
         f"steps need; that is {span(predicted)} of the predicted peak and 4 MiB "
-        f"(at most {figure(1.25)} is wanted).{budgets}"
+        f"(at most {figure(1.25)} is wanted).{also}"
     )
 
 
 def tables(result: common.Result) -> Iterator[Table]:
+    """The least VRAM first; then, where they were asked for, the other two."""
     yield Table(COLUMNS, result["rows"])
-    if result.get("budgets"):
-        yield Table(BUDGET_COLUMNS, result["budgets"]["rows"], "Recompute(B) on a card of B bytes")
+    if "budget_rows" in result:
+        title = f"Recompute(B) on a card of B bytes, at commit {result['budget_commit']}"
+        yield Table(BUDGET_COLUMNS, result["budget_rows"], title)
+    if "technique_rows" in result:
+        title = f"Other techniques, at commit {result['technique_commit']}"
+        yield Table(COLUMNS, result["technique_rows"], title)
 
 
 COLUMNS = (
@@ -273,25 +278,27 @@ COLUMNS = (
 )
 
 
-BENCH = common.Bench(
-    "on_cupy", __doc__, answer, tables=tables, notes=common.errors("network", "mode")
-)
+def notes(result: common.Result) -> list[str]:
+    """What did not train, and why."""
+    found = common.errors("network", "mode")(result)
+    for row in result.get("budget_rows", []):
+        if row["error"]:
+            found.append(f"{row['network']}, {row['card_bytes'] / MIB:.0f} MiB: {row['error']}")
+    for row in result.get("technique_rows", []):
+        if "error" in row:
+            found.append(f"{row['network']}, {row['mode']}: {row['error']}")
+    return found
 
 
-BUDGETS = common.Bench(
-    "on_cupy-budgets", __doc__, budget_answer, BUDGET_COLUMNS,
-    notes=lambda result: [
-        f"{row['network']}, {row['card_bytes'] / MIB:.0f} MiB: {row['error']}"
-        for row in result["rows"] if row["error"]
-    ],
-)  # fmt: skip
+BENCH = common.Bench("on_cupy", __doc__, answer, tables=tables, notes=notes)
 
 
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="One network.")
 @click.option("--only", "names", multiple=True, type=click.Choice([*NETWORKS]))
-@click.option("--mode", "kinds", multiple=True, type=click.Choice([*MODES, *TECHNIQUES]))
-@click.option("--budgets", is_flag=True, help="Five cards a network, instead.")
+@click.option("--mode", "kinds", multiple=True, type=click.Choice(MODES))
+@click.option("--budgets", is_flag=True, help="Add the table of five cards a network.")
+@click.option("--techniques", is_flag=True, help="Add the table of other techniques.")
 @click.option("--one", nargs=3, type=(str, str, int), hidden=True)
 @common.json_option
 def main(
@@ -299,6 +306,7 @@ def main(
     names: tuple[str, ...],
     kinds: tuple[str, ...],
     budgets: bool,
+    techniques: bool,
     one: tuple[str, str, int] | None,
     path: Path | None,
 ) -> None:
@@ -307,12 +315,23 @@ def main(
         return
     common.writable(path)
     chosen = ["LSTM"] if quick else [n for n in NETWORKS if not names or n in names]
-    if budgets:
-        known = json.loads((common.HERE / "results" / "on_cupy.json").read_text())["rows"]
-        found = [kept_to(name, card) for name in chosen for card in cards(name, known)]
-        BUDGETS.finish(found, path, simulated=True, options={"networks": chosen})
+    if budgets or techniques:
+        kept = json.loads((path or RESULTS).read_text(encoding="utf-8"))
+        if budgets:
+            cases = [(name, card) for name in chosen for card in cards(name, kept["rows"])]
+            kept["budget_commit"] = common.commit()
+            kept["budget_rows"] = [kept_to(*case) for case in cases]
+        if techniques:
+            few = [name for name in FEW if name in chosen]
+            kept["technique_commit"] = common.commit()
+            kept["technique_rows"] = list(rows(few, ("plain, 4 MiB", *TECHNIQUES)))
+        for table in tables(kept):
+            table.show()
+        print(*notes(kept), answer(kept), sep="\n")
+        if path:
+            common.write_json(path, kept)
         return
-    modes = tuple(m for m in (*MODES, *TECHNIQUES) if not kinds or m in kinds)
+    modes = tuple(m for m in MODES if not kinds or m in kinds)
     found = list(rows(chosen, modes))
     BENCH.finish(found, path, simulated=True, options={"networks": chosen, "modes": modes})
 
