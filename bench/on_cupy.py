@@ -47,6 +47,7 @@ POINTS = 5
 STEPS, GRANULE = 6, 2 * MIB
 PLENTY = 4 << 30
 SCRIPT = Path(__file__).resolve()
+RESULTS = SCRIPT.parent / "results" / "on_cupy.json"
 
 
 # -- one try -----------------------------------------------------------------------------------
@@ -61,6 +62,7 @@ def train(network: str, mode: str, vram: int) -> dict[str, Any]:
     import chainer
     import cupy
     import numpy as np
+
     from umem.chainer import optimizers
 
     name, size, batch = NETWORKS[network]
