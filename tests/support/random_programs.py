@@ -503,7 +503,8 @@ class Program:
             loss = losses[-1]
         elif event == "chainer.grad":
             found = chainer.grad([loss], [model.layers[0].W, model.out.W])
-            self.numbers[f"{self.number} grad"] = [None if g is None else _copy(g.array) for g in found]
+            arrays = [None if g is None else _copy(g.array) for g in found]
+            self.numbers[f"{self.number} grad"] = arrays
         elif event == "unchain before":
             loss.unchain_backward()
         elif event == "load between":

@@ -212,6 +212,38 @@ print("planned by" in on.report())
     assert ran(program, kernel_cache) == ["plain does not fit", "True True True", "True"]
 
 
+def test_a_budget_above_what_the_pool_can_have_is_planned_for_what_it_can_have(
+    kernel_cache: Path,
+) -> None:
+    program = """
+plain, peak, *_ = again(None)
+room = int(0.8 * (peak - pool.used_bytes()))
+digest, most, reserved, on = again(4 * peak, room)
+print(digest == plain, reserved <= pool.used_bytes() + room, on.planned_count > 0)
+with umem.managed():
+    digest, most, reserved, on = again(4 * peak)
+    print(digest == plain, on._training.graphs.gaps.card_bytes)
+"""
+    assert ran(program, kernel_cache) == ["True True True", "True None"]
+
+
+def test_a_pass_that_learns_keeps_little_once_memory_has_run_out(kernel_cache: Path) -> None:
+    program = """
+class Fails(chainer.FunctionHook):
+    name, left = "fails", 1
+    def forward_preprocess(self, func, inputs):
+        if func.label == "ReLU" and self.left:
+            self.left -= 1
+            raise cp.cuda.memory.OutOfMemoryError(1, 2)
+plain, peak, *_ = again(None, count=2)
+kept = again(4 * peak, count=2)[1]
+with Fails() as fails:
+    digest, least, *_ = again(4 * peak, count=2)
+print(digest == plain, fails.left, least < 0.9 * kept)
+"""
+    assert ran(program, kernel_cache) == ["True 0 True"]
+
+
 @pytest.mark.parametrize("budget", ["'min'", "int(0.9 * peak)", "2 * peak"])
 def test_memory_that_runs_out_in_a_pass_is_survived_to_the_bit(
     budget: str, kernel_cache: Path

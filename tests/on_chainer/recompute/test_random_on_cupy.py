@@ -37,7 +37,8 @@ def outcome(seed):
     end = f"refused: {{type(refused).__name__}}" if refused else "unplanned"
     if any(one.planned_count for one in memories):
         end = "planned"
-    return end, f"seed {{seed}}: {{wrong[:4]}} ({{program.likely}}, {{program.model.kinds}})" if wrong else ""
+    about = f"{{program.likely}}, {{program.model.kinds}}"
+    return end, f"seed {{seed}}: {{wrong[:4]}} ({{about}})" if wrong else ""
 """
 
 

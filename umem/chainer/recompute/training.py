@@ -219,7 +219,7 @@ class Training:
         """Choose the policy of a pass whose first call is that of these graphs."""
         planned = [seen for seen in reversed(alike) if seen.plan is not None]
         budget = self.graphs.target.budget
-        # A GPU's memory may run out where a plain step was to fit: then there must be calls to drop.
+        # A GPU's memory may run out where a plain step was to fit: then there are calls to drop.
         may_run_out = self._pools is not None and isinstance(budget, int)
         is_alone = not self._debug and not may_run_out
         if planned and is_alone and all(one.is_left_alone for one in planned):
@@ -229,8 +229,8 @@ class Training:
             return self._new_online(budget)
         room = None
         if self.graphs.plans_first:
-            is_tight = self._ran_out_observed or not isinstance(budget, int)
-            room = 0 if is_tight else self.graphs.gaps.room(budget)
+            has_room = isinstance(budget, int) and not self._ran_out_observed
+            room = self.graphs.gaps.room(int(budget or 0)) if has_room else 0
         return Pass(
             self._number,
             Observe(room),  # or a plan, once the first call has run

@@ -167,11 +167,6 @@ class GpuPools:
         """True if the current allocator is CuPy's own pool, which takes VRAM alone."""
         return _current_pool() is cupy.get_default_memory_pool()
 
-    @property
-    def is_vram(self) -> bool:
-        """True if the current allocator is CuPy's own pool, which takes VRAM alone."""
-        return _current_pool() is cupy.get_default_memory_pool()
-
     def spare(self) -> int:
         """Return the most that the pools can have: of free VRAM and by their limits.
 

@@ -42,10 +42,6 @@ class MeteredPools(Protocol):
     def is_vram(self) -> bool:
         """True if the current allocator takes VRAM alone."""
 
-    @property
-    def is_vram(self) -> bool:
-        """True if the current allocator takes VRAM alone, of which there is no more than is free."""
-
     def in_use(self) -> int:
         """Return the bytes that arrays use."""
 
