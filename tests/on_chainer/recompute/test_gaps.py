@@ -111,6 +111,26 @@ def test_a_plan_has_no_more_than_the_card_and_an_error_is_only_of_the_budget(
     assert plan(graph, 1.1 * least, gaps) == (least, False)
 
 
+def test_a_pass_that_learns_keeps_as_few_as_can_be_once_memory_has_run_out() -> None:
+    net = [part for _ in range(12) for part in (L.Linear(64, 64), F.tanh)]
+
+    def kept(runs_out: bool) -> int:
+        """Return how many calls hold their outputs when forward is nearly over."""
+        h = chainer.Variable(np.ones((256, 64), "f"))
+        with umem.chainer.Recompute("1GiB") as recompute:
+            for part in net:
+                h = part(h)
+                now = recompute._training.now
+                assert now is not None
+                if runs_out and len(now.calls) == 4:
+                    now.rule.make_room(now, {3})
+            found = sum(call.values is not None for call in now.calls)
+            F.sum(h).backward()
+        return found
+
+    assert kept(runs_out=True) < kept(runs_out=False)
+
+
 def test_shares_and_min_have_no_gaps(graph: SeenGraph) -> None:
     gaps = expected()
     for budget in (0.7, None):
