@@ -3,8 +3,12 @@
 The least VRAM of a network, by bisection in steps of 2 MiB: CuPy 14 on a software GPU with its
 model on, where memory that does not fit is refused, the gaps of CuPy's own pool included. Each try
 is a process of its own, of six steps. Beside it: the most that arrays have in use in the first
-step and in the last, by a memory hook of the benchmark's own, what the plan predicts, and the most
-that the pool reserves where VRAM is plenty. No time is looked at.
+step and in the last, by a memory hook of the benchmark's own, what the plan predicts, the most
+that the pool reserves where VRAM is plenty, and the time of the last step by the GPU's model.
+
+``--budgets`` adds another table to the results that are there: does a program train on a card of B
+bytes with `Recompute(B)`? Five cards a network, from the least VRAM under "min" to that of plain
+steps, in whole blocks of 2 MiB. ``--techniques`` adds one of what else lowers memory, each alone.
 """
 
 from __future__ import annotations
@@ -12,14 +16,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 import common
-from report_tables import figure, quantity, span, text
+from report_tables import Table, figure, quantity, span, text, verdict
 
 import umem
 from umem.units import MIB
@@ -33,9 +37,17 @@ NETWORKS = {
 }  # fmt: skip
 MODES = ("plain", "plain, 4 MiB", "min", "min, 4 MiB", "card, 4 MiB")
 """With "4 MiB" that is the cap on the workspace of convolutions."""
+TECHNIQUES = (
+    "offload, 4 MiB", "min and offload, 4 MiB", "accumulate, 4 MiB", "Adam8bit, 4 MiB",
+    "half precision, 4 MiB", "diet, 4 MiB",
+)  # fmt: skip
+FEW = ("residual", "transformer", "perceptron")
+"""The networks that train by each technique."""
+POINTS = 5
 STEPS, GRANULE = 6, 2 * MIB
 PLENTY = 4 << 30
 SCRIPT = Path(__file__).resolve()
+RESULTS = SCRIPT.parent / "results" / "on_cupy.json"
 
 
 # -- one try -----------------------------------------------------------------------------------
@@ -43,7 +55,7 @@ SCRIPT = Path(__file__).resolve()
 
 def train(network: str, mode: str, vram: int) -> dict[str, Any]:
     """Train some steps; say how far it came, and what the pool had."""
-    umem.software_gpu("t4", vram=vram, force=True)
+    gpu = umem.software_gpu("t4", vram=vram, force=True)
     from models import build, sent  # imports Chainer, with the compatibility layer
 
     # isort: split
@@ -51,20 +63,28 @@ def train(network: str, mode: str, vram: int) -> dict[str, Any]:
     import cupy
     import numpy as np
 
+    from umem.chainer import optimizers
+
     name, size, batch = NETWORKS[network]
     np.random.seed(0)
     cupy.random.seed(0)
     model, place = build(name, size), chainer.get_device("@cupy:0")
     inputs = sent(model.inputs(batch), place)
-    optimizer = chainer.optimizers.Adam().setup(model.link.to_device(place))
+    rule = optimizers.Adam8bit if mode.startswith("Adam8") else chainer.optimizers.Adam
+    optimizer = rule().setup(model.link.to_device(place))
     pool, watch = cupy.get_default_memory_pool(), watching()
     recompute, found = None, dict[str, Any](in_use=[], error=None)
+
+    def step(size: int) -> None:
+        optimizer.update(model.loss, *sent(model.inputs(size), place))
+
     try:
-        with watch, context(mode) as recompute:
+        with watch, context(mode, model.link, optimizer, step, batch) as recompute:
             for _ in range(STEPS):
-                watch.peak = pool.used_bytes()
-                optimizer.update(lambda: model.loss(*inputs))
+                watch.peak, begun = pool.used_bytes(), gpu.figures.seconds or 0.0
+                optimizer.update(model.loss, *inputs)
                 found["in_use"].append(watch.peak)
+                found["simulated_step_seconds"] = (gpu.figures.seconds or 0.0) - begun
     except (cupy.cuda.memory.OutOfMemoryError, umem.UmemError) as error:
         found["error"] = f"{type(error).__name__}: {error}"
     found["reserved"] = pool.total_bytes()
@@ -88,16 +108,35 @@ def watching() -> Any:
 
 
 @contextmanager
-def context(mode: str) -> Iterator[Any]:
+def context(
+    mode: str, link: Any, optimizer: Any, step: Callable[[int], None], batch: int
+) -> Iterator[Any]:
     """What is on while it trains; gives the `Recompute`, or None."""
-    from umem.chainer import Recompute, workspace
+    from umem import chainer as on_chainer
 
-    with workspace("4MiB") if mode.endswith("MiB") else nullcontext():
-        if mode.startswith("plain"):
-            yield None
-        else:
-            with Recompute(mode.partition(",")[0]) as recompute:
-                yield recompute
+    what = mode.partition(",")[0]
+    with ExitStack() as stack:
+        if mode.endswith("MiB"):
+            stack.enter_context(on_chainer.workspace("4MiB"))
+        if what == "offload":
+            stack.enter_context(on_chainer.Offload())
+        elif what == "accumulate":
+            stack.enter_context(on_chainer.accumulate(optimizer, micro_batch=max(1, batch // 4)))
+        elif what == "half precision":
+            stack.callback(on_chainer.half_precision(link, optimizer).undo)
+        elif what == "diet":
+            from umem.devices.cuda.pool_meter import gpu_pools
+
+            sizes = max(2, batch // 8), max(3, batch // 4)
+            most = gpu_pools().spare()
+            stack.enter_context(
+                on_chainer.diet(link, optimizer, step, most, size=batch, sizes=sizes, quiet=True)
+            )
+        elif not what.startswith(("plain", "Adam8bit")):
+            budget, *also = what.split(" and ")
+            yield stack.enter_context(on_chainer.Recompute(budget, offload=bool(also)))
+            return
+        yield None
 
 
 # -- the bisection -----------------------------------------------------------------------------
@@ -117,7 +156,8 @@ def least(network: str, mode: str) -> dict[str, Any]:
     wide = asked(network, mode, PLENTY)
     if wide["error"]:
         return {"network": network, "mode": mode, "error": wide["error"]}
-    low = 0 if mode.startswith("card") else min(wide["in_use"]) // GRANULE
+    knows_card = mode.startswith(("card", "diet"))  # does less where there is plenty
+    low = 0 if knows_card else min(wide["in_use"]) // GRANULE
     high, last = -(-wide["reserved"] // GRANULE), wide
     while asked(network, mode, high * GRANULE)["error"]:
         low, high = high, high + max(1, high // 8)
@@ -132,6 +172,7 @@ def least(network: str, mode: str) -> dict[str, Any]:
         "network": network, "mode": mode, "least_bytes": high * GRANULE,
         "first_bytes": last["in_use"][0], "last_bytes": last["in_use"][-1],
         "predicted_bytes": last["predicted"], "reserved_bytes": wide["reserved"],
+        "simulated_step_seconds": last["simulated_step_seconds"],
     }  # fmt: skip
 
 
@@ -147,6 +188,57 @@ def rows(networks: list[str], modes: tuple[str, ...]) -> Iterator[dict[str, Any]
             yield row
 
 
+# -- budgets -----------------------------------------------------------------------------------
+
+
+def cards(network: str, known: Iterable[Mapping[str, Any]]) -> list[int]:
+    """The cards of a network: from the least VRAM under "min" to that of plain steps."""
+    least_of = {row["mode"]: row.get("least_bytes") for row in known if row["network"] == network}
+    low, high = least_of["min, 4 MiB"], least_of["plain, 4 MiB"]
+    ends = low // GRANULE, high // GRANULE
+    share = (ends[1] - ends[0]) / (POINTS - 1)
+    return [(ends[0] + round(at * share)) * GRANULE for at in range(POINTS)]
+
+
+def kept_to(network: str, card: int) -> dict[str, Any]:
+    """Train on a card with its bytes as the budget; say what was in use, relative to it."""
+    found = asked(network, f"{card}, 4 MiB", card)
+    row = {
+        "network": network, "card_bytes": card, "error": found["error"],
+        "first_steps": max(found["in_use"][:2], default=0) / card,
+        "later_steps": max(found["in_use"][2:], default=0) / card,
+        "reserved": found.get("reserved", 0) / card,
+        "simulated_step_seconds": found.get("simulated_step_seconds"),
+    }  # fmt: skip
+    within = row["first_steps"] <= 1.15 and row["later_steps"] <= 1.02 and row["reserved"] <= 1
+    row["trains"] = found["error"] is None and within
+    click.echo(f"{network}, {card / MIB:.0f} MiB: {row['error'] or 'trains'}", err=True)
+    return row
+
+
+def budget_answer(found: list[dict[str, Any]]) -> str:
+    trains = [row for row in found if row["trains"]]
+    first, later = (
+        figure(max((row[key] for row in trains), default=0.0))
+        for key in ("first_steps", "later_steps")
+    )
+    return (
+        f"With Recompute(B) on a card of B bytes {len(trains)} of {len(found)} train (all are "
+        f"wanted): the first two steps have at most {first} of it in use, later ones {later}."
+    )
+
+
+BUDGET_COLUMNS = (
+    text("network", "network"),
+    quantity("card and budget", "card_bytes", "MiB", per=MIB),
+    quantity("in use, of it: first steps", "first_steps"),
+    quantity("later steps", "later_steps"),
+    quantity("reserved", "reserved"),
+    quantity("step, simulated", "simulated_step_seconds", "ms", per=1e-3),
+    verdict("trains", "trains", "does not"),
+)
+
+
 def answer(result: common.Result) -> str:
     found = [row for row in result["rows"] if row["mode"].startswith("min") and "of_plain" in row]
     best = {row["network"]: row["of_plain"] for row in found}  # the last mode of each
@@ -155,41 +247,68 @@ def answer(result: common.Result) -> str:
         for row in found
         if row["predicted_bytes"]
     ]
+    budgets = result.get("budget_rows")
+    also = f" {budget_answer(budgets)}" if budgets else ""
     return (
         f'Under "min" {len(best)} networks train in {span(best.values())} of the VRAM that plain '
         f"steps need; that is {span(predicted)} of the predicted peak and 4 MiB "
-        f"(at most {figure(1.25)} is wanted)."
+        f"(at most {figure(1.25)} is wanted).{also}"
     )
 
 
-BENCH = common.Bench(
-    "on_cupy",
-    __doc__,
-    answer,
-    (
-        text("network", "network"),
-        text("mode", "mode"),
-        quantity("least VRAM", "least_bytes", "MiB", per=MIB),
-        quantity("of plain's", "of_plain"),
-        quantity("in use, first step", "first_bytes", "MiB", per=MIB),
-        quantity("last step", "last_bytes", "MiB", per=MIB),
-        quantity("predicted", "predicted_bytes", "MiB", per=MIB),
-        quantity("reserved where VRAM is plenty", "reserved_bytes", "MiB", per=MIB),
-    ),
-    notes=common.errors("network", "mode"),
+def tables(result: common.Result) -> Iterator[Table]:
+    """The least VRAM first; then, where they were asked for, the other two."""
+    yield Table(COLUMNS, result["rows"])
+    if "budget_rows" in result:
+        title = f"Recompute(B) on a card of B bytes, at commit {result['budget_commit']}"
+        yield Table(BUDGET_COLUMNS, result["budget_rows"], title)
+    if "technique_rows" in result:
+        title = f"Other techniques, at commit {result['technique_commit']}"
+        yield Table(COLUMNS, result["technique_rows"], title)
+
+
+COLUMNS = (
+    text("network", "network"),
+    text("mode", "mode"),
+    quantity("least VRAM", "least_bytes", "MiB", per=MIB),
+    quantity("of plain's", "of_plain"),
+    quantity("in use, first step", "first_bytes", "MiB", per=MIB),
+    quantity("last step", "last_bytes", "MiB", per=MIB),
+    quantity("predicted", "predicted_bytes", "MiB", per=MIB),
+    quantity("reserved where VRAM is plenty", "reserved_bytes", "MiB", per=MIB),
+    quantity("step, simulated", "simulated_step_seconds", "ms", per=1e-3),
 )
+
+
+def notes(result: common.Result) -> list[str]:
+    """What did not train, and why."""
+    found = common.errors("network", "mode")(result)
+    for row in result.get("budget_rows", []):
+        if row["error"]:
+            found.append(f"{row['network']}, {row['card_bytes'] / MIB:.0f} MiB: {row['error']}")
+    for row in result.get("technique_rows", []):
+        if "error" in row:
+            found.append(f"{row['network']}, {row['mode']}: {row['error']}")
+    return found
+
+
+BENCH = common.Bench("on_cupy", __doc__, answer, tables=tables, notes=notes)
 
 
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="One network.")
 @click.option("--only", "names", multiple=True, type=click.Choice([*NETWORKS]))
 @click.option("--mode", "kinds", multiple=True, type=click.Choice(MODES))
+@click.option("--budgets", is_flag=True, help="Add the table of five cards a network.")
+@click.option("--techniques", is_flag=True, help="Add the table of other techniques.")
 @click.option("--one", nargs=3, type=(str, str, int), hidden=True)
 @common.json_option
 def main(
     quick: bool,
     names: tuple[str, ...],
     kinds: tuple[str, ...],
+    budgets: bool,
+    techniques: bool,
     one: tuple[str, str, int] | None,
     path: Path | None,
 ) -> None:
@@ -198,6 +317,22 @@ def main(
         return
     common.writable(path)
     chosen = ["LSTM"] if quick else [n for n in NETWORKS if not names or n in names]
+    if budgets or techniques:
+        kept = json.loads((path or RESULTS).read_text(encoding="utf-8"))
+        if budgets:
+            cases = [(name, card) for name in chosen for card in cards(name, kept["rows"])]
+            kept["budget_commit"] = common.commit()
+            kept["budget_rows"] = [kept_to(*case) for case in cases]
+        if techniques:
+            few = [name for name in FEW if name in chosen]
+            kept["technique_commit"] = common.commit()
+            kept["technique_rows"] = list(rows(few, ("plain, 4 MiB", *TECHNIQUES)))
+        for table in tables(kept):
+            table.show()
+        print(*notes(kept), answer(kept), sep="\n")
+        if path:
+            common.write_json(path, kept)
+        return
     modes = tuple(m for m in MODES if not kinds or m in kinds)
     found = list(rows(chosen, modes))
     BENCH.finish(found, path, simulated=True, options={"networks": chosen, "modes": modes})

@@ -320,8 +320,9 @@ EVENTS = (
 class Program:
     """A training loop in which things happen."""
 
-    def __init__(self, seed: int, memory: Memory | None) -> None:
+    def __init__(self, seed: int, memory: Memory | None, device: str = "@numpy") -> None:
         self.seed, self.memory = seed, memory or (lambda number: nullcontext())
+        self.device = chainer.get_device(device)
         self.choice = random.Random(seed)
         self.numbers: dict[str, Any] = {}
         self.kept: list[Any] = []
@@ -334,8 +335,10 @@ class Program:
         Runs.counts = {"forward": 0, "backward": 0, "old": 0}
         Failing.countdown = {"forward": -1, "backward": -1}
         np.random.seed(self.seed)
+        if self.device.xp is not np:
+            self.device.xp.random.seed(self.seed)
         choice = self.choice
-        self.model = Model(self.seed)
+        self.model = Model(self.seed).to_device(self.device)
         self._set_up(choice)
         self.enter()
         try:
@@ -356,8 +359,8 @@ class Program:
         if choice.random() < 0.3:
             self.rule.add_hook(chainer.optimizer_hooks.WeightDecay(0.01))
         rng = np.random.default_rng(self.seed)
-        self.x = rng.standard_normal((20, WIDTH)).astype(np.float32)
-        self.t = rng.integers(0, CLASSES, 20, "i")
+        self.x = self.device.send(rng.standard_normal((20, WIDTH)).astype(np.float32))
+        self.t = self.device.send(rng.integers(0, CLASSES, 20, "i"))
         self.likely = [choice.choice(EVENTS) for _ in range(choice.randint(1, 3))]
         self.often = choice.choice([0.0, 0.2, 0.5, 0.9])
         self.late = choice.randint(0, 3)
@@ -388,7 +391,7 @@ class Program:
         model, at = self.model, self.choice.randint(1, 15)
         x, t = self.x, self.t
         if event == "large batch":
-            x, t = np.tile(x, (3, 1)), np.tile(t, 3)
+            x, t = self.device.xp.tile(x, (3, 1)), self.device.xp.tile(t, 3)
         if event == "small batch":
             x, t = x[:7], t[:7]
         model.reset("goes on" if event == "goes on" else self.state)
@@ -500,7 +503,8 @@ class Program:
             loss = losses[-1]
         elif event == "chainer.grad":
             found = chainer.grad([loss], [model.layers[0].W, model.out.W])
-            self.numbers[f"{self.number} grad"] = [None if g is None else g.array for g in found]
+            arrays = [None if g is None else _copy(g.array) for g in found]
+            self.numbers[f"{self.number} grad"] = arrays
         elif event == "unchain before":
             loss.unchain_backward()
         elif event == "load between":
@@ -512,7 +516,7 @@ class Program:
         elif event == "backward in a thread":
             self.in_thread(lambda: self.go_backward(loss))
         elif event == "chainer.backward":
-            loss.grad = np.ones_like(loss.array)
+            loss.grad = self.device.xp.ones_like(loss.array)
             self.go_backward(loss, lambda: chainer.backward([loss]))
         elif event == "loss_scale":
             self.go_backward(loss, lambda: loss.backward(loss_scale=8.0))
@@ -606,21 +610,26 @@ class Program:
         self.numbers[f"{self.number} {what} {len(self.numbers)}"] = value
 
     def note(self, what: str, loss: Any) -> None:
-        self.numbered(f"{what} loss", np.array(loss.array))
+        self.numbered(f"{what} loss", _copy(loss.array))
         for key, p in sorted(self.model.namedparams()):
-            self.numbered(f"{what} {key}.grad", None if p.grad is None else p.grad.copy())
+            self.numbered(f"{what} {key}.grad", None if p.grad is None else _copy(p.grad))
 
     def _note_end(self) -> None:
         for key, p in sorted(self.model.namedparams()):
-            self.numbered(key, None if p.array is None else p.array.copy())
+            self.numbered(key, None if p.array is None else _copy(p.array))
         for key, link in sorted(self.model.namedlinks()):
             for name in sorted(link._persistent):
-                self.numbered(f"{key}.{name}", np.array(getattr(link, name)))
+                self.numbered(f"{key}.{name}", _copy(getattr(link, name)))
         for value in self.kept:
-            self.numbered("kept", np.array(value.array))
+            self.numbered("kept", _copy(value.array))
         for name, count in Runs.counts.items():
             self.numbered(f"runs {name}", count)
         self.numbered("random", np.array(np.random.rand()))
+
+
+def _copy(value: Any) -> Any:
+    """Copy an array, or a number, to the host."""
+    return value.get() if hasattr(value, "get") else np.array(value)
 
 
 def train_another() -> None:
@@ -631,12 +640,14 @@ def train_another() -> None:
         rule.update(lambda: F.sum(F.tanh(layer(F.tanh(layer(np.ones((3, 4), np.float32)))))))
 
 
-def beside_plain(seed: int, memory: Memory) -> tuple[Program, list[str], Exception | None]:
+def beside_plain(
+    seed: int, memory: Memory, device: str = "@numpy"
+) -> tuple[Program, list[str], Exception | None]:
     """Run a program under a memory, and the same with plain Chainer.
 
     Returns the program, what of it is not as plain Chainer has it, and the error that refused it.
     """
-    plain, program, error = Program(seed, None), Program(seed, memory), None
+    plain, program, error = Program(seed, None, device), Program(seed, memory, device), None
     try:
         plain.run()
     except Exception as raised:  # where training diverges, a norm may find no eigenvalues

@@ -96,6 +96,41 @@ def test_a_budget_without_room_for_gaps_gets_the_plan_of_the_least_peak(graph: S
         plan(graph, lowest - 1, gaps)
 
 
+def test_a_plan_has_no_more_than_the_card_and_an_error_is_only_of_the_budget(
+    graph: SeenGraph,
+) -> None:
+    problem, gaps = graph.problem, expected()
+    plain, least = problem.left_alone_bytes, problem.least().peak_bytes
+    gaps.card_bytes = plain
+    assert gaps.room(10 * plain) == int(plain / FIRST_GAPS)
+    assert gaps.room(plain // 2, plain=True) == int(plain // 2 / PLAIN_GAPS)
+    peak, fits = plan(graph, 10 * plain, gaps)
+    assert peak <= plain / FIRST_GAPS
+    assert not fits
+    gaps.card_bytes = least - 1
+    assert plan(graph, 1.1 * least, gaps) == (least, False)
+
+
+def test_a_pass_that_learns_keeps_as_few_as_can_be_once_memory_has_run_out() -> None:
+    net = [part for _ in range(12) for part in (L.Linear(64, 64), F.tanh)]
+
+    def kept(runs_out: bool) -> int:
+        """Return how many calls hold their outputs when forward is nearly over."""
+        h = chainer.Variable(np.ones((256, 64), "f"))
+        with umem.chainer.Recompute("1GiB") as recompute:
+            for part in net:
+                h = part(h)
+                now = recompute._training.now
+                assert now is not None
+                if runs_out and len(now.calls) == 4:
+                    now.rule.make_room(now, {3})
+            found = sum(call.values is not None for call in now.calls)
+            F.sum(h).backward()
+        return found
+
+    assert kept(runs_out=True) < kept(runs_out=False)
+
+
 def test_shares_and_min_have_no_gaps(graph: SeenGraph) -> None:
     gaps = expected()
     for budget in (0.7, None):

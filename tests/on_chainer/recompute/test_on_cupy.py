@@ -212,7 +212,22 @@ print("planned by" in on.report())
     assert ran(program, kernel_cache) == ["plain does not fit", "True True True", "True"]
 
 
-@pytest.mark.parametrize("budget", ["'min'", "int(0.9 * peak)"])
+def test_a_budget_above_what_the_pool_can_have_is_planned_for_what_it_can_have(
+    kernel_cache: Path,
+) -> None:
+    program = """
+plain, peak, *_ = again(None)
+room = int(0.8 * (peak - pool.used_bytes()))
+digest, most, reserved, on = again(4 * peak, room)
+print(digest == plain, reserved <= pool.used_bytes() + room, on.planned_count > 0)
+with umem.managed():
+    digest, most, reserved, on = again(4 * peak)
+    print(digest == plain, on._training.graphs.gaps.card_bytes)
+"""
+    assert ran(program, kernel_cache) == ["True True True", "True None"]
+
+
+@pytest.mark.parametrize("budget", ["'min'", "int(0.9 * peak)", "2 * peak"])
 def test_memory_that_runs_out_in_a_pass_is_survived_to_the_bit(
     budget: str, kernel_cache: Path
 ) -> None:

@@ -61,8 +61,8 @@ def carried(
         BudgetError: no plan fits; names the least peak, the floor and what forces the floor.
     """
     problem = seen.problem
-    room = _room(seen, target.budget, gaps.planned)
-    plain_room = _room(seen, target.budget, gaps.plain)
+    room = _room(seen, target.budget, gaps)
+    plain_room = _room(seen, target.budget, gaps, plain=True)
     if plain_room is not None and plain_room >= problem.left_alone_bytes:
         return _carried(seen, problem.keep_all, plain_room), None
     try:
@@ -93,13 +93,13 @@ def _least_or_more(seen: SeenGraph, target: Target, link: Link | None) -> Carrie
     return carried(seen, target, link)[0]
 
 
-def _room(seen: SeenGraph, budget: Budget, gaps: float) -> int | None:
+def _room(seen: SeenGraph, budget: Budget, gaps: PoolGaps, *, plain: bool = False) -> int | None:
     """Return the bytes that a graph's plan may have in use; None: as few as possible."""
     if budget is None:
         return None
     if isinstance(budget, float):
         return round(budget * seen.problem.plain_bytes)
-    return int(budget / gaps) - seen.slack_bytes
+    return gaps.room(budget, plain=plain) - seen.slack_bytes
 
 
 def _carried(seen: SeenGraph, solution: Solution, room: int | None) -> Carried:

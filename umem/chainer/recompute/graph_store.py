@@ -71,7 +71,9 @@ class Graphs:
     def __init__(self, target: Target, offload: OffloadTarget) -> None:
         self.target = target
         self._offload = offload
-        self._in_use: int | None = None  # where the bytes to spare are found, until others' are
+        self._card_is_known = False
+        self._in_use = 0  # where the bytes to spare were found first
+        self._others_bytes: int | None = None  # the part of them that a step does not read
         self._seen: list[SeenGraph] = []
         self._count = 0
         self._once_seen = 0
@@ -89,22 +91,29 @@ class Graphs:
         return iter(list(self._seen))
 
     def aim_at_card(self, pools: MeteredPools | None) -> None:
-        """Set the budget to the bytes that the card has to spare, if that is wanted and not done.
+        """Find the bytes that the card has to spare, before the first pass and after a run-out.
 
+        They are the budget, if that is "card"; plans for a budget in bytes have no more than them.
         Once the first pass has gone forward, arrays that a step does not read are taken off.
 
         Raises:
-            UnsupportedError: the arrays are the host's.
+            UnsupportedError: the card is wanted, and the arrays are the host's.
         """
-        if not self.target.is_card or self.target.budget:
-            return
+        is_first = self.target.is_card and not self.target.budget
         if pools is None:
-            raise UnsupportedError(
-                'Recompute("card") takes what a GPU has to spare, and the arrays are NumPy\'s: '
-                "give it bytes"
-            )
-        self.target = self.target._replace(budget=pools.spare())
-        self._in_use = pools.in_use()
+            if is_first:
+                raise UnsupportedError(
+                    'Recompute("card") takes what a GPU has to spare, and the arrays are NumPy\'s: '
+                    "give it bytes"
+                )
+            return
+        if is_first:
+            self.target = self.target._replace(budget=pools.spare())
+        if not self._card_is_known and pools.is_vram:
+            self.gaps.card_bytes = pools.spare() - (self._others_bytes or 0)
+        self._card_is_known = True
+        if self._others_bytes is None:
+            self._in_use = pools.in_use()
 
     def wanted_bytes(self, alike: Iterable[SeenGraph], in_use: int) -> int:
         """Return the bytes that pools are to reserve for a pass that may be of these graphs.
@@ -118,12 +127,15 @@ class Graphs:
 
     def _take_others_off(self, facts: GraphFacts) -> None:
         """Take arrays that a step does not read off the bytes that the card has to spare."""
-        if self._in_use is None:
+        if self._others_bytes is not None:
             return
-        assert isinstance(self.target.budget, int)
         known = facts.outside_bytes + facts.forward_bytes
-        others, self._in_use = max(0, self._in_use - known), None
-        self.target = self.target._replace(budget=max(0, self.target.budget - others))
+        self._others_bytes = others = max(0, self._in_use - known)
+        if self.gaps.card_bytes is not None:
+            self.gaps.card_bytes -= others
+        if self.target.is_card:
+            assert isinstance(self.target.budget, int)
+            self.target = self.target._replace(budget=max(0, self.target.budget - others))
 
     def say(self, text: str) -> None:
         """Warn the user, once for each text."""
@@ -429,6 +441,7 @@ class Graphs:
 
     def ran_out(self) -> None:
         """Leave more room for gaps after a pass has run out of memory, and plan again for that."""
+        self._card_is_known = False
         if isinstance(self.target.budget, int) and self.gaps.run_out():
             self._plan_all_anew()
 

@@ -420,6 +420,7 @@ class PoolGaps:
         planned, plain: the bytes that the pool reserves, relative to those in use at most, in
             passes that follow a plan and in others; 1 on the host.
         measured: of the last planned pass that was measured; None before.
+        card_bytes: the most that the pool can have; None if that is not known, or not limited.
         are_expected: whether the arrays of the training run are in a pool.
     """
 
@@ -427,12 +428,18 @@ class PoolGaps:
         self.planned = self.plain = 1.0
         self.are_expected = False
         self.measured: float | None = None
+        self.card_bytes: int | None = None
         self._corrections = 0
 
     def expect(self) -> None:
         """Expect gaps, as the arrays of the training run are in a pool."""
         if not self.are_expected:
             self.planned, self.plain, self.are_expected = FIRST_GAPS, PLAIN_GAPS, True
+
+    def room(self, budget: int, *, plain: bool = False) -> int:
+        """Return the bytes of a budget that arrays may use, in a planned or in a plain pass."""
+        most = budget if self.card_bytes is None else min(budget, self.card_bytes)
+        return int(most / (self.plain if plain else self.planned))
 
     def learn(self, measured: float) -> bool:
         """Record the gaps of a planned pass; tell whether plans are to be made anew by them.

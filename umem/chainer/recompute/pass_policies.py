@@ -408,6 +408,11 @@ class Observe(PassPolicy):
                 self._crossing.add(source.call.index)
         self._block.append((call, observed))
 
+    def make_room(self, now: PassSoFar, busy: Collection[int]) -> bool:
+        """Drop arrays because a GPU's memory has run out, and keep as few as can be from now on."""
+        self._room = 0
+        return super().make_room(now, busy)
+
     def _is_over(self) -> bool:
         length = FIRST_BLOCK + self._count
         held = sum(observed.nbytes for call, observed in self._block if call.is_held())

@@ -98,7 +98,7 @@ class Training:
         self._debug = debug
         self.offload = OffloadTarget(offload)
         self.graphs = Graphs(target, self.offload)
-        self._online_keeps = False
+        self._online_keeps = self._ran_out_observed = False
         self._told: set[bool] = set()
         self.now: Pass | None = None
         self._ends = False
@@ -160,20 +160,23 @@ class Training:
         check_tape(func, inputs)
         if self.now is not None and self._end(self.now):
             self.graphs.note_outliving(self.now)
-        if self.now is not None and self.now.has_run_out and not isinstance(self.now.rule, Observe):
-            self.graphs.ran_out()
+        if self.now is not None and self.now.has_run_out:
+            if isinstance(self.now.rule, Observe):
+                self._ran_out_observed = True
+            else:
+                self.graphs.ran_out()
         self.now = None  # its arrays are freed before anything is measured
         self._ends = False
         self.peaks.stop()
         self.offload.open(inputs)
-        alike = self.graphs.plan(func, inputs)
-        self._number += 1
         meter = meter_of(inputs)
         self.graphs.optimizers.measure_by(type(meter))
         self._pools = meter.pools
         if self._pools is not None:
             self.graphs.gaps.expect()
         self.graphs.aim_at_card(self._pools)
+        alike = self.graphs.plan(func, inputs)
+        self._number += 1
         self._began = time.perf_counter()
         self.now = now = self._new(alike)
         self._reads.add(now.reads)
@@ -215,13 +218,19 @@ class Training:
     def _new(self, alike: list[SeenGraph]) -> Pass:
         """Choose the policy of a pass whose first call is that of these graphs."""
         planned = [seen for seen in reversed(alike) if seen.plan is not None]
-        if planned and not self._debug and all(one.is_left_alone for one in planned):
+        budget = self.graphs.target.budget
+        # A GPU's memory may run out where a plain step was to fit: then there are calls to drop.
+        may_run_out = self._pools is not None and isinstance(budget, int)
+        is_alone = not self._debug and not may_run_out
+        if planned and is_alone and all(one.is_left_alone for one in planned):
             alone = KeepAll(planned)
             return Pass(self._number, alone, self._debug, self.graphs.goes_again, pools=self._pools)
-        if not planned and self.graphs.target.budget is not None and self.graphs.are_strange:
-            return self._new_online(self.graphs.target.budget)
-        budget = self.graphs.target.budget
-        room = int((budget or 0) / self.graphs.gaps.planned) if self.graphs.plans_first else None
+        if not planned and budget is not None and self.graphs.are_strange:
+            return self._new_online(budget)
+        room = None
+        if self.graphs.plans_first:
+            has_room = isinstance(budget, int) and not self._ran_out_observed
+            room = self.graphs.gaps.room(int(budget or 0)) if has_room else 0
         return Pass(
             self._number,
             Observe(room),  # or a plan, once the first call has run
@@ -237,7 +246,7 @@ class Training:
         is_wish = isinstance(budget, float) and not self.graphs.target.strict
         if isinstance(budget, float):  # a share of the most that such a pass would have taken
             budget = round(budget * self.experience.plain_bytes)
-        gaps = self.graphs.gaps.planned
+        gaps = budget / max(1, self.graphs.gaps.room(budget))
         room = Room(int(budget) or None, *self.graphs.beside(), is_wish=is_wish, gaps=gaps)
         rule = EvictOnline(
             room, self.experience, self._debug, self._prepare, self._tell, self.offload

@@ -220,13 +220,19 @@ class GpuPools:
         unused = len(self._piece) and self._piece.stop - max(self._top, self._piece.start)
         return self.reserved() - unused + self.rounding_bytes
 
+    @property
+    def is_vram(self) -> bool:
+        """True if the current allocator is CuPy's own pool, which takes VRAM alone."""
+        return _current_pool() is cupy.get_default_memory_pool()
+
     def spare(self) -> int:
         """Return the most that the pools can have: of free VRAM and by their limits.
 
         Room for modules and libraries is left. Other processes may take what is free now.
         """
         driver = open_cuda().driver
-        most = driver.free_bytes() + self.reserved() - driver.headroom_bytes
+        free = driver.free_bytes() // BLOCK_BYTES * BLOCK_BYTES
+        most = free + self.reserved() - driver.headroom_bytes
         limits = [limit for one in levels() if (limit := getattr(one, "get_limit", int)())]
         return min(most, *limits) if limits else most
 

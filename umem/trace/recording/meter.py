@@ -46,6 +46,10 @@ class Meter(Protocol):
 class MeteredPools(Protocol):
     """The pools of a GPU, whose bytes a meter measures."""
 
+    @property
+    def is_vram(self) -> bool:
+        """True if the current allocator takes VRAM alone."""
+
     def in_use(self) -> int:
         """Return the bytes that arrays use."""
 
