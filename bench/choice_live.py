@@ -219,7 +219,7 @@ def main(quick: bool, names: tuple[str, ...], one: str | None, path: Path | None
         click.echo(json.dumps(trained(**json.loads(one))))
         return
     common.writable(path)
-    chosen = ["LSTM"] if quick else [n for n in NETWORKS if not names or n in names]
+    chosen = ["GCN"] if quick else [n for n in NETWORKS if not names or n in names]
     shares = SHARES[1:2] if quick else SHARES
     rows = [row for network in chosen for row in measure(network, shares)]
     options = {"quick": quick, "networks": chosen, "shares": shares, "gpu": GPU}
