@@ -71,7 +71,7 @@ def test_it_prints_what_fits_and_the_code(path: Path) -> None:
     for number, option in enumerate(wanted.options, 1):  # long names go on in the next line
         assert rows[number - 1].split()[0] == str(number)
         assert option.name.split(",")[0] in rows[number - 1]
-    assert 'with umem.hybrid(), umem.chainer.Recompute("min"):' in done.output
+    assert 'with umem.chainer.Recompute("card"):' in done.output
     assert "more do not fit" in done.output and "it needs 168.0 MiB" not in done.output
     assert f"umem choose {path} --all-gpus" in done.output
 
@@ -114,7 +114,7 @@ def test_a_step_that_fits_nowhere_has_its_nearest(tmp_path: Path) -> None:
     said = " ".join(done.output.split())
     assert done.exit_code == 3
     assert "Nothing makes the step fit a Jetson AGX Orin 64 GB" in said and "(simulated)" in said
-    assert "Closest comes 'recompute 25%': it needs 40.0 MiB" in said
+    assert "Closest comes 'recompute min': it needs 40.0 MiB" in said
 
 
 @pytest.fixture(scope="module")

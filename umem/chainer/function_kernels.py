@@ -149,9 +149,7 @@ _RULES: dict[str, Rule] = {
     "DeconvolutionND": _deconvolution,
     "LinearFunction": _linear,
     "MatMul": _matmul,
-    "BatchNormalization": _fixed(
-        9, 3
-    ),  # normalization/batch_normalization.py: mean; var reads it twice
+    "BatchNormalization": _fixed(9, 3),  # normalization/batch_normalization.py: mean, var twice
     "BatchNormalizationGrad": _fixed(6, 9),  # x_hat in two kernels, its product with gy, two sums
     "LayerNormalization": _fixed(10, 10),  # normalization/layer_normalization.py, array by array
     "Softmax": _fixed(5, 6),  # activation/softmax.py: max, subtract, exp, sum, divide

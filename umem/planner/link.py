@@ -10,8 +10,12 @@ import numpy as np
 
 from umem.errors import GraphError
 from umem.planner.checks import shown, whole_number
+from umem.units import MIB
 
 What = Literal["value", "stash"]
+IN_FLIGHT_BYTES = AHEAD_BYTES = 32 * MIB
+"""Without a plan, at most so many bytes are on their way to the offload target, and are back before
+backward needs them; or those of one function where they are more."""
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import pytest
 
 import umem.chainer
 from umem.chainer.recompute.carrying import Target, carried
-from umem.chainer.recompute.observing import FIRST_GAPS, LEAST_GAPS, PLAIN_GAPS, SETTLED, PoolGaps
 from umem.chainer.recompute.seen import SeenGraph
 from umem.errors import BudgetError, SizeError, UnsupportedError
+from umem.planner.pool_gaps import FIRST_GAPS, LEAST_GAPS, PLAIN_GAPS, SETTLED, PoolGaps
 
 # isort: split
 import chainer

@@ -303,27 +303,6 @@ def chain_of(count: int, nbytes: int = 4 * MIB) -> list[Any]:
     return events
 
 
-def test_the_largest_budget_fits_and_more_would_not() -> None:
-    subject = StepVariants(Trace([*chain_of(40), Mark("step")]))
-    gpu = GPU.with_vram(96 * MIB)
-    prepared = budgets.prepare_largest(subject, gpu)
-    budget = int(prepared.line.split('"')[1].removesuffix("MiB"))
-    assert umem.replay(prepared.trace, gpu, "unmanaged", correct="off").fits
-    assert prepared.trace.peak_bytes <= budget * MIB
-    more = subject.under((budget + 8) * MIB)
-    assert not umem.replay(more, gpu, "unmanaged", correct="off").fits
-
-
-def test_where_the_step_does_not_fit_recomputation_learns_in_hybrid_memory() -> None:
-    subject = StepVariants(Trace([*chain_of(40), Mark("step")]))
-    roomy = budgets.prepare(subject, GPU, "min")
-    tight = budgets.prepare(subject, GPU.with_vram(96 * MIB), "min")
-    shared = budgets.prepare(subject, gpu_spec("jetson-orin-64gb").with_vram(96 * MIB), "min")
-    assert roomy.mode == tight.mode == shared.mode == "unmanaged", "a plan must fit VRAM"
-    assert roomy.line == shared.line == 'with umem.chainer.Recompute("min"):'
-    assert tight.line == 'with umem.hybrid(), umem.chainer.Recompute("min"):'
-
-
 @pytest.mark.thorough
 @needs_chainer
 def test_a_step_that_does_not_fit_is_trained_by_the_line_at_the_time_that_is_predicted(

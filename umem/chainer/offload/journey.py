@@ -11,10 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from umem.chainer.saved.buffers import Buffer
-from umem.units import MIB
-
-AHEAD_BYTES = 32 * MIB
-"""At most this much is prefetched ahead, or the buffers of one function where they are larger."""
+from umem.planner.link import AHEAD_BYTES
 
 
 class Saved(NamedTuple):

@@ -17,11 +17,9 @@ from umem.chainer.saved.slots import functions_behind, slots_of
 from umem.chainer.saved.tiers.tier import SMALLEST_BYTES, Process, Sent, Tier
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.locks import safe_lock
+from umem.planner.link import IN_FLIGHT_BYTES
 from umem.trace.recording.storage import root_of
-from umem.units import MIB
 
-IN_FLIGHT_BYTES = 32 * MIB
-"""With more bytes than this on their way to the offload target, forward waits."""
 NEWEST, OLDER = 16, 4
 """At most this many recent and older buffers that others hold are checked before each function."""
 

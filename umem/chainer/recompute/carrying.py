@@ -8,7 +8,6 @@ from itertools import chain, starmap
 from typing import Literal, NamedTuple, TypeVar
 
 from umem.chainer.recompute.gradients import contended
-from umem.chainer.recompute.observing import PoolGaps
 from umem.chainer.recompute.seen import Carried, SeenGraph, TapeAction
 from umem.errors import BudgetError
 from umem.planner import Graph
@@ -16,6 +15,7 @@ from umem.planner.call_facts import CallFacts
 from umem.planner.link import Link
 from umem.planner.node import Node
 from umem.planner.plans import Method
+from umem.planner.pool_gaps import PoolGaps
 from umem.planner.problem import Problem, Solution
 from umem.planner.schedule import actions, agenda
 from umem.planner.usage import usage

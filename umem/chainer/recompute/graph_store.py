@@ -11,7 +11,7 @@ import chainer
 
 from umem.chainer.function_facts import owner_of, rules_of
 from umem.chainer.recompute.carrying import Target, carried
-from umem.chainer.recompute.observing import PoolGaps, gradient_bytes, look_beside
+from umem.chainer.recompute.observing import gradient_bytes, look_beside
 from umem.chainer.recompute.offloaded import OffloadTarget
 from umem.chainer.recompute.optimizer_facts import OptimizerFacts, state_bytes
 from umem.chainer.recompute.passes import Pass
@@ -19,6 +19,7 @@ from umem.chainer.recompute.seen import Carried, GraphFacts, SeenGraph, tape_of
 from umem.chainer.recompute.tape import Signature
 from umem.errors import BudgetError, RecomputeWarning, UnsupportedError, warn_at_program
 from umem.planner.chains import forget_tables
+from umem.planner.pool_gaps import PoolGaps
 from umem.trace.recording.meter import MeteredPools
 from umem.units import format_bytes
 

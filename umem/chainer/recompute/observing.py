@@ -401,69 +401,6 @@ class PassPeaks:
         return self.what == what and not self._blind
 
 
-FIRST_GAPS, LEAST_GAPS, PLAIN_GAPS = 1.25, 1.1, 1.15
-"""Bytes reserved relative to those in use: of planned passes until measured, and at least then; and
-of plain ones.
-
-Passes of a residual network and of a transformer need pools of 1.05 to 1.22 times what planned ones
-have in use at most, and plain ones 1.07 to 1.1 times that (software GPU). A plain pass has nothing
-that it could drop if memory runs out.
-"""
-SETTLED = 4
-"""At most this often the gaps of a training run are corrected."""
-
-
-class PoolGaps:
-    """The gaps between arrays in a GPU's pool, which a budget in bytes has to hold as well.
-
-    Attributes:
-        planned, plain: the bytes that the pool reserves, relative to those in use at most, in
-            passes that follow a plan and in others; 1 on the host.
-        measured: of the last planned pass that was measured; None before.
-        card_bytes: the most that the pool can have; None if that is not known, or not limited.
-        are_expected: whether the arrays of the training run are in a pool.
-    """
-
-    def __init__(self) -> None:
-        self.planned = self.plain = 1.0
-        self.are_expected = False
-        self.measured: float | None = None
-        self.card_bytes: int | None = None
-        self._corrections = 0
-
-    def expect(self) -> None:
-        """Expect gaps, as the arrays of the training run are in a pool."""
-        if not self.are_expected:
-            self.planned, self.plain, self.are_expected = FIRST_GAPS, PLAIN_GAPS, True
-
-    def room(self, budget: int, *, plain: bool = False) -> int:
-        """Return the bytes of a budget that arrays may use, in a planned or in a plain pass."""
-        most = budget if self.card_bytes is None else min(budget, self.card_bytes)
-        return int(most / (self.plain if plain else self.planned))
-
-    def learn(self, measured: float) -> bool:
-        """Record the gaps of a planned pass; tell whether plans are to be made anew by them.
-
-        The first measurement replaces the expectation; later ones only raise it.
-        """
-        is_first, self.measured = self.measured is None, measured
-        if not is_first and measured <= 1.02 * self.planned:
-            return False
-        return self._correct(max(LEAST_GAPS, measured))
-
-    def run_out(self) -> bool:
-        """Raise the gaps after a pass has run out of memory; tell whether plans are made anew."""
-        self.plain = max(1.1 * self.plain, self.planned)  # it may have been a plain pass
-        return self._correct(max(FIRST_GAPS, 1.1 * self.planned))
-
-    def _correct(self, planned: float) -> bool:
-        if self._corrections == SETTLED:
-            return False
-        self._corrections += 1
-        self.planned = planned
-        return True
-
-
 def check_tape(func: Any, inputs: Any) -> None:
     """Raise if a call bypasses Chainer's own tape.
 

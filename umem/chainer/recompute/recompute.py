@@ -24,7 +24,6 @@ from umem.chainer.recompute.carrying import (
     fates_of,
     fates_summary,
 )
-from umem.chainer.recompute.observing import PoolGaps
 from umem.chainer.recompute.offloaded import checked_place
 from umem.chainer.recompute.online import Experience
 from umem.chainer.recompute.runner import PassRunner
@@ -34,6 +33,7 @@ from umem.chainer.tap import is_told
 from umem.errors import SizeError, StateError
 from umem.files import whole
 from umem.planner.plans import Method
+from umem.planner.pool_gaps import PoolGaps
 from umem.planner.schedule import actions
 from umem.planner.usage import ScheduleUsage, usage
 from umem.units import format_bytes, parse_bytes

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, StateError
 from umem.predict.techniques import half_widths, micro_batches, small_states
+from umem.predict.techniques.on_card import on_card
 from umem.predict.techniques.step_variants import Prepared, StepVariants
 from umem.trace.axes import batch_of
 from umem.trace.trace import Trace
@@ -42,13 +43,20 @@ def accumulation(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     return variants.changed(micro_batch=micro).prepared(f"with {micro_batches.line(micro)}:")
 
 
-def fitting(variants: StepVariants, gpu: GpuSpec, made: Callable[[StepVariants], Trace]) -> int:
+def fitting(
+    variants: StepVariants,
+    gpu: GpuSpec,
+    made: Callable[[StepVariants], Trace],
+    *,
+    in_piece: bool = False,
+) -> int:
     """Return the largest micro-batch with which a step fits, of those that halve the batch.
 
     Bisection leaves out micro-batches whose tensors alone have no room; the others are replayed.
 
     Args:
         made: returns the trace to fit of a split step.
+        in_piece: whether the pool reserves one piece, as under `umem.chainer.Recompute`.
 
     Raises:
         StateError: the batch cannot be split. BudgetError: no micro-batch fits.
@@ -67,7 +75,8 @@ def fitting(variants: StepVariants, gpu: GpuSpec, made: Callable[[StepVariants],
             low, high = (low, middle) if has_room(sizes[middle]) else (middle + 1, high)
         for micro in sizes[low:]:
             split = variants.changed(micro_batch=micro)
-            if split.fits(gpu, made(split)):
+            trace = made(split)
+            if split.fits(gpu, on_card(split, trace, gpu) if in_piece else trace):
                 return micro
     raise BudgetError("with a micro-batch of one sample the step does not fit either")
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, GraphError, ScalingError, StateError
 from umem.predict.techniques import changing, half_widths, micro_batches, small_states
 from umem.predict.techniques.capped_workspace import CAP_BYTES
+from umem.predict.techniques.on_card import on_card
 from umem.predict.techniques.step_variants import Prepared, StepVariants
 from umem.trace.trace import Trace
 from umem.units import MIB
@@ -35,12 +38,15 @@ def prepare(variants: StepVariants, gpu: GpuSpec, parts: tuple[str, ...]) -> Pre
     )
     micro = None
     if SPLIT in parts:
-        micro = changing.fitting(changed, gpu, lambda one: _made(one, variants, parts))
+        micro = changing.fitting(
+            changed, gpu, lambda one: _made(one, variants, parts), in_piece=RERUN in parts
+        )
         changed = changed.changed(micro_batch=micro)
     line = lines(parts, micro, CAP_BYTES, "min" if RERUN in parts else None)
     if RERUN not in parts:
         return changed.prepared(line)
-    return changed.prepared_with(line, variants.plans(None))
+    prepared = changed.prepared_with(line, variants.plans(None))
+    return replace(prepared, pooled=on_card(changed, prepared.trace, gpu))
 
 
 def _made(split: StepVariants, whole: StepVariants, parts: tuple[str, ...]) -> Trace:
@@ -52,7 +58,7 @@ def _is_enough(variants: StepVariants, gpu: GpuSpec, part: str) -> bool:
     """Return True if one technique alone makes the step fit."""
     try:
         if part == RERUN:
-            return variants.fits(gpu, variants.under(None))
+            return variants.fits(gpu, on_card(variants, variants.under(None), gpu))
         if part == SPLIT:
             return changing.accumulation(variants, gpu) is not None
         fields = {SMALL: "small_states", HALF: "half"}

@@ -6,27 +6,23 @@ it, whose times depend on the GPU.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
+from typing import NamedTuple
 
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, StateError
-from umem.planner.link import Move
+from umem.planner.link import AHEAD_BYTES, IN_FLIGHT_BYTES, Move, What
 from umem.planner.plans import Plan
 from umem.planner.problem import Problem
 from umem.predict.techniques import small_states
 from umem.predict.techniques.gpu_times import SMALLEST_BYTES, link_of
-from umem.predict.techniques.recomputation import largest_budget
+from umem.predict.techniques.on_card import on_card, plans_for_card
 from umem.predict.techniques.step_variants import Prepared, StepVariants
 from umem.trace.trace import Trace
-from umem.units import MIB
-
-SHARES = (0.6, 0.7, 0.8, 0.86, 0.91, 0.96)
-"""The budgets that are tried, as shares of the usable VRAM."""
-FETCH_AHEAD = 2
-"""The fetch of a saved tensor begins this many steps of backward before its use."""
 
 
 def prepare(variants: StepVariants, gpu: GpuSpec) -> Prepared:
@@ -43,35 +39,26 @@ def prepare(variants: StepVariants, gpu: GpuSpec) -> Prepared:
 
 
 def prepare_quickest(variants: StepVariants, gpu: GpuSpec) -> Prepared:
-    """Prepare the step under the quickest of some budgets, with tensors recomputed or offloaded.
-
-    The largest budget that fits is not always the quickest: with hardly any room the pool gives
-    memory back to the driver and allocates it again, while the host waits.
+    """Prepare the step under all that the GPU has to spare, with tensors recomputed or offloaded.
 
     Raises:
-        StateError: the step fits as it is, or the GPU has no link, or recomputing or offloading
-            alone is as quick.
+        StateError: the step fits as it is, the GPU has no link, or nothing is quicker than
+            recomputing, or than offloading, all that has no room.
         BudgetError: the step fits with no budget. GraphError: there is nothing to plan.
     """
     if variants.fits(gpu):
         raise StateError("the step fits with everything kept")
     link_of(gpu)
-    found = [
-        (seconds, -budget)
-        for budget in _budgets(variants, gpu)
-        if (seconds := _seconds(variants, gpu, variants.under(budget, gpu))) is not None
-    ]
-    if not found:
-        found = [(inf, -largest_budget(variants, gpu, gpu))]
-    seconds, least = min(found)
+    if not variants.fits(gpu, on_card(variants, variants.under(None), gpu)):
+        raise BudgetError("its first passes, which learn the step, offload nothing, and do not fit")
+    trace = variants.with_plans(plans_for_card(variants, gpu, gpu))
+    pooled = on_card(variants, trace, gpu)
+    seconds = _seconds(variants, gpu, pooled) or inf
     with suppress(BudgetError):
-        again = variants.under(largest_budget(variants, gpu))
-        if (_seconds(variants, gpu, again) or inf) <= seconds:
+        again = variants.with_plans(plans_for_card(variants, gpu))
+        if (_seconds(variants, gpu, on_card(variants, again, gpu)) or inf) <= seconds:
             raise StateError("nothing is quicker than recomputing what has no room")
-    if (_seconds(variants, gpu, variants.with_plans(_all_offloaded(variants))) or inf) <= seconds:
-        raise StateError("nothing is quicker than offloading all saved tensors")
-    line = f'with umem.chainer.Recompute("{-least // MIB}MiB", offload=True):'
-    return Prepared(variants.under(-least, gpu), line)
+    return Prepared(trace, 'with umem.chainer.Recompute("card", offload=True):', pooled=pooled)
 
 
 def prepare_small_states(variants: StepVariants, gpu: GpuSpec) -> Prepared:
@@ -98,24 +85,50 @@ def _seconds(variants: StepVariants, gpu: GpuSpec, trace: Trace) -> float | None
     return step.cost.seconds if step.fits else None
 
 
-def _budgets(variants: StepVariants, gpu: GpuSpec) -> list[int]:
-    """Return the budgets to try: shares of VRAM, and the largest that recomputation fits with."""
-    least = variants.least_bytes_on(gpu)
-    budgets = {round(share * gpu.usable_bytes / MIB) * MIB for share in SHARES}
-    with suppress(BudgetError):
-        budgets.add(largest_budget(variants, gpu))
-    return sorted(budget for budget in budgets if budget >= least)
-
-
 def all_offloaded(problem: Problem) -> Plan:
     """Return the plan that keeps all saved tensors, with all of them offloaded."""
     plan = problem.keep_all.plan
     return replace(plan, moves=tuple(_moves(problem)))
 
 
+class _Saved(NamedTuple):
+    """A saved tensor of a call: when forward uses it last, and backward first."""
+
+    call: int
+    what: What
+    nbytes: int
+    last_use: int
+    first_need: int
+
+
 def _moves(problem: Problem) -> Iterator[Move]:
-    """Yield the move of each saved tensor that is large enough, after its last use in forward."""
-    calls, names = problem.calls, problem.names
+    """Yield the move of each saved tensor that is large enough, in the order of their last uses.
+
+    As in `umem.chainer.Offload`, copies lag: a tensor stays until `IN_FLIGHT_BYTES` more are on
+    their way, and is back `AHEAD_BYTES` before backward needs it.
+    """
+    saved = sorted(_saved(problem), key=lambda one: one.last_use)
+    leaves: dict[_Saved, int] = {}
+    going: deque[_Saved] = deque()
+    for one in saved:
+        going.append(one)
+        while sum(each.nbytes for each in going) > IN_FLIGHT_BYTES:
+            leaves[going.popleft()] = min(one.last_use + 1, len(problem.calls) - 1)
+    fetched: dict[_Saved, int] = {}
+    ahead: deque[_Saved] = deque()
+    for one in sorted(leaves, key=lambda one: -one.first_need):  # backward
+        ahead.append(one)
+        while len(ahead) > 1 and sum(each.nbytes for each in ahead) > AHEAD_BYTES:
+            ahead.popleft()
+        fetched[one] = ahead[0].first_need
+    for one, after in leaves.items():
+        names = problem.names
+        yield Move(names[one.call], one.what, names[after], names[fetched[one]])
+
+
+def _saved(problem: Problem) -> Iterator[_Saved]:
+    """Yield the saved tensors that are large enough."""
+    calls = problem.calls
     root = list(range(len(calls)))
     for index, call in enumerate(calls):
         if call.alias is not None:
@@ -126,14 +139,8 @@ def _moves(problem: Problem) -> Iterator[Move]:
     for index, call in enumerate(calls):
         for need in () if call.dead else call.needs:
             first[root[need]] = max(first[root[need]], index)
-
-    def move(index: int, what: str, last_use: int, first_need: int) -> Move:
-        leaves = min(last_use + 1, len(calls) - 1)
-        fetched = min(first_need + FETCH_AHEAD, len(calls) - 1)
-        return Move(names[index], what, names[leaves], names[fetched])  # type: ignore[arg-type]
-
     for index, call in enumerate(calls):
         if first[index] >= 0 and call.nbytes >= SMALLEST_BYTES:
-            yield move(index, "value", last[index], first[index])
+            yield _Saved(index, "value", call.nbytes, last[index], first[index])
         if not call.dead and call.stash_bytes >= SMALLEST_BYTES:
-            yield move(index, "stash", index, index)
+            yield _Saved(index, "stash", call.stash_bytes, index, index)

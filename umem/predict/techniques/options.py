@@ -16,6 +16,11 @@ from umem.units import format_bytes
 HOST_BOUND = 0.9
 """A step is host-bound if the host's time is above this share of the step's."""
 
+OF_CHAINER = (
+    "no function of Chainer is in the trace, and it works on those; umem.lookahead moves the "
+    "arrays of a loop over CuPy"
+)
+
 
 @dataclass(frozen=True)
 class Option(StepCost):
@@ -85,7 +90,13 @@ def tried(
         prepared = technique.prepare(variants, gpu)
     except (BudgetError, GraphError, StateError) as error:  # it has nothing to offer
         return Option(technique.name, technique.exact, None, False, str(error), technique.tolerance)
-    step = variants.replays.step(prepared.trace, gpu, prepared.mode, prefetch=prepared.prefetch)
+    if prepared.line is not None and "umem.chainer" in prepared.line and not variants.of_chainer:
+        return Option(technique.name, technique.exact, None, False, OF_CHAINER, technique.tolerance)
+    replayed = prepared.trace if prepared.pooled is None else prepared.pooled
+    step = variants.replays.step(replayed, gpu, prepared.mode, prefetch=prepared.prefetch)
+    if prepared.pooled is not None and step.fits:
+        own_peak = variants.replays.peak_bytes(prepared.trace)
+        step = replace(step, cost=replace(step.cost, peak_bytes=own_peak))
     cost = _with_all_passes(step.cost, variants, prepared, gpu) if step.fits else step.cost
     option = Option(
         technique.name,

@@ -1,8 +1,8 @@
 """Recomputation within a budget, alone and in managed memory.
 
-The first passes of a `umem.chainer.Recompute` record the step, and need more than its plan. Where
-the step does not fit as it is, the line runs it in hybrid memory: the first passes spill to the
-host, and the planned passes, which fit VRAM, do not (bench/choice_live.py).
+Where a step does not fit as it is, the budget is all that the GPU has to spare, or the least: then
+the first passes, which learn the step, keep to it as well (bench/choice_live.py). Under a share
+they have no bytes to keep to.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, StateError
 from umem.planner.schedule import actions
+from umem.predict.techniques.on_card import on_card, plans_for_card
 from umem.predict.techniques.prefetching import DEPTH, lookahead
 from umem.predict.techniques.step_variants import Prepared, StepVariants
 from umem.trace.trace import Trace
@@ -29,12 +30,29 @@ NEAR = 1 / 64
 
 
 def prepare(variants: StepVariants, gpu: GpuSpec, budget: str) -> Prepared:
-    """Prepare the step under a budget: ``"50%"`` of the plain peak, or ``"min"``.
+    """Prepare the step under a share of the plain peak as budget, such as ``"50%"``.
 
     Raises:
-        BudgetError: no plan has the budget. GraphError: there is nothing to plan.
+        StateError: the step does not fit as it is. BudgetError: no plan has the budget.
+        GraphError: there is nothing to plan.
     """
-    return _prepared(variants, gpu, _under(variants, budget), budget)
+    if not variants.fits(gpu):
+        raise StateError(
+            "its first passes, which learn the step, have no bytes to keep to: under "
+            'Recompute("card") they have'
+        )
+    return Prepared(_under(variants, budget), f'with umem.chainer.Recompute("{budget}"):')
+
+
+def prepare_least(variants: StepVariants, gpu: GpuSpec) -> Prepared:
+    """Prepare the step under the least budget, ``"min"``.
+
+    Raises:
+        GraphError: there is nothing to plan.
+    """
+    trace = variants.under(None)
+    pooled = on_card(variants, trace, gpu)
+    return Prepared(trace, 'with umem.chainer.Recompute("min"):', pooled=pooled)
 
 
 def prepare_managed(variants: StepVariants, gpu: GpuSpec, budget: str) -> Prepared:
@@ -57,7 +75,7 @@ def prepare_lookahead(variants: StepVariants, gpu: GpuSpec, budget: str) -> Prep
 
 
 def prepare_largest(variants: StepVariants, gpu: GpuSpec) -> Prepared:
-    """Prepare the step under the largest budget, in whole MiB, with which it fits VRAM.
+    """Prepare the step under a budget of all that the GPU has to spare, ``"card"``.
 
     Raises:
         StateError: the step fits with everything kept. BudgetError: the step fits with no budget.
@@ -65,8 +83,9 @@ def prepare_largest(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     """
     if variants.fits(gpu):
         raise StateError("the step fits with everything kept")
-    budget = largest_budget(variants, gpu)
-    return _prepared(variants, gpu, variants.under(budget), f"{budget // MIB}MiB")
+    trace = variants.with_plans(plans_for_card(variants, gpu))
+    pooled = on_card(variants, trace, gpu)
+    return Prepared(trace, 'with umem.chainer.Recompute("card"):', pooled=pooled)
 
 
 class ScheduledAction(NamedTuple):
@@ -163,13 +182,6 @@ def _largest(
         else:
             high = budget
     return low
-
-
-def _prepared(variants: StepVariants, gpu: GpuSpec, trace: Trace, budget: str) -> Prepared:
-    line = f'umem.chainer.Recompute("{budget}"):'
-    if variants.fits(gpu) or gpu.host_in_bandwidth is None:
-        return Prepared(trace, f"with {line}")
-    return Prepared(trace, f"with umem.hybrid(), {line}")
 
 
 def _under(variants: StepVariants, budget: str) -> Trace:

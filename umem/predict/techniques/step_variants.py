@@ -31,8 +31,10 @@ class Prepared:
     """The trace of a step under a technique, and the memory mode of its replay.
 
     ``line`` is the code that turns the technique on; None if no code is needed. ``hintless`` is
-    the trace before hints were added. Where a step has ``more`` micro-batches than the trace, all
-    like its last one, ``less`` is the trace with one less: the difference is the cost of each.
+    the trace before hints were added, ``pooled`` the trace with what the pool reserves, to be
+    replayed instead (`umem.predict.techniques.on_card`). Where a step has ``more`` micro-batches
+    than the trace, all like its last one, ``less`` is the trace with one less: the difference is
+    the cost of each.
     """
 
     trace: Trace
@@ -40,6 +42,7 @@ class Prepared:
     mode: Mode = "unmanaged"
     prefetch: bool = False
     hintless: Trace | None = None
+    pooled: Trace | None = None
     less: Trace | None = None
     more: int = 0
 
@@ -162,6 +165,11 @@ class StepVariants:
             return Prepared(trace, line)
         less = self.changed(shown=self.change.shown - 1)
         return Prepared(trace, line, less=less_of(less), more=more)
+
+    @property
+    def of_chainer(self) -> bool:
+        """True if the step has functions of Chainer, and not operations on arrays alone."""
+        return any(op.phase != "array" for op in self.trace.ops)
 
     def fits(self, gpu: GpuSpec, trace: Trace | None = None) -> bool:
         """Return True if the step, or another trace of it, fits a GPU's plain memory."""

@@ -1,0 +1,179 @@
+"""Recomputation on a GPU's own pool: one piece, gaps, the budget that is the card, and caps."""
+
+from __future__ import annotations
+
+import pytest
+
+import umem
+from umem.devices.specs import gpu_spec
+from umem.errors import BudgetError, StateError
+from umem.planner.pool_gaps import LEAST_GAPS, PLAIN_GAPS
+from umem.predict.techniques import capped_workspace, offloading
+from umem.predict.techniques import recomputation as budgets
+from umem.predict.techniques.on_card import gaps_of, in_one_piece, plans_for_card
+from umem.predict.techniques.step_variants import StepVariants
+from umem.trace import Access, Alloc, Free, Mark, Op, Trace
+from umem.units import BLOCK_BYTES, MIB
+
+GPU = gpu_spec("t4")
+
+
+def chain(count: int, nbytes: int, workspace: int = 0) -> StepVariants:
+    """A chain of calls whose outputs backward reads, each with a gradient of as many bytes."""
+    value = [Access(1 + v, 0, nbytes) for v in range(count)]
+    grad = [Access(1 + count + v, 0, nbytes) for v in range(count)]
+    events: list[object] = [Alloc(0, 512, "input", "x", True)]
+    for v in range(count):
+        reads = (value[v - 1],) if v else (Access(0, 0, 512),)
+        events += [Alloc(1 + v, nbytes, "activation", "f")]
+        events += [Op("f", "forward", reads, (value[v],), 10**6, nbytes, workspace_bytes=workspace)]
+    events += [Alloc(count * 2, nbytes, "gradient", "g")]
+    for v in range(count - 1, -1, -1):
+        if v:
+            events += [Alloc(count + v, nbytes, "gradient", "g")]
+        reads = (value[v], *((value[v - 1],) if v else ()), grad[v])
+        events += [Op("b", "backward", reads, (grad[v - 1],) if v else (), 10**6, nbytes)]
+        events += [Free(1 + count + v), Free(1 + v)]
+    return StepVariants(Trace([*events, Mark("step")]), correct="off")
+
+
+def test_a_piece_holds_arrays_for_which_the_driver_would_take_whole_blocks() -> None:
+    step = chain(20, 5 * MIB // 4)  # 21 arrays at once: 26.25 MiB, or 42 in blocks of their own
+    gpu = GPU.with_vram(32 * MIB)
+    assert not step.fits(gpu)
+    assert step.fits(gpu, in_one_piece(step.trace, gpu))
+    small = GPU.with_vram(26 * MIB)
+    assert not step.fits(small, in_one_piece(step.trace, small))
+
+
+def test_a_piece_is_what_the_first_arrays_leave() -> None:
+    step = chain(4, MIB)
+    piece = next(e for e in in_one_piece(step.trace, GPU.with_vram(32 * MIB)).events if is_piece(e))
+    assert piece.nbytes == 32 * MIB - BLOCK_BYTES, "the input shares a block with nothing"
+    full = GPU.with_vram(BLOCK_BYTES)
+    assert in_one_piece(step.trace, full) is step.trace, "nothing is left"
+
+
+def is_piece(event: object) -> bool:
+    return isinstance(event, Alloc) and event.label == "one piece"
+
+
+def test_gaps_are_what_the_pool_takes_beyond_what_is_in_use() -> None:
+    step = chain(8, 2 * MIB)
+    # In use are 10 arrays and the input; the arrays lie side by side, and the input has a block.
+    assert gaps_of(step.trace) == pytest.approx(11 / (10 + 1 / 4096), rel=1e-6)
+
+
+def test_a_plan_for_the_card_leaves_room_for_gaps() -> None:
+    step = chain(40, 4 * MIB)
+    gpu = GPU.with_vram(96 * MIB)
+    prepared = budgets.prepare_largest(step, gpu)
+    assert prepared.line == 'with umem.chainer.Recompute("card"):'
+    assert prepared.trace.peak_bytes <= 96 * MIB / LEAST_GAPS
+    assert prepared.pooled is not None and step.fits(gpu, prepared.pooled)
+    least = budgets.prepare_least(step, gpu)
+    assert least.line == 'with umem.chainer.Recompute("min"):'
+    assert least.trace.peak_bytes < prepared.trace.peak_bytes
+    assert sum(1 for _ in prepared.trace.ops) < sum(1 for _ in least.trace.ops)
+
+
+def test_a_plain_step_that_has_room_in_one_piece_is_left_alone() -> None:
+    step = chain(20, 5 * MIB // 4)
+    gpu = GPU.with_vram(32 * MIB)
+    assert 32 * MIB / PLAIN_GAPS > step.trace.peak_bytes
+    assert not any(any(plan.recomputed) for plan in plans_for_card(step, gpu))
+
+
+def test_a_card_that_is_too_small_for_the_least_plan_is_refused() -> None:
+    step = chain(40, 4 * MIB)
+    with pytest.raises(BudgetError, match="gaps of the pool"):
+        plans_for_card(step, GPU.with_vram(16 * MIB))
+
+
+def test_a_share_is_offered_only_where_the_passes_that_learn_fit() -> None:
+    step = chain(40, 4 * MIB)
+    assert budgets.prepare(step, GPU, "50%").line == 'with umem.chainer.Recompute("50%"):'
+    with pytest.raises(StateError, match="card"):
+        budgets.prepare(step, GPU.with_vram(96 * MIB), "50%")
+
+
+def test_what_is_said_to_need_is_what_arrays_use_and_not_the_piece() -> None:
+    step = chain(40, 4 * MIB)
+    found = {o.name: o for o in umem.choose(step.recorded, GPU, vram="96MiB").options}
+    assert found["recompute min"].peak_bytes == step.under(None).peak_bytes
+
+
+# -- offload -----------------------------------------------------------------------------------
+
+
+def test_offload_does_not_help_while_all_is_on_its_way() -> None:
+    step = chain(10, 3 * MIB)  # 30 MiB: a run has all of it in flight
+    moves = offloading.all_offloaded(step.problems[0]).moves
+    assert moves == ()
+
+
+def test_what_is_offloaded_leaves_after_more_is_on_its_way() -> None:
+    step = chain(20, 8 * MIB)
+    moves = offloading.all_offloaded(step.problems[0]).moves
+    names = step.problems[0].names
+    place = {name: index for index, name in enumerate(names)}
+    assert moves, "160 MiB are more than are in flight"
+    for move in moves:
+        # Four more of 8 MiB are in flight, and are fetched before a tensor is needed.
+        assert place[move.leaves_after] - place[move.node] >= 4
+        assert place[move.fetched_before] - place[move.node] <= 4
+
+
+def test_passes_that_learn_offload_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = chain(40, 4 * MIB)
+    gpu = GPU.with_vram(96 * MIB)
+    least = step.under(None)
+    fits = StepVariants.fits
+
+    def tight(variants: StepVariants, gpu: object, trace: Trace | None = None) -> bool:
+        is_least = trace is not None and list(trace.ops) == list(least.ops)
+        return not is_least and fits(variants, gpu, trace)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(StepVariants, "fits", tight)
+    with pytest.raises(BudgetError, match="offload nothing"):
+        offloading.prepare_quickest(step, gpu)
+
+
+# -- caps --------------------------------------------------------------------------------------
+
+
+def test_the_cap_is_the_largest_that_fits() -> None:
+    events = [Alloc(0, MIB, "activation", "x")]
+    for _ in range(2):
+        access = (Access(0, 0, MIB),)
+        events += [
+            Op("Convolution2DFunction", "forward", access, access, 1, 1, "stream", None, 40 * MIB)
+        ]  # type: ignore[list-item]
+    step = StepVariants(Trace([*events, Mark("step")]), correct="off")
+    assert step.trace.peak_bytes == 42 * MIB
+    assert 'workspace("16MiB")' in str(capped_workspace.prepare(step, GPU.with_vram(40 * MIB)).line)
+    assert 'workspace("4MiB")' in str(capped_workspace.prepare(step, GPU.with_vram(12 * MIB)).line)
+    assert 'workspace("1MiB")' in str(capped_workspace.prepare(step, GPU.with_vram(4 * MIB)).line)
+
+
+# -- programs without Chainer ------------------------------------------------------------------
+
+
+def test_a_program_without_chainer_is_offered_no_technique_of_chainer() -> None:
+    events: list[object] = []
+    for n in range(24):
+        access = Access(n, 0, 4 * MIB)
+        events += [
+            Alloc(n, 4 * MIB, "array", "a"),
+            Op("add", "array", (access,), (access,), 1, MIB),
+        ]
+    for _ in range(2):
+        for n in range(24):
+            access = Access(n, 0, 4 * MIB)
+            events += [Op("add", "array", (access,), (access,), 1, MIB)]
+        events += [Mark("step")]
+    choice = umem.choose(Trace(events, "software"), GPU, vram="64MiB")
+    assert [o for o in choice.options if o.moved_bytes], "it does not fit as it is"
+    assert not any("umem.chainer" in (o.line or "") for o in choice.options)
+    (lookahead,) = (o for o in choice.dropped if o.name == "managed, lookahead")
+    assert "umem.lookahead" in str(lookahead.reason)
