@@ -62,10 +62,9 @@ def gaps_of(trace: Trace) -> float | None:
     layout = lay_out(_with_piece(trace, start, nbytes).events)
     if layout is None or not layout.peak_bytes:
         return None
-    piece = layout.laid[start].own
-    assert piece is not None
+    [piece] = layout.laid[start].own
     end = piece.address + piece.nbytes
-    own = (laid.own for laid in layout.laid[start + 1 :] if laid.own is not None)
+    own = (span for laid in layout.laid[start + 1 :] for span in laid.own)
     tops = (span.address + span.nbytes for span in own if piece.address <= span.address < end)
     unused = end - max(tops, default=piece.address)
     return (layout.block_count * BLOCK_BYTES - unused) / trace.peak_bytes
