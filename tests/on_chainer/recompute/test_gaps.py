@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import umem.chainer
 from umem.chainer.recompute.carrying import Target, carried
+from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.seen import SeenGraph
 from umem.errors import BudgetError, SizeError, UnsupportedError
 from umem.planner.pool_gaps import FIRST_GAPS, LEAST_GAPS, PLAIN_GAPS, SETTLED, PoolGaps
@@ -101,27 +104,36 @@ def test_a_plan_has_no_more_than_the_card_and_an_error_is_only_of_the_budget(
 ) -> None:
     problem, gaps = graph.problem, expected()
     plain, least = problem.left_alone_bytes, problem.least().peak_bytes
-    gaps.card_bytes = plain
+    gaps.keep_to_card(plain)
     assert gaps.room(10 * plain) == int(plain / FIRST_GAPS)
     assert gaps.room(plain // 2, plain=True) == int(plain // 2 / PLAIN_GAPS)
     peak, fits = plan(graph, 10 * plain, gaps)
     assert peak <= plain / FIRST_GAPS
     assert not fits
-    gaps.card_bytes = least - 1
+    gaps.keep_to_card(least - 1)
     assert plan(graph, 1.1 * least, gaps) == (least, False)
 
 
-def test_a_pass_that_learns_keeps_as_few_as_can_be_once_memory_has_run_out() -> None:
+def test_a_pass_that_learns_keeps_as_few_as_can_be_once_memory_has_run_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passes: list[Pass] = []
+    add = Pass.add
+
+    def noted(now: Pass, *arguments: Any) -> None:
+        passes.append(now)
+        add(now, *arguments)
+
+    monkeypatch.setattr(Pass, "add", noted)
     net = [part for _ in range(12) for part in (L.Linear(64, 64), F.tanh)]
 
     def kept(runs_out: bool) -> int:
         """Return how many calls hold their outputs when forward is nearly over."""
         h = chainer.Variable(np.ones((256, 64), "f"))
-        with umem.chainer.Recompute("1GiB") as recompute:
+        with umem.chainer.Recompute("1GiB"):
             for part in net:
                 h = part(h)
-                now = recompute._training.now
-                assert now is not None
+                now = passes[-1]
                 if runs_out and len(now.calls) == 4:
                     now.rule.make_room(now, {3})
             found = sum(call.values is not None for call in now.calls)
