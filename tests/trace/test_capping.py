@@ -107,4 +107,4 @@ def test_a_cap_makes_a_step_fit_and_is_not_said_to_keep_the_bits() -> None:
     assert capped.peak_bytes == 76 * MIB  # CuPy makes another output, and drops it
     small = umem.choose(step(name="LinearFunction"), "t4")
     (dropped,) = [option for option in small.dropped if option.name == "workspace"]
-    assert "no convolution or pooling is known to need more than 16 MiB" in str(dropped.reason)
+    assert "no convolution or pooling is known to need more than 1 MiB" in str(dropped.reason)

@@ -24,7 +24,9 @@ AMPLE = 4
 
 
 def on_card(variants: StepVariants, trace: Trace, gpu: GpuSpec) -> Trace:
-    """Return `in_one_piece` of a variant of a step, made once."""
+    """Return `in_one_piece` of a variant of a step, made once; the trace itself if that fits."""
+    if variants.fits(gpu, trace):
+        return trace
     key = "one piece", id(trace), gpu.usable_bytes
     return variants.made_once(key, lambda: in_one_piece(trace, gpu))
 
