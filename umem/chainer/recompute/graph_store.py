@@ -17,6 +17,7 @@ from umem.chainer.recompute.optimizer_facts import OptimizerFacts, state_bytes
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.seen import Carried, GraphFacts, SeenGraph, tape_of
 from umem.chainer.recompute.tape import Signature
+from umem.devices.open import entered_device
 from umem.errors import BudgetError, RecomputeWarning, UnsupportedError, warn_at_program
 from umem.planner.chains import forget_tables
 from umem.planner.pool_gaps import PoolGaps
@@ -95,7 +96,8 @@ class Graphs:
         """Find the bytes that the card has to spare, before the first pass and after a run-out.
 
         They are the budget, if that is "card"; plans for a budget in bytes have no more than them.
-        Once the first pass has gone forward, arrays that a step does not read are taken off.
+        Once the first pass has gone forward, arrays that a step does not read are taken off. On a
+        virtual GPU the budget is all of its VRAM, with the gaps that its pool is expected to have.
 
         Raises:
             UnsupportedError: the card is wanted, and the arrays are the host's.
@@ -103,10 +105,7 @@ class Graphs:
         is_first = self.target.is_card and not self.target.budget
         if pools is None:
             if is_first:
-                raise UnsupportedError(
-                    'Recompute("card") takes what a GPU has to spare, and the arrays are NumPy\'s: '
-                    "give it bytes"
-                )
+                self._aim_at_virtual()
             return
         if is_first:
             self.target = self.target._replace(budget=pools.spare())
@@ -115,6 +114,17 @@ class Graphs:
         self._card_is_known = True
         if self._others_bytes is None:
             self._in_use = pools.in_use()
+
+    def _aim_at_virtual(self) -> None:
+        device = entered_device()
+        if device is None:
+            raise UnsupportedError(
+                'Recompute("card") takes what a GPU has to spare, and the arrays are NumPy\'s: '
+                "give it bytes"
+            )
+        self.target = self.target._replace(budget=device.vram_bytes)
+        self._others_bytes = 0
+        self.gaps.expect()
 
     def wanted_bytes(self, alike: Iterable[SeenGraph], in_use: int) -> int:
         """Return the bytes that pools are to reserve for a pass that may be of these graphs.

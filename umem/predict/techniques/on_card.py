@@ -17,7 +17,7 @@ from umem.planner.pool_gaps import PoolGaps
 from umem.predict.techniques.step_variants import StepVariants
 from umem.trace.trace import Alloc, Event, Free, Trace
 from umem.trace.walk import allocations
-from umem.units import BLOCK_BYTES
+from umem.units import BLOCK_BYTES, format_apart
 
 AMPLE = 4
 """Gaps are measured in a piece of this many times the peak, which is never full."""
@@ -90,8 +90,10 @@ def plans_for_card(
         plans = _within(variants, gpu, gaps, target)
     while not variants.fits(gpu, on_card(variants, variants.with_plans(plans), gpu)):
         if not gaps.run_out():
+            least, room = format_apart(variants.least_bytes_on(target), gpu.usable_bytes)
             raise BudgetError(
-                "the least budget has no room in VRAM once the gaps of the pool are taken off"
+                f"the least budget is {least}, which has no room in {room} of VRAM with the "
+                "pool's gaps"
             )
         plans = _within(variants, gpu, gaps, target)
     return plans
