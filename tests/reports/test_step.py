@@ -65,7 +65,7 @@ def test_the_text_says_peak_kinds_operations_and_leaks() -> None:
     assert "2.2 s of host time in operations, 750.0 ms a step" in text
     # W, the losses of three steps, and the gradient of the third
     assert "Peak 9.0 MiB at event 17 of 22, step 3, backward, MeanGrad, after 1.8 s." in text
-    assert "No later operation uses 2.0 MiB of it." in text
+    assert "No later operation uses 2.0 MiB of it: made at train.py:5 (2.0 MiB)." in text
     assert "saved for backward  3.0 MiB  33.3%        3" in text
     assert "Tensors that outlive their step: 2.0 MiB (leaks?)" in text
     assert "2.0 MiB in 2 tensors of 'loss' (saved for backward), made by Mean" in text

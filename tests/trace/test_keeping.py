@@ -18,7 +18,7 @@ from umem.devices.virtual import VirtualGPU
 from umem.errors import SizeError
 from umem.trace import Trace
 from umem.trace.events import Alloc, Checker, Event, Free, Mark, Op
-from umem.trace.recording.kept_steps import Keeper, Kept, Steps
+from umem.trace.recording.kept_steps import Keeper, Kept, Steps, calibrate
 from umem.trace.recording.recorder import active
 
 chainer = pytest.importorskip("umem.chainer").chainer
@@ -300,6 +300,16 @@ def test_no_room_to_measure_workspace_is_said(training: Training) -> None:
     kept = run(Keeper(Steps(1, 2), limit=limit), [training.step] * 5)
     assert kept.steps == "1-2"
     assert "no room for a step to measure it in" in kept.notes[-1]
+
+
+def test_steps_that_have_their_workspace_miss_none() -> None:
+    def op(workspace: int | None) -> Op:
+        return Op("f", "forward", (), (), 1, 1, workspace_bytes=workspace)
+
+    events = [op(8), Mark("step"), op(None), Mark("step"), Mark("step")]
+    found = calibrate(events, [2, 4, 5], [])
+    assert found.missing == (1,) and found.events == events
+    assert calibrate(events, [2, 4, 5], [[op(4)]]).events[2] == op(4)
 
 
 def test_much_before_the_first_update_does_not_hide_the_second_step(training: Training) -> None:

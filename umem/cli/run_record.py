@@ -109,7 +109,7 @@ class Recording:
             say(f"  umem choose {name} --size 64 --gpu t4      # at any size", err=True)
             return
         say(f"  umem choose {name} --gpu t4", err=True)
-        if self._again:
+        if self._again and any(op.phase == "update" for op in kept.trace.ops):
             words = command_line(*self._again)
             say(
                 "for other batches, where the script calls optimizer.update(lossfun, *arrays):\n"

@@ -74,6 +74,38 @@ print(other.fits, other.figures.migrated_out_bytes > 0)
     assert run(program, kernel_cache).splitlines() == ["3 3 4194304", "True True"]
 
 
+def test_a_command_keeps_marked_steps_and_names_the_lines(
+    kernel_cache: Path, tmp_path: Path
+) -> None:
+    script, trace = tmp_path / "loop.py", tmp_path / "a.umem.gz"
+    script.write_text(
+        "import cupy as cp, umem\n"
+        "def step(x):\n"
+        "    y = x * 2\n"
+        "    z = cp.sqrt(y) + 1\n"
+        "    return float(z[:10].sum())\n"
+        "x = cp.ones(1 << 18, 'f4')\n"
+        "for _ in range(4):\n"
+        "    step(x)\n"
+        "    umem.mark('step')\n"
+    )
+    program = f"""
+import contextlib, io, runpy, sys
+sys.argv = ["umem", "run", "--record", {str(trace)!r}, "--stacks", {str(script)!r}]
+said = io.StringIO()
+with contextlib.suppress(SystemExit), contextlib.redirect_stderr(said):
+    runpy.run_module("umem", run_name="__main__")
+print("unknown" in said.getvalue(), "--sizes" in said.getvalue())
+from umem.cli import main
+with contextlib.suppress(SystemExit):
+    main(["report", {str(trace)!r}])
+"""
+    found = run(program, kernel_cache)
+    assert found.startswith("False False")
+    assert "steps 2-3, recorded on software" in found
+    assert "No later operation uses 1.0 MiB of it: made at loop.py:3 (1.0 MiB)." in found
+
+
 def test_a_framework_gives_tensors_their_kinds_and_operations_their_workspace(
     kernel_cache: Path,
 ) -> None:

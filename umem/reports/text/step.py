@@ -128,9 +128,27 @@ def _peak(analysis: Analysis, width: int, vram: Vram | None) -> Iterator[Text]:
     if analysis.cap_advice is not None:
         sentences.append(analysis.cap_advice)
     if peak.idle_bytes:
-        sentences.append(f"No later operation uses {format_bytes(peak.idle_bytes)} of it.")
+        idle = f"No later operation uses {format_bytes(peak.idle_bytes)} of it"
+        sentences.append(": made at ".join((idle, *_lines_of(peak.idle))) + ".")
     yield Text()
     yield from _text([line for text in sentences for line in wrapped(text, width)])
+
+
+def _lines_of(tensors: Sequence[Tensor]) -> Iterator[str]:
+    """Yield the lines that made most of the bytes; nothing where no lines were recorded."""
+    sizes: Counter[str] = Counter()
+    for tensor in tensors:
+        if tensor.stack:
+            sizes[_place(tensor)] += tensor.nbytes
+    most = sizes.most_common(PLACES)
+    shown = [f"{place} ({format_bytes(n)})" for place, n in most if n >= 0.01 * sizes.total()]
+    if shown:
+        yield ", ".join(shown)
+
+
+def _place(tensor: Tensor) -> str:
+    """Return the file's name and the line of a tensor's innermost place."""
+    return PurePath(tensor.stack[0].partition(" ")[0]).name
 
 
 def _percent(share: float) -> str:
@@ -195,7 +213,7 @@ def _maker(analysis: Analysis, tensor: Tensor) -> str:
     """Return what made a tensor: a framework's operation, or the line where that is known."""
     op = None if tensor.maker is None else analysis.reading.op(tensor.maker)
     if tensor.stack and (op is None or op.phase == "array"):
-        return PurePath(tensor.stack[0].partition(" ")[0]).name
+        return _place(tensor)
     if op is None:
         return tensor.origin
     return op.phase if op.name == tensor.label else f"{op.name}, {op.phase}"

@@ -51,9 +51,9 @@ class Peak:
     ``event`` is its place in the trace, ``op`` the operation that runs or is about to run then
     (None: none is left), ``step`` the updates that ended before. ``seconds`` of host time had
     passed, None where times were not recorded. ``tensors`` are those alive, the largest first.
-    ``idle_bytes`` are those that no later operation uses, parameters and state left out: what could
-    be freed without recomputing anything. Arrays of CuPy on a GPU whose uses no hook tells of are
-    left out too.
+    ``idle`` are those that no later operation uses, parameters and state left out: what could be
+    freed without recomputing anything. Arrays of CuPy on a GPU whose uses no hook tells of are left
+    out too.
     """
 
     total_bytes: int
@@ -64,7 +64,12 @@ class Peak:
     workspace_bytes: int
     by_kind: tuple[KindBytes, ...]
     tensors: tuple[Tensor, ...]
-    idle_bytes: int
+    idle: tuple[Tensor, ...]
+
+    @property
+    def idle_bytes(self) -> int:
+        """Return the bytes of the idle tensors."""
+        return sum(tensor.nbytes for tensor in self.idle)
 
 
 @dataclass(frozen=True)
@@ -182,10 +187,11 @@ def analyse(trace: Trace) -> Analysis:
 def _peak(reading: Reading) -> Peak:
     """Compute the peak and what is alive there."""
     if not len(reading.total):
-        return Peak(0, 0, None, 0, None, 0, (), (), 0)
+        return Peak(0, 0, None, 0, None, 0, (), (), ())
     event = int(reading.total.argmax())
     workspace = int(reading.total[event] - reading.live[event])
     alive = [tensor for tensor in reading.tensors if tensor.alive(event)]
+    largest = tuple(heapq.nlargest(len(alive), alive, key=lambda tensor: tensor.nbytes))
     return Peak(
         total_bytes=int(reading.total[event]),
         event=event,
@@ -194,8 +200,8 @@ def _peak(reading: Reading) -> Peak:
         seconds=_seconds_before(reading.trace, event),
         workspace_bytes=workspace,
         by_kind=_by_kind(alive, workspace),
-        tensors=tuple(heapq.nlargest(len(alive), alive, key=lambda tensor: tensor.nbytes)),
-        idle_bytes=sum(tensor.nbytes for tensor in alive if _is_idle(tensor, event, reading.trace)),
+        tensors=largest,
+        idle=tuple(tensor for tensor in largest if _is_idle(tensor, event, reading.trace)),
     )
 
 

@@ -178,8 +178,7 @@ class Keeper:
         if last is None or self._count < last:
             return False
         most = min(len(self._ends), CALIBRATION_LIMIT) if self.workspace else 0
-        done = self._count - last
-        return done >= most or (done > 0 and not self._calibrated().missing)
+        return self._count - last >= most or not self._calibrated().missing
 
     def _read_workspace(self) -> None:
         """Store the operations of the step that has just ended, whose workspace was measured."""
@@ -275,7 +274,8 @@ def calibrate(
     """Copy to each step the workspace of a measured step of the same operations.
 
     Operations are the same if name, phase, flops and traffic are equal, in the same order: a step
-    of another batch size gets none. Events after the last step stay as they are.
+    of another batch size gets none. It is missing unless its operations have their own, as on
+    CuPy. Events after the last step stay as they are.
 
     Args:
         events: of the steps.
@@ -290,8 +290,9 @@ def calibrate(
         keys = [_key(event) for event in step if isinstance(event, Op)]
         workspace = next((sizes for ops, sizes in known if ops == keys), None)
         if workspace is None:
-            missing.append(index)
             found += step
+            if any(isinstance(event, Op) and event.workspace_bytes is None for event in step):
+                missing.append(index)
         else:
             found += _filled(step, workspace)
     return Calibrated(found + events[len(found) :], tuple(missing))

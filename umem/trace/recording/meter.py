@@ -167,8 +167,8 @@ of_gpu: list[Meter] = []
 """The meter of CuPy's memory while a recorder is active, if there is any; at most one."""
 
 
-def meter_of(arrays: Iterable[Any]) -> Meter:
-    """Return the meter of the memory that arrays are in: CuPy's if the first one is CuPy's.
+def running_meter(arrays: Iterable[Any]) -> Meter:
+    """Return the running meter of the memory that arrays are in: CuPy's if the first one is.
 
     Args:
         arrays: arrays, objects that have one as ``array``, or None for what is not there.

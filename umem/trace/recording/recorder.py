@@ -27,7 +27,7 @@ from umem.errors import OutOfMemoryError, StateError
 from umem.scopes import Scope, Scoped, changed, derived
 from umem.trace.events import Alloc, Event, Hint, Kernels, Mark
 from umem.trace.recording.buffer import Boundary, Raw, Store, decode_op
-from umem.trace.recording.meter import HOST, HostMeter, Meter, meter_of, of_gpu
+from umem.trace.recording.meter import HOST, HostMeter, Meter, running_meter, of_gpu
 from umem.trace.recording.sources import start_sources, stop_sources
 from umem.trace.recording.storage import (
     Lifetimes,
@@ -446,7 +446,7 @@ class Measured:
         self.workspace_bytes: int | None = None
         meter: Meter = HOST
         if of_gpu:
-            meter = meter_of(arrays)
+            meter = running_meter(arrays)
         if told.recorders and (meter is not HOST or told.is_traced):
             if meter is HOST:
                 for recorder in told.recorders:
