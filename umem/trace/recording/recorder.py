@@ -27,7 +27,7 @@ from umem.errors import OutOfMemoryError, StateError
 from umem.scopes import Scope, Scoped, changed, derived
 from umem.trace.events import Alloc, Event, Hint, Kernels, Mark
 from umem.trace.recording.buffer import Boundary, Raw, Store, decode_op
-from umem.trace.recording.meter import HOST, HostMeter, Meter, running_meter, of_gpu
+from umem.trace.recording.meter import HOST, HostMeter, Meter, of_gpu, running_meter
 from umem.trace.recording.sources import start_sources, stop_sources
 from umem.trace.recording.storage import (
     Lifetimes,
