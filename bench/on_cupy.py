@@ -223,8 +223,8 @@ def budget_answer(found: list[dict[str, Any]]) -> str:
         for key in ("first_steps", "later_steps")
     )
     return (
-        f"With Recompute(B) on a card of B bytes {len(trains)} of {len(found)} train (all are "
-        f"wanted): the first two steps have at most {first} of it in use, later ones {later}."
+        f"; with Recompute(B) on a card of B bytes {len(trains)} of {len(found)} train (all are "
+        f"wanted), whose first two steps have at most {first} of it in use, later ones {later}"
     )
 
 
@@ -248,11 +248,11 @@ def answer(result: common.Result) -> str:
         if row["predicted_bytes"]
     ]
     budgets = result.get("budget_rows")
-    also = f" {budget_answer(budgets)}" if budgets else ""
+    also = budget_answer(budgets) if budgets else ""
     return (
         f'Under "min" {len(best)} networks train in {span(best.values())} of the VRAM that plain '
         f"steps need; that is {span(predicted)} of the predicted peak and 4 MiB "
-        f"(at most {figure(1.25)} is wanted).{also}"
+        f"(at most {figure(1.25)} is wanted){also}."
     )
 
 
