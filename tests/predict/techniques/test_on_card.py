@@ -86,7 +86,7 @@ def test_a_plain_step_that_has_room_in_one_piece_is_left_alone() -> None:
 
 def test_a_card_that_is_too_small_for_the_least_plan_is_refused() -> None:
     step = chain(40, 4 * MIB)
-    with pytest.raises(BudgetError, match="44.0 MiB, .* 16.0 MiB of VRAM"):
+    with pytest.raises(BudgetError, match=r"44.0 MiB, .* 16.0 MiB of VRAM"):
         plans_for_card(step, GPU.with_vram(16 * MIB))
 
 
