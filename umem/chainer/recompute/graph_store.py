@@ -116,6 +116,7 @@ class Graphs:
             self._in_use = pools.in_use()
 
     def _aim_at_virtual(self) -> None:
+        """Set the budget to the VRAM of the virtual GPU; raise UnsupportedError without one."""
         device = entered_device()
         if device is None:
             raise UnsupportedError(
