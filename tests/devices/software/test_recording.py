@@ -74,6 +74,29 @@ print(other.fits, other.figures.migrated_out_bytes > 0)
     assert run(program, kernel_cache).splitlines() == ["3 3 4194304", "True True"]
 
 
+def test_a_forked_child_records_numpy(kernel_cache: Path) -> None:
+    if find_package() is None:
+        pytest.skip("no Chainer")
+    program = """
+import os, warnings
+import umem.chainer
+import chainer.functions as F
+warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+def recorded(xp):
+    with umem.record() as recorder:
+        F.relu(xp.ones((4, 4), "f4"))
+    return [(op.name, op.workspace_bytes) for op in recorder.trace.ops if op.name == "ReLU"]
+print(float(cp.ones(4).sum()), flush=True)
+child = os.fork()
+if not child:
+    print(recorded(np), flush=True)
+    os._exit(0)
+print(os.waitpid(child, 0)[1], recorded(cp))
+"""
+    found = run(program, kernel_cache).splitlines()
+    assert found == ["4.0", "[('ReLU', None)]", "0 [('ReLU', 0)]"]
+
+
 def test_a_command_keeps_marked_steps_and_names_the_lines(
     kernel_cache: Path, tmp_path: Path
 ) -> None:

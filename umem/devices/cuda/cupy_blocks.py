@@ -5,7 +5,8 @@ Inside a framework's function the function as a whole is followed, and the meter
 measures its workspace.
 
 Does not model: kernels, calls of libraries and copies outside of a framework's functions, which no
-hook of CuPy tells of; blocks of other threads that were handed out before they recorded anything.
+hook of CuPy tells of; blocks of other threads that were handed out before they recorded anything;
+frees in threads that record nothing, which are seen once the memory is handed out again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import cupy
 
 from umem.devices.cuda.pool_meter import PoolMeter
-from umem.errors import StateError
+from umem.errors import UmemError
 from umem.locks import safe_lock
 from umem.trace.recording.meter import of_gpu
 from umem.trace.recording.recorder import active, inside
@@ -49,7 +50,7 @@ class CupyBlocks:
         """Start reporting; the arrays that are there are found. Nothing in a forked child."""
         try:
             self.meter.start()
-        except StateError:
+        except UmemError:
             return
         self._is_on = True
         tellers[:], of_gpu[:] = [self], [self.meter]
@@ -58,7 +59,7 @@ class CupyBlocks:
                 self._begin(found.data.mem.ptr, _size(found))
 
     def stop(self) -> None:
-        """Stop reporting."""
+        """Stop reporting; does nothing where it has not started."""
         self.meter.stop()
         tellers.clear()
         of_gpu.clear()

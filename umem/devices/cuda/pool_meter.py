@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import cupy
 from cupy.cuda import memory_hook
@@ -15,20 +15,11 @@ from umem.devices.cuda.driver import CupyPool
 from umem.devices.cuda.gpus import open_cuda
 from umem.devices.cuda.pools import Cache
 from umem.trace.recording.meter import HeldBytes
+from umem.trace.recording.storage import Teller
 from umem.units import BLOCK_BYTES
 
 Level = CupyPool | Cache
 """Memory that tells how much of it arrays use."""
-
-
-class Blocks(Protocol):
-    """Is told of the blocks that pools hand out to arrays, in the threads that are followed."""
-
-    def begun(self, address: int, nbytes: int) -> None:
-        """Record that a block was handed out, of as many bytes as were asked for."""
-
-    def ended(self, address: int) -> None:
-        """Record that a block was freed; the garbage collector may call it at any moment."""
 
 
 class _PeakHook(memory_hook.MemoryHook):
@@ -51,20 +42,20 @@ class _PeakHook(memory_hook.MemoryHook):
 
 
 class _BlockHook(_PeakHook):
-    """Reports each block too."""
+    """Tells of each block too."""
 
-    def __init__(self, meter: PoolMeter, blocks: Blocks) -> None:
+    def __init__(self, meter: PoolMeter, teller: Teller) -> None:
         super().__init__(meter)
-        self._blocks = blocks
+        self._teller = teller
 
     def malloc_postprocess(self, mem_ptr: int, mem_size: int, **allocation: int) -> None:
         super().malloc_postprocess(mem_ptr, mem_size, **allocation)
         if self.is_on:
-            self._blocks.begun(mem_ptr, allocation["size"])
+            self._teller.begun(mem_ptr, allocation["size"])
 
     def free_postprocess(self, mem_ptr: int, **allocation: int) -> None:
         if self.is_on:
-            self._blocks.ended(mem_ptr)
+            self._teller.ended(mem_ptr)
 
 
 class PoolMeter:
@@ -76,11 +67,11 @@ class PoolMeter:
     arenas, which call no hooks, tell of their allocations themselves.
 
     Args:
-        blocks: is told of the blocks that are handed out and freed.
+        teller: is told of the blocks that are handed out and freed.
 
     Attributes:
         is_blind: whether the current allocator calls no memory hooks, found at `start` and `reset`;
-            False without ``blocks``, where `why_not` says it.
+            False without a teller, where `why_not` says it.
 
     Cost: some microseconds an allocation between `start` and `stop` (bench/allocation.py).
     Never run on a real GPU.
@@ -88,10 +79,10 @@ class PoolMeter:
 
     is_ours = False
 
-    def __init__(self, blocks: Blocks | None = None) -> None:
+    def __init__(self, teller: Teller | None = None) -> None:
         self.pools = gpu_pools()
         self.is_blind = False
-        self._blocks = blocks
+        self._teller = teller
         self._allocator: Any = None
         self._levels: tuple[Level, ...] = ()
         self._hook: _PeakHook | None = None
@@ -101,10 +92,14 @@ class PoolMeter:
         """Follow the pools that there are, from allocations of this thread on; reset the peak.
 
         Does nothing but reset the peak if it has been started.
+
+        Raises:
+            StateError, DeviceNotFoundError: this process was forked from one that used CUDA;
+                nothing is followed.
         """
         if self._hook is None:
-            self._hook = _PeakHook(self) if self._blocks is None else _BlockHook(self, self._blocks)
             self._look()
+            self._hook = _PeakHook(self) if self._teller is None else _BlockHook(self, self._teller)
             self.follow_thread()
             listeners.append(self.note)
         self.reset()
@@ -123,7 +118,7 @@ class PoolMeter:
         """Find the pools of the current allocator, and whether it calls memory hooks."""
         self._allocator = cupy.cuda.get_allocator()
         self._levels = tuple(levels())
-        if self._blocks is not None:
+        if self._teller is not None:
             with contextlib.suppress(cupy.cuda.memory.OutOfMemoryError), _without_hooks():
                 self.is_blind = self.why_not() is not None
 

@@ -107,9 +107,10 @@ def _within(
     Where a plain step has room, they keep everything.
     """
     problems = variants.problems_on(target)
-    if gpu.usable_bytes / gaps.plain >= max(problem.left_alone_bytes for problem in problems):
+    most = gpu.usable_bytes
+    if gaps.room(most, plain=True) >= max(problem.left_alone_bytes for problem in problems):
         return [problem.keep_all.plan for problem in problems]
     try:
-        return variants.plans(int(gpu.usable_bytes / gaps.planned), target)
+        return variants.plans(gaps.room(most), target)
     except BudgetError:
         return variants.plans(None, target)

@@ -138,37 +138,33 @@ def schedule_of(variants: StepVariants, gpu: GpuSpec, names: Sequence[str]) -> S
     )
 
 
-def largest_budget(variants: StepVariants, gpu: GpuSpec, target: GpuSpec | None = None) -> int:
+def largest_budget(variants: StepVariants, gpu: GpuSpec) -> int:
     """Return the largest budget in bytes that was found to fit, in whole MiB or the least of all.
-
-    Kept tensors may be offloaded over the link of the GPU ``target``.
 
     Raises:
         BudgetError: the step fits with no budget. GraphError: there is nothing to plan.
     """
-    low, high = variants.least_bytes_on(target), round(NEARLY * variants.plain_bytes)
+    low, high = variants.least_bytes, round(NEARLY * variants.plain_bytes)
     least, room = format_apart(low, gpu.usable_bytes)
     if low > gpu.usable_bytes:
         raise BudgetError(f"the least budget is {least}, and {room} of VRAM are usable")
-    if not variants.fits(gpu, variants.under(low, target)):
+    if not variants.fits(gpu, variants.under(low)):
         raise BudgetError(
             f"the least budget, {least}, has no room in {room} of VRAM: the pool's free pieces "
             "are too small"
         )
-    budget = _largest(variants, gpu, target, -(-low // MIB), min(high, gpu.usable_bytes) // MIB)
+    budget = _largest(variants, gpu, -(-low // MIB), min(high, gpu.usable_bytes) // MIB)
     return max(low, budget * MIB)
 
 
-def _largest(
-    variants: StepVariants, gpu: GpuSpec, target: GpuSpec | None, low: int, high: int
-) -> int:
+def _largest(variants: StepVariants, gpu: GpuSpec, low: int, high: int) -> int:
     """Return the largest budget found to fit, in MiB; ``low`` is known to fit.
 
     A plan for all of VRAM often fits except for the pool's gaps: the search strides down from
     there, in growing strides, to a budget that fits, then bisects up to the last that does not.
     """
     near = max(1, round(NEAR * gpu.usable_bytes / MIB))
-    if high <= low or variants.fits(gpu, variants.under(high * MIB, target)):
+    if high <= low or variants.fits(gpu, variants.under(high * MIB)):
         return max(low, high)
     stride, found = near, False
     for _ in range(TRIES - 1):
@@ -177,7 +173,7 @@ def _largest(
         budget = (low + high) // 2
         if not found:
             budget, stride = max(budget, high - stride), 2 * stride
-        if variants.fits(gpu, variants.under(budget * MIB, target)):
+        if variants.fits(gpu, variants.under(budget * MIB)):
             low, found = budget, True
         else:
             high = budget
