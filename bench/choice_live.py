@@ -71,7 +71,7 @@ def trained(network: str, vram: int, record: str | None, line: str | None) -> di
         optimizer.update(built.loss, *held[size])
 
     if record is not None:
-        if network in WHOLE_GRAPH:
+        if network in WHOLE_GRAPH or batch == 1:
             with umem.record() as recorder:
                 step()
             recorder.trace.save(record, force=True)

@@ -21,8 +21,6 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from umem.chainer.chunking.functions import windows_of
-from umem.chainer.chunking.windows import overlaps
 from umem.chainer.flops import columns_bytes
 from umem.trace.events import Kernels
 from umem.trace.recording.storage import root_of
@@ -53,7 +51,7 @@ def _convolution(func: Any, inputs: Arrays, outputs: Arrays) -> Kernels:
     copies = _is_copied(y)
     bias = len(inputs) > 2 and inputs[2] is not None
     moved = x.nbytes + columns + copies * 2 * columns + bias * 2 * y.nbytes
-    part = _copies_a_part(func, x, y, inputs[1].shape) + 2 + bias
+    part = 3 + bias  # umem/chainer/chunking/convolving.py: columns, product, copy by sample
     return Kernels(2 + copies + bias, moved, columns, part)
 
 
@@ -64,7 +62,7 @@ def _kernel_gradient(func: Any, inputs: Arrays, outputs: Arrays) -> Kernels:
     by_position = gy.transpose(0, *range(2, gy.ndim), 1).flags.c_contiguous
     turned = copies and not by_position
     moved = x.nbytes + columns + copies * 2 * columns + turned * 2 * gy.nbytes
-    part = _copies_a_part(func, x, gy, outputs[0].shape) + 3
+    part = 4
     return Kernels(2 + copies + turned, moved, columns, part)
 
 
@@ -74,20 +72,8 @@ def _deconvolution(func: Any, inputs: Arrays, outputs: Arrays) -> Kernels:
     turned = _is_copied(x)
     bias = len(inputs) > 2 and inputs[2] is not None
     moved = columns + y.nbytes + turned * 2 * x.nbytes + bias * 2 * y.nbytes
-    part = prod(inputs[1].shape[2:]) + 2  # umem/chainer/chunking/windows.py, spread
+    part = 3
     return Kernels(2 + turned + bias, moved, columns, part)
-
-
-def _copies_a_part(func: Any, image: Any, outputs: Any, kernel: tuple[int, ...]) -> int:
-    """Return the copies that fill the columns of a part: the kernel's places, and their borders.
-
-    Under a cap on the workspace: umem/chainer/chunking/windows.py, fill.
-    """
-    windows = windows_of(func, image.shape[2:], kernel[2:])._replace(outs=outputs.shape[2:])
-    if windows.are_the_image:
-        return 0
-    found = overlaps(windows, tuple((0, count) for count in windows.outs))
-    return sum(1 + len(overlap.borders) for overlap in found)
 
 
 def _is_copied(outputs: Any) -> bool:

@@ -116,7 +116,7 @@ class Kernels(NamedTuple):
 
     def in_parts(self, cap_bytes: int) -> Kernels:
         """Return the kernels of an operation whose largest array is made in parts under a cap."""
-        if not self.part_launch_count or self.piece_bytes <= cap_bytes:
+        if not self.part_launch_count:
             return self
         count = -(-self.piece_bytes // max(1, cap_bytes))
         return Kernels(count * self.part_launch_count, self.copied_bytes)

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from umem.chainer.chunking import gpu_windows
+from umem.chainer.chunking import windows as host_windows
 from umem.chainer.chunking.pieces import (
     CACHED_BYTES,
     Cap,
@@ -29,7 +31,7 @@ from umem.chainer.chunking.pieces import (
     least,
     parts,
 )
-from umem.chainer.chunking.windows import Windows, fill, overlaps, spread
+from umem.chainer.chunking.windows import Windows
 
 Array = Any
 FAST_COLUMNS = 512
@@ -173,6 +175,7 @@ class Columns:
     def __init__(self, call: ConvolutionCall, x: Array, dtype: Any) -> None:
         self.dtype = np.dtype(dtype)
         self._call = call
+        self._on: Any = host_windows if call.xp is np else gpu_windows
         self.channel_count = x.shape[1] // call.groups
         self.kernel_size = prod(call.windows.kernel)
         self.are_the_image = call.windows.are_the_image and _are_ready(call.xp, x, self.dtype)
@@ -198,7 +201,7 @@ class Columns:
             seen = _product_ready(self._call.xp, _flat(images[0], 2), self.dtype)
             return seen[:, :, part.positions]
         found, by_sample = self._room(part, channels)
-        fill(by_sample, images, overlaps(self._call.windows, part.band))
+        self._on.fill(by_sample, images, self._call.windows, part.band)
         return found
 
     def add(self, part: Part, channels: slice, matrix: Array, given: Array) -> None:
@@ -209,7 +212,7 @@ class Columns:
             return
         found, by_sample = self._room(part, channels)
         _multiply(self._call.xp, matrix, given, found)
-        spread(images, by_sample, overlaps(self._call.windows, part.band))
+        self._on.spread(images, by_sample, self._call.windows, part.band)
 
     def _room(self, part: Part, channels: slice) -> tuple[Array, Array]:
         """Return the columns' memory as a matrix for each group, and as one for each sample."""

@@ -66,6 +66,9 @@ def _convolution(cap: Cap, func: Any, x: Array, kernel: Array, bias: Any, *_: An
     fits = x.shape[1] == kernel.shape[1] * func.groups and not len(kernel) % func.groups
     if min(windows.outs) < 1 or not fits or _is_left(cap, func, x):
         return None
+    positions = len(x) * prod(windows.outs)
+    if _is_whole(cap, x, positions * (2 * func.groups * kernel[0].size + len(kernel))):
+        return None
     return convolve(_call(cap, func, x, windows), x, kernel, bias)
 
 
@@ -76,6 +79,9 @@ def _deconvolution(
     windows = windows_of(func, tuple(image), kernel.shape[2:])._replace(outs=y.shape[2:])
     if len(kernel) % func.groups or _is_left(cap, func, y):
         return None
+    positions = len(y) * prod(windows.outs)
+    if _is_whole(cap, y, positions * func.groups * kernel[0].size + y.size):
+        return None
     return convolve_back(_call(cap, func, y, windows), y, kernel, bias)
 
 
@@ -84,6 +90,9 @@ def _kernel_gradient(cap: Cap, func: Any, x: Array, y: Array, *_: Any) -> Array 
         return None
     kernel = func.ksize if hasattr(func, "ksize") else (func.kh, func.kw)
     windows = windows_of(func, x.shape[2:], kernel)._replace(outs=y.shape[2:])
+    positions = len(y) * prod(windows.outs)
+    if _is_whole(cap, y, 2 * positions * x.shape[1] * prod(windows.kernel) + y.size):
+        return None
     return kernel_gradient(_call(cap, func, x, windows), x, y, func.W_dtype)
 
 
@@ -93,6 +102,19 @@ def _is_left(cap: Cap, func: Any, array: Array) -> bool:
     """
     is_chance = cap.exact and array.dtype == "float16" and isinstance(array, np.ndarray)
     return is_chance or bool(getattr(func, "_use_ideep", False))
+
+
+def _is_whole(cap: Cap, array: Array, elements: int) -> bool:
+    """Tell whether Chainer's own code stays under the cap on a GPU, where each part takes launches.
+
+    On NumPy parts are as quick, since their columns stay in the processor's cache.
+
+    Args:
+        cap: in force.
+        array: an input.
+        elements: of the columns, their copies, and a copy of the outputs.
+    """
+    return not isinstance(array, np.ndarray) and elements * array.itemsize <= cap.nbytes
 
 
 def _call(cap: Cap, func: Any, array: Array, windows: Windows) -> ConvolutionCall:

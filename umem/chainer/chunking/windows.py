@@ -108,22 +108,23 @@ def _borders(outs: Sequence[slice], band: Sequence[Range]) -> list[Index]:
     return found
 
 
-def fill(columns: Any, image: Any, found: Sequence[Overlap]) -> None:
+def fill(columns: Any, image: Any, windows: Windows, band: tuple[Range, ...]) -> None:
     """Copy what each window sees into its column (im2col); padding is zero.
 
     Args:
         columns: (..., kernel..., band...), which is written.
         image: (..., image...), with the same first axes.
-        found: the overlaps.
+        windows: of the call.
+        band: the range of windows along each axis.
     """
-    for overlap in found:
+    for overlap in overlaps(windows, band):
         for border in overlap.borders:
             columns[border] = 0
         columns[overlap.columns] = image[overlap.image]
 
 
-def spread(image: Any, columns: Any, found: Sequence[Overlap]) -> None:
+def spread(image: Any, columns: Any, windows: Windows, band: tuple[Range, ...]) -> None:
     """Add each column to the image positions of its window (col2im): the adjoint of `fill`."""
-    for overlap in found:
+    for overlap in overlaps(windows, band):
         part = image[overlap.image]
         part += columns[overlap.columns]

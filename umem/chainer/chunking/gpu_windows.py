@@ -1,0 +1,119 @@
+"""Columns of windows on a GPU (im2col, and col2im, its adjoint), each by one kernel.
+
+The same copies and sums as on NumPy, in the same order, so that results have the same bits: there
+they go place by place of the kernel, which would be as many launches.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from umem.chainer.chunking.windows import Range, Windows
+
+
+def fill(columns: Any, image: Any, windows: Windows, band: tuple[Range, ...]) -> None:
+    """Copy what each window sees into its column; padding is zero.
+
+    Args:
+        columns: (..., kernel..., band...), which is written.
+        image: (..., image...), with the same first axes.
+        windows: of the call.
+        band: the range of windows along each axis.
+    """
+    numbers = [
+        (size, kernel, stride, pad, dilate, start, stop - start)
+        for size, kernel, stride, pad, dilate, (start, stop) in _axes(windows, band)
+    ]
+    kernel = _fill(len(band), _index(columns, image))
+    kernel(image, *(number for axis in numbers for number in axis), columns)
+
+
+def spread(image: Any, columns: Any, windows: Windows, band: tuple[Range, ...]) -> None:
+    """Add each column to the image positions of its window: the adjoint of `fill`."""
+    numbers, seen = [], []
+    for size, kernel, stride, pad, dilate, (start, stop) in _axes(windows, band):
+        low = max(0, start * stride - pad)
+        high = min(size, (stop - 1) * stride - pad + (kernel - 1) * dilate + 1)
+        if low >= high:  # all of the band lies in the padding
+            return
+        seen.append(slice(low, high))
+        numbers.append((high - low, kernel, stride, pad - low, dilate, start, stop - start))
+    kernel = _spread(len(band), _index(columns, image))
+    kernel(columns, *(number for axis in numbers for number in axis), image[(..., *seen)])
+
+
+def _index(*arrays: Any) -> str:
+    """Return the type of indexes: divisions of 32 bits are several times faster on a GPU."""
+    return "int32" if max(array.size for array in arrays) < 2**31 else "int64"
+
+
+def _axes(windows: Windows, band: tuple[Range, ...]) -> Any:
+    fields = windows.image, windows.kernel, windows.stride, windows.pad, windows.dilate
+    return zip(*fields, band, strict=True)
+
+
+_INDEXES = {"int32": "int", "int64": "long long"}
+_NUMBERS = ("size", "kernel", "stride", "pad", "dilate", "start", "length")
+
+
+def _parameters(axes: int, index: str) -> str:
+    return ", ".join(f"{index} {name}{axis}" for axis in range(axes) for name in _NUMBERS)
+
+
+def _decomposed(name: str, lengths: str, axes: int) -> list[str]:
+    """Return code that takes the last axes off the flat index ``rest``."""
+    return [
+        f"const Index {name}{axis} = rest % {lengths}{axis}; rest /= {lengths}{axis};"
+        for axis in reversed(range(axes))
+    ]
+
+
+def _flat(*terms: tuple[str, str]) -> str:
+    """Return the flat index, in memory order, of ``rest`` and pairs of a length and a place."""
+    flat = "rest"
+    for length, place in terms:
+        flat = f"({flat} * {length} + {place})"
+    return flat
+
+
+@lru_cache
+def _fill(axes: int, index: str) -> Any:
+    every = range(axes)
+    code = ["Index rest = i;", *_decomposed("out", "length", axes)]
+    code += _decomposed("at", "kernel", axes)
+    code += [
+        f"const Index x{a} = (start{a} + out{a}) * stride{a} - pad{a} + at{a} * dilate{a};"
+        for a in every
+    ]
+    inside = " && ".join(f"x{a} >= 0 && x{a} < size{a}" for a in every)
+    place = _flat(*((f"size{a}", f"x{a}") for a in every))
+    code.append(f"column = {inside} ? image[{place}] : T(0);")
+    taken = f"raw T image, {_parameters(axes, index)}"
+    return _kernel("umem_fill", taken, "T column", code, index)
+
+
+@lru_cache
+def _spread(axes: int, index: str) -> Any:
+    every = range(axes)
+    code = ["Index rest = i;", *_decomposed("x", "size", axes), "T sum = image;"]
+    for a in every:
+        code += [
+            f"for (Index at{a} = 0; at{a} < kernel{a}; ++at{a}) {{",
+            f"Index from{a} = x{a} + pad{a} - at{a} * dilate{a};",
+            f"if (from{a} < 0 || from{a} % stride{a}) continue;",
+            f"from{a} = from{a} / stride{a} - start{a};",
+            f"if (from{a} < 0 || from{a} >= length{a}) continue;",
+        ]
+    places = ((f"kernel{a}", f"at{a}") for a in every)
+    place = _flat(*places, *((f"length{a}", f"from{a}") for a in every))
+    code += [f"sum = T(sum + column[{place}]);", "}" * axes, "image = sum;"]
+    taken = f"raw T column, {_parameters(axes, index)}"
+    return _kernel("umem_spread", taken, "T image", code, index)
+
+
+def _kernel(name: str, taken: str, made: str, code: list[str], index: str) -> Any:
+    import cupy
+
+    types = f"typedef {_INDEXES[index]} Index;"
+    return cupy.ElementwiseKernel(taken, made, "\n".join(code), name, preamble=types)
