@@ -75,6 +75,7 @@ def _convolution(cap: Cap, func: Any, x: Array, kernel: Array, bias: Any, *_: An
 def _deconvolution(
     cap: Cap, func: Any, y: Array, kernel: Array, bias: Any, *_: Any
 ) -> Array | None:
+    """Compute a deconvolution in parts; None leaves it to Chainer."""
     image = func.outs if hasattr(func, "outs") else (func.outh, func.outw)
     windows = windows_of(func, tuple(image), kernel.shape[2:])._replace(outs=y.shape[2:])
     if len(kernel) % func.groups or _is_left(cap, func, y):

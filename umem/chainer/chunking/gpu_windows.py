@@ -9,6 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from chainer.backend import get_array_module
+
 from umem.chainer.chunking.windows import Range, Windows
 
 
@@ -25,7 +27,7 @@ def fill(columns: Any, image: Any, windows: Windows, band: tuple[Range, ...]) ->
         (size, kernel, stride, pad, dilate, start, stop - start)
         for size, kernel, stride, pad, dilate, (start, stop) in _axes(windows, band)
     ]
-    kernel = _fill(len(band), _index(columns, image))
+    kernel = _fill(get_array_module(image), len(band), _index(columns, image))
     kernel(image, *(number for axis in numbers for number in axis), columns)
 
 
@@ -39,7 +41,7 @@ def spread(image: Any, columns: Any, windows: Windows, band: tuple[Range, ...]) 
             return
         seen.append(slice(low, high))
         numbers.append((high - low, kernel, stride, pad - low, dilate, start, stop - start))
-    kernel = _spread(len(band), _index(columns, image))
+    kernel = _spread(get_array_module(image), len(band), _index(columns, image))
     kernel(columns, *(number for axis in numbers for number in axis), image[(..., *seen)])
 
 
@@ -78,7 +80,8 @@ def _flat(*terms: tuple[str, str]) -> str:
 
 
 @lru_cache
-def _fill(axes: int, index: str) -> Any:
+def _fill(xp: Any, axes: int, index: str) -> Any:
+    """Make the kernel of `fill` for a number of axes and a type of indexes."""
     every = range(axes)
     code = ["Index rest = i;", *_decomposed("out", "length", axes)]
     code += _decomposed("at", "kernel", axes)
@@ -90,11 +93,12 @@ def _fill(axes: int, index: str) -> Any:
     place = _flat(*((f"size{a}", f"x{a}") for a in every))
     code.append(f"column = {inside} ? image[{place}] : T(0);")
     taken = f"raw T image, {_parameters(axes, index)}"
-    return _kernel("umem_fill", taken, "T column", code, index)
+    return _kernel(xp, "umem_fill", taken, "T column", code, index)
 
 
 @lru_cache
-def _spread(axes: int, index: str) -> Any:
+def _spread(xp: Any, axes: int, index: str) -> Any:
+    """Make the kernel of `spread` for a number of axes and a type of indexes."""
     every = range(axes)
     code = ["Index rest = i;", *_decomposed("x", "size", axes), "T sum = image;"]
     for a in every:
@@ -109,11 +113,9 @@ def _spread(axes: int, index: str) -> Any:
     place = _flat(*places, *((f"length{a}", f"from{a}") for a in every))
     code += [f"sum = T(sum + column[{place}]);", "}" * axes, "image = sum;"]
     taken = f"raw T column, {_parameters(axes, index)}"
-    return _kernel("umem_spread", taken, "T image", code, index)
+    return _kernel(xp, "umem_spread", taken, "T image", code, index)
 
 
-def _kernel(name: str, taken: str, made: str, code: list[str], index: str) -> Any:
-    import cupy
-
+def _kernel(xp: Any, name: str, taken: str, made: str, code: list[str], index: str) -> Any:
     types = f"typedef {_INDEXES[index]} Index;"
-    return cupy.ElementwiseKernel(taken, made, "\n".join(code), name, preamble=types)
+    return xp.ElementwiseKernel(taken, made, "\n".join(code), name, preamble=types)

@@ -9,7 +9,7 @@ from umem.as_json import named
 from umem.devices.cost import StepCost
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, GraphError, StateError
-from umem.predict.techniques.step_variants import Prepared, StepVariants
+from umem.predict.techniques.step_variants import Prepared, StepVariants, with_slack
 from umem.predict.techniques.technique import Technique
 from umem.units import format_bytes
 
@@ -86,6 +86,7 @@ def tried(
         plain: the steps that fit this GPU's plain memory, by the id of their trace; a technique
             that does no better than one of the same trace gets a reason. Updated.
     """
+    gpu = with_slack(gpu) if technique.has_gaps else gpu
     try:
         prepared = technique.prepare(variants, gpu)
     except (BudgetError, GraphError, StateError) as error:  # it has nothing to offer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any, Literal, TypeVar
 
 from umem.devices.base import Mode
@@ -24,6 +25,7 @@ from umem.trace.analysis.explain import missing_when_repeated
 from umem.trace.axes import Point, StepSize, point_of
 from umem.trace.events import check_figures
 from umem.trace.trace import Trace
+from umem.units import BLOCK_BYTES
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,9 @@ _T = TypeVar("_T")
 STEPS = 3
 """Steps of a replay: the first leaves tensors that later ones find; where blocks move, these
 alternate."""
+SLACK = 0.05
+"""The share of VRAM that a technique in CuPy's plain pool has to leave, and one block at least: so
+far the pool's gaps may be larger than in a replay (bench/choice_live.py, bench/cupy_peak.py)."""
 UNCHANGED = Changes()
 Budget = int | float | None
 """A budget: bytes of the whole step, a share of the plain step's peak, or None for the least."""
@@ -99,7 +104,8 @@ class StepVariants:
         corrected = change.on_device(on_gpu(trace, correct))
         check_figures(corrected.events)
         self.trace = steady(corrected, STEPS)
-        self.replays = Replays(self.gpus) if replays is None else replays
+        every = (*self.gpus, *map(with_slack, self.gpus))
+        self.replays = Replays(every) if replays is None else replays
         self._plans: dict[tuple[Budget, GpuSpec | None], list[Plan] | UmemError] = {}
         self._problems: dict[GpuSpec | None, list[Problem] | UmemError] = {}
         self._made: dict[tuple[object, ...], Trace] = {}
@@ -257,6 +263,13 @@ class StepVariants:
         changed = [one for one in self._changed.values() if isinstance(one, StepVariants)]
         of_changed = [trace for one in changed for trace in one._kept()]
         return [self.trace, *self._made.values(), *of_changed]
+
+
+def with_slack(gpu: GpuSpec) -> GpuSpec:
+    """Return a GPU with as much VRAM as a technique in CuPy's plain pool may fill."""
+    blocks = gpu.usable_bytes // BLOCK_BYTES
+    left = max(1, blocks - max(1, ceil(SLACK * blocks)))
+    return gpu.with_vram(left * BLOCK_BYTES)
 
 
 def _any_vram(gpu: GpuSpec | None) -> GpuSpec | None:

@@ -17,6 +17,8 @@ class Technique:
         name: the name in reports; unique.
         exact: whether the results of training are the same bits.
         tolerance: the kind of difference in a word, where results are not the same bits.
+        has_gaps: whether its arrays lie in CuPy's plain pool, so that it has to fit with `SLACK`;
+            see `umem.predict.techniques.options`.
         prepare: returns the step under the technique on a GPU. Raises BudgetError, GraphError or
             StateError where the technique does not apply; the message says why.
     """
@@ -25,3 +27,4 @@ class Technique:
     exact: bool
     prepare: Callable[[StepVariants, GpuSpec], Prepared]
     tolerance: str | None = None
+    has_gaps: bool = True
