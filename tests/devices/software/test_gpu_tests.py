@@ -27,6 +27,8 @@ FILES = sorted(
     and path.name not in (Path(__file__).name, "test_gpu_run.py")  # they name the mark
 )
 FUNCTIONS = "compat/functions/test_gpu_functions.py"
+DEVICE = "devices/cuda/test_gpu_device.py"
+"""These have tests of their own below."""
 CUDA_13 = Path(sys.prefix) / "cuda13"
 """Where scripts/setup puts CUDA 13's bindings, beside CUDA 12's, which are installed."""
 bindings = pytest.mark.parametrize(
@@ -43,10 +45,9 @@ bindings = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def environment(pytestconfig: pytest.Config) -> dict[str, str]:
+def environment(kernel_cache: Path) -> dict[str, str]:
     """Programs in it have a software GPU; its kernels are kept from run to run of the tests."""
-    assert pytestconfig.cache is not None
-    kernels = str(pytestconfig.cache.mkdir("software-gpu"))
+    kernels = str(kernel_cache)
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join((str(SUPPORT / "on_software_gpu"), str(ROOT), str(SUPPORT))),
@@ -60,7 +61,8 @@ def run_tests(
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, str | None]]:
     """Run a file's tests for a GPU; return them by name, with the reason where one was skipped."""
     report = folder / "report.xml"
-    given = ["-m", "gpu", "-n", "0", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    quiet = ("-n", "0", "-q", "-p", "no:cacheprovider")
+    given = ["-m", "gpu and not slow", *quiet, f"--junitxml={report}"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *given, *options, str(path)],
         env=environment,
@@ -90,17 +92,20 @@ def assert_passed(
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != FUNCTIONS])
+@pytest.mark.parametrize("name", [name for name in FILES if name not in (FUNCTIONS, DEVICE)])
 def test_tests_for_a_gpu_pass(name, environment, tmp_path):
     assert_passed(TESTS / name, environment, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "part", ["test_a_function and float16", "test_a_function and float32", "test_a_link"]
-)
+@pytest.mark.parametrize("part", ["test_a_function", "test_a_link"])
 def test_chainer_agrees_with_numpy(part, environment, tmp_path):
     """In parts, which run side by side: their kernels take minutes to compile."""
     assert_passed(TESTS / FUNCTIONS, environment, tmp_path, "-k", part)
+
+
+@pytest.mark.slow
+def test_the_rest_of_chainer_agrees_with_numpy_in_half_precision(environment, tmp_path):
+    assert_passed(TESTS / FUNCTIONS, environment, tmp_path, "-m", "gpu and slow")
 
 
 @bindings
@@ -110,7 +115,7 @@ def test_hints_are_right_with_each_of_nvidias_bindings(ahead, environment, tmp_p
     inside = {**environment, "PYTHONPATH": path}
     said = subprocess.run([sys.executable, "-c", code], env=inside, capture_output=True, text=True)
     assert said.stdout.startswith("13." if ahead else "12."), said.stderr
-    assert_passed(TESTS / "devices/cuda/test_gpu_device.py", inside, tmp_path)
+    assert_passed(TESTS / DEVICE, inside, tmp_path)
 
 
 def test_a_failed_test_keeps_no_memory_from_the_next(environment, tmp_path):
