@@ -38,9 +38,20 @@ def moved(trace: Trace, data: Any, graph: Graph) -> Any:
     return plan(graph, budget, model="saved", link=Link(rate, rate))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(steps(), st.data())
 def test_the_peak_is_at_most_that_of_the_referee(calls: list[Call], data: Any) -> None:
+    hold_against_the_referee(calls, data)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=200)
+@given(steps(), st.data())
+def test_the_peaks_of_many_are_at_most_those_of_the_referee(calls: list[Call], data: Any) -> None:
+    hold_against_the_referee(calls, data)
+
+
+def hold_against_the_referee(calls: list[Call], data: Any) -> None:
     trace = trace_of(calls)
     graph = Graph.from_trace(trace)
     found = moved(trace, data, graph)
