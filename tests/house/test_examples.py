@@ -109,7 +109,9 @@ def test_a_language_model_goes_on_where_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "sizes",
     [
-        pytest.param(("--layers", "1", "--hidden", "8784"), marks=pytest.mark.thorough),
+        pytest.param(
+            ("--layers", "1", "--hidden", "8784", "--batch", "24"), marks=pytest.mark.thorough
+        ),
         pytest.param((), marks=pytest.mark.slow),
     ],
 )
