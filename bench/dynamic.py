@@ -226,7 +226,7 @@ BENCH = common.Bench(
 @click.option("--repeats", type=click.IntRange(1), help="Timed steps of each kind.")
 @common.json_option
 def main(quick: bool, names: tuple[str, ...], repeats: int | None, path: Path | None) -> None:
-    count = repeats or (3 if quick else 21)
+    count = repeats or (2 if quick else 21)
     rows = []
     for program in PROGRAMS:
         if not names or program.name in names:

@@ -236,7 +236,7 @@ BENCH = common.Bench(
 # -- measured --------------------------------------------------------------------------------------
 
 NETWORK = Settings(layers=6, hidden=384, length=128, vocabulary=8192, batch=64)
-SMALL_NETWORK = Settings(layers=2, hidden=64, length=16, vocabulary=300, batch=16)
+SMALL_NETWORK = Settings(layers=1, hidden=64, length=16, vocabulary=300, batch=16)
 LEAST_SAVED, LEAST_SAVED_WITH_HALF = 0.80, 0.85
 
 

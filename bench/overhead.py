@@ -198,14 +198,14 @@ BENCH = common.Bench("overhead", __doc__, answer, tables=by_condition, notes=sta
 
 @click.command(help=__doc__)
 @click.option("--repeats", type=click.IntRange(1), default=30, show_default=True)
-@click.option("--quick", is_flag=True, help="Three repeats.")
+@click.option("--quick", is_flag=True, help="Two repeats.")
 @click.option("--worker", "only", type=click.Choice(list(WORKLOADS)), hidden=True)
 @common.json_option
 def main(repeats: int, quick: bool, only: str | None, path: Path | None) -> None:
     if only is not None:
         worker(only)
         return
-    repeats = 3 if quick else repeats
+    repeats = 2 if quick else repeats
     rows = [measure(workload, repeats) for workload in WORKLOADS]
     BENCH.finish(rows, path, simulated=False, options={"repeats": repeats})
 

@@ -73,8 +73,11 @@ def measure(name: str, graph: Graph, counts: tuple[int, ...], updates: int, repe
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         found = cut(graph, PARTS, folder / "cut")
-        every = ranks(counts, folder / "cut", folder / "trained", updates, 0)
-        timed = ranks((1, 2), folder / "cut", folder / "timed", 1, repeats) if repeats else []
+        one_job = max(counts) <= 2
+        every = ranks(counts, folder / "cut", folder / "trained", updates, repeats * one_job)
+        timed = every if repeats else []
+        if repeats and not one_job:
+            timed = ranks((1, 2), folder / "cut", folder / "timed", 1, repeats)
     alone = every[0]["trained"]["1"]
     rows = []
     for n in counts:

@@ -1,6 +1,6 @@
 """Say what training 1.1 billion parameters takes on a GPU of 16 GB; they are never allocated.
 
-python examples/07_a_billion.py [--gpu v100-16gb] [--hidden 1920] [--batch 16]
+python examples/07_a_billion.py [--hidden 1920] [--layers 24] [--batch 16]
 
 A small network of the same depth takes a few steps at several widths and batches; what its arrays
 and operations would be at the width asked for is computed from that, and a model of the GPU says
@@ -15,13 +15,13 @@ import chainer
 import numpy as np
 from masked_lm.network import MaskedLanguageModel
 
-LAYERS, LENGTH, VOCABULARY = 24, 128, 8192
+LENGTH, VOCABULARY = 128, 8192
 
 
 @cache
 def made(hidden):
     """A network of a width, and its optimizer."""
-    model = MaskedLanguageModel(VOCABULARY, hidden, LAYERS, LENGTH)
+    model = MaskedLanguageModel(VOCABULARY, hidden, asked.layers, LENGTH)
     return model, chainer.optimizers.Adam(1e-4).setup(model)
 
 
@@ -41,6 +41,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", default="v100-16gb")
     parser.add_argument("--hidden", type=int, default=1920)
+    parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--batch", type=int, default=16)
     asked = parser.parse_args()
     trace = umem.record_at(step, {"batch": (2, 4), "hidden": (128, 192)})

@@ -94,7 +94,10 @@ def ctrl_c() -> object:
 
 
 @pytest.fixture(scope="session")
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where programs on a software GPU keep what they compile; the same for all workers."""
+def kernel_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where programs on a software GPU keep what they compile: the same for all workers, and from
+    run to run. A kernel's name is a digest of all that it depends on."""
+    if pytestconfig.cache is not None:
+        return Path(pytestconfig.cache.mkdir("software-gpu"))
     base = tmp_path_factory.getbasetemp()
     return (base.parent if base.name.startswith("popen-") else base) / "kernels"

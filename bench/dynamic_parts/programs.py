@@ -188,8 +188,8 @@ def mixed_loss(model: Any, size: Size, seed: int) -> Any:
 
 
 PROGRAMS = [
-    Program("TreeLSTM", tree, tree_loss, (32, 128, 80), (8, 32, 24)),
+    Program("TreeLSTM", tree, tree_loss, (32, 128, 80), (8, 32, 14)),
     Program("seq2seq", seq2seq, seq2seq_loss, (32, 128, 60), (8, 32, 20)),
-    Program("CRF tagger", tagger, tagger_loss, (32, 128, 80), (8, 32, 24)),
-    Program("random", mixed, mixed_loss, (64, 128, 160), (16, 64, 40)),
+    Program("CRF tagger", tagger, tagger_loss, (32, 128, 80), (8, 32, 14)),
+    Program("random", mixed, mixed_loss, (64, 128, 160), (16, 64, 24)),
 ]

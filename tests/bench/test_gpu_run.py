@@ -273,9 +273,8 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 @needs_cupy
 @needs_compiler
 @pytest.mark.thorough
-def test_a_rehearsal_on_the_software_gpu(tmp_path, monkeypatch, pytestconfig):
-    assert pytestconfig.cache is not None
-    monkeypatch.setenv("XDG_CACHE_HOME", str(pytestconfig.cache.mkdir("software-gpu")))
+def test_a_rehearsal_on_the_software_gpu(tmp_path, monkeypatch, kernel_cache):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kernel_cache))
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     chosen = ("machine", "doctor", "constants", "device-tests", "managed", "facts-tests")
     only = [part for name in chosen for part in ("--only", name)]

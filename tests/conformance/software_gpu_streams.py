@@ -99,14 +99,14 @@ BENCH = common.Bench(
 @click.option("--seeds", type=click.IntRange(1), default=1000, show_default=True)
 @click.option("--first", type=int, default=0, show_default=True, help="The first seed.")
 @click.option("--only", metavar="PROGRAM", help="One program, by its name.")
-@click.option("--quick", is_flag=True, help="Twelve seeds.")
+@click.option("--quick", is_flag=True, help="Six seeds.")
 @click.option("--resume", is_flag=True, help="Keep the programs that --json's file has already.")
 @common.json_option
 def main(
     seeds: int, first: int, only: str | None, quick: bool, resume: bool, path: Path | None
 ) -> None:
     common.writable(path)
-    seeds = 12 if quick else seeds
+    seeds = 6 if quick else seeds
     programs = [p for p in (*RIGHT, *PLANTED) if only in (None, p.__name__)]
     if not programs:
         raise click.BadParameter(f"no program {only!r}; see {stream_programs.__name__}.py")

@@ -106,9 +106,19 @@ def test_a_language_model_goes_on_where_it_was(tmp_path: Path) -> None:
     assert len(logs[0]) == 3 and logs[0] == logs[1]
 
 
-@pytest.mark.thorough
-def test_a_billion_parameters_fit_with_recomputation_and_small_states() -> None:
-    result = run(ROOT / "examples" / "07_a_billion.py")
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param(
+            ("--layers", "1", "--hidden", "8784", "--batch", "24"), marks=pytest.mark.thorough
+        ),
+        pytest.param((), marks=pytest.mark.slow),
+    ],
+)
+def test_a_billion_parameters_fit_with_recomputation_and_small_states(
+    sizes: tuple[str, ...],
+) -> None:
+    result = run(ROOT / "examples" / "07_a_billion.py", *sizes)
     assert result.returncode == 0, result.stderr
     head, *lines = result.stdout.splitlines()
     assert head == "1.08 billion parameters on a simulated Tesla V100 16 GB:"

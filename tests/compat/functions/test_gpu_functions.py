@@ -100,8 +100,16 @@ def assert_agrees(got: list[np.ndarray], expected: list[np.ndarray], tolerance: 
         assert error <= bound, f"array {number}: off by {error}, {bound} allowed"
 
 
-def of(cases: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(name, dtype) for name, case in cases.items() for dtype in DTYPES if dtype in case.only]
+def of(cases: dict[str, Any]) -> list[Any]:
+    """Return cases: all in single precision, in half precision each third, and others if slow."""
+    return [
+        pytest.param(
+            name, dtype, marks=[pytest.mark.slow] * (dtype == "float16" and number % 3 > 0)
+        )
+        for number, (name, case) in enumerate(cases.items())
+        for dtype in DTYPES
+        if dtype in case.only
+    ]
 
 
 @pytest.mark.parametrize(("name", "dtype"), of(chainer_function_cases.CASES))

@@ -223,9 +223,12 @@ fails(cp.cuda.cufft.CuFFTError, "NOT_SUPPORTED", lambda: cp.cuda.cufft.XtPlanNd(
     assert run(program, kernel_cache) == ""
 
 
-def test_sorting_searching_and_running_sums(kernel_cache: Path) -> None:
-    program = """
-for t in "?bHlefdFD":
+# The kernels of each type are compiled for seconds.
+@pytest.mark.parametrize("types", ["?blefD", pytest.param("HdF", marks=pytest.mark.slow)])
+def test_sorting_searching_and_running_sums(types: str, kernel_cache: Path) -> None:
+    program = f"types = {types!r}"
+    program += """
+for t in types:
     a = rng.integers(0, 2 if t == "?" else 100, (5, 300)).astype(t)
     if t in "FD":
         a.imag = rng.integers(-3, 3, (5, 300))

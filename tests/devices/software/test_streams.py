@@ -233,21 +233,30 @@ def test_only_a_relaxed_capture_allows_allocations(
 @needs_cupy
 @needs_compiler
 class TestCupyStreams:
+    @pytest.mark.parametrize(
+        ("count", "options"),
+        [(6, ["--quick"]), pytest.param(20, ["--seeds", "20"], marks=pytest.mark.slow)],
+    )
     def test_programs_agree_under_every_seed_and_planted_faults_are_found(
-        self, kernel_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self,
+        count: int,
+        options: list[str],
+        kernel_cache: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         if find_package() is None:
             pytest.skip("no Chainer")
         monkeypatch.setenv("XDG_CACHE_HOME", str(kernel_cache))
         monkeypatch.setenv("CUPY_CACHE_DIR", str(kernel_cache))
         path = tmp_path / "streams.json"
-        done = run_bench("software_gpu_streams.py", "--quick", "--json", str(path), timeout=3600)
+        done = run_bench("software_gpu_streams.py", *options, "--json", str(path), timeout=3600)
         assert done.returncode == 0, done.stdout + done.stderr
         rows = json.loads(path.read_text())["rows"]
         right = [row for row in rows if not row["planted"]]
-        assert len(right) == 16 and all(row["same_count"] == 12 for row in right)
+        assert len(right) == 16 and all(row["same_count"] == count for row in right)
         planted = [row for row in rows if row["planted"]]
-        assert len(planted) == 10 and all(row["same_count"] < 12 for row in planted)
+        assert len(planted) == 10 and all(row["same_count"] < count for row in planted)
 
     def test_events_and_streams_say_whether_their_work_is_done(self, kernel_cache: Path) -> None:
         program = """

@@ -38,7 +38,12 @@ def test_twenty_random_losses_are_right_or_refused() -> None:
     check(range(20))
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("first", range(0, 300, CHUNK))
+@pytest.mark.parametrize(
+    "first",
+    [
+        *(pytest.param(first, marks=pytest.mark.thorough) for first in range(0, 120, CHUNK)),
+        *(pytest.param(first, marks=pytest.mark.slow) for first in range(120, 300, CHUNK)),
+    ],
+)
 def test_random_losses_are_right_or_refused(first: int) -> None:
     check(range(20_000 + first, 20_000 + first + CHUNK))

@@ -64,8 +64,13 @@ def test_no_bit_changes(name: str, tmp_path: Path) -> None:
     both(tmp_path, name)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("first", range(0, 60, 20))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(0, marks=pytest.mark.thorough),
+        *(pytest.param(first, marks=pytest.mark.slow) for first in (20, 40)),
+    ],
+)
 def test_a_random_program_has_the_numbers_of_plain_chainer(first: int, tmp_path: Path) -> None:
     for seed in range(first, first + 20):
         programs = [Program(seed, None), Program(seed, lambda _: umem.chainer.Offload(tmp_path))]

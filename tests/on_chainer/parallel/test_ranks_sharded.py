@@ -35,11 +35,14 @@ def test_adam_in_32_and_8_bits_has_the_bits_of_the_whole(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "cases",
     [
-        pytest.param(("hooks", "halves", "scaled"), id="hooks-and-halves"),
-        pytest.param(("edges", "accumulated"), id="parameters-that-come-and-go"),
-        pytest.param(("spoiled", "refused"), id="errors-are-those-of-all-ranks"),
-        pytest.param(("refused_at_once", "converted"), id="what-is-refused-leaves-it-as-it-was"),
-        pytest.param(("tied",), id="what-is-tied-is-one-parameter"),
+        pytest.param(
+            ("hooks", "halves", "scaled", "edges", "accumulated", "tied"),
+            id="whatever-parameters-and-gradients-are",
+        ),
+        pytest.param(
+            ("spoiled", "refused", "refused_at_once", "converted"),
+            id="errors-are-those-of-all-ranks-and-leave-it-as-it-was",
+        ),
         pytest.param(("recomputed",), id="recompute-plans-on-each-rank"),
         pytest.param(("saving",), id="a-saved-run-goes-on-to-the-bit"),
         pytest.param(("memory",), id="no-rank-has-the-whole-state"),
@@ -60,8 +63,14 @@ def test_shards_of_cupy_arrays_on_two_software_gpus(
     assert not any(run(2, tmp_path, "gpus"))
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("counts", [(1, 3), (2, 4, 5)])
+@pytest.mark.parametrize(
+    "counts",
+    [
+        pytest.param((1, 3), marks=pytest.mark.thorough),
+        pytest.param((2, 5), marks=pytest.mark.thorough),
+        pytest.param((4,), marks=pytest.mark.slow),
+    ],
+)
 def test_a_snapshot_of_two_ranks_is_read_by_any_number(
     counts: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -72,10 +81,15 @@ def test_a_snapshot_of_two_ranks_is_read_by_any_number(
         assert not any(run(1, tmp_path, "whole"))
 
 
-@pytest.mark.thorough
-def test_another_number_of_ranks_goes_on_to_rounding(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "counts",
+    [pytest.param((2, 3), marks=pytest.mark.thorough), pytest.param((5,), marks=pytest.mark.slow)],
+)
+def test_another_number_of_ranks_goes_on_to_rounding(
+    counts: tuple[int, ...], tmp_path: Path
+) -> None:
     run(2, tmp_path, "begun")
-    for count in (2, 3, 5):
+    for count in counts:
         shutil.rmtree(tmp_path / "adam" / "step-5", ignore_errors=True)
         shutil.rmtree(tmp_path / "adam" / "step-4", ignore_errors=True)
         assert not any(run(count, tmp_path, "trained_on"))

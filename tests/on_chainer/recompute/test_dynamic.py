@@ -209,7 +209,9 @@ def test_an_update_between_two_backwards_is_refused_once_and_then_exact() -> Non
     assert len(refused) == 1
 
 
-@pytest.mark.parametrize("first", range(0, 60, 20))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (20, 40))]
+)
 def test_random_programs_have_the_numbers_of_plain_chainer(
     first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,7 +152,9 @@ def test_files_take_what_a_chain_keeps(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("first", range(0, 60, 20))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (20, 40))]
+)
 def test_random_programs_have_the_numbers_of_plain_chainer(
     first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recompute_cases import MODELS, Deep, Recurrent, larger, planned, same, train, words
+from recompute_cases import LONGER, MODELS, Deep, Recurrent, larger, planned, same, train, words
 
 import umem.chainer  # isort: skip  (before chainer)
 import chainer
@@ -38,8 +38,13 @@ def middle(memory: Any) -> int:
     return int(least + largest.plan.plain_bytes) // 2
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in MODELS),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in LONGER),
+    ],
+)
 def test_a_planned_run_is_a_plain_run_to_the_bit(name: str) -> None:
     memory = umem.chainer.Recompute("min")
     same(train(name, memory), plain(name))

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.thorough
 
 BUDGETS: tuple[str, ...] = ("min", "80%", "min", "50%", "100%", "min", "60%", "95%", "min")
 METHODS = ("auto", "auto", "lower_sets", "auto", "store_all", "chen")
-ORDINARY, AT_ONCE = 200, 20
+ORDINARY, AT_ONCE = 60, 20
 SLOW = 5000
 LEAST_PLANNED = 0.6
 

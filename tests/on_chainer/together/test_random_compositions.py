@@ -16,12 +16,20 @@ import random_compositions as compositions
 
 pytestmark = pytest.mark.thorough
 COUNT, FIRST = 40, 100_000
+FEW = 15
+"""So many of them are not slow tests."""
 MENDED = (18, 52, 56, 215, 225)
 """A share in a pass without a plan; saved_in undone after Recompute; compared under saved_in."""
 RESULT = CONFORMANCE / "results" / "compositions.json"
 
 
-@pytest.mark.parametrize("seed", [*MENDED, *range(FIRST, FIRST + COUNT)])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(*MENDED, *range(FIRST, FIRST + FEW)),
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(FIRST + FEW, FIRST + COUNT)),
+    ],
+)
 def test_a_composition_gives_what_the_pages_say(seed: int) -> None:
     drawn = compositions.composition(seed)
     found = compositions.judged(drawn)

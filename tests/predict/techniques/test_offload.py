@@ -39,8 +39,21 @@ def moved(trace: Trace, data: Any, graph: Graph) -> Any:
 
 
 @settings(deadline=None, max_examples=25)
-@given(steps(), st.data())
+@given(steps(max_calls=9), st.data())
 def test_the_peak_is_at_most_that_of_the_referee(calls: list[Call], data: Any) -> None:
+    hold_against_the_referee(calls, data)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=100)
+@given(steps(), st.data())
+def test_the_peaks_of_longer_steps_are_at_most_those_of_the_referee(
+    calls: list[Call], data: Any
+) -> None:
+    hold_against_the_referee(calls, data)
+
+
+def hold_against_the_referee(calls: list[Call], data: Any) -> None:
     trace = trace_of(calls)
     graph = Graph.from_trace(trace)
     found = moved(trace, data, graph)
@@ -52,10 +65,23 @@ def test_the_peak_is_at_most_that_of_the_referee(calls: list[Call], data: Any) -
 
 
 @settings(deadline=None, max_examples=25)
-@given(steps(views=True), st.data(), st.integers(1, 2))
+@given(steps(views=True, max_calls=9), st.data(), st.integers(1, 2))
 def test_every_operation_finds_what_it_found_before(
     calls: list[Call], data: Any, count: int
 ) -> None:
+    hold_against_the_recording(calls, data, count)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=100)
+@given(steps(views=True), st.data(), st.integers(1, 2))
+def test_every_operation_of_longer_steps_finds_what_it_found_before(
+    calls: list[Call], data: Any, count: int
+) -> None:
+    hold_against_the_recording(calls, data, count)
+
+
+def hold_against_the_recording(calls: list[Call], data: Any, count: int) -> None:
     trace = trace_of(calls, count)
     graph = Graph.from_trace(trace)
     found = moved(trace, data, graph)
