@@ -76,3 +76,69 @@ with workspace("512KiB"):
     print(most() <= 600 << 10, whole > 4 << 20)
 """
     assert run(program, kernel_cache) == "True True\n"
+
+
+def test_columns_by_one_kernel_have_the_bits_of_those_by_places(kernel_cache: Path) -> None:
+    program = """
+import umem.chainer
+from umem.chainer.chunking import gpu_windows, windows
+
+def outs(image, kernel, stride, pad, dilate):
+    return tuple(
+        (i + 2 * p - d * (k - 1) - 1) // s + 1
+        for i, k, s, p, d in zip(image, kernel, stride, pad, dilate)
+    )
+
+rng = np.random.default_rng(0)
+cases = [
+    ((11,), (3,), (2,), (1,), (1,)), ((9, 12), (3, 2), (1, 1), (1, 0), (1, 1)),
+    ((10, 9), (3, 3), (2, 3), (2, 1), (2, 1)), ((5, 4), (3, 3), (1, 1), (3, 3), (1, 1)),
+    ((5, 6, 4), (2, 3, 1), (1, 2, 1), (1, 1, 0), (1, 1, 1)),
+]
+for image, kernel, stride, pad, dilate in cases:
+    sizes = outs(image, kernel, stride, pad, dilate)
+    geometry = windows.Windows(image, sizes, kernel, stride, pad, dilate)
+    for band in (tuple((0, n) for n in sizes), ((sizes[0] // 2, sizes[0]),
+                 *((0, n) for n in sizes[1:])), ((0, 1), *((0, n) for n in sizes[1:]))):
+        lengths = tuple(stop - start for start, stop in band)
+        for dtype in "ef":
+            x = rng.standard_normal((2, 1, 6, *image)).astype(dtype)[:, :, 1:4]
+            columns = np.full((2, 1, 3, *kernel, *lengths), 7, dtype)
+            on_gpu = cp.asarray(columns).transpose(0, 1, 2, *range(3, columns.ndim))
+            windows.fill(columns, x, geometry, band)
+            gpu_windows.fill(on_gpu, cp.asarray(x), geometry, band)
+            assert (on_gpu.get() == columns).all(), (image, band, dtype)
+            columns += rng.standard_normal(columns.shape).astype(dtype)
+            given = rng.standard_normal(x.shape).astype(dtype)
+            sums = cp.asarray(given)
+            windows.spread(given, columns, geometry, band)
+            gpu_windows.spread(sums, cp.asarray(columns), geometry, band)
+            assert sums.get().tobytes() == given.tobytes(), (image, band, dtype)
+print("same bits")
+"""
+    assert run(program, kernel_cache) == "same bits\n"
+
+
+def test_a_call_whose_workspace_is_under_the_cap_is_chainers_own(kernel_cache: Path) -> None:
+    program = f"""{CHAINER}
+from umem.chainer.chunking import functions
+made = []
+for name in ("convolve", "convolve_back", "kernel_gradient"):
+    def count(*args, name=name, whole=getattr(functions, name)):
+        made.append(name)
+        return whole(*args)
+    setattr(functions, name, count)
+x, kernel = normal(2, 4, 24, 24), normal(8, 4, 3, 3)
+whole = results(lambda *a: F.convolution_2d(*a, pad=1), x, kernel)
+columns = 2 * 4 * 9 * 24 * 24 * 4
+for cap in (1 << 20, 2 * columns, columns // 4):
+    made.clear()
+    with workspace(cap):
+        found = results(lambda *a: F.convolution_2d(*a, pad=1), x, kernel)
+    same = all(a.tobytes() == b.tobytes() for a, b in zip(found, whole))
+    print(sorted(made), same if not made else "")
+"""
+    whole, under_two, under_none = run(program, kernel_cache).splitlines()
+    assert whole == "[] True"
+    assert under_two.startswith("['convolve', 'kernel_gradient']")
+    assert under_none.startswith("['convolve', 'convolve_back', 'kernel_gradient']")

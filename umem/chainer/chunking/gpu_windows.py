@@ -40,7 +40,7 @@ def spread(image: Any, columns: Any, windows: Windows, band: tuple[Range, ...]) 
         if low >= high:  # all of the band lies in the padding
             return
         seen.append(slice(low, high))
-        numbers.append((high - low, kernel, stride, pad - low, dilate, start, stop - start))
+        numbers.append((high - low, kernel, stride, pad + low, dilate, start, stop - start))
     kernel = _spread(get_array_module(image), len(band), _index(columns, image))
     kernel(columns, *(number for axis in numbers for number in axis), image[(..., *seen)])
 
