@@ -36,11 +36,11 @@ NEAR = 1.05
 """How much more VRAM a line gets that has run out of memory."""
 TOP, APART = 3, 1.1
 """So many lines are to be in the order of their live times, or within this of one another."""
-WHOLE_GRAPH = ("GCN",)
-"""Networks whose input is one graph, which has no smaller batch."""
-FLAT_LABELS = ("transformer",)
-"""Networks whose arguments differ in length, so that `accumulate` cannot split them; its lines are
-left out."""
+WHOLE_GRAPH = ("GCN", "U-Net")
+"""Networks whose input is one graph or one image, which has no smaller batch."""
+NOT_SPLIT = ("transformer", "LSTM")
+"""Networks whose loss `accumulate` refuses without an argument that no trace shows: labels of
+another length than inputs, means over time steps. Its lines are left out."""
 SCRIPT = Path(__file__).resolve()
 
 
@@ -71,7 +71,7 @@ def trained(network: str, vram: int, record: str | None, line: str | None) -> di
         optimizer.update(built.loss, *held[size])
 
     if record is not None:
-        if network in WHOLE_GRAPH or batch == 1:
+        if network in WHOLE_GRAPH:
             with umem.record() as recorder:
                 step()
             recorder.trace.save(record, force=True)
@@ -153,7 +153,7 @@ def measure(network: str, shares: tuple[float, ...]) -> Iterator[dict[str, Any]]
         vram = round(share * plain / GRANULE) * GRANULE
         lines = []
         for option in choose(trace, GPU, vram=vram).options:
-            if network in FLAT_LABELS and "accumulate" in (option.line or ""):
+            if network in NOT_SPLIT and "accumulate" in (option.line or ""):
                 continue
             lines.append(tried(network, vram, option))
             click.echo(f"{network}, {share:.0%}, {lines[-1]}", err=True)

@@ -42,6 +42,8 @@ class workspace(Decorator, Scoped[None]):
         exact: compare the first call of each kind and shape with Chainer's own computation, which
             takes its whole workspace then, and leave to Chainer what differs by a bit.
 
+    On CuPy a convolution whose columns and their copies stay under the cap is left to Chainer.
+
     Concerned are Chainer's convolutions, deconvolutions, their gradients (groups, dilation and any
     number of dimensions included), poolings and unpoolings, on NumPy, and on CuPy where cuDNN does
     not compute them. Several samples are taken at a time, one, or a band of one's output rows. The

@@ -128,7 +128,11 @@ class Recompute:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._leave()
+        try:
+            self._leave()
+        except MemoryError:
+            if error is None:
+                raise  # else memory has run out before, and that error says what was tried
 
     def _leave(self) -> None:
         """Stop, and restore Chainer's own behaviour; a second time does nothing."""

@@ -1,8 +1,7 @@
 """A cap on the workspace of convolutions and poolings, alone and with recomputation.
 
-Models: memory, and the launches of each part of a convolution, a copy for each place of its kernel
-among them; the bytes that they move are those of a step without a cap. On a GPU with cuDNN, which
-needs no columns, there is no workspace to cap.
+Models: memory, and the launches of each part of a convolution; the bytes that they move are those
+of a step without a cap. On a GPU with cuDNN, which needs no columns, there is no workspace to cap.
 """
 
 from __future__ import annotations

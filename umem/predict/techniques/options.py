@@ -9,7 +9,7 @@ from umem.as_json import named
 from umem.devices.cost import StepCost
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, GraphError, StateError
-from umem.predict.techniques.step_variants import Prepared, StepVariants, with_slack
+from umem.predict.techniques.step_variants import Prepared, StepVariants, largest_array, with_slack
 from umem.predict.techniques.technique import Technique
 from umem.units import format_bytes
 
@@ -86,9 +86,8 @@ def tried(
         plain: the steps that fit this GPU's plain memory, by the id of their trace; a technique
             that does no better than one of the same trace gets a reason. Updated.
     """
-    gpu = with_slack(gpu) if technique.has_gaps else gpu
     try:
-        prepared = technique.prepare(variants, gpu)
+        prepared, gpu = _prepared(technique, variants, gpu)
     except (BudgetError, GraphError, StateError) as error:  # it has nothing to offer
         return Option(technique.name, technique.exact, None, False, str(error), technique.tolerance)
     if prepared.line is not None and "umem.chainer" in prepared.line and not variants.of_chainer:
@@ -117,6 +116,18 @@ def tried(
     if same is None:
         return option
     return replace(option, reason=_why_idle(prepared, step.cost, same, gpu))
+
+
+def _prepared(
+    technique: Technique, variants: StepVariants, gpu: GpuSpec
+) -> tuple[Prepared, GpuSpec]:
+    """Prepare a step under a technique; return it with the GPU on which it has to fit."""
+    if not technique.has_gaps:
+        return technique.prepare(variants, gpu), gpu
+    room = with_slack(gpu)
+    prepared = technique.prepare(variants, room)
+    less = with_slack(gpu, largest_array(prepared.trace))
+    return (prepared, room) if less == room else (technique.prepare(variants, less), less)
 
 
 def _with_all_passes(

@@ -23,7 +23,7 @@ from umem.predict.techniques.steady_state import steady
 from umem.trace.analysis.capping import cap_advice
 from umem.trace.analysis.explain import missing_when_repeated
 from umem.trace.axes import Point, StepSize, point_of
-from umem.trace.events import check_figures
+from umem.trace.events import ONE_KERNEL, Alloc, check_figures
 from umem.trace.trace import Trace
 from umem.units import BLOCK_BYTES
 
@@ -59,8 +59,8 @@ STEPS = 3
 """Steps of a replay: the first leaves tensors that later ones find; where blocks move, these
 alternate."""
 SLACK = 0.05
-"""The share of VRAM that a technique in CuPy's plain pool has to leave, and one block at least: so
-far the pool's gaps may be larger than in a replay (bench/choice_live.py, bench/cupy_peak.py)."""
+"""The share of VRAM that a technique in CuPy's plain pool has to leave: so far gaps between arrays
+may be larger than in a replay (bench/choice_live.py, bench/cupy_peak.py)."""
 UNCHANGED = Changes()
 Budget = int | float | None
 """A budget: bytes of the whole step, a share of the plain step's peak, or None for the least."""
@@ -265,11 +265,27 @@ class StepVariants:
         return [self.trace, *self._made.values(), *of_changed]
 
 
-def with_slack(gpu: GpuSpec) -> GpuSpec:
-    """Return a GPU with as much VRAM as a technique in CuPy's plain pool may fill."""
+def with_slack(gpu: GpuSpec, largest_bytes: int = 0) -> GpuSpec:
+    """Return a GPU with as much VRAM as a technique in CuPy's plain pool may fill.
+
+    What it leaves is for gaps that a replay does not know: `SLACK`, a block at least, and half of
+    the largest array, which one that lies in its way may keep out.
+    """
     blocks = gpu.usable_bytes // BLOCK_BYTES
-    left = max(1, blocks - max(1, ceil(SLACK * blocks)))
-    return gpu.with_vram(left * BLOCK_BYTES)
+    slack = max(1, ceil(SLACK * blocks), ceil(largest_bytes / 2 / BLOCK_BYTES))
+    return gpu.with_vram(max(1, blocks - slack) * BLOCK_BYTES)
+
+
+def largest_array(trace: Trace) -> int:
+    """Return the bytes of the largest array that a step allocates, workspace included."""
+    pieces = [
+        piece
+        for op in trace.ops
+        if op.workspace_bytes
+        for piece in (op.kernels or ONE_KERNEL).pieces(op.workspace_bytes)
+    ]
+    arrays = (e.nbytes for e in trace.events if isinstance(e, Alloc) and not e.uploaded)
+    return max((*arrays, *pieces), default=0)
 
 
 def _any_vram(gpu: GpuSpec | None) -> GpuSpec | None:
