@@ -99,7 +99,7 @@ def test_reports_and_choices_say_it() -> None:
 
 
 def test_a_cap_makes_a_step_fit_and_is_not_said_to_keep_the_bits() -> None:
-    choice = umem.choose(step(), "t4", vram="92MiB")
+    choice = umem.choose(step(), "t4", vram="94MiB")
     names = [option.name for option in choice.options]
     assert "workspace" in names and "nothing" not in names
     (capped,) = [option for option in choice.options if option.name == "workspace"]

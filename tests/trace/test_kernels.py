@@ -86,7 +86,8 @@ def test_under_a_cap_each_part_takes_its_launches() -> None:
     (op,) = capped.ops
     assert op.workspace_bytes == MIB and op.kernels == Kernels(4 * 23, 5 * MIB)
     wide = Kernels(3, 5 * MIB, COLUMNS, 23)
-    assert [op.kernels for op in under_cap(step(wide), 4 * MIB).ops] == [wide]
+    assert [op.kernels for op in under_cap(step(wide), 4 * MIB).ops] == [Kernels(23, 5 * MIB)]
+    assert [op.kernels for op in under_cap(step(wide), 64 * MIB).ops] == [wide]
 
 
 def test_a_host_that_gets_numbers_waits_for_them() -> None:

@@ -400,10 +400,10 @@ def test_a_fork_during_a_write_leaves_both_processes_exact(
 def test_an_error_in_the_block_is_not_hidden_by_memory_that_lacks_at_its_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(calls: Any) -> None:
+    def full(target: Any, calls: Any) -> None:
         raise MemoryError("nothing comes back")
 
-    monkeypatch.setattr("umem.chainer.recompute.offloaded._bring_back", full)
+    monkeypatch.setattr("umem.chainer.recompute.offloaded.OffloadTarget.close", full)
     with pytest.raises(ValueError, match="mine"):
         with umem.chainer.Recompute("min", offload=folder):
             assert train("mlp", steps=1)
@@ -411,5 +411,6 @@ def test_an_error_in_the_block_is_not_hidden_by_memory_that_lacks_at_its_end(
     with pytest.raises(MemoryError, match="nothing comes back"):
         with umem.chainer.Recompute("min", offload=folder):
             assert train("mlp", steps=1)
+    monkeypatch.undo()
     with umem.chainer.Recompute("min"):  # nothing is on
         assert train("mlp", steps=3)

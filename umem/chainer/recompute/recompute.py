@@ -128,6 +128,7 @@ class Recompute:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """Stop, and restore Chainer's own behaviour; an error of the block goes before one here."""
         try:
             self._leave()
         except MemoryError:
