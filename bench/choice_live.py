@@ -41,6 +41,8 @@ WHOLE_GRAPH = ("GCN", "U-Net")
 NOT_SPLIT = ("transformer", "LSTM")
 """Networks whose loss `accumulate` refuses without an argument that no trace shows: labels of
 another length than inputs, means over time steps. Its lines are left out."""
+OTHER_MEMORY = ("with umem.managed", "with umem.hybrid")
+"""Lines of which the model's own arrays are inside: they may be more than the GPU has."""
 SCRIPT = Path(__file__).resolve()
 
 
@@ -63,13 +65,18 @@ def trained(network: str, vram: int, record: str | None, line: str | None) -> di
     np.random.seed(0)
     cupy.random.seed(0)
     built, place = build(name, size), chainer.get_device("@cupy:0")
-    held = {batch: sent(built.inputs(batch), place)}
-    model = built.link.to_device(place)
+    model, held = built.link, dict[int, Any]()
     optimizer = chainer.optimizers.Adam().setup(model)
+
+    def send() -> None:
+        held[batch] = sent(built.inputs(batch), place)
+        model.to_device(place)
 
     def step(size: int = batch) -> None:
         optimizer.update(built.loss, *held[size])
 
+    if line is None or not line.startswith(OTHER_MEMORY):
+        send()
     if record is not None:
         if network in WHOLE_GRAPH:
             with umem.record() as recorder:
@@ -82,6 +89,8 @@ def trained(network: str, vram: int, record: str | None, line: str | None) -> di
     ends: list[float] = []
 
     def train() -> None:
+        if not held:
+            send()
         for _ in range(SETTLING + STEPS):
             step()
             cupy.cuda.Device().synchronize()

@@ -31,6 +31,7 @@ import umem.chainer  # isort: skip
 
 from umem.chainer.offload import mover
 from umem.chainer.recompute import offloaded
+from umem.chainer.recompute.offloaded import OffloadTarget
 from umem.chainer.saved.tiers import file_tier
 from umem.errors import FileError, OffloadWarning, RecomputeError, StateError
 
@@ -400,10 +401,13 @@ def test_a_fork_during_a_write_leaves_both_processes_exact(
 def test_an_error_in_the_block_is_not_hidden_by_memory_that_lacks_at_its_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(target: Any, calls: Any) -> None:
+    close = OffloadTarget.close
+
+    def full(target: OffloadTarget, calls: Any) -> None:
+        close(target, calls)
         raise MemoryError("nothing comes back")
 
-    monkeypatch.setattr("umem.chainer.recompute.offloaded.OffloadTarget.close", full)
+    monkeypatch.setattr(OffloadTarget, "close", full)
     with pytest.raises(ValueError, match="mine"):
         with umem.chainer.Recompute("min", offload=folder):
             assert train("mlp", steps=1)
