@@ -9,6 +9,7 @@ from typing import Any
 
 import chainer
 import numpy as np
+from chainer import backend
 
 from umem.chainer.function_facts import is_array
 
@@ -25,7 +26,7 @@ def as_it_was(model: Any, optimizer: Any = None) -> Iterator[None]:
         model: a link.
         optimizer: its optimizer, set up; None: the block is a forward pass alone.
 
-    Cost: a copy of parameters, gradients and states while the block runs.
+    Cost: a copy of parameters, gradients and states on the host while the block runs.
     """
     kept = [_Kept(owner) for owner in _owners(model, optimizer)]
     numpy_state, python_state = np.random.get_state(), random.getstate()
@@ -59,7 +60,7 @@ class _Kept:
             for name, value in vars(owner).items()
             if type(value) in (dict, list, set)
         }
-        self._copies = [(array, array.copy()) for array in self._arrays()]
+        self._copies = [(array, _on_host(array)) for array in self._arrays()]
 
     def _arrays(self) -> Iterator[Any]:
         """Yield the arrays in the attributes, one container deep, and a parameter's gradient."""
@@ -73,12 +74,17 @@ class _Kept:
     def put_back(self) -> None:
         """Restore attributes, containers and contents of arrays, in the same objects as before."""
         for array, copy in self._copies:
-            array[...] = copy
+            array[...] = backend.get_array_module(array).asarray(copy)
         attributes = vars(self._owner)
         attributes.clear()
         attributes.update(self._attributes)
         for content, value in self._inside.values():
             _refill(value, content)
+
+
+def _on_host(array: Any) -> Any:
+    """Copy an array into the host's memory: a GPU may have no room for a second one."""
+    return array.copy() if isinstance(array, np.ndarray) else array.get()
 
 
 def _is_row(value: Any) -> bool:
