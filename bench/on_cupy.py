@@ -240,8 +240,8 @@ BUDGET_COLUMNS = (
 
 
 def answer(result: common.Result) -> str:
-    found = [row for row in result["rows"] if row["mode"].startswith("min") and "of_plain" in row]
-    best = {row["network"]: row["of_plain"] for row in found}  # the last mode of each
+    found = [r for r in result["rows"] if r["mode"] == "min, 4 MiB" and "of_plain" in r]
+    best = {row["network"]: row["of_plain"] for row in found}
     predicted = [
         row["least_bytes"] / (row["predicted_bytes"] + 4 * MIB)
         for row in found
@@ -250,7 +250,7 @@ def answer(result: common.Result) -> str:
     budgets = result.get("budget_rows")
     also = budget_answer(budgets) if budgets else ""
     return (
-        f'Under "min" {len(best)} networks train in {span(best.values())} of the VRAM that plain '
+        f'Under "min" and workspace("4MiB") {len(best)} networks train in {span(best.values())} of the VRAM that plain '
         f"steps need; that is {span(predicted)} of the predicted peak and 4 MiB "
         f"(at most {figure(1.25)} is wanted){also}."
     )
