@@ -251,8 +251,8 @@ def answer(result: common.Result) -> str:
     also = budget_answer(budgets) if budgets else ""
     return (
         f'Under "min" and workspace("4MiB") {len(best)} networks train in {span(best.values())} of '
-        f"the VRAM that plain steps need; that is {span(predicted)} of the predicted peak and 4 MiB "
-        f"(at most {figure(1.25)} is wanted){also}."
+        f"the VRAM that plain steps need; that is {span(predicted)} of the predicted peak and "
+        f"4 MiB (at most {figure(1.25)} is wanted){also}."
     )
 
 
