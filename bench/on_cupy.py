@@ -23,7 +23,7 @@ from typing import Any
 
 import click
 import common
-from report_tables import Table, figure, quantity, span, text, verdict
+from report_tables import Table, figure, listed, quantity, span, text, verdict
 
 import umem
 from umem.units import MIB
@@ -283,9 +283,10 @@ COLUMNS = (
 def notes(result: common.Result) -> list[str]:
     """What did not train, and why."""
     found = common.errors("network", "mode")(result)
-    for row in result.get("budget_rows", []):
-        if row["error"]:
-            found.append(f"{row['network']}, {row['card_bytes'] / MIB:.0f} MiB: {row['error']}")
+    failed = [row for row in result.get("budget_rows", []) if row["error"]]
+    if failed:
+        cards = [f"{row['network']} at {row['card_bytes'] / MIB:.0f} MiB" for row in failed]
+        found.append(f"Out of memory with the card's bytes as the budget: {listed(cards)}.")
     for row in result.get("technique_rows", []):
         if "error" in row:
             found.append(f"{row['network']}, {row['mode']}: {row['error']}")
