@@ -3,8 +3,9 @@
 Networks of bench/on_cupy.py, recorded on a software GPU with plenty of VRAM, at shares of the least
 VRAM in which a plain step trains. Each line that is said to fit is executed as printed, in a
 process of its own: CuPy 14 on a software GPU with that VRAM and its model on, where memory that
-does not fit is refused, the gaps of CuPy's own pool included. One that runs out of memory is tried
-again with 5% more. The times are simulated, those said and those live: the mean of the last steps.
+does not fit is refused, the gaps of CuPy's own pool included. Lines with `accumulate` are left out
+for networks whose loss it refuses. One that runs out of memory is tried again with 5% more. The
+times are simulated, those said and those live: the mean of the last steps.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ TOP, APART = 3, 1.1
 WHOLE_GRAPH = ("GCN", "U-Net")
 """Networks whose input is one graph or one image, which has no smaller batch."""
 NOT_SPLIT = ("transformer", "LSTM")
-"""Networks whose loss `accumulate` refuses without an argument that no trace shows: labels of
-another length than inputs, means over time steps. Its lines are left out."""
+"""Networks whose loss `accumulate` refuses: labels of another length than inputs, means over time
+steps. Lines with it are left out."""
 OTHER_MEMORY = ("with umem.managed", "with umem.hybrid")
-"""Lines of which the model's own arrays are inside: they may be more than the GPU has."""
+"""Beginnings of lines under which the model is moved to the GPU too, which alone may be too large
+for it."""
 SCRIPT = Path(__file__).resolve()
 
 

@@ -42,18 +42,18 @@ class workspace(Decorator, Scoped[None]):
         exact: compare the first call of each kind and shape with Chainer's own computation, which
             takes its whole workspace then, and leave to Chainer what differs by a bit.
 
-    On CuPy a convolution whose columns and their copies stay under the cap is left to Chainer.
-
     Concerned are Chainer's convolutions, deconvolutions, their gradients (groups, dilation and any
     number of dimensions included), poolings and unpoolings, on NumPy, and on CuPy where cuDNN does
-    not compute them. Several samples are taken at a time, one, or a band of one's output rows. The
-    least is one row: where that takes more than the cap, a `WorkspaceWarning` says so once. On
-    NumPy batch normalisation is computed by channels, two at least, and optimizers update as under
-    `chunked_updates`, with at most 1.5 MiB: both to the bit.
+    not compute them. On CuPy a convolution is left to Chainer where its columns, their copies and a
+    copy of its outputs stay under the cap. Several samples are taken at a time, one, or a band of
+    one's output rows. The least is one row: where that takes more than the cap, a
+    `WorkspaceWarning` says so once. On NumPy batch normalisation is computed by channels, two at
+    least, and optimizers update as under `chunked_updates`, with at most 1.5 MiB: both to the bit.
 
-    Results are those of Chainer up to rounding, and C-contiguous, which Chainer's are not always;
-    they depend on shapes, layouts and the cap alone, so that `Recompute` and `checkpoint` under the
-    same cap change no bit. Second derivatives go the same way. Types and errors are Chainer's.
+    Results computed in parts are those of Chainer up to rounding, and C-contiguous, which Chainer's
+    are not always; they depend on shapes, layouts and the cap alone, so that `Recompute` and
+    `checkpoint` under the same cap change no bit. Second derivatives go the same way. Types and
+    errors are Chainer's.
 
     Cost: mostly none; columns that stay in the processor's cache make most calls faster than
     Chainer's (bench/workspace.py). Where the cap is far below 1 MiB calls are slower.

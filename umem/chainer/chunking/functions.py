@@ -106,14 +106,15 @@ def _is_left(cap: Cap, func: Any, array: Array) -> bool:
 
 
 def _is_whole(cap: Cap, array: Array, elements: int) -> bool:
-    """Tell whether Chainer's own code stays under the cap on a GPU, where each part takes launches.
+    """Tell whether a call on a GPU is left to Chainer, whose workspace stays under the cap.
 
-    On NumPy parts are as quick, since their columns stay in the processor's cache.
+    On a GPU each part costs launches. On NumPy parts are as quick, as their columns stay in the
+    processor's cache.
 
     Args:
         cap: in force.
         array: an input.
-        elements: of the columns, their copies, and a copy of the outputs.
+        elements: the number in the columns, their copies and a copy of the outputs.
     """
     return not isinstance(array, np.ndarray) and elements * array.itemsize <= cap.nbytes
 

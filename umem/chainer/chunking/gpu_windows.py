@@ -1,7 +1,8 @@
-"""Columns of windows on a GPU (im2col, and col2im, its adjoint), each by one kernel.
+"""Columns of windows on a GPU: im2col and its adjoint col2im, each in one kernel.
 
-The same copies and sums as on NumPy, in the same order, so that results have the same bits: there
-they go place by place of the kernel, which would be as many launches.
+Copies and sums are those of `umem.chainer.chunking.windows`, in the same order, so that results
+have the same bits; that module takes a copy for each place of the window, which would be a launch
+each on a GPU. Never run on a real GPU.
 """
 
 from __future__ import annotations
@@ -15,14 +16,7 @@ from umem.chainer.chunking.windows import Range, Windows
 
 
 def fill(columns: Any, image: Any, windows: Windows, band: tuple[Range, ...]) -> None:
-    """Copy what each window sees into its column; padding is zero.
-
-    Args:
-        columns: (..., kernel..., band...), which is written.
-        image: (..., image...), with the same first axes.
-        windows: of the call.
-        band: the range of windows along each axis.
-    """
+    """Write the columns of a band of windows, as `windows.fill` does."""
     numbers = [
         (size, kernel, stride, pad, dilate, start, stop - start)
         for size, kernel, stride, pad, dilate, (start, stop) in _axes(windows, band)
@@ -32,7 +26,7 @@ def fill(columns: Any, image: Any, windows: Windows, band: tuple[Range, ...]) ->
 
 
 def spread(image: Any, columns: Any, windows: Windows, band: tuple[Range, ...]) -> None:
-    """Add each column to the image positions of its window: the adjoint of `fill`."""
+    """Add columns to the image positions that they were taken from, as `windows.spread` does."""
     numbers, seen = [], []
     for size, kernel, stride, pad, dilate, (start, stop) in _axes(windows, band):
         low = max(0, start * stride - pad)

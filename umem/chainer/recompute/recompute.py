@@ -128,12 +128,17 @@ class Recompute:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop, and restore Chainer's own behaviour; an error of the block goes before one here."""
+        """Stop, and restore Chainer's own behaviour.
+
+        Raises:
+            MemoryError: an offloaded array has no room here. Not if the block raised an error,
+                which is the one to see.
+        """
         try:
             self._leave()
         except MemoryError:
             if error is None:
-                raise  # else memory has run out before, and that error says what was tried
+                raise
 
     def _leave(self) -> None:
         """Stop, and restore Chainer's own behaviour; a second time does nothing."""

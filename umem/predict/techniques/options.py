@@ -9,12 +9,20 @@ from umem.as_json import named
 from umem.devices.cost import StepCost
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError, GraphError, StateError
-from umem.predict.techniques.step_variants import Prepared, StepVariants, largest_array, with_slack
+from umem.predict.techniques.step_variants import (
+    SLACK,
+    Prepared,
+    StepVariants,
+    largest_array,
+    with_slack,
+)
 from umem.predict.techniques.technique import Technique
 from umem.units import format_bytes
 
 HOST_BOUND = 0.9
 """A step is host-bound if the host's time is above this share of the step's."""
+
+LEFT_FREE = f"{SLACK:.0%} of VRAM or half of the largest array stays free for the pool's gaps"
 
 OF_CHAINER = (
     "no function of Chainer is in the trace, and it works on those; umem.lookahead moves the "
@@ -79,6 +87,8 @@ def tried(
 ) -> Option:
     """Try a technique on a step and a GPU; return its figures, or the reason against it.
 
+    A reason that names VRAM says so where some of it has to stay free.
+
     Args:
         technique: the technique.
         variants: the step.
@@ -86,6 +96,16 @@ def tried(
         plain: the steps that fit this GPU's plain memory, by the id of their trace; a technique
             that does no better than one of the same trace gets a reason. Updated.
     """
+    option = _tried(technique, variants, gpu, plain)
+    if technique.leaves_slack and " of VRAM" in (option.reason or ""):
+        return replace(option, reason=f"{option.reason}; {LEFT_FREE}")
+    return option
+
+
+def _tried(
+    technique: Technique, variants: StepVariants, gpu: GpuSpec, plain: dict[int, Plain]
+) -> Option:
+    """Try a technique as `tried` does, with the VRAM that it may fill in its reasons."""
     try:
         prepared, gpu = _prepared(technique, variants, gpu)
     except (BudgetError, GraphError, StateError) as error:  # it has nothing to offer
@@ -122,7 +142,7 @@ def _prepared(
     technique: Technique, variants: StepVariants, gpu: GpuSpec
 ) -> tuple[Prepared, GpuSpec]:
     """Prepare a step under a technique; return it with the GPU on which it has to fit."""
-    if not technique.has_gaps:
+    if not technique.leaves_slack:
         return technique.prepare(variants, gpu), gpu
     room = with_slack(gpu)
     prepared = technique.prepare(variants, room)

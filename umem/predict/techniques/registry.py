@@ -26,12 +26,14 @@ def _both(*parts: str) -> Callable[[StepVariants, GpuSpec], Prepared]:
     return partial(together.prepare, parts=parts)
 
 
+_exact_fit = partial(Technique, leaves_slack=False)
+
 TECHNIQUES = [
-    Technique("nothing", True, modes.prepare_unmanaged, has_gaps=False),
-    Technique("hybrid", True, modes.prepare_hybrid, has_gaps=False),
-    Technique("managed", True, modes.prepare_managed, has_gaps=False),
-    Technique("managed, prefetch", True, modes.prepare_prefetched, has_gaps=False),
-    Technique("managed, lookahead", True, lookahead.prepare, has_gaps=False),
+    _exact_fit("nothing", True, modes.prepare_unmanaged),
+    _exact_fit("hybrid", True, modes.prepare_hybrid),
+    _exact_fit("managed", True, modes.prepare_managed),
+    _exact_fit("managed, prefetch", True, modes.prepare_prefetched),
+    _exact_fit("managed, lookahead", True, lookahead.prepare),
     Technique("accumulate to fit", False, changing.accumulation, ROUNDING),
     Technique("workspace", False, caps.prepare, ROUNDING),
     Technique("recompute to fit", True, budgets.prepare_largest),
@@ -42,30 +44,10 @@ TECHNIQUES = [
     Technique("recompute min, workspace", False, caps.prepare_least, ROUNDING),
     Technique("offload", True, offload.prepare),
     Technique("recompute, offload to fit", True, offload.prepare_quickest),
-    Technique(
-        "recompute 50%, managed",
-        True,
-        partial(budgets.prepare_managed, budget="50%"),
-        has_gaps=False,
-    ),
-    Technique(
-        "recompute min, managed",
-        True,
-        partial(budgets.prepare_managed, budget="min"),
-        has_gaps=False,
-    ),
-    Technique(
-        "recompute 50%, lookahead",
-        True,
-        partial(budgets.prepare_lookahead, budget="50%"),
-        has_gaps=False,
-    ),
-    Technique(
-        "recompute min, lookahead",
-        True,
-        partial(budgets.prepare_lookahead, budget="min"),
-        has_gaps=False,
-    ),
+    _exact_fit("recompute 50%, managed", True, partial(budgets.prepare_managed, budget="50%")),
+    _exact_fit("recompute min, managed", True, partial(budgets.prepare_managed, budget="min")),
+    _exact_fit("recompute 50%, lookahead", True, partial(budgets.prepare_lookahead, budget="50%")),
+    _exact_fit("recompute min, lookahead", True, partial(budgets.prepare_lookahead, budget="min")),
     Technique("accumulate, recompute min", False, _both(SPLIT, RERUN), ROUNDING),
     Technique("8-bit states", False, changing.eight_bit_states, "8 bits"),
     Technique("8-bit, accumulate", False, _both(SMALL, SPLIT), "8 bits"),

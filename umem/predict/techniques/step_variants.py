@@ -59,8 +59,8 @@ STEPS = 3
 """Steps of a replay: the first leaves tensors that later ones find; where blocks move, these
 alternate."""
 SLACK = 0.05
-"""The share of VRAM that a technique in CuPy's plain pool has to leave: so far gaps between arrays
-may be larger than in a replay (bench/choice_live.py, bench/cupy_peak.py)."""
+"""The share of VRAM that a technique in CuPy's plain pool leaves free: gaps between arrays were up
+to 10% of the bytes in use larger than in a replay (bench/choice_live.py, bench/cupy_peak.py)."""
 UNCHANGED = Changes()
 Budget = int | float | None
 """A budget: bytes of the whole step, a share of the plain step's peak, or None for the least."""
@@ -268,8 +268,8 @@ class StepVariants:
 def with_slack(gpu: GpuSpec, largest_bytes: int = 0) -> GpuSpec:
     """Return a GPU with as much VRAM as a technique in CuPy's plain pool may fill.
 
-    What it leaves is for gaps that a replay does not know: `SLACK`, a block at least, and half of
-    the largest array, which one that lies in its way may keep out.
+    The rest stays free for gaps that a replay does not know: a share of `SLACK`, at least a block,
+    and at least half of the largest array, whose place in the pool a smaller array may split.
     """
     blocks = gpu.usable_bytes // BLOCK_BYTES
     slack = max(1, ceil(SLACK * blocks), ceil(largest_bytes / 2 / BLOCK_BYTES))

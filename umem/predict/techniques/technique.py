@@ -17,8 +17,9 @@ class Technique:
         name: the name in reports; unique.
         exact: whether the results of training are the same bits.
         tolerance: the kind of difference in a word, where results are not the same bits.
-        has_gaps: whether its arrays lie in CuPy's plain pool, so that it has to fit with `SLACK`;
-            see `umem.predict.techniques.options`.
+        leaves_slack: whether the step has to fit with some VRAM to spare, see
+            `umem.predict.techniques.step_variants.with_slack`. False for a plain step, whose fit is
+            known to the block, and for other memory than CuPy's plain pool.
         prepare: returns the step under the technique on a GPU. Raises BudgetError, GraphError or
             StateError where the technique does not apply; the message says why.
     """
@@ -27,4 +28,4 @@ class Technique:
     exact: bool
     prepare: Callable[[StepVariants, GpuSpec], Prepared]
     tolerance: str | None = None
-    has_gaps: bool = True
+    leaves_slack: bool = True
