@@ -2,16 +2,20 @@
 
 Three loops over managed memory on the software GPU with its model on, at 1.5 and 3 times VRAM: a
 stencil over blocks, k-means over chunks of points, and conjugate gradients with a sparse matrix in
-blocks of rows. Each runs as it is, with the driver's own paging, and with its order told. The
-bound is the least that the link can carry for all blocks of a recorded round, those of temporary
-arrays included (`bench/paging_bound.py`). Counted are the rounds after the first two, in which the
-order is learned. Results are compared by their bits.
+blocks of rows. Each runs as it is, with the driver's own paging, with its order told, and with
+advice for the arrays that `umem.choose` would leave on the host. It is recorded before, and what
+`umem.choose` says of each way is held against the live time. The bound is the least that the link
+can carry for all blocks of a recorded round, those of temporary arrays included
+(`bench/paging_bound.py`). Counted are the rounds after the first two, in which the order is
+learned. Results are compared by their bits.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +29,29 @@ from umem.devices.open import current_device
 from umem.devices.specs import gpu_spec
 from umem.memory.told_order import Lookahead
 from umem.trace.events import Mark
+from umem.trace.trace import Trace
 from umem.units import BLOCK_BYTES, MIB
 
 GPU, VRAM = "t4", 256 * MIB
 TIMES = (1.5, 3.0)
+MANAGED, LOOKAHEAD, STREAMING = WAYS = "managed", "managed, lookahead", "managed, streaming"
+"""As `umem.choose` calls them."""
+SAID = {"managed_said": MANAGED, "told_said": LOOKAHEAD, "streaming_said": STREAMING}
 ROUNDS, LEARNED = 6, 2
 Uses = Callable[..., None]
 
 
 # -- the programs ------------------------------------------------------------------------------
-# Each yields after a round, and tells what it uses.
+# Each yields after a round, and tells what it uses and which arrays outlive the rounds.
 
 
-def stencil(cp: Any, nbytes: int, uses: Uses) -> Iterator[Any]:
+def stencil(cp: Any, nbytes: int, uses: Uses, lasts: Uses) -> Iterator[Any]:
     """Smooth a vector in blocks, from one copy into another and back."""
     count = 48
     shape = (nbytes // (2 * count) // 4,)
     one = [cp.arange(shape[0], dtype=cp.float32) % (7 + i) for i in range(count)]
     other = [cp.zeros(shape, cp.float32) for _ in range(count)]
+    lasts(*one, *other)
     while True:
         for old, new in ((one, other), (other, one)):
             for i in range(count):
@@ -54,7 +63,7 @@ def stencil(cp: Any, nbytes: int, uses: Uses) -> Iterator[Any]:
         yield one
 
 
-def k_means(cp: Any, nbytes: int, uses: Uses) -> Iterator[Any]:
+def k_means(cp: Any, nbytes: int, uses: Uses, lasts: Uses) -> Iterator[Any]:
     """Assign points in chunks to the nearest of four centres, which move to their means."""
     count, width = 48, 8
     rows = nbytes // count // (4 * width)
@@ -63,6 +72,7 @@ def k_means(cp: Any, nbytes: int, uses: Uses) -> Iterator[Any]:
         for i in range(count)
     ]
     centres = cp.arange(4 * width, dtype=cp.float32).reshape(4, width)
+    lasts(*points)
     while True:
         sums, counts = cp.zeros_like(centres), cp.zeros((4, 1), cp.float32)
         for chunk in points:
@@ -78,7 +88,7 @@ def k_means(cp: Any, nbytes: int, uses: Uses) -> Iterator[Any]:
         yield [centres]
 
 
-def conjugate_gradients(cp: Any, nbytes: int, uses: Uses) -> Iterator[Any]:
+def conjugate_gradients(cp: Any, nbytes: int, uses: Uses, lasts: Uses) -> Iterator[Any]:
     """Solve with a matrix of five diagonals, in blocks of rows."""
     from cupyx.scipy import sparse
 
@@ -98,6 +108,7 @@ def conjugate_gradients(cp: Any, nbytes: int, uses: Uses) -> Iterator[Any]:
     x, q = cp.zeros(size, cp.float32), cp.zeros(size, cp.float32)
     r = cp.ones(size, cp.float32)
     p, rho = r.copy(), cp.vdot(r, r)
+    lasts(*(getattr(one, name) for name in ("indices", "data", "indptr") for one in blocks), x, q)
     while True:
         for i, block in enumerate(blocks):
             uses(block, p, q)
@@ -121,24 +132,49 @@ PROGRAMS = {"stencil": stencil, "k-means": k_means, "conjugate gradients": conju
 # -- a run -------------------------------------------------------------------------------------
 
 
-def bound(rounds: Iterator[Any], vram: int) -> int:
-    """Return the least bytes that the link carries in a round, by a recording of three."""
-    with umem.record() as recorder:
-        for _ in range(3):
-            next(rounds)
-            recorder.emit(Mark("step"))
-    period = footprint(recorder.trace, gpu_spec(GPU), repeats=False)
+@functools.cache
+def recorded(vram: int, name: str, times: float) -> Trace:
+    """Return a recording of a program from its start, with three rounds."""
+    import cupy as cp
+
+    current_device().give_back()  # what the run before has left
+    with umem.managed():
+        rounds = PROGRAMS[name](cp, round(times * vram), _nothing, _nothing)
+        with umem.record() as recorder:
+            for _ in range(3):
+                next(rounds)
+                recorder.emit(Mark("step"))
+        del rounds
+    return recorder.trace
+
+
+def bound(trace: Trace, vram: int) -> int:
+    """Return the least bytes that the link carries in a round."""
+    period = footprint(trace, gpu_spec(GPU), repeats=False)
     return sum(least_moves(period, vram // BLOCK_BYTES)) * BLOCK_BYTES
 
 
-def run(gpu: Any, vram: int, name: str, times: float, told: bool) -> dict[str, Any]:
+def said(trace: Trace, vram: int) -> tuple[dict[str, float], int]:
+    """Return the seconds that `umem.choose` says for each way, and how many arrays to advise.
+
+    A way is left out that it says gains nothing.
+    """
+    options = umem.choose(trace, GPU, vram=vram).options
+    found = {option.name: option.seconds or 0 for option in options if option.name in WAYS}
+    lines = [option.line or "" for option in options if option.name == STREAMING]
+    return found, sum(int(line.partition("# ")[2].partition(" ")[0]) for line in lines)
+
+
+def run(gpu: Any, vram: int, name: str, times: float, way: str, advised: int) -> dict[str, Any]:
     """Run a program for some rounds; return what it cost after those that are learned."""
     import cupy as cp
 
     current_device().give_back()  # what the run before has left
     with umem.managed():
         look: Lookahead[Any] = umem.lookahead()
-        rounds = PROGRAMS[name](cp, round(times * vram), look.uses if told else _nothing)
+        uses = look.uses if way == LOOKAHEAD else _nothing
+        lasts = partial(_advise, advised) if way == STREAMING else _nothing
+        rounds = PROGRAMS[name](cp, round(times * vram), uses, lasts)
         start: Any = None
         for number in range(ROUNDS):
             if number == LEARNED:
@@ -154,7 +190,6 @@ def run(gpu: Any, vram: int, name: str, times: float, told: bool) -> dict[str, A
         )
         return {
             "moved_bytes": moved / count,
-            "bound_bytes": None if told else bound(rounds, vram),
             "seconds": (end.seconds - start.seconds) / count,
             "digest": digest,
         }
@@ -164,25 +199,40 @@ def _nothing(*arrays: Any) -> None:
     """Tell nothing."""
 
 
+def _advise(count: int, *arrays: Any) -> None:
+    """Leave the first arrays on the host."""
+    umem.preset(arrays[:count], "streaming")
+
+
 def measure(names: list[str], vram: int) -> list[dict[str, Any]]:
     """A row a program and size."""
     gpu = umem.software_gpu(GPU, vram=vram, force=True)
     rows = []
     for name in names:
         for times in TIMES:
-            plain, told = (run(gpu, vram, name, times, is_told) for is_told in (False, True))
-            assert plain["digest"] == told["digest"], name
+            trace = recorded(vram, name, times)
+            foretold, advised = said(trace, vram)
+            live = {way: run(gpu, vram, name, times, way, advised) for way in WAYS}
+            assert len({one["digest"] for one in live.values()}) == 1, name
+            plain, told = live[MANAGED], live[LOOKAHEAD]
+            bytes_of_bound = bound(trace, vram)
             rows.append(
                 {
                     "program": name,
                     "of_vram": times,
-                    "bound_bytes": plain["bound_bytes"],
+                    "bound_bytes": bytes_of_bound,
                     "managed_bytes": plain["moved_bytes"],
                     "told_bytes": told["moved_bytes"],
-                    "of_bound": told["moved_bytes"] / plain["bound_bytes"],
+                    "of_bound": told["moved_bytes"] / bytes_of_bound,
                     "managed_ms": plain["seconds"] * 1e3,
                     "told_ms": told["seconds"] * 1e3,
                     "of_managed": told["seconds"] / plain["seconds"],
+                    "streaming_ms": live[STREAMING]["seconds"] * 1e3,
+                    "advised_count": advised,
+                    **{
+                        key: foretold[way] / live[way]["seconds"] if way in foretold else None
+                        for key, way in SAID.items()
+                    },
                 }
             )
             click.echo(f"{name}, {times}: {rows[-1]}", err=True)
@@ -191,11 +241,12 @@ def measure(names: list[str], vram: int) -> list[dict[str, Any]]:
 
 def answer(result: common.Result) -> str:
     rows = result["rows"]
+    of_live = [row[key] for row in rows for key in SAID if row[key]]
     return (
         f"With its order told a loop moves {span(row['of_bound'] for row in rows)} times the least "
         f"that is possible (at most {figure(1.15)} is wanted), in "
         f"{span(row['of_managed'] for row in rows)} of managed memory's time (at most "
-        f"{figure(0.8)})."
+        f"{figure(0.8)}); umem.choose says {span(of_live)} of the live times."
     )
 
 
@@ -213,6 +264,10 @@ BENCH = common.Bench(
         quantity("managed", "managed_ms", "ms"),
         quantity("told", "told_ms", "ms"),
         quantity("of managed", "of_managed"),
+        quantity("streaming", "streaming_ms", "ms"),
+        quantity("managed said, of live", "managed_said"),
+        quantity("told said", "told_said"),
+        quantity("streaming said", "streaming_said"),
     ),
 )
 

@@ -101,6 +101,26 @@ def test_arrays_that_share_memory_are_counted_once(xp: Any) -> None:
     assert look.fetched_bytes
 
 
+def test_temporary_arrays_have_room_beside_arrays_that_share_blocks_with_free_memory() -> None:
+    """Arrays of 2.5 MiB touch blocks of 4 MiB; no more than their own bytes are theirs."""
+    moved = []
+    for is_told in (False, True):
+        with umem.virtual_gpu("v100-16gb", "32MiB") as gpu, umem.managed() as memory:
+            chunks = [memory.xp.ones(5 * MIB // 8, np.float32) for _ in range(14)]
+            look = umem.lookahead()
+            learned = 0
+            for number in range(4):
+                learned = gpu.figures.migrated_in_bytes if number == 2 else learned
+                for chunk in chunks:
+                    if is_told:
+                        look.uses(chunk)
+                    (memory.xp.ones(2 * MIB, np.float32) + chunk[0]).sum()
+                    (chunk + chunk).sum()
+                look.step()
+            moved.append(gpu.figures.migrated_in_bytes - learned)
+    assert moved[1] < 0.5 * moved[0]
+
+
 def test_a_loop_that_is_left_early_ends_no_round(xp: Any) -> None:
     chunks = six(xp)
     look = umem.lookahead(chunks)

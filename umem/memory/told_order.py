@@ -18,7 +18,7 @@ from umem.planner.prefetch.footprint import footprint
 from umem.planner.prefetch.moves import NOTHING, MovePlan, plan_moves
 from umem.planner.prefetch.order import Order, Step
 from umem.trace.recording.storage import root_of
-from umem.units import BLOCK_BYTES, format_bytes
+from umem.units import format_bytes
 
 __all__ = ["Lookahead", "lookahead"]
 
@@ -173,8 +173,11 @@ class Lookahead(Generic[Chunk]):
 
     def _room(self) -> int | None:
         """Return the blocks of VRAM for the loop's arrays; None while all memory has room."""
-        own = {block for place in self._places for block in _blocks(place)}
-        return room(self._device, len(own) * BLOCK_BYTES)
+        own_bytes = end = 0
+        for address, nbytes in sorted(self._places):  # parts of an array may overlap
+            own_bytes += max(0, address + nbytes - max(address, end))
+            end = max(end, address + nbytes)
+        return room(self._device, own_bytes)
 
     # -- moving ----------------------------------------------------------------------------
 
@@ -208,11 +211,6 @@ class Lookahead(Generic[Chunk]):
 def _is_whole(array: Any) -> bool:
     """Tell whether an array is one piece of memory in C or Fortran order."""
     return bool(array.flags.c_contiguous or array.flags.f_contiguous)
-
-
-def _blocks(place: Span) -> range:
-    stop = place.address + place.nbytes
-    return range(place.address // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
 
 
 def lookahead(chunks: Iterable[Chunk] = (), *, depth: int = 2) -> Lookahead[Chunk]:

@@ -159,21 +159,52 @@ def test_the_cap_is_the_largest_that_fits() -> None:
 # -- programs without Chainer ------------------------------------------------------------------
 
 
-def test_a_program_without_chainer_is_offered_no_technique_of_chainer() -> None:
+def loop(stack: tuple[str, ...] = ()) -> Trace:
+    """Return three rounds over 24 arrays of 4 MiB, in which the first eight are read five times."""
     events: list[object] = []
     for n in range(24):
-        access = Access(n, 0, 4 * MIB)
-        events += [
-            Alloc(n, 4 * MIB, "array", "a"),
-            Op("add", "array", (access,), (access,), 1, MIB),
-        ]
-    for _ in range(2):
+        access = (Access(n, 0, 4 * MIB),)
+        events += [Alloc(n, 4 * MIB, "array", "a", stack=stack)]
+        events += [Op("add", "array", access, access, 1, MIB)]
+    for _ in range(3):
         for n in range(24):
-            access = Access(n, 0, 4 * MIB)
-            events += [Op("add", "array", (access,), (access,), 1, MIB)]
+            access = (Access(n, 0, 4 * MIB),)
+            events += [Op("add", "array", access, access, 1, MIB)] * (5 if n < 8 else 1)
         events += [Mark("step")]
-    choice = umem.choose(Trace(events, "software"), GPU, vram="64MiB")
+    return Trace(events, "software")
+
+
+def test_a_program_without_chainer_is_offered_no_technique_of_chainer() -> None:
+    choice = umem.choose(loop(), GPU, vram="64MiB")
     assert [o for o in choice.options if o.moved_bytes], "it does not fit as it is"
-    assert not any("umem.chainer" in (o.line or "") for o in choice.options)
-    (lookahead,) = (o for o in choice.dropped if o.name == "managed, lookahead")
-    assert "umem.lookahead" in str(lookahead.reason)
+    every = {o.name: o for o in (*choice.options, *choice.dropped)}
+    assert not any("umem.chainer" in (o.line or "") for o in every.values())
+    assert "umem.lookahead" in str(every["managed, lookahead"].line)
+    assert every["recompute 50%, lookahead"].reason
+
+
+def test_what_is_read_least_stays_on_the_host() -> None:
+    trace = loop(("/home/me/loop.py:12 main", "/home/me/loop.py:40 <module>"))
+    choice = umem.choose(trace, GPU, vram="64MiB")
+    by_name = {o.name: o for o in choice.options}
+    streaming, managed = by_name["managed, streaming"], by_name["managed"]
+    assert streaming.line == (
+        'with umem.managed(): umem.preset(arrays, "streaming")  # 8 arrays: loop.py:12 (32.0 MiB)'
+    )
+    assert (streaming.seconds or 0) < (managed.seconds or 0)
+    assert streaming.exact and streaming.peak_bytes == managed.peak_bytes
+
+
+def test_advice_is_not_offered_where_it_gains_nothing() -> None:
+    def reason(trace: Trace, vram: str) -> str:
+        dropped = umem.choose(trace, GPU, vram=vram).dropped
+        return next(str(o.reason) for o in dropped if o.name == "managed, streaming")
+
+    assert "has room" in reason(loop(), "128MiB")
+    access = (Access(0, 0, 4 * MIB),)
+    op = Op("add", "array", access, access, 1, MIB)
+    short = [Alloc(0, 4 * MIB, "array", "a"), op, Free(0), Mark("step")]
+    assert "no array outlives" in reason(Trace(short, "software"), "2MiB")
+    chainer_op = op._replace(phase="forward")
+    of_chainer = Trace([Alloc(0, 4 * MIB, "activation", "a"), chainer_op, Mark("step")])
+    assert "without Chainer" in reason(of_chainer, "2MiB")

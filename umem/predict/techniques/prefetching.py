@@ -22,6 +22,8 @@ from umem.units import BLOCK_BYTES, format_bytes
 
 DEPTH = 2
 LINE = f"with umem.managed(), umem.chainer.LookaheadPrefetch({DEPTH}):"
+LOOP_LINE = "with umem.managed(): look = umem.lookahead()  # look.uses(x, y), look.step()"
+"""The code for a program without Chainer, which has to tell what it uses."""
 
 
 def prepare(variants: StepVariants, gpu: GpuSpec) -> Prepared:
@@ -30,7 +32,7 @@ def prepare(variants: StepVariants, gpu: GpuSpec) -> Prepared:
     Raises:
         StateError: as `lookahead`.
     """
-    return lookahead(variants, variants.trace, gpu, LINE)
+    return lookahead(variants, variants.trace, gpu, LINE if variants.of_chainer else LOOP_LINE)
 
 
 def lookahead(variants: StepVariants, trace: Trace, gpu: GpuSpec, line: str) -> Prepared:

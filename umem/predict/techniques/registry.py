@@ -33,6 +33,7 @@ TECHNIQUES = [
     _exact_fit("hybrid", True, modes.prepare_hybrid),
     _exact_fit("managed", True, modes.prepare_managed),
     _exact_fit("managed, prefetch", True, modes.prepare_prefetched),
+    _exact_fit("managed, streaming", True, modes.prepare_streaming),
     _exact_fit("managed, lookahead", True, lookahead.prepare),
     Technique("accumulate to fit", False, changing.accumulation, ROUNDING),
     Technique("workspace", False, caps.prepare, ROUNDING),
