@@ -7,6 +7,11 @@ and MemoryReport), ``live`` (a recorder and a live virtual GPU). A second proces
 imports Chainer through the compatibility layer only and takes part in the interleaving as
 ``bare``, so that ``off`` can be compared with a program that knows umem's mends and nothing else.
 
+On CuPy (the software GPU without its model, so that no simulated time is counted) blocks of twelve
+steps of a perceptron take turns: nothing active, umem's meter of CuPy's pool, and
+`Recompute("8GiB")`, whose meter and watch for memory that runs out find nothing to do. The first
+five steps of a block, in which a pass is measured, do not count.
+
 Times are the processor's, so that other programs on the machine count little; the clock's are in
 the result beside them.
 
@@ -16,6 +21,7 @@ channels, 32x32 pixels) and a 200-step LSTM of small operations.
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 import subprocess
@@ -31,17 +37,25 @@ import common
 from report_tables import Row, Table, figure, listed, quantity, text
 
 WORKLOADS = {"residual": ("residual", "24 blocks, sum first"), "lstm": ("LSTM", "200 narrow words")}
-BATCH = 8
+ON_CUPY = {"perceptron": ("MLP", "256 wide")}
+BATCHES = {"residual": 8, "lstm": 8, "perceptron": 4096}
+SETTLING, STEPS = 5, 7
 Seconds = tuple[float, float]
 STACKS_LIMIT = 1.10
 
 
-def make_step(workload: str) -> Any:
+def make_step(workload: str, device: str = "@numpy") -> Any:
     """A function that runs one step and returns its seconds, by the clock and of the processor."""
-    from models import build  # imports Chainer, when the worker's layer is in place
+    from models import build, sent  # with the compatibility layer, where it is not in place
 
-    model = build(*WORKLOADS[workload])
-    inputs = model.inputs(BATCH)
+    # isort: split
+    import chainer
+
+    model = build(*(WORKLOADS | ON_CUPY)[workload])
+    model.link.to_device(device)
+    place = chainer.get_device(device)
+    model.link.to_device(place)
+    inputs = sent(model.inputs(BATCHES[workload]), place)
     optimizer = model.make_optimizer().setup(model.link)
 
     def step() -> Seconds:
@@ -134,6 +148,41 @@ def measure(workload: str, repeats: int) -> dict[str, Any]:
     }
 
 
+def measure_on_cupy(repeats: int) -> dict[str, Any]:
+    """Measure what the meter and a budget cost on CuPy where nothing presses."""
+    import umem
+
+    umem.software_gpu("t4", force=True, model=False)  # before CuPy is imported
+    import umem.chainer
+    from umem.devices.cuda.pool_meter import PoolMeter
+
+    step = make_step("perceptron", "@cupy:0")
+    with umem.record() as recorder:
+        step()
+    memory = umem.chainer.Recompute("8GiB")
+    on = {"off": nullcontext, "meter": PoolMeter, "budget": lambda: memory}
+    both: dict[str, list[Seconds]] = {name: [] for name in on}
+    chance = random.Random(0)
+    for _ in range(repeats):
+        for name in chance.sample(list(on), len(on)):
+            with on[name]():
+                for _ in range(SETTLING):
+                    step()
+                clock, used = zip(*(step() for _ in range(STEPS)), strict=True)
+            both[name].append((statistics.median(clock), statistics.median(used)))
+    clock_seconds = {name: [clock for clock, _ in pairs] for name, pairs in both.items()}
+    seconds = {name: [used for _, used in pairs] for name, pairs in both.items()}
+    return {
+        "workload": "perceptron on CuPy",
+        "op_count": sum(1 for _ in recorder.trace.ops),
+        "ratio_to_off": ratios(seconds),
+        "clock_ratio_to_off": ratios(clock_seconds),
+        "added_us_per_op": {},
+        "seconds": seconds,
+        "clock_seconds": clock_seconds,
+    }
+
+
 def ratios(seconds: dict[str, list[float]]) -> dict[str, float]:
     """The median over the repeats of what a condition takes of ``off``."""
     return {
@@ -147,6 +196,8 @@ WORDS = {
     "stacks": "with one that keeps stacks",
     "watch": "with one that only counts",
     "live": "with a live virtual GPU",
+    "meter": "with the meter of CuPy's pool",
+    "budget": 'with Recompute("8GiB")',
 }
 
 
@@ -200,13 +251,19 @@ BENCH = common.Bench("overhead", __doc__, answer, tables=by_condition, notes=sta
 @click.option("--repeats", type=click.IntRange(1), default=30, show_default=True)
 @click.option("--quick", is_flag=True, help="Two repeats.")
 @click.option("--worker", "only", type=click.Choice(list(WORKLOADS)), hidden=True)
+@click.option("--on-cupy", is_flag=True, hidden=True)
 @common.json_option
-def main(repeats: int, quick: bool, only: str | None, path: Path | None) -> None:
+def main(repeats: int, quick: bool, only: str | None, on_cupy: bool, path: Path | None) -> None:
     if only is not None:
         worker(only)
         return
+    if on_cupy:  # in a process of its own, in which CuPy is not imported yet
+        print(json.dumps(measure_on_cupy(repeats)))
+        return
     repeats = 2 if quick else repeats
     rows = [measure(workload, repeats) for workload in WORKLOADS]
+    command = [sys.executable, __file__, "--repeats", str(repeats), "--on-cupy"]
+    rows.append(json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
     BENCH.finish(rows, path, simulated=False, options={"repeats": repeats})
 
 

@@ -152,11 +152,13 @@ def onnx_graphs(report: dict[str, Any], printed: str) -> None:
     assert "Of 3 networks" in printed
 
 
-@quick(needs=(needs_chainer,))
+@quick(needs=(needs_chainer, needs_compiler, needs_cupy))
 def overhead(report: dict[str, Any], printed: str) -> None:
-    assert [row["workload"] for row in report["rows"]] == ["residual", "lstm"]
-    assert [row["op_count"] for row in report["rows"]] == [293, 4995]
-    for row in report["rows"]:
+    *on_numpy, on_cupy = report["rows"]
+    assert [row["workload"] for row in on_numpy] == ["residual", "lstm"]
+    assert [row["op_count"] for row in on_numpy] == [293, 4995]
+    assert set(on_cupy["seconds"]) == {"off", "meter", "budget"}
+    for row in on_numpy:
         assert set(row["seconds"]) == {"bare", "off", "record", "stacks", "watch", "live"}
         assert {len(seconds) for seconds in row["seconds"].values()} == {2}
         assert row["ratio_to_off"]["off"] == 1

@@ -261,6 +261,31 @@ print(digest == plain, on.planned_count > 0, phases["forward"] > 20, phases["bac
     assert ran(program, kernel_cache) == ["True True True True"]
 
 
+def test_a_plain_step_within_a_budget_packs_no_mask(kernel_cache: Path) -> None:
+    """Packing takes kernels, which are for nothing where all is kept."""
+    program = """
+from umem.chainer.saved import slots
+layer, packed, pack = L.Linear(64, 64).to_gpu(), [0], slots.pack
+def counted(mask):
+    packed[0] += 1
+    return pack(mask)
+slots.pack = counted
+optimizer = chainer.optimizers.SGD(0.1).setup(layer)
+inputs = cp.asarray(np.random.randn(512, 64).astype("f"))
+def loss():
+    h = F.dropout(layer(F.dropout(layer(inputs))))
+    return F.mean(h * h)
+for budget in ("1GiB", "min"):
+    with umem.chainer.Recompute(budget) as on:
+        for number in range(6):
+            if number == 3:
+                packed[0] = 0
+            optimizer.update(loss)
+    print(on.planned_count > 2, packed[0] > 0)
+"""
+    assert run(program, kernel_cache, start=START) == "True False\nTrue True\n"
+
+
 def test_a_pass_without_a_plan_survives_as_well(kernel_cache: Path) -> None:
     """Graphs that do not come back, whose functions fail now and then once they are done."""
     program = """

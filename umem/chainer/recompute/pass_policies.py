@@ -273,7 +273,8 @@ class FollowPlan(PassPolicy):
         call, self._last = self._last, None
         if call is None:
             return
-        if self.plan.solution.packs and self.seen.tape.observed[call.index].mask_bytes:
+        packs = self.plan.solution.packs and not self.plan.fits
+        if packs and self.seen.tape.observed[call.index].mask_bytes:
             yield TapeAction("pack", call.index)
         yield from self.plan.after_forward.get(call.index, ())
 
@@ -290,7 +291,8 @@ class FollowPlan(PassPolicy):
         while self._next < len(actions) and actions[self._next].lets_go:
             self._next += 1
             yield actions[self._next - 1]
-        yield from after_use(call, self.seen.tape.observed[call.index])
+        if not self.plan.fits:
+            yield from after_use(call, self.seen.tape.observed[call.index])
 
     def end(self, popped: Sequence[int], whole: bool) -> Iterator[TapeAction]:
         """Yield the planned drops that are left, of calls that backward has reached."""
