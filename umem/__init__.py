@@ -17,6 +17,7 @@ from umem.memory.tracking import track
 
 if TYPE_CHECKING:
     from umem.devices.software.opening import software_gpu
+    from umem.memory.host_blocks import blocks
     from umem.memory.told_order import lookahead
     from umem.predict.batches.size_scaling import scale_each
     from umem.predict.choosing import choose
@@ -35,6 +36,7 @@ __all__ = [
     "__version__",
     "advise",
     "as_numpy",
+    "blocks",
     "choose",
     "choose_ranks",
     "disable",
@@ -61,6 +63,7 @@ __version__ = "0.1.0"
 
 
 _LATER = {
+    "blocks": "umem.memory.host_blocks",
     "choose": "umem.predict.choosing",
     "choose_ranks": "umem.predict.ranks.choosing_ranks",
     "lookahead": "umem.memory.told_order",

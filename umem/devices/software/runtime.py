@@ -114,6 +114,13 @@ class HostRuntime(HostPools):
             with self.lock, device.model.lock:
                 self.turn_to(device).synchronize()
 
+    def host_waits_until(self, event: int, seconds: float) -> None:
+        if self.is_modelled:
+            device = self.device_of(event)
+            with self.lock, device.model.lock:
+                clock = self.turn_to(device).clock
+                clock.host_seconds = max(clock.host_seconds, seconds)
+
     # -- memory ----------------------------------------------------------------------------
 
     def allocate(self, nbytes: int, kind: int) -> int:

@@ -84,7 +84,11 @@ class HostStreams:
         """Make a stream wait for a time, if simulated time passes."""
 
     def host_waits(self, handle: int = DEFAULT[0]) -> None:
-        """Advance simulated time until the device of a stream or event is done."""
+        """Advance simulated time until the device of a stream is done."""
+        raise NotImplementedError
+
+    def host_waits_until(self, event: int, seconds: float) -> None:
+        """Advance the host's simulated time to that of an event."""
         raise NotImplementedError
 
     def fail(self, status: int) -> NoReturn:
@@ -297,7 +301,7 @@ class HostStreams:
 
     def eventSynchronize(self, event: int) -> None:
         self._refuse_captured(event)
-        self.host_waits(event)
+        self.host_waits_until(event, self._recorded.get(event, 0.0))
         self.calls.wait_count += 1
 
     def _refuse_captured(self, event: int) -> None:

@@ -1,0 +1,233 @@
+"""`umem.blocks`: host arrays on the software GPU in blocks, read ahead and written back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from software_programs import needs_compiler, needs_cupy, run
+
+import umem
+from umem.errors import DeviceError, DeviceNotFoundError
+
+pytestmark = [needs_compiler, needs_cupy]
+LATE = """
+import numpy as np
+import umem
+gpu = umem.software_gpu("t4", "64MiB", force=True, stream_seed={seed})
+import cupy as cp
+"""
+RANDOM = "x = np.random.default_rng(0).random((601, 700)).astype('f4')\n"
+
+
+def ran(program: str, cache: Path, start: str | None = None) -> list[str]:
+    """Return the lines that a program prints."""
+    found = run(program, cache) if start is None else run(program, cache, start=start)
+    return found.splitlines()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_every_way_of_use_has_numpys_results_when_streams_run_late(
+    seed: int, kernel_cache: Path
+) -> None:
+    program = """
+from umem.memory import host_blocks
+host_blocks.SMALLEST_BYTES = 1 << 16
+total = cp.zeros((), "f8")
+for block in umem.blocks(x):
+    total += block.sum(dtype="f8")
+print(abs(float(total) - x.sum(dtype="f8")) < 1e-6 * float(total))
+for axis in (0, 1, -1):
+    y = np.empty(x.shape, "i2")
+    for block, to in umem.blocks(x, axis, out=y):
+        to[...] = block * 100
+    print(np.array_equal(y, (x * np.float32(100)).astype("i2")))
+    z = x.copy()
+    for block in umem.blocks(z, axis, write=True):
+        block += 1
+    print(np.array_equal(z, x + 1))
+    for halo in (1, 3):
+        y, z, rows = np.empty_like(x), x.copy(), umem.blocks(x, axis, out=None, halo=halo)
+        both = umem.blocks(x, axis, out=y, halo=halo)
+        for block, to in both:
+            to[...] = block[both.inner] - block.min(axis=axis, keepdims=True) * 0
+        print(np.array_equal(y, x), len(both) > 8)
+        inside = umem.blocks(z, axis, write=True, halo=halo)
+        for block in inside:
+            whole = cp.roll(block, 1, axis)
+            at = inside.piece
+            if at.low == at.start:  # at the edge there is nobody to the left
+                whole[both._index(0, 1)] = block[both._index(0, 1)]
+            block[...] = whole
+        right = np.roll(x, 1, axis)
+        right[both._index(0, 1)] = x[both._index(0, 1)]
+        print(np.array_equal(z, right))
+"""
+    lines = ran(RANDOM + program, kernel_cache, LATE.format(seed=seed))
+    assert len(lines) == 1 + 3 * (2 + 2 * 2) and not any("False" in line for line in lines)
+
+
+def test_copies_run_beside_the_loops_body(kernel_cache: Path) -> None:
+    """A map takes the time of one way over the link, and not of both."""
+    program = """
+x = np.ones((24, 1 << 20), "f4")
+y = np.empty_like(x)
+def seconds(loop):
+    before = gpu.figures.seconds
+    loop()
+    return gpu.figures.seconds - before
+def by_hand():
+    for row, to in zip(x, y):
+        to[...] = (cp.asarray(row) * 2).get()
+def doubled():
+    for block, to in umem.blocks(x, out=y):
+        cp.multiply(block, 2, out=to)
+def total():
+    return float(sum(block.sum() for block in umem.blocks(x)))
+link = x.nbytes / 12e9  # of a T4
+print([seconds(loop) < 1.1 * link for loop in (doubled, total)], seconds(by_hand) > 1.8 * link)
+"""
+    assert ran(program, kernel_cache) == ["[True, True] True"]
+
+
+def test_an_array_larger_than_vram_takes_no_more_than_its_room(kernel_cache: Path) -> None:
+    program = """
+x = np.ones((40, 1 << 20), "f4")  # 160 MiB on a GPU of 64
+pool = cp.get_default_memory_pool()
+parts = umem.blocks(x, room="32MiB")
+print(parts.inner if parts.piece else "outside", len(parts), parts)
+most = 0
+for block in parts:
+    block.sum()
+    most = max(most, pool.used_bytes())
+print(most <= 16 << 20, parts)
+again = sum(1 for block in parts)
+print(again, parts.done_count, parts.read_bytes == 2 * x.nbytes, parts.piece)
+"""
+    assert ran(program, kernel_cache) == [
+        "outside 20 0 of 20 blocks of 8.0 MiB; 0 B to the GPU and 0 B back",
+        "True 20 of 20 blocks of 8.0 MiB; 160.0 MiB to the GPU and 0 B back",
+        "20 20 True None",
+    ]
+
+
+def test_buffers_are_plain_memory_in_a_managed_block(kernel_cache: Path) -> None:
+    program = """
+x = np.ones((8, 1 << 20), "f4")
+with umem.managed():
+    for block in umem.blocks(x):
+        print(umem.location(block).managed, umem.location(block + 1).managed)
+        break
+"""
+    assert ran(program, kernel_cache) == ["False True"]
+
+
+def test_a_loop_that_is_left_early_writes_the_blocks_before(kernel_cache: Path) -> None:
+    program = """
+x = np.zeros((24, 1 << 20), "f4")
+def loop(end):
+    parts = umem.blocks(x, write=True)
+    for number, block in enumerate(parts):
+        block += 1
+        if number == 3:
+            end()
+def stop():
+    raise ValueError("in the body")
+try:
+    loop(stop)
+except ValueError as error:
+    print(error, x[:, 0].tolist()[:6], x[:, -1].tolist()[:6])
+parts = umem.blocks(x, write=True)
+for block in parts:
+    block += 1
+    if parts.piece.start == 2:
+        break
+del block
+print(x[:, 0].tolist()[:6], parts.done_count)
+"""
+    assert ran(program, kernel_cache) == [
+        "in the body [1.0, 1.0, 1.0, 0.0, 0.0, 0.0] [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]",
+        "[2.0, 2.0, 1.0, 0.0, 0.0, 0.0] 2",
+    ]
+
+
+def test_arrays_of_other_kinds(kernel_cache: Path, tmp_path: Path) -> None:
+    """A memory map, other orders of bytes and of axes, gaps, no rows, and slices of one's own."""
+    program = f"""
+path = {str(tmp_path / "data")!r}
+np.arange(6000, dtype="f4").tofile(path)
+x = np.memmap(path, "f4", "r+", shape=(60, 100))
+for block in umem.blocks(x, write=True):
+    block *= 2
+x.flush()
+print(np.array_equal(np.fromfile(path, "f4"), 2 * np.arange(6000, dtype="f4")))
+big = np.arange(600, dtype=">i4").reshape(20, 30)
+out = np.empty((20, 30), ">f8")
+for block, to in umem.blocks(big, out=out):
+    to[...] = block + 0.5
+print(np.array_equal(out, big + 0.5))
+for strange in (np.asfortranarray(big.astype("f4")), big.astype("c8")[::2, ::3], big[:, :1] > 7):
+    found = np.empty_like(strange)
+    for block, to in umem.blocks(strange, out=found):
+        to[...] = block
+    print(np.array_equal(found, strange))
+print(list(umem.blocks(big[:0])), len(umem.blocks(big[:, :0])))
+class Stored:
+    shape, dtype = big.shape, big.dtype
+    def __getitem__(self, index):
+        return big[index]
+print(sum(int(block.sum()) for block in umem.blocks(Stored())) == big.sum())
+x = np.memmap(path, "f4", "r", shape=(60, 100))
+import os
+os.truncate(path, 100)
+try:
+    list(umem.blocks(x))
+except umem.UmemError as error:
+    print(str(error).replace(path, "PATH"))
+"""
+    assert ran(program, kernel_cache) == [
+        "True", "True", "True", "True", "True", "[] 0", "True",
+        "blocks: PATH has 100 B, and the array needs 23.4 KiB: the file was cut short",
+    ]  # fmt: skip
+
+
+def test_what_is_refused(kernel_cache: Path) -> None:
+    program = """
+x = np.ones((4, 1 << 22), "f4")
+wrong = [
+    (lambda: umem.blocks([1, 2])),
+    (lambda: umem.blocks(cp.ones(3))),
+    (lambda: umem.blocks(np.array(["a", None], object))),
+    (lambda: umem.blocks(np.array(["a"]))),
+    (lambda: umem.blocks(np.float32(1))),
+    (lambda: umem.blocks(x, 2)),
+    (lambda: umem.blocks(x, halo=-1)),
+    (lambda: umem.blocks(x, out=x[:2])),
+    (lambda: umem.blocks(x, out=np.empty_like(x), write=True)),
+    (lambda: umem.blocks(x, room="much")),
+    (lambda: umem.blocks(x, room="120%")),
+    (lambda: umem.blocks(x, room="60MiB")),
+    (lambda: umem.blocks(np.ones((90, 1 << 20), "f4"), room="20MiB", halo=9, write=True)),
+    (lambda: umem.blocks(x, axis=1).inner),
+]
+for each in wrong:
+    try:
+        each()
+        print("taken")
+    except Exception as error:
+        print(type(error).__name__, "|", error)
+"""
+    found = ran(program, kernel_cache)
+    kinds = [line.partition(" | ")[0] for line in found]
+    assert kinds == ["TypeError"] * 5 + ["ValueError"] * 4 + ["SizeError"] * 4 + ["StateError"]
+    assert "umem.lookahead" in found[1]
+    assert "64.0 MiB" in found[11] and "another axis" in found[11]
+
+
+def test_without_a_gpu_of_cupy_it_is_refused() -> None:
+    import numpy as np
+
+    with pytest.raises(DeviceNotFoundError):
+        umem.blocks(np.ones(3))
+    with umem.virtual_gpu("t4"), pytest.raises(DeviceError, match="software GPU"):
+        umem.blocks(np.ones(3))

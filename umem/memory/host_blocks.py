@@ -1,0 +1,431 @@
+"""Blocks of a host array on the GPU, copied ahead of their use and written back behind it.
+
+Two buffers an array: while the loop's body works on one block, the next one is copied in and the
+one before is copied out, each on a stream of its own. Events order these with the stream that is
+current in the loop's body. Host arrays are not pinned, so that a block goes through a pinned piece
+of memory: the host copies into it while the copy before is on its way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from umem.devices.open import current_device
+from umem.errors import DeviceError, SizeError, StateError
+from umem.memory.blocks import unmanaged
+from umem.memory.limits import Size
+from umem.units import MIB, format_bytes, parse_bytes
+
+LEAST_COUNT = 24
+"""Blocks that an array is cut into at least, if they are not smaller than `SMALLEST` then: the
+first copy in and the last one out run beside nothing."""
+SMALLEST_BYTES = 4 * MIB
+"""Bytes of a block below which it is not cut for the sake of `LEAST_COUNT`: a copy of so much takes
+a hundred times as long as its launch (bench/recipes.py)."""
+BUFFERS = 2
+
+
+class Piece(NamedTuple):
+    """A block along the axis: where it begins and ends, with its halo from ``low`` to ``high``."""
+
+    start: int
+    stop: int
+    low: int
+    high: int
+
+
+class HostBlocks:
+    """The blocks of a host array; see `blocks`.
+
+    Attributes:
+        axis, halo: as given; the axis from the front.
+        length: along the axis, of a block without its halo; the last one may be shorter.
+        piece: the block that the loop is at; None outside of the loop.
+        done_count: blocks whose part of the loop's body is over, in the last loop.
+        read_bytes, written_bytes: copied to the GPU and back so far.
+    """
+
+    def __init__(
+        self, x: Any, out: Any, axis: int, room: int | float, halo: int, write: bool
+    ) -> None:
+        self._source, self._target, self._room, self._write = x, out, room, write
+        self.axis, self.halo = axis, halo
+        self._device: Any = current_device()
+        if self._device.backend != "cupy":
+            raise DeviceError(
+                "umem.blocks copies to a GPU of CuPy, and a virtual GPU is current: on a machine "
+                'without one run the program on a software GPU, umem.software_gpu("t4")'
+            )
+        self.length = self._length()
+        self.piece: Piece | None = None
+        self.done_count = self.read_bytes = self.written_bytes = 0
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        size = self._source.shape[self.axis]
+        return -(-size // self.length) if self._row else 0
+
+    def __str__(self) -> str:
+        """Format how far the loop is, and the bytes so far."""
+        block, read = format_bytes(self._row * self.length), format_bytes(self.read_bytes)
+        written = format_bytes(self.written_bytes)
+        done = f"{self.done_count} of {len(self)} blocks of {block}"
+        return f"{done}; {read} to the GPU and {written} back"
+
+    @property
+    def inner(self) -> tuple[slice, ...]:
+        """Return the index that takes the halo off the block that the loop is at.
+
+        Raises:
+            StateError: outside of the loop.
+        """
+        if self.piece is None:
+            raise StateError("inner is of the block that a loop is at, and no loop is going on")
+        start, stop, low, _ = self.piece
+        return (*[slice(None)] * self.axis, slice(start - low, stop - low))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield each block as an array of CuPy, with ``out`` a pair of arrays.
+
+        A loop that is left early, or by an error, writes the blocks before; the block that it was
+        at is not written.
+        """
+        self.done_count = 0
+        if not len(self):
+            return
+        copier = _Copier(self)
+        pieces = [self._piece(number) for number in range(len(self))]
+        try:
+            copier.read(0, pieces[0])
+            for number, piece in enumerate(pieces):
+                if number + 1 < len(pieces):
+                    copier.read(number + 1, pieces[number + 1])
+                self.piece = piece
+                yield copier.given(number, piece)
+                copier.used(number, piece)
+                self.done_count += 1
+        finally:
+            self.piece = None
+            copier.close()
+
+    def _piece(self, number: int) -> Piece:
+        size = self._source.shape[self.axis]
+        start = number * self.length
+        stop = min(start + self.length, size)
+        return Piece(start, stop, max(0, start - self.halo), min(size, stop + self.halo))
+
+    def _index(self, low: int, high: int) -> tuple[slice, ...]:
+        return (*[slice(None)] * self.axis, slice(low, high))
+
+    # -- sizes -----------------------------------------------------------------------------
+
+    @property
+    def _row(self) -> int:
+        """Return the bytes of one index along the axis."""
+        size = self._source.shape[self.axis]
+        return int(self._source.dtype.itemsize * (prod(self._source.shape) // size)) if size else 0
+
+    def _length(self) -> int:
+        """Return how long a block is along the axis.
+
+        Half of the room is for blocks, the rest for what the loop's body allocates.
+
+        Raises:
+            SizeError: a block of length 1 does not fit.
+        """
+        size, row = self._source.shape[self.axis], self._row
+        if not row:
+            return 1
+        item = self._source.dtype.itemsize
+        out_row = 0 if self._target is None else row // item * self._target.dtype.itemsize
+        whole = self._room_bytes()
+        room = whole // 2 - BUFFERS * 2 * self.halo * row
+        most = room // (BUFFERS * (row + out_row))
+        if most < 1:
+            need = 2 * BUFFERS * (row + out_row + 2 * self.halo * row)
+            raise SizeError(
+                f"blocks: a block of length 1 along axis {self.axis} needs {format_bytes(need)}, "
+                f"and {format_bytes(whole)} is the room: cut along another axis, or give more room"
+            )
+        if self._write and most < min(self.halo, size):
+            raise SizeError(
+                f"blocks: {most} along axis {self.axis} have room in {format_bytes(whole)}, and a "
+                f"halo of {self.halo} would reach into blocks that are written already: give out="
+            )
+        wanted = max(-(-size // LEAST_COUNT), -(-SMALLEST_BYTES // row), self.halo)
+        return int(max(1, min(most, wanted, size)))
+
+    def _room_bytes(self) -> int:
+        """Return the bytes of VRAM that the loop may take; a share is of what is free now."""
+        if isinstance(self._room, int):
+            return self._room
+        return int(self._room * self._device.free_bytes)
+
+    # -- host ------------------------------------------------------------------------------
+
+    def fetch(self, piece: Piece) -> Any:
+        """Return the part of the host's array that a block has, with its halo.
+
+        Raises:
+            StateError: the file of a memory map is shorter than the array, where reading it would
+                end the process.
+        """
+        _check_file(self._source)
+        return self._source[self._index(piece.low, piece.high)]
+
+    def store(self, piece: Piece, values: Any) -> None:
+        """Write a block to the host's array; raises as `fetch` does."""
+        target = self._source if self._target is None else self._target
+        _check_file(target)
+        target[self._index(piece.start, piece.stop)] = values
+
+    @property
+    def writes(self) -> bool:
+        """Tell whether blocks are written back."""
+        return self._write or self._target is not None
+
+    @property
+    def read_dtype(self) -> Any:
+        """Return the type of a block, in this machine's order of bytes."""
+        return np.dtype(self._source.dtype).newbyteorder("=")
+
+    @property
+    def out_dtype(self) -> Any:
+        """Return the type of what is written to ``out``; None without it."""
+        return None if self._target is None else np.dtype(self._target.dtype).newbyteorder("=")
+
+    def shape(self, length: int) -> tuple[int, ...]:
+        """Return the shape of a block of a length."""
+        shape = self._source.shape
+        return (*shape[: self.axis], length, *shape[self.axis + 1 :])
+
+    @property
+    def xp(self) -> Any:
+        return self._device.xp
+
+
+class _Copier:
+    """The buffers and the streams of a loop over blocks.
+
+    A buffer is used by every second block: event ``filled`` is after its copy to the GPU, ``used``
+    after the loop's body, ``written`` after its copy to the host.
+    """
+
+    def __init__(self, of: HostBlocks) -> None:
+        self._of, xp = of, of.xp
+        self._up, self._down = (xp.cuda.Stream(non_blocking=True) for _ in range(2))
+        longest = min(of.length + 2 * of.halo, of._source.shape[of.axis])
+        self._in = [_Buffer(xp, of.shape(longest), of.read_dtype) for _ in range(BUFFERS)]
+        self._out = self._in
+        if of.out_dtype is not None:
+            shape = of.shape(of.length)
+            self._out = [_Buffer(xp, shape, of.out_dtype) for _ in range(BUFFERS)]
+        self._pending: list[tuple[int, Piece]] = []
+        # What allocated the buffers may still be at work on the current stream.
+        begun = xp.cuda.get_current_stream().record()
+        self._up.wait_event(begun)
+        self._down.wait_event(begun)
+
+    def read(self, number: int, piece: Piece) -> None:
+        """Begin to copy a block to the GPU."""
+        buffer = self._in[number % BUFFERS]
+        buffer.filled.synchronize()  # its pinned memory is free
+        self._up.wait_event(buffer.used)
+        if self._out is self._in:
+            self._up.wait_event(buffer.written)
+        values = self._of.fetch(piece)
+        array = buffer.array(self._of.shape(piece.high - piece.low))
+        buffer.pinned(array.shape)[...] = values
+        buffer.send(array, self._up)
+        self._of.read_bytes += array.nbytes
+
+    def given(self, number: int, piece: Piece) -> Any:
+        """Return what the loop's body gets, once the current stream waits for it."""
+        buffer, stream = self._in[number % BUFFERS], self._of.xp.cuda.get_current_stream()
+        stream.wait_event(buffer.filled)
+        array = buffer.array(self._of.shape(piece.high - piece.low))
+        if self._out is self._in:
+            return array
+        target = self._out[number % BUFFERS]
+        stream.wait_event(target.written)
+        return array, target.array(self._of.shape(piece.stop - piece.start))
+
+    def used(self, number: int, piece: Piece) -> None:
+        """End the loop's body for a block, and begin to copy it back."""
+        stream = self._of.xp.cuda.get_current_stream()
+        self._in[number % BUFFERS].used.record(stream)
+        if not self._of.writes:
+            return
+        self._store(number - BUFFERS)  # frees the pinned memory that this one is copied to
+        target = self._out[number % BUFFERS]
+        target.used.record(stream)
+        self._down.wait_event(target.used)
+        if self._out is self._in:
+            whole = target.array(self._of.shape(piece.high - piece.low))
+            array = whole[self._of.inner]
+        else:
+            array = target.array(self._of.shape(piece.stop - piece.start))
+        target.fetch(array, self._down)
+        self._of.written_bytes += array.nbytes
+        self._pending.append((number, piece))
+
+    def _store(self, upto: int) -> None:
+        """Write blocks to the host's array whose copies have come, up to a number."""
+        while self._pending and self._pending[0][0] <= upto:
+            number, piece = self._pending.pop(0)
+            target = self._out[number % BUFFERS]
+            target.written.synchronize()
+            self._of.store(piece, target.back(self._of.shape(piece.stop - piece.start)))
+
+    def close(self) -> None:
+        """Write what is left, and wait for all copies, so that pinned memory may be freed."""
+        try:
+            self._store(len(self._of))
+        finally:
+            self._up.synchronize()
+            self._down.synchronize()
+
+
+class _Buffer:
+    """Device memory of one block at a time, with as much pinned memory."""
+
+    def __init__(self, xp: Any, shape: tuple[int, ...], dtype: Any) -> None:
+        self._xp, self._dtype = xp, np.dtype(dtype)
+        nbytes = prod(shape) * self._dtype.itemsize
+        with unmanaged():
+            self._memory = xp.empty(nbytes, np.uint8)
+        self._host = xp.cuda.alloc_pinned_memory(nbytes)
+        self._host_out: Any = None
+        self.filled, self.used, self.written = (xp.cuda.Event() for _ in range(3))
+
+    def array(self, shape: tuple[int, ...]) -> Any:
+        """Return the block's memory as an array."""
+        nbytes = prod(shape) * self._dtype.itemsize
+        return self._memory[:nbytes].view(self._dtype).reshape(shape)
+
+    def pinned(self, shape: tuple[int, ...]) -> Any:
+        """Return the pinned memory for a copy to the GPU as an array."""
+        return np.frombuffer(self._host, self._dtype, prod(shape)).reshape(shape)
+
+    def back(self, shape: tuple[int, ...]) -> Any:
+        """Return the pinned memory of a copy to the host as an array."""
+        return np.frombuffer(self._host_out, self._dtype, prod(shape)).reshape(shape)
+
+    def send(self, array: Any, stream: Any) -> None:
+        """Copy the pinned memory to an array on a stream."""
+        array.set(self.pinned(array.shape), stream)
+        self.filled.record(stream)
+
+    def fetch(self, array: Any, stream: Any) -> None:
+        """Copy an array to pinned memory on a stream."""
+        if self._host_out is None:
+            self._host_out = self._xp.cuda.alloc_pinned_memory(self._memory.nbytes)
+        with stream:
+            array = self._xp.ascontiguousarray(array)
+            array.get(stream, out=self.back(array.shape), blocking=False)
+        self.written.record(stream)
+
+
+def _check_file(x: Any) -> None:
+    """Raise StateError if the file of a memory map ends before the array does."""
+    name = getattr(x, "filename", None)
+    if not isinstance(x, np.memmap) or name is None:
+        return
+    length = os.stat(name).st_size
+    if length < x.offset + x.nbytes:
+        raise StateError(
+            f"blocks: {os.fspath(name)} has {format_bytes(length)}, and the array needs "
+            f"{format_bytes(x.offset + x.nbytes)}: the file was cut short"
+        )
+
+
+def blocks(
+    x: Any,
+    axis: int = 0,
+    *,
+    out: Any = None,
+    write: bool = False,
+    room: Size = "80%",
+    halo: int = 0,
+) -> HostBlocks:
+    """Loop over a host array in blocks on the GPU, copied ahead of their use.
+
+    ``for block in umem.blocks(x)`` yields arrays of CuPy, in order. With ``out``, it yields pairs:
+    a block to read, and one of ``out`` to fill. With ``write``, what the body leaves in a block is
+    written to ``x``. The next block is copied in and the one before is copied back while the body
+    works. A block's memory is used again two blocks later: copy what is to be kept.
+
+    Args:
+        x: an array of NumPy, a memory map, or anything with ``shape``, ``dtype`` and slices that
+            give arrays of NumPy, such as an array of Zarr.
+        axis: the axis to cut along.
+        out: an array of the same shape, of any type of numbers, that slices can be assigned to.
+        write: write the blocks back to ``x``; not with ``out``.
+        room: the VRAM that the loop may take, half of it for what its body allocates: bytes, or
+            text such as "2GiB" or "80%" (of what is free now).
+        halo: how many neighbours along the axis a block has besides, on each side, as far as there
+            are any. ``blocks.inner`` is the index of the block without them; they are not written
+            back.
+
+    Returns:
+        the blocks: iterable, with a length; ``piece`` is where the loop is, ``str`` how far.
+
+    Raises:
+        TypeError: ``x`` or ``out`` is no array of numbers on the host.
+        ValueError: an axis that there is not, a halo below 0, ``out`` of another shape.
+        SizeError: not a size, or a block of length 1 has no room.
+        DeviceError: a virtual GPU is current, which CuPy does not use.
+        DeviceNotFoundError: there is no CUDA device.
+
+    In the loop: StateError if the file of a memory map was cut short. Cost: a copy in the host's
+    memory each way, as the arrays are not pinned. Gain: bench/recipes.py, simulated; never run on a
+    GPU yet.
+    """
+    _check_array(x, "x")
+    if not -len(x.shape) <= axis < len(x.shape):
+        raise ValueError(f"blocks: axis {axis} is none of an array of {len(x.shape)} axes")
+    if isinstance(halo, bool) or not isinstance(halo, int) or halo < 0:
+        raise ValueError(f"blocks: halo must be an int from 0 up; got {halo!r}")
+    if out is not None:
+        _check_array(out, "out")
+        if tuple(out.shape) != tuple(x.shape):
+            raise ValueError(f"blocks: out has shape {out.shape}, and x has {x.shape}")
+        if write:
+            raise ValueError("blocks: write is for x, and out is there: give one of them")
+    return HostBlocks(x, out, axis % len(x.shape), _room(room), halo, write)
+
+
+def _room(room: Size) -> int | float:
+    """Return bytes, or a share of the free VRAM as a float.
+
+    Raises:
+        SizeError: it is neither.
+    """
+    if not isinstance(room, str) or not room.strip().endswith("%"):
+        return parse_bytes(room, "room")
+    try:
+        share = float(room.strip()[:-1]) / 100
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise SizeError(f'room must be bytes, or a share up to "100%" of free VRAM; got {room!r}')
+    return share
+
+
+def _check_array(x: Any, name: str) -> None:
+    """Raise TypeError if something is no array of numbers on the host."""
+    if not hasattr(x, "shape") or not hasattr(x, "dtype") or not hasattr(x, "__getitem__"):
+        raise TypeError(f"blocks: {name} must be an array on the host; got {type(x).__name__}")
+    if hasattr(x, "__cuda_array_interface__"):
+        raise TypeError(
+            f"blocks: {name} is on the GPU already: umem.lookahead moves managed arrays of a loop"
+        )
+    if np.dtype(x.dtype).hasobject or np.dtype(x.dtype).kind not in "biufc":
+        raise TypeError(f"blocks: {name} has the type {x.dtype}, and CuPy has numbers only")
+    if not x.shape:
+        raise TypeError(f"blocks: {name} has no axis to cut along")
