@@ -224,6 +224,14 @@ for each in wrong:
     assert "64.0 MiB" in found[11] and "another axis" in found[11]
 
 
+def test_the_code_of_the_page_prints_what_it_says(kernel_cache: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "hints.md").read_text()
+    code = page.partition("```py\n")[2].partition("```")[0]
+    said = code.partition("print(parts)  # ")[2].strip()
+    program = code + "print(all([y.min() == 2, y.max() == 2]))"
+    assert ran(program, kernel_cache) == [said, "True"]
+
+
 def test_without_a_gpu_of_cupy_it_is_refused() -> None:
     import numpy as np
 

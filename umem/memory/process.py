@@ -77,7 +77,8 @@ def enable(
     """Serve every allocation of the process by ``mode``, until `disable`.
 
     Call it before arrays are made; arrays that exist stay where they are. Calling it again with
-    the same arguments changes nothing.
+    the same arguments changes nothing. `cupy.get_default_memory_pool` then returns a pool that
+    measures, frees and limits the memory that is in use.
 
     Args:
         mode: None is what UMEM_MODE says, otherwise ``"managed"``. Where UMEM_MODE is off,

@@ -538,7 +538,8 @@ class TestPoolAlias:
 
     def test_it_follows_the_process_and_comes_back(self, device, chainer, alone):
         with installed(device, MANAGED, everywhere=True):
-            assert chainer.memory_pool is device.pools.pool("managed")
+            assert chainer.memory_pool is cupy.get_default_memory_pool()
+            assert chainer.memory_pool.own is device.driver.default_pool
         assert chainer.memory_pool == "default"
 
     def test_a_block_leaves_it_alone(self, device, chainer, alone):
@@ -552,7 +553,8 @@ class TestPoolAlias:
             module.memory_pool = "default"
             monkeypatch.setitem(sys.modules, "chainer.backends.cuda", module)
             assert importlib.util.find_spec("no_such_module") is None  # as an import does
-            assert module.memory_pool is device.pools.pool("managed")
+            assert module.memory_pool is cupy.get_default_memory_pool()
+            assert module.memory_pool.own is device.driver.default_pool
         assert module.memory_pool == "default"
 
 

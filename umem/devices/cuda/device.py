@@ -144,7 +144,14 @@ class CudaDevice(Device):
         return own
 
     def _serve_all(self, scope: Scope, policy: Policy, how: tuple[Malloc, CupyPool]) -> None:
-        self._installer.serve_all(scope, policy, *how)
+        from umem.devices.cuda.pool_in_use import PoolInUse
+
+        malloc, pool = how
+        own = self.driver.default_pool
+        if pool is not own:
+            pool = PoolInUse(self.pools, pool, malloc, own)
+            scope.at_close(pool.end)
+        self._installer.serve_all(scope, policy, malloc, pool)
 
     def leave_all(self, scope: Scope) -> None:
         """End `serve_all`; raises StateError inside a block of this thread."""

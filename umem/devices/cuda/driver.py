@@ -48,6 +48,13 @@ class CupyPool(Protocol):
     def set_limit(self, size: int) -> None: ...
 
 
+def own_pool() -> CupyPool:
+    """Return CuPy's own pool over cudaMalloc, whichever `cupy.get_default_memory_pool` returns."""
+    pool: Any = cupy.get_default_memory_pool()
+    found: CupyPool = getattr(pool, "own", pool)  # of a `PoolInUse`
+    return found
+
+
 class Driver:
     """One GPU through CuPy and the driver.
 
@@ -190,8 +197,7 @@ class Driver:
     @property
     def default_pool(self) -> CupyPool:
         """Return CuPy's own pool over cudaMalloc."""
-        pool: CupyPool = cupy.get_default_memory_pool()
-        return pool
+        return own_pool()
 
     def default_pool_bytes(self) -> int:
         """Return the bytes that CuPy's own pool has reserved on this GPU."""

@@ -44,10 +44,15 @@ class _Installed:
     alias: PoolAlias = field(default_factory=lambda: PoolAlias())
 
 
-class PoolAlias(MetaPathFinder):
-    """Names that a framework binds to CuPy's default pool at its import (`FOLDERS`).
+POOL_NAMES = ("cupy._default_memory_pool", *(folder.pool_name for folder in FOLDERS))
+"""Names bound to CuPy's default pool: CuPy's private, which `cupy.get_default_memory_pool` returns
+and has no public setter, and those that a framework binds once, at its import."""
 
-    Code that frees or measures through them would go on asking that pool. Nothing is imported:
+
+class PoolAlias(MetaPathFinder):
+    """Binds `POOL_NAMES` to another pool.
+
+    Code that frees or measures through them would go on asking CuPy's own. Nothing is imported:
     where a framework is not loaded yet, this watches the imports, finding nothing itself. A
     framework imports more modules after that one, so when its import is done, so is this.
     """
@@ -55,10 +60,11 @@ class PoolAlias(MetaPathFinder):
     def __init__(self) -> None:
         self._undo: dict[str, Restore] = {}
         self._pool: CupyPool | None = None
+        self._before: CupyPool | None = None
 
     def point_at(self, pool: CupyPool) -> None:
         """Point the names at ``pool``, now or when their framework is imported."""
-        self._pool = pool
+        self._pool, self._before = pool, cupy.get_default_memory_pool()
         self._follow()
         sys.meta_path.insert(0, self)
 
@@ -75,12 +81,15 @@ class PoolAlias(MetaPathFinder):
         self._follow()
 
     def _follow(self) -> None:
-        for folder in FOLDERS:
-            module_name, _, name = folder.pool_name.rpartition(".")
+        for full in POOL_NAMES:
+            module_name, _, name = full.rpartition(".")
             module = sys.modules.get(module_name)
-            if folder.package in self._undo or self._pool is None or not hasattr(module, name):
+            if full in self._undo or self._pool is None or not hasattr(module, name):
                 continue
-            self._undo[folder.package] = partial(setattr, module, name, getattr(module, name))
+            before = getattr(module, name)
+            if before is self._pool:  # bound while it was in: CuPy's own afterwards
+                before = self._before
+            self._undo[full] = partial(setattr, module, name, before)
             setattr(module, name, self._pool)
 
 

@@ -11,7 +11,7 @@ import cupy
 from cupy.cuda import memory_hook
 
 from umem.devices.cuda.arena import listeners
-from umem.devices.cuda.driver import CupyPool
+from umem.devices.cuda.driver import CupyPool, own_pool
 from umem.devices.cuda.gpus import open_cuda
 from umem.devices.cuda.pools import Cache
 from umem.trace.recording.meter import HeldBytes
@@ -218,7 +218,7 @@ class GpuPools:
     @property
     def is_vram(self) -> bool:
         """True if the current allocator is CuPy's own pool, which takes VRAM alone."""
-        return _current_pool() is cupy.get_default_memory_pool()
+        return _current_pool() is own_pool()
 
     def spare(self) -> int:
         """Return the most that the pools can have: of free VRAM and by their limits.
@@ -287,7 +287,7 @@ def gpu_pools() -> GpuPools:
 
 def levels() -> list[Level]:
     """Return the current GPU's pools in use, each once: CuPy's, umem's, the current allocator's."""
-    found: list[Level] = [cupy.get_default_memory_pool(), *open_cuda().pools.made()]
+    found: list[Level] = [own_pool(), *open_cuda().pools.made()]
     theirs = _current_pool()
     if theirs is not None and theirs not in found:
         found.append(theirs)

@@ -1,0 +1,94 @@
+"""CuPy's default pool, as programs ask for it, acts on the memory of the mode that is on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from software_programs import needs_compiler, needs_cupy, run
+
+pytestmark = [needs_compiler, needs_cupy]
+MODES = """
+own = cp.get_default_memory_pool()
+before = cp.ones(1 << 20, "f4")
+def mib(*figures):
+    return [int(figure) >> 20 for figure in figures]
+"""
+
+
+@pytest.mark.parametrize("mode", ["managed", "hybrid"])
+def test_it_counts_and_frees_what_is_in_use(mode: str, kernel_cache: Path) -> None:
+    program = f"""
+umem.enable({mode!r})
+pool = cp.get_default_memory_pool()
+print(isinstance(pool, cp.cuda.MemoryPool), mib(pool.used_bytes(), own.used_bytes()))
+large, small = cp.empty(24 << 20, "f4"), cp.empty(1 << 20, "f4")
+print(mib(pool.used_bytes(), own.used_bytes()), pool.total_bytes() >= pool.used_bytes())
+del large
+print(mib(pool.used_bytes(), pool.free_bytes())[0], pool.free_bytes() >= 96 << 20)
+print(pool.n_free_blocks() > 0)
+pool.free_all_blocks()
+print(mib(pool.used_bytes(), pool.total_bytes()), pool.free_bytes(), pool.n_free_blocks())
+again = cp.ndarray(3, "f4", memptr=pool.malloc(12))
+print(umem.status().mode, float(again.sum()) == float(again.sum()))
+pool.free_all_blocks(cp.cuda.Stream.null)
+umem.disable()
+print(cp.get_default_memory_pool() is own)
+"""
+    assert run(MODES + program, kernel_cache).splitlines() == [
+        "True [4, 4]", "[104, 4] True", "8 True", "True", "[8, 8] 0 0", f"{mode} True", "True",
+    ]  # fmt: skip
+
+
+def test_the_lower_of_two_limits_holds(kernel_cache: Path) -> None:
+    program = """
+def largest():
+    for mib in (48, 24, 12):
+        try:
+            return cp.empty(mib << 20, "u1").nbytes >> 20
+        except cp.cuda.memory.OutOfMemoryError as error:
+            assert "limit" in str(error)
+umem.enable("managed", limit="30MiB")
+pool = cp.get_default_memory_pool()
+print(pool.get_limit(), largest())
+pool.set_limit(size=20 << 20)
+pool.free_all_blocks()
+print(mib(pool.get_limit()), largest())
+pool.set_limit(fraction=0.75)
+print(mib(pool.get_limit()), largest())
+umem.disable()
+print(mib(own.get_limit()))
+"""
+    assert run(MODES + program, kernel_cache).splitlines() == ["0 24", "[20] 12", "[48] 24", "[0]"]
+
+
+def test_the_limit_of_hybrid_is_of_its_plain_part(kernel_cache: Path) -> None:
+    program = """
+umem.enable("hybrid")
+cp.get_default_memory_pool().set_limit(size=8 << 20)
+array = cp.ones(16 << 20, "u1")
+print(int(array.sum()) >> 20, umem.location(array).managed)
+"""
+    assert run(MODES + program, kernel_cache).splitlines() == ["16 True"]
+
+
+def test_cupys_own_pool_is_back_when_the_mode_is_off(kernel_cache: Path) -> None:
+    """Also where a program has put the pool's allocator in itself; blocks leave the pool alone."""
+    program = """
+umem.enable("unmanaged")
+print(cp.get_default_memory_pool() is own)
+umem.disable()
+umem.enable("managed")
+cp.cuda.set_allocator(cp.get_default_memory_pool().malloc)
+print(umem.location(cp.ones(3)).managed)
+kept = cp.get_default_memory_pool()
+umem.disable()
+print(cp.get_default_memory_pool() is own, umem.location(cp.ones(3)).managed)
+cp.cuda.set_allocator(kept.malloc)
+print(umem.location(cp.ones(3)).managed)
+with umem.managed():
+    print(cp.get_default_memory_pool() is own)
+"""
+    assert run(MODES + program, kernel_cache).splitlines() == [
+        "True", "True", "True False", "False", "True"
+    ]  # fmt: skip

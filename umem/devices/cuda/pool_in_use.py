@@ -1,0 +1,81 @@
+"""CuPy's default pool as programs ask for it, while a mode of umem serves the process.
+
+``cupy.get_default_memory_pool()`` is how CuPy programs measure, empty and limit their memory. While
+`umem.enable` is in force it returns this, so that these act on the memory that is in use. A pool
+that was asked for earlier stays CuPy's own.
+
+Importing this module imports CuPy.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import cupy
+
+from umem.devices.cuda.driver import CupyPool, Malloc
+from umem.devices.cuda.ledger import Kind
+from umem.devices.cuda.pools import Pools
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+class PoolInUse(cupy.cuda.MemoryPool):  # type: ignore[misc, unused-ignore]
+    """The pools of umem and CuPy's own as one, by CuPy's interface of a memory pool.
+
+    What CuPy's own pool holds counts and is emptied too. A limit is of the pool that the mode uses
+    first: all of ``managed`` memory, and the plain part of ``hybrid``, whose rest spills. Beside a
+    limit of `umem.enable` the lower of both holds.
+
+    Args:
+        pools: of umem.
+        first: the pool that the mode uses first.
+        malloc: the mode's allocator.
+        own: CuPy's default pool.
+    """
+
+    # The base class is an extension type with an allocator of its own, which is never asked here.
+    def __init__(self, pools: Pools, first: CupyPool, malloc: Malloc, own: CupyPool) -> None:
+        super().__init__()
+        self._pools, self._first, self._serve, self.own = pools, first, malloc, own
+
+    def end(self) -> None:
+        """Allocate from CuPy's own pool from now on, and limit that: the mode is over."""
+        self._first, self._serve = self.own, self.own.malloc
+
+    def malloc(self, size: int) -> Any:
+        """Allocate in the process's mode."""
+        return self._serve(size)
+
+    def used_bytes(self) -> int:
+        """Return the bytes that arrays use."""
+        return int(self.own.used_bytes()) + sum(map(self._pools.used_bytes, KINDS))
+
+    def total_bytes(self) -> int:
+        """Return the bytes that are reserved."""
+        return int(self.own.total_bytes()) + sum(self._pools.ledger.reserved().values())
+
+    def free_bytes(self) -> int:
+        """Return the reserved bytes that no array uses."""
+        return self.total_bytes() - self.used_bytes()
+
+    def n_free_blocks(self) -> int:
+        """Return the number of free blocks, those of caches of umem's own left out."""
+        pools = [pool for pool in self._pools.made() if hasattr(pool, "n_free_blocks")]
+        return sum(int(pool.n_free_blocks()) for pool in (self.own, *pools))
+
+    def free_all_blocks(self, stream: Any = None) -> None:
+        """Free the free blocks; with a stream, those of CuPy's own pool on that stream alone."""
+        if stream is not None:
+            self.own.free_all_blocks(stream)  # type: ignore[call-arg]
+            return
+        self._pools.give_back(*KINDS)
+        self.own.free_all_blocks()
+
+    def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
+        """Limit what the mode's first pool reserves, as CuPy's ``set_limit`` does."""
+        self._first.set_limit(size=size, fraction=fraction)  # type: ignore[call-arg, arg-type]
+
+    def get_limit(self) -> int:
+        """Return that limit; 0 is none."""
+        return int(self._first.get_limit())  # type: ignore[attr-defined]
