@@ -81,6 +81,7 @@ class PoolAlias(MetaPathFinder):
         self._follow()
 
     def _follow(self) -> None:
+        """Bind the names that exist and are not bound yet, and keep how to restore each."""
         for full in POOL_NAMES:
             module_name, _, name = full.rpartition(".")
             module = sys.modules.get(module_name)
