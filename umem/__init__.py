@@ -18,6 +18,7 @@ from umem.memory.tracking import track
 if TYPE_CHECKING:
     from umem.devices.software.opening import software_gpu
     from umem.memory.host_blocks import blocks
+    from umem.memory.running_out import on_out_of_memory
     from umem.memory.told_order import lookahead
     from umem.predict.batches.size_scaling import scale_each
     from umem.predict.choosing import choose
@@ -46,6 +47,7 @@ __all__ = [
     "lookahead",
     "managed",
     "mark",
+    "on_out_of_memory",
     "prefetch",
     "preset",
     "record",
@@ -68,6 +70,7 @@ _LATER = {
     "choose_ranks": "umem.predict.ranks.choosing_ranks",
     "lookahead": "umem.memory.told_order",
     "mark": "umem.trace.recording.at_sizes",
+    "on_out_of_memory": "umem.memory.running_out",
     "record": "umem.trace.recording.at_sizes",
     "record_at": "umem.trace.recording.at_sizes",
     "scale_each": "umem.predict.batches.size_scaling",

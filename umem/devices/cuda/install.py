@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,7 +26,9 @@ from cupy.cuda import memory
 
 from umem import scopes
 from umem.devices.base import Device, Policy, Restore, Served, Watched, policy_here
+from umem.devices.cuda import retrying as retry
 from umem.devices.cuda.driver import CupyPool, Malloc
+from umem.devices.cuda.retrying import Callback, bare, retrying
 from umem.devices.cuda.watching import watched
 from umem.errors import StateError
 from umem.scopes import Scope, changed, epoch, view_of_context
@@ -129,7 +132,7 @@ class Installer:
         installed = _Installed(scope, policy, pool, cupy.cuda.get_allocator())
         scope.at_close(lambda: self._restore(installed))
         try:
-            _set_allocator(malloc)
+            _set_allocator(retrying(malloc))
         except StateError:
             installed.may_be_in = False
             raise
@@ -157,14 +160,7 @@ class Installer:
         """Put back the process's allocator that was there before."""
         if not installed.may_be_in:
             return
-        # By CuPy's privates, because its public setter refuses while the thread has its own: which
-        # it may have here, inside of a block that somebody has suspended.
-        here = memory._get_thread_local_allocator()
-        try:
-            memory._set_thread_local_allocator(None)
-            _set_allocator(installed.before)
-        finally:
-            memory._set_thread_local_allocator(here)
+        _replace_allocator(lambda now: retrying(bare(installed.before)))
         installed.may_be_in = False
         if installed in self._everywhere:
             self._everywhere.remove(installed)
@@ -180,6 +176,38 @@ def _set_allocator(malloc: Callable[[int], Any]) -> None:
         raise StateError(_IN_A_BLOCK.format(verb="switched on")) from error
 
 
+def _replace_allocator(new: Callable[[Malloc], Malloc]) -> None:
+    """Replace the process's allocator by what a function returns for it.
+
+    By CuPy's privates, because its public setter refuses while the thread has its own: which it may
+    have here, inside of a block that somebody has suspended.
+    """
+    here = memory._get_thread_local_allocator()
+    try:
+        memory._set_thread_local_allocator(None)
+        _set_allocator(new(cupy.cuda.get_allocator()))
+    finally:
+        memory._set_thread_local_allocator(here)
+
+
+def ask_when_out(callback: Callback) -> None:
+    """Ask a callback for memory when any allocator of the process runs out, until `ask_no_more`."""
+    with _asking:
+        retry.callbacks = (*retry.callbacks, callback)
+        _replace_allocator(retrying)
+    changed()  # for layers of other threads
+
+
+def ask_no_more(callback: Callback) -> None:
+    """End `ask_when_out`; without effect where the callback is not asked."""
+    with _asking:
+        retry.callbacks = tuple(each for each in retry.callbacks if each != callback)
+        if not retry.callbacks:
+            _replace_allocator(bare)
+    changed()
+
+
+_asking = threading.Lock()
 _IN_A_BLOCK = (
     "a mode for the whole process cannot be {verb} inside a block that sets this thread's "
     "allocator (a umem block, or cupy.cuda.using_allocator). Leave the block first."
@@ -253,7 +281,7 @@ class Layer:
         for watch, mine in watches:
             if mine or malloc is not None:
                 found = watched(found, watch.how, policy)
-        return found
+        return retrying(found)
 
     def _below(self) -> Malloc:
         """Return the allocator below: the thread's previous one, or the process's."""

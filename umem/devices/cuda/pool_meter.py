@@ -14,6 +14,7 @@ from umem.devices.cuda.arena import listeners
 from umem.devices.cuda.driver import CupyPool, own_pool
 from umem.devices.cuda.gpus import open_cuda
 from umem.devices.cuda.pools import Cache
+from umem.devices.cuda.retrying import bare
 from umem.trace.recording.meter import HeldBytes
 from umem.trace.recording.storage import Teller
 from umem.units import BLOCK_BYTES
@@ -296,7 +297,7 @@ def levels() -> list[Level]:
 
 def _current_pool() -> CupyPool | None:
     """Return the pool whose method the current allocator is; None if it is another function."""
-    theirs: Any = getattr(cupy.cuda.get_allocator(), "__self__", None)
+    theirs: Any = getattr(bare(cupy.cuda.get_allocator()), "__self__", None)
     return theirs if isinstance(theirs, cupy.cuda.memory.MemoryPool) else None
 
 

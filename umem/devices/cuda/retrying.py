@@ -1,0 +1,85 @@
+"""Callbacks that free memory when CuPy's allocator runs out, after which it tries again.
+
+Importing this module imports CuPy.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, get_args
+
+from cupy.cuda.memory import OutOfMemoryError
+
+from umem.devices.cuda.driver import Malloc
+from umem.devices.cuda.ledger import Kind
+
+MOST_TRIES = 16
+"""Tries of one allocation for as long as a callback says that it has freed something."""
+Callback = Callable[[int], Any]
+callbacks: tuple[Callback, ...] = ()
+"""In the order in which they were given; replaced as a whole, for threads that read it."""
+_asking = threading.local()
+
+
+class Retrying:
+    """An allocator that asks the callbacks for memory when it runs out.
+
+    All pools of the GPU have given their free blocks back by then, and garbage is collected. An
+    allocation of a callback itself that fails asks no callback.
+
+    Args:
+        inner: the allocator below.
+    """
+
+    def __init__(self, inner: Malloc) -> None:
+        self.inner = inner
+
+    def malloc(self, nbytes: int) -> Any:
+        """Allocate; raises what the allocator below raises once no callback frees anything."""
+        try:
+            return self.inner(nbytes)
+        except OutOfMemoryError as error:
+            if not callbacks or getattr(_asking, "now", False):
+                raise
+            failed = error
+        _give_back()
+        for attempt in range(MOST_TRIES + 1):
+            if attempt and not _ask(nbytes, failed):
+                break
+            try:
+                return self.inner(nbytes)
+            except OutOfMemoryError as error:
+                failed = error
+        raise failed
+
+
+def _give_back() -> None:
+    """Free the free blocks of umem's pools, which the pool that has run out does not know."""
+    from umem.devices.cuda.gpus import open_cuda  # which imports what imports this
+
+    open_cuda().pools.give_back(*get_args(Kind))
+
+
+def _ask(nbytes: int, failed: OutOfMemoryError) -> bool:
+    """Call the callbacks in turn; tell whether one has freed something. Its error ends that."""
+    _asking.now = True
+    try:
+        return any([callback(nbytes) for callback in callbacks])
+    except BaseException as error:
+        raise error from failed
+    finally:
+        _asking.now = False
+
+
+def retrying(malloc: Malloc) -> Malloc:
+    """Return an allocator that asks the callbacks; ``malloc`` itself where there are none."""
+    if not callbacks or isinstance(getattr(malloc, "__self__", None), Retrying):
+        return malloc
+    return Retrying(malloc).malloc
+
+
+def bare(malloc: Malloc) -> Malloc:
+    """Return the allocator below one of `retrying`; another one itself."""
+    own = getattr(malloc, "__self__", None)
+    return own.inner if isinstance(own, Retrying) else malloc

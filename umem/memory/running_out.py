@@ -1,0 +1,73 @@
+"""What a program does when CuPy's memory runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from umem.devices.open import current_device
+from umem.errors import DeviceError
+from umem.scopes import Scope, Scoped
+
+
+class Asked(Scoped["Asked"]):
+    """A callback that is asked when memory runs out; see `on_out_of_memory`.
+
+    Attributes:
+        count: how often it was asked.
+    """
+
+    title = "umem.on_out_of_memory()"
+
+    def __init__(self, callback: Callable[[int], Any]) -> None:
+        self._callback = callback
+        self.count = 0
+        device = current_device()
+        if device.backend != "cupy":
+            raise DeviceError(
+                "on_out_of_memory asks when CuPy's memory runs out, and a virtual GPU is current"
+            )
+        # Not at import: CuPy is imported where it is used.
+        from umem.devices.cuda import install
+
+        self._ask, self._end = install.ask_when_out, install.ask_no_more
+        self._ask(self._call)
+
+    def _call(self, nbytes: int) -> Any:
+        self.count += 1
+        return self._callback(nbytes)
+
+    def close(self) -> None:
+        """Ask it no more; a second time this has no effect."""
+        self._end(self._call)
+
+    def _open(self, scope: Scope) -> Asked:
+        scope.at_close(self.close)
+        return self
+
+
+def on_out_of_memory(callback: Callable[[int], Any]) -> Asked:
+    """Call a function when CuPy's memory runs out, and try again if it has freed some.
+
+    It is called with the bytes that were asked for, in the thread that asked, once the pools have
+    given back what is free; it returns whether to try again, at most 16 times an allocation. It
+    counts in all threads, for plain memory and for every mode of umem, until `Asked.close`, or as
+    ``with umem.on_out_of_memory(free_some):`` until the end of the block. Several are called in the
+    order in which they were given.
+
+    Args:
+        callback: frees memory, such as entries of a cache: ``lambda nbytes: cache.evict(nbytes)``.
+            What it allocates itself may fail; it is not asked for that. An error that it raises
+            is raised by the allocation, from the out-of-memory error.
+
+    Raises:
+        TypeError: it cannot be called.
+        DeviceError: a virtual GPU is current.
+        DeviceNotFoundError: there is no CUDA device.
+
+    Managed memory seldom runs out: when it does, the host's memory has. Cost: a try statement an
+    allocation. Allocators that a program sets itself afterwards ask nobody.
+    """
+    if not callable(callback):
+        raise TypeError(f"on_out_of_memory: {callback!r} cannot be called")
+    return Asked(callback)
