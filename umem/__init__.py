@@ -17,6 +17,7 @@ from umem.memory.tracking import track
 
 if TYPE_CHECKING:
     from umem.devices.software.opening import software_gpu
+    from umem.memory.explaining import explain
     from umem.memory.host_blocks import blocks
     from umem.memory.running_out import on_out_of_memory
     from umem.memory.told_order import lookahead
@@ -42,6 +43,7 @@ __all__ = [
     "choose_ranks",
     "disable",
     "enable",
+    "explain",
     "hybrid",
     "location",
     "lookahead",
@@ -68,6 +70,7 @@ _LATER = {
     "blocks": "umem.memory.host_blocks",
     "choose": "umem.predict.choosing",
     "choose_ranks": "umem.predict.ranks.choosing_ranks",
+    "explain": "umem.memory.explaining",
     "lookahead": "umem.memory.told_order",
     "mark": "umem.trace.recording.at_sizes",
     "on_out_of_memory": "umem.memory.running_out",

@@ -222,11 +222,9 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
         return _what_it_needs(command_line(*words), command_line(*asked))
     if any(isinstance(c, StateError) and str(c).startswith(_HAS_BUDGET) for c in causes):
         return "umem: the script has a Recompute of its own: run it without --recompute"
-    if any(is_cupys_out_of_memory(cause) for cause in causes):
-        return (
-            "umem: managed memory may be more than the GPU has: umem run --mode managed, with the "
-            "same options, and --report to see what moved"
-        )
+    for cause in causes:
+        if is_cupys_out_of_memory(cause):
+            return _explained(cause)
     if any(isinstance(cause, RuntimeError) and str(cause).startswith(_NO_GPU) for cause in causes):
         follows = "" if gpu is None else f", which the virtual {gpu} follows"
         return (
@@ -247,6 +245,17 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
             "is with the older one: pip install 'numpy<2.4'"
         )
     return None
+
+
+def _explained(error: BaseException) -> str:
+    """Return who holds the memory that ran out, and the option of `umem run` that would help."""
+    from umem.memory.explaining import explain
+
+    return (
+        f"umem: {explain(error)}\n"
+        "Without a change of the script: umem run --mode hybrid, or --mode managed and --report to "
+        "see what moved"
+    )
 
 
 def _has_no_gpu(error: BaseException) -> bool:

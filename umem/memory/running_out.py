@@ -1,4 +1,4 @@
-"""What a program does when CuPy's memory runs out."""
+"""Callbacks for when CuPy's memory runs out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Asked(Scoped["Asked"]):
     def __init__(self, callback: Callable[[int], Any]) -> None:
         self._callback = callback
         self.count = 0
-        device = current_device()
+        device: Any = current_device()
         if device.backend != "cupy":
             raise DeviceError(
                 "on_out_of_memory asks when CuPy's memory runs out, and a virtual GPU is current"
@@ -30,8 +30,8 @@ class Asked(Scoped["Asked"]):
         # Not at import: CuPy is imported where it is used.
         from umem.devices.cuda import install
 
-        self._ask, self._end = install.ask_when_out, install.ask_no_more
-        self._ask(self._call)
+        self._end = install.ask_no_more
+        install.ask_when_out(self._call, device.pools.give_back_all)
 
     def _call(self, nbytes: int) -> Any:
         self.count += 1

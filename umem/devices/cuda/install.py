@@ -190,9 +190,13 @@ def _replace_allocator(new: Callable[[Malloc], Malloc]) -> None:
         memory._set_thread_local_allocator(here)
 
 
-def ask_when_out(callback: Callback) -> None:
-    """Ask a callback for memory when any allocator of the process runs out, until `ask_no_more`."""
+def ask_when_out(callback: Callback, give_back: Callable[[], Any]) -> None:
+    """Ask a callback for memory when any allocator of the process runs out, until `ask_no_more`.
+
+    ``give_back`` frees the free blocks of umem's pools before.
+    """
     with _asking:
+        retry.give_back = give_back
         retry.callbacks = (*retry.callbacks, callback)
         _replace_allocator(retrying)
     changed()  # for layers of other threads

@@ -9,15 +9,12 @@ Importing this module imports CuPy.
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import cupy
 
 from umem.devices.cuda.driver import CupyPool, Malloc
-from umem.devices.cuda.ledger import Kind
 from umem.devices.cuda.pools import Pools
-
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class PoolInUse(cupy.cuda.MemoryPool):  # type: ignore[misc, unused-ignore]
@@ -49,7 +46,7 @@ class PoolInUse(cupy.cuda.MemoryPool):  # type: ignore[misc, unused-ignore]
 
     def used_bytes(self) -> int:
         """Return the bytes that arrays use."""
-        return int(self.own.used_bytes()) + sum(map(self._pools.used_bytes, KINDS))
+        return self._pools.all_used_bytes()
 
     def total_bytes(self) -> int:
         """Return the bytes that are reserved."""
@@ -69,7 +66,7 @@ class PoolInUse(cupy.cuda.MemoryPool):  # type: ignore[misc, unused-ignore]
         if stream is not None:
             self.own.free_all_blocks(stream)  # type: ignore[call-arg]
             return
-        self._pools.give_back(*KINDS)
+        self._pools.give_back_all()
         self.own.free_all_blocks()
 
     def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:

@@ -177,6 +177,12 @@ class Pools:
         with self._driver.current():
             return caches + sum(int(pool.used_bytes()) for pool in self._of(kind))
 
+    def all_used_bytes(self) -> int:
+        """Return the bytes that arrays use of all kinds, CuPy's default pool included."""
+        with self._driver.current():
+            own = int(self._driver.default_pool.used_bytes())
+        return own + sum(self.used_bytes(kind) for kind in get_args(Kind))
+
     def made(self) -> list[CupyPool | Cache]:
         """Return the pools and caches that exist, CuPy's default pool apart."""
         with self._lock:
@@ -189,6 +195,10 @@ class Pools:
                 self._driver.flush(pool)
             for cache in self._caches[kind]:
                 cache.free_all_blocks()
+
+    def give_back_all(self) -> None:
+        """Free all free blocks but those of CuPy's default pool."""
+        self.give_back(*get_args(Kind))
 
     def join(self, kind: Kind, cache: Cache) -> None:
         """Add a cache that grows by `growth` to the pools of a kind."""

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 from cupy.cuda.memory import OutOfMemoryError
 
 from umem.devices.cuda.driver import Malloc
-from umem.devices.cuda.ledger import Kind
 
 MOST_TRIES = 16
 """Tries of one allocation for as long as a callback says that it has freed something."""
 Callback = Callable[[int], Any]
 callbacks: tuple[Callback, ...] = ()
 """In the order in which they were given; replaced as a whole, for threads that read it."""
+give_back: Callable[[], Any] = lambda: None
+"""Frees the free blocks of umem's pools, which the pool that has run out does not know."""
 _asking = threading.local()
 
 
@@ -43,7 +44,7 @@ class Retrying:
             if not callbacks or getattr(_asking, "now", False):
                 raise
             failed = error
-        _give_back()
+        give_back()
         for attempt in range(MOST_TRIES + 1):
             if attempt and not _ask(nbytes, failed):
                 break
@@ -52,13 +53,6 @@ class Retrying:
             except OutOfMemoryError as error:
                 failed = error
         raise failed
-
-
-def _give_back() -> None:
-    """Free the free blocks of umem's pools, which the pool that has run out does not know."""
-    from umem.devices.cuda.gpus import open_cuda  # which imports what imports this
-
-    open_cuda().pools.give_back(*get_args(Kind))
 
 
 def _ask(nbytes: int, failed: OutOfMemoryError) -> bool:

@@ -1,0 +1,133 @@
+"""`umem.explain`: who holds the memory that ran out, and what would fit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from software_programs import needs_compiler, needs_cupy, run
+
+import umem
+from umem.errors import DeviceError, DeviceNotFoundError
+
+PROGRAM = """
+import sys
+weights = [cp.empty(4 << 20, "u1") for _ in range(8)]
+same = weights[0][:100]
+def step(x):
+    y = x + 1
+    twice = {"a": y, "b": [y, None]}
+    circle = [x]
+    circle.append(circle)
+    return cp.empty(40 << 20, "u1")
+def failing():
+    try:
+        step(cp.empty(6 << 20, "u1"))
+    except cp.cuda.memory.OutOfMemoryError as error:
+        return error
+"""
+
+
+def ran(program: str, cache: Path) -> list[str]:
+    """Return the lines that a program prints."""
+    return run(PROGRAM + program, cache).splitlines()
+
+
+@needs_compiler
+@needs_cupy
+def test_variables_and_what_would_fit_are_named(kernel_cache: Path) -> None:
+    program = """
+found = umem.explain(failing())
+for one in found.held:
+    print(one.nbytes >> 20, one.array_count, one.place)
+print(found.asked_bytes >> 20, found.free_bytes >> 20, found.used_bytes >> 20, found.other_bytes)
+print([remedy.line for remedy in found.remedies])
+print(found)
+try:
+    failing() and step(cp.empty(6 << 20, "u1"))
+except MemoryError:
+    print(umem.explain() .asked_bytes == found.asked_bytes)
+"""
+    lines = ran(program, kernel_cache)
+    assert lines[:5] == [
+        "32 8 weights, of the module <string>",
+        "6 1 x, in step of <string>",
+        "6 1 y, in step of <string>",
+        "40 20 44 0",
+        "['umem.enable(\"hybrid\")', 'umem.enable()', 'for block in umem.blocks(x):', "
+        "'umem.on_out_of_memory(callback)']",
+    ]
+    assert "40.0 MiB were asked for; 20.0 MiB of 64.0 MiB of VRAM are free" in lines[5]
+    assert any("20.0 MiB lie on the host" in line and "(simulated)" in line for line in lines)
+    assert lines[-1] == "True"
+
+
+@needs_compiler
+@needs_cupy
+def test_without_an_error_the_callers_variables_are_named(kernel_cache: Path) -> None:
+    program = """
+def look():
+    mine = cp.empty(10 << 20, "u1")
+    return umem.explain(), umem.explain(ValueError("another error"))
+for found in look():
+    print(found.asked_bytes, found.remedies, [one.place for one in found.held])
+    print("What would fit" in str(found))
+"""
+    assert ran(program, kernel_cache) == [
+        "None () ['weights, of the module <string>', 'mine, in look of <string>']", "False",
+        "None () ['weights, of the module <string>', 'mine, in look of <string>']", "False",
+    ]  # fmt: skip
+
+
+@needs_compiler
+@needs_cupy
+def test_a_tracker_names_lines(kernel_cache: Path) -> None:
+    program = """
+with umem.track() as tracker:
+    kept = [cp.empty(8 << 20, "u1") for _ in range(2)]
+    found = umem.explain(by=tracker)
+    print([(one.nbytes >> 20, one.array_count) for one in found.held], found.other_bytes >> 20)
+    print(all("<string>:" in one.place for one in found.held))
+"""
+    assert ran(program, kernel_cache) == ["[(16, 2)] 32", "True"]
+
+
+@needs_compiler
+@needs_cupy
+def test_errors_and_memory_of_umem(kernel_cache: Path) -> None:
+    program = """
+with umem.managed(limit="20MiB"):
+    found = umem.explain(failing())
+    print(found.asked_bytes >> 20, found.held[1].place)
+import gc
+del weights, same
+gc.collect()
+pieces = [cp.empty(1 << 20, "u1") for _ in range(40)]
+with umem.managed():
+    big = cp.empty(12 << 20, "u1")
+print(umem.explain().used_bytes >> 20)
+"""
+    assert ran(program, kernel_cache) == ["40 x, in step of <string>", "52"]
+
+
+@needs_compiler
+@needs_cupy
+def test_umem_run_explains_an_error_that_ends_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "big.py"
+    script.write_text(
+        'import cupy\nheld = cupy.empty(30 << 20, "u1")\nmore = cupy.empty(60 << 20, "u1")\n'
+    )
+    command = [sys.executable, "-m", "umem", "run", "--software", "t4", "--vram", "64MiB"]
+    done = subprocess.run([*command, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "held, of the module big.py" in done.stderr
+    assert "umem run --mode hybrid" in done.stderr
+
+
+def test_without_a_gpu_of_cupy_it_is_refused() -> None:
+    with pytest.raises(DeviceNotFoundError):
+        umem.explain()
+    with umem.virtual_gpu("t4"), pytest.raises(DeviceError, match="virtual"):
+        umem.explain()

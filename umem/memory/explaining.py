@@ -1,0 +1,257 @@
+"""An explanation of CuPy's memory running out: who holds it, and what would fit."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import PurePath
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple
+
+from umem.devices.host import HOST_SHARE
+from umem.devices.open import current_device
+from umem.devices.specs import GPUS, GpuSpec
+from umem.errors import DeviceError, HintError, is_cupys_out_of_memory
+from umem.memory.hints import arrays_in
+from umem.memory.tracking import Tracker
+from umem.units import format_bytes
+
+SHOWN = 8
+"""Holders that are listed."""
+_ASKED = re.compile(r"allocating ([\d,]+) bytes")  # CuPy's message, its only public figure
+_NEEDS = re.compile(r"needs ([\d.]+) ([KMGT]?i?B)")
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+class Held(NamedTuple):
+    """Memory that a variable, or a line of the program, holds."""
+
+    nbytes: int
+    array_count: int
+    place: str
+
+
+class Remedy(NamedTuple):
+    """A line of code with which the program would go on, and what it does."""
+
+    line: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The memory of a GPU as it is; see `explain`.
+
+    Attributes:
+        asked_bytes: what could not be allocated; None where that is unknown.
+        vram_bytes, free_bytes: of the GPU; free is what the driver has, and free blocks of pools.
+        used_bytes: what arrays use, in CuPy's pool and those of umem.
+        held: the holders, the largest first; an array is counted for the first that holds it.
+        remedies: what would fit, the least change first.
+    """
+
+    asked_bytes: int | None
+    vram_bytes: int
+    free_bytes: int
+    used_bytes: int
+    held: tuple[Held, ...]
+    remedies: tuple[Remedy, ...]
+
+    @property
+    def other_bytes(self) -> int:
+        """Return what arrays use that none of the holders holds."""
+        return max(0, self.used_bytes - sum(one.nbytes for one in self.held))
+
+    def __str__(self) -> str:
+        """Format the explanation as lines of text."""
+        vram = format_bytes(self.vram_bytes)
+        lines = [
+            f"{format_bytes(self.free_bytes)} of {vram} of VRAM are free, and arrays use "
+            f"{format_bytes(self.used_bytes)}:"
+        ]
+        if self.asked_bytes is not None:
+            lines[0] = f"{format_bytes(self.asked_bytes)} were asked for; {lines[0]}"
+        rows = [(format_bytes(one.nbytes), one.array_count, one.place) for one in self.held[:SHOWN]]
+        rest = sum(one.nbytes for one in self.held[SHOWN:]) + self.other_bytes
+        if rest:
+            rows.append((format_bytes(rest), 0, "elsewhere"))
+        lines += [
+            f"  {size:>10}  {place}" + (f", {count} arrays" if count > 1 else "")
+            for size, count, place in rows
+        ]
+        if self.remedies:
+            lines.append("What would fit:")
+        lines += [f"  {one.line}\n      {one.why}" for one in self.remedies]
+        return "\n".join(lines)
+
+
+def explain(error: BaseException | None = None, by: Tracker | None = None) -> Explanation:
+    """Explain why CuPy's memory ran out: which variables hold it, and what would fit.
+
+    Args:
+        error: the out-of-memory error, whose traceback has the variables; None: the one that is
+            being handled, or that an interactive session has shown last. Without any, the
+            variables are those of the callers.
+        by: a `umem.track` that watches the program: the holders are then the lines that allocated.
+
+    Raises:
+        DeviceError: a virtual GPU is current.
+        DeviceNotFoundError: there is no CUDA device.
+
+    Times are those of the GPU in the table of GPUs with this one's name, simulated; left out where
+    it has none. Nothing is freed or changed. Host memory that is available now is counted on for
+    what VRAM does not hold.
+    """
+    device: Any = current_device()
+    if device.backend != "cupy":
+        raise DeviceError("explain reads CuPy's pools, and a virtual GPU is current")
+    if error is None:
+        error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    asked = None if error is None else _asked_bytes(error)
+    usage, pools = device.usage(), device.pools
+    used = pools.all_used_bytes()
+    free = device.free_bytes + max(0, usage.reserved_bytes - used)
+    free = min(free, device.vram_bytes)
+    frames = _frames(None if error is None else error.__traceback__)
+    held = _by_variable(frames) if by is None else _by_line(by)
+    host = device.host_available_bytes()
+    room = None if host is None else int(host * HOST_SHARE)
+    remedies = _remedies(asked, used, free, device, room)
+    return Explanation(asked, device.vram_bytes, free, used, tuple(held), tuple(remedies))
+
+
+def _asked_bytes(error: BaseException) -> int | None:
+    """Return the bytes that an out-of-memory error names; None where it is another error."""
+    if not is_cupys_out_of_memory(error):
+        return None
+    text = str(error)
+    if (found := _ASKED.search(text)) is not None:
+        return int(found[1].replace(",", ""))
+    if (found := _NEEDS.search(text)) is not None:
+        return round(float(found[1]) * _UNITS[found[2]])
+    return None
+
+
+# -- who holds it ------------------------------------------------------------------------------
+
+
+def _frames(traceback: TracebackType | None) -> list[FrameType]:
+    """Return the frames of a traceback, or of the callers, the innermost first."""
+    found: list[FrameType] = []
+    while traceback is not None:
+        found.append(traceback.tb_frame)
+        traceback = traceback.tb_next
+    frame = None if found else sys._getframe(2)  # CPython's; inspect would read the sources
+    outer = found[0].f_back if found else frame
+    found.reverse()
+    while outer is not None:
+        found.append(outer)
+        outer = outer.f_back
+    return found
+
+
+def _by_variable(frames: list[FrameType]) -> list[Held]:
+    """Return what the variables of frames and of their modules hold, each memory once."""
+    seen: set[int] = set()
+    held: list[Held] = []
+    for variables, where in _scopes(frames):
+        for name, value in variables.items():
+            sizes = [size for address, size in _memory_of(value) if not _known(address, seen)]
+            if sizes:
+                held.append(Held(sum(sizes), len(sizes), f"{name}, {where}"))
+    return sorted(held, key=lambda one: -one.nbytes)
+
+
+def _scopes(frames: list[FrameType]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the variables of frames, then of their modules, with where they are."""
+    modules: dict[int, tuple[dict[str, Any], str]] = {}
+    for frame in frames:
+        file = PurePath(frame.f_code.co_filename).name
+        if frame.f_locals is not frame.f_globals and frame.f_code.co_name != "<module>":
+            yield dict(frame.f_locals), f"in {frame.f_code.co_name} of {file}"
+        modules[id(frame.f_globals)] = dict(frame.f_globals), f"of the module {file}"
+    yield from modules.values()
+
+
+def _memory_of(value: Any) -> Iterator[tuple[int, int]]:
+    """Yield address and bytes of the memory of CuPy's arrays in something."""
+    with suppress(HintError):
+        for array in arrays_in(value):
+            memory = getattr(getattr(array, "data", None), "mem", None)
+            if memory is not None and hasattr(memory, "size"):
+                yield int(memory.ptr), int(memory.size)
+
+
+def _known(address: int, seen: set[int]) -> bool:
+    """Tell whether an address was seen, and remember it."""
+    known = address in seen
+    seen.add(address)
+    return known
+
+
+def _by_line(tracker: Tracker) -> list[Held]:
+    """Return what a tracker knows, by the line that allocated."""
+    return [
+        Held(one.nbytes, one.count, str(one.stack[0]) if one.stack else one.label)
+        for one in tracker.outstanding()
+    ]
+
+
+# -- what would fit ----------------------------------------------------------------------------
+
+
+def _remedies(
+    asked: int | None, used: int, free: int, device: Any, room: int | None
+) -> Iterator[Remedy]:
+    """Yield the lines with which the allocation would have room, the least change first."""
+    if asked is None:
+        return
+    over = asked - free
+    spec = _spec(device.name)
+    if over <= 0:
+        yield Remedy(
+            "cupy.get_default_memory_pool().free_all_blocks()",
+            "there is as much, in pieces that are too small or in pools of another kind of memory",
+        )
+    elif room is None or over <= room:
+        yield Remedy(
+            'umem.enable("hybrid")',
+            f"before the first array: {format_bytes(over)} lie on the host, and are read over the "
+            f"bus{_seconds(over, spec)}",
+        )
+        if device.why_not("managed") is None:
+            yield Remedy(
+                "umem.enable()",
+                "before the first array: managed memory, whose blocks move as they are used; "
+                "umem.lookahead and umem.preset say which (docs/hints.md)",
+            )
+    else:
+        yield Remedy(
+            "a smaller array, or float32 for float64",
+            f"the host has {format_bytes(room)} for the {format_bytes(over)} that VRAM has not",
+        )
+    yield Remedy(
+        "for block in umem.blocks(x):",
+        f"an array of the host in blocks of some {format_bytes(max(1, free // 8))}, copied ahead "
+        "of their use",
+    )
+    yield Remedy(
+        "umem.on_out_of_memory(callback)",
+        "where the program keeps what it could make again, such as a cache",
+    )
+
+
+def _spec(name: str) -> GpuSpec | None:
+    """Return the GPU of the table with a device's name; None without one."""
+    words = name.replace("NVIDIA ", "").replace("Tesla ", "").casefold()
+    return next((gpu for gpu in GPUS.values() if gpu.title.casefold() == words), None)
+
+
+def _seconds(nbytes: int, spec: GpuSpec | None) -> str:
+    """Format how long it takes to read bytes over a GPU's link."""
+    if spec is None or not spec.host_in_bandwidth:
+        return ""
+    return f", {1e3 * nbytes / spec.host_in_bandwidth:.3g} ms each time (simulated)"
