@@ -18,9 +18,14 @@ MOST_TRIES = 16
 Callback = Callable[[int], Any]
 callbacks: tuple[Callback, ...] = ()
 """In the order in which they were given; replaced as a whole, for threads that read it."""
-give_back: Callable[[], Any] = lambda: None
-"""Frees the free blocks of umem's pools, which the pool that has run out does not know."""
 _asking = threading.local()
+
+
+def give_back() -> None:
+    """Free the free blocks of umem's pools, which the pool that has run out does not know.
+
+    A device takes the place of this, which does nothing, with the first callback.
+    """
 
 
 class Retrying:
