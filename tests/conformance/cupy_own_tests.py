@@ -4,7 +4,8 @@ Takes the folder `tests` of a checkout of CuPy, of the version that is installed
 this repository. Cases that ask for what the software GPU says it has not are left out by
 `cupy_left_out.txt`, one reason each. The others run in processes of their own, some hundred cases
 each, under a limit of memory and of time; one that ends its process has failed. Those that CuPy's
-tests skip themselves count as neither. With `--kept` a run goes on where the last one stopped.
+tests skip themselves count as neither. With `--kept` a run goes on where the last one stopped. With
+`--mode` the cases run under `umem.enable` with that mode; `--under` chooses some.
 """
 
 from __future__ import annotations
@@ -50,11 +51,25 @@ BENCH = common.Bench(
 @click.command(help=__doc__)
 @click.argument("tests", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--under", multiple=True, default=("cupy_tests", "cupyx_tests"), help="In it.")
+@click.option("--mode", type=click.Choice(["managed", "hybrid"]), help="Of umem.enable.")
 @foreign_tests.options
-def main(tests: Path, under: tuple[str, ...], devices: int, path: Path | None, **how: Any) -> None:
+def main(
+    tests: Path,
+    under: tuple[str, ...],
+    mode: str | None,
+    devices: int,
+    path: Path | None,
+    **how: Any,
+) -> None:
     common.writable(path)
     suite = foreign_tests.Suite(
-        tests.resolve(), under, "t4,vram=4GiB,force", LEFT_OUT, devices=devices
+        tests.resolve(),
+        under,
+        "t4,vram=4GiB,force",
+        LEFT_OUT,
+        imports=["enabled_mode"] if mode else [],
+        environment={"UMEM_MODE": mode} if mode else {},
+        devices=devices,
     )
     found = foreign_tests.examine(suite, depth=2, **how)
     BENCH.finish(found.pop("rows"), path, **found)
