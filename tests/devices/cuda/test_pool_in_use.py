@@ -92,3 +92,33 @@ with umem.managed():
     assert run(MODES + program, kernel_cache).splitlines() == [
         "True", "True", "True False", "False", "True"
     ]  # fmt: skip
+
+
+def test_unmanaged_is_the_allocator_that_was_there(kernel_cache: Path) -> None:
+    """Of the process, or of the thread; with a limit it is a pool of umem."""
+    program = """
+theirs, threads = cp.cuda.MemoryPool(), cp.cuda.MemoryPool()
+def where():
+    array = cp.empty(2 << 20, "u1")
+    return mib(theirs.used_bytes(), threads.used_bytes(), own.used_bytes() - before.nbytes)
+cp.cuda.set_allocator(theirs.malloc)
+print(where())
+umem.enable("managed")
+with umem.unmanaged():
+    print(where())
+with umem.unmanaged("8MiB"):
+    print(where())
+print(where())
+with cp.cuda.using_allocator(threads.malloc):
+    with umem.managed(), umem.unmanaged():
+        print(where())
+umem.disable()
+print(where(), cp.cuda.get_allocator() == theirs.malloc)
+cp.cuda.set_allocator(own.malloc)
+with umem.managed(), umem.unmanaged():
+    print(where())
+"""
+    assert run(MODES + program, kernel_cache).splitlines() == [
+        "[2, 0, 0]", "[2, 0, 0]", "[0, 0, 0]", "[0, 0, 0]", "[0, 2, 0]", "[2, 0, 0] True",
+        "[0, 0, 2]",
+    ]  # fmt: skip

@@ -118,6 +118,10 @@ class CudaDevice(Device):
         return self.driver.versions()
 
     def _prepared(self, policy: Policy) -> tuple[Malloc, CupyPool]:
+        if policy.mode == "unmanaged" and policy.limit_bytes is None:
+            theirs = self._installer.programs_own()
+            if theirs is not None:
+                return theirs, self.driver.default_pool
         cuda_modes = importlib.import_module("umem.devices.cuda.modes")
         found: tuple[Malloc, CupyPool] = cuda_modes.allocator(policy, self.driver, self.pools)
         if policy.mode == "hybrid" or (policy.mode == "unmanaged" and policy.limit_bytes):

@@ -27,7 +27,7 @@ from cupy.cuda import memory
 from umem import scopes
 from umem.devices.base import Device, Policy, Restore, Served, Watched, policy_here
 from umem.devices.cuda import retrying as retry
-from umem.devices.cuda.driver import CupyPool, Malloc
+from umem.devices.cuda.driver import CupyPool, Malloc, own_pool
 from umem.devices.cuda.retrying import Callback, bare, retrying
 from umem.devices.cuda.watching import watched
 from umem.errors import StateError
@@ -114,6 +114,19 @@ class Installer:
     def _process_policy(self) -> Policy | None:
         return self._everywhere[-1].policy if self._everywhere else None
 
+    def programs_own(self) -> Malloc | None:
+        """Return the allocator that the program had set before umem's; None if it had set none.
+
+        That of the calling thread (``cupy.cuda.using_allocator``) goes before the process's.
+        """
+        here = memory._get_thread_local_allocator()
+        layer = getattr(here, "layer", None)
+        found = layer.before if isinstance(layer, Layer) else here
+        if found is None and self._everywhere:
+            found = self._everywhere[0].before
+        found = bare(_process_allocator() if found is None else found)
+        return None if getattr(found, "__self__", None) is own_pool() else found
+
     def enter(self, scope: Scope) -> None:
         """Install the allocator of the calling thread's scopes, ``scope`` among them."""
         enter(scope, self._process_policy)
@@ -174,6 +187,17 @@ def _set_allocator(malloc: Callable[[int], Any]) -> None:
             cupy.cuda.set_allocator(malloc)
     except ValueError as error:
         raise StateError(_IN_A_BLOCK.format(verb="switched on")) from error
+
+
+def _process_allocator() -> Malloc:
+    """Return the process's allocator, of which CuPy tells a thread that has none of its own."""
+    now = memory._get_thread_local_allocator()
+    try:
+        memory._set_thread_local_allocator(None)
+        found: Malloc = cupy.cuda.get_allocator()
+    finally:
+        memory._set_thread_local_allocator(now)
+    return found
 
 
 def _replace_allocator(new: Callable[[Malloc], Malloc]) -> None:
@@ -247,7 +271,7 @@ class Layer:
         self.scopes: tuple[Scope, ...] = ()
         self._process_policy = process_policy
         # CuPy's privates, also below: its `using_allocator` nests, and scopes may overlap.
-        self._before: Malloc | None = memory._get_thread_local_allocator()
+        self.before: Malloc | None = memory._get_thread_local_allocator()
         self._malloc, self.forget = _dispatcher(self)
 
     @property
@@ -265,7 +289,7 @@ class Layer:
 
     def take_out(self) -> None:
         """Restore the previous allocator, if this one is the calling thread's."""
-        memory._set_thread_local_allocator(self._before)
+        memory._set_thread_local_allocator(self.before)
 
     def resolved(self) -> Malloc:
         """Return the allocator that the calling code's scopes select."""
@@ -289,16 +313,9 @@ class Layer:
 
     def _below(self) -> Malloc:
         """Return the allocator below: the thread's previous one, or the process's."""
-        if self._before is not None:
-            return self._before
-        # CuPy tells of the process's allocator only to a thread that has none of its own.
-        now = memory._get_thread_local_allocator()
-        try:
-            memory._set_thread_local_allocator(None)
-            found: Malloc = cupy.cuda.get_allocator()  # the process's
-        finally:
-            memory._set_thread_local_allocator(now)
-        return found
+        if self.before is not None:
+            return self.before
+        return _process_allocator()
 
 
 def _dispatcher(layer: Layer) -> tuple[Malloc, Callable[[], None]]:
