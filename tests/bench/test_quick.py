@@ -97,6 +97,13 @@ def lookahead(report: dict[str, Any], printed: str) -> None:
     assert "simulated" in printed
 
 
+@quick(needs=(needs_compiler, needs_cupy))
+def recipes(report: dict[str, Any], printed: str) -> None:
+    assert [row["program"] for row in report["rows"]] == ["product", "stencil"]
+    assert all(row["best"] == "blocks" for row in report["rows"])
+    assert "2 of 2 cases" in printed and "simulated" in printed
+
+
 @quick(needs=(needs_chainer,))
 def dynamic(report: dict[str, Any], printed: str) -> None:
     rows = report["rows"]

@@ -161,10 +161,16 @@ class HostBlocks:
         return int(max(1, min(most, wanted, size)))
 
     def _room_bytes(self) -> int:
-        """Return the bytes of VRAM that the loop may take; a share is of what is free now."""
+        """Return the bytes of VRAM that the loop may take.
+
+        A share is of what is free now, for which umem's pools give their free blocks back.
+        """
         if isinstance(self._room, int):
             return self._room
-        return int(self._room * self._device.free_bytes)
+        self._device.pools.give_back_all()
+        own = self._device.driver.default_pool
+        cached = int(own.total_bytes()) - int(own.used_bytes())
+        return int(self._room * (self._device.free_bytes + cached))
 
     # -- host ------------------------------------------------------------------------------
 
@@ -367,7 +373,7 @@ def blocks(
         out: an array of the same shape, of any type of numbers, that slices can be assigned to.
         write: write the blocks back to ``x``; not with ``out``.
         room: the VRAM that the loop may take, half of it for what its body allocates: bytes, or
-            text such as "2GiB" or "80%" (of what is free now).
+            text such as "2GiB" or "80%" (of what is free, where free blocks of pools count).
         halo: how many neighbours along the axis a block has besides, on each side, as far as there
             are any. ``blocks.inner`` is the index of the block without them; they are not written
             back.

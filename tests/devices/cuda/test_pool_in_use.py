@@ -122,3 +122,24 @@ with umem.managed(), umem.unmanaged():
         "[2, 0, 0]", "[2, 0, 0]", "[0, 0, 0]", "[0, 0, 0]", "[0, 2, 0]", "[2, 0, 0] True",
         "[0, 0, 2]",
     ]  # fmt: skip
+
+
+def test_plain_memory_of_a_block_that_is_over_does_not_starve_cupys_pool(
+    kernel_cache: Path,
+) -> None:
+    """A small cache stays for the next block; one that leaves no VRAM is given back."""
+    program = """
+def after(mode, size):
+    with mode:
+        array = cp.empty(size << 20, "u1")
+        del array
+    taken = gpu.calls.allocation_count
+    with mode:
+        cp.empty(size << 20, "u1")
+    return gpu.calls.allocation_count - taken, cp.empty(50 << 20, "u1").nbytes >> 20
+print(after(umem.hybrid(), 8))
+own.free_all_blocks()
+print(after(umem.hybrid(), 54), after(umem.unmanaged("60MiB"), 54))
+"""
+    lines = run(MODES + program, kernel_cache).splitlines()
+    assert lines == ["(0, 50)", "(1, 50) (1, 50)"]

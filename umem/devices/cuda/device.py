@@ -184,6 +184,9 @@ class CudaDevice(Device):
 
     def _left(self, scope: Scope) -> None:
         self._installer.clear()
+        policies = [part.policy for part in scope.payload if isinstance(part, Served)]
+        if any(one.mode == "hybrid" or one.limit_bytes for one in policies):
+            self.pools.release_plain()
 
     @property
     def is_installed(self) -> bool:

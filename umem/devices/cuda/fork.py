@@ -28,6 +28,11 @@ def remember_use() -> None:
     _used = True
 
 
+def is_child() -> bool:
+    """Tell whether this is a child by fork of a process that used CUDA."""
+    return _in_child
+
+
 def refuse_child() -> None:
     """Raise StateError in a child by fork of a process that used CUDA."""
     if _in_child:

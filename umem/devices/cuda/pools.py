@@ -196,6 +196,17 @@ class Pools:
             for cache in self._caches[kind]:
                 cache.free_all_blocks()
 
+    def release_plain(self) -> None:
+        """Free the free blocks of plain memory if they are more than the VRAM that is free.
+
+        CuPy's own pool knows nothing of them, and would run out of memory that nobody uses.
+        """
+        if fork.is_child() or ("unmanaged", None) not in self._pools:
+            return
+        cached = self.ledger.reserved()["unmanaged"] - self.used_bytes("unmanaged")
+        if cached > self._driver.free_bytes():
+            self.give_back("unmanaged")
+
     def give_back_all(self) -> None:
         """Free all free blocks but those of CuPy's default pool."""
         self.give_back(*get_args(Kind))
