@@ -4,8 +4,9 @@ Networks of bench/on_cupy.py, recorded on a software GPU with plenty of VRAM, at
 VRAM in which a plain step trains. Each line that is said to fit is executed as printed, in a
 process of its own: CuPy 14 on a software GPU with that VRAM and its model on, where memory that
 does not fit is refused, the gaps of CuPy's own pool included. Lines with `accumulate` are left out
-for networks whose loss it refuses, those in half precision for ResNet50 and VGG16. One that runs out of memory is tried again with 5% more. The
-times are simulated, those said and those live: the mean of the last steps.
+for networks whose loss it refuses, those in half precision for ResNet50 and VGG16. One that runs
+out of memory is tried again with 5% more. The times are simulated, those said and those live: the
+mean of the last steps.
 """
 
 from __future__ import annotations
