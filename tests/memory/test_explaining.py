@@ -114,6 +114,25 @@ print(umem.explain().used_bytes >> 20)
 
 @needs_compiler
 @needs_cupy
+def test_objects_that_raise_when_they_are_looked_at_are_passed_over(kernel_cache: Path) -> None:
+    program = """
+class Shy:
+    def __getattr__(self, name):
+        raise RuntimeError("do not look")
+shy, deep = Shy(), []
+for _ in range(5000):
+    deep = [deep]
+class Odd(dict):
+    def values(self):
+        raise KeyError("no values")
+odd = Odd(a=weights)
+print([one.place for one in umem.explain().held])
+"""
+    assert ran(program, kernel_cache) == ["['weights, of the module <string>']"]
+
+
+@needs_compiler
+@needs_cupy
 def test_umem_run_explains_an_error_that_ends_the_script(tmp_path: Path) -> None:
     script = tmp_path / "big.py"
     script.write_text(

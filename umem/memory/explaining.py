@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePath
-from types import FrameType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 from umem.devices.host import HOST_SHARE
 from umem.devices.open import current_device
 from umem.devices.specs import GPUS, GpuSpec
-from umem.errors import DeviceError, HintError, is_cupys_out_of_memory
+from umem.errors import DeviceError, is_cupys_out_of_memory
 from umem.memory.hints import arrays_in
 from umem.memory.tracking import Tracker
 from umem.units import format_bytes
@@ -159,6 +159,8 @@ def _by_variable(frames: list[FrameType]) -> list[Held]:
     held: list[Held] = []
     for variables, where in _scopes(frames):
         for name, value in variables.items():
+            if isinstance(value, (ModuleType, type)):  # lazy ones import what they are asked for
+                continue
             sizes = [size for address, size in _memory_of(value) if not _known(address, seen)]
             if sizes:
                 held.append(Held(sum(sizes), len(sizes), f"{name}, {where}"))
@@ -177,8 +179,11 @@ def _scopes(frames: list[FrameType]) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _memory_of(value: Any) -> Iterator[tuple[int, int]]:
-    """Yield address and bytes of the memory of CuPy's arrays in something."""
-    with suppress(HintError):
+    """Yield address and bytes of the memory of CuPy's arrays in something.
+
+    Any object may be in a variable, and raise whatever it likes when it is looked at.
+    """
+    with suppress(Exception):
         for array in arrays_in(value):
             memory = getattr(getattr(array, "data", None), "mem", None)
             if memory is not None and hasattr(memory, "size"):
