@@ -19,6 +19,7 @@ from umem.predict.applying import apply
 from umem.predict.recorded_problem import problems_of
 from umem.predict.techniques.steady_state import distinct, period_of, steady
 from umem.trace import Access, Alloc, Checker, Event, Free, Hint, Mark, Op, Trace
+from umem.trace.events import TapeEntry
 
 SIZE = 8 << 20
 
@@ -84,6 +85,21 @@ def test_any_trace_that_holds_together_is_settled_into_one_that_does(trace: Trac
     if any(trace.ops):
         check(steady(trace, 3))
         umem.choose(trace, "t4", vram="2MiB")
+
+
+def test_a_call_that_reads_what_it_makes_is_recomputed_once() -> None:
+    """Three steps whose calls differ, so that the last ones are one graph."""
+    entries = [TapeEntry(0, (), (), False, False, in_order, 0) for in_order in (True, False)]
+    none = (Access(0, 0, 0),)
+    first = Op("", "forward", (), (), entry=entries[0])
+    trace = Trace(
+        [
+            Alloc(0, 0, "activation", ""), Mark("step"), first, Op("", "forward", (), ()),
+            Mark("step"), Op("", "forward", none, none, entry=entries[1]), Mark("step"),
+            Op("", "backward", none, ()), Mark("step"),
+        ]
+    )  # fmt: skip
+    assert umem.choose(trace, "t4", vram="2MiB").options
 
 
 # -- hints and numbers -------------------------------------------------------------------------

@@ -253,8 +253,8 @@ def _explained(error: BaseException) -> str:
 
     return (
         f"umem: {explain(error)}\n"
-        "Without a change of the script: umem run --mode hybrid, or --mode managed and --report to "
-        "see what moved"
+        "Without a change of the script: umem run --mode hybrid, or umem run --mode managed with "
+        "--report, to see what moved"
     )
 
 

@@ -216,9 +216,11 @@ class _PlannedTrace:
         if not self._frees_early or not self._writer.is_dropped(tensor):
             return
         for call, made in zip(now.calls, now.made, strict=True):
-            if any(alloc.tensor == tensor for alloc in made):
+            own = {alloc.tensor for alloc in made}
+            if tensor in own:
                 for access in call.reads:
-                    self._make(now, access.tensor)
+                    if access.tensor not in own:  # a call may read what it has written
+                        self._make(now, access.tensor)
                 self._recompute(call, made)
 
     def _recompute(self, op: Op, made: Sequence[Alloc]) -> None:
