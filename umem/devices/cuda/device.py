@@ -118,6 +118,7 @@ class CudaDevice(Device):
         return self.driver.versions()
 
     def _prepared(self, policy: Policy) -> tuple[Malloc, CupyPool]:
+        """Return the allocator of a policy, and the pool that it uses first."""
         if policy.mode == "unmanaged" and policy.limit_bytes is None:
             theirs = self._installer.programs_own()
             if theirs is not None:

@@ -204,7 +204,7 @@ class Pools:
         if fork.is_child() or ("unmanaged", None) not in self._pools:
             return
         cached = self.ledger.reserved()["unmanaged"] - self.used_bytes("unmanaged")
-        if cached > self._driver.free_bytes():
+        if cached > 0 and cached > self._driver.free_bytes():
             self.give_back("unmanaged")
 
     def give_back_all(self) -> None:
