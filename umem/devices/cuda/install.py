@@ -63,11 +63,11 @@ class PoolAlias(MetaPathFinder):
     def __init__(self) -> None:
         self._undo: dict[str, Restore] = {}
         self._pool: CupyPool | None = None
-        self._before: CupyPool | None = None
+        self.before: CupyPool | None = None
 
     def point_at(self, pool: CupyPool) -> None:
         """Point the names at ``pool``, now or when their framework is imported."""
-        self._pool, self._before = pool, cupy.get_default_memory_pool()
+        self._pool, self.before = pool, cupy.get_default_memory_pool()
         self._follow()
         sys.meta_path.insert(0, self)
 
@@ -92,7 +92,7 @@ class PoolAlias(MetaPathFinder):
                 continue
             before = getattr(module, name)
             if before is self._pool:  # bound while it was in: CuPy's own afterwards
-                before = self._before
+                before = self.before
             self._undo[full] = partial(setattr, module, name, before)
             setattr(module, name, self._pool)
 
@@ -125,7 +125,8 @@ class Installer:
         if found is None and self._everywhere:
             found = self._everywhere[0].before
         found = bare(_process_allocator() if found is None else found)
-        return None if getattr(found, "__self__", None) is own_pool() else found
+        cupys = self._everywhere[0].alias.before if self._everywhere else own_pool()
+        return None if getattr(found, "__self__", None) is cupys else found
 
     def enter(self, scope: Scope) -> None:
         """Install the allocator of the calling thread's scopes, ``scope`` among them."""
