@@ -230,15 +230,22 @@ BENCH = common.Bench(
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="One network, one share.")
 @click.option("--only", "names", multiple=True, type=click.Choice([*NETWORKS]))
+@click.option("--share", "given", multiple=True, type=click.FloatRange(0, 1, min_open=True))
 @click.option("--one", hidden=True)
 @common.json_option
-def main(quick: bool, names: tuple[str, ...], one: str | None, path: Path | None) -> None:
+def main(
+    quick: bool,
+    names: tuple[str, ...],
+    given: tuple[float, ...],
+    one: str | None,
+    path: Path | None,
+) -> None:
     if one:
         click.echo(json.dumps(trained(**json.loads(one))))
         return
     common.writable(path)
     chosen = ["GCN"] if quick else [n for n in NETWORKS if not names or n in names]
-    shares = SHARES[1:2] if quick else SHARES
+    shares = given or (SHARES[1:2] if quick else SHARES)
     rows = [row for network in chosen for row in measure(network, shares)]
     options = {"quick": quick, "networks": chosen, "shares": shares, "gpu": GPU}
     BENCH.finish(rows, path, simulated=True, options=options)
