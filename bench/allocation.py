@@ -101,12 +101,18 @@ def beside(device: CudaDevice, policy: Policy) -> Iterator[Malloc]:
 
 def cuda_cases(device: CudaDevice, pool: str) -> list[Case]:
     """umem's modes over the pools of a device."""
+    from umem.devices.cuda.retrying import Retrying  # imports CuPy
 
     def case(name: str, policy: Policy, *watchers: Callable[[], Watcher]) -> Case:
         return Case(pool, name, lambda: installed(device, policy, *watchers))
 
     return [
         Case(pool, "pool alone", lambda: nullcontext(device.driver.default_pool.malloc)),
+        Case(
+            pool,
+            "pool alone, with a callback",
+            lambda: nullcontext(Retrying(device.driver.default_pool.malloc).malloc),
+        ),
         Case(pool, "managed, for the process", lambda: everywhere(device, MANAGED)),
         Case(pool, "beside a block", lambda: beside(device, MANAGED)),
         case("unmanaged", Policy("unmanaged")),

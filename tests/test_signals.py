@@ -71,7 +71,12 @@ def allocator(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
     host = cuda.CudaDevice(HostDriver())
     monkeypatch.setattr(cuda, "open_cuda", lambda ordinal=None: host)
-    yield lambda: (cupy.cuda.get_allocator(), host.watches)
+    yield lambda: (
+        cupy.cuda.get_allocator(),
+        cupy.get_default_memory_pool(),
+        [each for each in sys.meta_path if type(each).__name__ == "PoolAlias"],
+        host.watches,
+    )
 
 
 class Probe:

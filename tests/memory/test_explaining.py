@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from software_programs import needs_compiler, needs_cupy, run
+from software_programs import START, lines, needs_compiler, needs_cupy
 
 import umem
 from umem.errors import DeviceError, DeviceNotFoundError
@@ -30,11 +30,6 @@ def failing():
 """
 
 
-def ran(program: str, cache: Path) -> list[str]:
-    """Return the lines that a program prints."""
-    return run(PROGRAM + program, cache).splitlines()
-
-
 @needs_compiler
 @needs_cupy
 def test_variables_and_what_would_fit_are_named(kernel_cache: Path) -> None:
@@ -50,8 +45,8 @@ try:
 except MemoryError:
     print(umem.explain() .asked_bytes == found.asked_bytes)
 """
-    lines = ran(program, kernel_cache)
-    assert lines[:5] == [
+    found = lines(program, kernel_cache, start=START + PROGRAM)
+    assert found[:5] == [
         "32 8 weights, of the module <string>",
         "6 1 x, in step of <string>",
         "6 1 y, in step of <string>",
@@ -59,9 +54,9 @@ except MemoryError:
         "['umem.enable(\"hybrid\")', 'umem.enable()', 'for block in umem.blocks(x):', "
         "'umem.on_out_of_memory(callback)']",
     ]
-    assert "40.0 MiB were asked for; 20.0 MiB of 64.0 MiB of VRAM are free" in lines[5]
-    assert any("20.0 MiB lie on the host" in line and "(simulated)" in line for line in lines)
-    assert lines[-1] == "True"
+    assert "40.0 MiB were asked for; 20.0 MiB of 64.0 MiB of VRAM are free" in found[5]
+    assert any("20.0 MiB lie on the host" in line and "(simulated)" in line for line in found)
+    assert found[-1] == "True"
 
 
 @needs_compiler
@@ -75,7 +70,7 @@ for found in look():
     print(found.asked_bytes, found.remedies, [one.place for one in found.held])
     print("What would fit" in str(found))
 """
-    assert ran(program, kernel_cache) == [
+    assert lines(program, kernel_cache, start=START + PROGRAM) == [
         "None () ['weights, of the module <string>', 'mine, in look of <string>']", "False",
         "None () ['weights, of the module <string>', 'mine, in look of <string>']", "False",
     ]  # fmt: skip
@@ -91,7 +86,7 @@ with umem.track() as tracker:
     print([(one.nbytes >> 20, one.array_count) for one in found.held], found.other_bytes >> 20)
     print(all("<string>:" in one.place for one in found.held))
 """
-    assert ran(program, kernel_cache) == ["[(16, 2)] 32", "True"]
+    assert lines(program, kernel_cache, start=START + PROGRAM) == ["[(16, 2)] 32", "True"]
 
 
 @needs_compiler
@@ -109,7 +104,10 @@ with umem.managed():
     big = cp.empty(12 << 20, "u1")
 print(umem.explain().used_bytes >> 20)
 """
-    assert ran(program, kernel_cache) == ["40 x, in step of <string>", "52"]
+    assert lines(program, kernel_cache, start=START + PROGRAM) == [
+        "40 x, in step of <string>",
+        "52",
+    ]
 
 
 @needs_compiler
@@ -128,7 +126,9 @@ class Odd(dict):
 odd = Odd(a=weights)
 print([one.place for one in umem.explain().held])
 """
-    assert ran(program, kernel_cache) == ["['weights, of the module <string>']"]
+    assert lines(program, kernel_cache, start=START + PROGRAM) == [
+        "['weights, of the module <string>']"
+    ]
 
 
 @needs_compiler
@@ -143,6 +143,10 @@ def test_umem_run_explains_an_error_that_ends_the_script(tmp_path: Path) -> None
     assert done.returncode == 1
     assert "held, of the module big.py" in done.stderr
     assert "umem run --mode hybrid" in done.stderr
+    limited = [*command, "--mode", "unmanaged", "--limit", "50MiB", str(script)]
+    done = subprocess.run(limited, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "held, of the module big.py" in done.stderr
+    assert "umem choose" in done.stderr
 
 
 def test_without_a_gpu_of_cupy_it_is_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from software_programs import needs_compiler, needs_cupy, run
+from software_programs import lines, needs_compiler, needs_cupy
 
 import umem
 from umem.errors import DeviceError, DeviceNotFoundError
@@ -20,12 +20,6 @@ import cupy as cp
 RANDOM = "x = np.random.default_rng(0).random((601, 700)).astype('f4')\n"
 
 
-def ran(program: str, cache: Path, start: str | None = None) -> list[str]:
-    """Return the lines that a program prints."""
-    found = run(program, cache) if start is None else run(program, cache, start=start)
-    return found.splitlines()
-
-
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_every_way_of_use_has_numpys_results_when_streams_run_late(
     seed: int, kernel_cache: Path
@@ -38,6 +32,7 @@ for block in umem.blocks(x):
     total += block.sum(dtype="f8")
 print(abs(float(total) - x.sum(dtype="f8")) < 1e-6 * float(total))
 for axis in (0, 1, -1):
+    first = (*[slice(None)] * (axis % 2), slice(0, 1))
     y = np.empty(x.shape, "i2")
     for block, to in umem.blocks(x, axis, out=y):
         to[...] = block * 100
@@ -57,14 +52,14 @@ for axis in (0, 1, -1):
             whole = cp.roll(block, 1, axis)
             at = inside.piece
             if at.low == at.start:  # at the edge there is nobody to the left
-                whole[both._index(0, 1)] = block[both._index(0, 1)]
+                whole[first] = block[first]
             block[...] = whole
         right = np.roll(x, 1, axis)
-        right[both._index(0, 1)] = x[both._index(0, 1)]
+        right[first] = x[first]
         print(np.array_equal(z, right))
 """
-    lines = ran(RANDOM + program, kernel_cache, LATE.format(seed=seed))
-    assert len(lines) == 1 + 3 * (2 + 2 * 2) and not any("False" in line for line in lines)
+    found = lines(RANDOM + program, kernel_cache, start=LATE.format(seed=seed))
+    assert len(found) == 1 + 3 * (2 + 2 * 2) and not any("False" in line for line in found)
 
 
 def test_copies_run_beside_the_loops_body(kernel_cache: Path) -> None:
@@ -87,7 +82,7 @@ def total():
 link = x.nbytes / 12e9  # of a T4
 print([seconds(loop) < 1.1 * link for loop in (doubled, total)], seconds(by_hand) > 1.8 * link)
 """
-    assert ran(program, kernel_cache) == ["[True, True] True"]
+    assert lines(program, kernel_cache) == ["[True, True] True"]
 
 
 def test_an_array_larger_than_vram_takes_no_more_than_its_room(kernel_cache: Path) -> None:
@@ -104,7 +99,7 @@ print(most <= 16 << 20, parts)
 again = sum(1 for block in parts)
 print(again, parts.done_count, parts.read_bytes == 2 * x.nbytes, parts.piece)
 """
-    assert ran(program, kernel_cache) == [
+    assert lines(program, kernel_cache) == [
         "outside 20 0 of 20 blocks of 8.0 MiB; 0 B to the GPU and 0 B back",
         "True 20 of 20 blocks of 8.0 MiB; 160.0 MiB to the GPU and 0 B back",
         "20 20 True None",
@@ -119,7 +114,7 @@ with umem.managed():
         print(umem.location(block).managed, umem.location(block + 1).managed)
         break
 """
-    assert ran(program, kernel_cache) == ["False True"]
+    assert lines(program, kernel_cache) == ["False True"]
 
 
 def test_a_loop_that_is_left_early_writes_the_blocks_before(kernel_cache: Path) -> None:
@@ -145,7 +140,7 @@ for block in parts:
 del block
 print(x[:, 0].tolist()[:6], parts.done_count)
 """
-    assert ran(program, kernel_cache) == [
+    assert lines(program, kernel_cache) == [
         "in the body [1.0, 1.0, 1.0, 0.0, 0.0, 0.0] [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]",
         "[2.0, 2.0, 1.0, 0.0, 0.0, 0.0] 2",
     ]
@@ -185,7 +180,7 @@ try:
 except umem.UmemError as error:
     print(str(error).replace(path, "PATH"))
 """
-    assert ran(program, kernel_cache) == [
+    assert lines(program, kernel_cache) == [
         "True", "True", "True", "True", "True", "[] 0", "True",
         "blocks: PATH has 100 B, and the array needs 23.4 KiB: the file was cut short",
     ]  # fmt: skip
@@ -217,7 +212,7 @@ for each in wrong:
     except Exception as error:
         print(type(error).__name__, "|", error)
 """
-    found = ran(program, kernel_cache)
+    found = lines(program, kernel_cache)
     kinds = [line.partition(" | ")[0] for line in found]
     assert kinds == ["TypeError"] * 5 + ["ValueError"] * 4 + ["SizeError"] * 4 + ["StateError"]
     assert "umem.lookahead" in found[1]
@@ -229,7 +224,7 @@ def test_the_code_of_the_page_prints_what_it_says(kernel_cache: Path) -> None:
     code = page.partition("```py\n")[2].partition("```")[0]
     said = code.partition("print(parts)  # ")[2].strip()
     program = code + "print(all([y.min() == 2, y.max() == 2]))"
-    assert ran(program, kernel_cache) == [said, "True"]
+    assert lines(program, kernel_cache) == [said, "True"]
 
 
 def test_without_a_gpu_of_cupy_it_is_refused() -> None:

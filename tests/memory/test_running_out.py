@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from software_programs import needs_compiler, needs_cupy, run
+from software_programs import START, lines, needs_compiler, needs_cupy
 
 import umem
 from umem.errors import DeviceError, DeviceNotFoundError
@@ -30,11 +30,6 @@ fill()
 """
 
 
-def ran(program: str, cache: Path) -> list[str]:
-    """Return the lines that a program prints."""
-    return run(CACHE + program, cache).splitlines()
-
-
 @needs_compiler
 @needs_cupy
 def test_as_much_is_freed_as_the_allocation_needs(kernel_cache: Path) -> None:
@@ -48,7 +43,7 @@ fill()
 print(outcome(40 << 20), len(cache), cp.cuda.get_allocator() == plain)
 asked.close()
 """
-    assert ran(program, kernel_cache) == [
+    assert lines(program, kernel_cache, start=START + CACHE) == [
         "OutOfMemoryError 12", "fits 6 6", "OutOfMemoryError 0 13", "fits 13",
         "OutOfMemoryError 12 True",
     ]  # fmt: skip
@@ -89,8 +84,8 @@ with umem.hybrid():
 asked.close()
 print(cp.cuda.get_allocator() == plain)
 """
-    lines = ran(program, kernel_cache)
-    assert lines[0].startswith("fits") and lines[1:] == [
+    found = lines(program, kernel_cache, start=START + CACHE)
+    assert found[0].startswith("fits") and found[1:] == [
         "fits 7", "fits 3", "fits 1", "fits 6", "fits 12 spilled", "True",
     ]  # fmt: skip
 
@@ -117,7 +112,7 @@ with umem.on_out_of_memory(lambda nbytes: False) as idle, umem.on_out_of_memory(
     fill()
     print(outcome(40 << 20), idle.count, useful.count)
 """
-    assert ran(program, kernel_cache) == [
+    assert lines(program, kernel_cache, start=START + CACHE) == [
         "'not there' OutOfMemoryError", "3", "OutOfMemoryError 16", "OutOfMemoryError 1",
         "fits True", "fits 6 12",
     ]  # fmt: skip
@@ -139,7 +134,7 @@ with umem.on_out_of_memory(evict), umem.chainer.Recompute("min") as memory:
         optimizer.update(lambda: F.mean(F.tanh(layers(x)) ** 2))
 print(memory.planned_count > 0, memory.measured_bytes > 0)
 """
-    assert ran(program, kernel_cache) == ["True True"]
+    assert lines(program, kernel_cache, start=START + CACHE) == ["True True"]
 
 
 @pytest.mark.parametrize("callback", [None, 3, "free"])

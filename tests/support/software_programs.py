@@ -46,3 +46,8 @@ def run(program: str, cache: Path, *, start: str = START) -> str:
     )
     assert not done.stderr, done.stderr
     return done.stdout
+
+
+def lines(program: str, cache: Path, *, start: str = START) -> list[str]:
+    """The lines that a program prints."""
+    return run(program, cache, start=start).splitlines()

@@ -219,12 +219,16 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
     causes = list(_causes(error))
     if any(isinstance(cause, OutOfMemoryError) for cause in causes):
         asked = ["--gpu", gpu or "t4", *(["--vram", vram] if vram else [])]
-        return _what_it_needs(command_line(*words), command_line(*asked))
+        held = "".join(f"umem: {text}\n" for text in map(_explained, causes) if text)
+        return held + _what_it_needs(command_line(*words), command_line(*asked))
     if any(isinstance(c, StateError) and str(c).startswith(_HAS_BUDGET) for c in causes):
         return "umem: the script has a Recompute of its own: run it without --recompute"
-    for cause in causes:
-        if is_cupys_out_of_memory(cause):
-            return _explained(cause)
+    if any(is_cupys_out_of_memory(cause) for cause in causes):
+        held = "".join(f"umem: {text}\n" for text in map(_explained, causes) if text)
+        return held + (
+            "umem: without a change of the script: umem run --mode hybrid, or umem run --mode "
+            "managed with --report, to see what moved"
+        )
     if any(isinstance(cause, RuntimeError) and str(cause).startswith(_NO_GPU) for cause in causes):
         follows = "" if gpu is None else f", which the virtual {gpu} follows"
         return (
@@ -248,14 +252,15 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
 
 
 def _explained(error: BaseException) -> str:
-    """Return who holds the memory that ran out, and the option of `umem run` that would help."""
+    """Format who holds the memory if it is CuPy's that ran out; nothing if the GPU cannot tell."""
+    if not is_cupys_out_of_memory(error):
+        return ""
     from umem.memory.explaining import explain
 
-    return (
-        f"umem: {explain(error)}\n"
-        "Without a change of the script: umem run --mode hybrid, or umem run --mode managed with "
-        "--report, to see what moved"
-    )
+    try:
+        return str(explain(error))
+    except Exception:  # an error of the driver must not hide the script's
+        return ""
 
 
 def _has_no_gpu(error: BaseException) -> bool:

@@ -189,8 +189,8 @@ def _headroom_bytes(headroom: Size | None) -> int | None:
 def unmanaged(limit: Size | None = None) -> Block:
     """Allocate plain device memory in this block, for instance hot buffers inside `managed`.
 
-    Without a limit that is memory of the allocator that the program had set before umem's, such as
-    RMM's, else of CuPy's default pool; with one, of a pool of umem.
+    Without a limit that is memory of the allocator that the program had set before umem's, else of
+    CuPy's default pool; with one, of a pool of umem.
 
     Args:
         limit: the most of it, as in `managed`: "0.9x" is nine tenths of VRAM, and "90%" is of

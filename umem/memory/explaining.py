@@ -17,13 +17,12 @@ from umem.devices.specs import GPUS, GpuSpec
 from umem.errors import DeviceError, is_cupys_out_of_memory
 from umem.memory.hints import arrays_in
 from umem.memory.tracking import Tracker
-from umem.units import format_bytes
+from umem.units import format_bytes, parse_bytes
 
 SHOWN = 8
 """Holders that are listed."""
 _ASKED = re.compile(r"allocating ([\d,]+) bytes")  # CuPy's message, its only public figure
-_NEEDS = re.compile(r"needs ([\d.]+) ([KMGT]?i?B)")
-_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_NEEDS = re.compile(r"needs ([\d.]+ [KMGT]?i?B)")  # umem's message
 
 
 class Held(NamedTuple):
@@ -103,7 +102,7 @@ def explain(error: BaseException | None = None, by: Tracker | None = None) -> Ex
 
     Times are those of the GPU in the table of GPUs with this one's name, simulated; left out where
     it has none. Nothing is freed or changed. Host memory that is available now is counted on for
-    what VRAM does not hold.
+    memory that VRAM does not hold. Never run on a GPU yet.
     """
     device: Any = current_device()
     if device.backend != "cupy":
@@ -131,7 +130,7 @@ def _asked_bytes(error: BaseException) -> int | None:
     if (found := _ASKED.search(text)) is not None:
         return int(found[1].replace(",", ""))
     if (found := _NEEDS.search(text)) is not None:
-        return round(float(found[1]) * _UNITS[found[2]])
+        return parse_bytes(found[1])
     return None
 
 

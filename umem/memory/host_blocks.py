@@ -24,9 +24,9 @@ from umem.units import MIB, format_bytes, parse_bytes
 LEAST_COUNT = 24
 """Blocks that an array is cut into at least, if they are not smaller than `SMALLEST` then: the
 first copy in and the last one out run beside nothing."""
-SMALLEST_BYTES = 4 * MIB
-"""Bytes of a block below which it is not cut for the sake of `LEAST_COUNT`: a copy of so much takes
-a hundred times as long as its launch (bench/recipes.py)."""
+SMALLEST_BYTES = 2 * MIB
+"""Bytes of a block below which it is not cut for the sake of `LEAST_COUNT`: over a link of 12 GB/s
+a copy of so much takes 175 us, a launch some 10 (docs/virtual-gpu.md)."""
 BUFFERS = 2
 
 

@@ -65,8 +65,9 @@ def on_out_of_memory(callback: Callable[[int], Any]) -> Asked:
         DeviceError: a virtual GPU is current.
         DeviceNotFoundError: there is no CUDA device.
 
-    Managed memory seldom runs out: when it does, the host's memory has. Cost: a try statement an
-    allocation. Allocators that a program sets itself afterwards ask nobody.
+    Managed memory seldom runs out: when it does, the host's memory has. An allocator that the
+    program sets itself afterwards asks no callback. Cost: 0.04 us an allocation
+    (bench/allocation.py). Never run on a GPU yet.
     """
     if not callable(callback):
         raise TypeError(f"on_out_of_memory: {callback!r} cannot be called")

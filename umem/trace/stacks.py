@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -30,6 +31,11 @@ class Frame(NamedTuple):
     def seen_from(self, folder: str) -> str:
         """Return the frame as text, with files relative to ``folder`` if they are below it."""
         return f"{self.file.removeprefix(folder)}:{self.line} {self.function}"
+
+
+def innermost(stack: Sequence[str]) -> str:
+    """Return the file's name and the line of the innermost place of a recorded stack."""
+    return os.path.basename(stack[0].partition(" ")[0])
 
 
 def _current_folder() -> str:

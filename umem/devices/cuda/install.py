@@ -76,8 +76,9 @@ class PoolAlias(MetaPathFinder):
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         self._pool = None
-        while self._undo:
-            self._undo.popitem()[1]()
+        for name in list(self._undo):
+            self._undo[name]()
+            del self._undo[name]
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
         """Notice a framework's import; finds no module itself."""
@@ -175,11 +176,11 @@ class Installer:
         if not installed.may_be_in:
             return
         _replace_allocator(lambda now: retrying(bare(installed.before)))
-        installed.may_be_in = False
         if installed in self._everywhere:
             self._everywhere.remove(installed)
         changed()  # for layers of other threads, which lie on it
         installed.alias.restore()
+        installed.may_be_in = False  # last: a signal's exception above, and all is done again
 
 
 def _set_allocator(malloc: Callable[[int], Any]) -> None:
@@ -190,29 +191,32 @@ def _set_allocator(malloc: Callable[[int], Any]) -> None:
         raise StateError(_IN_A_BLOCK.format(verb="switched on")) from error
 
 
-def _process_allocator() -> Malloc:
-    """Return the process's allocator, of which CuPy tells a thread that has none of its own."""
-    now = memory._get_thread_local_allocator()
-    try:
-        memory._set_thread_local_allocator(None)
-        found: Malloc = cupy.cuda.get_allocator()
-    finally:
-        memory._set_thread_local_allocator(now)
-    return found
+@contextlib.contextmanager
+def _without_the_threads_own() -> Iterator[None]:
+    """Set the calling thread's allocator aside.
 
-
-def _replace_allocator(new: Callable[[Malloc], Malloc]) -> None:
-    """Replace the process's allocator by what a function returns for it.
-
-    By CuPy's privates, because its public setter refuses while the thread has its own: which it may
-    have here, inside of a block that somebody has suspended.
+    By CuPy's privates: only a thread that has none of its own is told of the process's allocator,
+    or may set it, and a thread may have one here that a suspended block has set.
     """
     here = memory._get_thread_local_allocator()
     try:
         memory._set_thread_local_allocator(None)
-        _set_allocator(new(cupy.cuda.get_allocator()))
+        yield
     finally:
         memory._set_thread_local_allocator(here)
+
+
+def _process_allocator() -> Malloc:
+    """Return the process's allocator."""
+    with _without_the_threads_own():
+        found: Malloc = cupy.cuda.get_allocator()
+    return found
+
+
+def _replace_allocator(new: Callable[[Malloc], Malloc]) -> None:
+    """Replace the process's allocator by what a function returns for it."""
+    with _without_the_threads_own():
+        _set_allocator(new(cupy.cuda.get_allocator()))
 
 
 def ask_when_out(callback: Callback, give_back: Callable[[], Any]) -> None:
@@ -220,7 +224,7 @@ def ask_when_out(callback: Callback, give_back: Callable[[], Any]) -> None:
 
     ``give_back`` frees the free blocks of umem's pools before.
     """
-    with _asking:
+    with _callbacks_lock:
         retry.give_back = give_back
         retry.callbacks = (*retry.callbacks, callback)
         _replace_allocator(retrying)
@@ -229,14 +233,14 @@ def ask_when_out(callback: Callback, give_back: Callable[[], Any]) -> None:
 
 def ask_no_more(callback: Callback) -> None:
     """End `ask_when_out`; without effect where the callback is not asked."""
-    with _asking:
+    with _callbacks_lock:
         retry.callbacks = tuple(each for each in retry.callbacks if each != callback)
         if not retry.callbacks:
             _replace_allocator(bare)
     changed()
 
 
-_asking = threading.Lock()
+_callbacks_lock = threading.Lock()
 _IN_A_BLOCK = (
     "a mode for the whole process cannot be {verb} inside a block that sets this thread's "
     "allocator (a umem block, or cupy.cuda.using_allocator). Leave the block first."

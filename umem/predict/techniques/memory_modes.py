@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import PurePath
 
 from umem.devices.presets import PRESETS
 from umem.devices.specs import GpuSpec
 from umem.errors import StateError
 from umem.predict.techniques.step_variants import STEPS, Prepared, StepVariants
 from umem.trace.events import Access, Alloc, Event, Free, Hint, Mark, Op
+from umem.trace.stacks import innermost
 from umem.trace.trace import Trace
 from umem.units import format_bytes
 
@@ -108,8 +108,7 @@ def _where(allocs: list[Alloc]) -> str:
     """Format how many arrays these are, and the lines that allocated them where that is known."""
     lines: Counter[str] = Counter()
     for alloc in allocs:
-        at = PurePath(alloc.stack[0].partition(" ")[0]).name if alloc.stack else alloc.label
-        lines[at] += alloc.nbytes
+        lines[innermost(alloc.stack) if alloc.stack else alloc.label] += alloc.nbytes
     places = ", ".join(f"{at} ({format_bytes(nbytes)})" for at, nbytes in lines.most_common(3))
     more = f" and {len(lines) - 3} more lines" if len(lines) > 3 else ""
     return f"{len(allocs)} arrays: {places}{more}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import PurePath
 from typing import NamedTuple
 
 from rich.text import Text
@@ -19,6 +18,7 @@ from umem.trace.analysis.leaks import Leak
 from umem.trace.analysis.tensors import Tensor
 from umem.trace.axes import listed
 from umem.trace.frameworks import DATA_CACHE
+from umem.trace.stacks import innermost
 from umem.units import format_bytes, format_seconds
 
 ROWS = 10
@@ -139,16 +139,11 @@ def _lines_of(tensors: Sequence[Tensor]) -> Iterator[str]:
     sizes: Counter[str] = Counter()
     for tensor in tensors:
         if tensor.stack:
-            sizes[_place(tensor)] += tensor.nbytes
+            sizes[innermost(tensor.stack)] += tensor.nbytes
     most = sizes.most_common(PLACES)
     shown = [f"{place} ({format_bytes(n)})" for place, n in most if n >= 0.01 * sizes.total()]
     if shown:
         yield ", ".join(shown)
-
-
-def _place(tensor: Tensor) -> str:
-    """Return the file's name and the line of a tensor's innermost place."""
-    return PurePath(tensor.stack[0].partition(" ")[0]).name
 
 
 def _percent(share: float) -> str:
@@ -213,7 +208,7 @@ def _maker(analysis: Analysis, tensor: Tensor) -> str:
     """Return what made a tensor: a framework's operation, or the line where that is known."""
     op = None if tensor.maker is None else analysis.reading.op(tensor.maker)
     if tensor.stack and (op is None or op.phase == "array"):
-        return _place(tensor)
+        return innermost(tensor.stack)
     if op is None:
         return tensor.origin
     return op.phase if op.name == tensor.label else f"{op.name}, {op.phase}"
