@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from umem.predict.choosing import choose
     from umem.predict.ranks.choosing_ranks import choose_ranks
     from umem.predict.replaying import Replay, replay
+    from umem.reports.paging import paging
     from umem.trace.recording.at_sizes import mark, record, record_at
     from umem.trace.trace import Trace
 
@@ -50,6 +51,7 @@ __all__ = [
     "managed",
     "mark",
     "on_out_of_memory",
+    "paging",
     "prefetch",
     "preset",
     "record",
@@ -74,6 +76,7 @@ _LATER = {
     "lookahead": "umem.memory.told_order",
     "mark": "umem.trace.recording.at_sizes",
     "on_out_of_memory": "umem.memory.running_out",
+    "paging": "umem.reports.paging",
     "record": "umem.trace.recording.at_sizes",
     "record_at": "umem.trace.recording.at_sizes",
     "scale_each": "umem.predict.batches.size_scaling",

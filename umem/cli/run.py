@@ -74,6 +74,7 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
     help="Keep each step within a size, such as 4GiB, by the cheapest techniques that do.",
 )
 @click.option("--report", is_flag=True, help="Say at the end what was used, on standard error.")
+@click.option("--paging", is_flag=True, help="Say at the end which pages moved, by line.")
 @click.option(
     "--record",
     type=click.Path(path_type=Path),
@@ -103,6 +104,9 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     Options go before the variables UMEM_MODE, UMEM_LIMIT and UMEM_PREFETCH, and the script and
     the processes that it starts find them there. Chainer is mended in those processes as well;
     the mode holds in this one, and where another calls umem.enable().
+
+    --paging says which managed memory moved, and the lines that allocated it; on a GPU it needs
+    cupti-python.
 
     --record keeps steps 2 and 3, where a step ends with an optimizer's update, and then records
     no more; --stop ends the script there. With --sizes 4,8 it records the first update at so many
@@ -181,6 +185,7 @@ class _RunOptions(NamedTuple):
     budget: str | None
     resume: str | None
     report: bool
+    paging: bool
     record: Path | None
     sizes: str | None
     steps: str | None
@@ -250,6 +255,8 @@ def _prepare(stack: ExitStack, asked: _RunOptions) -> None:
     stack.enter_context(_variables(asked))
     if asked.report:
         stack.callback(_report, os.getpid())
+    if asked.paging:
+        stack.enter_context(_paging(os.getpid()))
 
 
 def _import_chainer() -> None:
@@ -299,6 +306,15 @@ def _set(variables: dict[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+@contextmanager
+def _paging(process: int) -> Iterator[None]:
+    """Print which pages moved, at exit; not in forked children."""
+    with umem.paging() as pages:
+        yield
+    if os.getpid() == process:  # after the block, at whose end a GPU reports the last moves
+        click.echo(str(pages), err=True)
 
 
 def _report(process: int) -> None:

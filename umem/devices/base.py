@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 
 from umem.devices.blocks_of_memory import Paging
+from umem.devices.page_moves import PageWatch, Told
 from umem.errors import DeviceError, StateError
 from umem.scopes import Scope, derived
 
@@ -117,8 +118,11 @@ Restore = Callable[[], None]
 class Watcher(Protocol):
     """Interface of objects that are told of allocations and frees."""
 
-    def allocated(self, nbytes: int, label: str) -> Any:
-        """Record an allocation; the returned ticket is passed to `freed`."""
+    def allocated(self, nbytes: int, label: str, address: int) -> Any:
+        """Record an allocation; the returned ticket is passed to `freed`.
+
+        The address is that of `watch_pages`; 0 of memory that has no pages there.
+        """
 
     def freed(self, ticket: Any) -> None:
         """Record that the allocation of a ticket was freed.
@@ -303,6 +307,18 @@ class Device(Paging, ABC):
     @abstractmethod
     def usage(self) -> Usage:
         """Return the bytes reserved now and at most."""
+
+    def watch_pages(self, told: Told) -> PageWatch:
+        """Report every move of managed memory's pages until the watch is stopped.
+
+        Any thread may be told, with locks held: ``told`` must not allocate here.
+
+        Raises:
+            StateError: they are reported already.
+            DeviceError: this device, or its profiler, cannot report them.
+            MissingDependencyError: the profiler's library is missing.
+        """
+        raise DeviceError(f"{self.name} has no pages to watch")
 
     def features(self) -> tuple[Feature, ...]:
         """List what is on and off here and why, in reading order."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from umem.devices.page_moves import PageWatch, Told
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
@@ -91,6 +93,9 @@ class CudaModel(Protocol):
     @property
     def resident_bytes(self) -> int | None:
         """Return the VRAM in use, in whole blocks; None if it is not modelled."""
+
+    def watch_pages(self, told: Told) -> PageWatch:
+        """Report moves of pages by the program's addresses; see `Device.watch_pages`."""
 
     def host_worked(self, phase: str) -> None:
         """Advance the host by the time of a framework's Python for an operation of a phase."""

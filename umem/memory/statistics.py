@@ -110,7 +110,7 @@ class Statistics(WatchingBlock["Statistics"]):
         super().__init__()
         self._figures = dict.fromkeys(_FIGURES, 0)
 
-    def allocated(self, nbytes: int, label: str) -> int:
+    def allocated(self, nbytes: int, label: str, address: int) -> int:
         """Record an allocation; see `Watcher`."""
         with self._lock:
             if self._dead:

@@ -80,7 +80,7 @@ class Tracker(WatchingBlock["Tracker"]):
         if checked and self._live:
             raise LeakError(_leak_text(self.outstanding(), self._where()))
 
-    def allocated(self, nbytes: int, label: str) -> int:
+    def allocated(self, nbytes: int, label: str, address: int) -> int:
         """Record an allocation and its stack; see `Watcher`."""
         stack = places() if self._stacks else ()
         with self._lock:

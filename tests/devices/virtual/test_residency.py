@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
@@ -139,6 +140,37 @@ def test_with_advice_every_block_is_where_the_oracle_has_it(
     for step in steps:
         pair.do(step)
     pair.compare_eviction_order()
+
+
+@settings(max_examples=600, deadline=None)
+@given(capacity=st.integers(0, 9), steps=st.lists(orders(advised=True), max_size=40))
+def test_a_listener_is_told_of_every_move_and_changes_none(
+    capacity: int, steps: list[tuple[str, range, object]]
+) -> None:
+    told: Counter[tuple[str, str]] = Counter()
+    there: set[int] = set()
+
+    def moved(start: int, stop: int, way: str, cause: str) -> None:
+        told[way, cause] += stop - start
+        assert 0 <= start < stop <= BLOCK_COUNT
+        if cause == "eviction":
+            assert there.issuperset(range(start, stop)) or stop - start > capacity
+        (there.difference_update if way == "out" else there.update)(range(start, stop))
+
+    pair = Pair(capacity)
+    pair.model.listener = moved
+    for step in steps:
+        there.update(block for block, is_in in enumerate(pair.model.resident) if is_in)
+        pair.do(step)
+    pair.compare_eviction_order()
+    total = pair.total
+    assert told["in", "fault"] + told["in", "prefetch"] == total.migrated_in
+    assert told["new", "fault"] + told["new", "prefetch"] == total.populated
+    assert told["out", "eviction"] == total.migrated_out
+    assert told["out", "prefetch"] == total.prefetched_out
+    assert sum(told.values()) == (
+        total.migrated_in + total.populated + total.migrated_out + total.prefetched_out
+    )
 
 
 @settings(max_examples=15, deadline=None)

@@ -26,6 +26,7 @@ from umem.devices.base import (
 from umem.devices.cost import cuda_model
 from umem.devices.cuda import fork
 from umem.devices.host import host_view, unmanaged_text
+from umem.devices.page_moves import PageWatch, Told
 from umem.devices.spans import byte_ranges
 from umem.errors import DeviceError, HintError, UmemError
 from umem.locks import safe_lock
@@ -228,6 +229,22 @@ class CudaDevice(Device):
     def figures(self) -> StepCost | None:
         """Return the counts of a simulated GPU's model; None on a real one."""
         return None if self._model is None else self._model.figures
+
+    def watch_pages(self, told: Told) -> PageWatch:
+        """Report moves of pages: a simulated GPU's model's, or CUPTI's; see `Device.watch_pages`.
+
+        Never run on a GPU yet.
+        """
+        if self._model is not None:
+            return self._model.watch_pages(told)
+        part = importlib.import_module("umem.devices.cuda.cupti")
+        watch: PageWatch = part.watch_pages(self.ordinal, told)
+
+        def stop() -> None:
+            self.synchronize()
+            watch.stop()
+
+        return watch._replace(stop=stop)
 
     def prefetch(self, array: Any, to: Place, stream: Any) -> int:
         """Move an array's own bytes in the order of ``stream``; None is CuPy's current one.

@@ -52,7 +52,7 @@ def watched(malloc: Malloc, telling: Telling, policy: Policy | None) -> Malloc:
             settle()
         held = MemoryOwner(pointer)
         ref = MemoryOwnerRef(held, died)
-        ref.ticket = allocated(nbytes, label)
+        ref.ticket = allocated(nbytes, label, pointer.ptr)
         live.add(ref)
         return borrowed(pointer, nbytes, held)
 

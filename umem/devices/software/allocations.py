@@ -18,6 +18,7 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from umem.devices.base import Policy
+from umem.devices.page_moves import PageMove, Told
 from umem.devices.software.device_state import Current, DeviceState
 from umem.devices.software.memory_sources import PlainSource
 from umem.devices.specs import GpuSpec
@@ -259,6 +260,21 @@ class HostMemory:
                     copy()
             finally:
                 self._is_telling = False
+
+    def tell_parts(self, model: Model, told: Told, move: PageMove) -> None:
+        """Report a move of a model's blocks by allocation; the last has the rest of the blocks."""
+        rest, address, stop = move.nbytes, 0, 0
+        for number, placed in model.tensors.items():
+            low = max(move.address, placed.span.address)
+            high = min(move.stop, placed.span.address + placed.nbytes)
+            if not placed.managed or low >= high or number not in self._addresses:
+                continue
+            if stop:
+                told(move._replace(address=address, stop=stop, nbytes=stop - address))
+                rest, move = rest - (stop - address), move._replace(gpu_faults=0)
+            address = self._addresses[number] + low - placed.span.address
+            stop = address + high - low
+        told(move._replace(address=address, stop=stop, nbytes=rest))
 
     def _tell_free(self, event: Free) -> None:
         """Tell every model that knows the memory: that of several devices is managed."""

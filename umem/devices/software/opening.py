@@ -14,6 +14,7 @@ from typing import Any
 
 from umem.devices.cost import Sample, StepCost, set_cuda_models
 from umem.devices.host import has_real_gpu
+from umem.devices.page_moves import PageWatch, Told
 from umem.devices.software.checked_mode import KernelGuard, bypass_pools
 from umem.devices.software.deferred_libraries import on_stream
 from umem.devices.software.deferred_streams import DeferredDriver, DeferredRuntime
@@ -127,6 +128,16 @@ class SoftwareGPU:
             return None
         with self._model.lock:
             return self._model.driver.resident_count * BLOCK_BYTES
+
+    def watch_pages(self, told: Told) -> PageWatch:
+        """Report moves of the model's blocks by the program's addresses; see `Device.watch_pages`.
+
+        Raises:
+            DeviceError: it was opened without the model.
+        """
+        if not self._runtime.is_modelled:
+            raise DeviceError("the software GPU was opened without its model of pages")
+        return self._model.watch_pages(partial(self._runtime.tell_parts, self._model, told))
 
     def host_worked(self, phase: str) -> None:
         """Advance the host by the time of Chainer's Python for an operation of a phase."""

@@ -29,6 +29,7 @@ from umem.devices.base import (
 )
 from umem.devices.cost import Sample, StepCost
 from umem.devices.host import host_view, unmanaged_text
+from umem.devices.page_moves import PageWatch, Told
 from umem.devices.spans import byte_ranges
 from umem.devices.specs import COSTS, Costs, GpuSpec, gpu_spec
 from umem.devices.virtual.advice import (
@@ -138,7 +139,7 @@ class VirtualGPU(Device):
 
     def _watch(self, watcher: Watcher) -> EventWatch:
         self.settle()
-        return EventWatch(watcher)
+        return EventWatch(watcher, self.model.tensors)
 
     def _entered(self, scope: Scope) -> None:
         with self.model.lock:
@@ -273,6 +274,17 @@ class VirtualGPU(Device):
         for watch in self.watches:
             if type(event) is Free or watch in derived(_watching):
                 watch.on_event(event)
+
+    def watch_pages(self, told: Told) -> PageWatch:
+        """Report moves of blocks by simulated addresses and time; see `Device.watch_pages`."""
+        self._flush()
+        watch = self.model.watch_pages(told)
+
+        def stop() -> None:
+            self._flush()
+            watch.stop()
+
+        return watch._replace(stop=stop)
 
     @property
     def timeline(self) -> list[Sample]:

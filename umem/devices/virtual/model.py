@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from umem.devices.base import Policy, Span
+from umem.devices.page_moves import ALREADY_WATCHED, Cause, PageMove, PageWatch, Told, Way
 from umem.devices.specs import Costs, GpuSpec
 from umem.devices.virtual.advice import advice_flag
 from umem.devices.virtual.clock import BlockMoves, Clock, Counters, Prefetches, StepCost
@@ -18,7 +19,7 @@ from umem.devices.virtual.clocks import Clocks
 from umem.devices.virtual.copies import Copies
 from umem.devices.virtual.driver import DriverModel, Placed, covered, half_covered, wholly_covered
 from umem.devices.virtual.pool import Pool
-from umem.errors import LimitError, OutOfMemoryError, SizeError
+from umem.errors import LimitError, OutOfMemoryError, SizeError, StateError
 from umem.locks import safe_lock
 from umem.trace.events import (
     COPIES,
@@ -121,6 +122,29 @@ class Model:
                 raise
             self.is_whole = True
 
+    def watch_pages(self, told: Told) -> PageWatch:
+        """Report every move of blocks, by the model's addresses, on its clock.
+
+        Raises:
+            StateError: they are reported already.
+        """
+        residency = self.driver.residency
+
+        def moved(start: int, stop: int, way: Way, cause: Cause) -> None:
+            faults = stop - start if cause == "fault" and way != "out" else 0
+            low, high = start * BLOCK_BYTES, stop * BLOCK_BYTES
+            told(PageMove(self.clock.seconds, low, high, high - low, way, cause, faults))
+
+        def end() -> None:
+            with self.lock:
+                residency.listener = None
+
+        with self.lock:
+            if residency.listener is not None:
+                raise StateError(ALREADY_WATCHED)
+            residency.listener = moved
+        return PageWatch(lambda: self.clock.seconds, end)
+
     def end(self) -> None:
         """End the run; later frees are not part of its timeline."""
         self._is_over = True
@@ -182,7 +206,7 @@ class Model:
         """Copy between host and device, and migrate managed blocks for it."""
         moves = BlockMoves()
         if managed:
-            moves = self.driver.residency.touch(*covered(span), write=not to_host)
+            moves = self.driver.residency.copy(*covered(span), write=not to_host)
         self.counters.uploaded_bytes += 0 if to_host else span.nbytes
         self.counters.moves.add(moves)
         self.clocks.launch(None)
@@ -362,7 +386,7 @@ class Model:
         elif hint.action == "discard":
             self.counters.moves.add(residency.discard(*wholly_covered(span)))
         elif hint.action in COPIES:
-            moves = residency.touch(*covered(span), write=hint.action == "fetch")
+            moves = residency.copy(*covered(span), write=hint.action == "fetch")
             self.counters.moves.add(moves)
             self.clocks.move(moves, overlap=True)
         else:

@@ -13,8 +13,9 @@ in the cost of a fault); a dirty bit, because the driver has none.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from umem.devices.page_moves import Cause, Way
 from umem.devices.virtual import runs
 from umem.devices.virtual.advice import ACCESSED_BY_GPU, PREFER_GPU, PREFER_HOST, READ_MOSTLY
 from umem.devices.virtual.clock import BlockMoves
@@ -22,6 +23,8 @@ from umem.devices.virtual.clock import BlockMoves
 FEW = 6
 """Ranges up to this length are handled block by block; measured with bench/residency.py."""
 TO_GPU, TO_HOST = 1, 2
+Moved = Callable[[int, int, Way, Cause], None]
+"""Is told of the blocks ``start`` to ``stop`` that moved."""
 
 
 class Residency:
@@ -45,6 +48,8 @@ class Residency:
         self._stamps: list[int] = []
         self._stamp = 0
         self._queue: deque[tuple[int, int, int]] = deque()
+        self.listener: Moved | None = None
+        self._cause: Cause = "fault"
 
     def grow(self, block_count: int) -> None:
         """Extend the tables to block numbers below ``block_count``."""
@@ -93,6 +98,13 @@ class Residency:
                 start = end
         return moves
 
+    def copy(self, start: int, stop: int, *, write: bool) -> BlockMoves:
+        """Access blocks as `touch`, by a copy."""
+        self._cause = "copy"
+        moves = self.touch(start, stop, write=write)
+        self._cause = "fault"
+        return moves
+
     def prefetch(self, start: int, stop: int) -> BlockMoves:
         """Make blocks resident without faults, evicting others.
 
@@ -102,8 +114,10 @@ class Residency:
         runs.fill(self.last_prefetch, start, stop, TO_GPU)
         if not self.capacity:
             return moves
+        self._cause = "prefetch"
         for low, high, advice in self._runs(start, stop):
             self._bring_in(low, high, moves, bool(advice & READ_MOSTLY), refresh=True)
+        self._cause = "fault"
         return moves
 
     def prefetch_out(self, start: int, stop: int) -> BlockMoves:
@@ -111,6 +125,7 @@ class Residency:
         moves = BlockMoves()
         runs.fill(self.last_prefetch, start, stop, TO_HOST)
         for low, high in runs.stretches(self.resident, 1, start, stop):
+            self._tell(0, low, high, "out", "prefetch")
             moves.prefetched_out += high - low - self.host.count(1, low, high)
             moves.dropped += self.host.count(1, low, high)
             self._leave(low, high)
@@ -183,7 +198,7 @@ class Residency:
 
         Without ``keep_host`` the copies collapse, also those of blocks that are there already.
         """
-        if stop - start <= FEW <= self.capacity and not refresh:
+        if stop - start <= FEW <= self.capacity and not refresh and self.listener is None:
             self._bring_in_few(start, stop, moves, keep_host)
             return
         resident, capacity = self.resident, self.capacity
@@ -218,6 +233,10 @@ class Residency:
         """
         host, last = self.host, stop - self.capacity
         self._evict(self.count, moves)
+        self._tell_entry(start, last)
+        self._tell(0, start, last, "out", "eviction")
+        if not keep_host:
+            self._tell(1, start, last, "out", "eviction")
         every = host.find(0, start, last) < 0  # as a rule, and a quarter of the time of counting
         copies = last - start if every else host.count(1, start, last)
         moves.migrated_in += copies
@@ -280,6 +299,7 @@ class Residency:
     def _enter(self, low: int, high: int, moves: BlockMoves, keep_host: bool) -> None:
         """Make blocks resident, for which there is room."""
         count = high - low
+        self._tell_entry(low, high)
         copies = self.host.count(1, low, high)
         if copies:
             moves.migrated_in += copies
@@ -337,12 +357,24 @@ class Residency:
                 queue.appendleft((high, stop, stamp))
             count = high - low
             valid = host.count(1, low, high)
+            self._tell(0, low, high, "out", "eviction")
             moves.dropped += valid
             moves.migrated_out += count - valid
             host[low:high] = b"\x01" * count
             self.resident[low:high] = bytes(count)
             self.count -= count
             wanted -= count
+
+    def _tell_entry(self, low: int, high: int) -> None:
+        """Tell the listener of blocks that come in, with contents of the host's or without."""
+        self._tell(1, low, high, "in", self._cause)
+        self._tell(0, low, high, "new", self._cause)
+
+    def _tell(self, on_host: int, low: int, high: int, way: Way, cause: Cause) -> None:
+        """Tell the listener of those blocks of a range that have a copy on the host, or none."""
+        if self.listener is not None:
+            for start, stop in runs.stretches(self.host, on_host, low, high):
+                self.listener(start, stop, way, cause)
 
     def _forget_stale(self) -> None:
         """Drop the extents of which no block counts any more; the order stays."""

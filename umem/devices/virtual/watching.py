@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from umem.devices.base import Watcher
+from umem.devices.virtual.driver import Placed
 from umem.trace.events import Alloc, Event, Free, Op
 
 
@@ -15,8 +16,8 @@ class EventWatch:
     one at a time.
     """
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
+    def __init__(self, watcher: Watcher, tensors: dict[int, Placed]) -> None:
+        self._watcher, self._tensors = watcher, tensors
         self._tickets: dict[int, Any] = {}
 
     def on_event(self, event: Event) -> None:
@@ -25,9 +26,11 @@ class EventWatch:
         if isinstance(event, Alloc):
             if event.nbytes:
                 label = f"{event.label} {event.kind}"
-                self._tickets[event.tensor] = watcher.allocated(event.nbytes, label)
+                placed = self._tensors[event.tensor]
+                address = placed.span.address if placed.managed else 0
+                self._tickets[event.tensor] = watcher.allocated(event.nbytes, label, address)
         elif isinstance(event, Free):
             if event.tensor in self._tickets:
                 watcher.freed(self._tickets.pop(event.tensor))
         elif isinstance(event, Op) and event.workspace_bytes:
-            watcher.freed(watcher.allocated(event.workspace_bytes, f"{event.name} workspace"))
+            watcher.freed(watcher.allocated(event.workspace_bytes, f"{event.name} workspace", 0))

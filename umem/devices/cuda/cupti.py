@@ -1,0 +1,92 @@
+"""Moves of pages by CUPTI's counters of unified memory, through cupti-python.
+
+Sources: NVIDIA's documentation of CUPTI 12.9 (CUpti_ActivityUnifiedMemoryCounter2, its kinds and
+causes of migration) and of cupti-python 13.4. Never run on a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from umem.devices.page_moves import ALREADY_WATCHED, Cause, PageMove, PageWatch, Told, Way
+from umem.errors import DeviceError, MissingDependencyError, StateError
+
+_BUFFER_BYTES = 8 << 20
+_COUNTERS = (
+    "BYTES_TRANSFER_HTOD", "BYTES_TRANSFER_DTOH", "CPU_PAGE_FAULT_COUNT", "GPU_PAGE_FAULT",
+)  # fmt: skip
+_CAUSES: dict[int, Cause] = {1: "prefetch", 2: "fault", 3: "driver", 4: "eviction", 5: "driver"}
+"""By CUpti_ActivityUnifiedMemoryMigrationCause: the user, coherence, the driver's prefetching,
+eviction, access counters."""
+_FORCED = 1
+"""CUPTI_ACTIVITY_FLAG_FLUSH_FORCED: records of buffers that are not full are delivered too."""
+_told: list[Told] = []
+_starting = threading.Lock()
+
+
+def watch_pages(ordinal: int, told: Told) -> PageWatch:
+    """Report moves of pages of all GPUs of the process; see `Device.watch_pages`.
+
+    Args:
+        ordinal: of the GPU for which CUPTI is asked.
+    """
+    cupti = _library()
+    counters = [getattr(cupti.ActivityUnifiedMemoryCounterKind, name) for name in _COUNTERS]
+    kind = cupti.ActivityKind.UNIFIED_MEMORY_COUNTER
+
+    def completed(records: Sequence[Any]) -> None:
+        for record in records:
+            for tell in _told:
+                tell(_move(record, counters.index(record.counter_kind)))
+
+    def stop() -> None:
+        try:
+            cupti.activity_flush_all(_FORCED)
+            cupti.activity_disable(kind)
+        finally:
+            _told.clear()
+
+    with _starting:
+        if _told:
+            raise StateError(ALREADY_WATCHED)
+        try:
+            cupti.activity_register_callbacks(lambda: (_BUFFER_BYTES, 0), completed)
+            configs = cupti.ActivityUnifiedMemoryCounterConfig(len(counters))
+            configs.scope = cupti.ActivityUnifiedMemoryCounterScope.PROCESS_SINGLE_DEVICE
+            configs.device_id, configs.enable = ordinal, 1
+            for number, counter in enumerate(counters):
+                configs[number].kind = counter
+            cupti.activity_configure_unified_memory_counter(configs.ptr, len(counters))
+            cupti.activity_enable(kind)
+        except Exception as error:  # cupti's own, and those of a library or driver it cannot load
+            raise DeviceError(
+                f"CUPTI does not count pages here: {error}. It serves one profiler at a time, and "
+                "may be for administrators alone (NVIDIA's ERR_NVGPUCTRPERM)"
+            ) from error
+        _told.append(told)
+    return PageWatch(lambda: 1e-9 * cupti.get_timestamp(), stop)
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("cupti.cupti")
+    except ImportError as error:
+        raise MissingDependencyError(
+            "pages are counted by NVIDIA's CUPTI: pip install cupti-python, of the version of "
+            f"CuPy's CUDA ({error})"
+        ) from None
+
+
+def _move(record: Any, counter: int) -> PageMove:
+    """Translate a record of the counter of that place in `_COUNTERS`."""
+    seconds, low, value = 1e-9 * record.start, int(record.address), int(record.value)
+    if counter == 2:  # one fault; the value is the instruction's address
+        return PageMove(seconds, low, low + 1, 0, "", "fault", host_faults=1)
+    if counter == 3:
+        return PageMove(seconds, low, low + 1, 0, "", "fault", gpu_faults=value)
+    way: Way = "out" if counter else "in"
+    cause = _CAUSES.get(int(record.flags_), "unknown")
+    return PageMove(seconds, low, low + value, value, way, cause)
