@@ -234,3 +234,90 @@ def test_without_a_gpu_of_cupy_it_is_refused() -> None:
         umem.blocks(np.ones(3))
     with umem.virtual_gpu("t4"), pytest.raises(DeviceError, match="software GPU"):
         umem.blocks(np.ones(3))
+
+
+def test_memory_maps_are_read_as_far_as_their_files_go(kernel_cache: Path, tmp_path: Path) -> None:
+    program = """
+import os
+os.chdir(FOLDER)
+np.memmap("a.bin", "f4", "w+", shape=(4096, 1024)).flush()
+x = np.memmap("a.bin", "f4", "r+", offset=4096, shape=(4095, 1024))
+upper, lower = x[2048:], x[:1000]
+def size(array):
+    try:
+        return sum(block.size for block in umem.blocks(array))
+    except umem.UmemError as error:
+        return error
+print(size(upper) == upper.size, size(lower[::-1, ::2].T) == lower.size // 2)
+os.truncate("a.bin", 9 << 20)
+print(size(upper))
+print(size(lower) == lower.size, size(np.broadcast_to(lower[0], (5000, 1024), subok=True)))
+os.unlink("a.bin")
+print(size(lower) == lower.size)
+with open("a.bin", "wb"):
+    pass
+print(size(lower) == lower.size, size(x[:0]))
+"""
+    found = lines(program.replace("FOLDER", repr(str(tmp_path))), kernel_cache)
+    cut = "a.bin has 9.0 MiB, and the array needs 16.0 MiB: the file was cut short"
+    assert found[1].endswith(cut)
+    assert [found[0], *found[2:]] == ["True True", "True 5120000", "True", "True 0"]
+
+
+def test_one_loop_at_a_time_and_limits_of_cupys_pool(kernel_cache: Path) -> None:
+    program = """
+x = np.arange(24 << 10, dtype="f4").reshape(24, -1)
+z = x.copy()
+both = umem.blocks(z, write=True, halo=1)
+first = iter(both)
+next(first)
+try:
+    next(iter(both))
+except umem.UmemError as error:
+    print(error)
+first.close()
+for block in both:
+    block[both.inner] += 1
+    both.piece = None
+print(np.array_equal(z, x + 1), len(umem.blocks(x, halo=100_000)))
+cp.get_default_memory_pool().set_limit(size=16 << 20)
+large = umem.blocks(np.ones((80, 1 << 18), "f4"))
+print(sum(float(block.sum()) for block in large) == 80 << 18)
+"""
+    assert lines(program, kernel_cache) == [
+        "a loop over these blocks is going on: call umem.blocks for another", "True 1", "True"
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_written_or_has_no_place_on_the_gpu_is_refused_at_once(
+    kernel_cache: Path,
+) -> None:
+    program = """
+x = np.zeros((24, 16), "f4")
+class Rows:
+    shape, dtype = x.shape, "float32"
+    def __getitem__(self, index):
+        return x[0]
+for make in (
+    lambda: umem.blocks(x, out=x[::-1]),
+    lambda: umem.blocks(np.broadcast_to(np.float32(1), (24, 4)), write=True),
+    lambda: umem.blocks(Rows(), write=True),
+    lambda: umem.blocks(np.zeros(4, "longdouble")),
+    lambda: umem.blocks(np.ma.zeros(4)),
+    lambda: umem.blocks(x, 1.0),
+    lambda: umem.blocks(x, halo="1"),
+    lambda: list(umem.blocks(Rows())),
+):
+    try:
+        print(make())
+    except (TypeError, ValueError) as error:
+        print(type(error).__name__, error)
+print(len(umem.blocks(x, halo=np.int64(1), out=np.empty_like(x))))
+"""
+    found = lines(program, kernel_cache)
+    assert found[0] == "ValueError blocks: out is in the memory of x: write=True writes to x"
+    assert found[1:3] == ["ValueError blocks: x is read-only"] * 2
+    assert found[3].startswith("TypeError blocks: x has the type float128")
+    assert found[4].startswith("TypeError blocks: x has a mask")
+    assert found[5].startswith("TypeError") and found[6].startswith("TypeError")
+    assert found[7] == "ValueError blocks: a slice of x has the shape (16,)" and found[8] == "1"

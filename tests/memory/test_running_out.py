@@ -100,7 +100,7 @@ with umem.on_out_of_memory(say):
     try:
         cp.empty(40 << 20, "u1")
     except KeyError as error:
-        print(error, type(error.__cause__).__name__)
+        print(error, type(error.__context__).__name__)
     print(len(cp.empty(3)))
 with umem.on_out_of_memory(lambda nbytes: True) as liar:
     print(outcome(40 << 20), liar.count)
@@ -148,3 +148,46 @@ def test_without_a_gpu_of_cupy_it_is_refused() -> None:
         umem.on_out_of_memory(bool)
     with umem.virtual_gpu("t4"), pytest.raises(DeviceError, match="virtual"):
         umem.on_out_of_memory(bool)
+
+
+@needs_compiler
+@needs_cupy
+def test_arrays_of_the_callers_are_free_when_they_have_returned(kernel_cache: Path) -> None:
+    """No error, and so no traceback with its frames, is in a circle of references."""
+    program = """
+import gc
+pool = cp.get_default_memory_pool()
+cache = [cp.empty(30 << 20, "u1")]
+def step(nbytes):
+    work = cp.empty(20 << 20, "u1")
+    try:
+        return cp.empty(nbytes, "u1").nbytes >> 20
+    except cp.cuda.memory.OutOfMemoryError:
+        return None
+gc.disable()
+with umem.on_out_of_memory(lambda nbytes: bool(cache) and not cache.clear()):
+    print(step(30 << 20), pool.used_bytes())
+    print(step(60 << 20), pool.used_bytes())
+"""
+    assert lines(program, kernel_cache) == ["30 0", "None 0"]
+
+
+@needs_compiler
+@needs_cupy
+def test_cupys_own_free_blocks_go_first_and_a_handle_is_used_once(kernel_cache: Path) -> None:
+    program = """
+own, theirs = cp.get_default_memory_pool(), cp.cuda.MemoryPool()
+del_me = own.malloc(40 << 20)
+del del_me
+cp.cuda.set_allocator(theirs.malloc)
+asked = []
+with umem.on_out_of_memory(asked.append) as handle:
+    print(cp.empty(50 << 20, "u1").nbytes >> 20, asked)
+try:
+    handle.__enter__()
+except umem.UmemError as error:
+    print(error)
+"""
+    assert lines(program, kernel_cache) == [
+        "50 []", "this callback is over: call umem.on_out_of_memory again"
+    ]  # fmt: skip

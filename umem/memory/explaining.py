@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePath
-from types import FrameType, ModuleType, TracebackType
+from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from umem.devices.host import HOST_SHARE
 from umem.devices.open import current_device
 from umem.devices.specs import GPUS, GpuSpec
-from umem.errors import DeviceError, is_cupys_out_of_memory
-from umem.memory.hints import arrays_in
+from umem.errors import DeviceError, LimitError, is_cupys_out_of_memory
 from umem.memory.tracking import Tracker
 from umem.units import format_bytes, parse_bytes
 
 SHOWN = 8
 """Holders that are listed."""
+DEEPEST = 12
+"""How deep containers and attributes are looked into."""
+PLAIN = (str, bytes, int, float, complex, np.ndarray, np.generic, type, ModuleType, FunctionType)
+"""Types of objects that hold no arrays of CuPy."""
 _ASKED = re.compile(r"allocating ([\d,]+) bytes")  # CuPy's message, its only public figure
+_CUPYS_LIMIT = re.compile(
+    r"allocating ([\d,]+) bytes \(allocated so far: ([\d,]+) bytes, limit set to: ([\d,]+) bytes"
+)
 _NEEDS = re.compile(r"needs ([\d.]+ [KMGT]?i?B)")  # umem's message
 
 
@@ -46,8 +55,9 @@ class Explanation:
 
     Attributes:
         asked_bytes: what could not be allocated; None where that is unknown.
-        vram_bytes, free_bytes: of the GPU; free is what the driver has, and free blocks of pools.
-        used_bytes: what arrays use, in CuPy's pool and those of umem.
+        vram_bytes, free_bytes: of the GPU; free is what the driver has, and free blocks of pools of
+            plain memory.
+        used_bytes: what arrays use, in CuPy's pool, those of umem and the holders.
         held: the holders, the largest first; an array is counted for the first that holds it.
         remedies: what would fit, the least change first.
     """
@@ -69,14 +79,18 @@ class Explanation:
         vram = format_bytes(self.vram_bytes)
         lines = [
             f"{format_bytes(self.free_bytes)} of {vram} of VRAM are free, and arrays use "
-            f"{format_bytes(self.used_bytes)}:"
+            f"{format_bytes(self.used_bytes)}"
         ]
         if self.asked_bytes is not None:
             lines[0] = f"{format_bytes(self.asked_bytes)} were asked for; {lines[0]}"
         rows = [(format_bytes(one.nbytes), one.array_count, one.place) for one in self.held[:SHOWN]]
-        rest = sum(one.nbytes for one in self.held[SHOWN:]) + self.other_bytes
-        if rest:
-            rows.append((format_bytes(rest), 0, "elsewhere"))
+        for nbytes, place in (
+            (sum(one.nbytes for one in self.held[SHOWN:]), f"in {len(self.held) - SHOWN} more"),
+            (self.other_bytes, "elsewhere"),
+        ):
+            if nbytes:
+                rows.append((format_bytes(nbytes), 0, place))
+        lines[0] += ":" if rows else ""
         lines += [
             f"  {size:>10}  {place}" + (f", {count} arrays" if count > 1 else "")
             for size, count, place in rows
@@ -97,28 +111,30 @@ def explain(error: BaseException | None = None, by: Tracker | None = None) -> Ex
         by: a `umem.track` that watches the program: the holders are then the lines that allocated.
 
     Raises:
+        TypeError: ``error`` is no error.
         DeviceError: a virtual GPU is current.
         DeviceNotFoundError: there is no CUDA device.
 
-    Times are those of the GPU in the table of GPUs with this one's name, simulated; left out where
-    it has none. Nothing is freed or changed. Host memory that is available now is counted on for
-    memory that VRAM does not hold. Never run on a GPU yet.
+    Containers and attributes are looked into, properties are not asked. Times are those of the GPU
+    in the table of GPUs with this one's name, simulated; left out where it has none. Nothing is
+    freed or changed. Host memory that is available now is counted on for memory that VRAM does not
+    hold. Never run on a GPU yet.
     """
+    if error is not None and not isinstance(error, BaseException):
+        raise TypeError(f"explain takes an error, or by=tracker; got {type(error).__name__}")
     device: Any = current_device()
     if device.backend != "cupy":
         raise DeviceError("explain reads CuPy's pools, and a virtual GPU is current")
     if error is None:
         error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     asked = None if error is None else _asked_bytes(error)
-    usage, pools = device.usage(), device.pools
-    used = pools.all_used_bytes()
-    free = device.free_bytes + max(0, usage.reserved_bytes - used)
-    free = min(free, device.vram_bytes)
+    free = min(device.free_bytes + device.pools.free_plain_bytes(), device.vram_bytes)
     frames = _frames(None if error is None else error.__traceback__)
     held = _by_variable(frames) if by is None else _by_line(by)
+    used = max(device.pools.all_used_bytes(), sum(one.nbytes for one in held))
     host = device.host_available_bytes()
     room = None if host is None else int(host * HOST_SHARE)
-    remedies = _remedies(asked, used, free, device, room)
+    remedies = _remedies(asked, used, free, device, room, _limit(error))
     return Explanation(asked, device.vram_bytes, free, used, tuple(held), tuple(remedies))
 
 
@@ -132,6 +148,18 @@ def _asked_bytes(error: BaseException) -> int | None:
     if (found := _NEEDS.search(text)) is not None:
         return parse_bytes(found[1])
     return None
+
+
+def _limit(error: BaseException | None) -> str | None:
+    """Return the line that lifts the limit which an error names; None where it is not a limit."""
+    if isinstance(error, LimitError):
+        return "a higher limit= of umem.managed, hybrid, unmanaged or enable, or UMEM_LIMIT"
+    found = _CUPYS_LIMIT.search(str(error))
+    if found is None:
+        return None
+    asked, allocated, limit = (int(number.replace(",", "")) for number in found.groups())
+    is_over = asked + allocated > limit
+    return "cupy.get_default_memory_pool().set_limit(size=0)" if is_over else None
 
 
 # -- who holds it ------------------------------------------------------------------------------
@@ -172,21 +200,54 @@ def _scopes(frames: list[FrameType]) -> Iterator[tuple[dict[str, Any], str]]:
     for frame in frames:
         file = PurePath(frame.f_code.co_filename).name
         if frame.f_locals is not frame.f_globals and frame.f_code.co_name != "<module>":
-            yield dict(frame.f_locals), f"in {frame.f_code.co_name} of {file}"
+            yield _variables(frame), f"in {frame.f_code.co_name} of {file}"
         modules[id(frame.f_globals)] = dict(frame.f_globals), f"of the module {file}"
     yield from modules.values()
 
 
+def _variables(frame: FrameType) -> dict[str, Any]:
+    """Return a function's variables.
+
+    Up to Python 3.12 reading them leaves a copy on the frame, which would keep arrays alive that
+    the function drops later. It is emptied, unless the program has it too, from ``locals()``.
+    """
+    found = frame.f_locals
+    variables = dict(found)
+    if sys.version_info < (3, 13) and sys.getrefcount(found) <= 3:  # the frame's, ours, the call's
+        found.clear()
+    return variables
+
+
 def _memory_of(value: Any) -> Iterator[tuple[int, int]]:
-    """Yield address and bytes of the memory of CuPy's arrays in something.
+    """Yield address and bytes of the memory of CuPy's arrays in something."""
+    for array in _arrays(value, set(), DEEPEST):
+        with suppress(Exception):  # an object that only looks like an array
+            memory = array.data.mem
+            yield int(memory.ptr), int(memory.size)
+
+
+def _arrays(value: Any, seen: set[int], depth: int) -> Iterator[Any]:
+    """Yield what looks like an array of CuPy in containers and attributes, down to a depth.
 
     Any object may be in a variable, and raise whatever it likes when it is looked at.
     """
+    if isinstance(value, PLAIN) or id(value) in seen or not depth:
+        return
+    seen.add(id(value))
+    if hasattr(type(value), "__cuda_array_interface__"):
+        yield value
+        return
+    parts: list[Any] = []
     with suppress(Exception):
-        for array in arrays_in(value):
-            memory = getattr(getattr(array, "data", None), "mem", None)
-            if memory is not None and hasattr(memory, "size"):
-                yield int(memory.ptr), int(memory.size)
+        if isinstance(value, Mapping):
+            parts = list(value.values())
+        elif isinstance(value, (list, tuple, set, frozenset, deque)):
+            parts = list(value)
+        else:
+            parts = list(vars(value).values())
+    for part in parts:
+        if not isinstance(part, PLAIN):
+            yield from _arrays(part, seen, depth - 1)
 
 
 def _known(address: int, seen: set[int]) -> bool:
@@ -208,14 +269,16 @@ def _by_line(tracker: Tracker) -> list[Held]:
 
 
 def _remedies(
-    asked: int | None, used: int, free: int, device: Any, room: int | None
+    asked: int | None, used: int, free: int, device: Any, room: int | None, limit: str | None
 ) -> Iterator[Remedy]:
     """Yield the lines with which the allocation would have room, the least change first."""
     if asked is None:
         return
     over = asked - free
     spec = _spec(device.name)
-    if over <= 0:
+    if limit is not None:
+        yield Remedy(limit, "a limit has refused it, beside whatever VRAM is free")
+    elif over <= 0:
         yield Remedy(
             "cupy.get_default_memory_pool().free_all_blocks()",
             "there is as much, in pieces that are too small or in pools of another kind of memory",
@@ -223,14 +286,16 @@ def _remedies(
     elif room is None or over <= room:
         yield Remedy(
             'umem.enable("hybrid")',
-            f"before the first array: {format_bytes(over)} lie on the host, and are read over the "
-            f"bus{_seconds(over, spec)}",
+            "before the first array: an array without room lies on the host as a whole, and is "
+            f"read over the bus: {format_bytes(asked)}{_seconds(asked, spec)}",
         )
         if device.why_not("managed") is None:
+            most = f"{format_bytes(used + asked)}{_seconds(used + asked, spec)}"
             yield Remedy(
                 "umem.enable()",
-                "before the first array: managed memory, whose blocks move as they are used; "
-                "umem.lookahead and umem.preset say which (docs/hints.md)",
+                "before the first array: managed memory, whose blocks move as they are used: at "
+                f"most {most}; umem.paging shows which, umem.lookahead moves them in time "
+                "(docs/hints.md)",
             )
     else:
         yield Remedy(
@@ -240,7 +305,7 @@ def _remedies(
     yield Remedy(
         "for block in umem.blocks(x):",
         f"an array of the host in blocks of some {format_bytes(max(1, free // 8))}, copied ahead "
-        "of their use",
+        f"of their use: {format_bytes(asked)}{_seconds(asked, spec)}",
     )
     yield Remedy(
         "umem.on_out_of_memory(callback)",
@@ -258,4 +323,4 @@ def _seconds(nbytes: int, spec: GpuSpec | None) -> str:
     """Format how long it takes to read bytes over a GPU's link."""
     if spec is None or not spec.host_in_bandwidth:
         return ""
-    return f", {1e3 * nbytes / spec.host_in_bandwidth:.3g} ms each time (simulated)"
+    return f", {1e3 * nbytes / spec.host_in_bandwidth:.3g} ms a pass (simulated)"

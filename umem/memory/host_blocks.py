@@ -8,7 +8,8 @@ of memory: the host copies into it while the copy before is on its way.
 
 from __future__ import annotations
 
-import os
+import mmap
+import operator
 from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
@@ -43,10 +44,10 @@ class HostBlocks:
     """The blocks of a host array; see `blocks`.
 
     Attributes:
-        axis, halo: as given; the axis from the front.
+        axis, halo: as given; the axis from the front, the halo at most as long as that.
         length: along the axis, of a block without its halo; the last one may be shorter.
         piece: the block that the loop is at; None outside of the loop.
-        done_count: blocks whose part of the loop's body is over, in the last loop.
+        done_count: blocks with which the last loop has finished.
         read_bytes, written_bytes: copied to the GPU and back so far.
     """
 
@@ -54,7 +55,8 @@ class HostBlocks:
         self, x: Any, out: Any, axis: int, room: int | float, halo: int, write: bool
     ) -> None:
         self._source, self._target, self._room, self._write = x, out, room, write
-        self.axis, self.halo = axis, halo
+        self._item = np.dtype(x.dtype).itemsize
+        self.axis, self.halo = axis, min(halo, x.shape[axis])
         self._device: Any = current_device()
         if self._device.backend != "cupy":
             raise DeviceError(
@@ -63,6 +65,7 @@ class HostBlocks:
             )
         self.length = self._length()
         self.piece: Piece | None = None
+        self._is_going = False
         self.done_count = self.read_bytes = self.written_bytes = 0
 
     def __len__(self) -> int:
@@ -86,21 +89,28 @@ class HostBlocks:
         """
         if self.piece is None:
             raise StateError("inner is of the block that a loop is at, and no loop is going on")
-        start, stop, low, _ = self.piece
-        return (*[slice(None)] * self.axis, slice(start - low, stop - low))
+        return self._inside(self.piece)
+
+    def _inside(self, piece: Piece) -> tuple[slice, ...]:
+        start, stop, low, _ = piece
+        return self._index(start - low, stop - low)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield each block as an array of CuPy, with ``out`` a pair of arrays.
 
-        A loop that is left early, or by an error, writes the blocks before; the block that it was
-        at is not written.
+        Raises:
+            StateError: another loop over these blocks is going on.
         """
+        if self._is_going:
+            raise StateError("a loop over these blocks is going on: call umem.blocks for another")
         self.done_count = 0
         if not len(self):
             return
-        copier = _Copier(self)
+        self._is_going = True
+        copier = None
         pieces = [self._piece(number) for number in range(len(self))]
         try:
+            copier = _Copier(self)
             copier.read(0, pieces[0])
             for number, piece in enumerate(pieces):
                 if number + 1 < len(pieces):
@@ -111,7 +121,9 @@ class HostBlocks:
                 self.done_count += 1
         finally:
             self.piece = None
-            copier.close()
+            self._is_going = False
+            if copier is not None:
+                copier.close()
 
     def _piece(self, number: int) -> Piece:
         size = self._source.shape[self.axis]
@@ -128,7 +140,7 @@ class HostBlocks:
     def _row(self) -> int:
         """Return the bytes of one index along the axis."""
         size = self._source.shape[self.axis]
-        return int(self._source.dtype.itemsize * (prod(self._source.shape) // size)) if size else 0
+        return int(self._item * (prod(self._source.shape) // size)) if size else 0
 
     def _length(self) -> int:
         """Return how long a block is along the axis.
@@ -141,8 +153,8 @@ class HostBlocks:
         size, row = self._source.shape[self.axis], self._row
         if not row:
             return 1
-        item = self._source.dtype.itemsize
-        out_row = 0 if self._target is None else row // item * self._target.dtype.itemsize
+        item = self._item
+        out_row = 0 if self._target is None else row // item * np.dtype(self._target.dtype).itemsize
         whole = self._room_bytes()
         room = whole // 2 - BUFFERS * 2 * self.halo * row
         most = room // (BUFFERS * (row + out_row))
@@ -163,14 +175,17 @@ class HostBlocks:
     def _room_bytes(self) -> int:
         """Return the bytes of VRAM that the loop may take.
 
-        A share is of what is free now, for which umem's pools give their free blocks back.
+        A share is of what is free now, for which umem's pools give their free blocks back, and of
+        what a limit of CuPy's pool leaves.
         """
         if isinstance(self._room, int):
             return self._room
         self._device.pools.give_back_all()
+        free = self._device.free_bytes + self._device.pools.free_plain_bytes()
         own = self._device.driver.default_pool
-        cached = int(own.total_bytes()) - int(own.used_bytes())
-        return int(self._room * (self._device.free_bytes + cached))
+        if own.get_limit():
+            free = min(free, int(own.get_limit()) - int(own.used_bytes()))
+        return int(self._room * free)
 
     # -- host ------------------------------------------------------------------------------
 
@@ -182,7 +197,10 @@ class HostBlocks:
                 end the process.
         """
         _check_file(self._source)
-        return self._source[self._index(piece.low, piece.high)]
+        values = self._source[self._index(piece.low, piece.high)]
+        if np.shape(values) != self.shape(piece.high - piece.low):
+            raise ValueError(f"blocks: a slice of x has the shape {np.shape(values)}")
+        return values
 
     def store(self, piece: Piece, values: Any) -> None:
         """Write a block to the host's array; raises as `fetch` does."""
@@ -273,7 +291,7 @@ class _Copier:
         self._down.wait_event(target.used)
         if self._out is self._in:
             whole = target.array(self._of.shape(piece.high - piece.low))
-            array = whole[self._of.inner]
+            array = whole[self._of._inside(piece)]
         else:
             array = target.array(self._of.shape(piece.stop - piece.start))
         target.fetch(array, self._down)
@@ -339,14 +357,18 @@ class _Buffer:
 
 def _check_file(x: Any) -> None:
     """Raise StateError if the file of a memory map ends before the array does."""
-    name = getattr(x, "filename", None)
-    if not isinstance(x, np.memmap) or name is None:
+    # NumPy's private, also of views: the file's name may be another's by now, or gone.
+    mapped = getattr(x, "_mmap", None)
+    if not isinstance(x, np.memmap) or not isinstance(mapped, mmap.mmap) or not x.size:
         return
-    length = os.stat(name).st_size
-    if length < x.offset + x.nbytes:
+    length = mapped.size()
+    ends = ((n - 1) * stride for n, stride in zip(x.shape, x.strides, strict=True) if stride > 0)
+    behind = x.ctypes.data + sum(ends) + x.itemsize - np.frombuffer(mapped, np.uint8).ctypes.data
+    needed = x.offset - x.offset % mmap.ALLOCATIONGRANULARITY + behind
+    if length < needed:
         raise StateError(
-            f"blocks: {os.fspath(name)} has {format_bytes(length)}, and the array needs "
-            f"{format_bytes(x.offset + x.nbytes)}: the file was cut short"
+            f"blocks: {x.filename} has {format_bytes(length)}, and the array needs "
+            f"{format_bytes(needed)}: the file was cut short"
         )
 
 
@@ -364,13 +386,18 @@ def blocks(
     ``for block in umem.blocks(x)`` yields arrays of CuPy, in order. With ``out``, it yields pairs:
     a block to read, and one of ``out`` to fill. With ``write``, what the body leaves in a block is
     written to ``x``. The next block is copied in and the one before is copied back while the body
-    works. A block's memory is used again two blocks later: copy what is to be kept.
+    works. A block's memory is used again two blocks later: copy what is to be kept, and do not
+    collect the blocks in a list. A loop that is left early, or by an error, writes the blocks
+    before; the block that it was at is not written. Copies are ordered with the stream that is
+    current where the loop takes the next block: a stream of the program's own goes around the
+    loop, ``with stream:``, not into its body.
 
     Args:
         x: an array of NumPy, a memory map, or anything with ``shape``, ``dtype`` and slices that
             give arrays of NumPy, such as an array of Zarr.
         axis: the axis to cut along.
-        out: an array of the same shape, of any type of numbers, that slices can be assigned to.
+        out: an array of the same shape, of any type of numbers, that slices can be assigned to;
+            of other memory than ``x``.
         write: write the blocks back to ``x``; not with ``out``.
         room: the VRAM that the loop may take, half of it for what its body allocates: bytes, or
             text such as "2GiB" or "80%" (of what is free, where free blocks of pools count).
@@ -382,28 +409,49 @@ def blocks(
         the blocks: iterable, with a length; ``piece`` is where the loop is, ``str`` how far.
 
     Raises:
-        TypeError: ``x`` or ``out`` is no array of numbers on the host.
-        ValueError: an axis that there is not, a halo below 0, ``out`` of another shape.
+        TypeError: ``x`` or ``out`` is no array of numbers on the host, or has a mask; an axis or
+            halo that is no integer.
+        ValueError: an axis that there is not, a halo below 0, ``out`` of another shape or in the
+            memory of ``x``, what is to be written is read-only.
         SizeError: not a size, or a block of length 1 has no room.
         DeviceError: a virtual GPU is current, which CuPy does not use.
         DeviceNotFoundError: there is no CUDA device.
 
-    In the loop: StateError if the file of a memory map was cut short. Cost: a copy in the host's
+    In the loop: StateError if the file of a memory map was cut short, or another loop over the same
+    object is going on. Cost: a copy in the host's
     memory each way, as the arrays are not pinned. Gain: bench/recipes.py, simulated; never run on a
     GPU yet.
     """
     _check_array(x, "x")
+    axis, halo = operator.index(axis), operator.index(halo)
     if not -len(x.shape) <= axis < len(x.shape):
         raise ValueError(f"blocks: axis {axis} is none of an array of {len(x.shape)} axes")
-    if isinstance(halo, bool) or not isinstance(halo, int) or halo < 0:
-        raise ValueError(f"blocks: halo must be an int from 0 up; got {halo!r}")
+    if halo < 0:
+        raise ValueError(f"blocks: halo must be 0 or more; got {halo}")
     if out is not None:
         _check_array(out, "out")
         if tuple(out.shape) != tuple(x.shape):
             raise ValueError(f"blocks: out has shape {out.shape}, and x has {x.shape}")
         if write:
             raise ValueError("blocks: write is for x, and out is there: give one of them")
+        if _is_shared(x, out):
+            raise ValueError("blocks: out is in the memory of x: write=True writes to x")
+    if write or out is not None:
+        _check_writable(x if out is None else out, "x" if out is None else "out")
     return HostBlocks(x, out, axis % len(x.shape), _room(room), halo, write)
+
+
+def _is_shared(x: Any, out: Any) -> bool:
+    """Tell whether two arrays have memory in common; of other kinds, whether they are one."""
+    if isinstance(x, np.ndarray) and isinstance(out, np.ndarray):
+        return bool(np.shares_memory(x, out))
+    return x is out
+
+
+def _check_writable(x: Any, name: str) -> None:
+    """Raise ValueError if nothing can be assigned to an array."""
+    if (isinstance(x, np.ndarray) and not x.flags.writeable) or not hasattr(x, "__setitem__"):
+        raise ValueError(f"blocks: {name} is read-only")
 
 
 def _room(room: Size) -> int | float:
@@ -431,7 +479,11 @@ def _check_array(x: Any, name: str) -> None:
         raise TypeError(
             f"blocks: {name} is on the GPU already: umem.lookahead moves managed arrays of a loop"
         )
-    if np.dtype(x.dtype).hasobject or np.dtype(x.dtype).kind not in "biufc":
-        raise TypeError(f"blocks: {name} has the type {x.dtype}, and CuPy has numbers only")
+    dtype = np.dtype(x.dtype)
+    largest = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}.get(dtype.kind, 0)
+    if dtype.itemsize > largest:
+        raise TypeError(f"blocks: {name} has the type {dtype}, and CuPy has numbers up to 64 bits")
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"blocks: {name} has a mask, which a block on the GPU would not have")
     if not x.shape:
         raise TypeError(f"blocks: {name} has no axis to cut along")

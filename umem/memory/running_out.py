@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from umem.devices.open import current_device
-from umem.errors import DeviceError
+from umem.errors import DeviceError, StateError
 from umem.scopes import Scope, Scoped
 
 
@@ -31,7 +31,8 @@ class Asked(Scoped["Asked"]):
         from umem.devices.cuda import install
 
         self._end = install.ask_no_more
-        install.ask_when_out(self._call, device.pools.give_back_all)
+        self._is_over = False
+        install.ask_when_out(self._call, device.pools.give_back_everything)
 
     def _call(self, nbytes: int) -> Any:
         self.count += 1
@@ -39,9 +40,12 @@ class Asked(Scoped["Asked"]):
 
     def close(self) -> None:
         """Ask it no more; a second time this has no effect."""
+        self._is_over = True
         self._end(self._call)
 
     def _open(self, scope: Scope) -> Asked:
+        if self._is_over:
+            raise StateError("this callback is over: call umem.on_out_of_memory again")
         scope.at_close(self.close)
         return self
 
@@ -51,14 +55,14 @@ def on_out_of_memory(callback: Callable[[int], Any]) -> Asked:
 
     It is called with the bytes that were asked for, in the thread that asked, once the pools have
     given back what is free; it returns whether to try again, at most 16 times an allocation. It
-    counts in all threads, for plain memory and for every mode of umem, until `Asked.close`, or as
+    applies in all threads, for plain memory and for every mode of umem, until `Asked.close`, or as
     ``with umem.on_out_of_memory(free_some):`` until the end of the block. Several are called in the
     order in which they were given.
 
     Args:
         callback: frees memory, such as entries of a cache: ``lambda nbytes: cache.evict(nbytes)``.
             What it allocates itself may fail; it is not asked for that. An error that it raises
-            is raised by the allocation, from the out-of-memory error.
+            is raised by the allocation.
 
     Raises:
         TypeError: it cannot be called.
@@ -66,7 +70,8 @@ def on_out_of_memory(callback: Callable[[int], Any]) -> Asked:
         DeviceNotFoundError: there is no CUDA device.
 
     Managed memory seldom runs out: when it does, the host's memory has. An allocator that the
-    program sets itself afterwards asks no callback. Cost: 0.04 us an allocation
+    program sets itself afterwards, or for a thread (``cupy.cuda.using_allocator``), asks no
+    callback. Cost: 0.04 us an allocation
     (bench/allocation.py). Never run on a GPU yet.
     """
     if not callable(callback):

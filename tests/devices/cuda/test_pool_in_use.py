@@ -143,3 +143,86 @@ print(after(umem.hybrid(), 54), after(umem.unmanaged("60MiB"), 54))
 """
     lines = run(MODES + program, kernel_cache).splitlines()
     assert lines == ["(0, 50)", "(1, 50) (1, 50)"]
+
+
+def test_a_limit_ends_with_its_mode_and_bounds_every_preset(kernel_cache: Path) -> None:
+    program = """
+for mode in ("managed", "hybrid"):
+    umem.enable(mode)
+    pool = cp.get_default_memory_pool()
+    pool.set_limit(size=4 << 20)
+    umem.disable()
+    print(pool.get_limit(), own.get_limit())
+    with umem.enable(mode):
+        array = cp.empty(8 << 20, "u1")
+        print(cp.get_default_memory_pool().get_limit(), umem.location(array).managed)
+    del array
+with umem.enable():
+    pool = cp.get_default_memory_pool()
+    pool.set_limit(size=10 << 20)
+    array = cp.empty(8 << 20, "u1")
+    try:
+        with umem.managed(preset="streaming"):
+            cp.empty(20 << 20, "u1")
+    except umem.OutOfMemoryError as error:
+        print(error)
+    for wrong in (dict(size=-1), dict(size=1, fraction=0.5), dict(fraction=2)):
+        try:
+            pool.set_limit(**wrong)
+        except ValueError as error:
+            print(type(error).__name__, pool.get_limit() >> 20)
+    pool.set_limit(fraction=0.5)
+    print(pool.get_limit() >> 20, pool)
+print(pool)
+"""
+    found = run(MODES + program, kernel_cache).splitlines()
+    assert found[:4] == ["0 0", "0 True", "0 0", "0 False"]
+    assert found[4].startswith("needs 20.0 MiB; 8.0 MiB of the 10.0 MiB that the limit allows")
+    assert found[5:8] == ["ValueError 10"] * 3
+    assert found[8:] == [
+        "32 <CuPy's memory in use, managed by umem>",
+        "<CuPy's memory in use, unmanaged by umem>",
+    ]
+
+
+def test_unmanaged_is_plain_where_a_program_has_set_umems_own_allocators(
+    kernel_cache: Path,
+) -> None:
+    program = """
+def is_managed():
+    return umem.location(cp.empty(1 << 20, "u1")).managed
+umem.enable()
+for kept in (cp.cuda.get_allocator(), cp.get_default_memory_pool().malloc):
+    with cp.cuda.using_allocator(kept):
+        outside = is_managed()
+        with umem.unmanaged():
+            print(outside, is_managed())
+umem.disable()
+with cp.cuda.using_allocator(kept), umem.unmanaged():
+    print(is_managed())
+with umem.managed():
+    kept = cp.cuda.get_allocator()
+cp.cuda.set_allocator(kept)  # that of a block that is over
+print(is_managed())
+with umem.managed():
+    print(is_managed())
+cp.cuda.set_allocator(own.malloc)
+print(is_managed())
+"""
+    assert run(MODES + program, kernel_cache).splitlines() == [
+        "True False", "True False", "False", "False", "True", "False"
+    ]  # fmt: skip
+
+
+def test_a_limit_frees_what_is_cached_beyond_it(kernel_cache: Path) -> None:
+    program = """
+with umem.managed():
+    cp.empty(100 << 20, "u1")
+try:
+    with umem.managed(limit="20MiB"):
+        cp.empty(30 << 20, "u1")
+except umem.OutOfMemoryError as error:
+    print(error)
+"""
+    [found] = run(MODES + program, kernel_cache).splitlines()
+    assert found.startswith("needs 30.0 MiB; 0 B of the 20.0 MiB that the limit allows")

@@ -15,7 +15,8 @@ from umem.units import format_bytes
 class Bounds:
     """The bounds on reserved bytes: the policy's limit, a cap, and the host's memory.
 
-    ``cap_bytes`` bounds all managed memory together, whatever the policy says. Costs a few file
+    ``cap_bytes`` bounds all managed memory together, whatever the policy says, and
+    ``program_limit`` a kind: it is set by the program through CuPy's interface. Costs a few file
     reads a growth. Safe from any thread as long as the ledger's lock is held.
     """
 
@@ -23,6 +24,7 @@ class Bounds:
         self._driver, self._policy = driver, policy
         self._host_reference: int | None = None
         self.cap_bytes: int | None = None
+        self.program_limit: tuple[Kind, int] | None = None
 
     def refusal(self, kind: Kind, nbytes: int, after: dict[Kind, int]) -> Exception | None:
         """Return the error for reserving ``nbytes`` more; None if they fit."""
@@ -33,6 +35,8 @@ class Bounds:
 
     def _over_limit(self, kind: Kind, nbytes: int, after: dict[Kind, int]) -> Exception | None:
         limit = limit_of(self._policy(), kind)
+        if self.program_limit is not None and self.program_limit[0] == kind:
+            limit = min(self.program_limit[1], limit or self.program_limit[1])
         if limit is None or after[kind] <= limit:
             return None
         return CudaLimitError(

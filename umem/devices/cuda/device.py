@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from umem.devices.cost import StepCost
     from umem.devices.cuda.arena import Arena
     from umem.devices.cuda.driver import CupyPool, Driver, Malloc
+    from umem.devices.cuda.ledger import Kind
     from umem.devices.cuda.ranges import CoreHints
     from umem.devices.cuda.watching import Telling
 
@@ -155,7 +156,8 @@ class CudaDevice(Device):
         malloc, pool = how
         own = self.driver.default_pool
         if pool is not own:
-            pool = PoolInUse(self.pools, pool, malloc, own)
+            kind: Kind = "managed" if policy.mode == "managed" else "unmanaged"
+            pool = PoolInUse(self.pools, kind, malloc, own)
             scope.at_close(pool.end)
         self._installer.serve_all(scope, policy, malloc, pool)
 

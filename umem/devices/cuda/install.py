@@ -122,12 +122,23 @@ class Installer:
         """
         here = memory._get_thread_local_allocator()
         layer = getattr(here, "layer", None)
-        found = layer.before if isinstance(layer, Layer) else here
-        if found is None and self._everywhere:
-            found = self._everywhere[0].before
-        found = bare(_process_allocator() if found is None else found)
+        own = layer.before if isinstance(layer, Layer) else here
+        process = self._everywhere[0].before if self._everywhere else _process_allocator()
+        for found in (own, process):
+            if found is not None and not self._is_umems(bare(found)):
+                return bare(found)
+        return None
+
+    def _is_umems(self, malloc: Malloc) -> bool:
+        """Tell whether an allocator is one of umem's, or that of CuPy's default pool."""
+        owner = getattr(malloc, "__self__", None)
         cupys = self._everywhere[0].alias.before if self._everywhere else own_pool()
-        return None if getattr(found, "__self__", None) is cupys else found
+        if owner is None:
+            return malloc.__module__.startswith("umem.")
+        pools = getattr(self._device, "pools").made()  # noqa: B009  (a `CudaDevice`)
+        return any(owner is pool for pool in (cupys, *pools)) or type(owner).__module__.startswith(
+            "umem."
+        )
 
     def enter(self, scope: Scope) -> None:
         """Install the allocator of the calling thread's scopes, ``scope`` among them."""
@@ -320,7 +331,10 @@ class Layer:
         """Return the allocator below: the thread's previous one, or the process's."""
         if self.before is not None:
             return self.before
-        return _process_allocator()
+        found = _process_allocator()
+        if hasattr(found, "layer"):  # a program has kept that of a block that is over, and set it
+            return own_pool().malloc
+        return found
 
 
 def _dispatcher(layer: Layer) -> tuple[Malloc, Callable[[], None]]:
@@ -382,5 +396,5 @@ def in_force() -> Malloc:
 
 def _top() -> Layer | None:
     """Return the layer that is the calling thread's allocator; None if it is not umem's."""
-    found: Layer | None = getattr(cupy.cuda.get_allocator(), "layer", None)
+    found: Layer | None = getattr(memory._get_thread_local_allocator(), "layer", None)
     return found if isinstance(found, Layer) else None

@@ -211,6 +211,7 @@ def _spill_kind(policy: Policy, driver: Driver) -> Kind:
 
 
 def _check_limit(policy: Policy, pools: Pools) -> None:
+    """Free free blocks beyond the policy's limit; raises SizeError if arrays use more."""
     kinds: tuple[Kind, ...] = ("managed", "unmanaged")
     for kind in kinds:
         limit = limit_of(policy, kind)
@@ -219,3 +220,5 @@ def _check_limit(policy: Policy, pools: Pools) -> None:
                 f"a limit of {format_bytes(limit)} is below the "
                 f"{format_bytes(pools.used_bytes(kind))} of {kind} memory that arrays use now"
             )
+        if limit is not None and pools.ledger.reserved()[kind] > limit:
+            pools.give_back(kind)

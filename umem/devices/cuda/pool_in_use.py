@@ -14,31 +14,38 @@ from typing import Any
 import cupy
 
 from umem.devices.cuda.driver import CupyPool, Malloc
+from umem.devices.cuda.ledger import Kind
 from umem.devices.cuda.pools import Pools
 
 
 class PoolInUse(cupy.cuda.MemoryPool):  # type: ignore[misc, unused-ignore]
     """The pools of umem and CuPy's own as one, by CuPy's interface of a memory pool.
 
-    What CuPy's own pool holds counts and is emptied too. A limit is of the pool that the mode uses
-    first: all of ``managed`` memory, and the plain part of ``hybrid``, whose rest spills. Beside a
+    What CuPy's own pool holds counts and is emptied too. A limit applies to all of ``managed``
+    memory, or to the plain part of ``hybrid``, whose rest spills; it ends with the mode. Beside a
     limit of `umem.enable` the lower of both holds.
 
     Args:
         pools: of umem.
-        first: the pool that the mode uses first.
+        kind: of the memory that a limit applies to.
         malloc: the mode's allocator.
         own: CuPy's default pool.
     """
 
-    # The base class is an extension type with an allocator of its own, which is never asked here.
-    def __init__(self, pools: Pools, first: CupyPool, malloc: Malloc, own: CupyPool) -> None:
+    # The base class is an extension type with an allocator of its own, which is never asked here;
+    # its limit is that of `set_limit`, which it checks.
+    def __init__(self, pools: Pools, kind: Kind, malloc: Malloc, own: CupyPool) -> None:
         super().__init__()
-        self._pools, self._first, self._serve, self.own = pools, first, malloc, own
+        self._pools, self._serve, self.own = pools, malloc, own
+        self._kind: Kind | None = kind
+
+    def __repr__(self) -> str:
+        return f"<CuPy's memory in use, {self._kind or 'unmanaged'} by umem>"
 
     def end(self) -> None:
         """Allocate from CuPy's own pool from now on, and limit that: the mode is over."""
-        self._first, self._serve = self.own, self.own.malloc
+        self._pools.bounds.program_limit = None
+        self._kind, self._serve = None, self.own.malloc
 
     def malloc(self, size: int) -> Any:
         """Allocate in the process's mode."""
@@ -70,9 +77,17 @@ class PoolInUse(cupy.cuda.MemoryPool):  # type: ignore[misc, unused-ignore]
         self.own.free_all_blocks()
 
     def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
-        """Limit what the mode's first pool reserves, as CuPy's ``set_limit`` does."""
-        self._first.set_limit(size=size, fraction=fraction)  # type: ignore[call-arg, arg-type]
+        """Limit what the mode reserves, as CuPy's ``set_limit`` does."""
+        if self._kind is None:
+            self.own.set_limit(size=size, fraction=fraction)  # type: ignore[call-arg, arg-type]
+            return
+        super().set_limit(size=size, fraction=fraction)
+        limit = int(super().get_limit())
+        self._pools.bounds.program_limit = (self._kind, limit) if limit else None
 
     def get_limit(self) -> int:
         """Return that limit; 0 is none."""
-        return int(self._first.get_limit())  # type: ignore[attr-defined]
+        if self._kind is None:
+            return int(self.own.get_limit())  # type: ignore[attr-defined]
+        limit = self._pools.bounds.program_limit
+        return 0 if limit is None else limit[1]

@@ -183,6 +183,13 @@ class Pools:
             own = int(self._driver.default_pool.used_bytes())
         return own + sum(self.used_bytes(kind) for kind in get_args(Kind))
 
+    def free_plain_bytes(self) -> int:
+        """Return the free bytes of pools of plain memory, CuPy's default pool included."""
+        with self._driver.current():
+            own = self._driver.default_pool
+            cached = int(own.total_bytes()) - int(own.used_bytes())
+        return cached + self.ledger.reserved()["unmanaged"] - self.used_bytes("unmanaged")
+
     def made(self) -> list[CupyPool | Cache]:
         """Return the pools and caches that exist, CuPy's default pool apart."""
         with self._lock:
@@ -210,6 +217,11 @@ class Pools:
     def give_back_all(self) -> None:
         """Free all free blocks but those of CuPy's default pool."""
         self.give_back(*get_args(Kind))
+
+    def give_back_everything(self) -> None:
+        """Free all free blocks, those of CuPy's default pool too."""
+        self.give_back_all()
+        self.clear_default()
 
     def join(self, kind: Kind, cache: Cache) -> None:
         """Add a cache that grows by `growth` to the pools of a kind."""

@@ -22,7 +22,7 @@ _asking = threading.local()
 
 
 def give_back() -> None:
-    """Free the free blocks of umem's pools, which the pool that has run out does not know.
+    """Free the free blocks of pools that the one that has run out does not know.
 
     A device takes the place of this, which does nothing, with the first callback.
     """
@@ -31,8 +31,8 @@ def give_back() -> None:
 class Retrying:
     """An allocator that asks the callbacks for memory when it runs out.
 
-    All pools of the GPU have given their free blocks back by then, and garbage is collected. An
-    allocation of a callback itself that fails asks no callback.
+    CuPy's default pool and those of umem have given their free blocks back by then. An allocation
+    of a callback itself that fails asks no callback.
 
     Args:
         inner: the allocator below.
@@ -43,30 +43,27 @@ class Retrying:
 
     def malloc(self, nbytes: int) -> Any:
         """Allocate; raises what the allocator below raises once no callback frees anything."""
+        # No error is kept in a variable: its traceback would keep the callers' arrays alive.
         try:
             return self.inner(nbytes)
-        except OutOfMemoryError as error:
+        except OutOfMemoryError:
             if not callbacks or getattr(_asking, "now", False):
                 raise
-            failed = error
         give_back()
-        for attempt in range(MOST_TRIES + 1):
-            if attempt and not _ask(nbytes, failed):
-                break
+        for _ in range(MOST_TRIES):
             try:
                 return self.inner(nbytes)
-            except OutOfMemoryError as error:
-                failed = error
-        raise failed
+            except OutOfMemoryError:
+                if not _ask(nbytes):
+                    raise
+        return self.inner(nbytes)
 
 
-def _ask(nbytes: int, failed: OutOfMemoryError) -> bool:
+def _ask(nbytes: int) -> bool:
     """Call the callbacks in turn; tell whether one has freed something. Its error ends that."""
     _asking.now = True
     try:
         return any([callback(nbytes) for callback in callbacks])
-    except BaseException as error:
-        raise error from failed
     finally:
         _asking.now = False
 
