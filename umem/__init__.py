@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from umem.devices.software.opening import software_gpu
     from umem.memory.explaining import explain
     from umem.memory.host_blocks import blocks
+    from umem.memory.rmm_resource import memory_resource
     from umem.memory.running_out import on_out_of_memory
     from umem.memory.told_order import lookahead
     from umem.predict.batches.size_scaling import scale_each
@@ -50,6 +51,7 @@ __all__ = [
     "lookahead",
     "managed",
     "mark",
+    "memory_resource",
     "on_out_of_memory",
     "paging",
     "prefetch",
@@ -75,6 +77,7 @@ _LATER = {
     "explain": "umem.memory.explaining",
     "lookahead": "umem.memory.told_order",
     "mark": "umem.trace.recording.at_sizes",
+    "memory_resource": "umem.memory.rmm_resource",
     "on_out_of_memory": "umem.memory.running_out",
     "paging": "umem.reports.paging",
     "record": "umem.trace.recording.at_sizes",

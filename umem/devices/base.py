@@ -46,7 +46,8 @@ class Policy:
     unmanaged part. ``prefetch`` makes memory resident as it is handed out. ``spill`` says where
     hybrid's spilled memory lives: ``"host"`` (read over the bus) or ``"migrate"``. ``preset``, of
     managed memory, names the pool whose memory has that advice (`umem.devices.presets`).
-    ``headroom_bytes`` of VRAM are left free under ``hybrid``.
+    ``headroom_bytes`` of VRAM are left free under ``hybrid``. ``upstream`` is the allocator of
+    another library from which managed memory comes, by CuPy's interface; None is the driver.
     """
 
     mode: Mode
@@ -55,6 +56,7 @@ class Policy:
     spill: Literal["host", "migrate"] = "host"
     preset: str | None = None
     headroom_bytes: int = 0
+    upstream: Callable[[int], Any] | None = None
 
 
 @dataclass(frozen=True)

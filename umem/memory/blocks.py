@@ -9,6 +9,7 @@ that ends out of order (a generator that is given up) ends alone. Arrays may out
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from contextlib import ContextDecorator
 from typing import Any, Literal, NamedTuple
 
@@ -35,6 +36,7 @@ class Request(NamedTuple):
     spill: Literal["host", "migrate"] = "host"
     preset: Preset | None = None
     headroom_bytes: int | None = None
+    upstream: Callable[[int], Any] | None = None
 
     def on(self, device: Device) -> Policy:
         """Make the policy on this device, with the limit in bytes.
@@ -53,7 +55,33 @@ class Request(NamedTuple):
                 f"{format_bytes(device.vram_bytes)} of VRAM of {device.name}: give less, by "
                 "umem.hybrid(headroom=...)"
             )
-        return Policy(self.mode, limit_bytes, self.prefetch, self.spill, self.preset, headroom or 0)
+        return Policy(
+            self.mode,
+            limit_bytes,
+            self.prefetch,
+            self.spill,
+            self.preset,
+            headroom or 0,
+            self.upstream,
+        )
+
+    def over(self, upstream: Callable[[int], Any] | None) -> Request:
+        """Return the request with memory of another allocator; see `managed`.
+
+        Raises:
+            TypeError: it is no allocator by CuPy's interface.
+            StateError: beside a preset, or another mode than managed.
+        """
+        if upstream is None:
+            return self
+        if not callable(upstream):
+            raise TypeError(
+                "upstream is a function of the bytes that returns CuPy's memory, such as "
+                f"rmm.allocators.cupy.rmm_cupy_allocator; got {type(upstream).__name__}"
+            )
+        if self.mode != "managed" or self.preset is not None:
+            raise StateError("upstream= is for managed memory, without a preset")
+        return self._replace(upstream=upstream)
 
 
 def checked_request(
@@ -124,7 +152,11 @@ class Block(Decorator, Scoped[Memory]):
 
 
 def managed(
-    limit: Size | None = None, *, prefetch: bool = False, preset: Preset | None = None
+    limit: Size | None = None,
+    *,
+    prefetch: bool = False,
+    preset: Preset | None = None,
+    upstream: Callable[[int], Any] | None = None,
 ) -> Block:
     """Allocate managed memory in this block: arrays may be larger than VRAM.
 
@@ -138,9 +170,14 @@ def managed(
         preset: ``"streaming"``, ``"random"``, ``"read_mostly"`` or ``"optimizer_state"``: memory
             that has this advice (`umem.preset`) from its first byte, from a pool of its own, so
             that no other array gets it.
+        upstream: an allocator to take managed memory from in the place of the driver, which keeps
+            free blocks itself: by CuPy's interface, such as ``rmm_cupy_allocator`` of RMM, or the
+            ``malloc`` of a pool. Limits and hints work on it. RMM's was never run.
 
     Raises:
         HintError: there is no such preset.
+        TypeError, StateError: ``upstream`` is no allocator; beside a preset. In the block,
+            DeviceError and StateError if it returns plain memory, or asks umem itself.
         DeviceNotFoundError: on entering, when there is no CUDA device and no virtual GPU.
         DeviceError: on entering, when the device cannot oversubscribe; the message says why.
         SizeError: the limit is not valid, at once; or, on entering, it is below what managed memory
@@ -150,7 +187,7 @@ def managed(
     >>> with umem.virtual_gpu("v100-16gb", vram="64MiB"), umem.managed() as memory:
     ...     total = memory.xp.ones((4096, 4096), "float32").sum()
     """
-    return Block(checked_request("managed", limit, prefetch, preset=preset))
+    return Block(checked_request("managed", limit, prefetch, preset=preset).over(upstream))
 
 
 def hybrid(

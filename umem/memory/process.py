@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from umem.devices.base import Device, Policy, policy_here
@@ -73,6 +74,7 @@ def enable(
     *,
     limit: Size | None = None,
     prefetch: bool | None = None,
+    upstream: Callable[[int], Any] | None = None,
 ) -> Handle:
     """Serve every allocation of the process by ``mode``, until `disable`.
 
@@ -85,6 +87,7 @@ def enable(
             nothing changes: the handle that is returned does nothing, until `disable`.
         limit: as in `managed`, resolved now; None is what UMEM_LIMIT says, otherwise no limit.
         prefetch: as in `managed`; None is what UMEM_PREFETCH says, otherwise False.
+        upstream: as in `managed`.
 
     An argument takes precedence over its variable, also when the others are not given, and a
     variable before the default. The variables are read by this call: `environment` has their
@@ -98,7 +101,9 @@ def enable(
     made: list[Handle] = []
     try:
         with _lock:
-            handle = _enabled_by(mode, limit, prefetch, made)
+            request = _requested(mode, limit, prefetch)
+            request = request if request is None else request.over(upstream)
+            handle = _enabled_by(request, made)
         return handle
     except BaseException:  # a signal may come after everything is done, too
         for handle in made:
@@ -106,12 +111,9 @@ def enable(
         raise
 
 
-def _enabled_by(
-    mode: str | None, limit: Size | None, prefetch: bool | None, made: list[Handle]
-) -> Handle:
+def _enabled_by(request: Request | None, made: list[Handle]) -> Handle:
     """Return the handle that is on, or turn a new one on and add it to ``made``."""
     global _enabled
-    request = _requested(mode, limit, prefetch)
     device = entered_device() if request is None else current_device()
     if _enabled is not None:
         if _enabled._answers(device, request):

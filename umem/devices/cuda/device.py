@@ -326,7 +326,7 @@ class CudaDevice(Device):
 
     def address(self, array: Any) -> int | None:
         """Return the address of an array in this GPU's managed memory; None for other arrays."""
-        self._check_mine(array)
+        array = self._mine(array)
         address = int(array.data.ptr)
         return address if array.nbytes and self.driver.is_managed(address) else None
 
@@ -344,6 +344,7 @@ class CudaDevice(Device):
 
     def location(self, array: Any) -> Location:
         """Ask the driver for an array's location; residency is known only where it is fixed."""
+        array = self._mine(array)
         spans = self._managed_spans(array)
         if not spans:
             on_host = bool(array.nbytes) and self.driver.is_on_host(array.data.ptr)
@@ -355,7 +356,7 @@ class CudaDevice(Device):
         """Return the array's memory for the host, after waiting for the GPU; see
         `Device.host_view`.
         """
-        self._check_mine(array)
+        array = self._mine(array)
         if array.nbytes and not self.driver.is_managed(array.data.ptr):
             raise HintError(unmanaged_text(array.shape))
         reason = self.driver.managed_problem()
@@ -376,18 +377,26 @@ class CudaDevice(Device):
     def _clear_default_pool(self) -> None:
         self.pools.clear_default()
 
-    def _check_mine(self, array: Any) -> None:
+    def _mine(self, array: Any) -> Any:
+        """Return an array of this GPU as one of CuPy: Numba's, JAX's or PyTorch's as a view.
+
+        Raises:
+            DeviceError: it is no array of this GPU.
+        """
         if not isinstance(array, self.xp.ndarray):
-            raise DeviceError(f"not an array of GPU {self.ordinal}: {type(array).__name__}")
+            if not hasattr(type(array), "__cuda_array_interface__"):
+                raise DeviceError(f"not an array of GPU {self.ordinal}: {type(array).__name__}")
+            array = self.xp.asarray(array)
         home = array.device.id
         if home != self.ordinal:
             raise DeviceError(
                 f"the array lives on GPU {home}, and this is GPU {self.ordinal}: make that one "
                 f"the current one, with cupy.cuda.Device({home})"
             )
+        return array
 
     def _managed_spans(self, array: Any) -> list[Span]:
-        self._check_mine(array)
+        array = self._mine(array)
         if not array.nbytes or not self.driver.is_managed(array.data.ptr):
             return []
         return byte_ranges(array.data.ptr, array.shape, array.strides, array.itemsize)

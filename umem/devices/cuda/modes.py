@@ -139,6 +139,8 @@ def allocator(policy: Policy, driver: Driver, pools: Pools) -> tuple[Malloc, Cup
     if policy.preset is not None:
         driver.check_advice()
     malloc = pools.malloc(kind, policy.preset)
+    if policy.upstream is not None:
+        malloc = pools.upstream(policy.upstream)
     if policy.mode == "managed" and policy.prefetch:
         malloc = prefetching(malloc, driver)
     return malloc, pools.pool(kind, policy.preset)

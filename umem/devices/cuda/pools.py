@@ -19,7 +19,7 @@ from umem.devices.cuda.bounds import Bounds
 from umem.devices.cuda.driver import CupyPool, Driver, Malloc
 from umem.devices.cuda.ledger import Kind, Ledger
 from umem.devices.cuda.out_of_memory import CudaOutOfMemoryError
-from umem.errors import DeviceError
+from umem.errors import DeviceError, StateError
 from umem.units import format_bytes
 
 
@@ -141,6 +141,58 @@ class Growth:
         )
 
 
+class GivenAllocator(Growth):
+    """Another library's allocator of managed memory, which is counted and bounded like a pool's.
+
+    It keeps its free blocks itself, so that all it has handed out is in use.
+    """
+
+    def __init__(
+        self,
+        malloc: Malloc,
+        driver: Driver,
+        ledger: Ledger,
+        bounds: Bounds,
+        policy: Callable[[], Policy | None],
+    ) -> None:
+        super().__init__("managed", driver, ledger, bounds, policy)
+        self._malloc, self._own = malloc, Ledger()
+        self._asking = threading.local()
+
+    def used_bytes(self) -> int:
+        """Return the bytes that arrays use."""
+        return self._own.reserved()["managed"]
+
+    def free_all_blocks(self) -> None:
+        """Free nothing: free blocks are the other library's."""
+
+    def _allocate(self, nbytes: int) -> Any:
+        """Allocate; raises DeviceError for plain memory, StateError where it asks this again."""
+        if getattr(self._asking, "now", False):
+            raise StateError("upstream= asks CuPy's allocator, which is umem's: give another one")
+        self._asking.now = True
+        try:
+            pointer = self._malloc(nbytes)
+        except MemoryError as error:
+            raise CudaOutOfMemoryError(
+                f"needs {format_bytes(nbytes)}; upstream= has no more: {error}"
+            ) from error
+        finally:
+            self._asking.now = False
+        if nbytes and not self._driver.is_managed(pointer.ptr):
+            raise DeviceError(
+                "upstream= returns memory that is not managed: let it allocate managed memory, or "
+                "set it as CuPy's allocator, which umem.unmanaged() uses"
+            )
+        return pointer
+
+    def _leased(self, pointer: Any, nbytes: int) -> Any:
+        self._own.claim("managed", nbytes, lambda after: None)
+        counted = self._own.lease("managed", nbytes, pointer.mem)
+        lease = self._ledger.lease(self._kind, nbytes, counted)
+        return cuda_driver.borrowed(pointer, nbytes, lease)
+
+
 class Pools:
     """The pools of one GPU, made on first use and kept.
 
@@ -156,6 +208,7 @@ class Pools:
         self._lock = threading.Lock()
         self._pools: dict[tuple[Kind, str | None], CupyPool] = {}
         self._mallocs: dict[tuple[Kind | None, str | None], Malloc] = {}
+        self._upstreams: dict[Malloc, GivenAllocator] = {}
         self._caches: dict[Kind, list[Cache]] = {kind: [] for kind in get_args(Kind)}
 
     def pool(self, kind: Kind | None, preset: str | None = None) -> CupyPool:
@@ -166,6 +219,17 @@ class Pools:
             if (kind, preset) not in self._pools:
                 self._pools[kind, preset] = self._make(kind, preset)
             return self._pools[kind, preset]
+
+    def upstream(self, malloc: Malloc) -> Malloc:
+        """Return an allocator of managed memory that takes it from another one."""
+        with self._lock:
+            if malloc not in self._upstreams:
+                more = GivenAllocator(malloc, self._driver, self.ledger, self.bounds, self._policy)
+                self._upstreams[malloc] = more
+                self._caches["managed"].append(more)
+            found = self._upstreams[malloc]
+        found.give_back = lambda: self.give_back("managed", "spill")
+        return found
 
     def malloc(self, kind: Kind | None, preset: str | None = None) -> Malloc:
         """Return the pool's bound method, the same object every time."""

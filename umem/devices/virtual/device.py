@@ -125,6 +125,8 @@ class VirtualGPU(Device):
         return features(self.spec, self.why_not("managed"))
 
     def _prepared(self, policy: Policy) -> None:
+        if policy.upstream is not None:
+            raise DeviceError("a virtual GPU has no memory of another library: leave out upstream=")
         with self.model.lock:
             self._flush()
             self.model.driver.check_limit(policy)

@@ -1,0 +1,224 @@
+"""umem under RMM and over another library's allocator, by stand-ins of RMM's recorded interface."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from software_programs import START, lines, needs_compiler, needs_cupy
+
+import umem
+from umem.errors import DeviceError, StateError
+
+RMM = (
+    START
+    + """
+import sys
+from types import ModuleType
+class CallbackMemoryResource:
+    def __init__(self, allocate_func, deallocate_func):
+        self.allocate, self.deallocate = allocate_func, deallocate_func
+class Stream:
+    def __init__(self, stream):
+        self.stream = stream
+    def __cuda_stream__(self):
+        return 0, self.stream.ptr
+for name in ("rmm", "rmm.mr", "rmm.pylibrmm", "rmm.pylibrmm.stream"):
+    sys.modules[name] = ModuleType(name)
+sys.modules["rmm.mr"].CallbackMemoryResource = CallbackMemoryResource
+sys.modules["rmm.pylibrmm.stream"].Stream = Stream
+null = Stream(cp.cuda.Stream.null)
+own = cp.get_default_memory_pool()
+def is_managed(address):
+    pointer = cp.cuda.MemoryPointer(cp.cuda.UnownedMemory(address, 100, None), 0)
+    return umem.location(cp.ndarray(25, "f4", memptr=pointer)).managed
+"""
+)
+
+
+@needs_compiler
+@needs_cupy
+def test_rmm_allocates_in_umems_mode(kernel_cache: Path) -> None:
+    program = """
+resource = umem.memory_resource()
+plain = resource.allocate(3 << 20, null)
+print(is_managed(plain), own.used_bytes() >> 20)
+with umem.enable(limit="40MiB"):
+    managed = resource.allocate(20 << 20, null)
+    print(is_managed(managed), umem.status().reserved_bytes >> 20)
+    try:
+        resource.allocate(30 << 20, null)
+    except MemoryError as error:
+        print(error)
+    with umem.unmanaged():
+        print(is_managed(resource.allocate(100, null)))
+resource.deallocate(managed, 20 << 20, null)
+resource.deallocate(plain, 3 << 20, null)
+print(own.used_bytes(), resource.allocate(0, null), resource.deallocate(0, 0, null))
+"""
+    found = lines(program, kernel_cache, start=RMM)
+    assert found[:2] == ["False 3", "True 23"]
+    assert "20.0 MiB of the 40.0 MiB that the limit allows" in found[2]
+    assert found[3:] == ["False", "512 0 None"]
+
+
+@needs_compiler
+@needs_cupy
+@pytest.mark.parametrize("seed", [0, 1])
+def test_memory_that_another_stream_frees_is_not_used_too_early(
+    seed: int, kernel_cache: Path
+) -> None:
+    start = RMM.replace("force=True", f"force=True, stream_seed={seed}")
+    program = """
+resource = umem.memory_resource()
+one, other = cp.cuda.Stream(non_blocking=True), cp.cuda.Stream(non_blocking=True)
+for _ in range(20):
+    address = resource.allocate(4000, Stream(one))
+    memory = cp.cuda.UnownedMemory(address, 4000, None)
+    array = cp.ndarray(1000, "f4", memptr=cp.cuda.MemoryPointer(memory, 0))
+    with other:
+        array.fill(1)
+        total = array.sum()
+    resource.deallocate(address, 4000, Stream(other))
+    again = resource.allocate(4000, Stream(one))
+    with one:
+        array.fill(9)
+    resource.deallocate(again, 4000, Stream(one))
+    assert again == address and float(total) == 1000, (again, address, total)
+print("right")
+"""
+    assert lines(program, kernel_cache, start=start) == ["right"]
+
+
+@needs_compiler
+@needs_cupy
+def test_rmm_that_is_missing_old_or_asked_by_cupy_is_refused(kernel_cache: Path) -> None:
+    program = """
+resource = umem.memory_resource()
+def rmm_cupy_allocator(nbytes):
+    memory = cp.cuda.UnownedMemory(resource.allocate(nbytes, null), nbytes, None)
+    return cp.cuda.MemoryPointer(memory, 0)
+def said(call):
+    try:
+        print(call())
+    except (umem.UmemError, MemoryError) as error:
+        print(type(error).__name__, error)
+cp.cuda.set_allocator(rmm_cupy_allocator)
+said(lambda: cp.empty(3))
+cp.cuda.set_allocator(own.malloc)
+del Stream.__cuda_stream__
+said(umem.memory_resource)
+sys.modules["rmm.mr"] = None
+said(umem.memory_resource)
+"""
+    found = lines(program, kernel_cache, start=RMM)
+    assert found[0].startswith("StateError CuPy allocates from RMM, and RMM from umem")
+    assert found[1].startswith("MissingDependencyError") and "26.10" in found[1]
+    assert found[2].startswith("MissingDependencyError") and "pip install rmm-cu12" in found[2]
+
+
+# -- over another library's allocator ------------------------------------------------------------
+
+
+@needs_compiler
+@needs_cupy
+def test_managed_memory_comes_from_upstream_counted_and_bounded(kernel_cache: Path) -> None:
+    program = """
+theirs = cp.cuda.MemoryPool(cp.cuda.malloc_managed)
+def mib(*sizes):
+    return [size >> 20 for size in sizes]
+with umem.managed(limit="80MiB", upstream=theirs.malloc):
+    x = cp.ones(20 << 20, "u1")
+    with umem.unmanaged():
+        y = cp.ones(3 << 20, "u1")
+    print(umem.location(x).managed, umem.location(y).managed, mib(theirs.used_bytes()))
+    print(umem.prefetch(x) >> 20, mib(umem.status().reserved_bytes))
+    try:
+        cp.empty(70 << 20, "u1")
+    except umem.OutOfMemoryError as error:
+        print(error)
+    print(cp.empty(0).size, x.sum() >> 20)
+with umem.managed():
+    z = cp.empty(5 << 20, "u1")
+print(mib(theirs.used_bytes()))
+try:
+    with umem.managed(limit="22MiB"):
+        pass
+except umem.UmemError as error:
+    print(error)
+del x, z
+with umem.enable(upstream=theirs.malloc):
+    w = cp.ones(4 << 20, "u1")
+    pool = cp.get_default_memory_pool()
+    print(mib(theirs.used_bytes(), pool.used_bytes()))
+    print(umem.enable(upstream=theirs.malloc) is umem.enable(upstream=theirs.malloc))
+del w
+print(mib(theirs.used_bytes()))
+"""
+    found = lines(program, kernel_cache)
+    assert found[:2] == ["True False [20]", "20 [23]"]
+    assert "needs 70.0 MiB; 20.0 MiB of the 80.0 MiB that the limit allows" in found[2]
+    assert found[3:5] == ["0 20", "[20]"]
+    assert "below the 25.0 MiB of managed memory" in found[5]
+    assert found[6:] == ["[4, 7]", "True", "[0]"]
+
+
+@needs_compiler
+@needs_cupy
+def test_upstreams_that_cannot_serve_are_refused_by_name(kernel_cache: Path) -> None:
+    program = """
+def out(nbytes):
+    raise MemoryError("std::bad_alloc")
+def said(upstream):
+    try:
+        with umem.managed(upstream=upstream):
+            cp.empty(1000)
+    except (umem.UmemError, MemoryError) as error:
+        print(type(error).__name__, error)
+said(cp.cuda.MemoryPool().malloc)
+said(cp.cuda.alloc)
+said(out)
+print(umem.status().reserved_bytes)
+"""
+    found = lines(program, kernel_cache)
+    assert found[0].startswith("DeviceError upstream= returns memory that is not managed")
+    assert found[1].startswith("StateError upstream= asks CuPy's allocator")
+    assert found[2] == "CudaOutOfMemoryError needs 7.8 KiB; upstream= has no more: std::bad_alloc"
+    assert int(found[3]) <= 8192
+
+
+def test_what_is_no_upstream_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="rmm_cupy_allocator; got int"):
+        umem.managed(upstream=3)  # type: ignore[arg-type]
+    with pytest.raises(StateError, match="without a preset"):
+        umem.managed(preset="streaming", upstream=len)
+    with umem.virtual_gpu("t4"):
+        with pytest.raises(DeviceError, match="leave out upstream="):
+            umem.managed(upstream=len).__enter__()
+        with pytest.raises(StateError, match="for managed memory"):
+            umem.enable("hybrid", upstream=len)
+        with pytest.raises(DeviceError, match="a virtual GPU is current"):
+            umem.memory_resource()
+
+
+@needs_compiler
+@needs_cupy
+def test_hints_take_other_libraries_arrays_by_their_interface(kernel_cache: Path) -> None:
+    program = """
+class Theirs:
+    def __init__(self, array):
+        self.array = array
+    @property
+    def __cuda_array_interface__(self):
+        return self.array.__cuda_array_interface__
+with umem.managed():
+    array = cp.ones((4, 1 << 20), "f4")
+plain = Theirs(cp.ones(5))
+print(umem.prefetch({"x": Theirs(array), "y": [plain]}) >> 20)
+print(umem.prefetch(Theirs(array[::2]), "cpu") >> 20, umem.location(Theirs(array)).last_prefetch)
+umem.advise(Theirs(array), "read_mostly")
+print(umem.location(array).read_mostly, umem.location(plain).managed)
+umem.as_numpy(Theirs(array))[0, 0] = 7
+print(float(array[0, 0]))
+"""
+    assert lines(program, kernel_cache) == ["16", "8 None", "True False", "7.0"]
