@@ -322,6 +322,10 @@ class Device(Paging, ABC):
         """
         raise DeviceError(f"{self.name} has no pages to watch")
 
+    def set_over(self) -> str | None:
+        """Name the allocator that the program has set over the mode of the calling code."""
+        return None
+
     def features(self) -> tuple[Feature, ...]:
         """List what is on and off here and why, in reading order."""
         return ()

@@ -28,6 +28,7 @@ class Status:
 
     ``factor`` is managed and unmanaged bytes reserved over VRAM. None is "unknown". ``features``
     says of each thing whether it is on, and why; ``versions`` has None where there is nothing.
+    ``set_over`` is the allocator that the program has set over the mode, which serves nothing then.
     """
 
     on: bool = False
@@ -35,6 +36,7 @@ class Status:
     device: str | None = None
     simulated: bool = False
     why_not: str | None = None
+    set_over: str | None = None
     limit_bytes: int | None = None
     headroom_bytes: int = 0
     vram_bytes: int | None = None
@@ -73,6 +75,7 @@ class Status:
         return [
             ("umem", "on" if self.on else "off"),
             ("mode", f"{self.mode}{limit}"),
+            *([("allocator", self._allocator())] if self.set_over else []),
             ("device", f"{self.device}{simulated}"),
             ("managed", f"refused: {self.why_not}" if self.why_not else "supported"),
             ("VRAM", format_bytes(self.vram_bytes)),
@@ -87,6 +90,9 @@ class Status:
             ),
             ("paging", f"{self.paging}{self._unknown('paging')}"),
         ]
+
+    def _allocator(self) -> str:
+        return f"{self.set_over}, which the program has set since: the mode serves nothing"
 
     def _unknown(self, name: str) -> str:
         feature = self.feature(name)
@@ -162,6 +168,7 @@ def _of(device: Device) -> Status:
         device=device.name,
         simulated=device.simulated,
         why_not=why_not,
+        set_over=_ask("allocator", device.set_over, untold, problems),
         limit_bytes=None if policy is None else policy.limit_bytes,
         headroom_bytes=0 if policy is None else policy.headroom_bytes,
         vram_bytes=vram,

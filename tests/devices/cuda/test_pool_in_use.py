@@ -226,3 +226,30 @@ except umem.OutOfMemoryError as error:
 """
     [found] = run(MODES + program, kernel_cache).splitlines()
     assert found.startswith("needs 30.0 MiB; 0 B of the 20.0 MiB that the limit allows")
+
+
+def test_status_names_an_allocator_that_was_set_over_the_mode(kernel_cache: Path) -> None:
+    """As RMM's is by a program that sets it after umem, or again after it was reinitialised."""
+    program = """
+def rmm_cupy_allocator(nbytes):
+    return theirs.malloc(nbytes)
+theirs = cp.cuda.MemoryPool()
+cp.cuda.set_allocator(rmm_cupy_allocator)
+print(umem.status().set_over)
+umem.enable()
+print(umem.status().set_over)
+with umem.managed():
+    print(umem.status().set_over)
+    with cp.cuda.using_allocator(rmm_cupy_allocator):
+        print(umem.status().set_over)
+cp.cuda.set_allocator(rmm_cupy_allocator)
+print(umem.status().table().splitlines()[2:4], umem.location(cp.ones(3)).managed)
+with umem.managed():
+    print(umem.status().set_over, umem.location(cp.ones(3)).managed)
+umem.disable()
+print(umem.status().set_over, cp.cuda.get_allocator() is rmm_cupy_allocator)
+"""
+    found = run(MODES + program, kernel_cache).splitlines()
+    assert found[:4] == ["None", "None", "None", "rmm_cupy_allocator"]
+    assert "rmm_cupy_allocator, which the program has set since" in found[4]
+    assert found[4].endswith("False") and found[5:] == ["None True", "None True"]

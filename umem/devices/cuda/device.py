@@ -202,6 +202,11 @@ class CudaDevice(Device):
         """Return the policy of the calling code's allocations; None for CuPy's own."""
         return self._installer.policy()
 
+    def set_over(self) -> str | None:
+        """Name the allocator that the program has set over the mode of the calling code."""
+        found = self._installer.set_over()
+        return None if found is None else str(getattr(found, "__qualname__", found))
+
     def cap_managed(self, nbytes: int | None) -> None:
         """Limit the managed memory of the whole process; None removes the limit."""
         self.pools.bounds.cap_bytes = nbytes

@@ -124,21 +124,28 @@ class Installer:
         layer = getattr(here, "layer", None)
         own = layer.before if isinstance(layer, Layer) else here
         process = self._everywhere[0].before if self._everywhere else _process_allocator()
+        cupys = self._everywhere[0].alias.before if self._everywhere else own_pool()
         for found in (own, process):
-            if found is not None and not self._is_umems(bare(found)):
-                return bare(found)
+            if found is None or self._is_umems(bare(found)):
+                continue
+            return None if getattr(bare(found), "__self__", None) is cupys else bare(found)
         return None
 
+    def set_over(self) -> Malloc | None:
+        """Return the allocator that the program has set over umem's for the calling code."""
+        found = memory._get_thread_local_allocator() or _process_allocator()
+        if self.policy() is None or hasattr(found, "layer") or self._is_umems(bare(found)):
+            return None
+        return bare(found)
+
     def _is_umems(self, malloc: Malloc) -> bool:
-        """Tell whether an allocator is one of umem's, or that of CuPy's default pool."""
+        """Tell whether an allocator is one of umem's."""
         owner = getattr(malloc, "__self__", None)
-        cupys = self._everywhere[0].alias.before if self._everywhere else own_pool()
-        if owner is None:
-            return malloc.__module__.startswith("umem.")
-        pools = getattr(self._device, "pools").made()  # noqa: B009  (a `CudaDevice`)
-        return any(owner is pool for pool in (cupys, *pools)) or type(owner).__module__.startswith(
-            "umem."
-        )
+        made: Any = self._device
+        if any(owner is pool for pool in made.pools.made()):
+            return True
+        module: str = (malloc if owner is None else type(owner)).__module__
+        return module.startswith("umem.")
 
     def enter(self, scope: Scope) -> None:
         """Install the allocator of the calling thread's scopes, ``scope`` among them."""
