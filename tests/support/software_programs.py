@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,11 @@ def _why_not() -> str:
 
 
 needs_cupy = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "CuPy is there")
+is_installed = pytest.mark.skipif(
+    not Path(sysconfig.get_path("purelib"), "umem_software_gpu.pth").exists()
+    or "umem" not in {entry.name for entry in entry_points(group="pytest11")},
+    reason="umem is not installed in this environment, but on its path",
+)
 START = """
 import numpy as np
 import umem

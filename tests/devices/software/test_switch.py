@@ -9,26 +9,19 @@ import importlib.util
 import os
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 from project import ROOT
-from software_programs import needs_compiler, needs_cupy
+from software_programs import is_installed, needs_compiler, needs_cupy
 
 from umem_software_gpu import VARIABLE, parsed
 
 NAME = "import cupy; print(cupy.cuda.runtime.getDeviceProperties(0)['name'].decode())"
 GPU = "t4,vram=64MiB,force"
-is_installed = pytest.mark.skipif(
-    not Path(sysconfig.get_path("purelib"), "umem_software_gpu.pth").exists()
-    or "umem" not in {entry.name for entry in entry_points(group="pytest11")},
-    reason="umem is not installed in this environment, but on its path",
-)
 
 
 def started(*words: str, cache: Path, cwd: Path | None = None, **variables: str) -> Any:
