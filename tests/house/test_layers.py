@@ -25,6 +25,8 @@ LOOSE = (
 """Modules that lie at the top of umem/, beside `__init__` and `__main__`."""
 FOLDERS = ("trace", "devices", "planner", "memory", "predict", "reports", "chainer", "cli")
 """From the ground up: a folder imports the loose modules, itself and what comes before it."""
+FACES = ("dask",)
+"""Modules at the top for another framework, on memory and what is below; nobody imports them."""
 ANNEXES = ("compat", "data", "graphs", "launch", "snapshots")
 """They import loose modules only, and only chainer and cli import them."""
 CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")
@@ -79,8 +81,12 @@ def refused(importer: str, module: str) -> str | None:
     here, there = part(importer), part(module)
     if here in ("", "__main__") or there in LOOSE or (here == there and here not in LOOSE):
         return None
+    if there in FACES:
+        return f"{there} is a face"
     if there == "":
         return None if here in ("chainer", "cli") else f"{here} stands below the public names"
+    if here in FACES:
+        return None if there in FOLDERS[: FOLDERS.index("memory") + 1] else f"{here} is on memory"
     if here in LOOSE or here in ANNEXES:
         return f"{here} stands below {there}"
     if there in ANNEXES:
@@ -126,7 +132,7 @@ def test_only_the_devices_import_cupy() -> None:
 def test_the_top_of_the_house_is_small() -> None:
     files = {path.stem for path in ROOT.glob("*.py")}
     folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    assert files == {"__init__", "__main__", *LOOSE}
+    assert files == {"__init__", "__main__", *LOOSE, *FACES}
     assert folders == {*FOLDERS, *ANNEXES}
 
 
@@ -191,7 +197,7 @@ def test_every_public_name_exists_and_is_said_once() -> None:
 
 
 def test_importing_umem_loads_numpy_and_nothing_else_that_is_heavy() -> None:
-    heavy = ("cupy", "chainer", "scipy", "matplotlib", "rich", "click")
+    heavy = ("cupy", "chainer", "scipy", "matplotlib", "rich", "click", "dask", "distributed")
     code = f"import sys, umem; print([n for n in {heavy} if n in sys.modules])"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent

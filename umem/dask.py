@@ -1,0 +1,130 @@
+"""Memory larger than the GPU for dask's workers. Never run on a GPU yet, nor with dask-cuda."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+import uuid
+import warnings
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from umem import extras
+from umem.devices.base import Mode
+from umem.errors import DaskWarning, MissingDependencyError, StateError
+from umem.memory.blocks import checked_request
+from umem.memory.limits import Size
+from umem.memory.process import Handle, disable, enable, enabled
+
+try:
+    from distributed import WorkerPlugin, protocol
+except ImportError as error:
+    raise MissingDependencyError(f"umem.dask: {error}. {extras.command('dask')}") from error
+
+__all__ = ["Plugin", "serialize_by_host_copies"]
+_set_up: list[tuple[Plugin, Any]] = []  # in this process, with their workers
+_made: Handle | None = None  # by a plugin, not by the program
+
+
+class Plugin(WorkerPlugin):
+    """Enable umem in every worker: ``client.register_plugin(umem.dask.Plugin("hybrid"))``.
+
+    The arguments are those of `umem.enable`, resolved in each worker. A limit is each worker's own:
+    two under ``"8GiB"`` may reserve 16 GiB, on one card too; ``"90%"`` is of what the host has left
+    then. Each process has its own software GPU and VRAM. Never run on a GPU or with dask-cuda yet.
+
+    ``client.scheduler_info()`` has each worker's bytes at its last heartbeat: ``metrics["umem"]``,
+    and ``umem_used_bytes`` and so on for the dashboard's table; managed ones include spilled ones.
+    ``client.unregister_worker_plugin(plugin.name)`` of the last plugin disables what it enabled.
+
+    Raises:
+        StateError, SizeError: no such mode or limit; or it is used on the scheduler. Registering:
+            other settings are on, and stay; later workers are asked too, until it is removed.
+        DeviceError, DeviceNotFoundError: registering, as `umem.enable` in the worker.
+    """
+
+    def __init__(
+        self, mode: Mode = "hybrid", *, limit: Size | None = None, prefetch: bool | None = None
+    ) -> None:
+        checked_request(mode, limit, bool(prefetch))
+        self.name = f"umem-{mode}-{uuid.uuid4()}"
+        self.mode, self.limit, self.prefetch = mode, limit, prefetch
+        serialize_by_host_copies()  # for what the client receives
+
+    async def start(self, scheduler: Any) -> None:
+        """Refuse to be a plugin of the scheduler, which calls this."""
+        scheduler.plugins.pop(self.name, None)  # its end would hang on this one
+        raise StateError("umem.dask.Plugin is for workers: client.register_plugin(plugin)")
+
+    def setup(self, worker: Any) -> None:
+        """Enable umem in the worker's process; nothing has changed where that is refused."""
+        global _made
+        before = enabled()
+        try:
+            handle = enable(self.mode, limit=self.limit, prefetch=self.prefetch)
+        except StateError as why:
+            raise StateError(f"{self.name} beside {[p.name for p, _ in _set_up]}: {why}") from None
+        _made = _made if handle is before else handle
+        _set_up.append((self, worker))
+        serialize_by_host_copies()
+        # A copy, as a heartbeat may be in the middle of the old one.
+        worker.metrics = {**worker.metrics, "umem": lambda _: _figures(handle.device)}
+        for name in _figures(handle.device):
+            worker.metrics[f"umem_{name}"] = lambda _, name=name: _figures(handle.device)[name]
+        if worker.address.startswith("ucx") and self.mode != "unmanaged":
+            text = "memory has no CUDA IPC handle: UCX needs staging buffers (ucx-py#892), tcp none"
+            warnings.warn(f"{self.mode} {text}", DaskWarning, stacklevel=2)
+
+    def teardown(self, worker: Any) -> None:
+        """Disable what plugins have enabled, if this was the last one."""
+        if (self, worker) in _set_up:
+            _set_up.remove((self, worker))
+        if worker not in [other for _, other in _set_up]:
+            worker.metrics = {k: f for k, f in worker.metrics.items() if not k.startswith("umem")}
+        if not _set_up and _made is not None and _made is enabled():
+            disable()
+
+
+def _figures(device: Any) -> dict[str, int]:
+    found = {"used_bytes": device.pools.all_used_bytes(), **vars(device.usage())}
+    return {name: value for name, value in found.items() if isinstance(value, int)}
+
+
+def serialize_by_host_copies() -> None:
+    """Have distributed exchange CuPy's arrays by copies to the host, in this process.
+
+    Its own way receives into memory of RMM or numba, and fails where neither works. `Plugin` calls
+    this where it is made and in workers; other clients have to. UCX between GPUs is not changed.
+    """
+    for side in ("dask_serialize", "dask_deserialize", "cuda_serialize", "cuda_deserialize"):
+        for package in ("cupy", "cupyx"):
+            getattr(protocol, side).register_lazy(package, _register)
+    if "distributed.protocol.cupy" in sys.modules:
+        _register()
+
+
+def _register() -> None:
+    """Register for CuPy's arrays, after distributed's own serializer, which would replace it."""
+    with suppress(Exception):  # RMM or numba may be missing, or fail in their own ways
+        importlib.import_module("distributed.protocol.cupy")
+    protocol.dask_serialize.register(sys.modules["cupy"].ndarray, _to_host)
+    protocol.dask_deserialize.register(sys.modules["cupy"].ndarray, _from_host)
+
+
+def _to_host(array: Any) -> tuple[dict[str, Any], list[memoryview]]:
+    """Copy to the host, in a form that distributed's own serializer reads as well."""
+    array.device.synchronize()  # a task may use a stream that this thread's copies do not wait for
+    host = array.get(order="A")
+    header = {"shape": host.shape, "strides": host.strides, "typestr": host.dtype.str}
+    header["dtype"] = pickle.dumps(host.dtype)
+    return header, [memoryview(host.reshape(-1, order="A").view("u1"))]
+
+
+def _from_host(header: dict[str, Any], frames: list[Any]) -> Any:
+    """Copy to the GPU what this or distributed's own serializer has copied to the host."""
+    dtype = pickle.loads(header["dtype"]) if "dtype" in header else header["typestr"]
+    host = np.ndarray(header["shape"], dtype, frames[0], strides=header["strides"])
+    return sys.modules["cupy"].array(host, blocking=True)
