@@ -21,11 +21,12 @@ PUBLIC = (
     "umem.chainer.layers",
     "umem.chainer.optimizers",
     "umem.planner",
+    "umem.dask",
     "umem.data",
     "umem.graphs",
     "umem.trace.exported",
 )
-"""The packages whose __all__ is the public interface."""
+"""The packages and modules whose __all__ is the public interface."""
 ELSEWHERE = re.compile(r"\s*(https?:)?//", re.IGNORECASE)
 ELSEWHERE_IN_CSS = re.compile(r"""(?:url\(|@import)\s*["']?\s*((?:https?:)?//[^"')\s]*)""", re.I)
 LOADING = {"src", "srcset", "href", "xlink:href", "data", "poster"}
@@ -64,7 +65,8 @@ def loads(path: Path) -> list[str]:
 def public_names() -> Iterator[str]:
     """Yield the full name of everything in an __all__, which is read and not imported."""
     for module in PUBLIC:
-        path = ROOT.joinpath(*module.split("."), "__init__.py")
+        folder = ROOT.joinpath(*module.split("."))
+        path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 yield from (f"{module}.{name}" for name in ast.literal_eval(node.value))
