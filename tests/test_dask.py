@@ -6,15 +6,15 @@ import os
 import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from software_programs import is_installed, lines, needs_compiler, needs_cupy
 
-from umem.errors import SizeError, StateError
-
-pytest.importorskip("distributed")
+# Not imported here: it changes how errors are pickled, in the whole process.
+pytestmark = pytest.mark.skipif(find_spec("distributed") is None, reason="there is no distributed")
 CLUSTER = """
 import os, sys
 import cupy as cp, numpy as np, dask.array as da
@@ -334,13 +334,41 @@ for mode in ("managed", "hybrid", "unmanaged"):
     assert len(found) == 15 and all(line.endswith("{}") for line in found)
 
 
-def test_what_makes_no_sense_is_refused_where_it_is_made() -> None:
-    import umem.dask
+def printed(program: str) -> list[str]:
+    """The lines that a program prints which needs no GPU; anything on standard error fails."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert not done.stderr, done.stderr
+    return done.stdout.splitlines()
 
-    with pytest.raises(StateError, match="mode must be one of unmanaged, managed, hybrid"):
-        umem.dask.Plugin("paged")  # type: ignore[arg-type]
-    with pytest.raises(SizeError, match="limit"):
-        umem.dask.Plugin(limit="much")
+
+def test_what_makes_no_sense_is_refused_where_it_is_made() -> None:
+    program = """
+import umem.dask
+for given in ({"mode": "paged"}, {"limit": "much"}):
+    try:
+        umem.dask.Plugin(**given)
+    except (umem.errors.StateError, umem.errors.SizeError) as error:
+        print(error)
+"""
+    mode, limit = printed(program)
+    assert mode == "mode must be one of unmanaged, managed, hybrid; got 'paged'"
+    assert limit.startswith("limit")
+
+
+def test_errors_of_umem_reach_the_client_as_what_they_are() -> None:
+    """distributed has all errors that are defined by then pickled by tblib."""
+    program = """
+import pickle
+import umem.dask, umem.errors
+for error in vars(umem.errors).values():
+    if isinstance(error, type) and issubclass(error, umem.errors.UmemError):
+        copy = pickle.loads(pickle.dumps(error("it's why")))
+        print(type(copy) is error and str(copy) == "it's why")
+"""
+    found = printed(program)
+    assert len(found) > 20 and set(found) == {"True"}
 
 
 def test_without_distributed_it_says_what_to_install() -> None:
@@ -352,17 +380,17 @@ try:
 except ImportError as error:
     print(type(error).__name__, error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert done.stdout.startswith("MissingDependencyError umem.dask: ")
-    assert "pip install 'distributed>=" in done.stdout and not done.stderr
+    (line,) = printed(program)
+    assert line.startswith("MissingDependencyError umem.dask: ")
+    assert "pip install 'distributed>=" in line
 
 
 def test_a_plugin_of_the_scheduler_is_refused() -> None:
     program = """
+import logging
 from distributed import LocalCluster
 import umem.dask
+logging.disable()
 try:
     LocalCluster(
         n_workers=0, processes=False, protocol="tcp", host="127.0.0.1", dashboard_address=None,
@@ -373,7 +401,6 @@ except Exception as error:
         print(error)
         error = error.__cause__
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    assert printed(program)[-1] == (
+        "umem.dask.Plugin is for workers: client.register_plugin(plugin)"
     )
-    assert "umem.dask.Plugin is for workers: client.register_plugin(plugin)" in done.stdout

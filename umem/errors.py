@@ -50,6 +50,11 @@ import warnings
 class UmemError(Exception):
     """Root of every error that umem raises on purpose."""
 
+    # Once distributed is imported, errors that have only the built-in method are pickled by tblib,
+    # and are made again by a __new__ that refuses classes with two built-in bases.
+    def __reduce__(self) -> str | tuple[object, ...]:
+        return super().__reduce__()
+
 
 class OutOfMemoryError(UmemError, MemoryError):
     """An allocation does not fit; nothing was allocated."""
