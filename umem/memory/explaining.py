@@ -24,7 +24,7 @@ from umem.units import format_bytes, parse_bytes
 SHOWN = 8
 """Holders that are listed."""
 DEEPEST = 12
-"""How deep containers and attributes are looked into."""
+"""Levels of containers and attributes that are looked into."""
 PLAIN = (str, bytes, int, float, complex, np.ndarray, np.generic, type, ModuleType, FunctionType)
 """Types of objects that hold no arrays of CuPy."""
 _ASKED = re.compile(r"allocating ([\d,]+) bytes")  # CuPy's message, its only public figure

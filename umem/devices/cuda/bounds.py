@@ -34,6 +34,7 @@ class Bounds:
         return error
 
     def _over_limit(self, kind: Kind, nbytes: int, after: dict[Kind, int]) -> Exception | None:
+        """Return the error if a kind would be over the lower of its limits; None otherwise."""
         limit = limit_of(self._policy(), kind)
         if self.program_limit is not None and self.program_limit[0] == kind:
             limit = min(self.program_limit[1], limit or self.program_limit[1])

@@ -151,6 +151,7 @@ class CudaDevice(Device):
         return own
 
     def _serve_all(self, scope: Scope, policy: Policy, how: tuple[Malloc, CupyPool]) -> None:
+        """Install the allocator of a policy, and a default pool that acts on its memory."""
         from umem.devices.cuda.pool_in_use import PoolInUse
 
         malloc, pool = how
