@@ -28,7 +28,8 @@ _RATES = (COSTS, *extremes(COSTS))
 class SteadyStep:
     """A step on a GPU, simulated: its cost, or the reason why it does not fit.
 
-    Times and moved bytes are the mean of all steps but the first; peaks are over all steps.
+    Times and moved bytes are the mean of the second half of the steps, the middle one included;
+    peaks are over all steps.
     """
 
     cost: StepCost
@@ -69,8 +70,8 @@ def steady_steps(
         except OutOfMemoryError as error:
             said = [str(error).replace(gpus[0].title, gpu.title) for gpu in gpus]
             return tuple(SteadyStep(StepCost(), text) for text in said)
-    (first, start), (last, end) = ran[0], ran[-1]
-    count = len(ran) - 1
+    count = max(1, -(-len(ran) // 2))
+    (first, start), (last, end) = ran[-1 - count], ran[-1]
     means = iter([(after - before) / count for before, after in zip(first, last, strict=True)])
     host_seconds, op_count = _issuing(trace, gpus[0], len(ran))
     cost = StepCost(

@@ -22,7 +22,7 @@ from umem.devices.cuda.memory_owner import MemoryOwner, MemoryOwnerRef
 from umem.devices.cuda.ranges import CoreHints
 from umem.devices.virtual.repeating_pool import RepeatingPool
 from umem.locks import safe_lock
-from umem.trace.recording.storage import tellers
+from umem.trace.recording.storage import settlers, tellers
 from umem.units import BLOCK_BYTES
 
 listeners: list[Callable[[], None]] = []
@@ -66,9 +66,12 @@ class Arena:
         with self._lock:
             self.stream = self._driver.stream_address(None)
             self._pool.repeats = True
+        settlers.append(self._settle_now)
 
     def close(self) -> None:
         """Stop serving, and free what no array uses; `tidy` frees the rest later."""
+        if self._settle_now in settlers:
+            settlers.remove(self._settle_now)
         with self._lock:
             self._pool.repeats = False
             self.free_all_blocks()
@@ -175,6 +178,12 @@ class Arena:
             self._pool.free(ref.ticket)
             for teller in tellers:
                 teller.ended(ref.ticket.address)
+
+    def _settle_now(self) -> None:
+        """Free what has died, so that recorders hear of it before the next operation."""
+        if self._dead:
+            with self._lock:
+                self._settle()
 
     def _segment(self, low: int, high: int) -> int | None:
         """Return the segment that contains a whole range, as the driver refuses others."""

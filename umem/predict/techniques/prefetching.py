@@ -15,7 +15,8 @@ from umem.errors import StateError
 from umem.planner.prefetch.footprint import footprint
 from umem.planner.prefetch.moves import NOTHING, MovePlan, Moves, SomeBlocks, plan_moves
 from umem.planner.prefetch.order import Iteration, Order
-from umem.predict.techniques.step_variants import Prepared, StepVariants
+from umem.predict.techniques.steady_state import steady
+from umem.predict.techniques.step_variants import STEPS, Prepared, StepVariants
 from umem.trace.trace import Access, Alloc, Free, Hint, Mark, Op, Trace
 from umem.trace.walk import renumbered
 from umem.units import BLOCK_BYTES, format_bytes
@@ -60,16 +61,21 @@ def lookahead(variants: StepVariants, trace: Trace, gpu: GpuSpec, line: str) -> 
     blocks = gpu.usable_bytes // BLOCK_BYTES
 
     def made() -> Trace:
-        layout = lay_out(trace.events, repeats=True)
+        # The blocks that are in VRAM at first are others than later; as many steps again, and they
+        # have settled.
+        longer = steady(trace, 2 * STEPS)
+        layout = lay_out(longer.events, repeats=True)
         if layout is None:
             raise StateError("the step gives advice, which lookahead does not plan with")
         helped = with_moves(layout, DEPTH, blocks, settled=True)
+        if len(helped.laid) == len(layout.laid):
+            return trace
         hinted = trace.with_events([laid.event for laid in helped.laid])
         variants.replays.lay(hinted, helped)
         return hinted
 
     hinted = variants.made_once(("lookahead", id(trace), gpu.usable_bytes), made)
-    if len(hinted) == len(trace):
+    if hinted is trace:
         raise StateError(
             "it moves nothing: the arrays have room, and only the gaps between them have none"
         )

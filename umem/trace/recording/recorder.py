@@ -37,6 +37,7 @@ from umem.trace.recording.storage import (
     address_of,
     part_of,
     root_of,
+    settlers,
     tellers,
 )
 from umem.trace.recording.thread import inside, thread_state
@@ -300,6 +301,8 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         An access of None stands for an argument that was None. ``traffic_bytes`` of None is every
         byte of the accesses once.
         """
+        for settle in settlers:
+            settle()
         if self._dead:
             self.flush()
         stored = (

@@ -66,6 +66,8 @@ class Teller(Protocol):
 
 tellers: list[Teller] = []
 """The teller of CuPy's memory, if any: at most one."""
+settlers: list[Callable[[], None]] = []
+"""Called before an operation is recorded: they tell of frees that allocators have put off."""
 
 
 class Lifetimes(ABC):
