@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 
 from umem.devices.blocks_of_memory import Paging
-from umem.devices.page_moves import PageWatch, Told
 from umem.errors import DeviceError, StateError
 from umem.scopes import Scope, derived
 
 if TYPE_CHECKING:
     from umem.devices.cost import StepCost
+    from umem.devices.page_moves import PageWatch, Told
 
 Mode = Literal["unmanaged", "managed", "hybrid"]
 Advice = Literal["read_mostly", "preferred_location", "accessed_by"]
