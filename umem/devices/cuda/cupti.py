@@ -1,7 +1,8 @@
 """Moves of pages by CUPTI's counters of unified memory, through cupti-python.
 
 Sources: NVIDIA's documentation of CUPTI 12.9 (CUpti_ActivityUnifiedMemoryCounter2, its kinds and
-causes of migration) and of cupti-python 13.4. Never run on a GPU.
+causes of migration) and of cupti-python; 12.8 and 13.4 take these calls as far as they go without a
+GPU. Never run on one.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def _library() -> Any:
         return importlib.import_module("cupti.cupti")
     except ImportError as error:
         raise MissingDependencyError(
-            "pages are counted by NVIDIA's CUPTI: pip install cupti-python, of the version of "
-            f"CuPy's CUDA ({error})"
+            "pages are counted by NVIDIA's CUPTI: pip install cupti-python, for CUDA 12 "
+            f"cupti-python==12.8.0 ({error})"
         ) from None
 
 
