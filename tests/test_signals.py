@@ -31,7 +31,7 @@ BLOCKS: dict[str, Callable[[], Any]] = {
     "managed": umem.managed, "hybrid": lambda: umem.hybrid("8MiB"), "unmanaged": umem.unmanaged,
     "record": umem.record, "calibration": lambda: umem.record(measure="workspace"),
     "statistics": umem.statistics, "track": lambda: umem.track(stacks=False, check=True),
-    "virtual_gpu": lambda: umem.virtual_gpu("t4"), "enable": umem.enable,
+    "virtual_gpu": lambda: umem.virtual_gpu("t4"), "enable": umem.enable, "paging": umem.paging,
 }  # fmt: skip
 
 
@@ -64,11 +64,13 @@ def allocator(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     """What allocates, outside of every block; the device is the virtual GPU, or a stand-in."""
     if request.param == "virtual":
         with umem.virtual_gpu("v100-16gb", vram="64MiB") as gpu:
-            yield lambda: (gpu.policy, gpu.watches)
+            yield lambda: (gpu.policy, gpu.watches, gpu.model.driver.residency.listener)
         return
     cupy = pytest.importorskip("cupy")
     from cuda_host_driver import HostDriver
+    from cupti_stand_in import Cupti
 
+    Cupti().put_in(monkeypatch)
     host = cuda.CudaDevice(HostDriver())
     monkeypatch.setattr(cuda, "open_cuda", lambda ordinal=None: host)
     yield lambda: (
@@ -76,6 +78,7 @@ def allocator(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         cupy.get_default_memory_pool(),
         [each for each in sys.meta_path if type(each).__name__ == "PoolAlias"],
         host.watches,
+        list(cupy.cuda.memory_hook.get_memory_hooks()),
     )
 
 

@@ -294,6 +294,25 @@ def test_a_report_follows_the_script_also_when_it_fails(run: Run) -> None:
     assert failed.stderr.index("ZeroDivisionError") < failed.stderr.index("(simulated)")
 
 
+def test_paging_is_reported_also_of_a_script_that_sets_allocators(run: Run) -> None:
+    pytest.importorskip("cupy")
+    code = """
+        import umem
+        umem.enable()
+        import cupy
+        for _ in range(2):
+            print(float(cupy.ones((32, 1 << 20), "f4").sum()))
+        umem.disable()
+        cupy.cuda.set_allocator(cupy.cuda.MemoryPool(cupy.cuda.malloc_managed).malloc)
+        cupy.ones((20, 1 << 20), "f4").sum()
+        1 / 0
+    """
+    result = run(code, "--software", "t4", "--vram", "64MiB", "--paging")
+    assert result.returncode == 1 and result.stdout.split() == ["33554432.0"] * 2
+    assert "pages on T4 (simulated): " in result.stderr
+    assert result.stderr.count("script.py") >= 3  # two lines, and the traceback
+
+
 def test_a_report_without_a_device_says_so(run: Run) -> None:
     if cuda_reason() is None:
         pytest.skip("there is a CUDA device")

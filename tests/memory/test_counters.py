@@ -800,7 +800,7 @@ def test_the_code_of_the_page_prints_what_the_page_says(number, tmp_path):
 
 
 def test_the_page_has_code():
-    assert len(EXAMPLES) == 3
+    assert len(EXAMPLES) == 4
 
 
 # -- what it costs -------------------------------------------------------------------------------

@@ -159,6 +159,42 @@ f()
 
 @needs_compiler
 @needs_cupy
+def test_no_object_is_asked_and_every_array_found(kernel_cache: Path) -> None:
+    """Slots, doubly linked entries that lead far from where they are held, and proxies."""
+    program = """
+from dataclasses import dataclass
+class Entry:
+    def __init__(self, before):
+        self.value, self.before, self.after = cp.zeros(1 << 16, "f4"), before, None
+        if before:
+            before.after = self
+class Proxy:
+    asked = 0
+    @property
+    def __class__(self):
+        Proxy.asked += 1
+        raise RuntimeError("outside of a request")
+@dataclass
+class State:
+    __slots__ = ("weights",)
+    weights: object
+def f():
+    cache, last = {}, None
+    for key in range(100):
+        cache[key] = last = Entry(last)
+    proxy, state = Proxy(), State(cp.zeros(1 << 20, "f4"))
+    found = umem.explain()
+    print([(one.nbytes >> 20, one.array_count, one.place) for one in found.held])
+    print(found.other_bytes, Proxy.asked)
+f()
+"""
+    assert lines(program, kernel_cache) == [
+        "[(25, 100, 'cache, in f of <string>'), (4, 1, 'state, in f of <string>')]", "0 0"
+    ]  # fmt: skip
+
+
+@needs_compiler
+@needs_cupy
 def test_what_it_has_looked_at_can_be_freed(kernel_cache: Path) -> None:
     """Reading a frame's variables leaves a copy there up to Python 3.12, as ``locals()`` does."""
     program = """
@@ -198,12 +234,22 @@ pool.set_limit(size=1 << 30)
 failed(30 << 20)
 with umem.managed(limit="120MiB"):
     failed(130 << 20)
+umem.enable()
+cp.get_default_memory_pool().set_limit(size=10 << 20)
+failed(20 << 20)
+umem.disable()
+theirs = cp.cuda.MemoryPool(cp.cuda.malloc_managed)
+theirs.set_limit(size=10 << 20)
+with umem.managed(upstream=theirs.malloc):
+    failed(20 << 20)
 """
     assert lines(program, kernel_cache) == [
         '14 umem.enable("hybrid")',
         "14 cupy.get_default_memory_pool().set_limit(size=0)",
         '14 umem.enable("hybrid")',
         "14 a higher limit= of umem.managed, hybrid, unmanaged or enable, or UMEM_LIMIT",
+        "14 cupy.get_default_memory_pool().set_limit(size=0)",
+        '14 umem.enable("hybrid")',
     ]
 
 

@@ -178,13 +178,54 @@ def said(upstream):
 said(cp.cuda.MemoryPool().malloc)
 said(cp.cuda.alloc)
 said(out)
+said(lambda nbytes: 4096)
+umem.enable()
+kept = cp.cuda.get_allocator(), cp.get_default_memory_pool().malloc
+umem.disable()
+said(kept[0])
+said(kept[1])
 print(umem.status().reserved_bytes)
 """
     found = lines(program, kernel_cache)
     assert found[0].startswith("DeviceError upstream= returns memory that is not managed")
     assert found[1].startswith("StateError upstream= asks CuPy's allocator")
     assert found[2] == "CudaOutOfMemoryError needs 7.8 KiB; upstream= has no more: std::bad_alloc"
-    assert int(found[3]) <= 8192
+    assert found[3].startswith("DeviceError upstream= returns int, and not CuPy's MemoryPointer")
+    assert [line.partition(":")[0] for line in found[4:6]] == [
+        "StateError upstream= is an allocator of umem itself"
+    ] * 2
+    assert int(found[6]) <= 8192
+
+
+@needs_compiler
+@needs_cupy
+def test_an_upstream_is_kept_no_longer_than_it_is_in_use(kernel_cache: Path) -> None:
+    program = """
+import gc, weakref
+class Pool(cp.cuda.MemoryPool):
+    pass
+class Allocator:
+    __hash__ = None
+    def __init__(self):
+        self.pool = Pool(cp.cuda.malloc_managed)
+        pools.append(weakref.ref(self.pool))
+    def __call__(self, nbytes):
+        return self.pool.malloc(nbytes)
+pools, kept = [], []
+for number in range(5):
+    with umem.managed(upstream=Allocator()):
+        array = cp.ones(1 << 20, "u1")
+    if number == 3:
+        kept.append(array)
+    del array
+gc.collect()
+print([pool() is not None for pool in pools].index(True), sum(bool(pool()) for pool in pools))
+print(umem.status().managed_bytes, int(kept[0].sum()))
+kept.clear()
+gc.collect()
+print(sum(bool(pool()) for pool in pools), umem.status().managed_bytes)
+"""
+    assert lines(program, kernel_cache) == ["3 1", "1048576 1048576", "0 0"]
 
 
 def test_what_is_no_upstream_is_refused_at_once() -> None:
@@ -220,5 +261,19 @@ umem.advise(Theirs(array), "read_mostly")
 print(umem.location(array).read_mostly, umem.location(plain).managed)
 umem.as_numpy(Theirs(array))[0, 0] = 7
 print(float(array[0, 0]))
+class OnHost(Theirs):
+    @property
+    def __cuda_array_interface__(self):
+        raise AttributeError("as PyTorch's tensors on the host")
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+for hint in (umem.prefetch, umem.location, umem.as_numpy):
+    try:
+        print(hint(OnHost(np.ones(5))))
+    except umem.UmemError as error:
+        print(error)
+print(umem.prefetch(Theirs(array), strict=True) >> 20)
 """
-    assert lines(program, kernel_cache) == ["16", "8 None", "True False", "7.0"]
+    found = lines(program, kernel_cache)
+    assert found[:4] == ["16", "8 None", "True False", "7.0"]
+    assert found[4:7] == ["not an array of GPU 0: OnHost"] * 3 and found[7] == "16"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from cupti_stand_in import Cupti
 from software_programs import lines, needs_compiler, needs_cupy
 
 import umem
@@ -53,6 +54,17 @@ def test_a_block_has_the_models_counts_and_the_lines_that_allocated() -> None:
     assert ELSEWHERE in {row.place for row in rows}
     for number, name in enumerate(("in_bytes", "out_bytes", "new_bytes", "gpu_faults")):
         assert sum(getattr(row, name) for row in rows) == of(p)[number]
+
+
+def test_what_an_allocation_moves_itself_is_its_own() -> None:
+    with umem.virtual_gpu("t4", vram="8MiB") as gpu:
+        with umem.managed(prefetch=True), umem.paging() as p:
+            gpu.xp.ones(4 * MIB, "f4")
+        with umem.managed(), umem.paging() as q:
+            gpu.xp.asarray(np.ones(4 * MIB, "f4"))
+    for found in (p, q):
+        [row] = found.by_line()
+        assert row.place != ELSEWHERE and row.moved_bytes + row.new_bytes >= 16 * MIB
 
 
 def test_everything_is_said_to_be_simulated(tmp_path: Path) -> None:
@@ -185,69 +197,11 @@ except umem.UmemError as error:
 # -- CUPTI, by a stand-in of the calls that umem makes --------------------------------------------
 
 
-class Cupti:
-    """The calls of cupti-python that umem makes, with records that a test adds."""
-
-    ActivityKind = SimpleNamespace(UNIFIED_MEMORY_COUNTER=25)
-    ActivityUnifiedMemoryCounterScope = SimpleNamespace(PROCESS_SINGLE_DEVICE=1)
-    ActivityUnifiedMemoryCounterKind = SimpleNamespace(
-        BYTES_TRANSFER_HTOD=1, BYTES_TRANSFER_DTOH=2, CPU_PAGE_FAULT_COUNT=3, GPU_PAGE_FAULT=4
-    )
-
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-        self.records: list[Any] = []
-        self.nanoseconds = 1_000
-        self.error: Exception | None = None
-        self.configs: list[Any] = []
-
-    def ActivityUnifiedMemoryCounterConfig(self, count: int) -> Any:
-        self.configs = [SimpleNamespace(kind=None) for _ in range(count)]
-
-        class Configs:
-            ptr = 4096
-            __getitem__ = staticmethod(self.configs.__getitem__)
-
-        return Configs()
-
-    def get_timestamp(self) -> int:
-        self.nanoseconds += 1_000
-        return self.nanoseconds
-
-    def activity_register_callbacks(self, requested: Any, completed: Any) -> None:
-        self.requested, self.completed = requested, completed
-
-    def activity_configure_unified_memory_counter(self, pointer: int, count: int) -> None:
-        if self.error is not None:
-            raise self.error
-        self.calls.append(("configure", pointer, count))
-
-    def activity_enable(self, kind: int) -> None:
-        self.calls.append(("enable", kind))
-
-    def activity_disable(self, kind: int) -> None:
-        self.calls.append(("disable", kind))
-
-    def activity_flush_all(self, flag: int) -> None:
-        self.calls.append(("flush", flag))
-        self.completed(self.records)
-
-    def add(self, kind: int, value: int, address: int, cause: int = 0) -> None:
-        self.records.append(
-            SimpleNamespace(
-                counter_kind=kind, value=value, start=self.get_timestamp(), address=address,
-                flags_=cause,
-            )
-        )  # fmt: skip
-
-
 @pytest.fixture
 def cupti(monkeypatch: pytest.MonkeyPatch) -> Cupti:
     pytest.importorskip("cupy")
-    stand_in, module = Cupti(), ModuleType("cupti")
-    module.cupti = stand_in  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "cupti", module)
-    monkeypatch.setitem(sys.modules, "cupti.cupti", stand_in)  # type: ignore[arg-type]
+    stand_in = Cupti()
+    stand_in.put_in(monkeypatch)
     return stand_in
 
 
@@ -269,6 +223,8 @@ def test_cuptis_records_become_moves_when_the_block_ends(cupti: Cupti, device: A
     with umem.managed() as memory, umem.paging() as p:
         array = memory.xp.empty(MIB, "u1")
         at = array.data.ptr
+        p.begin()
+        p.allocated(MIB, "", at)  # the stand-in's pool calls none of CuPy's hooks
         cupti.add(4, 3, at)
         cupti.add(1, 65_536, at, 2)
         cupti.add(1, 131_072, at + 65_536, 1)
@@ -301,6 +257,18 @@ def test_a_cupti_that_refuses_leaves_nothing_on(cupti: Cupti, device: Any) -> No
     with umem.paging(), pytest.raises(StateError, match="another umem"):
         umem.paging().__enter__()
     assert not device.watches
+
+
+def test_an_error_at_the_end_of_the_block_leaves_cupti_off(
+    cupti: Cupti, device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("cudaErrorIllegalAddress")
+
+    monkeypatch.setattr(device, "synchronize", fail)
+    with pytest.raises(RuntimeError, match="IllegalAddress"), umem.paging():
+        pass
+    assert cupti.calls[-1] == ("disable", 25)
 
 
 def test_without_cupti_it_says_what_to_install(

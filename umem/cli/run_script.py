@@ -227,7 +227,7 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
         held = "".join(f"umem: {text}\n" for text in map(_explained, causes) if text)
         return held + (
             "umem: without a change of the script: umem run --mode hybrid, or umem run --mode "
-            "managed with --report, to see what moved"
+            "managed with --paging, to see what moves"
         )
     if any(isinstance(cause, RuntimeError) and str(cause).startswith(_NO_GPU) for cause in causes):
         follows = "" if gpu is None else f", which the virtual {gpu} follows"

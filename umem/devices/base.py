@@ -20,7 +20,7 @@ from umem.scopes import Scope, derived
 
 if TYPE_CHECKING:
     from umem.devices.cost import StepCost
-    from umem.devices.page_moves import PageWatch, Told
+    from umem.devices.page_moves import Now, Told
 
 Mode = Literal["unmanaged", "managed", "hybrid"]
 Advice = Literal["read_mostly", "preferred_location", "accessed_by"]
@@ -125,6 +125,9 @@ class Watcher(Protocol):
 
         The address is that of `watch_pages`; 0 of memory that has no pages there.
         """
+
+    def begin(self) -> None:
+        """Note that an allocation begins, which may move pages itself."""
 
     def freed(self, ticket: Any) -> None:
         """Record that the allocation of a ticket was freed.
@@ -310,10 +313,19 @@ class Device(Paging, ABC):
     def usage(self) -> Usage:
         """Return the bytes reserved now and at most."""
 
-    def watch_pages(self, told: Told) -> PageWatch:
-        """Report every move of managed memory's pages until the watch is stopped.
+    def mine(self, array: Any) -> Any:
+        """Return an array as one of this device's library; raises DeviceError for another's."""
+        return array
 
-        Any thread may be told, with locks held: ``told`` must not allocate here.
+    def follow(self, scope: Scope, watcher: Watcher) -> None:
+        """Tell ``watcher`` as `tell` does, without an allocator in the thread where it can."""
+        self.tell(scope, watcher)
+
+    def watch_pages(self, told: Told, scope: Scope) -> Now:
+        """Report every move of managed memory's pages until a scope is closed.
+
+        All moves before that have been reported then. Any thread may be told, with locks held:
+        ``told`` must not allocate here. Returns the clock of the moves.
 
         Raises:
             StateError: they are reported already.

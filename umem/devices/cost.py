@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from umem.devices.page_moves import PageWatch, Told
+from umem.devices.page_moves import Now, Told
+from umem.scopes import Scope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,7 @@ class CudaModel(Protocol):
     def resident_bytes(self) -> int | None:
         """Return the VRAM in use, in whole blocks; None if it is not modelled."""
 
-    def watch_pages(self, told: Told) -> PageWatch:
+    def watch_pages(self, told: Told, scope: Scope) -> Now:
         """Report moves of pages by the program's addresses; see `Device.watch_pages`."""
 
     def host_worked(self, phase: str) -> None:

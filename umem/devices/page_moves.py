@@ -13,7 +13,7 @@ class PageMove(NamedTuple):
     """Neighbouring pages that moved together, or a fault.
 
     Attributes:
-        seconds: when, on the clock of the `PageWatch`.
+        seconds: when, on the clock that `Device.watch_pages` returns.
         address, stop: where the program's memory in these pages begins, and ends; both are 0 where
             that is unknown.
         nbytes: the size of the pages, which may be more; 0 of a fault that is reported apart from
@@ -36,15 +36,6 @@ class PageMove(NamedTuple):
     host_faults: int = 0
 
 
-class PageWatch(NamedTuple):
-    """A running report of moves: the clock's time now, and a function that ends the report.
-
-    All moves before the end have been reported when that returns.
-    """
-
-    now: Callable[[], float]
-    stop: Callable[[], None]
-
-
 Told = Callable[[PageMove], None]
+Now = Callable[[], float]
 ALREADY_WATCHED = "pages are watched by another umem.paging() block already: leave that first"

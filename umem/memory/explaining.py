@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePath
-from types import FrameType, FunctionType, ModuleType, TracebackType
+from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,10 +24,11 @@ from umem.units import format_bytes, parse_bytes
 
 SHOWN = 8
 """Holders that are listed."""
-DEEPEST = 12
-"""Levels of containers and attributes that are looked into."""
-PLAIN = (str, bytes, int, float, complex, np.ndarray, np.generic, type, ModuleType, FunctionType)
-"""Types of objects that hold no arrays of CuPy."""
+PLAIN = (
+    str, bytes, int, float, complex, np.ndarray, np.generic, type, ModuleType, FunctionType,
+    FrameType, CodeType,
+)  # fmt: skip
+"""Types of objects that hold no arrays of CuPy, or those of other variables."""
 _ASKED = re.compile(r"allocating ([\d,]+) bytes")  # CuPy's message, its only public figure
 _CUPYS_LIMIT = re.compile(
     r"allocating ([\d,]+) bytes \(allocated so far: ([\d,]+) bytes, limit set to: ([\d,]+) bytes"
@@ -115,10 +117,10 @@ def explain(error: BaseException | None = None, by: Tracker | None = None) -> Ex
         DeviceError: a virtual GPU is current.
         DeviceNotFoundError: there is no CUDA device.
 
-    Containers and attributes are looked into, properties are not asked. Times are those of the GPU
-    in the table of GPUs with this one's name, simulated; left out where it has none. Nothing is
-    freed or changed. Host memory that is available now is counted on for memory that VRAM does not
-    hold. Never run on a GPU yet.
+    Containers and objects are looked into, as far as the garbage collector knows what they hold.
+    Times are those of the GPU in the table of GPUs with this one's name, simulated; left out where
+    it has none. Nothing is freed or changed. Host memory that is available now is counted on for
+    memory that VRAM does not hold. Never run on a GPU yet.
     """
     if error is not None and not isinstance(error, BaseException):
         raise TypeError(f"explain takes an error, or by=tracker; got {type(error).__name__}")
@@ -152,8 +154,12 @@ def _asked_bytes(error: BaseException) -> int | None:
 
 def _limit(error: BaseException | None) -> str | None:
     """Return the line that lifts the limit which an error names; None where it is not a limit."""
-    if isinstance(error, LimitError):
+    if "upstream= has no more" in str(error):
+        return None
+    if isinstance(error, LimitError) and "set_limit" not in str(error):
         return "a higher limit= of umem.managed, hybrid, unmanaged or enable, or UMEM_LIMIT"
+    if isinstance(error, LimitError):
+        return "cupy.get_default_memory_pool().set_limit(size=0)"
     found = _CUPYS_LIMIT.search(str(error))
     if found is None:
         return None
@@ -182,13 +188,13 @@ def _frames(traceback: TracebackType | None) -> list[FrameType]:
 
 def _by_variable(frames: list[FrameType]) -> list[Held]:
     """Return what the variables of frames and of their modules hold, each memory once."""
+    addresses: set[int] = set()
     seen: set[int] = set()
     held: list[Held] = []
     for variables, where in _scopes(frames):
         for name, value in variables.items():
-            if isinstance(value, (ModuleType, type)):  # lazy ones import what they are asked for
-                continue
-            sizes = [size for address, size in _memory_of(value) if not _known(address, seen)]
+            found = _memory_of(value, seen)
+            sizes = [size for address, size in found if not _known(address, addresses)]
             if sizes:
                 held.append(Held(sum(sizes), len(sizes), f"{name}, {where}"))
     return sorted(held, key=lambda one: -one.nbytes)
@@ -218,36 +224,25 @@ def _variables(frame: FrameType) -> dict[str, Any]:
     return variables
 
 
-def _memory_of(value: Any) -> Iterator[tuple[int, int]]:
-    """Yield address and bytes of the memory of CuPy's arrays in something."""
-    for array in _arrays(value, set(), DEEPEST):
-        with suppress(Exception):  # an object that only looks like an array
-            memory = array.data.mem
-            yield int(memory.ptr), int(memory.size)
+def _memory_of(value: Any, seen: set[int]) -> Iterator[tuple[int, int]]:
+    """Yield address and bytes of the memory of CuPy's arrays in something, the nearest first.
 
-
-def _arrays(value: Any, seen: set[int], depth: int) -> Iterator[Any]:
-    """Yield what looks like an array of CuPy in containers and attributes, down to a depth.
-
-    Any object may be in a variable, and raise whatever it likes when it is looked at.
+    Any object may be in a variable, and run code of its own when it is looked at: so that the
+    garbage collector is asked what each one holds, which asks no object.
     """
-    if isinstance(value, PLAIN) or id(value) in seen or not depth:
-        return
-    seen.add(id(value))
-    if hasattr(type(value), "__cuda_array_interface__"):
-        yield value
-        return
-    parts: list[Any] = []
-    with suppress(Exception):
-        if isinstance(value, Mapping):
-            parts = list(value.values())
-        elif isinstance(value, (list, tuple, set, frozenset, deque)):
-            parts = list(value)
-        else:
-            parts = list(vars(value).values())
-    for part in parts:
-        if not isinstance(part, PLAIN):
-            yield from _arrays(part, seen, depth - 1)
+    queue = deque([value])
+    while queue:
+        one = queue.popleft()
+        kind = type(one)
+        if issubclass(kind, PLAIN) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if not hasattr(kind, "__cuda_array_interface__"):
+            queue.extend(gc.get_referents(one))
+            continue
+        with suppress(Exception):  # an object that only looks like an array of CuPy
+            memory = one.data.mem
+            yield int(memory.ptr), int(memory.size)
 
 
 def _known(address: int, seen: set[int]) -> bool:

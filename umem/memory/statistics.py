@@ -62,11 +62,18 @@ class WatchingBlock(Scoped[_Entered]):
         self._scope = scope
         scope.at_close(self._count_dead)
         watcher: Any = self
-        device.tell(scope, watcher)
+        self._tell(device, scope)
         return watcher  # type: ignore[no-any-return]
+
+    def _tell(self, device: Device, scope: Scope) -> None:
+        watcher: Any = self
+        device.tell(scope, watcher)
 
     def _not_inside(self) -> str:
         return "a block is left once"
+
+    def begin(self) -> None:
+        """Do nothing; see `Watcher`."""
 
     def freed(self, ticket: Any) -> None:
         """Record a freed allocation; see `Watcher`."""

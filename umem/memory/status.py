@@ -168,7 +168,7 @@ def _of(device: Device) -> Status:
         device=device.name,
         simulated=device.simulated,
         why_not=why_not,
-        set_over=_ask("allocator", device.set_over, untold, problems),
+        set_over=_ask("allocator", device.set_over, None, problems),
         limit_bytes=None if policy is None else policy.limit_bytes,
         headroom_bytes=0 if policy is None else policy.headroom_bytes,
         vram_bytes=vram,

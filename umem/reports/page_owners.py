@@ -9,7 +9,7 @@ from typing import NamedTuple
 from umem.devices.page_moves import PageMove
 from umem.trace.stacks import Places, Reader
 
-ELSEWHERE = "memory allocated before the block, or by other threads"
+ELSEWHERE = "memory from before the block, of other threads or inside of operations"
 
 
 class PagePart(NamedTuple):

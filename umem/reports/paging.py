@@ -8,11 +8,11 @@ from os import PathLike
 from typing import Any, TextIO
 
 from umem.devices.base import Device
-from umem.devices.page_moves import PageMove, PageWatch
+from umem.devices.page_moves import Now, PageMove
 from umem.memory.statistics import WatchingBlock
 from umem.reports.page_owners import OwnedRange, PagePart, divided
 from umem.scopes import Scope
-from umem.trace.stacks import places
+from umem.trace.stacks import Places, places
 from umem.units import format_bytes
 
 ROWS = 10
@@ -21,9 +21,9 @@ ROWS = 10
 def paging() -> PageTracker:
     """Report which pages of managed memory move in a block: ``with umem.paging() as p: step()``.
 
-    On a GPU by CUPTI's counters of unified memory, which takes cupti-python and one profiler at a
-    time; it reports the whole process. On a virtual or software GPU by the model, *simulated*.
-    Never run on a GPU yet.
+    On a GPU the moves are those of CUPTI's counters of unified memory, of the whole process. That
+    needs cupti-python, and no other profiler may be on. On a virtual or software GPU they are the
+    model's, *simulated*. Never run on a GPU yet.
 
     >>> import umem
     >>> with umem.virtual_gpu("t4", vram="8MiB"), umem.managed() as memory, umem.paging() as p:
@@ -66,7 +66,8 @@ class PageTracker(WatchingBlock["PageTracker"]):
     work. Lines are known of arrays that the block's own thread allocates inside of it. Memory of a
     page that several arrays share is divided among them, and the last has what none of them has.
 
-    Cost: a walk over the frames an allocation, and some 200 bytes of host memory a move.
+    Cost: a walk over the frames an allocation, and some 200 bytes of host memory for each
+    allocation and each move, kept as long as the tracker: for some steps, not for a whole training.
     """
 
     title = "umem.paging()"
@@ -75,22 +76,33 @@ class PageTracker(WatchingBlock["PageTracker"]):
         super().__init__()
         self.moves: list[PageMove] = []
         self._arrays: list[OwnedRange] = []
-        self._watch: PageWatch | None = None
-        self._begun = 0.0
+        self._stacks: dict[Places, Places] = {}  # one of each
+        self._now: Now | None = None
+        self._begun = self._before = 0.0
 
     def _open(self, scope: Scope) -> PageTracker:
         super()._open(scope)
         device: Device | None = self._device
         assert device is not None
-        self._watch = device.watch_pages(self.moves.append)
-        scope.at_close(self._watch.stop)
-        self._begun = self._watch.now()
+        self._now = device.watch_pages(self.moves.append, scope)
+        self._begun = self._before = self._now()
         return self
+
+    def _tell(self, device: Device, scope: Scope) -> None:
+        watcher: Any = self
+        device.follow(scope, watcher)
+
+    def begin(self) -> None:
+        """Note the time: what an allocation moves is its own; see `Watcher`."""
+        if self._now is not None:
+            self._before = self._now()
 
     def allocated(self, nbytes: int, label: str, address: int) -> None:
         """Record an allocation, its address and stack; see `Watcher`."""
-        if address and self._watch is not None:
-            self._arrays.append(OwnedRange(self._watch.now(), address, nbytes, places()))
+        if address:
+            stack = places()
+            stack = self._stacks.setdefault(stack, stack)
+            self._arrays.append(OwnedRange(self._before, address, nbytes, stack))
 
     def freed(self, ticket: Any) -> None:
         """Keep the array: its pages may move until the memory is another's; see `Watcher`."""

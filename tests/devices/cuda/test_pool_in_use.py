@@ -177,7 +177,7 @@ print(pool)
 """
     found = run(MODES + program, kernel_cache).splitlines()
     assert found[:4] == ["0 0", "0 True", "0 0", "0 False"]
-    assert found[4].startswith("needs 20.0 MiB; 8.0 MiB of the 10.0 MiB that the limit allows")
+    assert found[4].startswith("needs 20.0 MiB; 8.0 MiB of the 10.0 MiB that set_limit() of CuPy")
     assert found[5:8] == ["ValueError 10"] * 3
     assert found[8:] == [
         "32 <CuPy's memory in use, managed by umem>",
@@ -253,3 +253,29 @@ print(umem.status().set_over, cp.cuda.get_allocator() is rmm_cupy_allocator)
     assert found[:4] == ["None", "None", "None", "rmm_cupy_allocator"]
     assert "rmm_cupy_allocator, which the program has set since" in found[4]
     assert found[4].endswith("False") and found[5:] == ["None True", "None True"]
+
+
+def test_allocators_of_any_kind_may_be_set(kernel_cache: Path) -> None:
+    """Without a module, and one that raises whatever it is asked."""
+    program = """
+names = {"own": own}
+exec("def malloc(nbytes): return own.malloc(nbytes)", names)
+class Odd:
+    def __call__(self, nbytes):
+        return own.malloc(nbytes)
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+for allocator in (names["malloc"], Odd()):
+    umem.enable()
+    with cp.cuda.using_allocator(allocator):
+        print(umem.status().table().splitlines()[2])
+    umem.disable()
+    cp.cuda.set_allocator(allocator)
+    with umem.managed():
+        with umem.unmanaged():
+            print(umem.location(cp.ones(3)).managed)
+    cp.cuda.set_allocator(own.malloc)
+"""
+    first, plain, second, again = run(MODES + program, kernel_cache).splitlines()
+    assert first.startswith("allocator     malloc") and plain == again == "False"
+    assert second.startswith("allocator") and "Odd" in second

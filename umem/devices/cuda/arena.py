@@ -25,8 +25,8 @@ from umem.locks import safe_lock
 from umem.trace.recording.storage import settlers, tellers
 from umem.units import BLOCK_BYTES
 
-listeners: list[Callable[[], None]] = []
-"""Called when an arena has handed out memory: CuPy's memory hooks are not."""
+listeners: list[Callable[[int, int], None]] = []
+"""Called with the address and bytes of what an arena hands out: CuPy's memory hooks are not."""
 
 
 class _Address(NamedTuple):
@@ -113,7 +113,7 @@ class Arena:
             for teller in tellers:
                 teller.begun(span.address, nbytes)
             for listener in listeners:
-                listener()
+                listener(span.address, nbytes)
         return cuda_driver.borrowed(_Address(span.address, self._driver.ordinal), nbytes, held)
 
     def _serves(self) -> bool:

@@ -35,14 +35,16 @@ class Bounds:
 
     def _over_limit(self, kind: Kind, nbytes: int, after: dict[Kind, int]) -> Exception | None:
         """Return the error if a kind would be over the lower of its limits; None otherwise."""
-        limit = limit_of(self._policy(), kind)
+        limit, name = limit_of(self._policy(), kind), "the limit"
         if self.program_limit is not None and self.program_limit[0] == kind:
-            limit = min(self.program_limit[1], limit or self.program_limit[1])
+            set_by_program = self.program_limit[1]
+            if limit is None or set_by_program < limit:
+                limit, name = set_by_program, "set_limit() of CuPy's default pool"
         if limit is None or after[kind] <= limit:
             return None
         return CudaLimitError(
             f"needs {format_bytes(nbytes)}; {format_bytes(after[kind] - nbytes)} of the "
-            f"{format_bytes(limit)} that the limit allows are reserved as {kind} memory. "
+            f"{format_bytes(limit)} that {name} allows are reserved as {kind} memory. "
             "Raise the limit, or free arrays first."
         )
 

@@ -12,8 +12,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from umem.devices.page_moves import ALREADY_WATCHED, Cause, PageMove, PageWatch, Told, Way
+from umem.devices.page_moves import ALREADY_WATCHED, Cause, Now, PageMove, Told, Way
 from umem.errors import DeviceError, MissingDependencyError, StateError
+from umem.scopes import Scope
 
 _BUFFER_BYTES = 8 << 20
 _COUNTERS = (
@@ -28,7 +29,7 @@ _told: list[Told] = []
 _starting = threading.Lock()
 
 
-def watch_pages(ordinal: int, told: Told) -> PageWatch:
+def watch_pages(ordinal: int, told: Told, scope: Scope) -> Now:
     """Report moves of pages of all GPUs of the process; see `Device.watch_pages`.
 
     Args:
@@ -44,6 +45,8 @@ def watch_pages(ordinal: int, told: Told) -> PageWatch:
                 tell(_move(record, counters.index(record.counter_kind)))
 
     def stop() -> None:
+        if _told != [told]:
+            return
         try:
             cupti.activity_flush_all(_FORCED)
             cupti.activity_disable(kind)
@@ -53,6 +56,8 @@ def watch_pages(ordinal: int, told: Told) -> PageWatch:
     with _starting:
         if _told:
             raise StateError(ALREADY_WATCHED)
+        scope.at_close(stop)
+        _told.append(told)
         try:
             cupti.activity_register_callbacks(lambda: (_BUFFER_BYTES, 0), completed)
             configs = cupti.ActivityUnifiedMemoryCounterConfig(len(counters))
@@ -63,12 +68,12 @@ def watch_pages(ordinal: int, told: Told) -> PageWatch:
             cupti.activity_configure_unified_memory_counter(configs.ptr, len(counters))
             cupti.activity_enable(kind)
         except Exception as error:  # cupti's own, and those of a library or driver it cannot load
+            _told.clear()
             raise DeviceError(
                 f"CUPTI does not count pages here: {error}. It serves one profiler at a time, and "
                 "may be for administrators alone (NVIDIA's ERR_NVGPUCTRPERM)"
             ) from error
-        _told.append(told)
-    return PageWatch(lambda: 1e-9 * cupti.get_timestamp(), stop)
+    return lambda: 1e-9 * float(cupti.get_timestamp())
 
 
 def _library() -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Iterable, Iterator
+from types import BuiltinMethodType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -26,9 +27,9 @@ from umem.devices.base import (
 from umem.devices.cost import cuda_model
 from umem.devices.cuda import fork
 from umem.devices.host import host_view, unmanaged_text
-from umem.devices.page_moves import PageWatch, Told
+from umem.devices.page_moves import Now, Told
 from umem.devices.spans import byte_ranges
-from umem.errors import DeviceError, HintError, UmemError
+from umem.errors import DeviceError, HintError, StateError, UmemError
 from umem.locks import safe_lock
 from umem.scopes import Scope
 
@@ -121,6 +122,8 @@ class CudaDevice(Device):
 
     def _prepared(self, policy: Policy) -> tuple[Malloc, CupyPool]:
         """Return the allocator of a policy, and the pool that it uses first."""
+        if policy.upstream is not None and self._installer.is_umems(policy.upstream):
+            raise StateError("upstream= is an allocator of umem itself: give another one")
         if policy.mode == "unmanaged" and policy.limit_bytes is None:
             theirs = self._installer.programs_own()
             if theirs is not None:
@@ -206,7 +209,10 @@ class CudaDevice(Device):
     def set_over(self) -> str | None:
         """Name the allocator that the program has set over the mode of the calling code."""
         found = self._installer.set_over()
-        return None if found is None else str(getattr(found, "__qualname__", found))
+        if found is None:
+            return None
+        is_named = isinstance(found, (FunctionType, MethodType, BuiltinMethodType))
+        return found.__qualname__ if is_named else type(found).__qualname__
 
     def cap_managed(self, nbytes: int | None) -> None:
         """Limit the managed memory of the whole process; None removes the limit."""
@@ -238,21 +244,22 @@ class CudaDevice(Device):
         """Return the counts of a simulated GPU's model; None on a real one."""
         return None if self._model is None else self._model.figures
 
-    def watch_pages(self, told: Told) -> PageWatch:
+    def follow(self, scope: Scope, watcher: Watcher) -> None:
+        """Tell a watcher of allocations of this thread until a scope is closed, by memory hooks."""
+        part = importlib.import_module("umem.devices.cuda.address_hook")
+        part.AddressHook(watcher).enter(scope)
+
+    def watch_pages(self, told: Told, scope: Scope) -> Now:
         """Report moves of pages: a simulated GPU's model's, or CUPTI's; see `Device.watch_pages`.
 
         Never run on a GPU yet.
         """
         if self._model is not None:
-            return self._model.watch_pages(told)
+            return self._model.watch_pages(told, scope)
         part = importlib.import_module("umem.devices.cuda.cupti")
-        watch: PageWatch = part.watch_pages(self.ordinal, told)
-
-        def stop() -> None:
-            self.synchronize()
-            watch.stop()
-
-        return watch._replace(stop=stop)
+        now: Now = part.watch_pages(self.ordinal, told, scope)
+        scope.at_close(self.synchronize)  # before CUPTI is asked for the last records
+        return now
 
     def prefetch(self, array: Any, to: Place, stream: Any) -> int:
         """Move an array's own bytes in the order of ``stream``; None is CuPy's current one.
@@ -332,7 +339,7 @@ class CudaDevice(Device):
 
     def address(self, array: Any) -> int | None:
         """Return the address of an array in this GPU's managed memory; None for other arrays."""
-        array = self._mine(array)
+        array = self.mine(array)
         address = int(array.data.ptr)
         return address if array.nbytes and self.driver.is_managed(address) else None
 
@@ -350,7 +357,7 @@ class CudaDevice(Device):
 
     def location(self, array: Any) -> Location:
         """Ask the driver for an array's location; residency is known only where it is fixed."""
-        array = self._mine(array)
+        array = self.mine(array)
         spans = self._managed_spans(array)
         if not spans:
             on_host = bool(array.nbytes) and self.driver.is_on_host(array.data.ptr)
@@ -362,7 +369,7 @@ class CudaDevice(Device):
         """Return the array's memory for the host, after waiting for the GPU; see
         `Device.host_view`.
         """
-        array = self._mine(array)
+        array = self.mine(array)
         if array.nbytes and not self.driver.is_managed(array.data.ptr):
             raise HintError(unmanaged_text(array.shape))
         reason = self.driver.managed_problem()
@@ -383,14 +390,15 @@ class CudaDevice(Device):
     def _clear_default_pool(self) -> None:
         self.pools.clear_default()
 
-    def _mine(self, array: Any) -> Any:
+    def mine(self, array: Any) -> Any:
         """Return an array of this GPU as one of CuPy: Numba's, JAX's or PyTorch's as a view.
 
         Raises:
             DeviceError: it is no array of this GPU.
         """
         if not isinstance(array, self.xp.ndarray):
-            if not hasattr(type(array), "__cuda_array_interface__"):
+            # Of the object: PyTorch's tensors on the host have it in their type.
+            if not hasattr(array, "__cuda_array_interface__"):
                 raise DeviceError(f"not an array of GPU {self.ordinal}: {type(array).__name__}")
             array = self.xp.asarray(array)
         home = array.device.id
@@ -402,7 +410,7 @@ class CudaDevice(Device):
         return array
 
     def _managed_spans(self, array: Any) -> list[Span]:
-        array = self._mine(array)
+        array = self.mine(array)
         if not array.nbytes or not self.driver.is_managed(array.data.ptr):
             return []
         return byte_ranges(array.data.ptr, array.shape, array.strides, array.itemsize)

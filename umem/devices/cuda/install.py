@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.abc import MetaPathFinder
+from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
 import cupy
@@ -121,31 +122,33 @@ class Installer:
         That of the calling thread (``cupy.cuda.using_allocator``) goes before the process's.
         """
         here = memory._get_thread_local_allocator()
-        layer = getattr(here, "layer", None)
-        own = layer.before if isinstance(layer, Layer) else here
+        layer = _layer_of(here)
+        own = here if layer is None else layer.before
         process = self._everywhere[0].before if self._everywhere else _process_allocator()
         cupys = self._everywhere[0].alias.before if self._everywhere else own_pool()
         for found in (own, process):
-            if found is None or self._is_umems(bare(found)):
+            if found is None or self.is_umems(bare(found)):
                 continue
-            return None if getattr(bare(found), "__self__", None) is cupys else bare(found)
+            theirs = bare(found)
+            is_cupys = isinstance(theirs, BuiltinMethodType) and theirs.__self__ is cupys
+            return None if is_cupys else theirs
         return None
 
     def set_over(self) -> Malloc | None:
         """Return the allocator that the program has set over umem's for the calling code."""
         found = memory._get_thread_local_allocator() or _process_allocator()
-        if self.policy() is None or hasattr(found, "layer") or self._is_umems(bare(found)):
+        if self.policy() is None or _layer_of(found) or self.is_umems(bare(found)):
             return None
         return bare(found)
 
-    def _is_umems(self, malloc: Malloc) -> bool:
+    def is_umems(self, malloc: Malloc) -> bool:
         """Tell whether an allocator is one of umem's."""
-        owner = getattr(malloc, "__self__", None)
         made: Any = self._device
+        owner = malloc.__self__ if isinstance(malloc, (MethodType, BuiltinMethodType)) else malloc
         if any(owner is pool for pool in made.pools.made()):
             return True
-        module: str = (malloc if owner is None else type(owner)).__module__
-        return module.startswith("umem.")
+        kind = owner if isinstance(owner, FunctionType) else type(owner)
+        return str(kind.__module__).startswith("umem.")
 
     def enter(self, scope: Scope) -> None:
         """Install the allocator of the calling thread's scopes, ``scope`` among them."""
@@ -339,7 +342,7 @@ class Layer:
         if self.before is not None:
             return self.before
         found = _process_allocator()
-        if hasattr(found, "layer"):  # a program has kept that of a block that is over, and set it
+        if _layer_of(found):  # a program has kept that of a block that is over, and set it
             return own_pool().malloc
         return found
 
@@ -403,5 +406,9 @@ def in_force() -> Malloc:
 
 def _top() -> Layer | None:
     """Return the layer that is the calling thread's allocator; None if it is not umem's."""
-    found: Layer | None = getattr(memory._get_thread_local_allocator(), "layer", None)
-    return found if isinstance(found, Layer) else None
+    return _layer_of(memory._get_thread_local_allocator())
+
+
+def _layer_of(malloc: Malloc | None) -> Layer | None:
+    """Return the layer whose `_dispatcher` an allocator is; None for another's."""
+    return vars(malloc).get("layer") if isinstance(malloc, FunctionType) else None

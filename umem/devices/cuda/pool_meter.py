@@ -163,8 +163,8 @@ class PoolMeter:
             total += level.used_bytes()
         return total
 
-    def note(self) -> None:
-        """Raise the peak to the level."""
+    def note(self, address: int = 0, nbytes: int = 0) -> None:
+        """Raise the peak to the level, whatever was allocated."""
         level = self._level()
         if level > self._peak:
             self._peak = level

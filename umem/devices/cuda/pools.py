@@ -11,6 +11,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol, get_args
+from weakref import WeakSet
+
+from cupy.cuda import MemoryPointer
 
 from umem.devices.base import Policy
 from umem.devices.cuda import driver as cuda_driver
@@ -163,9 +166,6 @@ class GivenAllocator(Growth):
         """Return the bytes that arrays use."""
         return self._own.reserved()["managed"]
 
-    def free_all_blocks(self) -> None:
-        """Free nothing: free blocks are the other library's."""
-
     def _allocate(self, nbytes: int) -> Any:
         """Allocate; raises DeviceError for plain memory, StateError where it asks this again."""
         if getattr(self._asking, "now", False):
@@ -179,6 +179,10 @@ class GivenAllocator(Growth):
             ) from error
         finally:
             self._asking.now = False
+        if not isinstance(pointer, MemoryPointer):
+            raise DeviceError(
+                f"upstream= returns {type(pointer).__name__}, and not CuPy's MemoryPointer"
+            )
         if nbytes and not self._driver.is_managed(pointer.ptr):
             raise DeviceError(
                 "upstream= returns memory that is not managed: let it allocate managed memory, or "
@@ -188,7 +192,7 @@ class GivenAllocator(Growth):
 
     def _leased(self, pointer: Any, nbytes: int) -> Any:
         self._own.claim("managed", nbytes, lambda after: None)
-        counted = self._own.lease("managed", nbytes, pointer.mem)
+        counted = self._own.lease("managed", nbytes, (pointer.mem, self))
         lease = self._ledger.lease(self._kind, nbytes, counted)
         return cuda_driver.borrowed(pointer, nbytes, lease)
 
@@ -208,7 +212,7 @@ class Pools:
         self._lock = threading.Lock()
         self._pools: dict[tuple[Kind, str | None], CupyPool] = {}
         self._mallocs: dict[tuple[Kind | None, str | None], Malloc] = {}
-        self._upstreams: dict[Malloc, GivenAllocator] = {}
+        self._given: WeakSet[GivenAllocator] = WeakSet()  # those in use, or with arrays
         self._caches: dict[Kind, list[Cache]] = {kind: [] for kind in get_args(Kind)}
 
     def pool(self, kind: Kind | None, preset: str | None = None) -> CupyPool:
@@ -222,13 +226,9 @@ class Pools:
 
     def upstream(self, malloc: Malloc) -> Malloc:
         """Return an allocator of managed memory that takes it from another one."""
-        with self._lock:
-            if malloc not in self._upstreams:
-                more = GivenAllocator(malloc, self._driver, self.ledger, self.bounds, self._policy)
-                self._upstreams[malloc] = more
-                self._caches["managed"].append(more)
-            found = self._upstreams[malloc]
+        found = GivenAllocator(malloc, self._driver, self.ledger, self.bounds, self._policy)
         found.give_back = lambda: self.give_back("managed", "spill")
+        self._given.add(found)
         return found
 
     def malloc(self, kind: Kind | None, preset: str | None = None) -> Malloc:
@@ -238,6 +238,8 @@ class Pools:
     def used_bytes(self, kind: Kind) -> int:
         """Return the bytes that arrays use of a kind, in all presets; walks all pools."""
         caches = sum(cache.used_bytes() for cache in self._caches[kind])
+        if kind == "managed":
+            caches += sum(given.used_bytes() for given in list(self._given))
         with self._driver.current():
             return caches + sum(int(pool.used_bytes()) for pool in self._of(kind))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 from cupy.cuda.memory import OutOfMemoryError
@@ -70,12 +71,10 @@ def _ask(nbytes: int) -> bool:
 
 def retrying(malloc: Malloc) -> Malloc:
     """Return an allocator that asks the callbacks; ``malloc`` itself where there are none."""
-    if not callbacks or isinstance(getattr(malloc, "__self__", None), Retrying):
-        return malloc
-    return Retrying(malloc).malloc
+    return malloc if not callbacks or bare(malloc) is not malloc else Retrying(malloc).malloc
 
 
 def bare(malloc: Malloc) -> Malloc:
     """Return the allocator below one of `retrying`; another one itself."""
-    own = getattr(malloc, "__self__", None)
+    own = malloc.__self__ if isinstance(malloc, MethodType) else None
     return own.inner if isinstance(own, Retrying) else malloc

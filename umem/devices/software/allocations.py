@@ -261,23 +261,50 @@ class HostMemory:
             finally:
                 self._is_telling = False
 
-    def tell_parts(self, model: Model, told: Told, move: PageMove) -> None:
-        """Report a move of a model's blocks by allocation; the last has the rest of the blocks."""
-        rest, address, stop = move.nbytes, 0, 0
-        for number, placed in model.tensors.items():
-            low = max(move.address, placed.span.address)
-            high = min(move.stop, placed.span.address + placed.nbytes)
-            if not placed.managed or low >= high or number not in self._addresses:
-                continue
-            if stop:
-                told(move._replace(address=address, stop=stop, nbytes=stop - address))
-                rest, move = rest - (stop - address), move._replace(gpu_faults=0)
-            address = self._addresses[number] + low - placed.span.address
-            stop = address + high - low
-        told(move._replace(address=address, stop=stop, nbytes=rest))
+    def address_of(self, number: int) -> int | None:
+        """Return the address of an allocation by its number in models; None once it is freed."""
+        return self._addresses.get(number)
 
     def _tell_free(self, event: Free) -> None:
         """Tell every model that knows the memory: that of several devices is managed."""
         for device in self.devices:
             if event.tensor in device.model.tensors:
                 self.turn_to(device).on_event(event)
+
+
+class AllocationParts:
+    """Reports moves of a model's blocks by allocation; the last one has the rest of the blocks."""
+
+    def __init__(self, memory: HostMemory, model: Model, told: Told) -> None:
+        self._memory, self._model, self._told = memory, model, told
+        self._known: tuple[int, int] = (0, -1)
+        self._placed: list[tuple[int, int, int]] = []  # address, end and number, in the model
+
+    def tell(self, move: PageMove) -> None:
+        """Report a move."""
+        rest, address, stop = move.nbytes, 0, 0
+        for start, end, number in self._between(move.address, move.stop):
+            own = self._memory.address_of(number)
+            if own is None:
+                continue
+            if stop:
+                self._told(move._replace(address=address, stop=stop, nbytes=stop - address))
+                rest, move = rest - (stop - address), move._replace(gpu_faults=0)
+            low, high = max(move.address, start), min(move.stop, end)
+            address, stop = own + low - start, own + high - start
+        self._told(move._replace(address=address, stop=stop, nbytes=rest))
+
+    def _between(self, low: int, high: int) -> list[tuple[int, int, int]]:
+        """Return what is placed in a range of the model's addresses."""
+        tensors = self._model.tensors
+        known = len(tensors), next(reversed(tensors), -1)  # numbers only rise
+        if known != self._known:
+            self._known = known
+            placed = (
+                (one.span.address, one.nbytes, n) for n, one in tensors.items() if one.managed
+            )
+            self._placed = sorted((start, start + nbytes, n) for start, nbytes, n in placed)
+        first = bisect.bisect_right(self._placed, (low, 0, 0))
+        if first and self._placed[first - 1][1] > low:
+            first -= 1
+        return self._placed[first : bisect.bisect_left(self._placed, (high, 0, 0))]

@@ -14,7 +14,8 @@ from typing import Any
 
 from umem.devices.cost import Sample, StepCost, set_cuda_models
 from umem.devices.host import has_real_gpu
-from umem.devices.page_moves import PageWatch, Told
+from umem.devices.page_moves import Now, Told
+from umem.devices.software.allocations import AllocationParts
 from umem.devices.software.checked_mode import KernelGuard, bypass_pools
 from umem.devices.software.deferred_libraries import on_stream
 from umem.devices.software.deferred_streams import DeferredDriver, DeferredRuntime
@@ -39,6 +40,7 @@ from umem.devices.software.toolchain import Toolchain
 from umem.devices.software.versions import known_cupy
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.errors import DeviceError, StateError
+from umem.scopes import Scope
 from umem.trace.recording.sources import add_source
 from umem.units import BLOCK_BYTES, format_bytes, parse_bytes
 from umem_software_gpu import disarm
@@ -129,7 +131,7 @@ class SoftwareGPU:
         with self._model.lock:
             return self._model.driver.resident_count * BLOCK_BYTES
 
-    def watch_pages(self, told: Told) -> PageWatch:
+    def watch_pages(self, told: Told, scope: Scope) -> Now:
         """Report moves of the model's blocks by the program's addresses; see `Device.watch_pages`.
 
         Raises:
@@ -137,7 +139,8 @@ class SoftwareGPU:
         """
         if not self._runtime.is_modelled:
             raise DeviceError("the software GPU was opened without its model of pages")
-        return self._model.watch_pages(partial(self._runtime.tell_parts, self._model, told))
+        parts = AllocationParts(self._runtime, self._model, told)
+        return self._model.watch_pages(parts.tell, scope)
 
     def host_worked(self, phase: str) -> None:
         """Advance the host by the time of Chainer's Python for an operation of a phase."""

@@ -29,7 +29,7 @@ from umem.devices.base import (
 )
 from umem.devices.cost import Sample, StepCost
 from umem.devices.host import host_view, unmanaged_text
-from umem.devices.page_moves import PageWatch, Told
+from umem.devices.page_moves import Now, Told
 from umem.devices.spans import byte_ranges
 from umem.devices.specs import COSTS, Costs, GpuSpec, gpu_spec
 from umem.devices.virtual.advice import (
@@ -272,21 +272,19 @@ class VirtualGPU(Device):
         if self.recorder is not None and type(event) is Free:
             if event.tensor not in self.model.tensors:
                 return  # a signal has interrupted its allocation
+        for watch in self.watches:
+            watch.begin()
         self.model.on_event(event)
         for watch in self.watches:
             if type(event) is Free or watch in derived(_watching):
                 watch.on_event(event)
 
-    def watch_pages(self, told: Told) -> PageWatch:
+    def watch_pages(self, told: Told, scope: Scope) -> Now:
         """Report moves of blocks by simulated addresses and time; see `Device.watch_pages`."""
         self._flush()
-        watch = self.model.watch_pages(told)
-
-        def stop() -> None:
-            self._flush()
-            watch.stop()
-
-        return watch._replace(stop=stop)
+        now = self.model.watch_pages(told, scope)
+        scope.at_close(self._flush)  # before the model's end
+        return now
 
     @property
     def timeline(self) -> list[Sample]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from umem.devices.base import Policy, Span
-from umem.devices.page_moves import ALREADY_WATCHED, Cause, PageMove, PageWatch, Told, Way
+from umem.devices.page_moves import ALREADY_WATCHED, Cause, Now, PageMove, Told, Way
 from umem.devices.specs import Costs, GpuSpec
 from umem.devices.virtual.advice import advice_flag
 from umem.devices.virtual.clock import BlockMoves, Clock, Counters, Prefetches, StepCost
@@ -21,6 +21,7 @@ from umem.devices.virtual.driver import DriverModel, Placed, covered, half_cover
 from umem.devices.virtual.pool import Pool
 from umem.errors import LimitError, OutOfMemoryError, SizeError, StateError
 from umem.locks import safe_lock
+from umem.scopes import Scope
 from umem.trace.events import (
     COPIES,
     GET,
@@ -122,8 +123,10 @@ class Model:
                 raise
             self.is_whole = True
 
-    def watch_pages(self, told: Told) -> PageWatch:
-        """Report every move of blocks, by the model's addresses, on its clock.
+    def watch_pages(self, told: Told, scope: Scope) -> Now:
+        """Report every move of blocks until a scope is closed, by the model's addresses.
+
+        Returns its clock.
 
         Raises:
             StateError: they are reported already.
@@ -137,13 +140,15 @@ class Model:
 
         def end() -> None:
             with self.lock:
-                residency.listener = None
+                if residency.listener is moved:
+                    residency.listener = None
 
         with self.lock:
             if residency.listener is not None:
                 raise StateError(ALREADY_WATCHED)
+            scope.at_close(end)  # first, as a signal may come behind the next line
             residency.listener = moved
-        return PageWatch(lambda: self.clock.seconds, end)
+        return lambda: self.clock.seconds
 
     def end(self) -> None:
         """End the run; later frees are not part of its timeline."""

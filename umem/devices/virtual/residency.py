@@ -299,7 +299,8 @@ class Residency:
     def _enter(self, low: int, high: int, moves: BlockMoves, keep_host: bool) -> None:
         """Make blocks resident, for which there is room."""
         count = high - low
-        self._tell_entry(low, high)
+        if self.listener is not None:
+            self._tell_entry(low, high)
         copies = self.host.count(1, low, high)
         if copies:
             moves.migrated_in += copies
@@ -357,7 +358,8 @@ class Residency:
                 queue.appendleft((high, stop, stamp))
             count = high - low
             valid = host.count(1, low, high)
-            self._tell(0, low, high, "out", "eviction")
+            if self.listener is not None:
+                self._tell(0, low, high, "out", "eviction")
             moves.dropped += valid
             moves.migrated_out += count - valid
             host[low:high] = b"\x01" * count

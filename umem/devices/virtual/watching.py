@@ -20,6 +20,10 @@ class EventWatch:
         self._watcher, self._tensors = watcher, tensors
         self._tickets: dict[int, Any] = {}
 
+    def begin(self) -> None:
+        """Say that an event comes, before the model has it."""
+        self._watcher.begin()
+
     def on_event(self, event: Event) -> None:
         """Apply an event that the model has accepted."""
         watcher = self._watcher

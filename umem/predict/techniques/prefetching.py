@@ -61,6 +61,7 @@ def lookahead(variants: StepVariants, trace: Trace, gpu: GpuSpec, line: str) -> 
     blocks = gpu.usable_bytes // BLOCK_BYTES
 
     def made() -> Trace:
+        """Return the steps with hints; the trace itself if no block moves."""
         # The blocks that are in VRAM at first are others than later; as many steps again, and they
         # have settled.
         longer = steady(trace, 2 * STEPS)
