@@ -281,7 +281,8 @@ class Recipe:
         result: the name of the result in the page's code.
         on_gpu: the program over chunks.
         hint: what managed memory is told, one of `HINTS`.
-        fits, larger: the way that the page advises where the data fits in VRAM, and where not.
+        stays_up_to: the data, in times VRAM, up to which the page advises to leave all of it on the
+            GPU, of which it then takes half at most. None: the page advises blocks always.
     """
 
     heading: str
@@ -290,29 +291,27 @@ class Recipe:
     result: str
     on_gpu: Callable[[Any, Data, Loop], Any]
     hint: str
-    fits: str = "blocks"
-    larger: str = "blocks"
+    stays_up_to: float | None = None
 
     def advised(self, of_vram: float) -> str:
         """Return the way that the page advises for data of so many times VRAM."""
-        return self.fits if of_vram <= 1 else self.larger
+        stays = self.stays_up_to is not None and of_vram <= self.stays_up_to
+        return "hybrid" if stays else "blocks"
 
 
 RECIPES = {
     "product": Recipe(
-        "A matrix larger than the card", (1024, 512), tall_matrix, "product", multiply, "streaming"
+        "A matrix larger than the card", (1024, 768), tall_matrix, "product", multiply, "streaming"
     ),
-    "sort": Recipe("A sort", (1, 1), keys, "ordered", sort, "lookahead", fits="hybrid"),
+    "sort": Recipe("A sort", (1, 1), keys, "ordered", sort, "lookahead", 0.5),
     "transform": Recipe(
-        "Fourier transforms of rows", (1024, 4096), signals, "signals", transform, "streaming"
+        "Fourier transforms of rows", (1024, 300), signals, "signals", transform, "streaming"
     ),
     "conjugate gradients": Recipe(
-        "A sparse system", (125, 81), banded, "x", solve, "lookahead", fits="hybrid"
+        "A sparse system", (125, 99), banded, "x", solve, "lookahead", 0.5
     ),
-    "k-means": Recipe("k-means", (16, 12), points, "centres", cluster, "streaming", fits="hybrid"),
-    "image": Recipe("An image", (4096, 2000), image, "edges", find_edges, "streaming"),
+    "k-means": Recipe("k-means", (16, 24), points, "centres", cluster, "streaming", 0.5),
+    "image": Recipe("An image", (4096, 3000), image, "edges", find_edges, "streaming"),
     "Monte Carlo": Recipe("Monte Carlo", (1, 1), prices, "prices", simulate, "streaming"),
-    "dask": Recipe(
-        "dask.array", (16, 50), table, "result", standardise, "streaming", fits="hybrid"
-    ),
+    "dask": Recipe("dask.array", (16, 30), table, "result", standardise, "streaming", 1.0),
 }
