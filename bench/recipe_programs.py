@@ -282,7 +282,7 @@ class Recipe:
         on_gpu: the program over chunks.
         hint: what managed memory is told, one of `HINTS`.
         stays_up_to: the data, in times VRAM, up to which the page advises to leave all of it on the
-            GPU, of which it then takes half at most. None: the page advises blocks always.
+            GPU, because what the loop allocates has room beside it; None: the page advises blocks.
     """
 
     heading: str
@@ -301,17 +301,17 @@ class Recipe:
 
 RECIPES = {
     "product": Recipe(
-        "A matrix larger than the card", (1024, 768), tall_matrix, "product", multiply, "streaming"
+        "A matrix larger than the card", (1024, 640), tall_matrix, "product", multiply, "streaming"
     ),
-    "sort": Recipe("A sort", (1, 1), keys, "ordered", sort, "lookahead", 0.5),
+    "sort": Recipe("A sort", (1, 1), keys, "ordered", sort, "lookahead", 0.67),
     "transform": Recipe(
-        "Fourier transforms of rows", (1024, 300), signals, "signals", transform, "streaming"
+        "Fourier transforms of rows", (1024, 500), signals, "signals", transform, "streaming"
     ),
     "conjugate gradients": Recipe(
-        "A sparse system", (125, 99), banded, "x", solve, "lookahead", 0.5
+        "A sparse system", (125, 63), banded, "x", solve, "lookahead", 0.8
     ),
-    "k-means": Recipe("k-means", (16, 24), points, "centres", cluster, "streaming", 0.5),
-    "image": Recipe("An image", (4096, 3000), image, "edges", find_edges, "streaming"),
+    "k-means": Recipe("k-means", (16, 20), points, "centres", cluster, "streaming", 0.67),
+    "image": Recipe("An image", (4096, 2500), image, "edges", find_edges, "streaming"),
     "Monte Carlo": Recipe("Monte Carlo", (1, 1), prices, "prices", simulate, "streaming"),
-    "dask": Recipe("dask.array", (16, 30), table, "result", standardise, "streaming", 1.0),
+    "dask": Recipe("dask.array", (16, 40), table, "result", standardise, "streaming", 0.8),
 }
