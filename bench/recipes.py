@@ -6,8 +6,9 @@ and over chunks that are copied to the GPU first: in managed memory as it is, in
 one hint a program (the order told, or chunks left on the host), and in hybrid memory. The page was
 written from data of 0.5 to 4 times VRAM. Its advice, blocks but for loops over data that has room
 on the GPU with all that they allocate, is held against the quickest way on data of 0.6, 0.75, 1.5
-and 3 times VRAM in rows of another width. Results are compared. What the host itself takes is not
-in the model: to copy into pinned memory, and to merge what was sorted in blocks, which is measured.
+and 3 times VRAM, sizes in between, in rows of another width. Results are compared. What the host
+itself takes is not in the model: to copy into pinned memory, and to merge what was sorted in
+blocks, which is measured.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ import click
 import common
 import numpy as np
 from recipe_programs import HINTS, RECIPES, Data, page_code
-from report_tables import Row, duration, listed, quantity, text
+from report_tables import Row, duration, figure, listed, quantity, span, text
 
 import umem
 from umem.devices.open import current_device
+from umem.devices.specs import gpu_spec
 from umem.units import MIB
 
 VRAM = 64 * MIB
@@ -138,7 +140,7 @@ def answer(result: common.Result) -> str:
         own = [row for row in rows if row["seen"] == seen]
         near = [row for row in own if row["of_best"] <= NEAR]
         if own:
-            said.append(f"{len(near)} of {len(own)} cases of sizes that it {words}")
+            said.append(f"{len(near)} of {len(own)} cases at sizes that it {words}")
     large = [row for row in rows if row["of_vram"] > 1]
     ahead = [row for row in large if row["best"] == "blocks"]
     return (
@@ -147,13 +149,24 @@ def answer(result: common.Result) -> str:
     )
 
 
+def misses(result: common.Result) -> Iterator[str]:
+    """Say where the page's advice is more than 10% off the quickest way."""
+    for row in result["rows"]:
+        if row["of_best"] > NEAR:
+            best = row["best"].replace(", ", " with the ")
+            ways = f"{row['advised']} take {figure(row['of_best'])} times as long as {best}"
+            at = f"with {row['of_vram']:g} times VRAM on {_a(row['gpu'])}"
+            yield f"{row['program']} {at}: {ways}"
+
+
+def _a(gpu: str) -> str:
+    """Return a GPU's title behind its article."""
+    title = gpu_spec(gpu).title
+    return f"{'an' if title[0] in 'AHL' else 'a'} {title}"
+
+
 def notes(result: common.Result) -> Iterator[str]:
-    far = [row for row in result["rows"] if row["of_best"] > NEAR]
-    for row in far:
-        yield (
-            f"{row['program']} at {row['of_vram']:g} times VRAM on {row['gpu']}: {row['advised']} "
-            f"takes {row['of_best']:.2f} times as long as {row['best']}."
-        )
+    yield from (f"Missed: {miss}." for miss in misses(result))
     skipped = [name for name in RECIPES if name not in result["options"]["programs"]]
     if skipped:
         yield f"Left out: {listed(skipped)}."
@@ -164,6 +177,92 @@ def notes(result: common.Result) -> Iterator[str]:
             f"24 blocks, cutting into buckets takes {duration(host['cut_seconds'])}, merging on "
             f"the host {duration(host['merge_seconds'])}."
         )
+
+
+# -- what docs/recipes.md says of it --------------------------------------------------------------
+# tests/house/test_recipes_page.py finds these lines in the page.
+
+PAGE_SIZE, PAGE_GPU = 2.0, "t4"
+"""The size, in times VRAM, and the GPU of the page's table."""
+
+
+def page_lines(result: common.Result) -> list[str]:
+    """Return the lines of the page that have figures."""
+    programs = result["options"]["programs"]
+    small = [row for row in result["rows"] if row["of_vram"] < 1]
+    worst = max(row["blocks"] / row[row["best"]] for row in small)
+    spilled = [
+        row["hybrid"] / row["blocks"]
+        for row in small
+        if (row["program"], row["of_vram"]) == ("k-means", 0.8)
+    ]
+    return [
+        "| recipe | stays on the GPU up to | blocks | managed | with the hint | hybrid |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+        *(_page_row(result, name) for name in programs),
+        answer(result),
+        f"It misses: {'; '.join(misses(result))}.",
+        f"k-means with 0.8 times VRAM takes {span(spilled)} times as long there as in blocks. In "
+        f"doubt take blocks: below VRAM they take at most {figure(worst)} times as long as the "
+        "quickest way.",
+        *_host_lines(result["host"]),
+        *(page_sentence(result, name) for name in programs),
+    ]
+
+
+def _page_row(result: common.Result, name: str) -> str:
+    """Return the page's row of a recipe: the times at one size on one GPU."""
+    at = (name, PAGE_GPU, PAGE_SIZE)
+    rows = result["rows"]
+    row = next(row for row in rows if (row["program"], row["gpu"], row["of_vram"]) == at)
+    recipe = RECIPES[name]
+    anchor = recipe.heading.lower().replace(" ", "-").replace(".", "")
+    stays = "-" if recipe.stays_up_to is None else f"{recipe.stays_up_to:g} times VRAM"
+    times = " | ".join(duration(row[way]) for way in WAYS)
+    return f"| [{recipe.heading}](#{anchor}) | {stays} | {times} |"
+
+
+def page_sentence(result: common.Result, name: str) -> str:
+    """Return what the page says of a recipe: ratios above VRAM, and which way is quickest where."""
+    rows = [row for row in result["rows"] if row["program"] == name and row["seen"]]
+    large = [row for row in rows if row["of_vram"] > 1]
+    sizes = {row["of_vram"] for row in large}
+    managed, hint, hybrid = (span(row[way] / row["blocks"] for row in large) for way in WAYS[1:])
+    return (
+        f"Simulated, with {min(sizes):g} to {max(sizes):g} times VRAM on both GPUs: managed "
+        f"memory takes {managed} times as long as blocks, with the hint {hint} times, hybrid "
+        f"memory {hybrid} times. Quickest: {_quickest(rows)}."
+    )
+
+
+def _quickest(rows: list[Row]) -> str:
+    """Return the quickest ways by size, such as "hybrid up to 0.8, blocks from 0.9 on"."""
+    groups: list[tuple[str, list[float]]] = []
+    for times in sorted({row["of_vram"] for row in rows}):
+        found = sorted({row["best"] for row in rows if row["of_vram"] == times})
+        ways = " or ".join("managed with the hint" if "hint" in way else way for way in found)
+        if groups and groups[-1][0] == ways:
+            groups[-1][1].append(times)
+        else:
+            groups.append((ways, [times]))
+    if len(groups) == 1:
+        return f"{groups[0][0]} at every size"
+    *first, (last, sizes) = groups
+    said = [f"{ways} at {listed(f'{size:g}' for size in own)}" for ways, own in first]
+    return f"{'; '.join(said)}; {last} from {min(sizes):g} times VRAM on"
+
+
+def _host_lines(host: Row) -> list[str]:
+    """Return what the page says of the host's own work, which is measured."""
+    size, copy = f"{host['nbytes'] // MIB} MiB", duration(host["cut_seconds"])
+    links = ((gpu, gpu_spec(gpu).host_in_bandwidth or 1) for gpu in GPUS)
+    sent = listed(f"{duration(host['nbytes'] / rate)} to {_a(gpu)}" for gpu, rate in links)
+    return [
+        f"One core of the bench's machine copies {size} in {copy} (measured), and the link takes "
+        f"{sent} (simulated).",
+        f"NumPy takes {duration(host['merge_seconds'])} to merge {size} of sorted blocks on one "
+        f"core, and {copy} to cut them into buckets (measured).",
+    ]
 
 
 BENCH = common.Bench(

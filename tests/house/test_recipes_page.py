@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from bench_scripts import RESULTS, module
 from project import ROOT
 from software_programs import lines, needs_compiler, needs_cupy
 
@@ -79,6 +81,19 @@ def test_every_recipe_is_checked_and_has_at_most_twelve_lines() -> None:
     assert list(codes) == [*CHECKS, *DASK]
     for heading, code in codes.items():
         assert len([line for line in code.splitlines() if line.strip()]) <= MOST_LINES, heading
+
+
+def test_the_figures_of_the_page_are_those_of_the_kept_result() -> None:
+    result = json.loads((RESULTS / "recipes.json").read_text(encoding="utf-8"))
+    lines = {line.strip() for line in PAGE.read_text(encoding="utf-8").splitlines()}
+    assert [line for line in module("recipes").page_lines(result) if line not in lines] == []
+
+
+def test_every_recipe_has_a_picture() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    pictures = re.findall(r"\((images/recipe-[\w-]+\.png)\)", page)
+    assert len(pictures) == len(recipes())
+    assert all((PAGE.parent / picture).exists() for picture in pictures)
 
 
 @needs_cupy
