@@ -37,6 +37,7 @@ PACKAGES = (
     "cuda-core",
     "blosc2",
     "onnx",
+    "dask",
 )
 REPEATS = (
     "seconds",

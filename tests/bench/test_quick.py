@@ -99,9 +99,9 @@ def lookahead(report: dict[str, Any], printed: str) -> None:
 
 @quick(needs=(needs_compiler, needs_cupy))
 def recipes(report: dict[str, Any], printed: str) -> None:
-    assert [row["program"] for row in report["rows"]] == ["product", "stencil"]
-    assert all(row["best"] == "blocks" for row in report["rows"])
-    assert "2 of 2 cases" in printed and "simulated" in printed
+    assert [row["program"] for row in report["rows"]] == ["product", "k-means"]
+    assert all(row["best"] == row["advised"] == "blocks" for row in report["rows"])
+    assert "blocks are the quickest in 2 of 2" in printed and "simulated" in printed
 
 
 @quick(needs=(needs_chainer,))
