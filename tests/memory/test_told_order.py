@@ -233,3 +233,17 @@ with umem.managed():  # parts of an array that has gaps itself are left to the d
     assert same
     assert followed == 3
     assert "not on the current device" in second
+
+
+@needs_compiler
+@needs_cupy
+def test_arrays_that_have_room_in_bytes_and_none_in_blocks_are_moved(kernel_cache: Path) -> None:
+    program = """
+with umem.managed():
+    look = umem.lookahead([cp.ones(((6 << 20) + 4096) // 4, "f4") for _ in range(9)])
+    for _ in range(6):
+        for x in look:
+            x += 1
+print(umem.status().reserved_bytes < 64 << 20, gpu.figures.migrated_in_bytes < 150 << 20)
+"""
+    assert run(program, kernel_cache).splitlines() == ["True True"]

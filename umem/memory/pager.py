@@ -27,14 +27,15 @@ FindArray = Callable[[int], Any]
 """Returns the present array of a slot, None if there is none."""
 
 
-def room(device: Device, own_bytes: int) -> int | None:
+def room(device: Device, own_bytes: int, in_blocks: int = 0) -> int | None:
     """Return the blocks of VRAM to plan with; None while all that is reserved has room.
 
     Reserved memory other than the ``own_bytes`` that a plan moves counts as if it stayed in VRAM.
+    ``in_blocks`` is what these take in whole blocks, where that is known to be more.
     """
     reserved = device.usage().reserved_bytes
     usable = round(device.vram_bytes * (1 if device.simulated else USABLE))
-    if reserved <= usable:
+    if reserved + max(0, in_blocks - own_bytes) <= usable:
         return None
     return max(0, usable - max(0, reserved - own_bytes)) // BLOCK_BYTES
 

@@ -18,7 +18,7 @@ from umem.planner.prefetch.footprint import footprint
 from umem.planner.prefetch.moves import NOTHING, MovePlan, plan_moves
 from umem.planner.prefetch.order import Order, Step
 from umem.trace.recording.storage import root_of
-from umem.units import format_bytes
+from umem.units import BLOCK_BYTES, format_bytes
 
 __all__ = ["Lookahead", "lookahead"]
 
@@ -173,11 +173,14 @@ class Lookahead(Generic[Chunk]):
 
     def _room(self) -> int | None:
         """Return the blocks of VRAM for the loop's arrays; None while all memory has room."""
-        own_bytes = end = 0
+        own_bytes = end = count = block = 0
         for address, nbytes in sorted(self._places):  # parts of an array may overlap
             own_bytes += max(0, address + nbytes - max(address, end))
             end = max(end, address + nbytes)
-        return room(self._device, own_bytes)
+            behind = -(-end // BLOCK_BYTES)
+            count += max(0, behind - max(address // BLOCK_BYTES, block))
+            block = behind
+        return room(self._device, own_bytes, count * BLOCK_BYTES)
 
     # -- moving ----------------------------------------------------------------------------
 
