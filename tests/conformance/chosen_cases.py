@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,11 @@ import pytest
 def name_of(nodeid: str) -> str:
     """Return a case's name without addresses, which differ between processes."""
     return re.sub(r" at 0x[0-9a-f]+", "", nodeid)
+
+
+def _ending(longrepr: object) -> str:
+    """Return the end of a failure's text, without where this machine keeps its packages."""
+    return str(longrepr).replace(f"{sys.prefix}/", "")[-2000:]
 
 
 class ChosenCases:
@@ -46,13 +52,13 @@ class ChosenCases:
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self._write(case=report.nodeid, broken=str(report.longrepr)[-2000:])
+            self._write(case=report.nodeid, broken=_ending(report.longrepr))
 
     def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
         self._write(case=name_of(nodeid), phase="start")
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        said = "" if report.passed else str(report.longrepr)[-2000:]
+        said = "" if report.passed else _ending(report.longrepr)
         self._write(
             case=name_of(report.nodeid),
             phase=report.when,
