@@ -98,6 +98,13 @@ def lookahead(report: dict[str, Any], printed: str) -> None:
 
 
 @quick(needs=(needs_compiler, needs_cupy))
+def blocks(report: dict[str, Any], printed: str) -> None:
+    assert [row["loop"] for row in report["rows"]] == ["sum", "map", "stencil"]
+    assert all(row["of_bound"] < 1.1 for row in report["rows"])
+    assert "simulated" in printed
+
+
+@quick(needs=(needs_compiler, needs_cupy))
 def recipes(report: dict[str, Any], printed: str) -> None:
     assert [row["program"] for row in report["rows"]] == ["product", "k-means"]
     assert all(row["best"] == row["advised"] == "blocks" for row in report["rows"])

@@ -217,14 +217,13 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
         vram: the VRAM given instead of the table's, if any.
     """
     causes = list(_causes(error))
+    held = "".join(f"umem: {text}\n" for text in map(_explained, causes) if text)
     if any(isinstance(cause, OutOfMemoryError) for cause in causes):
         asked = ["--gpu", gpu or "t4", *(["--vram", vram] if vram else [])]
-        held = "".join(f"umem: {text}\n" for text in map(_explained, causes) if text)
         return held + _what_it_needs(command_line(*words), command_line(*asked))
     if any(isinstance(c, StateError) and str(c).startswith(_HAS_BUDGET) for c in causes):
         return "umem: the script has a Recompute of its own: run it without --recompute"
     if any(is_cupys_out_of_memory(cause) for cause in causes):
-        held = "".join(f"umem: {text}\n" for text in map(_explained, causes) if text)
         return held + (
             "umem: without a change of the script: umem run --mode hybrid, or umem run --mode "
             "managed with --paging, to see what moves"

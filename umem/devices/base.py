@@ -318,7 +318,10 @@ class Device(Paging, ABC):
         return array
 
     def follow(self, scope: Scope, watcher: Watcher) -> None:
-        """Tell ``watcher`` as `tell` does, without an allocator in the thread where it can."""
+        """Tell ``watcher`` of allocations until a scope is closed, as `tell` does.
+
+        On CUDA memory hooks tell it, so that the program may set allocators meanwhile.
+        """
         self.tell(scope, watcher)
 
     def watch_pages(self, told: Told, scope: Scope) -> Now:

@@ -201,7 +201,7 @@ class Installer:
             self._everywhere.remove(installed)
         changed()  # for layers of other threads, which lie on it
         installed.alias.restore()
-        installed.may_be_in = False  # last: a signal's exception above, and all is done again
+        installed.may_be_in = False  # last: an interrupted call is repeated from the start
 
 
 def _set_allocator(malloc: Callable[[int], Any]) -> None:
