@@ -110,6 +110,19 @@ def test_a_script_recorded_at_two_sizes_can_be_taken_to_any_other(tmp_path: Path
     assert "64" in chosen.stdout
 
 
+def test_two_sizes_are_recorded_on_the_software_gpu(
+    tmp_path: Path, run: Run, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cupy")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kernel_cache))
+    there = "model.to_gpu()\nx, t = chainer.cuda.to_gpu(x), chainer.cuda.to_gpu(t)\n"
+    found = run(
+        there + GIVEN.replace("np.", "chainer.cuda.cupy."), "--software", "t4", "--sizes", "4,8"
+    )
+    assert found.returncode == 0, found.stderr
+    assert umem.Trace.load(tmp_path / "a.umem.gz").sizes == (4, 8)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("code", "said"),

@@ -6,6 +6,7 @@ import importlib
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import click
 import umem
 from umem.cli.run_ranks import Ranking, with_ranks
 from umem.cli.run_recompute import Budgeting, Slimming
-from umem.cli.run_record import Recording, at_sizes
+from umem.cli.run_record import Recording, at_sizes, batch_sizes
 from umem.cli.run_resume import Resuming
 from umem.cli.run_script import Program, run_program
 from umem.cli.run_watch import Watching
@@ -211,11 +212,11 @@ def _recording(asked: _RunOptions, program: Program) -> Recording | None:
         raise click.BadParameter(str(error), param_hint="--steps") from error
     if asked.stop and steps.last is None:
         raise click.UsageError("--stop needs --steps that end; all of them have no end")
-    keeper: Any = Keeper(steps, asked.stacks, not asked.no_workspace)
+    keeper: Any = partial(Keeper, steps, asked.stacks, not asked.no_workspace)
     if asked.sizes is not None:
         if asked.steps or asked.stacks or asked.no_workspace:
             raise click.UsageError("--sizes goes without --steps, --stacks and --no-workspace")
-        keeper = at_sizes(asked.sizes)
+        keeper = partial(at_sizes, batch_sizes(asked.sizes))
     again = [] if this_rank() is not None else [*_where(asked), *program.words]
     return Recording(asked.record, keeper, program.name, again, stop=asked.stop, force=asked.force)
 

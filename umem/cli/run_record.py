@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -26,18 +26,25 @@ class Recording:
 
     Args:
         path: where to.
-        keeper: the recorder; see `at_sizes`.
+        make_keeper: returns the recorder, when recording begins: one of sizes imports Chainer, and
+            with it CuPy, which the software GPU has to come before.
         script: the script's short name.
         again: the words of a command that would run it so again; empty: none is offered.
         stop, force: as the command has them.
     """
 
     def __init__(
-        self, path: Path, keeper: Any, script: str, again: Sequence[str], *, stop: bool, force: bool
+        self,
+        path: Path,
+        make_keeper: Callable[[], Any],
+        script: str,
+        again: Sequence[str],
+        *,
+        stop: bool,
+        force: bool,
     ) -> None:
-        self._named, self._keeper, self._script, self._again = path, keeper, script, again
+        self._named, self._make_keeper, self._script, self._again = path, make_keeper, script, again
         self._stop, self._force = stop, force
-        keeper.complete = self._complete
         self._path = path.absolute()  # the script may change folders
         self._written = False
         self.error: str | None = None
@@ -49,6 +56,8 @@ class Recording:
             TraceError: the file cannot be written; nothing has begun.
         """
         stack.enter_context(claimed(self._path, force=self._force))
+        self._keeper = self._make_keeper()
+        self._keeper.complete = self._complete
         self._keeper.start()
         stack.callback(self._end)
 
@@ -119,8 +128,8 @@ class Recording:
             )
 
 
-def at_sizes(text: str) -> Any:
-    """Return a recorder of the first update at several batch sizes, in place of a `Keeper`.
+def batch_sizes(text: str) -> tuple[int, ...]:
+    """Read the batch sizes at which the first update is recorded.
 
     Raises:
         click.ClickException: Chainer is missing, or these are no sizes of a batch.
@@ -134,6 +143,11 @@ def at_sizes(text: str) -> Any:
         raise click.ClickException(
             f"--sizes is for Chainer, which is missing: {extras.command('chainer')}"
         )
+    return sizes
+
+
+def at_sizes(sizes: Sequence[int]) -> Any:
+    """Return a recorder of the first update at several batch sizes, in place of a `Keeper`."""
     from umem.chainer.dial.two_sizes import TwoSizes
 
     return TwoSizes(sizes)

@@ -248,11 +248,14 @@ with umem.managed():
     print(umem.status().set_over, umem.location(cp.ones(3)).managed)
 umem.disable()
 print(umem.status().set_over, cp.cuda.get_allocator() is rmm_cupy_allocator)
+cp.cuda.set_allocator(own.malloc)
+with umem.enable("unmanaged"):
+    print(umem.status().set_over)
 """
     found = run(MODES + program, kernel_cache).splitlines()
     assert found[:4] == ["None", "None", "None", "rmm_cupy_allocator"]
     assert "rmm_cupy_allocator, which the program has set since" in found[4]
-    assert found[4].endswith("False") and found[5:] == ["None True", "None True"]
+    assert found[4].endswith("False") and found[5:] == ["None True", "None True", "None"]
 
 
 def test_allocators_of_any_kind_may_be_set(kernel_cache: Path) -> None:

@@ -42,7 +42,7 @@ class _Installed:
 
     scope: Scope
     policy: Policy
-    pool: CupyPool
+    malloc: Malloc
     before: Malloc
     may_be_in: bool = True
     alias: PoolAlias = field(default_factory=lambda: PoolAlias())
@@ -139,7 +139,9 @@ class Installer:
         found = memory._get_thread_local_allocator() or _process_allocator()
         if self.policy() is None or _layer_of(found) or self.is_umems(bare(found)):
             return None
-        return bare(found)
+        # Under "unmanaged" without a limit the mode's allocator is CuPy's own pool.
+        is_installed = self._everywhere and self._everywhere[-1].malloc == bare(found)
+        return None if is_installed else bare(found)
 
     def is_umems(self, malloc: Malloc) -> bool:
         """Tell whether an allocator is one of umem's."""
@@ -165,7 +167,7 @@ class Installer:
             StateError: inside a block of this thread; nothing has changed.
         """
         clear()
-        installed = _Installed(scope, policy, pool, cupy.cuda.get_allocator())
+        installed = _Installed(scope, policy, malloc, cupy.cuda.get_allocator())
         scope.at_close(lambda: self._restore(installed))
         try:
             _set_allocator(retrying(malloc))
