@@ -276,3 +276,29 @@ def test_without_a_gpu_of_cupy_it_is_refused() -> None:
         umem.explain()
     with umem.virtual_gpu("t4"), pytest.raises(DeviceError, match="virtual"):
         umem.explain()
+
+
+@needs_compiler
+@needs_cupy
+def test_where_free_memory_lies_in_pieces_modes_are_named(kernel_cache: Path) -> None:
+    program = """
+import umem
+umem.software_gpu("t4", "64MiB", force=True)
+import cupy as cp
+whole = cp.empty(60 << 20, "u1")
+del whole
+pieces = [cp.empty(mib << 20, "u1") for mib in (1, 28, 1)]
+del pieces[1]
+try:
+    cp.argsort(cp.empty(5 << 20, "u1"))
+except MemoryError as error:
+    found = umem.explain(error)
+print(found.asked_bytes <= found.free_bytes, [one.line for one in found.remedies][:2])
+print("pieces between arrays" in found.remedies[0].why)
+print([one.place for one in found.held])
+"""
+    assert lines(program, kernel_cache, start="") == [
+        "True ['umem.enable(\"hybrid\")', 'umem.enable()']",
+        "True",
+        "['pieces, of the module <string>']",
+    ]

@@ -331,8 +331,10 @@ def _report(process: int) -> None:
         return
     figures = device.figures
     if figures is not None and figures.seconds is not None:
+        # The software GPU's model is told of what the pools take from the driver.
+        of = "reserved by the pools" if device.backend == "cupy" else "of tensors"
         click.echo(
-            f"{'peak':<14}{format_bytes(figures.peak_bytes)} of tensors\n"
+            f"{'peak':<14}{format_bytes(figures.peak_bytes)} {of}\n"
             f"{'moved':<14}{format_bytes(figures.moved_bytes)} (simulated)\n"
             f"{'time':<14}{format_seconds(figures.seconds)} (simulated)",
             err=True,

@@ -204,6 +204,8 @@ def _scopes(frames: list[FrameType]) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the variables of frames, then of their modules, with where they are."""
     modules: dict[int, tuple[dict[str, Any], str]] = {}
     for frame in frames:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in ("cupy", "cupyx"):
+            continue  # the arguments of CuPy's own functions are held by the caller, too
         file = PurePath(frame.f_code.co_filename).name
         if frame.f_locals is not frame.f_globals and frame.f_code.co_name != "<module>":
             yield _variables(frame), f"in {frame.f_code.co_name} of {file}"
@@ -269,18 +271,15 @@ def _remedies(
     """Yield the lines with which the allocation would have room, the least change first."""
     if asked is None:
         return
-    over = asked - free
+    in_pieces = asked <= free  # CuPy has given back free blocks before it raised
+    over = asked if in_pieces else asked - free
     spec = _spec(device.name)
     if limit is not None:
         yield Remedy(limit, "a limit has refused it, beside whatever VRAM is free")
-    elif over <= 0:
-        yield Remedy(
-            "cupy.get_default_memory_pool().free_all_blocks()",
-            "there is as much, in pieces that are too small or in pools of another kind of memory",
-        )
     elif room is None or over <= room:
         yield Remedy(
             'umem.enable("hybrid")',
+            f"{'what is free lies in pieces between arrays; ' if in_pieces else ''}"
             "before the first array: an array without room lies on the host as a whole, and is "
             f"read over the bus: {format_bytes(asked)}{_seconds(asked, spec)}",
         )

@@ -282,3 +282,24 @@ for allocator in (names["malloc"], Odd()):
     first, plain, second, again = run(MODES + program, kernel_cache).splitlines()
     assert first.startswith("allocator     malloc") and plain == again == "False"
     assert second.startswith("allocator") and "Odd" in second
+
+
+def test_what_outlives_a_block_leaves_no_vram_behind(kernel_cache: Path) -> None:
+    """CuPy's own pool does not know of it, and collects garbage before it gives up."""
+    program = """
+import gc
+import umem
+umem.software_gpu("t4", "32MiB", devices=2, force=True)
+import cupy as cp
+for ordinal in (0, 1):
+    with umem.hybrid(), cp.cuda.Device(ordinal):
+        arrays = [cp.zeros(1 << 20, "f4") for _ in range(8)]
+        result = arrays[0] + 1
+    del arrays, result
+    with cp.cuda.Device(ordinal):
+        print(cp.zeros(4 << 20, "f4").nbytes >> 20)
+        cp.get_default_memory_pool().free_all_blocks()
+gc.collect()
+print([one for one in gc.callbacks if "umem" in repr(one)])
+"""
+    assert run(program, kernel_cache, start="").splitlines() == ["16", "16", "[]"]

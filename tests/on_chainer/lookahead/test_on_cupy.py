@@ -46,3 +46,29 @@ gpu = umem.software_gpu("t4", "42MiB", force=True)
 import cupy as cp
 """
     assert lines(program, kernel_cache, start=start) == ["1 True True 0"]
+
+
+def test_without_cuda_core_training_goes_on(kernel_cache: Path) -> None:
+    program = """
+import sys, warnings
+sys.modules["cuda.core"] = None  # not installed
+import umem.chainer
+import chainer, chainer.functions as F, chainer.links as L
+model = chainer.Sequential(*[part for _ in range(8) for part in (L.Linear(256, 256), F.relu)])
+optimizer = chainer.optimizers.Adam().setup(model)
+with warnings.catch_warnings(record=True) as told, umem.managed():
+    warnings.simplefilter("always")
+    with umem.chainer.LookaheadPrefetch() as lookahead:
+        model.to_device("@cupy:0")
+        x = cp.ones((2048, 256), "f4")
+        for _ in range(4):
+            optimizer.update(lambda: F.mean(model(x) ** 2))
+said = [str(one.message) for one in told if one.category.__name__ == "LookaheadWarning"]
+print(optimizer.t, len(said), "cuda-core" in said[0], "cuda-core" in str(lookahead.report()))
+"""
+    start = """
+import umem
+umem.software_gpu("t4", "16MiB", force=True)
+import cupy as cp
+"""
+    assert lines(program, kernel_cache, start=start) == ["4 1 True True"]

@@ -15,7 +15,7 @@ from typing import Any
 import chainer
 
 from umem.devices.base import Device
-from umem.errors import LookaheadWarning
+from umem.errors import LookaheadWarning, UmemError
 from umem.memory.pager import Pager, is_on, room
 from umem.planner.prefetch.footprint import footprint
 from umem.planner.prefetch.moves import NOTHING, MovePlan, plan_moves
@@ -255,7 +255,12 @@ class Session:
         if known is not None and _is_the_same(known, learned):
             learned.moves = known.moves
         elif learned.capacity is not None:
-            used = footprint(order, learned.addresses, forgets=self._device.forgets)
+            try:
+                forgets = self._device.forgets
+            except UmemError as error:  # without cuda-core, or the driver refuses
+                self._give_up(error)
+                return
+            used = footprint(order, learned.addresses, forgets=forgets)
             learned.moves = plan_moves(used, self._depth, learned.capacity)
         self._current = learned
         others = [item for item in self._learned if item is not known]
@@ -264,6 +269,11 @@ class Session:
     def _stop_for_good(self, reason: str) -> None:
         self.report = replace(self.report, off=reason)
         self.stop()
+
+    def _give_up(self, error: Exception) -> None:
+        """Stop for good with a warning that names the error, as training must go on."""
+        self._stop_for_good(str(error))
+        warnings.warn(f"LookaheadPrefetch has stopped: {error}", LookaheadWarning, stacklevel=2)
 
     # -- helping ---------------------------------------------------------------------------
 
@@ -277,9 +287,8 @@ class Session:
         try:
             if pager.advance():
                 pager.move(current.moves[number], current.addresses, self._array)
-        except Exception as error:  # whatever the driver says: training must go on
-            self._stop_for_good(str(error))
-            warnings.warn(f"LookaheadPrefetch has stopped: {error}", LookaheadWarning, stacklevel=2)
+        except Exception as error:  # whatever the driver says
+            self._give_up(error)
         self.report = replace(
             self.report,
             fetched_bytes=pager.fetched_bytes,

@@ -61,6 +61,7 @@ class CudaDevice(Device):
         self._own_driver, self._open = driver, opener
         self._installer = Installer(self)
         self.serves_for: CudaDevice | None = None
+        self._served_by: set[CudaDevice] = set()
         self.pools = Pools(driver, self._counted_policy)
         self._hints: CoreHints | None = None
         self.watches: tuple[Telling, ...] = ()
@@ -143,6 +144,7 @@ class CudaDevice(Device):
             raise DeviceError(f"GPU {ordinal} is current, and only GPU {self.ordinal} is open")
         other = self._open(ordinal)
         other.serves_for = self
+        self._served_by.add(other)
         cuda_modes = importlib.import_module("umem.devices.cuda.modes")
         found: Malloc = cuda_modes.allocator(policy, other.driver, other.pools)[0]
         return found
@@ -194,7 +196,8 @@ class CudaDevice(Device):
         self._installer.clear()
         policies = [part.policy for part in scope.payload if isinstance(part, Served)]
         if any(one.mode == "hybrid" or one.limit_bytes for one in policies):
-            self.pools.release_plain()
+            for device in (self, *self._served_by):
+                device.pools.release_plain()
 
     @property
     def is_installed(self) -> bool:

@@ -8,8 +8,11 @@ to CuPy 13 a pool that dies frees blocks that live arrays still use.
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol, get_args
 from weakref import WeakSet
 
@@ -209,7 +212,7 @@ class Pools:
         self._driver, self._policy = driver, policy
         self.ledger = Ledger()
         self.bounds = Bounds(driver, policy)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection of garbage may come while it is held
         self._pools: dict[tuple[Kind, str | None], CupyPool] = {}
         self._mallocs: dict[tuple[Kind | None, str | None], Malloc] = {}
         self._given: WeakSet[GivenAllocator] = WeakSet()  # those in use, or with arrays
@@ -272,13 +275,27 @@ class Pools:
     def release_plain(self) -> None:
         """Free the free blocks of plain memory if they are more than the VRAM that is free.
 
-        CuPy's own pool knows nothing of them, and would run out of memory that nobody uses.
+        CuPy's own pool knows nothing of them, and would run out of memory that nobody uses. While
+        there is such memory, as where arrays outlive their block, full collections of garbage look
+        again: CuPy's pool makes one before it gives up.
         """
         if fork.is_child() or ("unmanaged", None) not in self._pools:
             return
         cached = self.ledger.reserved()["unmanaged"] - self.used_bytes("unmanaged")
         if cached > 0 and cached > self._driver.free_bytes():
             self.give_back("unmanaged")
+        looks_again = self._after_collection in gc.callbacks
+        if bool(self.ledger.reserved()["unmanaged"]) is not looks_again:
+            change = gc.callbacks.remove if looks_again else gc.callbacks.append
+            change(self._after_collection)
+
+    def _after_collection(self, phase: str, info: Mapping[str, int]) -> None:
+        """Release plain memory after a full collection, outside of blocks; raises nothing."""
+        is_full = phase == "stop" and info["generation"] == 2
+        if is_full and not sys.is_finalizing():
+            with suppress(Exception):  # it may come at any time, also while CUDA is in error
+                if self._policy() is None:
+                    self.release_plain()
 
     def give_back_all(self) -> None:
         """Free all free blocks but those of CuPy's default pool."""
