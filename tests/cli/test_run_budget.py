@@ -85,6 +85,25 @@ for number in range(5):
         optimizer.update()
 print(sum(float(abs(p.array).sum()) for p in model.params()))
 """
+KEPT = """
+import weakref
+
+before, seen = [], []
+
+
+def alive(x):
+    seen.append(any(one() is not None for one in before))
+    return x
+
+
+net = L.Classifier(chainer.Sequential(alive, model), F.mean_squared_error)
+net.compute_accuracy = False
+optimizer = chainer.optimizers.Adam().setup(net)
+for _ in range(5):
+    optimizer.update(net, x, x)
+    before[:] = [weakref.ref(net.loss.node), weakref.ref(net.y.node)]
+print(len(seen) > 4, any(seen))
+"""
 
 
 def script(tmp_path: Path, text: str) -> str:
@@ -136,6 +155,16 @@ def test_what_fits_is_left_alone(tmp_path: Path) -> None:
     )
     assert found.returncode == 0 and "it fits: nothing is turned on" in found.stderr
     assert "--budget 1GiB: it held: " in found.stderr
+
+
+@pytest.mark.parametrize(("budget", "on"), [("1GiB", "nothing"), ("9MiB", "  on: ")])
+def test_a_loss_that_the_model_keeps_is_gone_before_the_next_forward(
+    budget: str, on: str, tmp_path: Path
+) -> None:
+    path = script(tmp_path, HEAD + KEPT)
+    found = execute("-m", "umem", "run", "--budget", budget, path, cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert on in found.stderr and found.stdout.split() == ["True", "False"]
 
 
 def test_every_optimizer_of_the_script_is_counted(tmp_path: Path) -> None:

@@ -279,10 +279,11 @@ class FirstUpdate(Subscriber):
         errors that are not the diet's, and any of another optimizer's update; BudgetError where
         nothing else fits and no update has succeeded under a diet.
         """
-        if method is not self._optimizer:
+        is_on = self.diet is not None and bool(self.diet.chosen.best.parts)
+        if method is not self._optimizer or not is_on:
             proceed(method, *args, **kwargs)
             return True
-        state = StepState(method.target)
+        state = StepState(method.target, holds_graphs=False)
         try:
             proceed(method, *args, **kwargs)
         except OutOfMemoryError:
