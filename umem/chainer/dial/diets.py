@@ -207,16 +207,17 @@ class Diet(Switch):
 
     def report(self) -> str:
         """Describe the techniques that are on, and recomputation so far, in a few lines of text."""
-        best, plain = self.chosen.best, self.chosen.plain
+        best, plain, counted = self.chosen.best, self.chosen.plain, self.chosen.counted
         lines = [
             f"umem diet for {format_bytes(self.budget_bytes)} (all figures are simulated):",
-            f"  as it is: {format_bytes(plain.peak_bytes)}, {format_seconds(plain.seconds)} a step",
+            f"  as it is: {format_bytes(plain.taken_bytes)}{counted}, "
+            f"{format_seconds(plain.seconds)} a step",
         ]
         if not best.names:
             return "\n".join([*lines, "  it fits: nothing is turned on"])
         lines += [f"  on: {name}" for name in best.names]
         lines.append(
-            f"  with that: {format_bytes(best.peak_bytes)}, {format_seconds(best.seconds)} a step; "
+            f"  with that: {format_bytes(best.taken_bytes)}, {format_seconds(best.seconds)} a step; "
             f"{best.exactness}"
         )
         fit = sum(one.fits for one in self.chosen.tried)
