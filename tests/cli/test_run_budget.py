@@ -242,6 +242,21 @@ def test_a_script_without_updates_says_that_nothing_was_turned_on(tmp_path: Path
     assert found.returncode == 0 and "nothing was turned on" in found.stderr
 
 
+@pytest.mark.parametrize("width", [256, None])
+def test_on_the_software_gpu_parameters_may_take_their_shape_from_the_batch(
+    width: int | None, tmp_path: Path, kernel_cache: Path
+) -> None:
+    pytest.importorskip("cupy")
+    head = HEAD.replace("256, 256)", f"{width}, 256)") + "model.to_gpu(0)\nx = model.xp.array(x)\n"
+    path = script(tmp_path, head + SPLIT)
+    options = ("--software", "t4", "--budget", "10MiB")
+    variables = {"XDG_CACHE_HOME": str(kernel_cache)}
+    found = execute("-m", "umem", "run", *options, path, cwd=tmp_path, **variables)
+    assert found.returncode == 0, found.stderr
+    assert "no other size of the step" not in found.stderr
+    assert "with the pool's gaps" in found.stderr and "  on: " in found.stderr
+
+
 def test_it_follows_a_virtual_gpu(tmp_path: Path) -> None:
     path = script(tmp_path, HEAD + SPLIT)
     found = execute("-m", "umem", "run", "--virtual", "t4", "--budget", "10MiB", path, cwd=tmp_path)
