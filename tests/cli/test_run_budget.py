@@ -147,6 +147,8 @@ def test_a_loop_that_goes_backward_itself_is_dieted_later_and_says_so(tmp_path: 
     assert "umem diet for 10.0 MiB" in found.stderr and "micro-batches of" not in found.stderr
     close = pytest.approx(last_number(plain.stdout), rel=1e-5)  # recomputation, or up to rounding
     assert last_number(found.stdout) == close
+    assert " measured in a settled step, its update included" in found.stderr
+    assert "recomputation (peaks and time of forward and backward alone): " in found.stderr
 
 
 def test_what_fits_is_left_alone(tmp_path: Path) -> None:
@@ -255,6 +257,7 @@ def test_on_the_software_gpu_parameters_may_take_their_shape_from_the_batch(
     assert found.returncode == 0, found.stderr
     assert "no other size of the step" not in found.stderr
     assert "with the pool's gaps" in found.stderr and "  on: " in found.stderr
+    assert " of arrays, without pool gaps, measured in a settled step, its update" in found.stderr
 
 
 def test_it_follows_a_virtual_gpu(tmp_path: Path) -> None:
