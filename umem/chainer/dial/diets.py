@@ -217,8 +217,8 @@ class Diet(Switch):
             return "\n".join([*lines, "  it fits: nothing is turned on"])
         lines += [f"  on: {name}" for name in best.names]
         lines.append(
-            f"  with that: {format_bytes(best.taken_bytes)}, {format_seconds(best.seconds)} a step; "
-            f"{best.exactness}"
+            f"  with that: {format_bytes(best.taken_bytes)}, {format_seconds(best.seconds)} a "
+            f"step; {best.exactness}"
         )
         fit = sum(one.fits for one in self.chosen.tried)
         lines.append(
