@@ -85,6 +85,25 @@ for number in range(5):
         optimizer.update()
 print(sum(float(abs(p.array).sum()) for p in model.params()))
 """
+KEPT = """
+import weakref
+
+before, seen = [], []
+
+
+def alive(x):
+    seen.append(any(one() is not None for one in before))
+    return x
+
+
+net = L.Classifier(chainer.Sequential(alive, model), F.mean_squared_error)
+net.compute_accuracy = False
+optimizer = chainer.optimizers.Adam().setup(net)
+for _ in range(5):
+    optimizer.update(net, x, x)
+    before[:] = [weakref.ref(net.loss.node), weakref.ref(net.y.node)]
+print(len(seen) > 4, any(seen))
+"""
 
 
 def script(tmp_path: Path, text: str) -> str:
@@ -128,6 +147,8 @@ def test_a_loop_that_goes_backward_itself_is_dieted_later_and_says_so(tmp_path: 
     assert "umem diet for 10.0 MiB" in found.stderr and "micro-batches of" not in found.stderr
     close = pytest.approx(last_number(plain.stdout), rel=1e-5)  # recomputation, or up to rounding
     assert last_number(found.stdout) == close
+    assert " measured in a settled step, its update included" in found.stderr
+    assert "recomputation (peaks and time of forward and backward alone): " in found.stderr
 
 
 def test_what_fits_is_left_alone(tmp_path: Path) -> None:
@@ -136,6 +157,16 @@ def test_what_fits_is_left_alone(tmp_path: Path) -> None:
     )
     assert found.returncode == 0 and "it fits: nothing is turned on" in found.stderr
     assert "--budget 1GiB: it held: " in found.stderr
+
+
+@pytest.mark.parametrize(("budget", "on"), [("1GiB", "nothing"), ("9MiB", "  on: ")])
+def test_a_loss_that_the_model_keeps_is_gone_before_the_next_forward(
+    budget: str, on: str, tmp_path: Path
+) -> None:
+    path = script(tmp_path, HEAD + KEPT)
+    found = execute("-m", "umem", "run", "--budget", budget, path, cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert on in found.stderr and found.stdout.split() == ["True", "False"]
 
 
 def test_every_optimizer_of_the_script_is_counted(tmp_path: Path) -> None:
@@ -211,6 +242,22 @@ def test_a_script_without_updates_says_that_nothing_was_turned_on(tmp_path: Path
         "-m", "umem", "run", "--budget", "1GiB", script(tmp_path, "print(1)\n"), cwd=tmp_path
     )
     assert found.returncode == 0 and "nothing was turned on" in found.stderr
+
+
+@pytest.mark.parametrize("width", [256, None])
+def test_on_the_software_gpu_parameters_may_take_their_shape_from_the_batch(
+    width: int | None, tmp_path: Path, kernel_cache: Path
+) -> None:
+    pytest.importorskip("cupy")
+    head = HEAD.replace("256, 256)", f"{width}, 256)") + "model.to_gpu(0)\nx = model.xp.array(x)\n"
+    path = script(tmp_path, head + SPLIT)
+    options = ("--software", "t4", "--budget", "10MiB")
+    variables = {"XDG_CACHE_HOME": str(kernel_cache)}
+    found = execute("-m", "umem", "run", *options, path, cwd=tmp_path, **variables)
+    assert found.returncode == 0, found.stderr
+    assert "no other size of the step" not in found.stderr
+    assert "with the pool's gaps" in found.stderr and "  on: " in found.stderr
+    assert " of arrays, without pool gaps, measured in a settled step, its update" in found.stderr
 
 
 def test_it_follows_a_virtual_gpu(tmp_path: Path) -> None:

@@ -39,12 +39,14 @@ class Judged(NamedTuple):
     peak_bytes: int
     seconds: float
     cost: float
+    taken_bytes: int
 
 
 class Place(Protocol):
-    """A memory that a step runs in."""
+    """A memory that a step runs in; ``counted`` says what is in its figures beside tensors."""
 
     budget_bytes: int
+    counted: str
 
     def judged(self, variants: StepVariants, prepared: Prepared) -> Judged:
         """Return the peak, time and cost of a step that was prepared from its variants."""
@@ -65,6 +67,8 @@ class HostArrays:
         sure: a budget of recomputation below this many times the least is "min"; inf: always.
     """
 
+    counted = ""
+
     def __init__(self, budget_bytes: int, sure: float = SURE) -> None:
         self.budget_bytes, self._sure = budget_bytes, sure
 
@@ -75,7 +79,7 @@ class HostArrays:
             _of_all(prepared, weight) + _slower(variants, weight)
             for weight in (_measured, _counted)
         )
-        return Judged(peak <= self.budget_bytes, peak, seconds, cost)
+        return Judged(peak <= self.budget_bytes, peak, seconds, cost, peak)
 
     def recompute_budget(self, variants: StepVariants) -> int | Literal["min"]:
         """See `Place`. Tries smaller budgets for memory that no plan counts, as gradient sums."""
@@ -101,6 +105,8 @@ class PlainPool:
         sure: as of `HostArrays`.
     """
 
+    counted = " with the pool's gaps"
+
     def __init__(self, gpu: GpuSpec, variants: StepVariants, sure: float = SURE) -> None:
         self.budget_bytes, self._gpu, self._subject = gpu.usable_bytes, gpu, variants
         self._sure = sure
@@ -111,11 +117,12 @@ class PlainPool:
         replays = self._subject.replays
         step = replays.step(prepared.trace, self._gpu, "unmanaged")
         gpu = self._gpu if step.fits else self._roomy  # which times it all the same
-        seconds = replays.step(prepared.trace, gpu, "unmanaged").cost.seconds or 0.0
+        cost = replays.step(prepared.trace, gpu, "unmanaged").cost
+        seconds, peak = cost.seconds or 0.0, replays.peak_bytes(prepared.trace)
         if prepared.less is not None:
             less = replays.step(prepared.less, gpu, "unmanaged").cost.seconds or 0.0
             seconds += prepared.more * (seconds - less)
-        return Judged(step.fits, replays.peak_bytes(prepared.trace), seconds, seconds)
+        return Judged(step.fits, peak, seconds, seconds, cost.resident_peak_bytes or peak)
 
     def recompute_budget(self, variants: StepVariants) -> int | Literal["min"]:
         """See `Place`."""

@@ -48,11 +48,13 @@ class Combination:
     Attributes:
         change: all techniques but recomputation.
         budget: of `umem.chainer.Recompute`, in bytes or "min"; None: nothing is recomputed.
-        peak_bytes: the most bytes at once.
+        peak_bytes: the most bytes of tensors and workspace at once.
         seconds: a step's time; on the host summed from measured times, to be shown only.
         cost: compared between combinations: on a GPU the model's seconds, on the host arithmetic
             and traffic.
         fits: whether the step stays within the budget of memory.
+        taken_bytes: what is held against the budget: on the host the peak; on a GPU the VRAM that
+            the pool takes, its gaps included, where it is not short of VRAM if the step fits not.
     """
 
     change: Changes
@@ -61,6 +63,7 @@ class Combination:
     seconds: float
     cost: float
     fits: bool
+    taken_bytes: int
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -107,11 +110,15 @@ class Combination:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The cheapest combination, all that were tried, and the step as it is; simulated."""
+    """The cheapest combination, all that were tried, and the step as it is; simulated.
+
+    ``counted`` says what is in their ``taken_bytes`` beside tensors; empty: nothing.
+    """
 
     best: Combination
     plain: Combination
     tried: tuple[Combination, ...]
+    counted: str = ""
 
 
 def cheapest(variants: StepVariants, place: Place, without: Collection[str] = ()) -> Chosen:
@@ -145,8 +152,10 @@ def cheapest(variants: StepVariants, place: Place, without: Collection[str] = ()
         if cheapest_found is not None and cheapest_found.cost <= limit:
             best = cheapest_found
     if best is None:
-        raise BudgetError(_too_little(place.budget_bytes, search.least(), plain))
-    return Chosen(best, plain, tuple(search.tried))
+        best = search.least()
+        if not best.fits:
+            raise BudgetError(_too_little(place, best, plain))
+    return Chosen(best, plain, tuple(search.tried), place.counted)
 
 
 class _Candidates:
@@ -215,7 +224,9 @@ class _Candidates:
                     return
 
     def least(self) -> Combination:
-        """Try all techniques together; return the combination of the smallest peak of all tried."""
+        """Try all techniques together; return what takes the least of all tried, or the cheapest
+        that fits.
+        """
         for micro in (None, 1) if self._may("accumulate") else (None,):
             with suppress(*_NOTHING):
                 self._judge_least(self._subject, micro)
@@ -226,7 +237,10 @@ class _Candidates:
                     }
                     with suppress(*_NOTHING):
                         self._judge_least(self._subject.changed(**fields), micro)
-        return min(self.tried, key=lambda one: one.peak_bytes)
+        fitting = [one for one in self.tried if one.fits]
+        if fitting:
+            return min(fitting, key=lambda one: one.cost)
+        return min(self.tried, key=lambda one: one.taken_bytes)
 
     def _judge_least(self, variants: StepVariants, micro: int | None) -> None:
         if micro is not None:
@@ -243,11 +257,11 @@ def _shown(budget: Again) -> str:
     return format_bytes(budget) if isinstance(budget, int) else "the least"
 
 
-def _too_little(budget_bytes: int, least: Combination, plain: Combination) -> str:
-    budget, needed = format_apart(budget_bytes, least.peak_bytes)
+def _too_little(place: Place, least: Combination, plain: Combination) -> str:
+    budget, needed = format_apart(place.budget_bytes, least.taken_bytes)
     how = ", ".join(least.names) or "nothing done"
     return (
-        f"a budget of {budget} is too small: the step takes {format_bytes(plain.peak_bytes)} as it "
-        f"is, and the least that was found is {needed} ({least.peak_bytes} bytes), with {how} "
-        "(simulated). Give as much, or a smaller size"
+        f"a budget of {budget} is too small: the step takes {format_bytes(plain.taken_bytes)}"
+        f"{place.counted} as it is, and the least that was found is {needed} ({least.taken_bytes} "
+        f"bytes), with {how} (simulated). Give as much, or a smaller size"
     )

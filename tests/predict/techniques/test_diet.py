@@ -13,7 +13,7 @@ from umem.compat.installation import find_package
 from umem.devices.specs import gpu_spec
 from umem.errors import BudgetError, StateError
 from umem.predict.diet_places import HostArrays, PlainPool
-from umem.predict.dieting import cheapest
+from umem.predict.dieting import Chosen, cheapest
 from umem.predict.techniques.changing import smaller_batches
 from umem.predict.techniques.half_widths import in_half
 from umem.predict.techniques.micro_batches import accumulated
@@ -21,7 +21,7 @@ from umem.predict.techniques.small_states import BLOCK, with_small_states
 from umem.predict.techniques.step_variants import StepVariants
 from umem.trace import Access, Alloc, Checker, Event, Free, Mark, Op, Trace
 from umem.trace.trace import tail
-from umem.units import MIB
+from umem.units import BLOCK_BYTES, MIB
 
 if find_package() is None:
     pytest.skip("no Chainer", allow_module_level=True)
@@ -219,7 +219,7 @@ def test_micro_batches_that_a_trace_leaves_out_take_as_long_as_those_that_it_has
     prepared = some.prepared("")
     assert prepared.more == 9 and prepared.less is not None
     place = PlainPool(GPU, subject)
-    _, peak, seconds, _ = place.judged(all_of_them, all_of_them.prepared(""))
+    _, peak, seconds, *_ = place.judged(all_of_them, all_of_them.prepared(""))
     assert place.judged(some, prepared)[1] == peak
     assert place.judged(some, prepared)[2] == pytest.approx(seconds, rel=0.01)
 
@@ -474,6 +474,34 @@ def test_a_budget_that_nothing_fits_names_the_least_that_was_found() -> None:
     subject = StepVariants(trace, (), 64, correct="off")
     with pytest.raises(BudgetError, match="the least that was found is") as caught:
         cheapest(subject, HostArrays(MIB))
-    least = int(str(caught.value).partition("(")[2].partition(" bytes")[0])
-    found = cheapest(StepVariants(trace, (), 64, correct="off"), HostArrays(round(1.01 * least)))
-    assert found.best.peak_bytes <= 1.01 * least
+    least = named_bytes(caught.value)
+    found = cheapest(StepVariants(trace, (), 64, correct="off"), HostArrays(least))
+    assert found.best.peak_bytes <= least
+
+
+def named_bytes(error: BudgetError) -> int:
+    """The least bytes that an error names."""
+    return int(str(error).partition(" (")[2].partition(" bytes")[0])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("kind", "size"), [("shared", 8192), ("convolutional", 512)])
+def test_the_figures_of_a_gpu_have_the_gaps_of_its_pool_and_the_least_is_accepted(
+    kind: str, size: int
+) -> None:
+    *_, step = trained(kind)
+    subject = StepVariants(umem.record_at(step, (8, 16)), [GPU], size)
+
+    def chosen(budget: int) -> Chosen:
+        return cheapest(subject, PlainPool(GPU.with_vram(budget), subject))
+
+    plain = chosen(64 << 30).plain
+    assert plain.fits and plain.taken_bytes > plain.peak_bytes
+    between = (plain.taken_bytes + plain.peak_bytes) // 2
+    with pytest.raises(BudgetError, match="with the pool's gaps as it is, and the least") as caught:
+        chosen(BLOCK_BYTES)
+    least = named_bytes(caught.value)
+    for budget in (least, between, plain.taken_bytes):
+        found = chosen(budget)
+        assert found.best.fits and found.best.taken_bytes <= budget
+        assert found.plain.fits == (found.plain.taken_bytes <= budget)

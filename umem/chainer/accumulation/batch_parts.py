@@ -49,7 +49,7 @@ class MicroBatches:
             whatever the loss function raises. Gradients are cleared then; random generators and
                 what links keep are as before.
         """
-        state = StepState(self._model)
+        state = StepState(self._model, holds_graphs=False)
         while not self._fits(lossfun, batch, state):
             self.size = -(-min(self.size, batch.size) // 2)
             gc.collect()

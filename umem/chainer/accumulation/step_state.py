@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import weakref
 from typing import Any
 
+import chainer
 import numpy as np
 
 from umem.chainer.function_facts import is_array
@@ -16,13 +18,20 @@ class StepState:
     NumPy's global generator and Python's; links' attributes, with copies of the arrays that Chainer
     saves with a link beside its parameters (running statistics). CuPy's generator cannot be read.
 
+    Args:
+        model: the link whose links are saved.
+        holds_graphs: whether the graphs of variables among the attributes, such as a loss of the
+            step before, are kept alive. False: a variable is restored without the graph that led
+            to it, where nothing else holds that any more.
+
     Cost: those copies, and a walk over the links. Thread-safety: none.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, holds_graphs: bool = True) -> None:
         self._numpy: Any = np.random.get_state(legacy=False)
         self._python = random.getstate()
-        self._links = [(link, dict(vars(link)), _persistent(link)) for link in model.links()]
+        kept = dict if holds_graphs else _without_graphs
+        self._links = [(link, kept(vars(link)), _persistent(link)) for link in model.links()]
 
     def put_back(self) -> None:
         """Restore the random generators, and the links' attributes and running statistics.
@@ -31,7 +40,9 @@ class StepState:
         restored: parameters' arrays and gradients stay as they are.
         """
         self.put_back_random()
-        for link, attributes, arrays in self._links:
+        # All variables first: a new attribute may be what holds the graph of an old one.
+        links = [(link, _with_variables(kept), arrays) for link, kept, arrays in self._links]
+        for link, attributes, arrays in links:
             now = vars(link)
             for name in now.keys() - attributes.keys():
                 del now[name]
@@ -43,6 +54,37 @@ class StepState:
         """Restore NumPy's global generator and Python's."""
         np.random.set_state(self._numpy)
         random.setstate(self._python)
+
+
+class _Variable:
+    """A variable that a function made: its array, and its node as long as something else has it."""
+
+    def __init__(self, variable: Any) -> None:
+        self._node, self._array = weakref.ref(variable.node), variable.array
+
+    def again(self) -> Any:
+        """Return the variable, without a graph where its node is gone."""
+        node = self._node()
+        if node is None:
+            return chainer.Variable(self._array)
+        variable = node.get_variable()
+        if variable.array is None:  # the node's array was dropped, to be recomputed
+            variable.array = self._array
+        return variable
+
+
+def _without_graphs(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _Variable(value) if getattr(value, "creator_node", None) is not None else value
+        for name, value in attributes.items()
+    }
+
+
+def _with_variables(kept: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.again() if isinstance(value, _Variable) else value
+        for name, value in kept.items()
+    }
 
 
 def _persistent(link: Any) -> list[tuple[Any, Any]]:

@@ -64,7 +64,7 @@ class Group:
                 parameters' gradients are dropped, and a `StepState` puts back all else.
         """
         batch = _batch(given)
-        state = StepState(self._model)
+        state = StepState(self._model, holds_graphs=False)
         is_ready = all(p.array is not None for p in self._model.params())
         self._gradient.made.clear()
         before = None if self._first is None else joined(given, self._first[0])

@@ -71,7 +71,7 @@ class WholeGradient(Subscriber):
             whatever the loss function raises. Gradients then are those of some parts.
         """
         parts, totals = slices(sizes), None
-        state, made = StepState(self._model), len(self.made)
+        state, made = StepState(self._model, holds_graphs=False), len(self.made)
         with self.listening():
             if self._counts_first and len(parts) > 1:
                 totals = self._totals(lossfun, batch, parts)

@@ -207,17 +207,18 @@ class Diet(Switch):
 
     def report(self) -> str:
         """Describe the techniques that are on, and recomputation so far, in a few lines of text."""
-        best, plain = self.chosen.best, self.chosen.plain
+        best, plain, counted = self.chosen.best, self.chosen.plain, self.chosen.counted
         lines = [
             f"umem diet for {format_bytes(self.budget_bytes)} (all figures are simulated):",
-            f"  as it is: {format_bytes(plain.peak_bytes)}, {format_seconds(plain.seconds)} a step",
+            f"  as it is: {format_bytes(plain.taken_bytes)}{counted}, "
+            f"{format_seconds(plain.seconds)} a step",
         ]
         if not best.names:
             return "\n".join([*lines, "  it fits: nothing is turned on"])
         lines += [f"  on: {name}" for name in best.names]
         lines.append(
-            f"  with that: {format_bytes(best.peak_bytes)}, {format_seconds(best.seconds)} a step; "
-            f"{best.exactness}"
+            f"  with that: {format_bytes(best.taken_bytes)}, {format_seconds(best.seconds)} a "
+            f"step; {best.exactness}"
         )
         fit = sum(one.fits for one in self.chosen.tried)
         lines.append(
@@ -232,7 +233,8 @@ class Diet(Switch):
         """Describe recomputation so far in a line; empty where it is off or no pass has run."""
         if self._recompute is None or not self._recompute.pass_count:
             return ""
-        return f"recomputation: {self._recompute.summary()}"
+        said = self._recompute.summary()
+        return f"recomputation (peaks and time of forward and backward alone): {said}"
 
 
 def turn_on(stack: ExitStack, chosen: Combination, model: Any, optimizer: Any) -> Recompute | None:

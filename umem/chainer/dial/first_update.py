@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
-import umem
 from umem.chainer.accumulation.step_state import StepState
-from umem.chainer.dial.as_it_was import as_it_was
 from umem.chainer.dial.diets import Diet, batch_of, diet_of
 from umem.chainer.dial.step_peak import StepPeak
+from umem.chainer.dial.two_sizes import recorded_at_parts
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import (
     AccumulationError,
@@ -195,16 +194,10 @@ class FirstUpdate(Subscriber):
         size = 0 if kwargs else batch_of(args)
         if len(self._all) > 1 or size < LEAST_BATCH:
             return False
-        loss, *arrays = args
-
-        def step(part: int) -> None:
-            optimizer.update(loss, *(array[:part] for array in arrays))
-
         self._inside = True
         try:
-            model, sizes = optimizer.target, (max(1, size // 4), max(2, size // 2))
-            with as_it_was(model, optimizer):
-                self._recorded = umem.record_at(step, sizes), size
+            sizes = max(1, size // 4), max(2, size // 2)
+            self._recorded = recorded_at_parts(optimizer, args, sizes), size
         except UmemError as error:
             self._why_later = f"no other size of the step can be told from its parts ({error})"
         except Exception as error:  # the script's own: it may need its whole batch
@@ -279,10 +272,11 @@ class FirstUpdate(Subscriber):
         errors that are not the diet's, and any of another optimizer's update; BudgetError where
         nothing else fits and no update has succeeded under a diet.
         """
-        if method is not self._optimizer:
+        is_on = self.diet is not None and bool(self.diet.chosen.best.parts)
+        if method is not self._optimizer or not is_on:
             proceed(method, *args, **kwargs)
             return True
-        state = StepState(method.target)
+        state = StepState(method.target, holds_graphs=False)
         try:
             proceed(method, *args, **kwargs)
         except OutOfMemoryError:

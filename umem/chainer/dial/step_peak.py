@@ -85,7 +85,8 @@ class StepPeak(Subscriber):
         peak = self.peak_bytes
         if peak is None:
             return f"whether it held was not measured: {self.why_not}"
-        said = f"{format_bytes(peak)} measured in a settled step"
+        of_arrays = "" if isinstance(self._meter, HostMeter) else " of arrays, without pool gaps,"
+        said = f"{format_bytes(peak)}{of_arrays} measured in a settled step, its update included"
         if peak <= budget_bytes:
             return f"it held: {said}"
         over = f"{format_bytes(peak - budget_bytes)} over the budget"

@@ -12,6 +12,7 @@ from umem.chainer.dial.diets import batch_of
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import ScalingError, UmemError
 from umem.trace.recording.kept_steps import Kept
+from umem.trace.trace import Trace
 
 
 class TwoSizes(Subscriber):
@@ -77,14 +78,8 @@ class TwoSizes(Subscriber):
                 f"one of at least {max(self._sizes)}"
             )
             return
-        loss, *arrays = args
-
-        def step(part: int) -> None:
-            optimizer.update(loss, *(array[:part] for array in arrays))
-
         try:
-            with as_it_was(optimizer.target, optimizer):
-                trace = umem.record_at(step, self._sizes)
+            trace = recorded_at_parts(optimizer, args, self._sizes)
         except UmemError as error:
             self._why_not = str(error).rstrip(".")
             return
@@ -93,3 +88,23 @@ class TwoSizes(Subscriber):
             self._why_not = f"the loss does not take a part of the batch ({what})"
             return
         self._kept = Kept(trace, f"at sizes {', '.join(map(str, self._sizes))}")
+
+
+def recorded_at_parts(optimizer: Any, args: Sequence[Any], sizes: Sequence[int]) -> Trace:
+    """Record an update at parts of its batch; the model and the optimizer are as before then.
+
+    Args:
+        args: those of the update, a loss function and the batch's arrays.
+        sizes: how many samples each part has.
+
+    Raises what `umem.record_at` and the update raise.
+    """
+    loss, *arrays = args
+
+    def step(part: int) -> None:
+        optimizer.update(loss, *(array[:part] for array in arrays))
+
+    with as_it_was(optimizer.target, optimizer):
+        if any(param.array is None for param in optimizer.target.params()):
+            step(sizes[0])  # makes them: on CuPy the recordings would differ by where that happens
+        return umem.record_at(step, sizes)

@@ -145,12 +145,12 @@ def _in_micro_batches(
     """
     variants = whole if micro == effective else whole.changed(micro_batch=micro)
     budget = None
-    fits, peak, seconds, _ = place.judged(variants, variants.prepared(""))
+    fits, peak, seconds, *_ = place.judged(variants, variants.prepared(""))
     if not fits:
         planned = place.recompute_budget(variants)
         budget = planned if isinstance(planned, str) else _text(planned)
         prepared = variants.prepared("", None if isinstance(planned, str) else planned)
-        fits, peak, seconds, _ = place.judged(variants, prepared)
+        fits, peak, seconds, *_ = place.judged(variants, prepared)
         if not fits:
             raise BudgetError("no plan of recomputation has room")
     line = lines((), None if micro == effective else micro, None, budget)
