@@ -15,8 +15,15 @@ from umem.planner.checks import checked_budget, shown, whole_number
 from umem.planner.graph import Graph
 from umem.planner.link import Link
 from umem.planner.offload_schedule import Decision, is_best, plan_of_decision
-from umem.planner.plans import OBJECTIVES, Method, Model, Objective, Plan, checked_model
-from umem.planner.reruns import in_order_of
+from umem.planner.plans import (
+    OBJECTIVES,
+    Method,
+    Model,
+    Objective,
+    Plan,
+    checked_model,
+    in_order_of,
+)
 from umem.planner.schedule import actions
 from umem.planner.usage import usage
 from umem.units import format_bytes

@@ -10,13 +10,11 @@ from typing import Literal, NamedTuple, TypeVar
 from umem.chainer.recompute.gradients import contended
 from umem.chainer.recompute.seen import Carried, SeenGraph, TapeAction
 from umem.errors import BudgetError
-from umem.planner import Graph
-from umem.planner.call_facts import CallFacts
+from umem.planner import Graph, Node
 from umem.planner.link import Link
-from umem.planner.node import Node
 from umem.planner.plans import Method
 from umem.planner.pool_gaps import PoolGaps
-from umem.planner.problem import Problem, Solution
+from umem.planner.problem import CallFacts, Problem, Solution
 from umem.planner.schedule import actions, agenda
 from umem.planner.usage import usage
 from umem.trace.analysis.capping import CAPPED, CAPS, advice

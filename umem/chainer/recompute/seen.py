@@ -15,8 +15,7 @@ from umem.chainer.recompute.offloaded import What
 from umem.chainer.recompute.optimizer_facts import OptimizerFacts, state_bytes
 from umem.chainer.recompute.tape import LEAF, Call, Signature
 from umem.chainer.saved.tiers.tier import Tier
-from umem.planner.call_facts import CallFacts
-from umem.planner.problem import Problem, Solution
+from umem.planner.problem import CallFacts, Problem, Solution
 from umem.planner.schedule import Kind
 
 Roots = tuple[tuple[int, int], ...]
