@@ -306,11 +306,10 @@ def describe_online(found: Experience) -> list[str]:
     if not found.count:
         return []
     again = found.rerun_seconds / found.seconds if found.seconds else 0.0
-    moved = f", and {format_bytes(found.sent_bytes)} were moved" if found.sent_bytes else ""
     return [
         f"{found.count} passes whose graph had not come back went without a plan: what to let "
         f"go was decided call by call; peak {format_bytes(found.peak_bytes)} by account, and "
-        f"{again:.0%} of the time of those that had to let something go ran again{moved}"
+        f"{again:.0%} of the time of those that had to let something go ran again"
     ]
 
 

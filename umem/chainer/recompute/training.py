@@ -248,9 +248,7 @@ class Training:
             budget = round(budget * self.experience.plain_bytes)
         gaps = budget / max(1, self.graphs.gaps.room(budget))
         room = Room(int(budget) or None, *self.graphs.beside(), is_wish=is_wish, gaps=gaps)
-        rule = EvictOnline(
-            room, self.experience, self._debug, self._prepare, self._tell, self.offload
-        )
+        rule = EvictOnline(room, self.experience, self._debug, self._prepare, self._tell)
         goes_again = self._online_goes_again
         now = Pass(self._number, rule, self._debug, goes_again, pools=self._pools)
         if self._online_keeps:
