@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import chainer
 
+from umem.chainer.forward_state import ReadArrays
 from umem.chainer.recompute.gradients import Contended, GradientSums, contended, plain_order
 from umem.chainer.recompute.observing import Before, Observed, gradient_bytes, observe
 from umem.chainer.recompute.pass_policies import (
@@ -24,7 +25,7 @@ from umem.chainer.recompute.pass_policies import (
     PassPolicy,
 )
 from umem.chainer.recompute.seen import Carried, Roots, SeenGraph, TapeAction, readers_of
-from umem.chainer.recompute.tape import Call, ReadArrays
+from umem.chainer.recompute.tape import Call
 from umem.chainer.saved.tiers.tier import Tier
 from umem.errors import is_cupys_out_of_memory
 from umem.trace.recording.meter import MeteredPools

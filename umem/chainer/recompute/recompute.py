@@ -24,7 +24,7 @@ from umem.chainer.recompute.carrying import (
     fates_of,
     fates_summary,
 )
-from umem.chainer.recompute.offloaded import checked_place
+from umem.chainer.recompute.offloaded import OffloadTarget
 from umem.chainer.recompute.online import Experience
 from umem.chainer.recompute.runner import PassRunner
 from umem.chainer.recompute.seen import SeenGraph
@@ -98,7 +98,8 @@ class Recompute:
         debug: bool = False,
     ) -> None:
         target = Target(_parsed(budget), method, strict, thrash, is_card=budget == CARD)
-        self._training = Training(target, debug=debug, offload=checked_place(offload))
+        below = None if offload is False else OffloadTarget(offload)
+        self._training = Training(target, debug=debug, offload=below)
         self._runner = PassRunner(self._training)
 
     def __enter__(self) -> Recompute:

@@ -53,7 +53,8 @@ class PassRunner(Subscriber):
             StateError, FileError: the offload target cannot be opened; nothing is subscribed.
         """
         self._thread = threading.get_ident()
-        self._training.offload.start()
+        if self._training.offload is not None:
+            self._training.offload.start()
         subscribe(self)
 
     def stop(self) -> None:
@@ -131,7 +132,7 @@ class PassRunner(Subscriber):
             wait_for(inputs)
         run = partial(proceed, func, inputs)
         training.peaks.forward_begins(func, inputs)
-        timed = Timed(by_model=now.learns and training.offload.is_wanted)
+        timed = Timed(by_model=now.learns and training.offload is not None)
         try:
             outputs = self._survive(now, func, inputs, run)
         finally:
@@ -335,7 +336,7 @@ class PassRunner(Subscriber):
             begun = time.perf_counter()
             now.before(call)
             self._training.peaks.backward_begins(func, args)
-            learns = now.learns and self._training.offload.is_wanted
+            learns = now.learns and self._training.offload is not None
             timed = Timed(by_model=learns)
             now.step(proceed, call, func, args)
             if learns:

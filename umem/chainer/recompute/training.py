@@ -10,6 +10,7 @@ from typing import Any
 
 import chainer
 
+from umem.chainer.forward_state import ReadArrays
 from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.carrying import Target
 from umem.chainer.recompute.graph_store import AGAIN, KEEPS, Graphs
@@ -25,9 +26,8 @@ from umem.chainer.recompute.pass_policies import (
 )
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.seen import Roots, SeenGraph
-from umem.chainer.recompute.tape import Call, ReadArrays
+from umem.chainer.recompute.tape import Call
 from umem.chainer.recompute.whole_graph import make_whole, reaches_more, watch_over
-from umem.chainer.saved.tiers.tiers import Where
 from umem.errors import RecomputeError
 from umem.trace.recording.meter import HostMeter, MeteredPools
 
@@ -82,10 +82,9 @@ class Training:
     Args:
         target: the budget to plan for.
         debug: whether passes keep checksums.
-        offload: the place of the offload target; False: nothing is offloaded.
 
     Attributes:
-        offload: the offload target.
+        offload: the offload target; None: nothing is offloaded.
         graphs: the graphs that were seen.
         now: the current pass; None before the first and after the block.
         peaks: measures its workspace or its peak, if a graph has to be measured.
@@ -94,10 +93,9 @@ class Training:
         plain_count: those of them that Chainer ran alone.
     """
 
-    def __init__(self, target: Target, *, debug: bool, offload: Where = False) -> None:
-        self._debug = debug
-        self.offload = OffloadTarget(offload)
-        self.graphs = Graphs(target, self.offload)
+    def __init__(self, target: Target, *, debug: bool, offload: OffloadTarget | None) -> None:
+        self._debug, self.offload = debug, offload
+        self.graphs = Graphs(target, offload)
         self._online_keeps = self._ran_out_observed = False
         self._told: set[bool] = set()
         self.now: Pass | None = None
@@ -130,7 +128,8 @@ class Training:
         self.now = None
         calls = self.alive.take()
         try:
-            self.offload.close(calls)
+            if self.offload is not None:
+                self.offload.close(calls)
         finally:
             watch_over(calls)
 
@@ -168,7 +167,8 @@ class Training:
         self.now = None  # its arrays are freed before anything is measured
         self._ends = False
         self.peaks.stop()
-        self.offload.open(inputs)
+        if self.offload is not None:
+            self.offload.open(inputs)
         meter = meter_of(inputs)
         self.graphs.optimizers.measure_by(type(meter))
         self._pools = meter.pools
@@ -187,7 +187,7 @@ class Training:
             what = self.graphs.to_measure(alike, plain=not now.learns)
         self._reserve(alike, what)
         if what is not None:
-            blind = what == "peak" and self.offload.is_among_arrays
+            blind = what == "peak" and self.offload is not None and self.offload.is_among_arrays
             self._measure(what, inputs, blind=blind)
         return now
 
@@ -237,7 +237,7 @@ class Training:
             self._debug,
             self.graphs.goes_again,
             list(self.graphs),
-            self.offload.tier,
+            None if self.offload is None else self.offload.tier,
             self._pools,
         )
 

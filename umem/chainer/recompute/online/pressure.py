@@ -9,7 +9,7 @@ from typing import Any
 
 import chainer
 
-from umem.chainer.forward_configuration import as_in_forward
+from umem.chainer.forward_state import as_in_forward
 from umem.chainer.recompute.observing import gradient_bytes
 from umem.chainer.recompute.online.account import Account, Arrays
 from umem.chainer.recompute.online.kinds import Experience, rise_of
