@@ -11,7 +11,7 @@ import chainer
 import numpy as np
 from chainer import configuration
 
-from umem.chainer.chunking.capped import cap_here, under
+from umem.chainer.chunking.capped import cap_here, holders, under
 from umem.errors import RecomputeError
 from umem.trace.recording.storage import root_of
 
@@ -28,7 +28,8 @@ def configuration_now() -> dict[str, Any]:
     """Return the calling thread's Chainer configuration, and its cap on workspace."""
     # Chainer offers no list of entries: a thread's own are in config._local, over global_config.
     of_thread = vars(configuration.config._local)
-    return {**vars(chainer.global_config), **of_thread, _CAP: cap_here()}
+    cap = cap_here() if holders else None
+    return {**vars(chainer.global_config), **of_thread, _CAP: cap}
 
 
 def as_in_forward(then: dict[str, Any]) -> list[AbstractContextManager[Any]]:

@@ -10,10 +10,10 @@ from typing import Any
 import chainer
 
 from umem.chainer.function_facts import owner_of, rules_of
+from umem.chainer.parameter_updates import OptimizerFacts, state_bytes
 from umem.chainer.recompute.carrying import Target, carried
 from umem.chainer.recompute.observing import gradient_bytes, look_beside
 from umem.chainer.recompute.offloaded import OffloadTarget
-from umem.chainer.recompute.optimizer_facts import OptimizerFacts, state_bytes
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.seen import Carried, GraphFacts, SeenGraph, tape_of
 from umem.chainer.recompute.tape import Signature

@@ -19,6 +19,7 @@ from chainer import configuration
 from chainer.serializer import Deserializer
 
 from umem.chainer.function_facts import owner_of
+from umem.chainer.parameter_updates import update_in_chunks
 from umem.chainer.recompute.observing import Before, Timed, check_tape, look, wait_for
 from umem.chainer.recompute.pass_policies import FollowPlan
 from umem.chainer.recompute.passes import Pass
@@ -27,7 +28,6 @@ from umem.chainer.recompute.training import ANOTHER_ARRAY, INTO_EARLIER, IT_IS_C
 from umem.chainer.recompute.whole_graph import bring, bring_one, check, functions, roots_of
 from umem.chainer.saved.slots import put_state_back
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
-from umem.chainer.update_chunks import update_in_chunks
 from umem.planner.from_trace import DRAWS
 
 TWICE = "it is differentiated twice"

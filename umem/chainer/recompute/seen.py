@@ -9,10 +9,10 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
+from umem.chainer.parameter_updates import OptimizerFacts, state_bytes
 from umem.chainer.recompute.gradients import Contended
 from umem.chainer.recompute.observing import Beside, Observed
 from umem.chainer.recompute.offloaded import What
-from umem.chainer.recompute.optimizer_facts import OptimizerFacts, state_bytes
 from umem.chainer.recompute.tape import LEAF, Call, Signature
 from umem.chainer.saved.tiers.tier import Tier
 from umem.planner.problem import CallFacts, Problem, Solution

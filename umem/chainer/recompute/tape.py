@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import chainer
 
+from umem.chainer import tap
 from umem.chainer.forward_state import ReadArrays, as_in_forward, checksum, configuration_now
 from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.offloaded import Offloaded, What
@@ -30,7 +31,6 @@ from umem.chainer.saved.slots import (
     refill_outputs,
 )
 from umem.chainer.saved.tiers.tier import Tier
-from umem.chainer.source import rerun
 from umem.errors import RecomputeError, StateError
 
 STATISTICS = ("running_mean", "running_var")
@@ -285,7 +285,7 @@ class Call:
             setattr(func, name, None)
         packed = self.stash.unpack(func)
         try:
-            outputs: tuple[Any, ...] = rerun(func, inputs)
+            outputs: tuple[Any, ...] = tap.rerun(func, inputs)
         finally:
             for name, value in statistics.items():
                 setattr(func, name, value)
