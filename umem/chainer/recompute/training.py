@@ -12,7 +12,6 @@ import chainer
 
 from umem.chainer.forward_state import ReadArrays
 from umem.chainer.function_facts import owner_of
-from umem.chainer.recompute.carrying import Target
 from umem.chainer.recompute.graph_store import AGAIN, KEEPS, Graphs
 from umem.chainer.recompute.observing import PassPeaks, check_tape, meter_of
 from umem.chainer.recompute.offloaded import OffloadTarget
@@ -25,7 +24,7 @@ from umem.chainer.recompute.pass_policies import (
     other_call,
 )
 from umem.chainer.recompute.passes import Pass
-from umem.chainer.recompute.seen import Roots, SeenGraph
+from umem.chainer.recompute.seen import Roots, SeenGraph, Target
 from umem.chainer.recompute.tape import Call
 from umem.chainer.recompute.whole_graph import make_whole, reaches_more, watch_over
 from umem.errors import RecomputeError
@@ -420,7 +419,7 @@ class Training:
             return
         now.end_forward(None if refuse is None else KEEPS + refuse)
         if now.why is not None and not rule.seen.differed:
-            rule.seen.differ(True)  # from the next pass on, calls are observed
+            rule.seen.differed = True  # from the next pass on, calls are observed
             self.graphs.say(now.why)
         self.peaks.turn()
 
