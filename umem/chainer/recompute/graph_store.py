@@ -109,7 +109,7 @@ class Graphs:
         if is_first:
             self.target = self.target._replace(budget=pools.spare())
         if not self._card_is_known and pools.is_vram:
-            self.gaps.keep_to_card(pools.spare() - (self._others_bytes or 0))
+            self.gaps.card_bytes = pools.spare() - (self._others_bytes or 0)
         self._card_is_known = True
         if self._others_bytes is None:
             self._in_use = pools.in_use()
@@ -143,7 +143,7 @@ class Graphs:
         known = facts.outside_bytes + facts.forward_bytes
         self._others_bytes = others = max(0, self._in_use - known)
         if self.gaps.card_bytes is not None:
-            self.gaps.keep_to_card(self.gaps.card_bytes - others)
+            self.gaps.card_bytes -= others
         if self.target.is_card:
             assert isinstance(self.target.budget, int)
             self.target = self.target._replace(budget=max(0, self.target.budget - others))

@@ -15,7 +15,9 @@ from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.graph_store import AGAIN, KEEPS, Graphs
 from umem.chainer.recompute.observing import PassPeaks, check_tape, meter_of
 from umem.chainer.recompute.offloaded import OffloadTarget
-from umem.chainer.recompute.online import EvictOnline, Experience, Room
+from umem.chainer.recompute.online.evict_online import EvictOnline
+from umem.chainer.recompute.online.kinds import Experience
+from umem.chainer.recompute.online.pressure import Room
 from umem.chainer.recompute.pass_policies import (
     ENDED_EARLY,
     FollowPlan,
@@ -169,7 +171,7 @@ class Training:
         if self.offload is not None:
             self.offload.open(inputs)
         meter = meter_of(inputs)
-        self.graphs.optimizers.measure_by(type(meter))
+        self.graphs.optimizers.meter = type(meter)
         self._pools = meter.pools
         if self._pools is not None:
             self.graphs.gaps.expect()

@@ -26,7 +26,6 @@ class CallBytes:
         near: numbers of the nearest ancestors that backward reads, from which it is recomputed; at
             most `NEAR`.
         cost: seconds to recompute it from those.
-        read_rank: the highest rank of the functions whose backward reads it; -1: none reads it.
         views: the calls whose outputs are on its memory.
         output_bytes, stash_bytes: of its outputs and its function state, while they are alive; of
             function state, only as far as it can be evicted.
@@ -37,7 +36,7 @@ class CallBytes:
 
     __slots__ = (
         "call", "cost", "group", "has_stash", "is_kept", "is_there", "near", "output_bytes",
-        "read_rank", "stash_bytes", "views",
+        "stash_bytes", "views",
     )  # fmt: skip
 
     def __init__(self, call: LateCall, near: tuple[int, ...], cost: float) -> None:
@@ -45,7 +44,6 @@ class CallBytes:
         self.group = call.index
         self.views: list[LateCall] = []
         self.output_bytes = self.stash_bytes = 0
-        self.read_rank = -1
         self.is_kept = self.is_there = self.has_stash = False
 
     def made(self, output_bytes: int, stash_bytes: int) -> None:
@@ -60,11 +58,6 @@ class CallBytes:
         return outputs + (self.stash_bytes if self.has_stash else 0)
 
     @property
-    def holds_outputs(self) -> bool:
-        """True if its outputs stay alive once no variable holds them."""
-        return self.is_kept or not self.call.again
-
-    @property
     def may_run_again(self) -> bool:
         """True if it may be recomputed, and so may the calls whose outputs are on its memory."""
         return self.call.again and all(view.again for view in self.views)
@@ -73,26 +66,6 @@ class CallBytes:
     def is_held(self) -> bool:
         """True if the user holds its outputs, or views of them, as variables."""
         return self.call.is_held() or any(view.is_held() for view in self.views)
-
-    def keep(self) -> None:
-        """Record that backward reads its outputs."""
-        self.is_kept = True
-
-    def read(self, rank: int) -> None:
-        """Record that the backward of a function of this rank reads it."""
-        self.read_rank = max(self.read_rank, rank)
-
-    def outputs_died(self) -> None:
-        """Record that its outputs are freed, as nothing holds them."""
-        self.is_there = False
-
-    def join(self, group: CallBytes) -> None:
-        """Record that its outputs are on the memory of another call."""
-        self.group = group.group
-
-    def view(self, call: LateCall) -> None:
-        """Record that the outputs of a call are on its memory."""
-        self.views.append(call)
 
     def drop(self) -> None:
         """Drop its outputs, the views of them and its function state; a mask is kept as bits."""
@@ -151,27 +124,23 @@ class Account:
         self._candidates.add(-1, cost if call.again else math.inf, entry.near)
         self._count(entry, arrays, roots)
         if entry.stash_bytes:
-            self._read(entry, rank)
+            self._candidates.read(entry.call.index, rank)
         if func._output_indexes_to_retain:
             self._keep(self._entries[entry.group], rank)
         if call.again and entry.is_there and not entry.is_kept and entry.group == call.index:
             self._floating.append(entry)
-        if entry.is_kept or entry.stash_bytes or not call.again:
+        if entry.is_kept or entry.stash_bytes:
             self._offer(entry)
 
     def _group(self, index: int) -> CallBytes:
         return self._entries[self._entries[index].group]
 
     def _keep(self, entry: CallBytes, rank: int) -> None:
-        self._read(entry, rank)
+        self._candidates.read(entry.call.index, rank)
         if not entry.is_kept:
-            entry.keep()
+            entry.is_kept = True
             self.kept_bytes += entry.output_bytes
             self._offer(entry)
-
-    def _read(self, entry: CallBytes, rank: int) -> None:
-        entry.read(rank)
-        self._candidates.read(entry.call.index, rank)
 
     def _count(
         self, entry: CallBytes, arrays: Arrays, roots: dict[int, LateCall] | None = None
@@ -210,15 +179,15 @@ class Account:
     def _is_view(self, entry: CallBytes, of: Any) -> None:
         if of.reads is entry.call.reads and entry.group == entry.call.index:
             group = self._group(of.index)
-            entry.join(group)
-            group.view(entry.call)
+            entry.group = group.group
+            group.views.append(entry.call)
             if entry.is_kept:
-                group.keep()
+                group.is_kept = True
 
     def _offer(self, entry: CallBytes) -> None:
         """Make a call a candidate for eviction if that is allowed and frees memory."""
         call = entry.call
-        nbytes = entry.output_bytes if entry.is_there and entry.holds_outputs else 0
+        nbytes = entry.output_bytes if entry.is_there and entry.is_kept else 0
         if entry.has_stash:
             nbytes += entry.stash_bytes
         if nbytes and call.index not in self._locks and entry.may_run_again:
@@ -242,7 +211,7 @@ class Account:
 
     def _died(self, entry: CallBytes) -> None:
         self.held_bytes -= entry.output_bytes if entry.is_there else 0
-        entry.outputs_died()
+        entry.is_there = False
 
     def free(self, wanted: int, rank: int) -> int:
         """Evict at least so many bytes, if there are enough candidates. Returns the bytes freed.
