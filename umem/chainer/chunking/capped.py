@@ -42,9 +42,9 @@ class workspace(Decorator, Scoped[None]):
         exact: compare the first call of each kind and shape with Chainer's own computation, which
             takes its whole workspace then, and leave to Chainer what differs by a bit.
 
-    Concerned are Chainer's convolutions, deconvolutions, their gradients (groups, dilation and any
-    number of dimensions included), poolings and unpoolings, on NumPy, and on CuPy where cuDNN does
-    not compute them. On CuPy a convolution is left to Chainer where its columns, their copies and a
+    Concerned are Chainer's convolutions, deconvolutions and their gradients (groups, dilation and
+    any number of dimensions included), on CuPy where cuDNN does not compute them; and on NumPy
+    poolings. On CuPy a convolution is left to Chainer where its columns, their copies and a
     copy of its outputs stay under the cap. Several samples are taken at a time, one, or a band of
     one's output rows. The least is one row: where that takes more than the cap, a
     `WorkspaceWarning` says so once. On NumPy batch normalisation is computed by channels, two at
