@@ -46,10 +46,6 @@ class Candidates:
         self._parents: list[int] = []
         self._set_cost: list[float] = []
 
-    def __len__(self) -> int:
-        """Return the number of values, evicted ones included."""
-        return self._count
-
     def add(self, rank: int, seconds: float, sources: Iterable[int]) -> int:
         """Add a value that takes so many seconds to make from others; returns its number.
 
