@@ -30,11 +30,6 @@ In larger graphs, the plans that are known, or that of one budget, are relaxed f
 """
 
 
-def offload_alone(graph: Graph, budget_bytes: int, link: Link) -> Decision | None:
-    """Decide to recompute nothing and offload as much as a budget asks; None: it cannot fit."""
-    return decided(graph, ((),) * len(graph), budget_bytes, link)
-
-
 def starting_decisions(
     graph: Graph, budget_bytes: int, link: Link, known: Sequence[Plan], method: str
 ) -> list[Decision]:

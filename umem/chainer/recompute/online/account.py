@@ -9,7 +9,7 @@ from typing import Any
 from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.online.eviction import Candidates
 from umem.chainer.recompute.online.late_call import LateCall
-from umem.chainer.saved.slots import find_arrays, packing
+from umem.chainer.saved.slots import arrays_in, packing
 from umem.trace.recording.storage import root_of
 
 NEAR = 8
@@ -327,19 +327,12 @@ def _stash_bytes(call: LateCall, known: set[int]) -> int:
 
     Memory in ``known``, by id, is not counted.
     """
-    if not call.stash.names:
-        return 0
     owner = owner_of(call.func)
-    lists = {name: [a for _, a in _arrays(name, owner)] for name in call.stash.names}
+    named = {name: getattr(owner, name, None) for name in call.stash.names}
+    lists = {name: [a for _, a in arrays_in([(name, held)])] for name, held in named.items()}
     found = {name: arrays for name, arrays in lists.items() if arrays}
     mask, packed = packing(call.func, found)
     if call.kind.draws:
         return mask - packed
     roots = {id(root): root for arrays in found.values() for root in map(root_of, arrays)}
     return sum(int(root.nbytes) for key, root in roots.items() if key not in known)
-
-
-def _arrays(name: str, owner: Any) -> Iterator[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    find_arrays(name, getattr(owner, name, None), found)
-    return iter(found)
