@@ -67,18 +67,23 @@ class ReadArrays:
 
     Args:
         tell: called when a call is recomputed after an update.
-
-    Attributes:
-        copies: whether parameters are copied before updates.
     """
 
     def __init__(self, tell: Callable[[], None]) -> None:
         self._tell = tell
         self._copies: dict[int, Any] = {}
         self._changed: dict[int, Any] = {}
-        self.copies = True
+        self._does_copy = True
         self._reads: set[int] = set()
         self._sums: dict[int, int] = {}
+
+    def stop_copying(self) -> None:
+        """Stop copying parameters before updates."""
+        self._does_copy = False
+
+    def copy_from_now_on(self) -> None:
+        """Copy parameters before updates from now on."""
+        self._does_copy = True
 
     def add(self, arrays: Iterable[Any]) -> None:
         """Record that a call has read these arrays from outside."""
@@ -100,7 +105,7 @@ class ReadArrays:
         """
         if id(array) not in self._changed:
             self._changed[id(array)] = array  # held, so that no other array gets its id
-            if self.copies and is_needed:
+            if self._does_copy and is_needed:
                 host = chainer.backend.CpuDevice().send(array)
                 self._copies[id(array)] = host.copy() if host is array else host
 

@@ -227,17 +227,18 @@ class OptimizerFacts:
     """Records the parameters that optimizers update, and the bytes of state and workspace.
 
     Parameters are held weakly.
-
-    Attributes:
-        meter: makes the meters that workspace is measured by, of the memory that arrays are in.
     """
 
     def __init__(self) -> None:
-        self.meter: Callable[[], BlockMeter] = HostMeter
+        self._meter: Callable[[], BlockMeter] = HostMeter
         self._updated: dict[int, _Updated] = {}
         self._has_new = False
         self._measurement: _Measurement | None = None
         self._hooks: dict[int, tuple[Any, int]] = {}
+
+    def measure_by(self, meter: Callable[[], BlockMeter]) -> None:
+        """Measure workspace from now on by meters that this makes, of the memory of arrays."""
+        self._meter = meter
 
     @property
     def parameters(self) -> list[Any]:
@@ -278,7 +279,7 @@ class OptimizerFacts:
         """
         known = self._known(parameter)
         workspace = whole = 0
-        if known is None and (meter := self.meter()).why_not() is None:
+        if known is None and (meter := self._meter()).why_not() is None:
             self._measurement = _Measurement(parameter.update_rule, meter)
             try:
                 update()
@@ -309,7 +310,7 @@ class OptimizerFacts:
         if id(hook) in self._hooks:
             call()
             return
-        meter = self.meter()
+        meter = self._meter()
         if meter.why_not() is not None:
             call()
             return

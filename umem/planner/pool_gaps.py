@@ -37,6 +37,10 @@ class PoolGaps:
         if not self.are_expected:
             self.planned, self.plain, self.are_expected = FIRST_GAPS, PLAIN_GAPS, True
 
+    def keep_to_card(self, nbytes: int) -> None:
+        """Set the most bytes that the pool can have."""
+        self.card_bytes = nbytes
+
     def room(self, budget: int, *, plain: bool = False) -> int:
         """Return the bytes of a budget that arrays may use, in a planned or in a plain pass."""
         most = budget if self.card_bytes is None else min(budget, self.card_bytes)

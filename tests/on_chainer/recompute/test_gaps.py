@@ -103,13 +103,13 @@ def test_a_plan_has_no_more_than_the_card_and_an_error_is_only_of_the_budget(
 ) -> None:
     problem, gaps = graph.problem, expected()
     plain, least = problem.left_alone_bytes, problem.least().peak_bytes
-    gaps.card_bytes = plain
+    gaps.keep_to_card(plain)
     assert gaps.room(10 * plain) == int(plain / FIRST_GAPS)
     assert gaps.room(plain // 2, plain=True) == int(plain // 2 / PLAIN_GAPS)
     peak, fits = plan(graph, 10 * plain, gaps)
     assert peak <= plain / FIRST_GAPS
     assert not fits
-    gaps.card_bytes = least - 1
+    gaps.keep_to_card(least - 1)
     assert plan(graph, 1.1 * least, gaps) == (least, False)
 
 

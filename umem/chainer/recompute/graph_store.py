@@ -109,7 +109,7 @@ class Graphs:
         if is_first:
             self.target = self.target._replace(budget=pools.spare())
         if not self._card_is_known and pools.is_vram:
-            self.gaps.card_bytes = pools.spare() - (self._others_bytes or 0)
+            self.gaps.keep_to_card(pools.spare() - (self._others_bytes or 0))
         self._card_is_known = True
         if self._others_bytes is None:
             self._in_use = pools.in_use()
@@ -143,7 +143,7 @@ class Graphs:
         known = facts.outside_bytes + facts.forward_bytes
         self._others_bytes = others = max(0, self._in_use - known)
         if self.gaps.card_bytes is not None:
-            self.gaps.card_bytes -= others
+            self.gaps.keep_to_card(self.gaps.card_bytes - others)
         if self.target.is_card:
             assert isinstance(self.target.budget, int)
             self.target = self.target._replace(budget=max(0, self.target.budget - others))
@@ -199,7 +199,7 @@ class Graphs:
         try:
             plan, said = self._carried(seen, self.target)
         except BudgetError as error:
-            seen.refused = str(error)
+            seen.refuse(str(error))
             raise
         seen.take(plan)
         if said is not None and not self._wished:
@@ -207,7 +207,7 @@ class Graphs:
             self.say(said)
         for other in self._seen:
             if other.tape.signatures[0] == seen.tape.signatures[0]:
-                other.differed = False
+                other.differ(False)
 
     def _carried(
         self, seen: SeenGraph, target: Target, *, moves: bool = True
@@ -238,7 +238,7 @@ class Graphs:
     def end_tries(self) -> None:
         """Count the measured pass, which is over, as a try of each graph that was expected."""
         for seen in self._waiting:
-            seen.tries += 1
+            seen.tried()
         self._waiting = []
 
     def saw(self, trail: int, *, learned: bool) -> None:
@@ -269,7 +269,7 @@ class Graphs:
             return
         for seen in self._seen:
             old = seen.facts.optimizer_bytes
-            seen.facts = seen.facts.with_updates(self.optimizers)
+            seen.learn(seen.facts.with_updates(self.optimizers))
             if seen.facts.optimizer_bytes > old and seen.plan is not None:
                 seen.forget_plan()
 
@@ -285,7 +285,7 @@ class Graphs:
         """Store the graph of a pass that went forward without a plan, and the arrays outside."""
         seen = self.find([call.signature for call in now.calls]) or self._add(now)
         facts = seen.facts.with_beside(look_beside(now.calls), now.old_gradients)
-        seen.facts = facts.with_updates(self.optimizers)
+        seen.learn(facts.with_updates(self.optimizers))
         self._take_others_off(seen.facts)
 
     def _add(self, now: Pass) -> SeenGraph:
@@ -329,14 +329,14 @@ class Graphs:
         seen.went_backward(facts, now.why)
         if seen.pass_count > 1:  # the graph repeats
             self._once_seen = 0
-            seen.tries = 0
+            seen.end_tries()
             if measured and not seen.is_measured:
                 _calibrate(seen, now)
 
     def learn_order_anew(self, now: Pass, seen: SeenGraph) -> None:
         """Replace a graph's backward order by that of this pass, and discard its plan."""
         ranks = [call.plain_rank for call in now.calls]
-        seen.facts = replace(seen.facts, order=dict(now.popped), ranks=ranks)
+        seen.learn(replace(seen.facts, order=dict(now.popped), ranks=ranks))
         seen.forget_plan()
 
     def note_outliving(self, now: Pass) -> None:
@@ -348,7 +348,7 @@ class Graphs:
         seen = now.rule.seen or self.find(now.signatures)
         if seen is None or seen.facts.outlives:
             return
-        seen.facts = replace(seen.facts, outlives=True)
+        seen.learn(replace(seen.facts, outlives=True))
         if seen.problem.held_bytes and not (seen.plan is not None and seen.plan.fits):
             seen.forget_plan()  # outputs that must not be recomputed are alive twice
 
@@ -379,13 +379,15 @@ class Graphs:
         ]
         first = SeenGraph(seen.number, replace(seen.tape, observed=tuple(observed)))
         dead = [c.index for c in now.calls if c.index not in now.plain_order and not c.has_graph]
-        first.facts = replace(
-            seen.facts,
-            backward_workspace=seen.facts.backward_workspace or dict(enumerate(now.workspace)),
-            roots=now.roots,
-            order=now.plain_order,
-            ranks=[call.plain_rank for call in now.calls],
-            dead=frozenset(dead),
+        first.learn(
+            replace(
+                seen.facts,
+                backward_workspace=seen.facts.backward_workspace or dict(enumerate(now.workspace)),
+                roots=now.roots,
+                order=now.plain_order,
+                ranks=[call.plain_rank for call in now.calls],
+                dead=frozenset(dead),
+            )
         )
         quick = self.target._replace(method="lower_sets")
         try:
@@ -438,7 +440,7 @@ class Graphs:
             measured: whether the pass was measured.
         """
         if not measured or seen.followed:
-            seen.tries = 0
+            seen.end_tries()
             return
         found = None if peak_bytes is None else seen.facts.outside_bytes + peak_bytes
         seen.follow(found)
@@ -473,7 +475,7 @@ class Graphs:
         try:
             if seen.slack_bytes:
                 raise BudgetError
-            seen.slack_bytes = max(0, found - seen.plan.peak_bytes)
+            seen.allow(max(0, found - seen.plan.peak_bytes))
             plan, _ = self._carried(seen, self.target._replace(strict=True))
             seen.take_tighter(plan)
         except BudgetError:

@@ -30,7 +30,6 @@ from umem.trace.recording.storage import root_of
 
 HIGH = 1 << 40
 """Base of the ranks of calls that follow a plan, above all ranks that Chainer gives."""
-FROM_EARLIER = "it goes on from an earlier pass"
 ENDED_EARLY = "a pass ended before its plan did: it keeps the rest"
 
 

@@ -18,7 +18,6 @@ from umem.chainer.recompute.gradients import Contended, GradientSums, contended,
 from umem.chainer.recompute.observing import Before, Observed, gradient_bytes, observe
 from umem.chainer.recompute.pass_policies import (
     ENDED_EARLY,
-    FROM_EARLIER,
     HIGH,
     FollowPlan,
     KeepAll,
@@ -38,6 +37,7 @@ Integrity = Literal["intact", "refused", "restored"]
 
 Restored: all arrays of the graph were made available as well, because the graph is about to be cut.
 """
+FROM_EARLIER = "it goes on from an earlier pass"
 ATTEMPTS = 8
 """At most this often arrays are dropped for one call: each time half of what is left."""
 
@@ -103,7 +103,7 @@ class Pass:
         self._leaves: dict[int, tuple[int, Any]] = {}
         self._sums: GradientSums | None = None
         if not isinstance(rule, Observe):
-            self.reads.copies = False
+            self.reads.stop_copying()
 
     @property
     def learns(self) -> bool:
@@ -142,7 +142,7 @@ class Pass:
     def keep_everything(self, why: str) -> None:
         """Keep everything from the first call on, and copy no parameters."""
         self.refuse(why)
-        self.reads.copies = False
+        self.reads.stop_copying()
 
     def restore(self) -> bool:
         """Mark all its arrays as restored, which the caller sees to; False if they were already."""
@@ -275,12 +275,12 @@ class Pass:
             if self.phase != "forward":  # a backward has begun, and forward goes on
                 self._observe_from_now_on(rule.seen)
             elif not rule.seen.tape.has(call.index, call.signature):
-                rule.seen.forks.add(call.index)
+                rule.seen.fork(call.index)
                 so_far = [call.signature for call in self.calls]
                 if not self._follow_another(lambda tape: tape.begins_with(so_far), self.calls[:-1]):
                     self._observe_from_now_on(rule.seen)
         elif call.index == 0 and self._follow_another(lambda tape: tape.has(0, call.signature), ()):
-            self.reads.copies = False
+            self.reads.stop_copying()
 
     def _follow_another(self, fits: Callable[[Any], bool], calls: Sequence[Call]) -> bool:
         """Follow the newest fitting plan of another known graph; tell whether there is one.
@@ -301,7 +301,7 @@ class Pass:
     def _observe_from_now_on(self, old: SeenGraph) -> None:
         """Leave the plan of a graph: observe, and keep everything, from the last call on."""
         self.rule = Observe(drops=False)
-        self.reads.copies = True
+        self.reads.copy_from_now_on()
         self.observed = list(old.tape.observed[: len(self.calls) - 1])
         self.use_plain_ranks()
         for call in self.calls[:-1]:
@@ -461,6 +461,10 @@ class Pass:
             self.rule.step(proceed, call, func, args)
         else:
             proceed(func, *args)
+
+    def goes_backward_inside(self) -> None:
+        """Record that the backward of one of its calls has a backward of its own inside."""
+        self.has_nested = True
 
     def after(self, call: Call, workspace: int, seconds: float) -> None:
         """Record a step's workspace bytes and seconds, and carry out the drops due after it."""

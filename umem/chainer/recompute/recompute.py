@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Literal, NamedTuple
 
 from umem.chainer.recompute.offloaded import OffloadTarget
-from umem.chainer.recompute.online.kinds import Experience
+from umem.chainer.recompute.online import Experience
 from umem.chainer.recompute.runner import PassRunner
 from umem.chainer.recompute.seen import Budget, Carried, SeenGraph, Target, cap_advice
 from umem.chainer.recompute.training import Training

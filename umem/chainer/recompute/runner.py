@@ -198,7 +198,7 @@ class PassRunner(Subscriber):
         here = threading.get_ident() == self._thread
         now = self._training.now
         if here and now is not None and self._stepping is not None:
-            now.has_nested = True
+            now.goes_backward_inside()
         found = functions(nodes)
         check(found)
         inside, self._inside = self._inside, self._inside or here

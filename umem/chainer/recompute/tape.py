@@ -156,7 +156,7 @@ class Call:
     def learn(self, again: bool, stash: tuple[str, ...]) -> None:
         """Record whether it may be recomputed, and the names of its function state."""
         self.again = again
-        self.stash.names = stash
+        self.stash.learn(stash)
 
     def set_rank(self, rank: int) -> None:
         """Set the rank by which backward pops it: the highest first.
@@ -292,7 +292,7 @@ class Call:
         if packed:
             self.pack()
         self.put_back(func, outputs)
-        self.stash.is_dropped = False  # it was made anew
+        self.stash.came_back()
         return outputs
 
     def _input(self, source: InputSource) -> Any:

@@ -15,9 +15,7 @@ from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.graph_store import AGAIN, KEEPS, Graphs
 from umem.chainer.recompute.observing import PassPeaks, check_tape, meter_of
 from umem.chainer.recompute.offloaded import OffloadTarget
-from umem.chainer.recompute.online.evict_online import EvictOnline
-from umem.chainer.recompute.online.kinds import Experience
-from umem.chainer.recompute.online.pressure import Room
+from umem.chainer.recompute.online import EvictOnline, Experience, Room
 from umem.chainer.recompute.pass_policies import (
     ENDED_EARLY,
     FollowPlan,
@@ -171,7 +169,7 @@ class Training:
         if self.offload is not None:
             self.offload.open(inputs)
         meter = meter_of(inputs)
-        self.graphs.optimizers.meter = type(meter)
+        self.graphs.optimizers.measure_by(type(meter))
         self._pools = meter.pools
         if self._pools is not None:
             self.graphs.gaps.expect()
@@ -421,7 +419,7 @@ class Training:
             return
         now.end_forward(None if refuse is None else KEEPS + refuse)
         if now.why is not None and not rule.seen.differed:
-            rule.seen.differed = True  # from the next pass on, calls are observed
+            rule.seen.differ(True)  # from the next pass on, calls are observed
             self.graphs.say(now.why)
         self.peaks.turn()
 

@@ -301,6 +301,10 @@ class Stash:
         self._has_mask = kind.__name__ == "Dropout" and kind.__module__.startswith("chainer.")
         self._packed: Packed | None = None
 
+    def learn(self, names: tuple[str, ...]) -> None:
+        """Set the names of the attributes that hold the state."""
+        self.names = names
+
     def drop(self, func: Any) -> None:
         """Empty the slots of the state, unless the state was drawn or the function is gone."""
         if func is None or self._draws or not self.names:
@@ -318,6 +322,10 @@ class Stash:
         """Put the state back into its slots, from the arrays that `arrays` returned."""
         for slot, array in zip(state_slots(func, self.names), arrays, strict=True):
             slot.put(array)
+        self.is_dropped = False
+
+    def came_back(self) -> None:
+        """Record that the function was recomputed, which has made the state anew."""
         self.is_dropped = False
 
     def pack(self, func: Any) -> None:

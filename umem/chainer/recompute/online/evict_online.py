@@ -30,9 +30,11 @@ from umem.chainer.recompute.online.late_call import (
     shape_of,
 )
 from umem.chainer.recompute.online.pressure import AHEAD, Pressure, Room
-from umem.chainer.recompute.pass_policies import FROM_EARLIER, PassPolicy, PassSoFar
+from umem.chainer.recompute.pass_policies import PassPolicy, PassSoFar
 from umem.chainer.recompute.seen import TapeAction
 from umem.trace.recording.storage import root_of
+
+FROM_EARLIER = "it goes on from an earlier pass"
 
 
 class EvictOnline(PassPolicy):

@@ -92,7 +92,7 @@ class LateCall(Call):
         self.stash = kind.no_stash
         if ran.stash:
             self.stash = Stash(owner)
-            self.stash.names = ran.stash
+            self.stash.learn(ran.stash)
         self.config = ran.config
         self.checksums = None
         if arrays is not None:
