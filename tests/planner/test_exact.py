@@ -15,10 +15,9 @@ from umem.errors import GraphError
 from umem.planner import Graph, Node, Plan, min_budget, pareto, plan, search, simulate
 from umem.planner.kusumoto import KusumotoModel
 from umem.planner.lower_sets import all_lower_sets, ancestors, prefixes
-from umem.planner.masks import bits, by_size
 from umem.planner.prefixes import prefix_table
 from umem.planner.saved import SavedModel
-from umem.planner.step_table import peak_of, time_of
+from umem.planner.step_table import bits, by_size, peak_of, time_of
 
 pytestmark = pytest.mark.thorough
 

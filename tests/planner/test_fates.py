@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from tests.planner.test_referee import graphs
 from umem.errors import BudgetError, GraphError
 from umem.planner import Graph, Link, Move, Node, Plan, plan, simulate
+from umem.planner.plans import reruns_of
 from umem.planner.problem import CallFacts, Problem
 from umem.planner.referee import referee
-from umem.planner.reruns import plan_of, reruns_of
+from umem.planner.rematerialize import plan_of
 from umem.planner.schedule import Action, actions
 from umem.planner.timetable import timetable
 

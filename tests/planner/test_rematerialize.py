@@ -21,9 +21,9 @@ from tests.planner.test_referee import graphs
 from umem.errors import BudgetError, GraphError
 from umem.planner import Graph, Node, min_budget, pareto, plan, simulate
 from umem.planner.dispatch import least_once
+from umem.planner.plans import reruns_of
 from umem.planner.problem import CallFacts, Problem
-from umem.planner.rematerialize import keep_more
-from umem.planner.reruns import plan_of, reruns_of
+from umem.planner.rematerialize import keep_more, plan_of
 
 pytestmark = pytest.mark.thorough
 

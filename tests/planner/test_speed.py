@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.planner.test_referee import graphs
 from umem.planner import Graph, Node, kusumoto, plan, saved, simulate
 from umem.planner.lower_sets import MAX_SETS, ancestors, boundary_bytes, prefixes
-from umem.planner.masks import numbers
-from umem.planner.step_table import LEVELS, units
+from umem.planner.step_table import LEVELS, numbers, units
 
 pytestmark = pytest.mark.thorough
 

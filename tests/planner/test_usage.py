@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from umem.planner import Graph, Link, Move, Node, Plan, plan, simulate
-from umem.planner.plans import Model
-from umem.planner.reruns import plan_of, reruns_of
+from umem.planner.plans import Model, reruns_of
+from umem.planner.rematerialize import plan_of
 from umem.planner.schedule import Task, actions, agenda
 from umem.planner.timetable import bytes_during
 from umem.planner.usage import gradient_bytes, usage

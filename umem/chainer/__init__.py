@@ -29,6 +29,7 @@ from umem.chainer.offload.offload import Offload  # noqa: E402
 from umem.chainer.parallel.parallel_gcn import ParallelGCN, ParallelGraphConvolution  # noqa: E402
 from umem.chainer.parallel.parallel_graph import ParallelGraph  # noqa: E402
 from umem.chainer.parallel.sharding import sharded  # noqa: E402
+from umem.chainer.parameter_updates import chunked_updates  # noqa: E402
 from umem.chainer.precision.half_precision import half_precision  # noqa: E402
 from umem.chainer.precision.saved_in import saved_in  # noqa: E402
 from umem.chainer.quantization.aware import quantization_aware  # noqa: E402
@@ -37,7 +38,6 @@ from umem.chainer.quantization.quantizing import quantize  # noqa: E402
 from umem.chainer.recompute.recompute import Recompute  # noqa: E402
 from umem.chainer.resume.loop_snapshots import resume_run, save_run  # noqa: E402
 from umem.chainer.resume.snapshot_extension import Snapshot  # noqa: E402
-from umem.chainer.update_chunks import chunked_updates  # noqa: E402
 from umem.trace.frameworks import register  # noqa: E402
 
 register(CHAINER)

@@ -73,6 +73,23 @@ class ChainerSource(Subscriber):
 
     # -- backward --------------------------------------------------------------------------
 
+    def rerun(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
+        """Record a forward that runs again, as part of backward."""
+        told = derived(Audience)
+        if not told.recorders:
+            return proceed(func, inputs)
+        before = values_on(func)
+        measured = Measured(told, inputs)
+        told.state.backward_depth += 1
+        try:
+            outputs = proceed(func, inputs)
+            measured.stop()
+            _emit_apply(told, func, inputs, list(outputs), before, measured)
+        finally:
+            told.state.backward_depth -= 1
+            measured.close()
+        return outputs
+
     def backprop_step(
         self,
         proceed: Proceed,
@@ -138,24 +155,6 @@ def in_backward(proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
 
 
 # -- what is recorded --------------------------------------------------------------------------
-
-
-def rerun(func: Any, inputs: tuple[Any, ...]) -> Any:
-    """Run a function's forward again on arrays; recorders see it as part of backward."""
-    told = derived(Audience)
-    if not told.recorders:
-        return func.forward(inputs)
-    before = values_on(func)
-    measured = Measured(told, inputs)
-    told.state.backward_depth += 1
-    try:
-        outputs = func.forward(inputs)
-        measured.stop()
-        _emit_apply(told, func, inputs, list(outputs), before, measured)
-    finally:
-        told.state.backward_depth -= 1
-        measured.close()
-    return outputs
 
 
 def _emit_apply(

@@ -114,6 +114,10 @@ class Subscriber:
         """Wrap the saving or loading of an optimizer."""
         proceed(owner, serializer)
 
+    def rerun(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
+        """Wrap the second run of a function's forward, on arrays, by umem's `rerun`."""
+        return proceed(func, inputs)
+
     def evaluate(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """Wrap the forward computation of Chainer's own functions, the first time or again."""
         return proceed(func, inputs)
@@ -139,8 +143,13 @@ class Subscriber:
         return proceed(norm, *args, **kwargs)
 
 
+def rerun(func: Any, inputs: tuple[Any, ...]) -> Any:
+    """Run a function's forward again on arrays, within backward; to be called as ``tap.rerun``."""
+    return func.forward(inputs)
+
+
 class Point(NamedTuple):
-    """One function of Chainer that is replaced, and the subscriber method around it."""
+    """A function that is replaced, Chainer's or `rerun`, and the subscriber method around it."""
 
     owner: Any
     name: str
@@ -194,6 +203,8 @@ POINTS = (
     # The whole training of a script that has a trainer.
     Point(training.Trainer, "run", "train"),
     Point(optimizer.Optimizer, "serialize", "serialize_optimizer"),
+    # Chainer has no function for it.
+    Point(sys.modules[__name__], "rerun", "rerun"),
     # What computes where no library of NVIDIA's or Intel's does.
     *(Point(kind, name, "compute") for kind, rule in RULES.items() for name in rule.methods),
     *(Point(kind, name, "evaluate") for kind, name in _computing()),

@@ -33,8 +33,8 @@ from umem.planner.beam_facts import (
     one_row,
     word,
 )
-from umem.planner.masks import mask_of, numbers
-from umem.planner.reruns import Reruns
+from umem.planner.plans import Reruns
+from umem.planner.step_table import mask_of, numbers
 
 WIDTH = 800
 """At most this many states are followed at a moment."""

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from umem.planner.graph import Graph
-from umem.planner.masks import mask_of, numbers
-from umem.planner.reruns import Reruns
+from umem.planner.plans import Reruns
+from umem.planner.step_table import mask_of, numbers
 from umem.planner.usage import gradient_bytes
 
 Masks = npt.NDArray[np.uint64]

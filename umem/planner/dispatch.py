@@ -14,9 +14,16 @@ from umem.planner.chains import METHODS
 from umem.planner.checks import checked_budget, shown, whole_number
 from umem.planner.graph import Graph
 from umem.planner.link import Link
-from umem.planner.offload_schedule import Decision, is_best, plan_of_decision
-from umem.planner.plans import OBJECTIVES, Method, Model, Objective, Plan, checked_model
-from umem.planner.reruns import in_order_of
+from umem.planner.offload_schedule import Decision, decided, is_best, plan_of_decision
+from umem.planner.plans import (
+    OBJECTIVES,
+    Method,
+    Model,
+    Objective,
+    Plan,
+    checked_model,
+    in_order_of,
+)
 from umem.planner.schedule import actions
 from umem.planner.usage import usage
 from umem.units import format_bytes
@@ -219,7 +226,7 @@ def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Li
         BudgetError: no plan fits; names the smallest budget.
     """
     if budget_bytes is not None:
-        alone = keep_recompute_offload.offload_alone(graph, budget_bytes, link)
+        alone = decided(graph, ((),) * len(graph), budget_bytes, link)
         if alone is not None and is_best(alone):
             return plan_of_decision(alone, budget_bytes, link, method)
         known = []

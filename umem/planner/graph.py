@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -161,34 +162,22 @@ class Graph:
     def _sorted(self) -> tuple[int, ...]:
         """Sort the places in `nodes`: inputs first, else as given; `GraphError` for a cycle."""
         place = {node.name: i for i, node in enumerate(self.nodes)}
-        users: list[list[int]] = [[] for _ in self.nodes]
-        waits = [0] * len(self.nodes)
-        for name, names in self._inputs().items():
-            waits[place[name]] = len(names)
-            for other in names:
-                users[place[other]].append(place[name])
-        ready = [i for i, count in enumerate(waits) if count == 0]
-        order = []
+        sorter = TopologicalSorter(
+            {place[name]: [place[x] for x in names] for name, names in self._inputs().items()}
+        )
+        try:
+            sorter.prepare()
+        except CycleError as error:
+            name = self.nodes[error.args[1][0]].name
+            raise GraphError(f"node {name!r} depends on itself") from None
+        order: list[int] = []
+        ready = sorted(sorter.get_ready())
         while ready:
-            i = heapq.heappop(ready)
-            order.append(i)
-            for user in users[i]:
-                waits[user] -= 1
-                if waits[user] == 0:
-                    heapq.heappush(ready, user)
-        if len(order) < len(self.nodes):
-            raise GraphError(f"node {self._on_a_cycle(waits)!r} depends on itself")
+            order.append(heapq.heappop(ready))
+            sorter.done(order[-1])
+            for i in sorter.get_ready():
+                heapq.heappush(ready, i)
         return tuple(order)
-
-    def _on_a_cycle(self, waits: list[int]) -> str:
-        """Return a node on a cycle: follow inputs among the unsorted nodes until one repeats."""
-        left = {self.nodes[i].name for i, count in enumerate(waits) if count}
-        inputs = self._inputs()
-        name, seen = min(left), set[str]()
-        while name not in seen:
-            seen.add(name)
-            name = next(other for other in inputs[name] if other in left)
-        return name
 
     # -- by numbers ------------------------------------------------------------------------
 

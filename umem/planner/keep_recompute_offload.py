@@ -17,9 +17,8 @@ from umem.planner import chains
 from umem.planner.graph import Graph, Numbered
 from umem.planner.link import Key, Link
 from umem.planner.offload_schedule import Decision, decided, is_best
-from umem.planner.plans import Plan
+from umem.planner.plans import Plan, Reruns, in_order_of, reruns_of
 from umem.planner.rematerialize import keep_more, without
-from umem.planner.reruns import Reruns, in_order_of, reruns_of
 from umem.planner.timetable import least_bytes, timetable
 
 BUDGETS = 7
@@ -29,11 +28,6 @@ SHORT = 200
 
 In larger graphs, the plans that are known, or that of one budget, are relaxed for the others.
 """
-
-
-def offload_alone(graph: Graph, budget_bytes: int, link: Link) -> Decision | None:
-    """Decide to recompute nothing and offload as much as a budget asks; None: it cannot fit."""
-    return decided(graph, ((),) * len(graph), budget_bytes, link)
 
 
 def starting_decisions(

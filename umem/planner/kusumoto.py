@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from umem.planner.graph import Graph
-from umem.planner.masks import Segment, bits, nested, numbers
 from umem.planner.plans import Model
-from umem.planner.step_table import INFINITE, Table, units
+from umem.planner.step_table import INFINITE, Segment, Table, bits, nested, numbers, units
 
 Matrix = npt.NDArray[Any]
 

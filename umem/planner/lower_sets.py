@@ -23,9 +23,8 @@ import numpy as np
 
 from umem.errors import GraphError
 from umem.planner.graph import Graph
-from umem.planner.masks import bits, by_size, mask_of
 from umem.planner.plans import Model
-from umem.planner.step_table import INFINITE, Chain, Hop, Table
+from umem.planner.step_table import INFINITE, Chain, Hop, Table, bits, by_size, mask_of
 
 MAX_SETS = 800
 """At most about this many lower sets are stepped between, unless all are asked for."""

@@ -16,8 +16,8 @@ import numpy as np
 
 from umem.planner.graph import Graph
 from umem.planner.link import Key, Link, LinkClock, Move
-from umem.planner.plans import Plan
-from umem.planner.reruns import Reruns, plan_of
+from umem.planner.plans import Plan, Reruns
+from umem.planner.rematerialize import plan_of
 from umem.planner.timetable import OffloadWindow, Timetable, timetable
 
 NEVER_LESS = 1 + 1e-12

@@ -1,4 +1,4 @@
-"""The plan, a planner's decision, and the names of methods, objectives and models."""
+"""The plan, a planner's decision, as blocks of calls and as recomputations before each step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal
 
 from umem.errors import GraphError
 from umem.planner.checks import shown
+from umem.planner.graph import Graph
 from umem.planner.link import Link, Move
 
 Method = str
@@ -15,6 +16,8 @@ Objective = Literal["time", "memory"]
 Model = Literal["kusumoto", "saved"]
 OBJECTIVES = ("time", "memory")
 MODELS: tuple[Model, ...] = ("kusumoto", "saved")
+Reruns = tuple[tuple[int, ...], ...]
+"""By node, the calls to recompute before its step of backward, in order."""
 
 
 @dataclass(frozen=True)
@@ -65,3 +68,22 @@ def checked_model(model: str) -> Model:
             return known
     renamed = "; 'paper' is called 'kusumoto' now" if model == "paper" else ""
     raise GraphError(f"model is one of {', '.join(MODELS)}; got {shown(model)}{renamed}")
+
+
+def reruns_of(graph: Graph, plan: Plan) -> Reruns:
+    """Return the recomputations of a plan whose forward has the order of the nodes."""
+    number = {name: v for v, name in enumerate(graph.numbered.names)}
+    found: list[tuple[int, ...]] = [()] * len(number)
+    for block, names in zip(plan.blocks, plan.recomputed, strict=True):
+        if names:
+            found[number[block[-1]]] = tuple(number[name] for name in names)
+    return tuple(found)
+
+
+def in_order_of(graph: Graph, plan: Plan) -> Graph:
+    """Return the graph with its nodes in the order of a plan's forward."""
+    order = tuple(name for block in plan.blocks for name in block)
+    if order == graph.names:
+        return graph
+    nodes = {node.name: node for node in graph.nodes}
+    return Graph([nodes[name] for name in order], graph.edges, graph.forward_bytes)

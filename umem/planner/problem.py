@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 from umem.errors import BudgetError
-from umem.planner.call_facts import CallFacts, floor_of, held_of, nodes_of
 from umem.planner.dispatch import least_once
 from umem.planner.dispatch import plan as make_plan
 from umem.planner.graph import Graph
@@ -30,6 +29,46 @@ from umem.units import format_apart, format_bytes
 
 UPDATE = "the optimizer's update"
 """The name in place of a call's where the optimizer's update forces the floor."""
+
+
+@dataclass(frozen=True)
+class CallFacts:
+    """One call of a forward pass, and its backward.
+
+    Attributes:
+        label: the function's name.
+        nbytes: bytes of the memory of its outputs that the call itself allocated.
+        cost: of recomputing it.
+        grad_bytes: bytes of the gradient of its outputs.
+        alias: the call whose output its output is a view of.
+        stash_bytes: bytes of function state that its backward reads and that can be recomputed.
+        drawn_bytes: bytes of function state drawn at random, which is never drawn a second time.
+        mask_bytes, packed_bytes: the part of ``drawn_bytes`` that is a dropout's mask, and the
+            mask's bytes at one bit an element.
+        again: True if it may be recomputed; otherwise its outputs are never dropped.
+        workspace_bytes, backward_workspace_bytes: temporary memory while it or its backward runs.
+        stays_bytes: bytes of the parameters' gradients that its backward is the first to make.
+        needs: the calls whose outputs its backward reads.
+        dead: True if backward does not reach it.
+        backward_cost: of its backward; None: twice its cost.
+    """
+
+    label: str
+    nbytes: int
+    cost: float
+    grad_bytes: int
+    alias: int | None = None
+    stash_bytes: int = 0
+    drawn_bytes: int = 0
+    mask_bytes: int = 0
+    packed_bytes: int = 0
+    again: bool = True
+    workspace_bytes: int = 0
+    backward_workspace_bytes: int = 0
+    stays_bytes: int = 0
+    needs: tuple[int, ...] = ()
+    dead: bool = False
+    backward_cost: float | None = None
 
 
 class Solution(NamedTuple):
@@ -96,7 +135,30 @@ class Problem:
 
     @cached_property
     def _held(self) -> dict[int, int]:
-        return held_of(self.calls)
+        """Return by call the bytes that stay as long as the graph: of calls never recomputed.
+
+        They are a call's function state and outputs; where its outputs are views, the outputs of
+        the base, under the base's number. Other calls are missing.
+        """
+        found: dict[int, int] = {}
+        for index, call in enumerate(self.calls):
+            if call.again:
+                continue
+            found[index] = found.get(index, 0) + (0 if call.dead else call.stash_bytes)
+            root = index
+            while (base := self.calls[root].alias) is not None:
+                root = base
+            if root == index or self.calls[root].again:
+                found[root] = found.get(root, 0) + self.calls[root].nbytes
+        return found
+
+    @cached_property
+    def _summed(self) -> frozenset[int]:
+        """Return the calls whose outputs `Sum` alone reads: their gradient is a broadcast view."""
+        users: dict[int, set[str]] = {}
+        for source, user in self.edges:
+            users.setdefault(source, set()).add(self.calls[user].label)
+        return frozenset(source for source, labels in users.items() if labels == {"Sum"})
 
     @property
     def held_bytes(self) -> int:
@@ -117,9 +179,35 @@ class Problem:
         return self.outside_bytes + drawn
 
     def _nodes(self, *, packs: bool, plain: bool = False, moves: bool = False) -> list[Node]:
-        """Make the nodes of the calls; the arguments are those of `constant_bytes`."""
-        held = {} if plain or moves else self._held
-        return nodes_of(self.calls, self.names, self.edges, held, packs=packs, moves=moves)
+        """Make the nodes of the calls; the arguments are those of `constant_bytes`.
+
+        A dropout's mask that is kept as bits takes workspace to pack and unpack. Where values may
+        be offloaded, a call that must not be recomputed keeps its outputs, there or in memory,
+        until its own backward.
+        """
+        names, held = self.names, {} if plain or moves else self._held
+        nodes = []
+        for index, call in enumerate(self.calls):
+            mask = call.mask_bytes if packs else 0
+            no_stash = call.dead or call.alias is not None or index in held
+            own = (index,) if moves and not call.again else ()
+            needs = dict.fromkeys((*(() if call.dead else call.needs), *own))
+            node = Node(
+                name=names[index],
+                nbytes=0 if index in held else call.nbytes,
+                cost=call.cost,
+                alias_of=None if call.alias is None else names[call.alias],
+                recomputable=call.again,
+                stash_bytes=0 if no_stash else call.stash_bytes,
+                grad_bytes=0 if call.dead or index in self._summed else call.grad_bytes,
+                workspace_bytes=call.workspace_bytes + mask + mask // 4,  # a byte an element
+                backward_workspace_bytes=call.backward_workspace_bytes + mask,
+                stays_bytes=0 if call.dead else call.stays_bytes,
+                needs=tuple(names[i] for i in needs),
+                backward_cost=0 if call.dead else call.backward_cost,
+            )
+            nodes.append(node)
+        return nodes
 
     def _graph(self, *, packs: bool, plain: bool = False, moves: bool = False) -> Graph:
         """Make the graph, with masks packed or not.
@@ -338,6 +426,23 @@ class Problem:
         """
         moves = link is not None
         nodes = self._nodes(packs=True, moves=moves)
-        size, node = floor_of(nodes, self.calls, self._named_edges, self.forward_bytes)
-        whole = self.constant_bytes(packs=True, moves=moves) + size
-        return max((whole, node), (self.update_peak_bytes, UPDATE))
+        size = {node.name: 0 if node.alias_of else node.nbytes for node in nodes}
+        grad = {node.name: node.grad_bytes or 0 for node in nodes}
+        inputs: dict[str, list[str]] = {node.name: [] for node in nodes}
+        for source, user in self._named_edges:
+            inputs[user].append(source)
+        floor = (0, "nothing")
+        stayed = 0
+        for call, node in reversed(list(zip(self.calls, nodes, strict=True))):
+            stayed += node.stays_bytes
+            read = inputs[node.name]
+            forward = sum(size[n] for n in read) + size[node.name] + node.stash_bytes
+            forward += node.workspace_bytes + self.forward_bytes
+            backward = 0
+            if not call.dead:
+                backward = sum(size[n] for n in node.needs or ()) + node.stash_bytes
+                backward += grad[node.name] + sum(grad[n] for n in read)
+                backward += node.backward_workspace_bytes + stayed
+            floor = max(floor, (max(forward, backward), node.name))
+        whole = self.constant_bytes(packs=True, moves=moves) + floor[0]
+        return max((whole, floor[1]), (self.update_peak_bytes, UPDATE))

@@ -8,6 +8,7 @@ recomputed where there is room.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,9 +18,11 @@ from umem.planner import chains
 from umem.planner.beam import Beam, Walk, Weights
 from umem.planner.beam_facts import MOST, PARTIAL, Facts, Known
 from umem.planner.graph import Graph, Numbered
-from umem.planner.plans import Plan
-from umem.planner.reruns import Reruns, plan_of, reruns_of
+from umem.planner.link import Link, Move
+from umem.planner.plans import Plan, Reruns, reruns_of
+from umem.planner.schedule import actions
 from umem.planner.timetable import bytes_during
+from umem.planner.usage import usage
 
 NAME = "rematerialize"
 FINE, COARSE = 512, 64
@@ -245,3 +248,56 @@ def without(g: Numbered, reruns: Reruns, gone: set[tuple[int, int]]) -> Reruns:
                 values.update(g.preds[v])
         found.append(tuple(reversed(runs)))
     return tuple(found)
+
+
+# -- plans of recomputations ---------------------------------------------------------------------
+
+
+def plan_of(
+    graph: Graph,
+    reruns: Reruns,
+    budget_bytes: int | None,
+    method: str,
+    moves: tuple[Move, ...] = (),
+    link: Link | None = None,
+) -> Plan:
+    """Make a plan with one block a node, whose backward has the reverse order of the nodes.
+
+    Every value is freed after its last use, kept or not. A budget of None is the plan's peak.
+    """
+    names, cost = graph.numbered.names, graph.numbered.cost
+    kept, stashed = _kept(graph, reruns)
+    found = Plan(
+        blocks=tuple((name,) for name in names),
+        kept=tuple(names[v] for v in sorted(kept)),
+        recomputed=tuple(tuple(names[v] for v in rerun) for rerun in reruns),
+        stashed=tuple(names[v] for v in sorted(stashed)),
+        overhead=sum(cost[v] for rerun in reruns for v in rerun),
+        peak_bytes=0,
+        method=method,
+        objective="time",
+        model="saved",
+        budget_bytes=0,
+        frees_early=True,
+        moves=moves,
+        link=link,
+    )
+    peak = usage(graph, actions(graph, found)).peak_bytes
+    return replace(
+        found, peak_bytes=peak, budget_bytes=peak if budget_bytes is None else budget_bytes
+    )
+
+
+def _kept(graph: Graph, reruns: Reruns) -> tuple[set[int], set[int]]:
+    """Return nodes by numbers: whose value is kept from forward on, whose function state is."""
+    g = graph.numbered
+    kept, stashed = set[int](), set[int]()
+    made = set[int]()
+    for v in reversed(range(len(reruns))):
+        for w in reruns[v]:
+            kept.update(x for x in g.preds[w] if x not in made)
+            made.add(w)
+        kept.update(x for x in g.needs[v] if x not in made)
+        if g.stash[v] and v not in made:
+            stashed.add(v)
+    return kept, stashed

@@ -29,10 +29,9 @@ from functools import cached_property
 import numpy as np
 
 from umem.planner.graph import Graph
-from umem.planner.masks import Segment, bits, mask_of, numbers
 from umem.planner.plans import Model
 from umem.planner.prefixes import prefix_table
-from umem.planner.step_table import INFINITE, Table, units
+from umem.planner.step_table import INFINITE, Segment, Table, bits, mask_of, numbers, units
 
 RECOMPUTED, CHEAPLY_RECOMPUTED, STORED = 0, 1, 2
 """The kinds of a block."""

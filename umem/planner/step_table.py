@@ -1,4 +1,4 @@
-"""The costs of every step between lower sets.
+"""Lower sets as bit masks, and the costs of every step between them.
 
 Costs are whole numbers of units, so that dynamic programming can index its tables by time.
 """
@@ -6,6 +6,7 @@ Costs are whole numbers of units, so that dynamic programming can index its tabl
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -22,6 +23,52 @@ FINE = LEVELS // 4
 """At most this many costs are each rounded to the nearest level; more, up or down in turn."""
 GOLDEN = (5**0.5 - 1) / 2
 """A number whose multiples modulo one are spread evenly, also over every n-th of them."""
+
+
+# -- masks ---------------------------------------------------------------------------------------
+
+
+def numbers(mask: int) -> list[int]:
+    """List the node numbers in a mask, ascending; cost: the span from lowest to highest."""
+    if not mask:
+        return []
+    low = (mask & -mask).bit_length() - 1
+    digits = bin(mask >> low)[:1:-1]  # as text, because each shift of a long number copies it
+    return [v for v, digit in enumerate(digits, low) if digit == "1"]
+
+
+def mask_of(nodes: Iterable[int]) -> int:
+    """Make the mask that holds some node numbers."""
+    mask = 0
+    for v in nodes:
+        mask |= 1 << v
+    return mask
+
+
+def bits(masks: tuple[int, ...], width: int) -> npt.NDArray[np.bool_]:
+    """Unpack masks to booleans of the shape [masks, width]."""
+    nbytes = (width + 7) // 8
+    raw = b"".join(mask.to_bytes(nbytes, "little") for mask in masks)
+    rows = np.frombuffer(raw, np.uint8).reshape(len(masks), nbytes)
+    return np.unpackbits(rows, axis=1, bitorder="little", count=width).astype(bool)
+
+
+def nested(inside: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+    """Return booleans [target, source]: True if the source is a proper subset of the target.
+
+    Rows must be distinct and sorted by size.
+    """
+    missing = (~inside).astype(np.float32) @ inside.T.astype(np.float32)
+    found: npt.NDArray[Any] = np.tril(missing == 0, -1)
+    return found
+
+
+def by_size(masks: Iterable[int]) -> tuple[int, ...]:
+    """Sort masks by size, without duplicates: then every step leads to a larger number."""
+    return tuple(sorted(set(masks), key=lambda mask: (mask.bit_count(), mask)))
+
+
+# -- costs ---------------------------------------------------------------------------------------
 
 
 class Units(NamedTuple):
@@ -55,6 +102,15 @@ def units(costs: tuple[float, ...], *, exact: bool) -> Units:
         turns = np.arange(len(costs)) * GOLDEN % 1
         found = np.floor(np.array([cost / level for cost in costs]) + turns).astype(np.int64)
     return Units(found, int(found.sum()))
+
+
+class Segment(NamedTuple):
+    """A block's nodes by numbers: all, kept, recomputed, those whose function state is kept."""
+
+    nodes: tuple[int, ...]
+    kept: tuple[int, ...]
+    rerun: tuple[int, ...]
+    stashed: tuple[int, ...]
 
 
 class Hop(NamedTuple):

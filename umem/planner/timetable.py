@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from umem.planner.graph import Graph, Numbered
 from umem.planner.link import Key, Link
-from umem.planner.reruns import Reruns
+from umem.planner.plans import Reruns
 from umem.planner.usage import gradient_bytes
 
 

@@ -14,9 +14,8 @@ from statistics import median
 from umem.devices.specs import COSTS, GPUS
 from umem.errors import GraphError
 from umem.planner import Graph
-from umem.planner.call_facts import CallFacts
 from umem.planner.from_trace import DRAWS, MADE, is_call
-from umem.planner.problem import Problem
+from umem.planner.problem import CallFacts, Problem
 from umem.trace.analysis.explain import moved
 from umem.trace.analysis.updating import chunked_update
 from umem.trace.events import LEAF, Alloc, Event, Free, Mark, Op

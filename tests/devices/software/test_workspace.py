@@ -1,4 +1,4 @@
-"""Convolutions and unpoolings under a cap, on the real CuPy over a software GPU."""
+"""Convolutions under a cap, on the real CuPy over a software GPU."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ def normal(*shape):
 
 
 @pytest.mark.thorough
-def test_convolutions_and_unpoolings_agree_with_the_whole_computation(kernel_cache: Path) -> None:
+def test_convolutions_agree_with_the_whole_computation(kernel_cache: Path) -> None:
     program = f"""{CHAINER}
 x, x3 = normal(3, 4, 9, 11), normal(2, 4, 4, 5, 6)
-places = np.random.default_rng(0).integers(0, 4, x.shape).astype("i4")
 cases = {{
     "plain": (lambda *a: F.convolution_2d(*a, stride=2, pad=1, dilate=2),
               x, normal(6, 4, 3, 3), normal(6)),
@@ -43,8 +42,6 @@ cases = {{
     "groups": (lambda *a: F.convolution_2d(*a, pad=1, groups=2), x, normal(6, 2, 3, 3)),
     "back": (lambda *a: F.deconvolution_2d(*a, stride=2, pad=1), x, normal(4, 6, 3, 3), normal(6)),
     "volumes": (lambda *a: F.convolution_nd(*a, pad=1), x3, normal(5, 4, 3, 3, 3)),
-    "unpooling": (lambda a: F.unpooling_2d(a, 3, 2, 1, cover_all=False), x),
-    "upsampling": (lambda a: F.upsampling_2d(a, places, 2, 2, cover_all=False), x),
 }}
 for name, (function, *arrays) in cases.items():
     whole = results(function, *arrays)
@@ -58,7 +55,7 @@ for name, (function, *arrays) in cases.items():
             cp.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * most, err_msg=name)
 print(len(cases))
 """
-    assert run(program, kernel_cache) == "7\n"
+    assert run(program, kernel_cache) == "5\n"
 
 
 def test_a_convolution_keeps_to_the_cap(kernel_cache: Path) -> None:

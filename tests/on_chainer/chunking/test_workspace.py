@@ -184,7 +184,6 @@ def test_gradients_are_those_of_finite_differences() -> None:
 
 
 X, X3 = normal(5, 4, 9, 11), normal(2, 4, 5, 6, 7)
-POOLED, INDEXES = F.max_pooling_2d(X, 2, 2, return_indices=True)
 POOLINGS: dict[str, tuple[Callable[..., Any], np.ndarray]] = {
     "max": (lambda x: F.max_pooling_2d(x, 3, 2, 1), X),
     "max, not all": (lambda x: F.max_pooling_2d(x, (2, 3), 2, 1, cover_all=False), X),
@@ -193,10 +192,6 @@ POOLINGS: dict[str, tuple[Callable[..., Any], np.ndarray]] = {
     "average of volumes": (lambda x: F.average_pooling_nd(x, 3, 2, 1), X3),
     "average of what is there": (lambda x: F.average_pooling_nd(x, 3, 2, 1, pad_value=None), X),
     "spatial pyramid": (lambda x: F.spatial_pyramid_pooling_2d(x, 2, pooling="max"), X),
-    "repeated": (lambda x: F.unpooling_2d(x, 2), X),
-    "unpooled": (lambda x: F.unpooling_2d(x, 3, 2, 1, cover_all=False), X),
-    "unpooled volumes": (lambda x: F.unpooling_nd(x, 3, 2, 1, cover_all=False), X3),
-    "to where it was": (lambda y: F.upsampling_2d(y, INDEXES, 2, 2, outsize=(9, 11)), POOLED.array),
 }
 
 

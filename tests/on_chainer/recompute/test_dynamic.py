@@ -7,6 +7,7 @@ import tracemalloc
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -336,6 +337,13 @@ def test_the_least_budget_keeps_the_fixed_rule() -> None:
     found = train(lambda: Branching(lengths), memory, steps=11)
     same(found, train(lambda: Branching(lengths), steps=11))
     assert memory.online_count == 0
+
+
+def test_a_target_of_offloads_is_left_alone(tmp_path: Path) -> None:
+    memory = umem.chainer.Recompute(2 * half(), offload=tmp_path)
+    same(run(with_everything, LENGTHS, memory), run(with_everything, LENGTHS))
+    assert memory.online_count == len(LENGTHS) - graph_store.STRANGERS
+    assert not list(tmp_path.iterdir())
 
 
 # -- the rule ------------------------------------------------------------------------------------

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 import warnings
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from random_programs import Counting, Failing, FailingHook, Inner, Old, Runs
+from random_programs import Counting, Inner, Old, Runs
 from recompute_cases import rows, same, train
 
 import umem.chainer  # isort: skip  (before chainer)
@@ -200,62 +199,6 @@ def test_ranks_that_order_backward_otherwise_are_noticed() -> None:
     same(train(Cut, memory, steps=12), train(Cut, steps=12))
     assert memory.planned_count
     assert "in another order" in memory.report()
-
-
-def test_a_failed_backward_leaves_the_gradients_that_a_plain_one_leaves() -> None:
-    def step(model: Any, x: Any, t: Any) -> Any:
-        loss = F.mean(Failing().apply((model.loss(x, t),))[0])
-        found.append(gradients(model))
-        count = len(found) % 7
-        if count == 3:
-            Failing.countdown["backward"] = 1
-        hook = FailingHook(4 * count if count > 4 else 10**6, backward=True)
-        try:
-            with hook:
-                loss.backward()
-        except ArithmeticError:
-            found.append(gradients(model))
-            Failing.countdown["backward"] = -1
-        return loss
-
-    def gradients(model: Any) -> list[Any]:
-        return [None if p.grad is None else p.grad.tobytes() for p in params(model)]
-
-    found: list[Any] = []
-    plain = run(lambda link, h: F.tanh(link(h)), step, steps=16)
-    expected, found = found, []
-    memory = umem.chainer.Recompute("min")
-    same(run(lambda link, h: F.tanh(link(h)), step, memory, steps=16), plain)
-    assert found == expected and len(found) > 18
-    assert any(g is None for seen in found[10:] for g in seen)
-    assert memory.planned_count
-
-
-def test_old_gradients_go_as_backward_adds_to_them() -> None:
-    class Watch(chainer.FunctionHook):
-        name = "watch"
-
-        def backward_postprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
-            alive.append(sum(reference() is not None for reference in old))
-
-    def step(model: Any, x: Any, t: Any) -> Any:
-        loss = model.loss(x, t)
-        loss.backward()
-        again = model.loss(x, t)
-        old[:] = [weakref.ref(p.grad) for p in params(model) if p.grad is not None]
-        counts.append(len(old))
-        alive.clear()
-        with Watch():
-            again.backward()
-        return again
-
-    old: list[Any] = []
-    alive: list[int] = []
-    counts: list[int] = []
-    memory = umem.chainer.Recompute("min")
-    run(lambda link, h: F.tanh(link(h)), step, memory, steps=4)
-    assert memory.planned_count
-    assert counts[-1] > 10 and alive[len(alive) // 2] < 0.7 * counts[-1] and alive[-1] < 3
 
 
 def params(model: Any) -> list[Any]:

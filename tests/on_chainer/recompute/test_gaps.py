@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import umem.chainer
-from umem.chainer.recompute.carrying import Target, carried
 from umem.chainer.recompute.passes import Pass
-from umem.chainer.recompute.seen import SeenGraph
+from umem.chainer.recompute.seen import SeenGraph, Target, carried
 from umem.errors import BudgetError, SizeError, UnsupportedError
 from umem.planner.pool_gaps import FIRST_GAPS, LEAST_GAPS, PLAIN_GAPS, SETTLED, PoolGaps
 

@@ -14,7 +14,7 @@ from chainer import function_hook
 
 from umem.chainer.checkpointing.calls import RegionCall, call_of, check_call, outside
 from umem.chainer.checkpointing.region_state import FirstCalls, RandomState, SecondCalls
-from umem.chainer.forward_configuration import as_in_forward, configuration_now
+from umem.chainer.forward_state import as_in_forward, configuration_now
 from umem.errors import (
     RecomputeCountError,
     RecomputeDtypeError,

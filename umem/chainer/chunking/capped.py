@@ -19,8 +19,8 @@ from chainer.backend import get_array_module
 from umem.chainer.chunking.functions import RULES, Rule
 from umem.chainer.chunking.normalizing import normalize, normalize_back
 from umem.chainer.chunking.pieces import Cap
+from umem.chainer.parameter_updates import update_in_chunks
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
-from umem.chainer.update_chunks import update_in_chunks
 from umem.errors import StateError
 from umem.memory.blocks import Decorator
 from umem.scopes import Scope, Scoped, derived
@@ -42,9 +42,9 @@ class workspace(Decorator, Scoped[None]):
         exact: compare the first call of each kind and shape with Chainer's own computation, which
             takes its whole workspace then, and leave to Chainer what differs by a bit.
 
-    Concerned are Chainer's convolutions, deconvolutions, their gradients (groups, dilation and any
-    number of dimensions included), poolings and unpoolings, on NumPy, and on CuPy where cuDNN does
-    not compute them. On CuPy a convolution is left to Chainer where its columns, their copies and a
+    Concerned are Chainer's convolutions, deconvolutions and their gradients (groups, dilation and
+    any number of dimensions included), on CuPy where cuDNN does not compute them; and on NumPy
+    poolings. On CuPy a convolution is left to Chainer where its columns, their copies and a
     copy of its outputs stay under the cap. Several samples are taken at a time, one, or a band of
     one's output rows. The least is one row: where that takes more than the cap, a
     `WorkspaceWarning` says so once. On NumPy batch normalisation is computed by channels, two at
@@ -112,7 +112,7 @@ class _Setting(NamedTuple):
 
 
 _process: Any = None
-_holders: set[Any] = set()
+holders: set[Any] = set()
 """The blocks that are open, and the process's setting."""
 
 
@@ -176,19 +176,19 @@ _in_parts = _InParts()
 
 
 def _hold(holder: Any) -> None:
-    _holders.add(holder)
+    holders.add(holder)
     try:
         subscribe(_in_parts)
     except BaseException:
-        _holders.discard(holder)
+        holders.discard(holder)
         raise
 
 
 def _let_go(holder: Any) -> None:
-    _holders.discard(holder)
-    if not _holders:
+    holders.discard(holder)
+    if not holders:
         unsubscribe(_in_parts)
-    if _holders:  # another thread came in between
+    if holders:  # another thread came in between
         subscribe(_in_parts)
 
 

@@ -1,7 +1,7 @@
 """Chainer's functions that work on columns, and how each is computed in parts.
 
 Convolutions and deconvolutions are told by the methods that Chainer calls where cuDNN and iDeep do
-not serve; poolings by those for NumPy, and where Chainer makes columns on a GPU, by those too.
+not serve; poolings by those for NumPy.
 Where a rule returns None, Chainer's own method does the work, or raises.
 """
 
@@ -19,15 +19,8 @@ from chainer.functions.connection import (
     deconvolution_2d,
     deconvolution_nd,
 )
-from chainer.functions.pooling import (
-    average_pooling_2d,
-    average_pooling_nd,
-    max_pooling_nd,
-    unpooling_2d,
-    unpooling_nd,
-    upsampling_2d,
-)
-from chainer.utils.conv import get_conv_outsize, get_deconv_outsize
+from chainer.functions.pooling import average_pooling_2d, average_pooling_nd, max_pooling_nd
+from chainer.utils.conv import get_conv_outsize
 
 from umem.chainer.chunking.convolving import (
     ConvolutionCall,
@@ -143,10 +136,6 @@ def windows_of(func: Any, image: Sizes, kernel: Sizes, cover_all: bool | None = 
 # -- poolings ------------------------------------------------------------------------------------
 
 
-def _planes(cap: Cap, array: Array, windows: Windows) -> Planes:
-    return Planes(backend.get_array_module(array), windows, cap)
-
-
 def _pooled(func: Any, image: Sizes, cover_all: bool | None = None) -> Windows:
     kernel = func.ksize if hasattr(func, "ksize") else (func.kh, func.kw)
     return windows_of(func, image, kernel, cover_all)
@@ -158,7 +147,7 @@ def _max(cap: Cap, func: Any, inputs: tuple[Array]) -> Array | None:
     if min(windows.outs) < 1:
         return None
     func._in_shape, func._in_dtype = x.shape, x.dtype  # as Chainer's forward leaves them
-    y, func.indexes = largest(_planes(cap, x, windows), x)
+    y, func.indexes = largest(Planes(windows, cap), x)
     return y
 
 
@@ -166,14 +155,14 @@ def _max_gradient(cap: Cap, node: Any, inputs: tuple[Array]) -> Array:
     (y,), func = inputs, node.func
     windows = _pooled(func, func._in_shape[2:])._replace(outs=y.shape[2:])
     places = backend.from_chx(func.indexes)
-    return select_back(_planes(cap, y, windows), y, places, func._in_dtype)
+    return select_back(Planes(windows, cap), y, places, func._in_dtype)
 
 
 def _max_again(cap: Cap, node: Any, inputs: tuple[Array]) -> Array:
     (x,), func = inputs, node.func
     windows = _pooled(func, x.shape[2:])
     places = backend.from_chx(func.indexes)
-    return select(_planes(cap, x, windows), x, places, -float("inf"))
+    return select(Planes(windows, cap), x, places, -float("inf"))
 
 
 def _average(cap: Cap, func: Any, inputs: tuple[Array]) -> Array | None:
@@ -183,13 +172,13 @@ def _average(cap: Cap, func: Any, inputs: tuple[Array]) -> Array | None:
     windows = _pooled(func, x.shape[2:], cover_all=bool(func.cover_all) if is_nd else False)
     if min(windows.outs) < 1:
         return None
-    planes = _planes(cap, x, windows)
+    planes = Planes(windows, cap)
     divisor: Any = prod(windows.kernel)
     if is_nd:
         func.width = None
         if func.pad_value is None:
             # Chainer's own numbers, so that the quotients have its bits.
-            divisor = func.width = func._get_pooling_width(planes.xp, x.shape[2:], x.dtype)
+            divisor = func.width = func._get_pooling_width(np, x.shape[2:], x.dtype)
     # Privates that Chainer's forward sets, and its backward reads.
     func._in_shape, func._in_dtype = x.shape, x.dtype
     return sum_windows(planes, x, divisor)
@@ -203,86 +192,13 @@ def _average_gradient(cap: Cap, node: Any, inputs: tuple[Array]) -> Array | None
         divisor = prod(windows.kernel)
     elif cap.exact:
         return None  # Chainer divides the gradient that it is given, which others may read
-    return sum_back(_planes(cap, y, windows), y, y.dtype, divisor)
-
-
-def _unpooling(cap: Cap, func: Any, inputs: tuple[Array]) -> Array | None:
-    """Compute an unpooling in parts; None leaves it to Chainer."""
-    (y,) = inputs
-    image = _image_of(func, y.shape[2:])
-    if min(image) < 1:
-        return None
-    windows = _pooled(func, image)._replace(outs=y.shape[2:])
-    if not hasattr(func, "outs"):
-        func.outh, func.outw = image
-        if _is_repeating(func, y.shape[2:]):
-            return None
-    else:
-        func.retain_inputs(())
-        func.outs = image
-    return sum_back(_planes(cap, y, windows), y, y.dtype)
-
-
-def _unpooling_gradient(cap: Cap, func: Any, inputs: tuple[Array]) -> Array | None:
-    (x,) = inputs
-    windows = _pooled(func, x.shape[2:])
-    if min(windows.outs) < 1 or getattr(func, "_use_int_scale_forward", False):
-        return None
-    return sum_windows(_planes(cap, x, windows), x)
-
-
-def _upsampling(cap: Cap, func: Any, inputs: tuple[Array]) -> Array | None:
-    (y,) = inputs
-    image = _image_of(func, y.shape[2:])
-    if min(image) < 1:
-        return None
-    func._in_dtype, (func.outh, func.outw) = y.dtype, image
-    windows = _pooled(func, image)._replace(outs=y.shape[2:])
-    planes = _planes(cap, y, windows)
-    return select_back(planes, y, planes.xp.asarray(func.indexes), y.dtype)
-
-
-def _upsampling_gradient(cap: Cap, func: Any, inputs: tuple[Array]) -> Array | None:
-    (x,) = inputs
-    windows = _pooled(func, x.shape[2:])
-    planes = _planes(cap, x, windows)
-    if func.indexes.shape != (*x.shape[:2], *windows.outs):
-        return None
-    return select(planes, x, planes.xp.asarray(func.indexes), 0.0)
-
-
-def _image_of(func: Any, outs: Sizes) -> Sizes:
-    """Return the image size of an unpooling: the given one, or the smallest."""
-    given = func.outs if hasattr(func, "outs") else (func.outh, func.outw)
-    windows = _pooled(func, outs)
-    if given is None:
-        given = (None,) * len(outs)
-    return tuple(
-        get_deconv_outsize(out, k, s, p, cover_all=func.cover_all) if size is None else size
-        for size, out, k, s, p in zip(
-            given, outs, windows.kernel, windows.stride, windows.pad, strict=True
-        )
-    )
-
-
-def _is_repeating(func: Any, outs: Sizes) -> bool:
-    """Tell whether an unpooling repeats each value, by Chainer's own condition; it needs no
-    columns.
-    """
-    height, width = outs[0] - func.ph, outs[1] - func.pw
-    return bool(
-        func.outh % height == 0
-        and func.outw % width == 0
-        and func.outh // height == func.kh == func.sy
-        and func.outw // width == func.kw == func.sx
-        and func.ph % 2 == func.pw % 2 == 0
-    )
+    return sum_back(Planes(windows, cap), y, y.dtype, divisor)
 
 
 # -- which methods -------------------------------------------------------------------------------
 
 _CORES = ("_forward_cpu_core", "_forward_gpu_core", "_forward_grouped_convolution")
-_ND, _CPU, _BOTH = ("_forward_xp",), ("forward_cpu",), ("forward_cpu", "forward_gpu")
+_ND, _CPU = ("_forward_xp",), ("forward_cpu",)
 RULES: dict[type, Rule] = {
     convolution_2d.Convolution2DFunction: Rule(_CORES, _convolution),
     convolution_2d.Convolution2DGradW: Rule(_CORES, _kernel_gradient),
@@ -297,11 +213,5 @@ RULES: dict[type, Rule] = {
     average_pooling_2d.AveragePooling2DGrad: Rule(_CPU, _average_gradient),
     average_pooling_nd.AveragePoolingND: Rule(_CPU, _average),
     average_pooling_nd.AveragePoolingNDGrad: Rule(_CPU, _average_gradient),
-    unpooling_2d.Unpooling2D: Rule(("forward",), _unpooling),
-    unpooling_2d.Unpooling2DGrad: Rule(("forward",), _unpooling_gradient),
-    unpooling_nd.UnpoolingND: Rule(("forward",), _unpooling),
-    unpooling_nd.UnpoolingNDGrad: Rule(("forward",), _unpooling_gradient),
-    upsampling_2d.Upsampling2D: Rule(_BOTH, _upsampling),
-    upsampling_2d.Upsampling2DGrad: Rule(_BOTH, _upsampling_gradient),
 }
 """Replacements by class of function."""

@@ -1,4 +1,4 @@
-"""Poolings, their gradients and unpoolings, a place of the window at a time, without columns.
+"""Poolings and their gradients on NumPy, a place of the window at a time, without columns.
 
 Sums go over the places of a window in the order of memory, as Chainer's do, but where an image has
 one window: there NumPy adds in another order, and the last bits may differ. Halves are summed as
@@ -32,12 +32,10 @@ class Planes(NamedTuple):
     """The planes of one call: images (n, channels, image...) and outputs (n, channels, outs...).
 
     Attributes:
-        xp: NumPy or CuPy.
         windows: of outputs in images.
         cap: for what is compared and selected at a time.
     """
 
-    xp: Any
     windows: Windows
     cap: Cap
 
@@ -63,7 +61,7 @@ class Planes(NamedTuple):
         outs, size = self.windows.outs, prod(self.windows.outs)
         # Two temporary arrays, of any type.
         sides = Sides(kernel=1, others=0, sums=0, itemsize=2 * 8)
-        nbytes = min(self.cap.nbytes, CACHED_BYTES) if self.xp is np else self.cap.nbytes
+        nbytes = min(self.cap.nbytes, CACHED_BYTES)
         total = shape[0] * size
         count = channels_at_a_time(sides, shape[1], total, nbytes)
         positions = max(1, sides.positions(count, total, nbytes))
@@ -79,8 +77,7 @@ def sum_windows(planes: Planes, x: Array, divisor: Any = 1) -> Array:
     Args:
         divisor: of the sums: a number, or an array (outs...).
     """
-    xp = planes.xp
-    y = xp.zeros((*x.shape[:2], *planes.windows.outs), x.dtype)
+    y = np.zeros((*x.shape[:2], *planes.windows.outs), x.dtype)
     for images, outputs, found in planes.gathered(y.shape):
         image, target = x[images], y[outputs]
         summed = target if x.dtype != np.float16 else target.astype(np.float32)
@@ -100,7 +97,7 @@ def sum_back(planes: Planes, y: Array, dtype: Any, divisor: Any = 1) -> Array:
         dtype: of the result.
         divisor: of the values: a number, or an array (outs...).
     """
-    x = planes.xp.zeros((*y.shape[:2], *planes.windows.image), dtype)
+    x = np.zeros((*y.shape[:2], *planes.windows.image), dtype)
     is_one = isinstance(divisor, int)
     for images, outputs, overlap in planes.scattered(y.shape):
         seen, given = x[images][overlap.image], y[outputs][overlap.outs]
@@ -113,7 +110,7 @@ def sum_back(planes: Planes, y: Array, dtype: Any, divisor: Any = 1) -> Array:
 def largest(planes: Planes, x: Array) -> tuple[Array, Array]:
     """Find each window's largest value and its place: the first of equal ones, or the first NaN.
 
-    Padding counts as minus infinity. Places are int32, as Chainer's are on a GPU. NumPy only.
+    Padding counts as minus infinity. Places are int32, as Chainer's are on a GPU.
     """
     y = np.full((*x.shape[:2], *planes.windows.outs), -np.inf, x.dtype)
     places = np.zeros(y.shape, np.int32)
@@ -135,24 +132,24 @@ def select(planes: Planes, x: Array, places: Array, otherwise: float) -> Array:
         places: (n, channels, outs...), each a number of a place in its window.
         otherwise: the value in the padding.
     """
-    y = planes.xp.full(places.shape, otherwise, x.dtype)
+    y = np.full(places.shape, otherwise, x.dtype)
     for images, outputs, found in planes.gathered(y.shape):
         image, target, at = x[images], y[outputs], places[outputs]
         for overlap in found:
             held = target[overlap.outs]
             is_here = at[overlap.outs] == overlap.place
-            held[...] = planes.xp.where(is_here, image[overlap.image], held)
+            held[...] = np.where(is_here, image[overlap.image], held)
     return y
 
 
 def select_back(planes: Planes, y: Array, places: Array, dtype: Any) -> Array:
     """Add each value of ``y`` to the place of its window: the adjoint of `select`."""
-    x = planes.xp.zeros((*y.shape[:2], *planes.windows.image), dtype)
+    x = np.zeros((*y.shape[:2], *planes.windows.image), dtype)
     zero = y.dtype.type(0)
     for images, outputs, overlap in planes.scattered(y.shape):
         seen, given = x[images][overlap.image], y[outputs][overlap.outs]
         is_here = places[outputs][overlap.outs] == overlap.place
-        seen += planes.xp.where(is_here, given, zero)
+        seen += np.where(is_here, given, zero)
     return x
 
 

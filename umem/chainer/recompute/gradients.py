@@ -4,11 +4,6 @@ Floating-point sums depend on their order. If a value has several users, Chainer
 gradients up as backward reaches them. A plan reaches them in another order; a gradient that arrives
 too early then waits for those that a plain backward adds before it (`GradientSums`).
 
-Chainer removes a parameter's old gradient when backward first reaches the parameter, and stores the
-sum at the end of backward. After an exception in between, the removed gradients are lost and the
-others are unchanged. A planned backward reaches parameters in another order, and would lose other
-gradients (see `OldGradients`).
-
 Cost: the memory of waiting gradients; nothing where the two orders agree.
 """
 
@@ -16,7 +11,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from chainer import _backprop_utils
@@ -169,88 +163,3 @@ class GradientSums:
                 _backprop_utils._reduce(total)
         found[:count] = total
         places[:count] = [limit]
-
-
-class OldGradients:
-    """Holds the old gradients that one planned backward removes, to restore them if it fails.
-
-    A gradient is released once a plain backward would have removed it as well.
-
-    Cost: if the plan runs a step before others that precede it in a plain backward, the old
-    gradients of that step live until those have run. Nothing if gradients are cleared before
-    backward.
-
-    Args:
-        plain: by call, its position in a plain backward.
-        calls: the calls of the pass.
-    """
-
-    def __init__(self, plain: Mapping[int, int], calls: Sequence[Call]) -> None:
-        self._plain = plain
-        self._calls = calls
-        self._taken: dict[Any, Any] = {}  # None: there was none, or it is not restored
-        self._held: set[Any] = set()
-        self._to_come = sorted(plain.values(), reverse=True)
-        self._done: set[int] = set()
-        self._count = 0
-        self._at: int | None = None
-
-    def begin(self, call: int, gradients: Mapping[Any, list[Any]]) -> None:
-        """Record the beginning of a step, and hold the old gradients of leaves that it removes.
-
-        Args:
-            call: the index of the step's call.
-            gradients: by input node, its gradients so far.
-        """
-        self._at = call
-        for node, found in gradients.items():
-            if node.creator_node is None and node not in self._taken:
-                self._taken[node] = found[0] if found else None
-                if found:
-                    self._held.add(node)
-        self._done.add(self._plain.get(call, -1))
-        while self._to_come and self._to_come[-1] in self._done:
-            self._to_come.pop()
-        if self._held:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        """Release the gradients that a plain backward removes before its first step to come."""
-        place = self._to_come[-1] if self._to_come else len(self._plain)
-        for node in [node for node in self._held if self._first_uses.get(node, -1) < place]:
-            self._held.discard(node)
-            self._taken[node] = None
-
-    def end(self) -> None:
-        """Record the end of a step."""
-        self._at = None
-        self._count += 1
-
-    def put_back(self) -> None:
-        """Restore the gradients that a plain backward would leave if it failed in the same call.
-
-        If the exception was raised between calls (by a hook), a plain backward that fails after as
-        many calls counts.
-        """
-        last = self._count - 1 if self._at is None else self._plain.get(self._at, -1)
-        for node, place in self._first_uses.items():
-            variable = node.get_variable_or_none()
-            if variable is None:
-                continue
-            if place <= last:
-                variable.grad_var = None
-            elif node in self._taken:
-                variable.grad_var = self._taken[node]
-
-    @cached_property
-    def _first_uses(self) -> dict[Any, int]:
-        """Map each leaf to the plain-backward position of the first call that reaches the leaf."""
-        first: dict[Any, int] = {}
-        for call in self._calls:
-            place = self._plain.get(call.index)
-            if place is None or not call.has_graph:
-                continue
-            for node in call.func.inputs:
-                if node.creator_node is None and node.requires_grad:
-                    first[node] = min(place, first.get(node, place))
-        return first

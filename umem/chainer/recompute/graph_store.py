@@ -10,12 +10,11 @@ from typing import Any
 import chainer
 
 from umem.chainer.function_facts import owner_of, rules_of
-from umem.chainer.recompute.carrying import Target, carried
+from umem.chainer.parameter_updates import OptimizerFacts, state_bytes
 from umem.chainer.recompute.observing import gradient_bytes, look_beside
 from umem.chainer.recompute.offloaded import OffloadTarget
-from umem.chainer.recompute.optimizer_facts import OptimizerFacts, state_bytes
 from umem.chainer.recompute.passes import Pass
-from umem.chainer.recompute.seen import Carried, GraphFacts, SeenGraph, tape_of
+from umem.chainer.recompute.seen import Carried, GraphFacts, SeenGraph, Target, carried, tape_of
 from umem.chainer.recompute.tape import Signature
 from umem.devices.open import entered_device
 from umem.errors import BudgetError, RecomputeWarning, UnsupportedError, warn_at_program
@@ -58,7 +57,7 @@ class Graphs:
 
     Args:
         target: the budget to plan for.
-        offload: the offload target, if there is one.
+        offload: the offload target; None: nothing is offloaded.
 
     Attributes:
         target: the budget to plan for.
@@ -70,7 +69,7 @@ class Graphs:
         own_seconds: the part of ``followed_seconds`` for recomputing, and for following the plan.
     """
 
-    def __init__(self, target: Target, offload: OffloadTarget) -> None:
+    def __init__(self, target: Target, offload: OffloadTarget | None) -> None:
         self.target = target
         self._offload = offload
         self._card_is_known = False
@@ -214,8 +213,9 @@ class Graphs:
         self, seen: SeenGraph, target: Target, *, moves: bool = True
     ) -> tuple[Carried, str | None]:
         """Plan a graph; see `carried`. ``moves``: its arrays may be offloaded."""
+        link = None if self._offload is None or not moves else self._offload.link
         try:
-            return carried(seen, target, self._offload.link if moves else None, self.gaps)
+            return carried(seen, target, link, self.gaps)
         finally:
             forget_tables()
 

@@ -15,7 +15,7 @@ from chainer import configuration
 
 from umem.chainer.function_facts import output_gradient_bytes, owner_of, running_rules
 from umem.chainer.recompute.tape import Call
-from umem.chainer.saved.slots import NODE_ATTRIBUTES, arrays_on, find_arrays, holds_nothing, packing
+from umem.chainer.saved.slots import NODE_ATTRIBUTES, arrays_in, arrays_on, holds_nothing, packing
 from umem.devices.cost import cuda_model
 from umem.devices.open import entered_device
 from umem.errors import UnsupportedError
@@ -142,11 +142,8 @@ def _may_run_again(func: Any, before: Before) -> bool:
 
 
 def _arrays(items: Iterable[tuple[str, Any]]) -> list[Any]:
-    found: list[tuple[str, Any]] = []
-    for key, value in items:
-        if not isinstance(value, chainer.Function):
-            find_arrays(key, value, found)
-    return [array for _, array in found]
+    own = ((key, value) for key, value in items if not isinstance(value, chainer.Function))
+    return [array for _, array in arrays_in(own)]
 
 
 def _sum(array: Any) -> int:

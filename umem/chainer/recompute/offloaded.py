@@ -7,7 +7,6 @@ holds the outputs as variables, those are used and no output is transferred back
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,7 +15,6 @@ import chainer
 import numpy as np
 
 from umem.chainer.saved.array_layout import ArrayLayout, Ground, is_bytes
-from umem.chainer.saved.slots import Stash
 from umem.chainer.saved.tiers.tier import Process, Sent, Tier
 from umem.chainer.saved.tiers.tiers import Where, link_of, only_numpy_moves, open_tier
 from umem.devices.open import entered_device
@@ -85,149 +83,31 @@ class Offloaded:
             one.forget()
 
 
-class Movable:
-    """The part of a call that can be offloaded: its outputs and its function state.
-
-    Attributes:
-        offloaded: the arrays that were sent, by kind.
-    """
-
-    __slots__ = ("offloaded",)
-    offloaded: dict[What, Offloaded]
-    stash: Stash
-    retained: list[bool]
-    func: Any
-
-    def send(self, tier: Tier, what: What) -> None:
-        """Begin to send outputs or function state; nothing if part is missing or lacks room."""
-        arrays = self._outputs() if what == "value" else self.stash.arrays(self.func)
-        if arrays and what not in self.offloaded:
-            offloaded = Offloaded.send(tier, arrays)
-            if offloaded is not None:
-                self.offloaded[what] = offloaded
-
-    def leave(self, what: What) -> None:
-        """Drop outputs or function state that were sent, once the copy is whole; others stay."""
-        if what in self.offloaded:
-            self.offloaded[what].let_go()
-            self.drop() if what == "value" else self.drop_stash()
-
-    def fetch(self, what: What) -> None:
-        """Begin to bring back outputs or function state that were sent."""
-        if what in self.offloaded:
-            self.offloaded[what].fetch()
-
-    def come_back(self) -> bool:
-        """Restore all missing arrays if all of them are offloaded; tell whether that was so.
-
-        Outputs that variables of the program hold are taken from there.
-        """
-        if not self.may_come_back:
-            return False
-        missing = self._missing()
-        if not missing:
-            self.put_back(self.func, tuple(self._outputs()))  # held by variables of the program
-        for what in missing:
-            arrays = self.offloaded[what].arrays()
-            if what == "value":
-                self.put_back(self.func, tuple(arrays))
-            else:
-                self.stash.restore(self.func, arrays)
-        return True
-
-    def forget_offloaded(self) -> None:
-        """Discard the offloaded copies."""
-        self.offloaded.clear()
-
-    @property
-    def may_come_back(self) -> bool:
-        """True if arrays are missing and `come_back` can restore all of them."""
-        if not self.offloaded:
-            return False
-        return (
-            self.is_offloaded if self._missing() else "value" in self.offloaded and self.lacks_own()
-        )
-
-    @property
-    def is_offloaded(self) -> bool:
-        """True if all missing arrays are offloaded, or none is missing."""
-        return all(what in self.offloaded for what in self._missing())
-
-    def _missing(self) -> list[What]:
-        own: list[What] = ["stash"] if self.stash.is_dropped else []
-        return own if self._outputs() else ["value", *own]
-
-    def _outputs(self) -> list[Any]:
-        """Return the outputs; an empty list if one of them is missing."""
-        found = [self.value(output) for output in range(len(self.retained))]
-        return [] if any(array is None for array in found) else found
-
-    # -- implemented by the call -----------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def has_func(self) -> bool:
-        """True while the function is alive."""
-
-    @abstractmethod
-    def value(self, output: int) -> Any:
-        """Return an output, or None if it is missing."""
-
-    @abstractmethod
-    def drop(self) -> None:
-        """Drop the outputs."""
-
-    @abstractmethod
-    def drop_stash(self) -> None:
-        """Drop the function state."""
-
-    @abstractmethod
-    def lacks_own(self) -> bool:
-        """Tell whether outputs that the function retains, or its function state, were dropped."""
-
-    @abstractmethod
-    def put_back(self, func: Any, outputs: tuple[Any, ...]) -> None:
-        """Restore outputs to the places that they were dropped from."""
-
-
-def checked_place(offload: object) -> Where:
-    """Check a user's ``offload`` argument, and return it as a place for `open_tier`.
-
-    Raises:
-        StateError: it is neither a folder nor a truth value.
-    """
-    if isinstance(offload, bool):
-        return offload
-    if isinstance(offload, (str, Path)) and str(offload):
-        return Path(offload)
-    raise StateError(
-        "offload is True (CuPy's arrays go to pinned host memory), False, or a folder for the "
-        f"files of NumPy's arrays; got {offload!r}"
-    )
-
-
 class OffloadTarget:
     """The offload target of a training run, opened once the kind of its arrays is known.
 
     Args:
-        where: the place of the target; False: nothing is offloaded.
+        where: a folder for the files of NumPy's arrays; True: pinned host memory for CuPy's.
 
     Attributes:
         tier: the open target; None before it is opened and after it is closed.
         link: rates and limits of transfers to it and back; None before it is opened.
+
+    Raises:
+        StateError: the place is neither.
     """
 
-    def __init__(self, where: Where) -> None:
-        self._where = where
+    def __init__(self, where: object) -> None:
+        if where is not True and not (isinstance(where, (str, Path)) and str(where)):
+            raise StateError(
+                "offload is True (CuPy's arrays go to pinned host memory), False, or a folder for "
+                f"the files of NumPy's arrays; got {where!r}"
+            )
+        self._where: Where = True if where is True else Path(str(where))
         self.tier: Tier | None = None
         self.link: Link | None = None
         self._process: Process | None = None
         self._is_early = False
-
-    @property
-    def is_wanted(self) -> bool:
-        """True if arrays may be offloaded."""
-        return self._where is not False
 
     @property
     def is_among_arrays(self) -> bool:
@@ -240,7 +120,7 @@ class OffloadTarget:
         Raises:
             StateError, FileError: as `open_tier`; nothing was made.
         """
-        if self.is_wanted and only_numpy_moves(self._where):
+        if only_numpy_moves(self._where):
             self._open(np.empty(0))
             self._is_early = True
 
@@ -251,7 +131,7 @@ class OffloadTarget:
         kind.
         """
         arrays = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
-        if not self.is_wanted or not arrays:
+        if not arrays:
             return
         is_numpy = only_numpy_moves(self._where) and isinstance(arrays[0], np.ndarray)
         if self._is_early and not is_numpy:
@@ -269,7 +149,7 @@ class OffloadTarget:
             raise
         self.tier, self._process = tier, Process()
 
-    def close(self, calls: Sequence[Movable]) -> None:
+    def close(self, calls: Sequence[Any]) -> None:
         """Restore the offloaded arrays of graphs that are alive, then close the target.
 
         In a process that was forked since, nothing is restored: the target is the parent's.
@@ -292,7 +172,7 @@ class OffloadTarget:
                 tier.close()
 
 
-def _bring_back(calls: Sequence[Movable]) -> None:
+def _bring_back(calls: Sequence[Any]) -> None:
     """Restore all offloaded arrays that can be; raise the first error once the rest is back."""
     errors: list[Exception] = []
     for call in calls:

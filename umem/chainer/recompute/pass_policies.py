@@ -21,10 +21,11 @@ import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
+from umem.chainer.forward_state import ReadArrays
 from umem.chainer.function_facts import gives_all_gradients, owner_of
 from umem.chainer.recompute.observing import Observed
 from umem.chainer.recompute.seen import Carried, SeenGraph, TapeAction
-from umem.chainer.recompute.tape import Call, ReadArrays
+from umem.chainer.recompute.tape import Call
 from umem.trace.recording.storage import root_of
 
 HIGH = 1 << 40

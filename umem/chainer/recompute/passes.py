@@ -13,13 +13,8 @@ from typing import Any, Literal
 
 import chainer
 
-from umem.chainer.recompute.gradients import (
-    Contended,
-    GradientSums,
-    OldGradients,
-    contended,
-    plain_order,
-)
+from umem.chainer.forward_state import ReadArrays
+from umem.chainer.recompute.gradients import Contended, GradientSums, contended, plain_order
 from umem.chainer.recompute.observing import Before, Observed, gradient_bytes, observe
 from umem.chainer.recompute.pass_policies import (
     ENDED_EARLY,
@@ -30,7 +25,7 @@ from umem.chainer.recompute.pass_policies import (
     PassPolicy,
 )
 from umem.chainer.recompute.seen import Carried, Roots, SeenGraph, TapeAction, readers_of
-from umem.chainer.recompute.tape import Call, ReadArrays
+from umem.chainer.recompute.tape import Call
 from umem.chainer.saved.tiers.tier import Tier
 from umem.errors import is_cupys_out_of_memory
 from umem.trace.recording.meter import MeteredPools
@@ -107,7 +102,6 @@ class Pass:
         self.reads = ReadArrays(lambda: on_second(signatures))  # which must not hold the pass
         self._leaves: dict[int, tuple[int, Any]] = {}
         self._sums: GradientSums | None = None
-        self._gradients: OldGradients | None = None
         if not isinstance(rule, Observe):
             self.reads.stop_copying()
 
@@ -340,7 +334,7 @@ class Pass:
         rule = self.rule
         rule.begin_backward(self.calls)
         if isinstance(rule, FollowPlan) and not rule.seen.facts.keeps_order:
-            self._reorder(rule.seen.facts.order, rule.plan.contended)
+            self._sum_in_order(rule.seen.facts.order, rule.plan.contended)
         elif isinstance(rule, Observe) and rule.drops and self.integrity == "intact":
             self._go_in_reverse(nodes)
 
@@ -356,7 +350,8 @@ class Pass:
         self.plain_order = plain
         for call in self.calls:
             call.set_rank(HIGH + 2 * call.index)
-        self._reorder(plain, contended(readers_of(self.calls), plain, range(len(self.calls))))
+        sums = contended(readers_of(self.calls), plain, range(len(self.calls)))
+        self._sum_in_order(plain, sums)
 
     def plan_backward(self, seen: SeenGraph, plan: Carried) -> None:
         """Follow a plan from the end of forward on, in a pass that has dropped arrays by its rule.
@@ -378,7 +373,7 @@ class Pass:
             planned.after_forward(call)
             self.carry_out(planned.before_forward())
         self.rule.go_back_by(planned)
-        self._reorder(self.plain_order, plan.contended)
+        self._sum_in_order(self.plain_order, plan.contended)
 
     def _needed_again(self, kept: set[TapeAction]) -> set[int]:
         """Return the calls to recompute so that all that a plan keeps after forward is there."""
@@ -399,14 +394,13 @@ class Pass:
                 }
         return needed
 
-    def _reorder(self, plain: Mapping[int, int], sums: Contended) -> None:
-        """Prepare for a backward in another order than Chainer's: for old gradients and sums.
+    def _sum_in_order(self, plain: Mapping[int, int], sums: Contended) -> None:
+        """Have a backward in another order than Chainer's add gradients up as Chainer does.
 
         Args:
             plain: by call, its position in a plain backward.
             sums: the inputs whose gradients would be added up in another order.
         """
-        self._gradients = OldGradients(plain, self.calls)
         if sums:
             self._sums = GradientSums(plain, sums)
 
@@ -445,7 +439,7 @@ class Pass:
             call.ensure()
 
     def step(self, proceed: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
-        """Run a step of backward, with sums and old gradients as in a plain backward."""
+        """Run a step of backward, with sums of gradients as in a plain backward."""
         self.popped.setdefault(call.index, len(self.popped))
         if self._pools is None:  # copies would count as workspace, which is measured on the host
             self._step(proceed, call, func, args)
@@ -461,16 +455,12 @@ class Pass:
 
     def _step(self, proceed: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
         """Run a step of backward once."""
-        if self._gradients is not None:
-            self._gradients.begin(call.index, args[2])
         if self._sums is not None:
             self._sums.step(proceed, call.index, func, args)
         elif self.integrity == "intact" and self.phase == "backward":
             self.rule.step(proceed, call, func, args)
         else:
             proceed(func, *args)
-        if self._gradients is not None:
-            self._gradients.end()
 
     def goes_backward_inside(self) -> None:
         """Record that the backward of one of its calls has a backward of its own inside."""
@@ -484,13 +474,8 @@ class Pass:
             self.carry_out(self.rule.after_backward(call))
 
     def finish(self, whole: bool) -> bool:
-        """End a backward; tell whether it was the first. ``whole``: no exception ended it.
-
-        After an exception, gradients are restored to those that a plain backward leaves.
-        """
-        if self._gradients is not None and not whole:
-            self._gradients.put_back()
-        self._gradients = self._sums = None
+        """End a backward; tell whether it was the first. ``whole``: no exception ended it."""
+        self._sums = None
         first = self.phase != "over"
         if first and self.integrity == "intact":
             self.carry_out(self.rule.end(list(self.popped), whole))

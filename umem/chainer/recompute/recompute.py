@@ -12,22 +12,15 @@ Memory-Efficient Backpropagation" (NeurIPS 2019), with the cost model of `umem.p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from umem.chainer.recompute.carrying import (
-    Budget,
-    Target,
-    ValueFate,
-    cap_advice,
-    fates_of,
-    fates_summary,
-)
-from umem.chainer.recompute.offloaded import checked_place
+from umem.chainer.recompute.offloaded import OffloadTarget
 from umem.chainer.recompute.online import Experience
 from umem.chainer.recompute.runner import PassRunner
-from umem.chainer.recompute.seen import SeenGraph
+from umem.chainer.recompute.seen import Budget, Carried, SeenGraph, Target, cap_advice
 from umem.chainer.recompute.training import Training
 from umem.chainer.tap import is_told
 from umem.errors import SizeError, StateError
@@ -63,7 +56,8 @@ class Recompute:
             recomputing than on the rest.
         offload: also offload values and bring them back, where that takes less time than
             recomputing them: CuPy's arrays to pinned host memory (True), NumPy's to files in a
-            folder, which is named. See `fates` and docs/offload.md.
+            folder, which is named. See `fates` and docs/offload.md. Passes without a plan recompute
+            only.
         debug: keep checksums, to find arrays that are edited between forward and backward, and
             functions that give another result when they are recomputed. Slow.
 
@@ -98,7 +92,8 @@ class Recompute:
         debug: bool = False,
     ) -> None:
         target = Target(_parsed(budget), method, strict, thrash, is_card=budget == CARD)
-        self._training = Training(target, debug=debug, offload=checked_place(offload))
+        below = None if offload is False else OffloadTarget(offload)
+        self._training = Training(target, debug=debug, offload=below)
         self._runner = PassRunner(self._training)
 
     def __enter__(self) -> Recompute:
@@ -258,6 +253,68 @@ class Recompute:
             draw_steps(*curves(largest), budget, largest.measured_bytes, file)
 
 
+# -- fates of values ----------------------------------------------------------------------------
+
+Fate = Literal["kept", "recomputed", "offloaded", "not needed"]
+FATES: tuple[Fate, ...] = ("kept", "recomputed", "offloaded")
+
+
+class ValueFate(NamedTuple):
+    """One row of `umem.chainer.Recompute.fates`.
+
+    Attributes:
+        call: the function, with its place in forward.
+        what: ``value``, the call's outputs, or ``stash``, its function state.
+        nbytes: their bytes.
+        fate: ``kept`` from forward into backward, ``recomputed``, ``offloaded`` (and prefetched),
+            or ``not needed`` in backward.
+    """
+
+    call: str
+    what: str
+    nbytes: int
+    fate: Fate
+
+
+def fates_of(seen: SeenGraph) -> tuple[ValueFate, ...]:
+    """Return the fates of each call's outputs and function state, in the order of forward.
+
+    Empty if the graph has no plan.
+    """
+    return () if seen.plan is None else tuple(_fates(seen, seen.plan))
+
+
+def _fates(seen: SeenGraph, carried: Carried) -> Iterator[ValueFate]:
+    """Yield the fate of outputs and function state of each call, where they have bytes."""
+    plan = carried.solution.plan
+    moved = {(move.node, move.what) for move in plan.moves}
+    again = {name for block in plan.recomputed for name in block}
+    for name, call in zip(seen.problem.names, seen.problem.calls, strict=True):
+        for what, nbytes, kept in (
+            ("value", call.nbytes, plan.kept),
+            ("stash", call.stash_bytes, plan.stashed),
+        ):
+            fate: Fate = "not needed"
+            if (name, what) in moved:
+                fate = "offloaded"
+            elif name in kept or carried.fits or not call.again:
+                fate = "kept"
+            elif name in again:
+                fate = "recomputed"
+            if nbytes:
+                yield ValueFate(name, what, nbytes, fate)
+
+
+def fates_summary(seen: SeenGraph) -> str:
+    """Format in one line the bytes and the number of values of each fate."""
+    rows = fates_of(seen)
+    parts = []
+    for fate in FATES:
+        found = [row.nbytes for row in rows if row.fate == fate]
+        parts.append(f"{format_bytes(sum(found))} {fate} ({len(found)})")
+    return ", ".join(parts)
+
+
 # -- reports ------------------------------------------------------------------------------------
 
 NAMED = 6
@@ -306,11 +363,10 @@ def describe_online(found: Experience) -> list[str]:
     if not found.count:
         return []
     again = found.rerun_seconds / found.seconds if found.seconds else 0.0
-    moved = f", and {format_bytes(found.sent_bytes)} were moved" if found.sent_bytes else ""
     return [
         f"{found.count} passes whose graph had not come back went without a plan: what to let "
         f"go was decided call by call; peak {format_bytes(found.peak_bytes)} by account, and "
-        f"{again:.0%} of the time of those that had to let something go ran again{moved}"
+        f"{again:.0%} of the time of those that had to let something go ran again"
     ]
 
 

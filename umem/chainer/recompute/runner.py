@@ -19,6 +19,7 @@ from chainer import configuration
 from chainer.serializer import Deserializer
 
 from umem.chainer.function_facts import owner_of
+from umem.chainer.parameter_updates import update_in_chunks
 from umem.chainer.recompute.observing import Before, Timed, check_tape, look, wait_for
 from umem.chainer.recompute.pass_policies import FollowPlan
 from umem.chainer.recompute.passes import Pass
@@ -27,7 +28,6 @@ from umem.chainer.recompute.training import ANOTHER_ARRAY, INTO_EARLIER, IT_IS_C
 from umem.chainer.recompute.whole_graph import bring, bring_one, check, functions, roots_of
 from umem.chainer.saved.slots import put_state_back
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
-from umem.chainer.update_chunks import update_in_chunks
 from umem.planner.from_trace import DRAWS
 
 TWICE = "it is differentiated twice"
@@ -53,7 +53,8 @@ class PassRunner(Subscriber):
             StateError, FileError: the offload target cannot be opened; nothing is subscribed.
         """
         self._thread = threading.get_ident()
-        self._training.offload.start()
+        if self._training.offload is not None:
+            self._training.offload.start()
         subscribe(self)
 
     def stop(self) -> None:
@@ -131,7 +132,7 @@ class PassRunner(Subscriber):
             wait_for(inputs)
         run = partial(proceed, func, inputs)
         training.peaks.forward_begins(func, inputs)
-        timed = Timed(by_model=now.learns and training.offload.is_wanted)
+        timed = Timed(by_model=now.learns and training.offload is not None)
         try:
             outputs = self._survive(now, func, inputs, run)
         finally:
@@ -335,7 +336,7 @@ class PassRunner(Subscriber):
             begun = time.perf_counter()
             now.before(call)
             self._training.peaks.backward_begins(func, args)
-            learns = now.learns and self._training.offload.is_wanted
+            learns = now.learns and self._training.offload is not None
             timed = Timed(by_model=learns)
             now.step(proceed, call, func, args)
             if learns:

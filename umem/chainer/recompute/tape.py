@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import time
 import weakref
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import chainer
-import numpy as np
 
-from umem.chainer.forward_configuration import as_in_forward, configuration_now
+from umem.chainer import tap
+from umem.chainer.forward_state import ReadArrays, as_in_forward, checksum, configuration_now
 from umem.chainer.function_facts import owner_of
-from umem.chainer.recompute.offloaded import Movable
+from umem.chainer.recompute.offloaded import Offloaded, What
 from umem.chainer.saved.slots import (
     Stash,
     empty_outputs,
@@ -31,9 +30,8 @@ from umem.chainer.saved.slots import (
     output_nodes,
     refill_outputs,
 )
-from umem.chainer.source import rerun
+from umem.chainer.saved.tiers.tier import Tier
 from umem.errors import RecomputeError, StateError
-from umem.trace.recording.storage import root_of
 
 STATISTICS = ("running_mean", "running_var")
 """Attributes that a normalisation updates in place in forward; a recompute leaves them alone."""
@@ -46,101 +44,6 @@ LEAF, GOES_ON = -1, -2
 """First entry of the origin of an input from outside: a leaf, or an untracked call's output."""
 
 
-def checksum(array: Any) -> int:
-    """Return a checksum of an array's contents; a device's array is copied to the host."""
-    host = chainer.backend.CpuDevice().send(array)
-    return zlib.crc32(np.ascontiguousarray(host).tobytes())
-
-
-class ReadArrays:
-    """The arrays that one pass reads from outside, as they were in its forward.
-
-    An optimizer's update changes parameters, and so do loading a file and copying from another
-    link. A call that is recomputed has to read its parameters as they were. If one forward serves
-    two updates, as in the usual training of two networks against each other, the second backward
-    goes through a graph whose parameters the first update has changed. While a graph is being
-    learned, those parameters are copied before an update, so that this comes out exact; such a
-    graph is not planned. If that happens under a plan for the first time, it is an error.
-
-    Args:
-        tell: called when a call is recomputed after an update.
-    """
-
-    def __init__(self, tell: Callable[[], None]) -> None:
-        self._tell = tell
-        self._copies: dict[int, Any] = {}
-        self._changed: dict[int, Any] = {}
-        self._does_copy = True
-        self._reads: set[int] = set()
-        self._sums: dict[int, int] = {}
-
-    def stop_copying(self) -> None:
-        """Stop copying parameters before updates."""
-        self._does_copy = False
-
-    def copy_from_now_on(self) -> None:
-        """Copy parameters before updates from now on."""
-        self._does_copy = True
-
-    def add(self, arrays: Iterable[Any]) -> None:
-        """Record that a call has read these arrays from outside."""
-        self._reads.update(map(id, arrays))
-
-    def has(self, array: Any) -> bool:
-        """Tell whether a call has read an array from outside."""
-        return id(array) in self._reads
-
-    @property
-    def is_changed(self) -> bool:
-        """True once an optimizer or a loader has changed a parameter since the pass began."""
-        return bool(self._changed)
-
-    def before_update(self, array: Any, *, is_needed: bool) -> None:
-        """Record that a parameter's array is about to change, and copy it if copying is on.
-
-        The copy is in the host's memory. ``is_needed``: a graph is alive that may read it.
-        """
-        if id(array) not in self._changed:
-            self._changed[id(array)] = array  # held, so that no other array gets its id
-            if self._does_copy and is_needed:
-                host = chainer.backend.CpuDevice().send(array)
-                self._copies[id(array)] = host.copy() if host is array else host
-
-    def watch(self, array: Any) -> None:
-        """Record an array's checksum, for when its changes are no longer reported."""
-        if array is not None and id(array) not in self._sums:
-            self._sums[id(array)] = checksum(array)
-
-    def find(self, array: Any, label: str) -> Any:
-        """Return an array from outside as it was in forward.
-
-        Raises:
-            RecomputeError: it was changed since, and there is no copy.
-        """
-        known = self._sums.get(id(array))
-        if known is not None and known != checksum(array):
-            raise RecomputeError(
-                f"{label!r} has to run again, and what it reads was changed since the block of "
-                "Recompute was left: go backward before that, or within the block"
-            )
-        if array is None or not self._changed:
-            return array
-        key = id(array)
-        if key not in self._changed:
-            key = id(root_of(array))
-        if key not in self._changed:
-            return array
-        self._tell()
-        if key == id(array) and key in self._copies:
-            device = chainer.backend.get_device_from_array(array)
-            return device.send(self._copies[key])
-        raise RecomputeError(
-            f"{label!r} has to run again, and an optimizer has changed its parameters since: the "
-            "graph goes backward once more after an update. From the next pass on everything of "
-            "it is kept; take all backward passes before the first update to have it planned"
-        )
-
-
 class InputSource(NamedTuple):
     """The origin of an input: another call's output, or an array from outside."""
 
@@ -149,7 +52,7 @@ class InputSource(NamedTuple):
     array: Any
 
 
-class Call(Movable):
+class Call:
     """One application of a function.
 
     ``values`` are its outputs while they are held, None once they were dropped. The function is
@@ -167,13 +70,14 @@ class Call(Movable):
         again: whether it may be recomputed. If not, it is never dropped: neither its outputs,
             retained or not, nor its function state, as long as its graph is alive; unless they are
             offloaded.
+        offloaded: the arrays that were sent to the offload target, by kind.
         from_elsewhere: whether an input was made in an earlier pass.
     """
 
     __slots__ = (
         "__weakref__", "_func", "again", "checksums", "config", "from_elsewhere", "index", "is_cut",
-        "number", "plain_rank", "reads", "rerun_seconds", "retained", "signature", "sources",
-        "stash", "values",
+        "number", "offloaded", "plain_rank", "reads", "rerun_seconds", "retained", "signature",
+        "sources", "stash", "values",
     )  # fmt: skip
 
     def __init__(
@@ -188,7 +92,7 @@ class Call(Movable):
         checksums: bool = False,
     ) -> None:
         self.number, self.index = number, index
-        self.offloaded = {}
+        self.offloaded: dict[What, Offloaded] = {}
         self.again = True
         self.reads = reads
         self._func: Callable[[], Any] = weakref.ref(func)
@@ -381,7 +285,7 @@ class Call(Movable):
             setattr(func, name, None)
         packed = self.stash.unpack(func)
         try:
-            outputs: tuple[Any, ...] = rerun(func, inputs)
+            outputs: tuple[Any, ...] = tap.rerun(func, inputs)
         finally:
             for name, value in statistics.items():
                 setattr(func, name, value)
@@ -463,6 +367,72 @@ class Call(Movable):
         if func._output_indexes_to_retain:
             found.append(self)
         return [call for call in found if call is not None]
+
+    # -- offloading ------------------------------------------------------------------------
+
+    def send(self, tier: Tier, what: What) -> None:
+        """Begin to send outputs or function state; nothing if part is missing or lacks room."""
+        arrays = self._outputs() if what == "value" else self.stash.arrays(self.func)
+        if arrays and what not in self.offloaded:
+            offloaded = Offloaded.send(tier, arrays)
+            if offloaded is not None:
+                self.offloaded[what] = offloaded
+
+    def leave(self, what: What) -> None:
+        """Drop outputs or function state that were sent, once the copy is whole; others stay."""
+        if what in self.offloaded:
+            self.offloaded[what].let_go()
+            self.drop() if what == "value" else self.drop_stash()
+
+    def fetch(self, what: What) -> None:
+        """Begin to bring back outputs or function state that were sent."""
+        if what in self.offloaded:
+            self.offloaded[what].fetch()
+
+    def come_back(self) -> bool:
+        """Restore all missing arrays if all of them are offloaded; tell whether that was so.
+
+        Outputs that variables of the program hold are taken from there.
+        """
+        if not self.may_come_back:
+            return False
+        missing = self._missing()
+        if not missing:
+            self.put_back(self.func, tuple(self._outputs()))  # held by variables of the program
+        for what in missing:
+            arrays = self.offloaded[what].arrays()
+            if what == "value":
+                self.put_back(self.func, tuple(arrays))
+            else:
+                self.stash.restore(self.func, arrays)
+        return True
+
+    def forget_offloaded(self) -> None:
+        """Discard the offloaded copies."""
+        self.offloaded.clear()
+
+    @property
+    def may_come_back(self) -> bool:
+        """True if arrays are missing and `come_back` can restore all of them."""
+        if not self.offloaded:
+            return False
+        return (
+            self.is_offloaded if self._missing() else "value" in self.offloaded and self.lacks_own()
+        )
+
+    @property
+    def is_offloaded(self) -> bool:
+        """True if all missing arrays are offloaded, or none is missing."""
+        return all(what in self.offloaded for what in self._missing())
+
+    def _missing(self) -> list[What]:
+        own: list[What] = ["stash"] if self.stash.is_dropped else []
+        return own if self._outputs() else ["value", *own]
+
+    def _outputs(self) -> list[Any]:
+        """Return the outputs; an empty list if one of them is missing."""
+        found = [self.value(output) for output in range(len(self.retained))]
+        return [] if any(array is None for array in found) else found
 
 
 def source_of(node: Any, array: Any) -> InputSource:

@@ -10,8 +10,8 @@ from typing import Any
 
 import chainer
 
+from umem.chainer.forward_state import ReadArrays
 from umem.chainer.function_facts import owner_of
-from umem.chainer.recompute.carrying import Target
 from umem.chainer.recompute.graph_store import AGAIN, KEEPS, Graphs
 from umem.chainer.recompute.observing import PassPeaks, check_tape, meter_of
 from umem.chainer.recompute.offloaded import OffloadTarget
@@ -24,10 +24,9 @@ from umem.chainer.recompute.pass_policies import (
     other_call,
 )
 from umem.chainer.recompute.passes import Pass
-from umem.chainer.recompute.seen import Roots, SeenGraph
-from umem.chainer.recompute.tape import Call, ReadArrays
+from umem.chainer.recompute.seen import Roots, SeenGraph, Target
+from umem.chainer.recompute.tape import Call
 from umem.chainer.recompute.whole_graph import make_whole, reaches_more, watch_over
-from umem.chainer.saved.tiers.tiers import Where
 from umem.errors import RecomputeError
 from umem.trace.recording.meter import HostMeter, MeteredPools
 
@@ -82,10 +81,9 @@ class Training:
     Args:
         target: the budget to plan for.
         debug: whether passes keep checksums.
-        offload: the place of the offload target; False: nothing is offloaded.
 
     Attributes:
-        offload: the offload target.
+        offload: the offload target; None: nothing is offloaded.
         graphs: the graphs that were seen.
         now: the current pass; None before the first and after the block.
         peaks: measures its workspace or its peak, if a graph has to be measured.
@@ -94,10 +92,9 @@ class Training:
         plain_count: those of them that Chainer ran alone.
     """
 
-    def __init__(self, target: Target, *, debug: bool, offload: Where = False) -> None:
-        self._debug = debug
-        self.offload = OffloadTarget(offload)
-        self.graphs = Graphs(target, self.offload)
+    def __init__(self, target: Target, *, debug: bool, offload: OffloadTarget | None) -> None:
+        self._debug, self.offload = debug, offload
+        self.graphs = Graphs(target, offload)
         self._online_keeps = self._ran_out_observed = False
         self._told: set[bool] = set()
         self.now: Pass | None = None
@@ -130,7 +127,8 @@ class Training:
         self.now = None
         calls = self.alive.take()
         try:
-            self.offload.close(calls)
+            if self.offload is not None:
+                self.offload.close(calls)
         finally:
             watch_over(calls)
 
@@ -168,7 +166,8 @@ class Training:
         self.now = None  # its arrays are freed before anything is measured
         self._ends = False
         self.peaks.stop()
-        self.offload.open(inputs)
+        if self.offload is not None:
+            self.offload.open(inputs)
         meter = meter_of(inputs)
         self.graphs.optimizers.measure_by(type(meter))
         self._pools = meter.pools
@@ -187,7 +186,7 @@ class Training:
             what = self.graphs.to_measure(alike, plain=not now.learns)
         self._reserve(alike, what)
         if what is not None:
-            blind = what == "peak" and self.offload.is_among_arrays
+            blind = what == "peak" and self.offload is not None and self.offload.is_among_arrays
             self._measure(what, inputs, blind=blind)
         return now
 
@@ -237,7 +236,7 @@ class Training:
             self._debug,
             self.graphs.goes_again,
             list(self.graphs),
-            self.offload.tier,
+            None if self.offload is None else self.offload.tier,
             self._pools,
         )
 
@@ -248,9 +247,7 @@ class Training:
             budget = round(budget * self.experience.plain_bytes)
         gaps = budget / max(1, self.graphs.gaps.room(budget))
         room = Room(int(budget) or None, *self.graphs.beside(), is_wish=is_wish, gaps=gaps)
-        rule = EvictOnline(
-            room, self.experience, self._debug, self._prepare, self._tell, self.offload
-        )
+        rule = EvictOnline(room, self.experience, self._debug, self._prepare, self._tell)
         goes_again = self._online_goes_again
         now = Pass(self._number, rule, self._debug, goes_again, pools=self._pools)
         if self._online_keeps:

@@ -22,8 +22,7 @@ CONVOLUTIONS = frozenset((
 ))  # fmt: skip
 POOLINGS = frozenset((
     "AveragePooling2D", "AveragePooling2DGrad", "AveragePoolingND", "AveragePoolingNDGrad",
-    "MaxPoolingND", "MaxPoolingNDGrad", "MaxPoolingNDWithIndexes", "Unpooling2D",
-    "Unpooling2DGrad", "UnpoolingND", "UnpoolingNDGrad", "Upsampling2D", "Upsampling2DGrad",
+    "MaxPoolingND", "MaxPoolingNDGrad", "MaxPoolingNDWithIndexes",
 ))  # fmt: skip
 NORMALIZATIONS = frozenset(("BatchNormalization", "BatchNormalizationGrad"))
 CAPPED = CONVOLUTIONS | POOLINGS | NORMALIZATIONS

@@ -31,13 +31,6 @@ def chunked_workspace(workspace_bytes: int, array_bytes: int) -> int:
     return min(workspace_bytes, -(-workspace_bytes * CHUNK_BYTES // max(1, array_bytes)))
 
 
-def whole_workspace(workspace_bytes: int, array_bytes: int) -> int:
-    """Estimate the workspace of a whole update from that of a chunked one; up to half too much for
-    RMSprop.
-    """
-    return max(workspace_bytes, workspace_bytes * array_bytes // CHUNK_BYTES)
-
-
 def chunked_update(op: Op, allocs: Mapping[int, Alloc]) -> int:
     """Return the workspace of a recorded update if its rule runs in chunks, else as measured.
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from umem.chainer.function_facts import owner_of
-from umem.chainer.recompute.offloaded import OffloadTarget, What
 from umem.chainer.recompute.online.eviction import Candidates
 from umem.chainer.recompute.online.late_call import LateCall
-from umem.chainer.saved.slots import find_arrays, packing
-from umem.chainer.saved.tiers.tier import Tier
+from umem.chainer.saved.slots import arrays_in, packing
 from umem.trace.recording.storage import root_of
 
 NEAR = 8
 """At most this many evicted ancestors of a call form its DTR neighbourhood."""
-PREFETCHED = 2
-"""At most this many values are on their way back: one is read while the next is fetched."""
 
 
 class CallBytes:
@@ -31,55 +26,41 @@ class CallBytes:
         near: numbers of the nearest ancestors that backward reads, from which it is recomputed; at
             most `NEAR`.
         cost: seconds to recompute it from those.
-        read_rank: the highest rank of the functions whose backward reads it; -1: none reads it.
         views: the calls whose outputs are on its memory.
         output_bytes, stash_bytes: of its outputs and its function state, while they are alive; of
             function state, only as far as it can be evicted.
         is_kept: whether backward reads its outputs, or a view of them.
         is_there: whether its outputs are alive.
         has_stash: whether its function state is.
-        coming_bytes: the bytes of it that are being prefetched.
     """
 
     __slots__ = (
-        "call", "coming_bytes", "cost", "group", "has_stash", "is_kept", "is_there", "near",
-        "output_bytes", "read_rank", "stash_bytes", "views",
+        "call", "cost", "group", "has_stash", "is_kept", "is_there", "near", "output_bytes",
+        "stash_bytes", "views",
     )  # fmt: skip
 
     def __init__(self, call: LateCall, near: tuple[int, ...], cost: float) -> None:
         self.call, self.near, self.cost = call, near, cost
         self.group = call.index
         self.views: list[LateCall] = []
-        self.output_bytes = self.stash_bytes = self.coming_bytes = 0
-        self.read_rank = -1
+        self.output_bytes = self.stash_bytes = 0
         self.is_kept = self.is_there = self.has_stash = False
 
     def made(self, output_bytes: int, stash_bytes: int) -> None:
         """Record the bytes of its outputs and its function state, as it has just run."""
         self.output_bytes, self.stash_bytes = output_bytes, stash_bytes
         self.is_there, self.has_stash = True, stash_bytes > 0
-        self.coming_bytes = 0
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of it that are alive or being prefetched."""
+        """Return the bytes of it that are alive."""
         outputs = self.output_bytes if self.is_there else 0
-        return outputs + (self.stash_bytes if self.has_stash else 0) + self.coming_bytes
-
-    @property
-    def holds_outputs(self) -> bool:
-        """True if its outputs stay alive once no variable holds them."""
-        return self.is_kept or not self.call.again
+        return outputs + (self.stash_bytes if self.has_stash else 0)
 
     @property
     def may_run_again(self) -> bool:
         """True if it may be recomputed, and so may the calls whose outputs are on its memory."""
-        return self.call.again and self.may_move
-
-    @property
-    def may_move(self) -> bool:
-        """True if the calls whose outputs are on its memory may be recomputed."""
-        return not self.views or all(view.again for view in self.views)
+        return self.call.again and all(view.again for view in self.views)
 
     @property
     def is_held(self) -> bool:
@@ -89,10 +70,6 @@ class CallBytes:
     def keep(self) -> None:
         """Record that backward reads its outputs."""
         self.is_kept = True
-
-    def read(self, rank: int) -> None:
-        """Record that the backward of a function of this rank reads it."""
-        self.read_rank = max(self.read_rank, rank)
 
     def outputs_died(self) -> None:
         """Record that its outputs are freed, as nothing holds them."""
@@ -114,117 +91,18 @@ class CallBytes:
         self.call.pack()
         self.is_there = self.has_stash = False
 
-    def send(self, tier: Tier) -> bool:
-        """Offload its live arrays, and drop them here; tell whether that was done.
-
-        If the target lacks room, or the function is gone, the arrays stay.
-        """
-        call = self.call
-        if not call.has_func:
-            return False
-        whats: list[What] = ["value"] if self.is_there and self.holds_outputs else []
-        if self.has_stash and not call.kind.draws:
-            whats.append("stash")
-        for what in whats:
-            call.send(tier, what)
-        if not all(what in call.offloaded for what in whats):
-            return False
-        for what in whats:
-            call.leave(what)
-        self.drop()
-        return True
-
-    def fetch(self) -> None:
-        """Begin to prefetch its offloaded arrays."""
-        for what in self.call.offloaded:
-            self.call.fetch(what)
-        self.coming_bytes = self.offloaded_bytes
-
-    def came_up(self) -> None:
-        """Record that its offloaded arrays are back."""
-        self.is_there = self.is_there or "value" in self.call.offloaded
-        self.has_stash = self.has_stash or "stash" in self.call.offloaded
-        self.coming_bytes = 0
-
-    @property
-    def offloaded_bytes(self) -> int:
-        """Return the bytes of its arrays that are offloaded and not alive here."""
-        offloaded = self.call.offloaded
-        outputs = self.output_bytes if "value" in offloaded and not self.is_there else 0
-        return outputs + (self.stash_bytes if "stash" in offloaded and not self.has_stash else 0)
-
-
-class OffloadedCalls:
-    """The values of one pass that are offloaded.
-
-    Args:
-        offload: the offload target, and the link to it.
-
-    Attributes:
-        link: that link; None if nothing is offloaded.
-        sent_bytes: the bytes that were offloaded so far.
-    """
-
-    def __init__(self, offload: OffloadTarget) -> None:
-        self._tier, self.link = offload.tier, offload.link
-        self._gone: list[tuple[int, int, CallBytes]] = []
-        self._coming: list[CallBytes] = []
-        self.sent_bytes = 0
-
-    def takes(self, nbytes: int) -> bool:
-        """Tell whether an array of so many bytes may be offloaded."""
-        return self._tier is not None and self.link is not None and self.link.takes(nbytes)
-
-    def send(self, entry: CallBytes) -> bool:
-        """Offload the live arrays of a call; False if they stay, as the target lacks room."""
-        nbytes = entry.nbytes
-        if self._tier is None or not self.takes(nbytes) or not entry.send(self._tier):
-            return False
-        self.sent_bytes += nbytes
-        heapq.heappush(self._gone, (-entry.read_rank, entry.call.index, entry))
-        return True
-
-    def fetch_ahead(self, rank: int, room_bytes: int) -> int:
-        """Begin to prefetch the values that are read next; returns the bytes that are coming.
-
-        A value that was fetched before and has been evicted again is fetched on demand.
-
-        Args:
-            rank: of the step of backward that is about to run.
-            room_bytes: at most so many bytes are prefetched.
-        """
-        self._coming = [entry for entry in self._coming if entry.coming_bytes]
-        coming = 0
-        while self._gone and len(self._coming) < PREFETCHED:
-            entry = self._gone[0][2]
-            if entry.read_rank > rank or entry.nbytes or not entry.call.may_come_back:
-                heapq.heappop(self._gone)
-                continue
-            nbytes = entry.offloaded_bytes
-            if coming + nbytes > room_bytes:
-                break
-            heapq.heappop(self._gone)
-            entry.fetch()
-            coming += nbytes
-            self._coming.append(entry)
-        return coming
-
 
 class Account:
     """The calls of one pass, the bytes that they hold, and which of them may be evicted.
-
-    Args:
-        offloaded: the calls of the pass that are offloaded.
 
     Attributes:
         held_bytes: their outputs and function state that are alive, by account.
         kept_bytes: those that backward reads, evicted or not: a plain pass would hold them.
     """
 
-    def __init__(self, offloaded: OffloadedCalls) -> None:
+    def __init__(self) -> None:
         self._entries: list[CallBytes] = []
-        self._offloaded = offloaded
-        self._candidates = Candidates(offloaded.link)
+        self._candidates = Candidates()
         self._floating: list[CallBytes] = []
         self._users: list[CallBytes] = []
         self._locks: dict[int, int] = {}
@@ -262,27 +140,23 @@ class Account:
         self._candidates.add(-1, cost if call.again else math.inf, entry.near)
         self._count(entry, arrays, roots)
         if entry.stash_bytes:
-            self._read(entry, rank)
+            self._candidates.read(entry.call.index, rank)
         if func._output_indexes_to_retain:
             self._keep(self._entries[entry.group], rank)
         if call.again and entry.is_there and not entry.is_kept and entry.group == call.index:
             self._floating.append(entry)
-        if entry.is_kept or entry.stash_bytes or not call.again:
+        if entry.is_kept or entry.stash_bytes:
             self._offer(entry)
 
     def _group(self, index: int) -> CallBytes:
         return self._entries[self._entries[index].group]
 
     def _keep(self, entry: CallBytes, rank: int) -> None:
-        self._read(entry, rank)
+        self._candidates.read(entry.call.index, rank)
         if not entry.is_kept:
             entry.keep()
             self.kept_bytes += entry.output_bytes
             self._offer(entry)
-
-    def _read(self, entry: CallBytes, rank: int) -> None:
-        entry.read(rank)
-        self._candidates.read(entry.call.index, rank)
 
     def _count(
         self, entry: CallBytes, arrays: Arrays, roots: dict[int, LateCall] | None = None
@@ -329,11 +203,10 @@ class Account:
     def _offer(self, entry: CallBytes) -> None:
         """Make a call a candidate for eviction if that is allowed and frees memory."""
         call = entry.call
-        nbytes = entry.output_bytes if entry.is_there and entry.holds_outputs else 0
+        nbytes = entry.output_bytes if entry.is_there and entry.is_kept else 0
         if entry.has_stash:
             nbytes += entry.stash_bytes
-        may_go = entry.may_run_again or (entry.may_move and self._offloaded.takes(nbytes))
-        if nbytes and call.index not in self._locks and may_go:
+        if nbytes and call.index not in self._locks and entry.may_run_again:
             self._candidates.hold(call.index, nbytes)
         else:
             self._candidates.lock(call.index)
@@ -388,7 +261,7 @@ class Account:
             self._offer(entry)
 
     def _let_go(self, entry: CallBytes) -> int:
-        """Evict a call by offloading or dropping it, or lock it. Returns the bytes freed.
+        """Drop a call's arrays; return the bytes freed.
 
         A call that the user's variables hold is set aside for `offer_again`.
         """
@@ -398,20 +271,13 @@ class Account:
             self._users.append(entry)
             return 0
         before = entry.nbytes
-        if self._sends(entry):
-            self._candidates.lock(number)
-        elif entry.may_run_again:
+        if entry.may_run_again:
             entry.drop()
             self._candidates.go(number)
         else:
             self._candidates.lock(number)
         self.held_bytes -= before - entry.nbytes
         return before - entry.nbytes
-
-    def _sends(self, entry: CallBytes) -> bool:
-        """Offload a call if that is cheaper than recomputing, or the only way; tell if it was."""
-        wanted = not entry.call.again or self._candidates.moves(entry.call.index)
-        return wanted and self._offloaded.send(entry)
 
     # -- backward --------------------------------------------------------------------------
 
@@ -450,22 +316,6 @@ class Account:
         self._candidates.come_back(call.index)
         self._count(entry, arrays)
 
-    def came_up(self, call: LateCall) -> None:
-        """Account for a call that was brought back from the offload target."""
-        entry = self._entries[call.index]
-        self.held_bytes -= entry.nbytes
-        entry.came_up()
-        self.held_bytes += entry.nbytes
-
-    def missing_bytes(self, call: LateCall) -> int:
-        """Return the bytes not counted yet that bringing a call's offloaded arrays back takes."""
-        entry = self._entries[call.index]
-        return entry.offloaded_bytes - entry.coming_bytes
-
-    def fetch_ahead(self, rank: int, room_bytes: int) -> None:
-        """Begin to prefetch the values that the steps after one of this rank read, within room."""
-        self.held_bytes += self._offloaded.fetch_ahead(rank, room_bytes)
-
     def let_values_go(self, call: LateCall) -> None:
         """Release recomputed outputs of a call, and count them no more if nothing holds them."""
         call.let_go()
@@ -478,7 +328,7 @@ class Account:
         entry = self._entries[call.index]
         self._candidates.lock(call.index)
         self._candidates.come_back(call.index)
-        if call.again or call.offloaded:
+        if call.again:
             before = entry.nbytes
             entry.drop()
             self.held_bytes -= before - entry.nbytes
@@ -493,19 +343,12 @@ def _stash_bytes(call: LateCall, known: set[int]) -> int:
 
     Memory in ``known``, by id, is not counted.
     """
-    if not call.stash.names:
-        return 0
     owner = owner_of(call.func)
-    lists = {name: [a for _, a in _arrays(name, owner)] for name in call.stash.names}
+    named = {name: getattr(owner, name, None) for name in call.stash.names}
+    lists = {name: [a for _, a in arrays_in([(name, held)])] for name, held in named.items()}
     found = {name: arrays for name, arrays in lists.items() if arrays}
     mask, packed = packing(call.func, found)
     if call.kind.draws:
         return mask - packed
     roots = {id(root): root for arrays in found.values() for root in map(root_of, arrays)}
     return sum(int(root.nbytes) for key, root in roots.items() if key not in known)
-
-
-def _arrays(name: str, owner: Any) -> Iterator[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    find_arrays(name, getattr(owner, name, None), found)
-    return iter(found)

@@ -17,7 +17,6 @@ from typing import Any
 import chainer
 
 from umem.chainer.function_facts import owner_of
-from umem.chainer.recompute.offloaded import OffloadTarget
 from umem.chainer.recompute.online.kinds import Experience, FunctionKind, rise_of
 from umem.chainer.recompute.online.late_call import (
     Configurations,
@@ -47,7 +46,6 @@ class EvictOnline(PassPolicy):
         debug: whether calls keep checksums.
         prepare: called with a function and its inputs before it is observed.
         told: warns the user; see `Pressure`.
-        offload: the offload target.
 
     Attributes:
         is_pressed: whether the pass is followed call by call.
@@ -62,7 +60,6 @@ class EvictOnline(PassPolicy):
         debug: bool,
         prepare: Callable[[Any, Any], None],
         told: Callable[[str, bool], None],
-        offload: OffloadTarget,
     ) -> None:
         self._room, self._experience = room, experience
         self._prepare = prepare
@@ -71,7 +68,7 @@ class EvictOnline(PassPolicy):
         self._ran: list[tuple[Any, ...]] = []
         self._made = self._looked = self._read = 0
         self._roots: dict[int, int] = {}
-        self._pressure: Pressure | None = Pressure(room, experience, told, offload)
+        self._pressure: Pressure | None = Pressure(room, experience, told)
         self.is_pressed = debug
         self._next_look = float("inf")
         if room.budget is not None:
@@ -282,13 +279,7 @@ class EvictOnline(PassPolicy):
         kept = max(pressure.kept_bytes, self._made)
         beside = kept * (experience.backward_share or 0.0) + self._room.parameter_bytes
         plain = self._room.fixed_bytes + round(kept + beside)
-        experience.ended(
-            plain,
-            pressure.peak_bytes,
-            pressure.seconds,
-            pressure.rerun_seconds,
-            pressure.sent_bytes,
-        )
+        experience.ended(plain, pressure.peak_bytes, pressure.seconds, pressure.rerun_seconds)
 
     def make_room(self, now: PassSoFar, busy: Collection[int]) -> bool:
         """Press the pass, and evict half of what it holds; tell whether any was evicted."""

@@ -9,8 +9,7 @@ neighbourhoods are sets in a forest (union and find) that grow when a value is e
 cheaper, but stay whole, when one is recomputed. Three things differ. Staleness looks forward,
 because Chainer's backward takes functions by falling rank: it is the distance in ranks to the
 function that reads the value first. A value that backward does not read has to be recomputed with
-each value made from it, so its cost is a part of theirs, and it is no candidate. With a link to an
-offload target, a value costs at most its transfer there and back, which needs no other value.
+each value made from it, so its cost is a part of theirs, and it is no candidate.
 
 Source: https://arxiv.org/abs/2006.09616, section 4 and appendix C.
 """
@@ -18,13 +17,10 @@ Source: https://arxiv.org/abs/2006.09616, section 4 and appendix C.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-
-from umem.planner.link import Link
 
 AT_ONCE = 64
 """At most this many candidates are taken from one scan of all of them."""
@@ -36,14 +32,9 @@ class Candidates:
 
     Cost: of adding one, a microsecond; of choosing, one pass over arrays of all of them, and a few
     microseconds for each that is chosen.
-
-    Args:
-        link: to the offload target; None if nothing is offloaded.
     """
 
-    def __init__(self, link: Link | None = None) -> None:
-        self._way = _seconds_a_byte(link)
-        self._smallest = 0 if link is None else link.smallest_bytes
+    def __init__(self) -> None:
         self._count = 0
         self._bytes = np.zeros(1024)
         self._seconds = np.zeros(1024)
@@ -54,10 +45,6 @@ class Candidates:
         self._set: list[int] = []
         self._parents: list[int] = []
         self._set_cost: list[float] = []
-
-    def __len__(self) -> int:
-        """Return the number of values, evicted ones included."""
-        return self._count
 
     def add(self, rank: int, seconds: float, sources: Iterable[int]) -> int:
         """Add a value that takes so many seconds to make from others; returns its number.
@@ -114,37 +101,20 @@ class Candidates:
         count = self._count
         nbytes = self._bytes[:count]
         distance = np.maximum(rank + 1 - self._ranks[:count], 1.0)
-        seconds = self._seconds[:count]
-        if self._way < math.inf:
-            seconds = np.where(
-                nbytes < self._smallest, seconds, np.minimum(seconds, self._way * nbytes)
-            )
         with np.errstate(divide="ignore", invalid="ignore"):
-            scores = seconds / (nbytes * distance)
+            scores = self._seconds[:count] / (nbytes * distance)
         few = min(AT_ONCE, count)
         found = np.argpartition(scores, few - 1)[:few] if few < count else np.arange(count)
         heap = [(scores[n], n) for n in found.tolist() if nbytes[n] > 0]
         heapq.heapify(heap)
         while heap:
             _, number = heapq.heappop(heap)
-            self._seconds[number] = self._cost_again(number)
-            cost = min(self._seconds[number], self._way_of(number))
-            score = cost / (self._bytes[number] * distance[number])
+            self._seconds[number] = self._cost[number] + self._cost_around(number)
+            score = self._seconds[number] / (self._bytes[number] * distance[number])
             if heap and score > heap[0][0]:
                 heapq.heappush(heap, (score, number))
             else:
                 yield number
-
-    def moves(self, number: int) -> bool:
-        """Tell whether offloading a value and bringing it back costs less than recomputing it."""
-        return self._way_of(number) < self._cost_again(number)
-
-    def _way_of(self, number: int) -> float:
-        nbytes = float(self._bytes[number])
-        return self._way * nbytes if nbytes >= self._smallest else math.inf
-
-    def _cost_again(self, number: int) -> float:
-        return self._cost[number] + self._cost_around(number)
 
     # -- evicted neighbourhoods ------------------------------------------------------------
 
@@ -180,8 +150,3 @@ class Candidates:
         if one != other:
             self._parents[one] = other
             self._set_cost[other] += self._set_cost[one]
-
-
-def _seconds_a_byte(link: Link | None) -> float:
-    """Return the seconds for which a byte is sent and fetched; infinite without a link."""
-    return 1 / link.out_rate + 1 / link.in_rate if link is not None and link.moves else math.inf

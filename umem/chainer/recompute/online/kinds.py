@@ -131,14 +131,13 @@ class Experience:
         peak_bytes: the highest peak of a pass, by account.
         count: passes that have gone backward.
         seconds, rerun_seconds: of functions in passes under pressure, and of recomputing there.
-        sent_bytes: offloaded by such passes.
     """
 
     def __init__(self) -> None:
         self.kinds = Kinds()
         self.rise_bytes = 0
         self.backward_share: float | None = None
-        self.plain_bytes = self.peak_bytes = self.sent_bytes = self.count = 0
+        self.plain_bytes = self.peak_bytes = self.count = 0
         self.seconds = self.rerun_seconds = 0.0
 
     def rose(self, nbytes: int) -> None:
@@ -150,23 +149,20 @@ class Experience:
         self.backward_share = max(self.backward_share or 0.0, share)
 
     def ended(
-        self, plain_bytes: int, peak_bytes: int, seconds: float, rerun_seconds: float,
-        sent_bytes: int,
-    ) -> None:  # fmt: skip
+        self, plain_bytes: int, peak_bytes: int, seconds: float, rerun_seconds: float
+    ) -> None:
         """Count a pass that is over.
 
         Args:
-            plain_bytes: its peak, had nothing been dropped or offloaded.
+            plain_bytes: its peak, had nothing been dropped.
             peak_bytes: its peak.
             seconds, rerun_seconds: of its functions under pressure, and of recomputing.
-            sent_bytes: offloaded.
         """
         self.count += 1
         self.plain_bytes = max(self.plain_bytes, plain_bytes)
         self.peak_bytes = max(self.peak_bytes, peak_bytes)
         self.seconds += seconds
         self.rerun_seconds += rerun_seconds
-        self.sent_bytes += sent_bytes
 
 
 class Kinds(dict[type, FunctionKind]):

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from chainer import Variable, configuration
 
-from umem.chainer.forward_configuration import configuration_now
+from umem.chainer.forward_state import ReadArrays, checksum, configuration_now
 from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.online.kinds import FunctionKind
-from umem.chainer.recompute.tape import STATISTICS, Call, ReadArrays, checksum, source_of
+from umem.chainer.recompute.tape import STATISTICS, Call, source_of
 from umem.chainer.saved.slots import Stash, held_array
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import chainer
 
-from umem.chainer.forward_configuration import as_in_forward
+from umem.chainer.forward_state import as_in_forward
 from umem.chainer.recompute.observing import gradient_bytes
-from umem.chainer.recompute.offloaded import OffloadTarget
-from umem.chainer.recompute.online.account import Account, Arrays, OffloadedCalls
+from umem.chainer.recompute.online.account import Account, Arrays
 from umem.chainer.recompute.online.kinds import Experience, rise_of
 from umem.chainer.recompute.online.late_call import LateCall, leaf_nodes
 from umem.errors import BudgetError
@@ -134,7 +133,6 @@ class Pressure:
         experience: facts on functions from earlier passes.
         told: warns the user that the budget is exceeded (False), or that recomputing takes too long
             (True).
-        offload: the offload target.
 
     Attributes:
         seconds, rerun_seconds: of its functions, and of recomputing.
@@ -142,15 +140,10 @@ class Pressure:
     """
 
     def __init__(
-        self,
-        room: Room,
-        experience: Experience,
-        told: Callable[[str, bool], None],
-        offload: OffloadTarget,
+        self, room: Room, experience: Experience, told: Callable[[str, bool], None]
     ) -> None:
         self._room, self._experience, self._told = room, experience, told
-        self._offloaded = OffloadedCalls(offload)
-        self._account = Account(self._offloaded)
+        self._account = Account()
         self._gradients = GradientsHeld()
         self._top_rank = self._rank = self._most_beside = self._base = 0
         self._is_backward = False
@@ -241,10 +234,7 @@ class Pressure:
                 self._gradients.add(variable.grad)
 
     def before(self, call: Any) -> None:
-        """Make the arrays that this step reads available, and room for those that it makes.
-
-        Begins to prefetch those of later steps, if there is room.
-        """
+        """Make the arrays that this step reads available, and room for those that it makes."""
         func, self._rank = call.func, call.plain_rank
         retained = func._input_indexes_to_retain or ()
         missing = [
@@ -270,11 +260,9 @@ class Pressure:
         else:
             call.ensure_own()
             self.peak_bytes = max(self.peak_bytes, self.level + rise)
-        if budget is not None:
-            self._account.fetch_ahead(call.plain_rank, budget - self.level - rise)
 
     def _rebuild(self, wanted: Sequence[Any], rank: int) -> list[int]:
-        """Bring back or recompute the missing arrays of some calls, with room made for each.
+        """Recompute the missing arrays of some calls, with room made for each.
 
         Calls whose outputs these need for it are restored as well; the oldest come first.
 
@@ -296,22 +284,17 @@ class Pressure:
             uses[call] += 1
         locked = self._account.lock(sources)
         made: dict[Any, list[int]] = {}
-        start, waited = perf_counter(), 0.0
+        start = perf_counter()
         with ExitStack() as stack:
             config = None
             for call in sorted(needed, key=lambda one: one.index):
-                if call.may_come_back:
-                    begun = perf_counter()
-                    made[call] = self._bring_back(call, rank)
-                    waited += perf_counter() - begun
-                else:
-                    inputs = call.inputs()
-                    if config is not call.config:
-                        config = call.config
-                        stack.pop_all().close()
-                        for context in as_in_forward(config):
-                            stack.enter_context(context)
-                    made[call] = self._run_again(call, inputs, rank)
+                inputs = call.inputs()
+                if config is not call.config:
+                    config = call.config
+                    stack.pop_all().close()
+                    for context in as_in_forward(config):
+                        stack.enter_context(context)
+                made[call] = self._run_again(call, inputs, rank)
                 for source in call.sources:
                     if source.call in uses:
                         uses[source.call] -= 1
@@ -319,16 +302,10 @@ class Pressure:
                             self._account.let_values_go(source.call)
                             self._account.unlock(made[source.call])
         self._account.unlock(locked)
-        self.rerun_seconds += perf_counter() - start - waited
+        self.rerun_seconds += perf_counter() - start
         if self.rerun_seconds > THRASH * self.seconds:
             self._told(self._overhead(), True)
         return [number for call in dict.fromkeys(wanted) for number in made[call]]
-
-    def _bring_back(self, call: Any, rank: int) -> list[int]:
-        self._make_room(self._account.missing_bytes(call), rank, call)
-        call.come_back()
-        self._account.came_up(call)
-        return self._account.lock((call,))
 
     def _run_again(self, call: Any, inputs: tuple[Any, ...], rank: int) -> list[int]:
         base = sum([x.nbytes for x in inputs])
@@ -372,18 +349,13 @@ class Pressure:
         self._experience.went_backward(beside / max(self._account.kept_bytes, 1))
 
     @property
-    def sent_bytes(self) -> int:
-        """Return the bytes that were offloaded so far."""
-        return self._offloaded.sent_bytes
-
-    @property
     def kept_bytes(self) -> int:
         """Return the bytes that backward reads, evicted or not."""
         return self._account.kept_bytes
 
 
 def _missing(wanted: Sequence[Any]) -> tuple[list[Any], set[Any]]:
-    """List the calls to recompute or bring back for some calls, and find live calls they read."""
+    """List the calls to recompute for some calls, and find the live calls that they read."""
     needed: dict[Any, None] = {}
     there = set()
     pending = list(wanted)
@@ -392,8 +364,6 @@ def _missing(wanted: Sequence[Any]) -> tuple[list[Any], set[Any]]:
         if call in needed:
             continue
         needed[call] = None
-        if call.may_come_back:
-            continue
         for source in call.sources:
             if source.call is None:
                 continue
