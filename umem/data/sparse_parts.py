@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from umem.errors import MissingDependencyError
-from umem.extras import command
+from umem.extras import needed
 
 FORMATS = ("csr", "csc", "bsr", "coo")
 NAMES = frozenset(f"{format}_{kind}" for format in FORMATS for kind in ("matrix", "array"))
@@ -44,7 +43,8 @@ def joined_matrix(name: str, shape: list[int], arrays: list[Any]) -> Any:
     if name not in NAMES:
         raise ValueError(f"no class of sparse matrices: {name!r}")
     blocks = {"blocksize": arrays[0].shape[1:]} if name.startswith("bsr") else {}
-    made = getattr(_sparse(), name)(tuple(shape), **blocks)
+    sparse = needed("scipy.sparse", "data", "a sparse item needs")
+    made = getattr(sparse, name)(tuple(shape), **blocks)
     made.data = arrays[0]
     if name.startswith("coo"):
         _set_coordinates(made, tuple(arrays[1:]))
@@ -62,13 +62,3 @@ def _set_coordinates(matrix: Any, arrays: tuple[Any, ...]) -> None:
         matrix.coords = arrays
     else:  # before SciPy 1.13
         matrix.row, matrix.col = arrays
-
-
-def _sparse() -> Any:
-    try:
-        import scipy.sparse
-    except ImportError:
-        raise MissingDependencyError(
-            "a sparse item needs scipy, which is not installed; " + command("data", "scipy")
-        ) from None
-    return scipy.sparse
