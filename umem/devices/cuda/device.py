@@ -191,7 +191,9 @@ class CudaDevice(Device):
         self._installer.enter(scope)
 
     def _left(self, scope: Scope) -> None:
-        self._installer.clear()
+        from umem.devices.cuda.install import clear
+
+        clear()
         policies = [part.policy for part in scope.payload if isinstance(part, Served)]
         if any(one.mode == "hybrid" or one.limit_bytes for one in policies):
             self.pools.release_plain()
