@@ -5,7 +5,10 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator
-from importlib import metadata
+from importlib import import_module, metadata
+from typing import Any
+
+from umem.errors import MissingDependencyError
 
 PACKAGES = {
     "plot": ("matplotlib>=3.7",),
@@ -39,6 +42,26 @@ def install(extra: str, name: str = "") -> str:
 def command(extra: str, name: str = "") -> str:
     """Write the same, and which extra that is."""
     return f"{install(extra, name)} (umem's extra: {extra})"
+
+
+def needed(module: str, extra: str, what: str) -> Any:
+    """Import a module of an optional package where it is used.
+
+    Args:
+        module: its full name.
+        extra: the one that has the package.
+        what: begins the message: ``"a sparse item needs"``.
+
+    Raises:
+        MissingDependencyError: it is not installed; the message names what to install.
+    """
+    try:
+        return import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        raise MissingDependencyError(
+            f"{what} {package}, which is not installed; {command(extra, package)}"
+        ) from None
 
 
 CUPY_DISTRIBUTIONS = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from umem.checksums import SUMS
-from umem.errors import DataError, UnverifiedWarning
+from umem.errors import DataError
 from umem.graphs import Cut, cut, halo_plan, karate_club, open_cut, verified_files
 from umem.graphs.cut_folder import GraphPart
 from umem.graphs.part_file import ArraysFile
@@ -108,38 +107,6 @@ def test_arrays_that_were_exchanged_or_added_are_refused(folder: Path) -> None:
         rewritten(folder / PART, change)
         with pytest.raises(DataError, match=r"checksum|damaged|header"):
             found.part(1)
-
-
-def as_earlier(folder: Path) -> None:
-    """Make a cut one of an earlier umem: checksums of crc32, and none of features and list."""
-
-    def older(header: dict[str, Any], data: bytes) -> None:
-        words = header["__metadata__"]
-        del words[SUMS]
-        for name in set(header) - {"__metadata__", "features"}:
-            start, stop = header[name]["data_offsets"]
-            words[f"crc32 of {name}"] = str(zlib.crc32(data[start:stop]))
-
-    for path in folder.glob("*.safetensors"):
-        rewritten(path, older)
-    values = json.loads((folder / "cut.json").read_text())
-    del values[SUMS]
-    (folder / "cut.json").write_text(json.dumps(values))
-
-
-def test_a_cut_of_an_earlier_umem_loads_as_before_with_a_warning(folder: Path) -> None:
-    was = contents(open_cut(folder))
-    as_earlier(folder)
-    with pytest.warns(UnverifiedWarning, match=r"cut\.json.* has no checksum: an earlier umem"):
-        found = open_cut(folder)
-    with pytest.warns(UnverifiedWarning, match="no checksums of its features: an earlier umem"):
-        assert contents(found) == was
-    assert halo_plan(found, 2).rows.sum() > 0  # needs no features, and says nothing of them
-    damaged = bytearray((folder / PART).read_bytes())
-    damaged[-1] ^= 1
-    (folder / PART).write_bytes(damaged)
-    with pytest.raises(DataError, match="the checksum of test_mask is another"):
-        found.part(1)
 
 
 def test_features_are_verified_once_and_again_when_the_file_changed(

@@ -90,7 +90,7 @@ def needs_chainer():
 
 def allocator():
     """What allocates: who is told, outermost first, and last the pool's method."""
-    from umem.devices.cuda.install import in_force
+    from tests.support.allocators import in_force
 
     found = [in_force()]
     while getattr(found[-1], "__name__", "") == "malloc_watched":

@@ -288,6 +288,7 @@ class CupyNesting(Nesting):
         import cupy
         from cuda_host_driver import HostDriver
 
+        from tests.support.allocators import in_force
         from umem.devices.cuda import install as dispatching
 
         class NoHeadroom(HostDriver):
@@ -295,7 +296,8 @@ class CupyNesting(Nesting):
 
         device = cuda.CudaDevice(NoHeadroom(vram=VRAM_BYTES))
         cuda.open_cuda = lambda ordinal=None: device  # type: ignore[assignment]
-        self.dispatching, self.get_allocator = dispatching, cupy.cuda.get_allocator
+        self.dispatching, self.in_force = dispatching, in_force
+        self.get_allocator = cupy.cuda.get_allocator
         self.before = [worker(self.get_allocator) for worker in self.workers]
         return [device] * 3
 
@@ -311,7 +313,7 @@ class CupyNesting(Nesting):
 
     def check(self, thread: int, number: int, policy: Policy | None) -> None:
         super().check(thread, number, policy)
-        device, found = self.devices[thread], self.dispatching.in_force()
+        device, found = self.devices[thread], self.in_force()
         assert device.policy == policy
         if policy is not None:
             array = device.xp.empty(1000, "u1")

@@ -16,7 +16,7 @@ from umem.data.counters import DataCounters
 from umem.data.epoch_draws import ClassBalanced, EpochBits, Weighted, shuffle, with_replacement
 from umem.data.images import JpegImages, LabeledJpegImages
 from umem.data.orders import KnownOrder, known_order
-from umem.data.sparse_rows import SparseRows
+from umem.data.sparse import SparseRows
 
 __all__ = [
     "BloscCodec",

@@ -161,7 +161,7 @@ class CachedDataset(DatasetMixin):
             gone = self._store.keep(item, loaded.data, next_use, at)
             self._position.done(at)
         self._wake()
-        self._loading.spill(gone)
+        self._loading.spill(gone or [])
         self._waited(begun)
         return loaded.item
 

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from umem.data.codec_report import RAW, CodecReport, KindReport
-from umem.errors import DataError, MissingDependencyError
-from umem.extras import command
+from umem.errors import DataError
+from umem.extras import needed
 from umem.locks import safe_lock
 from umem.units import GIB, KIB
 
@@ -235,11 +235,4 @@ def _decode(stored: memoryview, found: npt.NDArray[np.uint8]) -> None:
 
 
 def _blosc2() -> Any:
-    try:
-        import blosc2
-    except ImportError:
-        raise MissingDependencyError(
-            "arrays are compressed with blosc2, which is not installed; "
-            + command("data", "blosc2")
-        ) from None
-    return blosc2
+    return needed("blosc2", "data", "arrays are compressed with")

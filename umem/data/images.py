@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from umem.data.dataset_mixin import DatasetMixin
-from umem.errors import DataError, FileError, MissingDependencyError, SizeError
-from umem.extras import command
+from umem.errors import DataError, FileError, SizeError
+from umem.extras import needed
 from umem.files import open_regular, reason
 from umem.printable import short
 
@@ -217,11 +217,4 @@ def _pair(size: Any) -> tuple[int, int] | None:
 
 
 def _simplejpeg() -> Any:
-    try:
-        import simplejpeg
-    except ImportError:
-        raise MissingDependencyError(
-            "JPEG files are decoded with simplejpeg, which is not installed; "
-            + command("data", "simplejpeg")
-        ) from None
-    return simplejpeg
+    return needed("simplejpeg", "data", "JPEG files are decoded with")

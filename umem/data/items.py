@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from umem.data.codec import Codec
-from umem.data.sparse_parts import joined_matrix, matrix_parts
+from umem.data.sparse import joined_matrix, matrix_parts
 from umem.errors import DataError, UnsupportedError
 from umem.printable import quoted, short
 

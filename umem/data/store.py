@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
-from typing import Any, ClassVar, Literal, overload
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -175,16 +175,6 @@ class ItemStore:
             self.score[item] = self._score(item, next_use)
         return [(each, data) for each, data in spilled if not self.disk_at[each]]
 
-    @overload
-    def keep(
-        self, item: int, data: bytes, next_use: float, at: int | None
-    ) -> list[tuple[int, Any]]: ...
-
-    @overload
-    def keep(
-        self, item: int, data: bytes, next_use: float, at: int, *, is_ahead: Literal[True]
-    ) -> list[tuple[int, Any]] | None: ...
-
     def keep(
         self, item: int, data: bytes, next_use: float, at: int | None, *, is_ahead: bool = False
     ) -> list[tuple[int, Any]] | None:
@@ -197,8 +187,8 @@ class ItemStore:
             is_ahead: it is fetched ahead, and is there at that position whatever the policy says.
 
         Returns:
-            what went and is not on the disk, with its bytes, the item itself included; None: there
-            is no room to have it ahead, and nothing was done.
+            what went and is not on the disk, with its bytes, the item itself included; None, of one
+            that is ahead alone: there is no room to have it, and nothing was done.
         """
         if self.state[item] != ABSENT:  # another process was quicker
             return self.pin(item, at, next_use) if is_ahead and at is not None else []

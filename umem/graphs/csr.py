@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from umem import extras
-from umem.errors import MissingDependencyError
+from umem.extras import needed
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -71,7 +70,7 @@ def normalised_adjacency(graph: GraphData) -> scipy.sparse.csr_matrix:
     Raises:
         MissingDependencyError: scipy is not installed.
     """
-    sparse = _scipy_sparse()
+    sparse = needed("scipy.sparse", "chainer", "a sparse adjacency needs")
     count = graph.node_count
     ones = np.ones(len(graph.indices), np.float32)
     pattern = sparse.csr_matrix((ones, graph.indices, graph.indptr), shape=(count, count))
@@ -94,14 +93,3 @@ def symmetric_csr(ties: Array, nodes: int) -> tuple[Array, Array]:
     indptr = np.zeros(nodes + 1, np.int32)
     np.cumsum(np.bincount(entries // nodes, minlength=nodes), out=indptr[1:])
     return indptr, (entries % nodes).astype(np.int32)
-
-
-def _scipy_sparse() -> Any:
-    try:
-        import scipy.sparse
-    except ImportError:
-        raise MissingDependencyError(
-            "a sparse adjacency needs scipy, which is not installed; "
-            + extras.command("chainer", "scipy")
-        ) from None
-    return scipy.sparse

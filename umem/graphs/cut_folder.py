@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from umem.checksums import SUMS, with_sums
-from umem.errors import DataError, UnverifiedWarning, warn_at_program
+from umem.errors import DataError
 from umem.files import open_regular, reason
 from umem.graphs.csr import Array, GraphData
 from umem.graphs.part_file import ArraysFile
@@ -84,60 +84,14 @@ class Cut:
                 f"{short(path)} is part {file.words.get('part')} of another cut than "
                 f"{short(self.folder / LIST)}; cut the graph again"
             )
-        found = _read(file)
-        self._check(path, part, found)
+        *others, features = GraphPart._fields
+        found = GraphPart._make([*map(file.read, others), file.mapped(features)])
         if verify_features:
-            self._verify_features(path, file)
+            try:
+                verify_once(path, file.sums[features], lambda: file.verify(features))
+            except OSError as error:
+                raise DataError(f"{short(path)} cannot be read: {reason(error)}") from error
         return found
-
-    def _verify_features(self, path: Path, file: ArraysFile) -> None:
-        """Compare a part's memory-mapped features with their checksum, once for each version of the
-        file.
-
-        Raises:
-            DataError: they differ, or the file cannot be read.
-        """
-        if file.sums is None:
-            warn_at_program(
-                f"{short(self.folder)} has no checksums of its features: an earlier umem wrote "
-                "it, and damage in them would not be seen. Cut the graph again to have them",
-                UnverifiedWarning,
-            )
-            return
-        try:
-            verify_once(path, file.sums["features"], lambda: file.verify("features", "float32", 2))
-        except OSError as error:
-            raise DataError(f"{short(path)} cannot be read: {reason(error)}") from error
-
-    def _check(self, path: Path, part: int, found: GraphPart) -> None:
-        """Check that a part's arrays are consistent with the cut, so that indexing them is safe.
-
-        Raises:
-            DataError: they are not.
-        """
-        count, entries, total = self.nodes[part], self.entries[part], sum(self.nodes)
-        lengths = {field: len(getattr(found, field)) for field in GraphPart._fields}
-        wanted = dict.fromkeys(GraphPart._fields, count) | {
-            "indptr": count + 1,
-            "indices": entries,
-            "data": entries,
-        }
-        starts, indices = found.indptr, found.indices
-        if (
-            lengths != wanted
-            or found.features.shape[1] != self.feature_count
-            or starts[0] != 0
-            or starts[-1] != entries
-            or (np.diff(starts) < 0).any()
-            or (entries and not 0 <= indices.min() <= indices.max() < total)
-        ):
-            raise DataError(
-                f"{short(path)} has arrays that do not belong together, or not to "
-                f"{short(self.folder / LIST)}; cut the graph again"
-            )
-
-
-_LISTED = {"version", *(field.name for field in fields(Cut))} - {"folder"}
 
 
 class GraphPart(NamedTuple):
@@ -164,22 +118,6 @@ class GraphPart(NamedTuple):
     val_mask: Array
     test_mask: Array
     features: Array
-
-
-def _read(file: ArraysFile) -> GraphPart:
-    """Read the arrays of a part; features are memory-mapped."""
-    train, val, test = (file.read(f"{name}_mask", "bool") for name in ("train", "val", "test"))
-    return GraphPart(
-        file.read("indptr", "int64"),
-        file.read("indices", "int32"),
-        file.read("data", "float32"),
-        file.read("nodes", "int32"),
-        file.read("labels", "int32"),
-        train,
-        val,
-        test,
-        file.mapped("features", "float32", 2),
-    )
 
 
 def open_cut(folder: str | Path, graph: GraphData | None = None) -> Cut:
@@ -212,62 +150,31 @@ def _cut(folder: Path, values: dict[str, Any]) -> Cut:
 
     Raises:
         DataError: another version wrote it.
-        ValueError, KeyError, TypeError: values are missing or wrong.
+        ValueError, KeyError, TypeError: values are missing or wrong, or the checksum differs.
     """
     if values["version"] != VERSION:
         raise DataError(
             f"{short(folder / LIST)}: version {values['version']!r}, and this umem reads "
             f"{VERSION}; cut the graph again"
         )
-    _check_list(folder, values)
-    cut = Cut(
-        folder,
-        str(values["graph"]),
-        str(values["identity"]),
-        _counts(values["nodes"]),
-        _counts(values["entries"]),
-        int(values["tie_count"]),
-        int(values["across_count"]),
-        int(values["feature_count"]),
-        int(values["class_count"]),
-    )
-    if len(cut.nodes) != len(cut.entries) or not cut.nodes:
-        raise ValueError("parts without a number of nodes or entries")
-    return cut
-
-
-def _check_list(folder: Path, values: dict[str, Any]) -> None:
-    """Compare a list with its checksum; lists of an earlier umem have none.
-
-    Raises:
-        ValueError: the checksum differs.
-    """
-    said = {name: json.dumps(value) for name, value in values.items() if name != SUMS}
-    if set(said) != _LISTED:
-        raise ValueError(f"it has or lacks {', '.join(sorted(set(said) ^ _LISTED))}")
-    if SUMS not in values:
-        warn_at_program(
-            f"{short(folder / LIST)} has no checksum: an earlier umem wrote it, and damage in it "
-            "would not be seen. Cut the graph again to have one",
-            UnverifiedWarning,
-        )
-    elif with_sums(said, {})[SUMS] != values[SUMS]:
+    expected = values.pop(SUMS)
+    if _sum_of_list(values) != expected:
         raise ValueError("its SHA-256 is another than when it was written")
+    del values["version"]
+    counts = tuple(values.pop("nodes")), tuple(values.pop("entries"))
+    return Cut(folder, nodes=counts[0], entries=counts[1], **values)
 
 
-def _counts(values: Any) -> tuple[int, ...]:
-    counts = tuple(map(int, values))
-    if min(counts, default=0) < 0:
-        raise ValueError("a negative count")
-    return counts
+def _sum_of_list(values: dict[str, Any]) -> str:
+    """Return the checksum of a list's values."""
+    return with_sums({name: json.dumps(value) for name, value in values.items()}, {})[SUMS]
 
 
 def list_text(cut: Cut) -> str:
     """Write the list of a cut as text that `open_cut` reads."""
     values = {"version": VERSION, **asdict(cut)}
     del values["folder"]
-    said = {name: json.dumps(value) for name, value in values.items()}
-    return json.dumps({**values, SUMS: with_sums(said, {})[SUMS]}, indent=1) + "\n"
+    return json.dumps({**values, SUMS: _sum_of_list(values)}, indent=1) + "\n"
 
 
 def graph_hash(graph: GraphData) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -85,19 +84,22 @@ def _written(file: IO[bytes], array: Array | PickedRows) -> Iterator[Any]:
 class ArraysFile:
     """An open file of arrays whose header fits the length of the file.
 
+    Attributes:
+        words: the description that was written with the arrays.
+        sums: the checksum of each array.
+
     Raises:
         DataError: it cannot be read, is no such file, or is shorter or longer than it says.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.sums: dict[str, str] | None = None
-        """The checksum of each array; None: an earlier umem wrote none of the features."""
         try:
             self._arrays = SafetensorsFile(path)
             self.words = self._arrays.notes
-            if SUMS in self.words:
-                self.sums = sums_in(self.words, self._arrays)
+            if SUMS not in self.words:
+                raise ValueError("its header has no checksums")
+            self.sums = sums_in(self.words, self._arrays)
         except OSError as error:
             raise self._wrong(f"cannot be read: {reason(error)}") from error
         except ValueError as error:
@@ -106,40 +108,30 @@ class ArraysFile:
     def _wrong(self, what: str) -> DataError:
         return DataError(f"{short(self._path)} {what}; cut the graph again")
 
-    def mapped(self, name: str, dtype: str, ndim: int) -> Array:
+    def mapped(self, name: str) -> Array:
         """Memory-map an array.
 
         Raises:
-            DataError: it is missing, or of another type or another number of dimensions.
+            DataError: it is missing.
         """
-        shape, found = self._arrays.described.get(name, ((), ""))
-        if found != dtype or len(shape) != ndim:
-            raise self._wrong(f"has no {name} of {dtype} with {ndim} dimensions")
+        if name not in self.sums:
+            raise self._wrong(f"has no {name}")
         return self._arrays.mapped(name)
 
-    def read(self, name: str, dtype: str, ndim: int = 1) -> Array:
-        """Read an array and compare it with its checksum.
+    def read(self, name: str) -> Array:
+        """Read an array and compare it with its checksum, which is of its type and shape too.
 
         Raises:
-            DataError: as `mapped`, or its bytes are not those that were written.
+            DataError: it is missing, or is not what was written.
         """
-        array = np.array(self.mapped(name, dtype, ndim))
-        if self.sums is None:  # an earlier umem's file
-            is_right = self.words.get(f"crc32 of {name}") == str(zlib.crc32(array.data))
-        else:
-            is_right = self.sums.get(name) == sum_of(name, array)
-        if not is_right:
-            raise self._wrong(f"is damaged: the checksum of {name} is another")
+        array = np.array(self.mapped(name))
+        self._compare(name, array)
         return array
 
-    def verify(self, name: str, dtype: str, ndim: int) -> None:
-        """Compare a memory-mapped array with its checksum.
+    def verify(self, name: str) -> None:
+        """Compare a memory-mapped array with its checksum; reads it once. Raises as `read`."""
+        self._compare(name, self.mapped(name))
 
-        Cost: reads it once.
-
-        Raises:
-            DataError: as `read`.
-        """
-        assert self.sums is not None
-        if self.sums[name] != sum_of(name, self.mapped(name, dtype, ndim)):
+    def _compare(self, name: str, array: Array) -> None:
+        if self.sums[name] != sum_of(name, array):
             raise self._wrong(f"is damaged: the checksum of {name} is another")

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from umem import extras
-from umem.errors import DataError, MissingDependencyError
+from umem.errors import DataError
+from umem.extras import needed
 from umem.graphs.csr import Array
 
 _SEED = 0
@@ -48,7 +48,7 @@ def partition(indptr: Array, indices: Array, parts: int) -> Array:
 
 
 def _metis(indptr: Array, indices: Array, degrees: Array, parts: int) -> Array:
-    pymetis = _pymetis()
+    pymetis = needed("pymetis", "mpi", "a graph is cut by METIS, by")
     result = pymetis.part_graph(
         parts,
         pymetis.CSRAdjacency(indptr.astype(np.int32), indices.astype(np.int32)),
@@ -111,14 +111,3 @@ def symmetric_pattern(source: str, graph: Any) -> tuple[Array, Array]:
     indptr = np.zeros(nodes + 1, np.int32)
     np.cumsum(np.bincount(forth // nodes, minlength=nodes), out=indptr[1:])
     return indptr, (forth % nodes).astype(np.int32)
-
-
-def _pymetis() -> Any:
-    try:
-        import pymetis
-    except ImportError:
-        raise MissingDependencyError(
-            "a graph is cut by METIS, and pymetis is not installed; "
-            + extras.command("mpi", "pymetis")
-        ) from None
-    return pymetis

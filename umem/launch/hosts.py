@@ -19,7 +19,6 @@ from typing import NamedTuple
 from umem.errors import LaunchError
 from umem.files import reason
 from umem.launch import mpi
-from umem.launch.installed import first_line
 from umem.printable import quoted, short
 
 CONNECT_SECONDS = 8
@@ -155,7 +154,7 @@ def _problem(name: str, here: dict[str, str]) -> str | None:
     if result.returncode == 0:
         return differing(name, json.loads(result.stdout.splitlines()[-1]), here)
     said = result.stderr.decode(errors="replace").strip().splitlines()
-    why = first_line(said[-1]) if said else f"status {result.returncode}"
+    why = mpi.first_line(said[-1]) if said else f"status {result.returncode}"
     if result.returncode == _SSH_FAILED:
         return _silent(name, why)
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -14,7 +15,6 @@ from typing import NamedTuple
 
 from umem.errors import LaunchError, MissingDependencyError, UmemError
 from umem.extras import command, installed_version
-from umem.launch.installed import first_line, mpi_library, versions
 from umem.printable import short
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
@@ -75,11 +75,6 @@ def library_kind() -> Kind:
     if found.family not in _FAMILIES:
         raise LaunchError(f"mpi4py is there and cannot be used: {short(text)}; {command('mpi')}")
     return found
-
-
-def alike() -> dict[str, str]:
-    """Return what all ranks must share: versions, and the MPI that mpi4py loads."""
-    return {**versions(), "MPI": str(kind_of(mpi_library()))}
 
 
 def find_mpiexec(library: Kind) -> Mpiexec:
@@ -191,3 +186,61 @@ def room_in_shm() -> int | None:
     except OSError:
         return None
     return found.f_bavail * found.f_frsize
+
+
+# -- what all ranks must share -------------------------------------------------------------------
+
+
+def alike() -> dict[str, str]:
+    """Return what all ranks must share: versions, and the MPI that mpi4py loads.
+
+    umem's version includes a hash of its source.
+    """
+    names = ("python", "numpy", "mpi4py", "chainer")
+    versions = {name: installed_version(name) or "none" for name in names}
+    return {"umem": _umem(), **versions, "MPI": str(kind_of(mpi_library()))}
+
+
+def _umem() -> str:
+    total = hashlib.sha256()
+    root = Path(__file__).parent.parent
+    for path in sorted(root.rglob("*.py")):
+        total.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return f"{installed_version('umem') or 'checkout'} ({total.hexdigest()[:12]})"
+
+
+def mpi_library() -> str:
+    """Return the MPI that mpi4py loads, without MPI_Init, or why it cannot.
+
+    A child by fork asks, so that none is loaded into this process.
+    """
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(write, _library().encode()[:4000])
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as file:
+        text = file.read().decode()
+    os.waitpid(child, 0)
+    return text
+
+
+def _library() -> str:
+    """Return the library version of mpi4py's MPI, or the error of loading it."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        from mpi4py import MPI
+
+        return first_line(MPI.Get_library_version())
+    except Exception as error:
+        return f"{type(error).__name__}: {first_line(str(error))}"
+
+
+def first_line(text: str) -> str:
+    """Return the first line of a text."""
+    return next(iter(text.strip().splitlines()), "").strip(" \0,")

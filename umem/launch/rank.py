@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 from umem.errors import OutOfMemoryError
-from umem.launch.installed import first_line
+from umem.launch.mpi import first_line
 from umem.launch.watcher import RANK, say
 from umem.printable import short
 

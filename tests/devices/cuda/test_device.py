@@ -30,12 +30,12 @@ from cuda_host_driver import (  # noqa: E402
     installed,
 )
 
+from tests.support.allocators import in_force  # noqa: E402
 from umem.devices.base import MODES, Policy  # noqa: E402
 from umem.devices.cuda import CudaDevice, cuda_reason, gpus, open_cuda  # noqa: E402
 from umem.devices.cuda import driver as cuda_driver  # noqa: E402
 from umem.devices.cuda import install as dispatching  # noqa: E402
 from umem.devices.cuda.arena import Arena  # noqa: E402
-from umem.devices.cuda.install import in_force  # noqa: E402
 from umem.devices.cuda.modes import LARGE_BYTES, PROBE_EVERY, Hybrid  # noqa: E402
 from umem.devices.cuda.out_of_memory import CudaLimitError, CudaOutOfMemoryError  # noqa: E402
 from umem.devices.presets import PRESETS  # noqa: E402

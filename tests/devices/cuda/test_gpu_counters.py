@@ -19,8 +19,8 @@ from gpu_fixtures import LAUNCHED, forget_failure, gpu_guard
 from project import ROOT
 
 import umem
+from tests.support.allocators import in_force
 from umem.devices.cuda import open_cuda
-from umem.devices.cuda.install import in_force
 from umem.errors import LeakError, LimitError
 
 pytestmark = pytest.mark.gpu

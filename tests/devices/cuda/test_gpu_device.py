@@ -17,9 +17,9 @@ from contracts import DeviceContract
 from gpu_fixtures import LAUNCHED, MIB, OnGpu, run
 
 import umem
+from tests.support.allocators import in_force
 from umem.devices.base import Policy
 from umem.devices.cuda import open_cuda
-from umem.devices.cuda.install import in_force
 from umem.errors import DeviceError, LimitError, OutOfMemoryError
 from umem.scopes import Scope
 from umem.units import BLOCK_BYTES

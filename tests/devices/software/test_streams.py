@@ -14,6 +14,7 @@ from software_programs import START, needs_compiler, needs_cupy, run
 from umem.compat.installation import find_package
 from umem.devices.software.stream_order import DEPTH, LEGACY, PER_THREAD_HANDLE, StreamOrder
 from umem.devices.software.streams import HostStreams
+from umem.devices.specs import gpu_spec
 
 SEEDS = range(200)
 ONE, OTHER = 100, 101
@@ -151,15 +152,10 @@ class Streams(HostStreams):
     def fail(self, status: int) -> Any:
         raise StatusError(status)
 
-    device_here = 0
-
-    def seconds_of(self, stream: int) -> float:
-        return 0.0
-
 
 @pytest.fixture
 def streams() -> Streams:
-    return Streams()
+    return Streams(gpu_spec("t4"))
 
 
 def status(call: Callable[..., Any], *arguments: Any) -> int:

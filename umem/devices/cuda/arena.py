@@ -18,7 +18,7 @@ from cupy.cuda import runtime
 from umem.devices.base import Place, Span
 from umem.devices.cuda import driver as cuda_driver
 from umem.devices.cuda.driver import Driver, Malloc
-from umem.devices.cuda.memory_owner import MemoryOwner, MemoryOwnerRef
+from umem.devices.cuda.ledger import MemoryOwner, MemoryOwnerRef
 from umem.devices.cuda.ranges import CoreHints
 from umem.devices.virtual.repeating_pool import RepeatingPool
 from umem.locks import safe_lock

@@ -135,7 +135,7 @@ class CudaDevice(Device):
             each = cuda_modes.on_each_gpu(found[0], self.driver, lambda n: self._on_gpu(n, policy))
             return each, found[1]
         if policy.mode == "managed" and self.pools.is_short("managed"):
-            self._clear_default_pool()
+            self.pools.clear_default()
         return found
 
     def _on_gpu(self, ordinal: int, policy: Policy) -> Malloc:
@@ -193,7 +193,9 @@ class CudaDevice(Device):
         self._installer.enter(scope)
 
     def _left(self, scope: Scope) -> None:
-        self._installer.clear()
+        from umem.devices.cuda.install import clear
+
+        clear()
         policies = [part.policy for part in scope.payload if isinstance(part, Served)]
         if any(one.mode == "hybrid" or one.limit_bytes for one in policies):
             for device in (self, *self._served_by):
@@ -300,12 +302,14 @@ class CudaDevice(Device):
         This holds for allocations on the current stream. Does nothing outside a block of managed
         memory, and in one with a preset or prefetch.
         """
+        from umem.devices.cuda.pools import Growth
+
         policy = self.policy
         if policy is None or policy != Policy("managed", policy.limit_bytes):
             return
         if self._arena is None:
             arena = importlib.import_module("umem.devices.cuda.arena")
-            grow, otherwise = self.pools.growth("managed"), self.pools.malloc("managed")
+            grow, otherwise = Growth(self.pools, "managed"), self.pools.malloc("managed")
             self._arena = arena.Arena(self.driver, grow, otherwise)
             self.pools.join("managed", self._arena)
         if self._arena.is_open:
@@ -389,9 +393,6 @@ class CudaDevice(Device):
     def synchronize(self) -> None:
         """Wait for all work of this GPU."""
         self.driver.synchronize()
-
-    def _clear_default_pool(self) -> None:
-        self.pools.clear_default()
 
     def mine(self, array: Any) -> Any:
         """Return an array of this GPU as one of CuPy: Numba's, JAX's or PyTorch's as a view.

@@ -154,11 +154,15 @@ class Installer:
 
     def enter(self, scope: Scope) -> None:
         """Install the allocator of the calling thread's scopes, ``scope`` among them."""
-        enter(scope, self._process_policy)
-
-    def clear(self) -> None:
-        """Remove allocators of the calling thread that no open scope needs."""
         clear()
+        layer = _top()
+        if layer is not None:
+            layer.serve(scope)
+        else:
+            layer = Layer(self._process_policy)
+            layer.serve(scope)
+            layer.put_in()
+        changed()
 
     def serve_all(self, scope: Scope, policy: Policy, malloc: Malloc, pool: CupyPool) -> None:
         """Make ``malloc``, unwrapped, the process's allocator until the scope is closed.
@@ -374,19 +378,6 @@ def _dispatcher(layer: Layer) -> tuple[Malloc, Callable[[], None]]:
     return malloc, forget
 
 
-def enter(scope: Scope, process_policy: Callable[[], Policy | None]) -> None:
-    """Install the allocator of the calling thread's scopes, ``scope`` among them."""
-    clear()
-    layer = _top()
-    if layer is not None:
-        layer.serve(scope)
-    else:
-        layer = Layer(process_policy)
-        layer.serve(scope)
-        layer.put_in()
-    scopes.changed()
-
-
 def clear() -> None:
     """Remove allocators of the calling thread that no open scope needs.
 
@@ -397,13 +388,6 @@ def clear() -> None:
         if layer.is_needed:
             return
         layer.take_out()
-
-
-def in_force() -> Malloc:
-    """Return the calling code's allocator: a pool's own method if no watcher wraps it."""
-    layer = _top()
-    found: Malloc = cupy.cuda.get_allocator()
-    return found if layer is None else layer.resolved()
 
 
 def _top() -> Layer | None:

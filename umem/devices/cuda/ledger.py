@@ -1,18 +1,38 @@
-"""The count of what CUDA pools have reserved: the driver does not keep one for managed memory."""
+"""The count of what CUDA pools have reserved: the driver does not keep one for managed memory.
+
+CuPy's pooled memory cannot be weakly referenced, so each allocation that is handed out owns a
+`MemoryOwner`, by which its end is learned. It has no ``__del__``: Python would check for signals in
+it, and drop an exception that a signal handler raises there.
+"""
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal, get_args
-
-from umem.devices.cuda.memory_owner import MemoryOwner, MemoryOwnerRef
 
 Kind = Literal["managed", "spill", "pinned", "unmanaged"]
 """``spill`` is managed memory advised to stay on the host; ``pinned`` is host memory that the GPU
 maps, where managed memory cannot be oversubscribed; ``unmanaged`` is our own pool over cudaMalloc,
 for hybrid and for a limit; without a limit `unmanaged` uses CuPy's default pool."""
+
+
+class MemoryOwner:
+    """Keeps an allocation alive for as long as an array over it is."""
+
+    __slots__ = ("__weakref__", "_memory")
+
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
+
+
+class MemoryOwnerRef(weakref.ref[MemoryOwner]):
+    """A weak reference to a `MemoryOwner`; its callback reads from ``ticket`` what was freed."""
+
+    __slots__ = ("ticket",)
+    ticket: Any
 
 
 class Ledger:

@@ -52,21 +52,11 @@ class Growth:
         StateError: this process was forked from one that had used CUDA.
     """
 
-    def __init__(
-        self,
-        kind: Kind,
-        driver: Driver,
-        ledger: Ledger,
-        bounds: Bounds,
-        policy: Callable[[], Policy | None],
-        preset: str | None = None,
-    ) -> None:
-        self._kind, self._driver, self._ledger = kind, driver, ledger
-        self._preset = preset
-        self._bounds, self._policy = bounds, policy
-        self.give_back: Callable[[], None] = lambda: None
-        self.make_room: Callable[[int], None] = lambda nbytes: None
-        self.tidy: Callable[[], None] = lambda: None
+    def __init__(self, pools: Pools, kind: Kind, preset: str | None = None) -> None:
+        self._pools, self._kind, self._preset = pools, kind, preset
+        self._driver, self._ledger = pools.driver, pools.ledger
+        of_managed: tuple[Kind, ...] = ("managed", "spill")
+        self._together = of_managed if kind in of_managed else (kind,)
 
     def __call__(self, nbytes: int) -> Any:
         """Reserve ``nbytes`` more.
@@ -88,9 +78,9 @@ class Growth:
 
     def _reserve(self, nbytes: int) -> Any:
         """Reserve, after freeing caches and collecting garbage if it fails at first."""
-        self.tidy()
-        self.make_room(nbytes)
-        reclaims = () if self._spills() else (self.give_back, self._collect)
+        self._pools.tidy(*self._together)
+        self._pools.make_room(self._kind, nbytes)
+        reclaims = () if self._spills() else (self._give_back, self._collect)
         for reclaim in reclaims:
             try:
                 return self._attempt(nbytes)
@@ -99,17 +89,20 @@ class Growth:
         return self._attempt(nbytes)
 
     def _spills(self) -> bool:
-        policy = self._policy()
+        policy = self._pools.policy()
         return self._kind == "unmanaged" and policy is not None and policy.mode == "hybrid"
+
+    def _give_back(self) -> None:
+        self._pools.give_back(*self._together)
 
     def _collect(self) -> None:
         cuda_driver.collect_garbage()
-        self.give_back()
+        self._give_back()
 
     def _attempt(self, nbytes: int) -> Any:
         """Reserve once, counted in the ledger; an error leaves the count as it was."""
         self._ledger.claim(
-            self._kind, nbytes, lambda after: self._bounds.refusal(self._kind, nbytes, after)
+            self._kind, nbytes, lambda after: self._pools.bounds.refusal(self._kind, nbytes, after)
         )
         try:
             pointer = self._allocate(nbytes)
@@ -153,15 +146,8 @@ class GivenAllocator(Growth):
     It keeps its free blocks itself, so that all it has handed out is in use.
     """
 
-    def __init__(
-        self,
-        malloc: Malloc,
-        driver: Driver,
-        ledger: Ledger,
-        bounds: Bounds,
-        policy: Callable[[], Policy | None],
-    ) -> None:
-        super().__init__("managed", driver, ledger, bounds, policy)
+    def __init__(self, pools: Pools, malloc: Malloc) -> None:
+        super().__init__(pools, "managed")
         self._malloc, self._own = malloc, Ledger()
         self._asking = threading.local()
 
@@ -209,7 +195,7 @@ class Pools:
     """
 
     def __init__(self, driver: Driver, policy: Callable[[], Policy | None]) -> None:
-        self._driver, self._policy = driver, policy
+        self.driver, self.policy = driver, policy
         self.ledger = Ledger()
         self.bounds = Bounds(driver, policy)
         self._lock = threading.RLock()  # a collection of garbage may come while it is held
@@ -221,7 +207,7 @@ class Pools:
     def pool(self, kind: Kind | None, preset: str | None = None) -> CupyPool:
         """Return the pool of a kind and preset; kind None is CuPy's default pool."""
         if kind is None:
-            return self._driver.default_pool
+            return self.driver.default_pool
         with self._lock:
             if (kind, preset) not in self._pools:
                 self._pools[kind, preset] = self._make(kind, preset)
@@ -229,8 +215,7 @@ class Pools:
 
     def upstream(self, malloc: Malloc) -> Malloc:
         """Return an allocator of managed memory that takes it from another one."""
-        found = GivenAllocator(malloc, self._driver, self.ledger, self.bounds, self._policy)
-        found.give_back = lambda: self.give_back("managed", "spill")
+        found = GivenAllocator(self, malloc)
         self._given.add(found)
         return found
 
@@ -243,19 +228,19 @@ class Pools:
         caches = sum(cache.used_bytes() for cache in self._caches[kind])
         if kind == "managed":
             caches += sum(given.used_bytes() for given in list(self._given))
-        with self._driver.current():
+        with self.driver.current():
             return caches + sum(int(pool.used_bytes()) for pool in self._of(kind))
 
     def all_used_bytes(self) -> int:
         """Return the bytes that arrays use of all kinds, CuPy's default pool included."""
-        with self._driver.current():
-            own = int(self._driver.default_pool.used_bytes())
+        with self.driver.current():
+            own = int(self.driver.default_pool.used_bytes())
         return own + sum(self.used_bytes(kind) for kind in get_args(Kind))
 
     def free_plain_bytes(self) -> int:
         """Return the free bytes of pools of plain memory, CuPy's default pool included."""
-        with self._driver.current():
-            own = self._driver.default_pool
+        with self.driver.current():
+            own = self.driver.default_pool
             cached = int(own.total_bytes()) - int(own.used_bytes())
         return cached + self.ledger.reserved()["unmanaged"] - self.used_bytes("unmanaged")
 
@@ -268,7 +253,7 @@ class Pools:
         """Free these kinds' free blocks; waits for the GPU if there are any."""
         for kind in kinds:
             for pool in self._of(kind):
-                self._driver.flush(pool)
+                self.driver.flush(pool)
             for cache in self._caches[kind]:
                 cache.free_all_blocks()
 
@@ -282,7 +267,7 @@ class Pools:
         if fork.is_child() or ("unmanaged", None) not in self._pools:
             return
         cached = self.ledger.reserved()["unmanaged"] - self.used_bytes("unmanaged")
-        if cached > 0 and cached > self._driver.free_bytes():
+        if cached > 0 and cached > self.driver.free_bytes():
             self.give_back("unmanaged")
         looks_again = self._after_collection in gc.callbacks
         if bool(self.ledger.reserved()["unmanaged"]) is not looks_again:
@@ -307,7 +292,7 @@ class Pools:
         self.clear_default()
 
     def join(self, kind: Kind, cache: Cache) -> None:
-        """Add a cache that grows by `growth` to the pools of a kind."""
+        """Add a cache that grows by a `Growth` to the pools of a kind."""
         self._caches[kind].append(cache)
 
     def make_room(self, kind: Kind, nbytes: int = 0) -> None:
@@ -321,40 +306,30 @@ class Pools:
 
     def clear_default(self) -> None:
         """Free CuPy's own free blocks."""
-        self._driver.flush(self.pool(None))
+        self.driver.flush(self.pool(None))
 
     def is_short(self, kind: Kind, nbytes: int = 0) -> bool:
         """Tell whether ``nbytes`` of a kind do not fit into the free VRAM."""
         # The driver may count managed memory as free, so all that is reserved has to fit there.
         of_kind = {"managed": self.ledger.reserved()["managed"], "unmanaged": self.bounds.headroom}
         wanted = nbytes + of_kind.get(kind, -nbytes)  # what stays on the host needs none
-        return wanted > 0 and wanted > self._driver.free_bytes()
+        return wanted > 0 and wanted > self.driver.free_bytes()
 
     def _of(self, kind: Kind) -> list[CupyPool]:
         with self._lock:
             return [pool for (other, _), pool in self._pools.items() if other == kind]
 
-    def growth(self, kind: Kind, preset: str | None = None) -> Growth:
-        """Return the allocator from which a pool of a kind and preset grows."""
-        grow = Growth(kind, self._driver, self.ledger, self.bounds, self._policy, preset)
-        one: tuple[Kind, ...] = ("managed", "spill")
-        together = one if kind in one else (kind,)
-        grow.give_back = lambda: self.give_back(*together)
-        grow.make_room = lambda nbytes: self.make_room(kind, nbytes)
-        grow.tidy = lambda: self._tidy(*together)
-        return grow
-
-    def _tidy(self, *kinds: Kind) -> None:
+    def tidy(self, *kinds: Kind) -> None:
+        """Have caches that are no longer used free their free blocks."""
         for kind in kinds:
             for cache in self._caches[kind]:
                 cache.tidy()
 
     def _make(self, kind: Kind, preset: str | None) -> CupyPool:
-        grow = self.growth(kind, preset)
-        pool = self._driver.make_pool(grow)
+        pool = self.driver.make_pool(Growth(self, kind, preset))
         if kind != "unmanaged":
             # CUPY_GPU_MEMORY_LIMIT caps every new pool: right for VRAM, and for managed memory
             # a ban on oversubscription that nobody asked for.
-            with self._driver.current():
+            with self.driver.current():
                 pool.set_limit(size=0)
         return pool

@@ -8,7 +8,7 @@ from typing import Any
 from umem.devices.base import Policy, Watcher
 from umem.devices.cuda import driver as cuda_driver
 from umem.devices.cuda.driver import Malloc
-from umem.devices.cuda.memory_owner import MemoryOwner, MemoryOwnerRef
+from umem.devices.cuda.ledger import MemoryOwner, MemoryOwnerRef
 
 
 class Telling:

@@ -7,10 +7,12 @@ only copied, which do not wait for its copies; operations that run side by side.
 
 from __future__ import annotations
 
-from umem.devices.software.streams import DEFAULT
 from umem.devices.virtual.driver import covered
 from umem.devices.virtual.model import Model
 from umem.trace.events import Access
+
+DEFAULT = (0, 1, 2)
+"""The default streams: legacy, by two handles, and one for each thread."""
 
 
 class CopyStreams:

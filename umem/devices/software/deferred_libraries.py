@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from umem.devices.software.deferred_streams import DeferredRuntime
+from umem.devices.software.linking import capsule_pointer
 from umem.devices.software.runtime import HostRuntime
 
 SCALARS = ("alpha", "beta")
@@ -138,10 +139,6 @@ def on_stream(runtime: HostRuntime, functions: Any) -> Any:
 
 def _current_stream(capsules: Any) -> Callable[[], int]:
     """Return CuPy's C function for the calling thread's current stream."""
-    name = ctypes.pythonapi.PyCapsule_GetName
-    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    capsule = capsules["get_current_stream_ptr"]
-    found: Callable[[], int] = ctypes.PYFUNCTYPE(ctypes.c_ssize_t)(pointer(capsule, name(capsule)))
+    pointer = capsule_pointer(capsules["get_current_stream_ptr"])
+    found: Callable[[], int] = ctypes.PYFUNCTYPE(ctypes.c_ssize_t)(pointer)
     return found

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from umem.devices.base import Policy
 from umem.devices.software.copy_streams import CopyStreams
-from umem.devices.software.streams import DriverCalls
 from umem.devices.specs import COSTS, GpuSpec
 from umem.devices.virtual.model import Model
 from umem.errors import DeviceError
@@ -55,6 +54,15 @@ class StreamPool:
         """Count an allocation."""
         self.sizes[address] = nbytes
         self.most_bytes = max(self.most_bytes, self.used_bytes)
+
+
+@dataclass
+class DriverCalls:
+    """Counts of driver calls: allocations, frees, and waits of the host."""
+
+    allocation_count: int = 0
+    free_count: int = 0
+    wait_count: int = 0
 
 
 class DeviceState:

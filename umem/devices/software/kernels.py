@@ -237,9 +237,7 @@ _WRITTEN = "written "
 
 def _marked(source: str, parameters: str) -> str:
     """Mark arrays that a CuPy kernel writes and never reads."""
-    for name in re.findall(
-        r"(?<!const )CArray<[^<>]*(?:<[^<>]*>)?[^<>]*>\s+_raw_(\w+)", parameters
-    ):
+    for name in _ARRAY.findall(parameters):
         by_name = re.search(rf"&{name} = _raw_{name}\[", source)
         stored = re.search(rf"_raw_{name}\[_ind\.get\(\)\] = {name};", source)
         uses = re.findall(rf"(?<![&\w]){name}\b\s*(=(?!=)|.)", source)

@@ -143,7 +143,7 @@ class Trampolines:
 
     def __init__(self, module: Any, tools: Toolchain) -> None:
         self._capsules = capsules = getattr(module, "__pyx_capi__", {})
-        texts = {name: _signature(capsule) for name, capsule in capsules.items()}
+        texts = {name: signature(capsule) for name, capsule in capsules.items()}
         found = {name: (text, parsed(text)) for name, text in texts.items() if "(" in text}
         functions = {name: (text, s) for name, (text, s) in found.items() if s is not None}
         path = tools.shared_object(source_of(functions), "c")
@@ -174,8 +174,19 @@ _get_name = ctypes.pythonapi.PyCapsule_GetName
 _get_name.restype, _get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
 
 
-def _signature(capsule: Any) -> str:
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype = ctypes.c_void_p
+_get_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+def signature(capsule: Any) -> str:
+    """Return the signature of a capsule's C function, which is the capsule's name."""
     return str(_get_name(capsule).decode())
+
+
+def capsule_pointer(capsule: Any) -> int:
+    """Return the address of a capsule's C function."""
+    return int(_get_pointer(capsule, _get_name(capsule)))
 
 
 # -- libraries -----------------------------------------------------------------------------------

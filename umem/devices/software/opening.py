@@ -19,7 +19,7 @@ from umem.devices.software.allocations import AllocationParts
 from umem.devices.software.checked_mode import KernelGuard, bypass_pools
 from umem.devices.software.deferred_libraries import on_stream
 from umem.devices.software.deferred_streams import DeferredDriver, DeferredRuntime
-from umem.devices.software.device_state import DeviceState, check_count
+from umem.devices.software.device_state import DeviceState, DriverCalls, check_count
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.fork import Lead, refuse_children
 from umem.devices.software.kernels import KernelCompiler, report_races, share_kernels
@@ -35,7 +35,6 @@ from umem.devices.software.nvrtc import HostNvrtc
 from umem.devices.software.overrides import Overrides
 from umem.devices.software.runtime import HostRuntime
 from umem.devices.software.sharing import usable_cores
-from umem.devices.software.streams import DriverCalls
 from umem.devices.software.toolchain import Toolchain
 from umem.devices.software.versions import known_cupy
 from umem.devices.specs import GpuSpec, gpu_spec

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from umem.devices.software.device_peers import JoinedMemory
 from umem.devices.software.device_state import StreamPool
 from umem.devices.software.streams import HostStreams
 
@@ -25,7 +24,7 @@ _RESERVED, _MOST_RESERVED, _USED, _MOST_USED = 5, 6, 7, 8
 _BUS = r"[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]"
 
 
-class HostPools(JoinedMemory, HostStreams):
+class HostPools(HostStreams):
     """Functions of ``cupy_backends.cuda.api.runtime`` on pools, limits and peers."""
 
     @property

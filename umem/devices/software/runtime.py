@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from umem.devices.software import device_peers
-from umem.devices.software.allocations import DEVICE, HOST, MANAGED, HostMemory
-from umem.devices.software.device_state import DeviceState
+from umem.devices.software.allocations import DEVICE, HOST, MANAGED
 from umem.devices.software.pools import INVALID_VALUE, HostPools
-from umem.devices.software.streams import DEFAULT, FIRST_HANDLE, DriverCalls, HostStreams
+from umem.devices.software.streams import FIRST_HANDLE, HostStreams
 from umem.devices.specs import GpuSpec
 from umem.trace.events import Hint
 from umem.units import BLOCK_BYTES
@@ -66,8 +65,7 @@ class HostRuntime(HostPools):
     """
 
     def __init__(self, spec: GpuSpec, is_modelled: bool = True, count: int = 1) -> None:
-        HostStreams.__init__(self)
-        HostMemory.__init__(self, spec, is_modelled, count)
+        super().__init__(spec, is_modelled, count)
         assert spec.chip is not None  # `software_gpu` refuses it
         self._chip = spec.chip
         self.attributes_type: Any = None
@@ -78,48 +76,6 @@ class HostRuntime(HostPools):
     def was_used(self) -> bool:
         """Tell whether memory was allocated, or a stream, event or module made."""
         return self._count > 0 or self._handle > FIRST_HANDLE
-
-    @property
-    def calls(self) -> DriverCalls:
-        return self.here.calls
-
-    @property
-    def device_here(self) -> int:
-        return self.current.ordinal
-
-    def device_of(self, handle: int) -> DeviceState:
-        """Return the device of a stream or event."""
-        return self.devices[self.home_of(handle)]
-
-    def seconds_of(self, stream: int) -> float:
-        with self.lock:
-            device = self.device_of(stream)
-            return device.beside.over(stream, self.turn_to(device).clock.seconds)
-
-    def restart_times(self) -> None:
-        super().restart_times()
-        for device in self.devices:
-            device.beside.restart()
-
-    def stream_waits(self, stream: int, seconds: float) -> None:
-        if self.is_modelled:
-            device = self.device_of(stream)
-            with self.lock, device.model.lock:
-                self.turn_to(device)
-                device.beside.wait(stream, seconds)
-
-    def host_waits(self, handle: int = DEFAULT[0]) -> None:
-        if self.is_modelled:
-            device = self.device_of(handle)
-            with self.lock, device.model.lock:
-                self.turn_to(device).synchronize()
-
-    def host_waits_until(self, event: int, seconds: float) -> None:
-        if self.is_modelled:
-            device = self.device_of(event)
-            with self.lock, device.model.lock:
-                clock = self.turn_to(device).clock
-                clock.host_seconds = max(clock.host_seconds, seconds)
 
     # -- memory ----------------------------------------------------------------------------
 

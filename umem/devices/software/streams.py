@@ -8,7 +8,12 @@ forgotten, and launching it is an error.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
+
+from umem.devices.software.copy_streams import DEFAULT
+from umem.devices.software.device_peers import JoinedMemory
+from umem.devices.software.device_state import DeviceState, DriverCalls
+from umem.devices.specs import GpuSpec
 
 NON_BLOCKING = 1
 """cudaStreamNonBlocking, from driver_types.h."""
@@ -18,17 +23,6 @@ INVALID_HANDLE, ILLEGAL_STATE, UNSUPPORTED, INVALIDATED, UNMATCHED = 400, 401, 9
 ISOLATION, IMPLICIT, CAPTURED_EVENT = 905, 906, 907
 """Values of cudaError about states and captures."""
 FIRST_HANDLE = 1 << 12
-DEFAULT = (0, 1, 2)
-"""The default streams: legacy, by two handles, and one for each thread."""
-
-
-@dataclass
-class DriverCalls:
-    """Counts of driver calls: allocations, frees, and waits of the host."""
-
-    allocation_count: int = 0
-    free_count: int = 0
-    wait_count: int = 0
 
 
 @dataclass(eq=False)
@@ -40,14 +34,18 @@ class Capture:
     is_broken: bool = False
 
 
-class HostStreams:
+class HostStreams(JoinedMemory):
     """Functions of CuPy's runtime on streams, events and captures, which run work at once.
+
+    Args:
+        spec, is_modelled, count: see `HostMemory`.
 
     Attributes:
         captures: by stream, the capture that takes its work.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spec: GpuSpec, is_modelled: bool = True, count: int = 1) -> None:
+        super().__init__(spec, is_modelled, count)
         self.captures: dict[int, Capture] = {}
         self._homes: dict[int, int] = {}  # streams and events, by device
         self._captured_events: dict[int, Capture] = {}
@@ -60,12 +58,12 @@ class HostStreams:
     @property
     def calls(self) -> DriverCalls:
         """Return the counts of calls so far on the current device."""
-        raise NotImplementedError
+        return self.here.calls
 
     @property
     def device_here(self) -> int:
         """Return the number of the calling thread's current device."""
-        raise NotImplementedError
+        return self.current.ordinal
 
     def home_of(self, handle: int) -> int:
         """Return the device of a stream or event; default streams are of the current one."""
@@ -76,24 +74,38 @@ class HostStreams:
         if any(self.home_of(other) != self.home_of(stream) for other in others):
             self.fail(INVALID_HANDLE)
 
+    def device_of(self, handle: int) -> DeviceState:
+        """Return the device of a stream or event."""
+        return self.devices[self.home_of(handle)]
+
     def seconds_of(self, stream: int) -> float:
         """Return when a stream's work ends, in simulated time."""
-        raise NotImplementedError
+        with self.lock:
+            device = self.device_of(stream)
+            return device.beside.over(stream, self.turn_to(device).clock.seconds)
 
     def stream_waits(self, stream: int, seconds: float) -> None:
         """Make a stream wait for a time, if simulated time passes."""
+        if self.is_modelled:
+            device = self.device_of(stream)
+            with self.lock, device.model.lock:
+                self.turn_to(device)
+                device.beside.wait(stream, seconds)
 
     def host_waits(self, handle: int = DEFAULT[0]) -> None:
         """Advance simulated time until the device of a stream is done."""
-        raise NotImplementedError
+        if self.is_modelled:
+            device = self.device_of(handle)
+            with self.lock, device.model.lock:
+                self.turn_to(device).synchronize()
 
     def host_waits_until(self, event: int, seconds: float) -> None:
         """Advance the host's simulated time to that of an event."""
-        raise NotImplementedError
-
-    def fail(self, status: int) -> NoReturn:
-        """Raise CuPy's error for a status."""
-        raise NotImplementedError
+        if self.is_modelled:
+            device = self.device_of(event)
+            with self.lock, device.model.lock:
+                clock = self.turn_to(device).clock
+                clock.host_seconds = max(clock.host_seconds, seconds)
 
     def new_handle(self) -> int:
         """Return a new handle for a stream, event or module."""
@@ -292,8 +304,10 @@ class HostStreams:
         return True
 
     def restart_times(self) -> None:
-        """Restart simulated time: all recorded events are over."""
+        """Restart simulated time: all recorded events and copies are over."""
         self._recorded = dict.fromkeys(self._recorded, 0.0)
+        for device in self.devices:
+            device.beside.restart()
 
     def eventQuery(self, event: int) -> int:
         self._refuse_captured(event)

@@ -41,8 +41,8 @@ OPTIONS = (
 )  # fmt: skip
 PATIENCE_SECONDS = 2.0
 """Total compile time after which a message is shown."""
-ROOM_BYTES = 256 << 20
-"""A folder with less free space than this, in which a write failed, counts as full."""
+KERNELS_ROOM_BYTES, ROOM_BYTES = 16 << 20, 256 << 20
+"""Folders of kernels and of headers with less free space than this count as full."""
 HEADERS_BYTES = 256 << 20
 """The most that precompiled headers take on a machine; each takes about 25 MiB."""
 TRIM_EVERY = 64
@@ -73,7 +73,7 @@ class Toolchain:
         self._made_count = 0
         self.folder = folder or default_folder()
         self._first = self.folder
-        if not takes_files(self.folder):
+        if not takes_files(self.folder) or _room(self.folder) < KERNELS_ROOM_BYTES:
             self.folder = self._elsewhere()
         elif not _may_run(self.folder):
             self._first = self.folder = self._elsewhere()
@@ -130,10 +130,8 @@ class Toolchain:
             if path.exists():
                 mark_used(path)
                 return path
-        told = (*given, *places(), *options)
         path = self.folder / name
-        if not self._is_made(source, told, path):
-            return self.shared_object(source, language, options, places)
+        self._make(source, (*given, *places(), *options), path)
         if not self._is_own and self._made_count % TRIM_EVERY == 1:
             trim(self.folder, self._limit)
         return path
@@ -170,8 +168,7 @@ class Toolchain:
             return path
         # With an option for the linker g++ would link, and leave no header.
         told = [option for option in given[2:] if not option.startswith("-Wl,")]
-        if not self._is_made("", ("-x", "c++-header", *told), made, str(path)):
-            return self.header(text, options)
+        self._make("", ("-x", "c++-header", *told), made, str(path))
         trim(path.parent, HEADERS_BYTES)
         return path
 
@@ -194,12 +191,7 @@ class Toolchain:
         """Write a text to a file in the cache's folder, such as a linker script."""
         path = (folder or self.folder) / f"{_digest(text)[:32]}{suffix}"
         if not path.exists():
-            try:
-                self._write(text, path)
-            except OSError:
-                if not self._has_moved(path.parent):
-                    raise
-                return self.text_file(text, suffix)
+            self._write(text, path)
         return path
 
     def _write(self, text: str, path: Path) -> None:
@@ -211,29 +203,13 @@ class Toolchain:
         finally:
             Path(name).unlink(missing_ok=True)
 
-    def _is_made(self, text: str, given: Sequence[str], path: Path, source: str = "-") -> bool:
-        """Compile, or wait for another process to; returns False if the folder was full and
-        replaced.
-        """
-        try:
-            with only_maker(path) as is_to_make:
-                if is_to_make:
-                    self._made_count += 1
-                    with self._progress.one():
-                        self._compile(text, given, path, source)
-        except (DeviceError, OSError):
-            if not self._has_moved(path.parent):
-                raise
-            return False
-        return True
-
-    def _has_moved(self, folder: Path) -> bool:
-        """Switch once to a folder of the process, if the present one is full or gone."""
-        if self._is_own or _room(folder) >= ROOM_BYTES:
-            return False
-        self.folder = self._elsewhere()
-        self._headers = None
-        return True
+    def _make(self, text: str, given: Sequence[str], path: Path, source: str = "-") -> None:
+        """Compile, or wait for another process to."""
+        with only_maker(path) as is_to_make:
+            if is_to_make:
+                self._made_count += 1
+                with self._progress.one():
+                    self._compile(text, given, path, source)
 
     def _compile(self, text: str, given: Sequence[str], path: Path, source: str) -> None:
         """Compile to a temporary file, and rename it when complete.

@@ -39,7 +39,7 @@ from umem.devices.virtual.advice import (
     PREFER_HOST,
     READ_MOSTLY,
 )
-from umem.devices.virtual.clock import BlockMoves, Clock
+from umem.devices.virtual.clock import Clock
 from umem.devices.virtual.driver import covered, half_covered
 from umem.devices.virtual.features import features
 from umem.devices.virtual.free_blocks import discard_free, make_ready
@@ -174,10 +174,6 @@ class VirtualGPU(Device):
         self._check_place(to)
         return self._hint(array, Hint("prefetch", (), to, overlap=stream is not None))
 
-    def discard(self, array: Any) -> int:
-        """Discard an array's contents, so that evicting it costs nothing."""
-        return self._hint(array, Hint("discard", ()))
-
     @property
     def forgets(self) -> bool:
         """Return True: the model always discards."""
@@ -261,11 +257,6 @@ class VirtualGPU(Device):
         with self.model.lock:
             self._flush()
             return self.model.figures
-
-    @property
-    def moves(self) -> BlockMoves:
-        """Return all block moves so far (simulated)."""
-        return self.model.counters.moves
 
     def on_event(self, event: Event) -> None:
         """Apply one event; see `Model.on_event`."""

@@ -41,7 +41,6 @@ class Residency:
         self.capacity, self.count = capacity, 0
         self.resident, self.host = bytearray(), bytearray()
         self.advice = bytearray()
-        self._advice_runs = runs.KnownRuns(self.advice)
         self.last_prefetch = bytearray()  # 0, TO_GPU or TO_HOST
         self._tables = (self.resident, self.host, self.advice, self.last_prefetch)
         self._advised = False
@@ -64,7 +63,7 @@ class Residency:
 
         A device is in a circle of references: without this they stay until Python looks for one.
         """
-        for table in (*self._tables, self._stamps, self._queue, self._advice_runs):
+        for table in (*self._tables, self._stamps, self._queue):
             table.clear()
         self.count = 0
 
@@ -93,7 +92,7 @@ class Residency:
             self._bring_in(start, stop, moves, False)
         else:
             while start < stop:  # no generator: this is the busiest loop where there is advice
-                end = self._advice_runs.end(start, stop)
+                end = runs.end_of_run(self.advice, start, stop)
                 self._touch_run(start, end, self.advice[start], write, moves)
                 start = end
         return moves
@@ -144,7 +143,6 @@ class Residency:
     def release(self, start: int, stop: int) -> BlockMoves:
         """Free the blocks' address space, with all that is known of them."""
         if self.advice.count(0, start, stop) < stop - start:
-            self._advice_runs.clear()
             runs.fill(self.advice, start, stop, 0)
         runs.fill(self.last_prefetch, start, stop, 0)
         return BlockMoves(released=self._empty(start, stop))
@@ -162,7 +160,6 @@ class Residency:
             for low, high in runs.stretches(self.resident, 1, start, stop):
                 runs.fill(self.host, low, high, 0)
         self._advised = self._advised or not unset
-        self._advice_runs.clear()
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -221,32 +218,6 @@ class Residency:
                 self._evict(missing, moves)
             self._enter(low, high, moves, keep_host)
             cursor = high
-            if high - low == capacity < stop - high:  # nothing else is there any more
-                self._stream(high, stop, moves, keep_host)
-                return
-
-    def _stream(self, start: int, stop: int, moves: BlockMoves, keep_host: bool) -> None:
-        """Make a range resident of which nothing is, and which is larger than VRAM.
-
-        The same as piece after piece: each block pushes out one that came before it, so that the
-        end of the range is what stays.
-        """
-        host, last = self.host, stop - self.capacity
-        self._evict(self.count, moves)
-        self._tell_entry(start, last)
-        self._tell(0, start, last, "out", "eviction")
-        if not keep_host:
-            self._tell(1, start, last, "out", "eviction")
-        every = host.find(0, start, last) < 0  # as a rule, and a quarter of the time of counting
-        copies = last - start if every else host.count(1, start, last)
-        moves.migrated_in += copies
-        moves.populated += last - start - copies
-        if keep_host:
-            moves.dropped += copies
-        moves.migrated_out += last - start - (copies if keep_host else 0)
-        if not every:
-            runs.fill(host, start, last, 1)
-        self._enter(last, stop, moves, keep_host)
 
     def _bring_in_few(self, start: int, stop: int, moves: BlockMoves, keep_host: bool) -> None:
         """Make a short range resident block by block, which is cheaper than slices of the tables.
@@ -386,6 +357,6 @@ class Residency:
     def _runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Find maximal runs of equal advice."""
         while start < stop:
-            end = self._advice_runs.end(start, stop) if self._advised else stop
+            end = runs.end_of_run(self.advice, start, stop) if self._advised else stop
             yield start, end, self.advice[start]
             start = end

@@ -35,28 +35,6 @@ def end_of_flags(table: bytearray, low: int, stop: int) -> int:
     return stop if high < 0 else high
 
 
-class KnownRuns:
-    """Cached ends of a table's runs, as steps ask for the same ranges and the table rarely changes.
-
-    Code that changes the table must call `clear`.
-    """
-
-    def __init__(self, table: bytearray) -> None:
-        self._table = table
-        self._ends: dict[tuple[int, int], int] = {}
-
-    def end(self, low: int, stop: int) -> int:
-        """Return the end of the run of equal values that starts at ``low``."""
-        found = self._ends.get((low, stop))
-        if found is None:
-            found = self._ends[low, stop] = end_of_run(self._table, low, stop)
-        return found
-
-    def clear(self) -> None:
-        """Drop the cache."""
-        self._ends.clear()
-
-
 def stretches(table: bytearray, value: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Yield maximal runs of ``value`` (0 or 1); the table may change behind the position."""
     cursor = start

@@ -10,6 +10,7 @@ import numpy as np
 
 from umem.devices.software.libraries.cores import Part, cut, side_by_side
 from umem.devices.software.libraries.handles import TYPES, Array, scipy_module
+from umem.devices.software.linking import capsule_pointer, signature
 from umem.devices.software.toolchain import Toolchain
 
 MOST = 16
@@ -92,10 +93,6 @@ def _function(name: str, dtype: Any) -> int:
     letter = next(letter for letter, kind in TYPES.items() if dtype == kind)
     blas, linear = (scipy_module(f"linalg.cython_{x}").__pyx_capi__ for x in ("blas", "lapack"))
     capsule = blas.get(letter + name) or linear[letter + name]
-    of_name, of_pointer = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
-    of_name.restype, of_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
-    of_pointer.restype, of_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    signature = of_name(capsule)
-    if b"int *" not in signature:
+    if "int *" not in signature(capsule):
         raise NotImplementedError("the software GPU knows LAPACK with integers of 32 bits only")
-    return int(of_pointer(capsule, signature))
+    return capsule_pointer(capsule)

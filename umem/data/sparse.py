@@ -1,4 +1,4 @@
-"""SciPy's sparse matrices in parts: the arrays that they are made of, as they are.
+"""SciPy's sparse matrices in parts, the arrays that they are made of, as they are; and their rows.
 
 SciPy's own constructors make indices narrower and look at what they are given; here a matrix
 comes back with the types, the order, the repeated entries and the zeros that it had. SciPy is
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from umem.errors import MissingDependencyError
-from umem.extras import command
+from umem.data.dataset_mixin import DatasetMixin
+from umem.errors import UnsupportedError
+from umem.extras import needed
+from umem.printable import short
 
 FORMATS = ("csr", "csc", "bsr", "coo")
 NAMES = frozenset(f"{format}_{kind}" for format in FORMATS for kind in ("matrix", "array"))
@@ -44,7 +46,8 @@ def joined_matrix(name: str, shape: list[int], arrays: list[Any]) -> Any:
     if name not in NAMES:
         raise ValueError(f"no class of sparse matrices: {name!r}")
     blocks = {"blocksize": arrays[0].shape[1:]} if name.startswith("bsr") else {}
-    made = getattr(_sparse(), name)(tuple(shape), **blocks)
+    sparse = needed("scipy.sparse", "data", "a sparse item needs")
+    made = getattr(sparse, name)(tuple(shape), **blocks)
     made.data = arrays[0]
     if name.startswith("coo"):
         _set_coordinates(made, tuple(arrays[1:]))
@@ -64,11 +67,39 @@ def _set_coordinates(matrix: Any, arrays: tuple[Any, ...]) -> None:
         matrix.row, matrix.col = arrays
 
 
-def _sparse() -> Any:
-    try:
-        import scipy.sparse
-    except ImportError:
-        raise MissingDependencyError(
-            "a sparse item needs scipy, which is not installed; " + command("data", "scipy")
-        ) from None
-    return scipy.sparse
+class SparseRows(DatasetMixin):
+    """A dataset of the rows of a sparse matrix, each a sparse matrix of one row.
+
+    An item is a matrix (1, columns) of the same class, with the types of data and indices that the
+    whole has, and with copies of its entries in the order in which they are stored: changing it
+    changes nothing else. Beside labels it can be put into `chainer.datasets.TupleDataset`; a batch
+    of items is made one matrix by ``scipy.sparse.vstack``, which a converter calls.
+
+    Args:
+        matrix: a ``csr_matrix`` or ``csr_array`` of SciPy (rows, columns). It is held, not copied.
+
+    Raises:
+        UnsupportedError: it is something else.
+    """
+
+    def __init__(self, matrix: Any) -> None:
+        found = matrix_parts(matrix)
+        if found is None or not found[0].startswith("csr") or len(found[1]) != 2:
+            kind = f"{type(matrix).__module__}.{type(matrix).__qualname__}"
+            raise UnsupportedError(
+                f"rows are taken from a csr_matrix or csr_array of two dimensions; got a "
+                f"{short(kind)}. Give matrix.tocsr()"
+            )
+        self._class, shape, (self._data, self._indices, self._indptr) = found
+        self._count, self._columns = shape
+
+    def __len__(self) -> int:
+        return self._count
+
+    def get_example(self, i: int) -> Any:
+        """Return row ``i``."""
+        start, stop = self._indptr[i : i + 2]
+        indptr = self._indptr[:2].copy()
+        indptr[:] = 0, stop - start
+        arrays = [self._data[start:stop].copy(), self._indices[start:stop].copy(), indptr]
+        return joined_matrix(self._class, [1, self._columns], arrays)
