@@ -17,7 +17,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import gc
 import importlib
-import inspect
 import json
 import resource
 import subprocess
@@ -438,21 +437,18 @@ BENCH = common.Bench("software_gpu_speed", __doc__, answer, tables=tables)
 @common.json_option
 def main(repeats: int, quick: bool, only: str, inside: str | None, path: Path | None) -> None:
     repeats, nodes, large = (3, 2_000, SIZE) if quick else (repeats, NODES, LARGE)
-    if inside == "compile":
-        print(json.dumps(compile_seconds()))
-        return
-    if inside == "cores":
-        print(json.dumps(measure_cores(repeats, only, large)))
-        return
+    parts: dict[str, Callable[[], Any]] = {
+        "compile": compile_seconds,
+        "cores": lambda: measure_cores(repeats, only, large),
+        "on": lambda: measure(True, repeats, only, nodes),
+        "off": lambda: measure(False, repeats, only, nodes),
+    }
     if inside is not None:
-        print(json.dumps(measure(inside == "on", repeats, only, nodes)))
+        print(json.dumps(parts[inside]()))
         return
     common.writable(path)
-    has_switch = "model" in inspect.signature(umem.software_gpu).parameters
     given = [f"--repeats={repeats}", f"--only={only}", *["--quick"] * quick]
-    rows = child(*given, "--inside=on")
-    rows += child(*given, "--inside=off") if has_switch else []
-    cores = child(*given, "--inside=cores")
+    rows = [row for model in ("on", "off") for row in child(*given, f"--inside={model}")]
     with tempfile.TemporaryDirectory() as folder:
         compiled = child("--inside=compile", XDG_CACHE_HOME=folder, CUPY_CACHE_DIR=folder)
     BENCH.finish(
@@ -460,7 +456,7 @@ def main(repeats: int, quick: bool, only: str, inside: str | None, path: Path | 
         path,
         simulated=False,
         options={"repeats": repeats, "quick": quick, "only": only},
-        cores=cores,
+        cores=child(*given, "--inside=cores"),
         compile_seconds=compiled,
         compile_median_seconds=common.summary(compiled).median,
         compile_limit_seconds=COMPILE_LIMIT_SECONDS,
