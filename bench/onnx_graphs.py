@@ -2,8 +2,7 @@
 
 Ten networks are exported from Chainer with train=True, up to where their losses begin, and recorded
 on NumPy, taken to a GPU. Compared are the bytes that are kept when backward begins, and the peak
-with gradients and the optimizer's update but without workspace. Then the seconds that graphs of up
-to 5,000 operators take to be read.
+with gradients and the optimizer's update but without workspace.
 
 NumPy's transposed convolution leaves its output in a larger array, of which it is a view; CuPy's
 does not (chainer/utils/conv.py, col2im_cpu and col2im_gpu), and the recorded step is compared as it
@@ -16,7 +15,7 @@ from __future__ import annotations
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,12 @@ from unittest import mock
 import click
 import common
 import numpy as np
-import onnx
 from models import build  # before chainer
 from models.model import labels
-from report_tables import Column, Row, Table, counted, percent, quantity, text
+from report_tables import Column, Row, counted, percent, quantity, text
 
 import umem
 import umem.chainer
-from umem.planner import Graph
 from umem.predict.cupy_differences import on_gpu
 from umem.trace import Alloc, Event, Free, Op, Trace
 from umem.trace.exported import onnx_step
@@ -182,7 +179,6 @@ def network_row(name: str, folder: Path) -> Row:
     trace, file_trace = without_workspace(recorded(network)), without_workspace(file_trace)
     kept, peak = kept_bytes(trace), trace.peak_bytes
     return {
-        "table": "networks",
         "network": name,
         "nodes": sum(op.phase == "forward" for op in file_trace.ops),
         "read_seconds": seconds,
@@ -195,78 +191,44 @@ def network_row(name: str, folder: Path) -> Row:
     }
 
 
-def chain_row(count: int, repeats: int, folder: Path) -> Row:
-    """So many elementwise operators behind a product: seconds until there is a graph."""
-    helper, value = onnx.helper, onnx.helper.make_tensor_value_info
-    kinds = ("Relu", "Neg", "Sigmoid", "Tanh")
-    nodes = [helper.make_node("MatMul", ["x", "W"], ["h0"])]
-    for n in range(count - 1):
-        nodes.append(helper.make_node(kinds[n % 4], [f"h{n}"], [f"h{n + 1}"]))
-    weights = onnx.numpy_helper.from_array(np.zeros((64, 64), np.float32), "W")
-    ends = [value("x", 1, ["batch", 64])], [value(f"h{count - 1}", 1, ["batch", 64])]
-    path = folder / "chain.onnx"
-    onnx.save(helper.make_model(helper.make_graph(nodes, "g", *ends, [weights])), path)
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        graph = Graph.from_onnx(path, {"batch": 32})
-        seconds.append(time.perf_counter() - start)
-    assert len(graph) == count
-    return {"table": "lengths", "nodes": count, "seconds": seconds}
-
-
 # -- what is said ----------------------------------------------------------------------------------
 
 
-def tables(result: common.Result) -> Iterable[Table]:
-    def share(head: str, key: str) -> Column:
-        return text(head, lambda row: percent(row[key], signed=True))
+def share(head: str, key: str) -> Column:
+    return text(head, lambda row: percent(row[key], signed=True))
 
-    networks = [
+
+def answer(result: common.Result) -> str:
+    rows = result["rows"]
+
+    def said(key: str, words: str, target: float) -> str:
+        near = sum(abs(row[key]) <= target for row in rows)
+        worst = max(rows, key=lambda row: abs(row[key]))
+        apart = f"{percent(worst[key], signed=True)} for the {worst['network']}"
+        return f"{near} {words} within {percent(target)} (at worst {apart})"
+
+    kept, peak = said("kept", "keep what was recorded", KEPT), said("peak", "have its peak", PEAK)
+    return f"Of {len(rows)} networks {kept}, {peak}."
+
+
+BENCH = common.Bench(
+    "onnx_graphs",
+    __doc__,
+    answer,
+    (
         text("network", "network"),
         counted("operators", "nodes"),
         quantity("kept, recorded", "kept_bytes", "MiB", per=MIB),
         share("from the file", "kept"),
         quantity("peak, recorded", "peak_bytes", "MiB", per=MIB),
         share("from the file", "peak"),
-    ]
-    yield Table(networks, rows_of(result, "networks"))
-    yield Table(
-        [
-            counted("operators", "nodes"),
-            quantity("read", lambda row: common.summary(row["seconds"]).median, "s"),
-        ],
-        rows_of(result, "lengths"),
-    )
-
-
-def rows_of(result: common.Result, table: str) -> list[Row]:
-    return [row for row in result["rows"] if row["table"] == table]
-
-
-def answer(result: common.Result) -> str:
-    rows = rows_of(result, "networks")
-
-    def said(key: str, target: float) -> str:
-        near = sum(abs(row[key]) <= target for row in rows)
-        worst = max(rows, key=lambda row: abs(row[key]))
-        apart = f"{percent(worst[key], signed=True)} for the {worst['network']}"
-        return f"of {near} within {percent(target)} (at worst {apart})"
-
-    longest = max(rows_of(result, "lengths"), key=lambda row: row["nodes"])
-    seconds = common.summary(longest["seconds"]).median
-    return (
-        f"Of {len(rows)} networks what is kept is near a recording's {said('kept', KEPT)}, the "
-        f"peak {said('peak', PEAK)}; {longest['nodes']:,} operators are read in {seconds:.2f} s."
-    )
-
-
-BENCH = common.Bench("onnx_graphs", __doc__, answer, tables=tables)
+    ),
+)
 
 
 @click.command(help=__doc__)
 @click.option("--network", "only", multiple=True, type=click.Choice(list(NETWORKS)))
-@click.option("--quick", is_flag=True, help="Three networks, and fewer operators.")
+@click.option("--quick", is_flag=True, help="Three networks.")
 @common.json_option
 def main(only: tuple[str, ...], quick: bool, path: Path | None) -> None:
     common.writable(path)
@@ -275,8 +237,6 @@ def main(only: tuple[str, ...], quick: bool, path: Path | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             rows.append(network_row(name, Path(folder)))
-        for count in (500,) if quick else (500, 2000, 5000):
-            rows.append(chain_row(count, 1 if quick else 5, Path(folder)))
     BENCH.finish(rows, path, simulated=True, options={"quick": quick, "networks": list(names)})
 
 

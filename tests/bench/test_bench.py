@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from bench_scripts import run, written
+from bench_scripts import written
 
 pytestmark = pytest.mark.thorough
 
@@ -101,47 +101,3 @@ def test_the_gcn_as_written_down_needs_the_bytes_that_were_counted(validation):
     fresh = row(validation[0], name="gcn bytes", case="5M nodes, allocated an epoch")
     assert abs(peak["error_percent"]) < 0.5
     assert abs(fresh["error_percent"]) < 2
-
-
-def test_any_number_of_nodes_can_be_asked_for(tmp_path):
-    report, _ = written(
-        tmp_path,
-        "validate_um.py",
-        "--nodes",
-        "1000000",
-        "--nodes",
-        "1234567",
-        "--allocator",
-        "caching",
-        "--prefetch",
-        "--quick",
-    )
-    assert [r["nodes"] for r in report["rows"]] == [1_000_000, 1_234_567]
-    for found in report["rows"]:
-        assert found["name"] == "gcn" and found["model_seconds"] > 0
-        assert found["published_seconds"] is None
-        assert (found["allocator"], found["prefetch"]) == ("caching", True)
-
-
-def test_a_cache_saves_the_gcn_nearly_all_first_touches(tmp_path):
-    cached, _ = written(tmp_path, "validate_um.py", "--nodes", "1000000", "--allocator", "caching")
-    plain, _ = written(tmp_path, "validate_um.py", "--nodes", "1000000", "--allocator", "plain")
-    assert plain["rows"][0]["model_seconds"] > 20 * cached["rows"][0]["model_seconds"]
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("--nodes", "-3"),
-        ("--nodes", "0"),
-        ("--nodes", "many"),
-        ("--nodes", "1e30"),
-        ("--allocator", "none"),
-        ("--mode", "unmanaged", "--prefetch"),
-        ("--json", "/no/such/folder/report.json", "--nodes", "10000"),
-    ],
-)
-def test_nonsense_gets_a_clear_error(args):
-    done = run("validate_um.py", *args)
-    assert done.returncode != 0
-    assert "Error:" in done.stderr and "Traceback" not in done.stderr
