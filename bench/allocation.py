@@ -5,8 +5,8 @@ pool's method that CuPy would call) and in each of umem's modes, bare and watche
 turns, sample by sample, in one process.
 
 Without a GPU the pool is a stub that hands out one and the same pointer, so that what is left is
-what umem adds; CuPy's own pool asks the driver and cannot run. With one it is CuPy's pool, beside
-RMM's where rmm is installed. The virtual GPU's pool is measured in both cases.
+what umem adds; CuPy's own pool asks the driver and cannot run. With one it is CuPy's pool. The
+virtual GPU's pool is measured in both cases.
 
 ``for the process`` is what `umem.enable` sets, the pool's own method; the others are blocks, where
 an allocation looks up first what the calling task is inside of. ``beside a block`` is a task that
@@ -155,33 +155,6 @@ def virtual_cases() -> list[Case]:
     ]
 
 
-def rmm_cases() -> list[Case]:
-    """RMM's CuPy allocator over its pool of 64 MiB, bare and with its own adaptors."""
-    if importlib.util.find_spec("rmm") is None:
-        return []
-    import rmm.mr
-    from rmm.allocators.cupy import rmm_cupy_allocator
-
-    pool = rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=64 * MIB)
-    counting = rmm.mr.StatisticsResourceAdaptor(pool)
-    tracking = rmm.mr.TrackingResourceAdaptor(pool, capture_stacks=True)
-
-    @contextmanager
-    def current(resource: Any) -> Iterator[Malloc]:
-        before = rmm.mr.get_current_device_resource()
-        rmm.mr.set_current_device_resource(resource)
-        try:
-            yield rmm_cupy_allocator
-        finally:
-            rmm.mr.set_current_device_resource(before)
-
-    return [
-        Case("RMM", "pool alone", lambda: current(pool)),
-        Case("RMM", "statistics", lambda: current(counting)),
-        Case("RMM", "tracking with stacks", lambda: current(tracking)),
-    ]
-
-
 @contextmanager
 def metered(device: CudaDevice) -> Iterator[Malloc]:
     """CuPy's pool while umem measures what it has in use."""
@@ -199,7 +172,7 @@ def gpu_cases() -> list[Case]:
     gpu_guard.guard(device).check(NBYTES)
     found = [case for case in cuda_cases(device, "CuPy's pool") if _serves(device, case)]
     found.append(Case("CuPy's pool", "pool alone, metered", lambda: metered(device)))
-    return found + rmm_cases()
+    return found
 
 
 def _serves(device: CudaDevice, case: Case) -> bool:

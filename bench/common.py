@@ -12,6 +12,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -265,6 +266,24 @@ def summary(repeats: Iterable[float]) -> Summary:
     """Median and spread of repeats; there must be one at least."""
     values = sorted(repeats)
     return Summary(statistics.median(values), values[0], values[-1])
+
+
+def child(script: str | Path, *arguments: str, **environment: str) -> Any:
+    """Run a script in a process of its own; return the JSON in the last line that it prints.
+
+    Raises:
+        click.ClickException: it failed; the message is the end of what it said.
+    """
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    if done.returncode:
+        raise click.ClickException(done.stderr.strip()[-2000:] or f"exit code {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 # -- how it is called ----------------------------------------------------------------------------

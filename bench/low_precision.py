@@ -29,7 +29,6 @@ import chainer
 from models.learners import Gratings, MaskedBytes
 
 SEEDS = (0, 1, 2)
-MOST_LOSS = 0.01
 NETWORKS: dict[str, Callable[[], Any]] = {
     "language": lambda: MaskedBytes(common.HERE.parent / "docs"),
     "pictures": Gratings,
@@ -114,14 +113,6 @@ def answer(result: common.Result) -> str:
     )
 
 
-def notes(result: common.Result) -> list[str]:
-    judged = [
-        f"{network}, {name} {'met' if abs(change) <= MOST_LOSS else 'missed'}"
-        for (name, network), change in means(result["rows"]).items()
-    ]
-    return [f"Mean loss within {percent(MOST_LOSS)} over the seeds: {'; '.join(judged)}."]
-
-
 BENCH = common.Bench(
     "low_precision",
     __doc__,
@@ -135,7 +126,6 @@ BENCH = common.Bench(
         quantity("loss", "loss"),
         text("change", lambda row: signed(row["change"])),
     ),
-    notes=notes,
 )
 
 

@@ -51,9 +51,6 @@ class Mode:
     context: Any
     region: Region = call
     budget: int | str | None = None
-    share: float | None = None
-    limit: float | None = None
-    """The most that a step may take, relative to a plain one."""
     error: str | None = None
     seconds: list[float] | None = None
     forward: list[float] | None = None
@@ -66,20 +63,17 @@ def modes(network: Network, trainee: Trainee, keep_all: int, floor: int) -> list
     """Plain Chainer first."""
     constant = trainee.constant_bytes
 
-    def planned(name: str, budget: int | str, limit: float | None = None, **more: Any) -> Mode:
-        share = more.pop("share", None)
-        context = umem.chainer.Recompute(budget, **more)
-        return Mode(name, context, budget=budget, share=share, limit=limit)
+    def planned(name: str, budget: int | str, **more: Any) -> Mode:
+        return Mode(name, umem.chainer.Recompute(budget, **more), budget=budget)
 
     found = [
         Mode("plain", nullcontext()),
-        planned("100%", "100%", 1.03),
-        planned("half", constant + (keep_all + floor) // 2, 1.25, share=0.5),
-        planned("min", "min", 1.5),
+        planned("100%", "100%"),
+        planned("half", constant + (keep_all + floor) // 2),
+        planned("min", "min"),
     ]
-    for share, limit in network.points:
-        budget = constant + round(share * keep_all)
-        found.append(planned(f"{share:.2f} of raw", budget, limit, share=share))
+    for share in network.points:
+        found.append(planned(f"{share:.2f} of raw", constant + round(share * keep_all)))
     found.append(planned("min, Chen", "min", method="chen"))
     if not network.by_hand:
         return found
@@ -137,7 +131,6 @@ def measure(
             row |= pace(mode, kinds[0])
             row["identical"] = "no" if different(plain_results, results) else "yes"
             row["differ"] = different(plain_results, results)
-        row["verdict"] = verdict(network, mode, row)
         row["seconds"] = mode.seconds
         rows.append(row)
     return rows
@@ -167,37 +160,6 @@ def pace(mode: Mode, plain: Mode) -> dict[str, Any]:
         "ratio_low": min(ratios),
         "ratio_high": max(ratios),
     }
-
-
-def verdict(network: Network, mode: Mode, row: dict[str, Any]) -> str | None:
-    """What was missed of the targets, "met", or None where there is no target."""
-    if "error" in row:
-        return "did not run"
-    missed, limit = [], mode.limit
-    if mode.name == "min" and network.again:
-        limit = 1 + network.again * row["forward_of_plain"]
-    if limit is not None and row["time_ratio"] > limit:
-        missed.append(f"time above {limit:.3g}")
-    if mode.name == "min" and network.most and row["of_raw"] > network.most:
-        missed.append(f"peak above {network.most:g}")
-    if mode.name == "min" and network.target and row["reducible"] > network.target:
-        missed.append(f"reducible above {network.target:g}")
-    if mode.budget is not None:
-        missed += promises(row)
-    return ("missed: " + ", ".join(missed) if missed else "met") if mode.limit else None
-
-
-def promises(row: dict[str, Any]) -> list[str]:
-    """What holds for every plan: bits, prediction and budget."""
-    missed = [] if row["identical"] == "yes" else ["other bits"]
-    ratio = row["predicted_over_measured"]
-    if ratio is None:
-        missed.append("not planned")
-    elif abs(ratio - 1) > 0.05:
-        missed.append(f"prediction {ratio - 1:+.0%}")
-    if (row["measured_over_budget"] or 0) > 1.02:
-        missed.append("over budget")
-    return missed
 
 
 # -- a cap on workspace ------------------------------------------------------------------------
@@ -318,7 +280,6 @@ BENCH = common.Bench(
         text("same bits", "identical"),
         quantity("predicted of measured", "predicted_over_measured", places=3),
         quantity("measured of budget", "measured_over_budget", places=3),
-        text("target", "verdict"),
     ),
     notes=common.errors("network", "mode"),
 )
