@@ -23,9 +23,7 @@ import click
 from report_tables import Column, Row, Table
 
 import umem
-from umem.errors import SizeError
 from umem.files import reason, whole
-from umem.units import parse_bytes
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = (
@@ -287,21 +285,6 @@ def child(script: str | Path, *arguments: str, **environment: str) -> Any:
 
 
 # -- how it is called ----------------------------------------------------------------------------
-
-
-class SizeType(click.ParamType):
-    """A size on the command line, such as 64MiB, as bytes."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        try:
-            return parse_bytes(value, param.name if param else "size")
-        except SizeError as error:
-            self.fail(str(error), param, ctx)
-
-
-SIZE = SizeType()
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
