@@ -5,8 +5,7 @@ pool's method that CuPy would call) and in each of umem's modes, bare and watche
 turns, sample by sample, in one process.
 
 Without a GPU the pool is a stub that hands out one and the same pointer, so that what is left is
-what umem adds; CuPy's own pool asks the driver and cannot run. With one it is CuPy's pool, beside
-RMM's where rmm is installed. The virtual GPU's pool is measured in both cases.
+what umem adds; CuPy's own pool asks the driver and cannot run. With one it is CuPy's pool.
 
 ``for the process`` is what `umem.enable` sets, the pool's own method; the others are blocks, where
 an allocation looks up first what the calling task is inside of. ``beside a block`` is a task that
@@ -17,7 +16,6 @@ Counted is the processor time of the one thread, not the wall's: a busy machine 
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -28,17 +26,16 @@ from typing import Any, NamedTuple
 
 import click
 import common
+import numpy as np
 from report_tables import figure, listed, quantity, text
-from stub_gpu import NBYTES, stub_device
 
 import umem
 from umem.devices.base import Policy, Watcher
 from umem.devices.cuda import CudaDevice, cuda_reason, open_cuda
-from umem.devices.virtual import VirtualGPU
 from umem.scopes import Scope
-from umem.trace.events import Alloc, Free
 from umem.units import MIB
 
+NBYTES = 64 << 10
 WANTED_HYBRID_US = 1.0
 WANTED_BLOCK_US = 0.1
 FRAMES = 20
@@ -126,62 +123,6 @@ def cuda_cases(device: CudaDevice, pool: str) -> list[Case]:
     ]
 
 
-def virtual_cases() -> list[Case]:
-    """The virtual GPU's pool, and the whole model told of an allocation and its free."""
-    gpu = VirtualGPU("v100-16gb")
-    driver, lock = gpu.model.driver, gpu.model.lock
-
-    def pool(nbytes: int) -> None:
-        with lock:
-            driver.malloc(nbytes, MANAGED).free()
-
-    def events(nbytes: int) -> None:
-        gpu.on_event(Alloc(0, nbytes, "array", "x"))
-        gpu.on_event(Free(0))
-
-    @contextmanager
-    def watched(watcher: Callable[[], Watcher]) -> Iterator[Malloc]:
-        scope = Scope()
-        gpu.tell(scope, watcher())
-        yield events
-        scope.close()
-
-    name = "virtual GPU"
-    return [
-        Case(name, "its pool", lambda: nullcontext(pool)),
-        Case(name, "events", lambda: nullcontext(events)),
-        Case(name, "events, statistics", lambda: watched(umem.statistics)),
-        Case(name, "events, track", lambda: watched(umem.track)),
-    ]
-
-
-def rmm_cases() -> list[Case]:
-    """RMM's CuPy allocator over its pool of 64 MiB, bare and with its own adaptors."""
-    if importlib.util.find_spec("rmm") is None:
-        return []
-    import rmm.mr
-    from rmm.allocators.cupy import rmm_cupy_allocator
-
-    pool = rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=64 * MIB)
-    counting = rmm.mr.StatisticsResourceAdaptor(pool)
-    tracking = rmm.mr.TrackingResourceAdaptor(pool, capture_stacks=True)
-
-    @contextmanager
-    def current(resource: Any) -> Iterator[Malloc]:
-        before = rmm.mr.get_current_device_resource()
-        rmm.mr.set_current_device_resource(resource)
-        try:
-            yield rmm_cupy_allocator
-        finally:
-            rmm.mr.set_current_device_resource(before)
-
-    return [
-        Case("RMM", "pool alone", lambda: current(pool)),
-        Case("RMM", "statistics", lambda: current(counting)),
-        Case("RMM", "tracking with stacks", lambda: current(tracking)),
-    ]
-
-
 @contextmanager
 def metered(device: CudaDevice) -> Iterator[Malloc]:
     """CuPy's pool while umem measures what it has in use."""
@@ -199,7 +140,7 @@ def gpu_cases() -> list[Case]:
     gpu_guard.guard(device).check(NBYTES)
     found = [case for case in cuda_cases(device, "CuPy's pool") if _serves(device, case)]
     found.append(Case("CuPy's pool", "pool alone, metered", lambda: metered(device)))
-    return found + rmm_cases()
+    return found
 
 
 def _serves(device: CudaDevice, case: Case) -> bool:
@@ -209,11 +150,61 @@ def _serves(device: CudaDevice, case: Case) -> bool:
 def cases(device: str) -> list[Case]:
     """What to measure, the modes of one device first."""
     if device == "cuda":
-        return gpu_cases() + virtual_cases()
-    if importlib.util.find_spec("cupy") is None:
-        click.echo("CuPy is not installed: the virtual GPU alone is measured")
-        return virtual_cases()
-    return cuda_cases(stub_device(), "stub") + virtual_cases()
+        return gpu_cases()
+    return cuda_cases(stub_device(), "stub")
+
+
+# -- the stub ------------------------------------------------------------------------------------
+
+
+def stub_device() -> CudaDevice:
+    """umem's CUDA device over stub pools; imports CuPy, asks for no GPU."""
+    import cupy
+
+    from umem.devices.cuda.driver import Driver
+
+    buffer = np.empty(NBYTES, np.uint8)
+    memory = cupy.cuda.UnownedMemory(buffer.ctypes.data, NBYTES, buffer, device_id=0)
+    pointer = cupy.cuda.MemoryPointer(memory, 0)
+
+    class Pool:
+        def malloc(self, nbytes: int) -> Any:
+            return pointer
+
+        def free_all_blocks(self) -> None: ...
+        def n_free_blocks(self) -> int:
+            return 0
+
+        def set_limit(self, size: int) -> None: ...
+        def used_bytes(self) -> int:
+            return 0
+
+        def total_bytes(self) -> int:
+            return 0
+
+    class StubDriver(Driver):
+        default_pool = Pool()
+
+        def __init__(self) -> None:
+            self.ordinal, self.name, self.cuda_major = 0, "stub", 12
+            self.vram_bytes, self.integrated = 1 << 30, False
+
+        def current(self) -> Any:
+            return nullcontext()
+
+        def make_pool(self, grow: Callable[[int], Any]) -> Any:
+            return Pool()
+
+        def capturing(self) -> bool:
+            return False
+
+        def gpu_count(self) -> int:
+            return 1
+
+        def managed_problem(self) -> str | None:
+            return None
+
+    return CudaDevice(StubDriver())
 
 
 # -- measuring -----------------------------------------------------------------------------------

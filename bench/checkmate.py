@@ -6,13 +6,12 @@ which computation (F). What differs: the stages of backward compute gradients on
 of the plan that is compared with, so that the bytes of gradients are constants and the plan is
 one of the programme's solutions; stashes are held (T) and freed (G) beside values; a view is
 held with its base; and in forward every call runs once, because the program itself holds what it
-still reads (``again_in_forward`` lifts that, as in the paper). The rules are those of the referee's
-tape.
+still reads. The rules are those of the referee's tape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +28,7 @@ BUDGET: Key = ("B",)
 
 
 class Optimum(NamedTuple):
-    """The least that was found in time, overhead or bytes; a bound that nothing can be below."""
+    """The least that was found, overhead or bytes; a bound that nothing can be below."""
 
     least: float | None
     bound: float
@@ -67,7 +66,7 @@ class Programme:
         whole = np.zeros(len(self.columns))
         for key, column in self.columns.items():
             weights[column] = cost.get(key, 0)
-            whole[column] = key[0] in "RSTA"
+            whole[column] = key[0] in "RST"
         return milp(
             weights,
             integrality=whole,
@@ -77,25 +76,21 @@ class Programme:
         )
 
 
-def optimum(
-    graph: Graph, plan: Plan, budget_bytes: int, seconds: float, *, again_in_forward: bool = False
-) -> Optimum:
+def optimum(graph: Graph, plan: Plan, budget_bytes: int, seconds: float) -> Optimum:
     """The least overhead within a budget, in the order of a plan for a tape."""
     g = graph.numbered
     stages = stages_of(g, plan)
-    p = programme(g, stages, budget_bytes, again_in_forward=again_in_forward)
+    p = programme(g, stages, budget_bytes)
     cost = {("R", s, v): g.cost[v] for s, stage in enumerate(stages) for v in stage.nodes}
     return _solved(p, cost, seconds, sum(g.cost))
 
 
-def least_budget(
-    graph: Graph, plan: Plan, seconds: float, *, again_in_forward: bool = False
-) -> Optimum:
+def least_budget(graph: Graph, plan: Plan, seconds: float) -> Optimum:
     """The least bytes that anything can be done in, in the order of a plan for a tape."""
     g = graph.numbered
     unit = max(1, plan.peak_bytes) / 1000
     stages = stages_of(g, plan)
-    p = programme(g, stages, None, unit, again_in_forward=again_in_forward)
+    p = programme(g, stages, None, unit)
     found = _solved(p, {BUDGET: 1}, seconds, 0)
     least = None if found.least is None else found.least * unit
     return Optimum(least, found.bound * unit, found.status)
@@ -152,27 +147,16 @@ def _stages(g: Numbered, forward: list[int]) -> Iterator[Stage]:
 
 
 def programme(
-    g: Numbered,
-    stages: list[Stage],
-    budget: int | None,
-    unit: float | None = None,
-    *,
-    again_in_forward: bool,
-    away: Iterable[Key] = (),
+    g: Numbered, stages: list[Stage], budget: int | None, unit: float | None = None
 ) -> Programme:
-    """All rows; bytes are divided by a unit, so that they are well scaled.
-
-    ``away`` are variables of what may be held because it was away before; see fates_optimum.py.
-    """
+    """All rows; bytes are divided by a unit, so that they are well scaled."""
     p = Programme()
-    for key in away:
-        p.variable(*key)
     if budget is None:
         p.variable(*BUDGET, high=np.inf)
     unit = unit or max(1, budget or 0) / 1000
     for s, stage in enumerate(stages):
         for v in stage.nodes:
-            may = g.recomputable[v] and (again_in_forward or stage.runs is None)
+            may = g.recomputable[v] and stage.runs is None
             if may or stage.runs == v:
                 p.variable("R", s, v, low=1 if stage.runs == v else 0)
             if s and v in stages[s - 1].nodes:
@@ -189,8 +173,7 @@ def _hold(p: Programme, g: Numbered, s: int, stage: Stage) -> None:
     """What is held was made or held before; what runs or goes backward finds what it reads."""
     for v in stage.nodes:
         for kind in "ST":
-            away = ("A", s - 1, kind, g.root[v])
-            held = [(("R", s - 1, v), -1), ((kind, s - 1, v), -1), (away, -1)]
+            held = [(("R", s - 1, v), -1), ((kind, s - 1, v), -1)]
             p.at_most([((kind, s, v), 1), *held], 0)
         if g.root[v] != v:
             p.at_most([(("S", s, v), 1), (("S", s, g.root[v]), -1)], 0)

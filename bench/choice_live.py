@@ -12,8 +12,6 @@ mean of the last steps.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -49,7 +47,6 @@ Lines with it are left out."""
 OTHER_MEMORY = ("with umem.managed", "with umem.hybrid")
 """Beginnings of lines under which the model is moved to the GPU too, which alone may be too large
 for it."""
-SCRIPT = Path(__file__).resolve()
 
 
 # -- in a process of its own -------------------------------------------------------------------
@@ -119,12 +116,11 @@ def trained(network: str, vram: int, record: str | None, line: str | None) -> di
 def asked(network: str, vram: int, **more: str | None) -> dict[str, Any]:
     """Run `trained` in a process of its own."""
     given = json.dumps({"network": network, "vram": vram, "record": None, "line": None, **more})
-    command = [sys.executable, str(SCRIPT), "--one", given]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or ["killed"]
-        return {"error": said[-1][:600], "steps": 0, "simulated_seconds": None}
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    try:
+        return dict(common.child(__file__, "--one", given))
+    except click.ClickException as error:
+        said = error.message.splitlines()[-1][:600]
+        return {"error": said, "steps": 0, "simulated_seconds": None}
 
 
 # -- the comparison ----------------------------------------------------------------------------
@@ -132,7 +128,7 @@ def asked(network: str, vram: int, **more: str | None) -> dict[str, Any]:
 
 def plain_bytes(network: str) -> int:
     """Return the least VRAM in which a plain step trains, as bench/on_cupy.py has measured it."""
-    found = json.loads((SCRIPT.parent / "results" / "on_cupy.json").read_text("utf-8"))["rows"]
+    found = json.loads((common.HERE / "results" / "on_cupy.json").read_text("utf-8"))["rows"]
     return next(
         int(r["least_bytes"]) for r in found if (r["network"], r["mode"]) == (network, "plain")
     )

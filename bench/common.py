@@ -12,6 +12,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -22,9 +23,7 @@ import click
 from report_tables import Column, Row, Table
 
 import umem
-from umem.errors import SizeError
 from umem.files import reason, whole
-from umem.units import parse_bytes
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = (
@@ -267,22 +266,25 @@ def summary(repeats: Iterable[float]) -> Summary:
     return Summary(statistics.median(values), values[0], values[-1])
 
 
+def child(script: str | Path, *arguments: str, **environment: str) -> Any:
+    """Run a script in a process of its own; return the JSON in the last line that it prints.
+
+    Raises:
+        click.ClickException: it failed; the message is the end of what it said.
+    """
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    if done.returncode:
+        raise click.ClickException(done.stderr.strip()[-2000:] or f"exit code {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 # -- how it is called ----------------------------------------------------------------------------
-
-
-class SizeType(click.ParamType):
-    """A size on the command line, such as 64MiB, as bytes."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        try:
-            return parse_bytes(value, param.name if param else "size")
-        except SizeError as error:
-            self.fail(str(error), param, ctx)
-
-
-SIZE = SizeType()
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:

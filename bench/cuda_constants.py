@@ -206,16 +206,11 @@ BENCH = common.Bench(
 
 
 @click.command(help=__doc__)
-@click.option("--bytes", "nbytes", type=common.SIZE, default="256MiB", help="Bytes a measure.")
 @click.option("--repeats", type=click.IntRange(1), default=7, show_default=True)
 @click.option("--quick", is_flag=True, help="32 MiB, twice: to see that it runs.")
 @common.json_option
-def main(nbytes: int, repeats: int, quick: bool, path: Path | None) -> None:
-    if quick:
-        nbytes, repeats = 32 * MIB, 2
-    nbytes -= nbytes % BLOCK_BYTES
-    if not nbytes:
-        raise click.ClickException("--bytes must be at least 2MiB, one block of the driver")
+def main(repeats: int, quick: bool, path: Path | None) -> None:
+    nbytes, repeats = (32 * MIB, 2) if quick else (256 * MIB, repeats)
     try:
         device = open_cuda()
         rows = measure(Bench(device, nbytes), repeats)

@@ -11,8 +11,6 @@ function by function what was recorded.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,6 @@ PRECISIONS = ("float32", "half")
 STEPS, SETTLED = 5, 2
 SCALE = 16.0
 """Of the loss in half precision, so small that no step is skipped."""
-SCRIPT = Path(__file__).resolve()
 
 
 def step_of(network: str, on_cupy: bool) -> tuple[Any, Any, Any]:
@@ -118,8 +115,7 @@ def rows(networks: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def asked(network: str, what: str) -> Any:
-    command = [sys.executable, str(SCRIPT), "--one", network, what]
-    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    return common.child(__file__, "--one", network, what)
 
 
 def answer(result: common.Result) -> str:

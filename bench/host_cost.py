@@ -65,7 +65,6 @@ def same(function: Callable[[Any], Any]) -> Callable[[], Any]:
 
 
 IMAGE = (1, 1, 1, 1)
-LABEL = np.zeros(1, np.int32)
 CHAINS = (
     Chain("relu", same(F.relu)),
     Chain("sigmoid", same(F.sigmoid)),

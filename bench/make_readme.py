@@ -22,8 +22,9 @@ MOST_ROWS = 4
 """The first table of a result is shown, to so many rows; results/ has all, a row a line."""
 INTRODUCTION = """# Benchmarks
 
-One question a script. Most take `--quick` (seconds) and `--json PATH` (machine,
-versions, commit, medians and spread). What runs on a virtual GPU is simulated, and says so.
+One question a script, and in some another one behind an option that `--help` names. Most take
+`--quick` (seconds) and `--json PATH` (machine, versions, commit, medians and spread). What runs on
+a virtual GPU is simulated, and says so.
 
 Run one from the repository's root: `python bench/validate_um.py --help`.
 On a machine with a GPU `python bench/gpu_run.py OUT.zip --minutes 9` runs all that wants one, by

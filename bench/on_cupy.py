@@ -14,8 +14,6 @@ steps, in whole blocks of 2 MiB. ``--techniques`` adds one of what else lowers m
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -46,8 +44,7 @@ FEW = ("residual", "transformer", "perceptron")
 POINTS = 5
 STEPS, GRANULE = 6, 2 * MIB
 PLENTY = 4 << 30
-SCRIPT = Path(__file__).resolve()
-RESULTS = SCRIPT.parent / "results" / "on_cupy.json"
+RESULTS = common.HERE / "results" / "on_cupy.json"
 
 
 # -- one try -----------------------------------------------------------------------------------
@@ -144,11 +141,10 @@ def context(
 
 def asked(network: str, mode: str, vram: int) -> dict[str, Any]:
     """One try in a process of its own; memory that the process itself cannot have is an error."""
-    command = [sys.executable, str(SCRIPT), "--one", network, mode, str(vram)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:  # before a step: the model and its inputs do not fit
-        return {"error": done.stderr.strip().splitlines()[-1][:200], "in_use": []}
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    try:
+        return dict(common.child(__file__, "--one", network, mode, str(vram)))
+    except click.ClickException as error:  # before a step: the model and its inputs do not fit
+        return {"error": error.message.splitlines()[-1][:200], "in_use": []}
 
 
 def least(network: str, mode: str) -> dict[str, Any]:

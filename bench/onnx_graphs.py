@@ -1,18 +1,13 @@
 """Does a model in ONNX say as much of a training step as a recording of it?
 
-Thirteen networks are exported from Chainer with train=True, up to where their losses begin, and
-recorded on NumPy, taken to a GPU. Compared are the bytes that are kept when backward begins, the
-peak with gradients and the optimizer's update but without workspace, and the peaks of the recorded
-step under two plans, with the least bytes and with half of what lies between them and a plain step:
-made from its own graph, and made from the file's. Then the seconds that graphs of up to 5,000
-operators take to be read.
+Ten networks are exported from Chainer with train=True, up to where their losses begin, and recorded
+on NumPy, taken to a GPU. Compared are the bytes that are kept when backward begins, and the peak
+with gradients and the optimizer's update but without workspace.
 
 NumPy's transposed convolution leaves its output in a larger array, of which it is a view; CuPy's
 does not (chainer/utils/conv.py, col2im_cpu and col2im_gpu), and the recorded step is compared as it
-would be on a GPU. onnx_chainer writes
-operators by their distance from the inputs, so that GoogLeNet's branches and the words of recurrent
-networks come in another order than they ran in, for which plans are made: before plans are
-compared, the file's operators are put in the order of the program, by what each reads.
+would be on a GPU. onnx_chainer writes a linear link without a bias with one of zeros for each use,
+so that all of them have one here.
 """
 
 from __future__ import annotations
@@ -20,36 +15,102 @@ from __future__ import annotations
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Iterator
-from math import inf
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import click
 import common
 import numpy as np
-import onnx
-from onnx_parts.exportable import NETWORKS, Network  # before chainer
-from onnx_parts.program_order import in_program_order
-from onnx_parts.transferred import transferred
-from report_tables import Column, Row, Table, counted, percent, quantity, text
+from models import build  # before chainer
+from models.model import labels
+from report_tables import Column, Row, counted, percent, quantity, text
 
 import umem
-from umem.errors import GraphError
-from umem.planner import Graph, Plan
-from umem.planner.problem import Problem
-from umem.predict.applying import apply
+import umem.chainer
 from umem.predict.cupy_differences import on_gpu
-from umem.predict.recorded_problem import passes, problems_of
-from umem.predict.techniques.steady_state import steady
 from umem.trace import Alloc, Event, Free, Op, Trace
 from umem.trace.exported import onnx_step
 from umem.units import MIB
 
-KEPT, PEAK, PLANNED, SECONDS = 0.02, 0.05, 0.05, 5.0
-"""The targets: at most so far apart, and at most so long."""
+# isort: split
+import chainer  # after the compatibility layer
+import chainer.functions as F
+import chainer.links as L
+
+KEPT, PEAK = 0.02, 0.05
+"""The targets: at most so far apart."""
 OPTIMIZERS = {"Adam": "adam", "MomentumSGD": "momentum", "SGD": "sgd"}
 QUICK = ("MLP", "autoencoder", "language model")
+
+
+# -- the networks ----------------------------------------------------------------------------------
+
+
+class Network(chainer.Chain):
+    """A link, and what is computed with it from arrays.
+
+    Attributes:
+        inputs: the arrays.
+        optimizer: by Chainer's name.
+    """
+
+    def __init__(
+        self, link: Any, run: Callable[..., Any], inputs: tuple[Any, ...], optimizer: str = "Adam"
+    ) -> None:
+        super().__init__()
+        self.run, self.inputs, self.optimizer = run, inputs, optimizer
+        with self.init_scope():
+            self.link = link
+
+    def forward(self, *inputs: Any) -> Any:
+        with without_loss():
+            return self.run(*inputs)
+
+
+@contextmanager
+def without_loss() -> Iterator[None]:
+    """Losses give back their first argument."""
+
+    def first(y: Any, t: Any) -> Any:
+        return y
+
+    with mock.patch.multiple(F, softmax_cross_entropy=first, mean_squared_error=first):
+        yield
+
+
+def known(name: str, size: str, batch: int, optimizer: str | None = None) -> Network:
+    """A network of bench/models/; a loss's target, its second input, is no input of it."""
+    model = build(name, size)
+    x, *targets = model.inputs(batch)
+    return Network(
+        model.link, lambda h: model.loss(h, *targets), (x,), optimizer or model.optimizer
+    )
+
+
+def language_model() -> Network:
+    embed, score = L.EmbedID(4000, 128), L.Linear(128, 4000)
+
+    def run(words: Any) -> Any:
+        return score(F.reshape(F.dropout(embed(words)), (-1, 128)))
+
+    return Network(chainer.ChainList(embed, score), run, (labels(8, 32, classes=4000),))
+
+
+NETWORKS: dict[str, Callable[[], Network]] = {
+    "MLP": lambda: known("MLP", "256 wide", 64),
+    "residual": lambda: known("residual", "classifier of 4 blocks", 4),
+    "ResNet50": lambda: known("ResNet50", "64 px", 4),
+    "VGG16": lambda: known("VGG16", "32 px", 4),
+    "GoogLeNet": lambda: known("GoogLeNet", "224 px", 2),
+    "DenseNet": lambda: known("DenseNet", "18 layers", 4),
+    "U-Net": lambda: known("U-Net", "4 levels", 2),
+    "DCGAN": lambda: known("DCGAN", "32 px", 16),
+    "autoencoder": lambda: known("autoencoder", "32 px", 16, "Adam"),
+    "language model": language_model,
+}
 
 
 # -- the two traces --------------------------------------------------------------------------------
@@ -57,8 +118,6 @@ QUICK = ("MLP", "autoencoder", "language model")
 
 def recorded(network: Network) -> Trace:
     """The second step, whose gradients begin at the output."""
-    import chainer
-
     optimizer = getattr(chainer.optimizers, network.optimizer)().setup(network)
 
     def step() -> None:
@@ -76,7 +135,6 @@ def recorded(network: Network) -> Trace:
 
 
 def exported(network: Network, path: Path) -> None:
-    import chainer
     import onnx_chainer
 
     with warnings.catch_warnings(), chainer.using_config("train", True):
@@ -109,42 +167,6 @@ def kept_bytes(trace: Trace) -> int:
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def plans_of(problem: Problem) -> Iterator[tuple[str, Plan]]:
-    least = problem.least()
-    middle = (least.peak_bytes + problem.plain_bytes) // 2
-    yield "least", least.plan
-    yield "middle", problem.within(max(middle, least.peak_bytes)).plan
-
-
-def planned_peaks(ours: Trace, theirs: Trace) -> dict[str, Any]:
-    """Peaks of the recorded step under plans from its own graph and from the file's."""
-    ours, theirs = steady(ours, 2), steady(theirs, 2)
-    mine, other = next(passes(ours)), next(passes(theirs))
-    found: dict[str, Any] = {}
-    pairs = zip(plans_of(problems_of(ours)[0]), plans_of(problems_of(theirs)[0]), strict=True)
-    for (name, own), (_, from_file) in pairs:
-        carried, share = transferred(from_file, other, mine)
-        found[f"{name}_own_bytes"] = apply(ours, own).peak_bytes
-        found[f"{name}_from_file_bytes"] = carried_out(ours, carried)
-        found["matched"] = share
-    return found
-
-
-def carried_out(trace: Trace, plan: Plan) -> int | None:
-    """The peak of a step under a plan; None where its calls come in too different an order."""
-    try:
-        return apply(trace, plan).peak_bytes
-    except GraphError:
-        return None
-
-
-def ordered_trace(path: Path, optimizer: Any, ours: Trace) -> Trace:
-    """The step of a file whose operators come in the order in which the recorded ones ran."""
-    step = onnx_step(path, optimizer=optimizer)
-    in_program_order(path, step.names, next(passes(step.trace)), next(passes(ours)))
-    return without_workspace(onnx_step(path, optimizer=optimizer).trace)
-
-
 def network_row(name: str, folder: Path) -> Row:
     np.random.seed(0)
     network = NETWORKS[name]()
@@ -155,10 +177,8 @@ def network_row(name: str, folder: Path) -> Row:
     file_trace = onnx_step(path, optimizer=optimizer).trace  # type: ignore[arg-type]
     seconds = time.perf_counter() - start
     trace, file_trace = without_workspace(recorded(network)), without_workspace(file_trace)
-    ordered = ordered_trace(path, optimizer, trace)
     kept, peak = kept_bytes(trace), trace.peak_bytes
     return {
-        "table": "networks",
         "network": name,
         "nodes": sum(op.phase == "forward" for op in file_trace.ops),
         "read_seconds": seconds,
@@ -168,104 +188,47 @@ def network_row(name: str, folder: Path) -> Row:
         "peak_bytes": peak,
         "peak_from_file_bytes": file_trace.peak_bytes,
         "peak": file_trace.peak_bytes / peak - 1,
-        **planned_peaks(trace, ordered),
     }
-
-
-def with_ratios(row: Row) -> dict[str, Any]:
-    ratios: dict[str, float] = {}
-    for name in ("least", "middle"):
-        peak = row[f"{name}_from_file_bytes"]
-        ratios[name] = inf if peak is None else peak / row[f"{name}_own_bytes"] - 1
-    return {**row, **ratios}
-
-
-def chain_row(count: int, repeats: int, folder: Path) -> Row:
-    """So many elementwise operators behind a product: seconds until there is a graph."""
-    helper, value = onnx.helper, onnx.helper.make_tensor_value_info
-    kinds = ("Relu", "Neg", "Sigmoid", "Tanh")
-    nodes = [helper.make_node("MatMul", ["x", "W"], ["h0"])]
-    for n in range(count - 1):
-        nodes.append(helper.make_node(kinds[n % 4], [f"h{n}"], [f"h{n + 1}"]))
-    weights = onnx.numpy_helper.from_array(np.zeros((64, 64), np.float32), "W")
-    ends = [value("x", 1, ["batch", 64])], [value(f"h{count - 1}", 1, ["batch", 64])]
-    path = folder / "chain.onnx"
-    onnx.save(helper.make_model(helper.make_graph(nodes, "g", *ends, [weights])), path)
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        graph = Graph.from_onnx(path, {"batch": 32})
-        seconds.append(time.perf_counter() - start)
-    assert len(graph) == count
-    return {"table": "lengths", "nodes": count, "seconds": seconds}
 
 
 # -- what is said ----------------------------------------------------------------------------------
 
 
-def tables(result: common.Result) -> Iterable[Table]:
-    def share(head: str, key: str) -> Column:
-        return text(head, lambda row: shown(row[key]))
+def share(head: str, key: str) -> Column:
+    return text(head, lambda row: percent(row[key], signed=True))
 
-    networks = [
+
+def answer(result: common.Result) -> str:
+    rows = result["rows"]
+
+    def said(key: str, words: str, target: float) -> str:
+        near = sum(abs(row[key]) <= target for row in rows)
+        worst = max(rows, key=lambda row: abs(row[key]))
+        apart = f"{percent(worst[key], signed=True)} for the {worst['network']}"
+        return f"{near} {words} within {percent(target)} (at worst {apart})"
+
+    kept, peak = said("kept", "keep what was recorded", KEPT), said("peak", "have its peak", PEAK)
+    return f"Of {len(rows)} networks {kept}, {peak}."
+
+
+BENCH = common.Bench(
+    "onnx_graphs",
+    __doc__,
+    answer,
+    (
         text("network", "network"),
         counted("operators", "nodes"),
         quantity("kept, recorded", "kept_bytes", "MiB", per=MIB),
         share("from the file", "kept"),
         quantity("peak, recorded", "peak_bytes", "MiB", per=MIB),
         share("from the file", "peak"),
-        quantity("least plan, own", "least_own_bytes", "MiB", per=MIB),
-        share("from the file", "least"),
-        quantity("middle plan, own", "middle_own_bytes", "MiB", per=MIB),
-        share("from the file", "middle"),
-        text("calls matched", lambda row: percent(row["matched"])),
-    ]
-    yield Table(networks, list(map(with_ratios, rows_of(result, "networks"))))
-    yield Table(
-        [
-            counted("operators", "nodes"),
-            quantity("read", lambda row: common.summary(row["seconds"]).median, "s"),
-        ],
-        rows_of(result, "lengths"),
-    )
-
-
-def rows_of(result: common.Result, table: str) -> list[Row]:
-    return [row for row in result["rows"] if row["table"] == table]
-
-
-def shown(ratio: float) -> str:
-    return "another order" if ratio == inf else percent(ratio, signed=True)
-
-
-def answer(result: common.Result) -> str:
-    rows = list(map(with_ratios, rows_of(result, "networks")))
-    targets = (("kept", KEPT), ("peak", PEAK), ("least", PLANNED), ("middle", PLANNED))
-    met = [sum(abs(row[key]) <= target for row in rows) for key, target in targets]
-    worst = {key: max(rows, key=lambda row, k=key: abs(row[k])) for key, _ in targets}  # type: ignore[misc]
-
-    def said(key: str) -> str:
-        return f"{shown(worst[key][key])} for the {worst[key]['network']}"
-
-    count = len(rows)
-    longest = max(rows_of(result, "lengths"), key=lambda row: row["nodes"])
-    seconds = common.summary(longest["seconds"]).median
-    return (
-        f"Of {count} networks {met[0]} keep what was recorded within {percent(KEPT)} (at worst "
-        f"{said('kept')}), {met[1]} have its peak within {percent(PEAK)} (at worst "
-        f"{said('peak')}), and the recorded step under plans from the file is within "
-        f"{percent(PLANNED)} of its own for {met[2]} with the least bytes (at worst "
-        f"{said('least')}) and for {met[3]} in the middle (at worst {said('middle')}); "
-        f"{longest['nodes']:,} operators are read in {seconds:.2f} s."
-    )
-
-
-BENCH = common.Bench("onnx_graphs", __doc__, answer, tables=tables)
+    ),
+)
 
 
 @click.command(help=__doc__)
 @click.option("--network", "only", multiple=True, type=click.Choice(list(NETWORKS)))
-@click.option("--quick", is_flag=True, help="Three networks, and fewer operators.")
+@click.option("--quick", is_flag=True, help="Three networks.")
 @common.json_option
 def main(only: tuple[str, ...], quick: bool, path: Path | None) -> None:
     common.writable(path)
@@ -274,8 +237,6 @@ def main(only: tuple[str, ...], quick: bool, path: Path | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             rows.append(network_row(name, Path(folder)))
-        for count in (500,) if quick else (500, 2000, 5000):
-            rows.append(chain_row(count, 1 if quick else 5, Path(folder)))
     BENCH.finish(rows, path, simulated=True, options={"quick": quick, "networks": list(names)})
 
 

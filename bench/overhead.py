@@ -3,14 +3,7 @@
 Conditions, interleaved step by step in one process, each time in another order: ``off``
 (umem.chainer imported, nothing active), ``record`` (a recorder), ``stacks`` (one that keeps
 stacks; at most 10% more than ``record``), ``watch`` (one that only counts, as `umem run --watch`
-and MemoryReport), ``live`` (a recorder and a live virtual GPU). A second process
-imports Chainer through the compatibility layer only and takes part in the interleaving as
-``bare``, so that ``off`` can be compared with a program that knows umem's mends and nothing else.
-
-On CuPy (the software GPU without its model, so that no simulated time is counted) blocks of twelve
-steps of a perceptron take turns: nothing active, umem's meter of CuPy's pool, and
-`Recompute("8GiB")`, whose meter and watch for memory that runs out find nothing to do. The first
-five steps of a block, in which a pass is measured, do not count.
+and MemoryReport), ``live`` (a recorder and a live virtual GPU).
 
 Times are the processor's, so that other programs on the machine count little; the clock's are in
 the result beside them.
@@ -21,14 +14,11 @@ channels, 32x32 pixels) and a 200-step LSTM of small operations.
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,25 +27,17 @@ import common
 from report_tables import Row, Table, figure, listed, quantity, text
 
 WORKLOADS = {"residual": ("residual", "24 blocks, sum first"), "lstm": ("LSTM", "200 narrow words")}
-ON_CUPY = {"perceptron": ("MLP", "256 wide")}
-BATCHES = {"residual": 8, "lstm": 8, "perceptron": 4096}
-SETTLING, STEPS = 5, 7
+BATCH = 8
 Seconds = tuple[float, float]
 STACKS_LIMIT = 1.10
 
 
-def make_step(workload: str, device: str = "@numpy") -> Any:
-    """A function that runs one step and returns its seconds, by the clock and of the processor."""
-    from models import build, sent  # with the compatibility layer, where it is not in place
+def make_step(workload: str) -> Callable[[], Seconds]:
+    """Make a function that runs one step; it returns seconds by the clock and of the processor."""
+    from models import build  # with the compatibility layer, where it is not in place
 
-    # isort: split
-    import chainer
-
-    model = build(*(WORKLOADS | ON_CUPY)[workload])
-    model.link.to_device(device)
-    place = chainer.get_device(device)
-    model.link.to_device(place)
-    inputs = sent(model.inputs(BATCHES[workload]), place)
+    model = build(*WORKLOADS[workload])
+    inputs = model.inputs(BATCH)
     optimizer = model.make_optimizer().setup(model.link)
 
     def step() -> Seconds:
@@ -67,17 +49,6 @@ def make_step(workload: str, device: str = "@numpy") -> Any:
         return time.perf_counter() - start, time.process_time() - used
 
     return step
-
-
-def worker(workload: str) -> None:
-    """The ``bare`` process: a step for each line that it reads."""
-    import umem.compat
-
-    umem.compat.install()
-    step = make_step(workload)
-    step()
-    for _ in sys.stdin:
-        print(*step(), flush=True)
 
 
 def conditions() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
@@ -110,23 +81,13 @@ def measure(workload: str, repeats: int) -> dict[str, Any]:
         step()
     op_count = sum(1 for _ in recorder.trace.ops) // 2
     op_seconds = sorted(op.host_seconds or 0.0 for op in recorder.trace.ops)
-    command = [sys.executable, __file__, "--worker", workload]
-    bare = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert bare.stdin is not None and bare.stdout is not None
     on = conditions()
-    both: dict[str, list[Seconds]] = {name: [] for name in ("bare", *on)}
+    both: dict[str, list[Seconds]] = {name: [] for name in on}
     chance = random.Random(0)
-    with ExitStack() as stack:
-        stack.callback(bare.wait)
-        stack.callback(bare.stdin.close)
-        for _ in range(repeats):
-            bare.stdin.write("\n")
-            bare.stdin.flush()
-            clock, used = map(float, bare.stdout.readline().split())
-            both["bare"].append((clock, used))
-            for name in chance.sample(list(on), len(on)):
-                with on[name]():
-                    both[name].append(step())
+    for _ in range(repeats):
+        for name in chance.sample(list(on), len(on)):
+            with on[name]():
+                both[name].append(step())
     clock_seconds = {name: [clock for clock, _ in pairs] for name, pairs in both.items()}
     seconds = {name: [used for _, used in pairs] for name, pairs in both.items()}
     medians = {name: statistics.median(values) for name, values in seconds.items()}
@@ -148,41 +109,6 @@ def measure(workload: str, repeats: int) -> dict[str, Any]:
     }
 
 
-def measure_on_cupy(repeats: int) -> dict[str, Any]:
-    """Measure what the meter and a budget cost on CuPy where nothing presses."""
-    import umem
-
-    umem.software_gpu("t4", force=True, model=False)  # before CuPy is imported
-    import umem.chainer
-    from umem.devices.cuda.pool_meter import PoolMeter
-
-    step = make_step("perceptron", "@cupy:0")
-    with umem.record() as recorder:
-        step()
-    memory = umem.chainer.Recompute("8GiB")
-    on = {"off": nullcontext, "meter": PoolMeter, "budget": lambda: memory}
-    both: dict[str, list[Seconds]] = {name: [] for name in on}
-    chance = random.Random(0)
-    for _ in range(repeats):
-        for name in chance.sample(list(on), len(on)):
-            with on[name]():
-                for _ in range(SETTLING):
-                    step()
-                clock, used = zip(*(step() for _ in range(STEPS)), strict=True)
-            both[name].append((statistics.median(clock), statistics.median(used)))
-    clock_seconds = {name: [clock for clock, _ in pairs] for name, pairs in both.items()}
-    seconds = {name: [used for _, used in pairs] for name, pairs in both.items()}
-    return {
-        "workload": "perceptron on CuPy",
-        "op_count": sum(1 for _ in recorder.trace.ops),
-        "ratio_to_off": ratios(seconds),
-        "clock_ratio_to_off": ratios(clock_seconds),
-        "added_us_per_op": {},
-        "seconds": seconds,
-        "clock_seconds": clock_seconds,
-    }
-
-
 def ratios(seconds: dict[str, list[float]]) -> dict[str, float]:
     """The median over the repeats of what a condition takes of ``off``."""
     return {
@@ -196,18 +122,16 @@ WORDS = {
     "stacks": "with one that keeps stacks",
     "watch": "with one that only counts",
     "live": "with a live virtual GPU",
-    "meter": "with the meter of CuPy's pool",
-    "budget": 'with Recompute("8GiB")',
 }
 
 
 def answer(result: common.Result) -> str:
     said = []
     for key, words in WORDS.items():
-        rows = [row for row in result["rows"] if key in row["ratio_to_off"]]
-        times = [f"{figure(row['ratio_to_off'][key])} ({row['workload']})" for row in rows]
-        if times:
-            said.append(f"{listed(times)} times as long {words}")
+        times = [
+            f"{figure(row['ratio_to_off'][key])} ({row['workload']})" for row in result["rows"]
+        ]
+        said.append(f"{listed(times)} times as long {words}")
     return f"A step takes {'; '.join(said)}, in processor time."
 
 
@@ -235,12 +159,11 @@ def by_condition(result: common.Result) -> Iterator[Table]:
 
 
 def stacks(result: common.Result) -> list[str]:
-    rows = [row for row in result["rows"] if "stacks_of_record" in row]
     return [
         f"{row['workload']}: keeping stacks takes {figure(row['stacks_of_record'])} of a "
         f"recorder's step; limit {STACKS_LIMIT}: "
         f"{'met' if row['stacks_of_record'] <= STACKS_LIMIT else 'missed'}."
-        for row in rows
+        for row in result["rows"]
     ]
 
 
@@ -250,20 +173,10 @@ BENCH = common.Bench("overhead", __doc__, answer, tables=by_condition, notes=sta
 @click.command(help=__doc__)
 @click.option("--repeats", type=click.IntRange(1), default=30, show_default=True)
 @click.option("--quick", is_flag=True, help="Two repeats.")
-@click.option("--worker", "only", type=click.Choice(list(WORKLOADS)), hidden=True)
-@click.option("--on-cupy", is_flag=True, hidden=True)
 @common.json_option
-def main(repeats: int, quick: bool, only: str | None, on_cupy: bool, path: Path | None) -> None:
-    if only is not None:
-        worker(only)
-        return
-    if on_cupy:  # in a process of its own, in which CuPy is not imported yet
-        print(json.dumps(measure_on_cupy(repeats)))
-        return
+def main(repeats: int, quick: bool, path: Path | None) -> None:
     repeats = 2 if quick else repeats
     rows = [measure(workload, repeats) for workload in WORKLOADS]
-    command = [sys.executable, __file__, "--repeats", str(repeats), "--on-cupy"]
-    rows.append(json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
     BENCH.finish(rows, path, simulated=False, options={"repeats": repeats})
 
 

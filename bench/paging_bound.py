@@ -16,8 +16,7 @@ advised to be read mostly, of which the host keeps a copy.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -140,41 +139,3 @@ def _best_kept(touches: int, gaps: Sequence[tuple[int, int, int]], capacity: int
     found = linprog(costs, A_eq=flow.tocsr(), b_eq=balance, bounds=bounds, method="highs")
     assert found.status == 0, found.message
     return found.x[touches:] > 0.5  # a flow of whole numbers
-
-
-# -- as it was counted before, when every block that came in pushed one out --------------------
-
-
-def fewest_in(period: Iterable[Iterable[int]], capacity: int, rounds: int = 50) -> int:
-    """The fewest blocks that a step that repeats for ever can bring in a time.
-
-    Over ``rounds`` steps from empty VRAM Belady's rule misses least. A way that brings in m blocks
-    a step misses at most ``capacity + rounds * m`` times there, which bounds m from below.
-    """
-    sequence = [block for blocks in period for block in blocks]
-    uses: dict[int, list[int]] = {}
-    for time, block in enumerate(sequence):
-        uses.setdefault(block, []).append(time)
-    following = [0] * len(sequence)
-    for times in uses.values():
-        for this, after in zip(times, [*times[1:], times[0] + len(sequence)], strict=True):
-            following[this] = after
-    resident: dict[int, int] = {}
-    heap: list[tuple[int, int]] = []
-    missed = 0
-    for start in range(0, rounds * len(sequence), len(sequence)):
-        for time, block in enumerate(sequence):
-            if block not in resident:
-                missed += 1
-                if len(resident) == capacity:
-                    del resident[_furthest(heap, resident)]
-            resident[block] = start + following[time]
-            heapq.heappush(heap, (-resident[block], block))
-    return max(0, -(-(missed - capacity) // rounds))
-
-
-def _furthest(heap: list[tuple[int, int]], resident: dict[int, int]) -> int:
-    while True:
-        use, block = heapq.heappop(heap)
-        if resident.get(block) == -use:
-            return block

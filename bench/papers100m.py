@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import umem.chainer  # isort: skip
+import chainer
 import click
 import common
 import numpy as np
-from choose_ranks import recorded
 from report_tables import Row, counted, figure, quantity, text
 
 import umem
@@ -81,13 +81,32 @@ def halo(graph: Graph) -> float:
         return int(planned.plan(PARTS).rows.sum()) / sum(planned.nodes)
 
 
+def recorded(folder: Path) -> umem.Trace:
+    """Record a step in one process, with its workspace."""
+    graph = umem.chainer.ParallelGraph(folder)
+    np.random.seed(0)
+    model = umem.chainer.ParallelGCN(None, graph.feature_count, HIDDEN, graph.class_count)
+    optimizer = chainer.optimizers.Adam(0.01).setup(model)
+    features, labels = graph.load_features(), graph.labels_where(graph.train_mask)
+
+    def step() -> None:
+        optimizer.update(lambda: graph.cross_entropy(model(graph, features), labels))
+
+    step()
+    with umem.record() as timed:
+        step()
+    with umem.record(measure="workspace") as calibrated:
+        step()
+    return timed.trace.with_workspace(calibrated.trace)
+
+
 def simulated(halos: dict[str, float]) -> list[Row]:
     """A row for each GPU, link and halo."""
     small = communities(6_000, 12, 87_000, 0.02, features=FEATURES, classes=CLASSES)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, "cut")
         cut(small, 12, folder)
-        trace, of = recorded(folder, HIDDEN), PlannedCut(folder)
+        trace, of = recorded(folder), PlannedCut(folder)
         return [
             _row(trace, of, place, ranks, like, found)
             for place in PLACES

@@ -4,8 +4,6 @@ On NumPy, for models and optimizers of many kinds. Predicted: ``Trace.at(32).pea
 step that ``umem.record_at`` recorded. Measured: the peak of tracemalloc over a real step at 32,
 parameters, gradients, the optimizer's state and the input included, without Python's objects,
 which are taken off as they are at the end of the forward pass, where the graph is largest.
-Beside it, the processor time of a replay of each step at 32 on the model of a GPU that has half
-of the memory that the step needs, scaling included.
 """
 
 from __future__ import annotations
@@ -53,7 +51,6 @@ MODELS = {
 QUICK = {"residual": "3 narrow blocks", "MLP": "256 wide"}
 SIZES = (4, 8)
 SIZE = 32
-GPU = "v100-16gb"
 HIGH_PERCENT, LOW_PERCENT = 5.0, -2.0
 
 
@@ -99,30 +96,18 @@ def objects_after_forward(step: Callable[[int], None]) -> int:
 
 
 def predicted(make: Callable[[], Model]) -> dict[str, Any]:
-    """The peak, and how long its replay takes."""
+    """The peak at the batches that are recorded and at the one that is not."""
     np.random.seed(0)
     start = time.process_time()
     trace = umem.record_at(make().trainer(), SIZES)
-    recorded = time.process_time()
+    seconds = time.process_time() - start
     at = trace.at(SIZE)
-    scaled = time.process_time()
-    repeats = [replay_seconds(trace, at.peak_bytes // 2) for _ in range(3)]
     return {
         "op_count": sum(1 for _ in at.ops),
         "recorded_bytes": trace.at(SIZES[-1]).peak_bytes,
         "predicted_bytes": at.peak_bytes,
-        "record_seconds": recorded - start,
-        "scale_seconds": scaled - recorded,
-        "replay_seconds": common.summary(repeats).median,
-        "replay_repeats": repeats,
+        "record_seconds": seconds,
     }
-
-
-def replay_seconds(trace: umem.Trace, vram_bytes: int) -> float:
-    """Processor seconds of a replay at another size, scaling included."""
-    start = time.process_time()
-    umem.replay(trace, GPU, vram=vram_bytes, size=SIZE)
-    return time.process_time() - start
 
 
 def measure(name: str, size: str) -> dict[str, Any]:
@@ -167,7 +152,6 @@ BENCH = common.Bench(
         quantity("measured", "measured_bytes", "MiB", per=MIB),
         quantity("error", "error_percent", "%", places=2, signed=True),
         quantity("recording", "record_seconds", "CPU s"),
-        quantity("simulated replay", "replay_seconds", "CPU ms", per=1e-3),
         verdict(),
     ),
 )
@@ -183,7 +167,7 @@ def main(quick: bool, names: tuple[str, ...], path: Path | None) -> None:
         if quick or not names or name in names:
             rows.append(measure(name, size))
             click.echo(f"{name}: {rows[-1]['error_percent']:+.2f} %", err=True)
-    options = {"sizes": list(SIZES), "size": SIZE, "quick": quick, "gpu": GPU}
+    options = {"sizes": list(SIZES), "size": SIZE, "quick": quick}
     BENCH.finish(rows, path, simulated=False, options=options)
 
 

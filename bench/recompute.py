@@ -6,9 +6,11 @@ their own. The floor is the most that one function needs at once, forward or bac
 parameters' gradients: no plan can go below it, so a plan is judged by what it leaves of the rest,
 the reducible part. Times are processor time on one thread, the kinds of step in turn; a ratio is
 of medians. Results are compared by the bits of losses, gradients and running statistics over two
-steps. Beside the plans: regions by hand, Chen's blocks, and PyTorch's checkpoint_sequential on
-the same network where it is installed, and its compiler with a memory budget of 0, relative to
-PyTorch's own plain step.
+steps. Beside the plans: regions by hand, and Chen's blocks.
+
+``--workspace`` asks another question: what does a cap on the workspace of convolutions save, and
+what does it cost, alone and with the least plan? Bits are compared with those of a plain step under
+the same cap.
 """
 
 from __future__ import annotations
@@ -17,12 +19,8 @@ import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported
 
-import json
 import statistics
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ import click
 import common
 from models import Region, call
 from recompute_parts.networks import NETWORKS, QUICK, Network
-from recompute_parts.steps import Trainee, different
+from recompute_parts.steps import Results, Trainee, different
 from report_tables import Row, figure, quantity, span, text
 
 import umem.chainer
@@ -40,9 +38,9 @@ from umem.errors import UmemError
 # isort: split
 import chainer.functions as F  # after the compatibility layer
 
-TORCH_SCRIPT = common.HERE / "recompute_parts" / "torch_networks.py"
 MB = 1e6
-COMPILE_SECONDS = 600
+WITH_WORKSPACE = ("residual", "ResNet50", "VGG16", "U-Net", "DenseNet")
+CAPS = ("16MiB", "4MiB", "1MiB")
 
 
 @dataclass
@@ -53,9 +51,6 @@ class Mode:
     context: Any
     region: Region = call
     budget: int | str | None = None
-    share: float | None = None
-    limit: float | None = None
-    """The most that a step may take, relative to a plain one."""
     error: str | None = None
     seconds: list[float] | None = None
     forward: list[float] | None = None
@@ -68,20 +63,17 @@ def modes(network: Network, trainee: Trainee, keep_all: int, floor: int) -> list
     """Plain Chainer first."""
     constant = trainee.constant_bytes
 
-    def planned(name: str, budget: int | str, limit: float | None = None, **more: Any) -> Mode:
-        share = more.pop("share", None)
-        context = umem.chainer.Recompute(budget, **more)
-        return Mode(name, context, budget=budget, share=share, limit=limit)
+    def planned(name: str, budget: int | str, **more: Any) -> Mode:
+        return Mode(name, umem.chainer.Recompute(budget, **more), budget=budget)
 
     found = [
         Mode("plain", nullcontext()),
-        planned("100%", "100%", 1.03),
-        planned("half", constant + (keep_all + floor) // 2, 1.25, share=0.5),
-        planned("min", "min", 1.5),
+        planned("100%", "100%"),
+        planned("half", constant + (keep_all + floor) // 2),
+        planned("min", "min"),
     ]
-    for share, limit in network.points:
-        budget = constant + round(share * keep_all)
-        found.append(planned(f"{share:.2f} of raw", budget, limit, share=share))
+    for share in network.points:
+        found.append(planned(f"{share:.2f} of raw", constant + round(share * keep_all)))
     found.append(planned("min, Chen", "min", method="chen"))
     if not network.by_hand:
         return found
@@ -139,7 +131,6 @@ def measure(
             row |= pace(mode, kinds[0])
             row["identical"] = "no" if different(plain_results, results) else "yes"
             row["differ"] = different(plain_results, results)
-        row["verdict"] = verdict(network, mode, row)
         row["seconds"] = mode.seconds
         rows.append(row)
     return rows
@@ -171,73 +162,82 @@ def pace(mode: Mode, plain: Mode) -> dict[str, Any]:
     }
 
 
-def verdict(network: Network, mode: Mode, row: dict[str, Any]) -> str | None:
-    """What was missed of the targets, "met", or None where there is no target."""
-    if "error" in row:
-        return "did not run"
-    missed, limit = [], mode.limit
-    if mode.name == "min" and network.again:
-        limit = 1 + network.again * row["forward_of_plain"]
-    if limit is not None and row["time_ratio"] > limit:
-        missed.append(f"time above {limit:.3g}")
-    if mode.name == "min" and network.most and row["of_raw"] > network.most:
-        missed.append(f"peak above {network.most:g}")
-    if mode.name == "min" and network.target and row["reducible"] > network.target:
-        missed.append(f"reducible above {network.target:g}")
-    if mode.budget is not None:
-        missed += promises(row)
-    return ("missed: " + ", ".join(missed) if missed else "met") if mode.limit else None
+# -- a cap on workspace ------------------------------------------------------------------------
 
 
-def promises(row: dict[str, Any]) -> list[str]:
-    """What holds for every plan: bits, prediction and budget."""
-    missed = [] if row["identical"] == "yes" else ["other bits"]
-    ratio = row["predicted_over_measured"]
-    if ratio is None:
-        missed.append("not planned")
-    elif abs(ratio - 1) > 0.05:
-        missed.append(f"prediction {ratio - 1:+.0%}")
-    if (row["measured_over_budget"] or 0) > 1.02:
-        missed.append("over budget")
-    return missed
+class Together(AbstractContextManager[None]):
+    """Blocks entered one inside the other, as often as this one is."""
+
+    def __init__(self, *blocks: AbstractContextManager[Any]) -> None:
+        self._blocks, self._stack = blocks, ExitStack()
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            for block in self._blocks:
+                stack.enter_context(block)
+            self._stack = stack.pop_all()
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
 
 
-# -- PyTorch -----------------------------------------------------------------------------------
+def capped_steps(caps: tuple[str, ...]) -> dict[tuple[str, str], AbstractContextManager[Any]]:
+    """The kinds of step, by mode and cap; plain Chainer first."""
+    found: dict[tuple[str, str], AbstractContextManager[Any]] = {
+        ("plain", ""): nullcontext(),
+        ("min", ""): umem.chainer.Recompute("min"),
+    }
+    for cap in caps:
+        block = umem.chainer.workspace(cap)
+        found["alone", cap] = block
+        found["min", cap] = Together(block, umem.chainer.Recompute("min"))
+    return found
 
 
-def torch_rows(
-    network: Network, python: str, repeats: int, compiles: bool
-) -> Iterator[dict[str, Any]]:
-    """The same network in PyTorch, relative to its own plain step."""
-    for what, name in (
-        ("checkpoint", "PyTorch checkpoint_sequential"),
-        ("compile", "PyTorch compiled, budget 0"),
-    )[: 1 + compiles]:
-        row: dict[str, Any] = {"network": network.name, "mode": name}
-        if network.torch is None:
-            yield row | {"verdict": network.no_torch}
-            continue
-        command = [python, str(TORCH_SCRIPT), network.torch, str(repeats), what]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=COMPILE_SECONDS
-            )
-        except subprocess.TimeoutExpired:
-            yield row | {"verdict": f"not done in {COMPILE_SECONDS} s"}
-            continue
-        lines = done.stderr.strip().splitlines() or ["?"]
-        found = {"verdict": f"failed: {lines[-1]}"}
-        if not done.returncode:
-            found = json.loads(done.stdout.splitlines()[-1])
-        yield row | found
+def capped(network: Network, caps: tuple[str, ...], repeats: int) -> list[dict[str, Any]]:
+    """Measure each kind of step under caps: a row a kind."""
+    trainee, plain = Trainee(network), ("plain", "")
+    kinds = capped_steps(caps)
+    peaks: dict[Any, int] = {}
+    results: dict[Any, Results] = {}
+    for kind, context in kinds.items():
+        trainee.reset()
+        with context:
+            for _ in range(5 if kind[0] == "min" else 1):  # learn, follow, plan again
+                trainee.step(call)
+        peaks[kind], _, results[kind] = trainee.measure(context, call)
+    seconds: dict[Any, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(repeats):
+        for kind, context in kinds.items():
+            seconds[kind].append(trainee.seconds(context, call)[0])
+    rows = []
+    for mode, cap in kinds:
+        own, same = seconds[mode, cap], results["alone", cap] if cap else results[plain]
+        ratios = [a / b for a, b in zip(own, seconds[plain], strict=True)]
+        rows.append({
+            "network": network.name, "mode": mode, "cap": cap, "peak_mb": peaks[mode, cap] / MB,
+            "of_raw": peaks[mode, cap] / peaks[plain],
+            "time_ratio": statistics.median(own) / statistics.median(seconds[plain]),
+            "ratio_low": min(ratios), "ratio_high": max(ratios),
+            "identical": "no" if different(same, results[mode, cap]) else "yes",
+            "seconds": own,
+        })  # fmt: skip
+    return rows
 
 
-def has_torch(python: str) -> bool:
-    try:
-        done = subprocess.run([python, "-c", "import torch"], capture_output=True, check=False)
-    except OSError:
-        return False
-    return done.returncode == 0
+def workspace_answer(result: common.Result) -> str:
+    rows = result["rows"]
+    alone = [row for row in rows if row["mode"] == "alone"]
+    planned = [row for row in rows if row["mode"] == "min" and row["cap"]]
+    bits = [row["identical"] == "yes" for row in rows]
+    return (
+        f"Alone, a cap leaves {span(row['of_raw'] for row in alone)} of the peak, and a step takes "
+        f"{span(row['time_ratio'] for row in alone)} of its time; with the least plan "
+        f"{span(row['of_raw'] for row in planned)} of the peak and "
+        f"{span(row['time_ratio'] for row in planned)} of the time (at the median "
+        f"{_median(planned, 'time_ratio')}). {sum(bits)} of {len(bits)} have the bits of a plain "
+        "step under the same cap."
+    )
 
 
 # -- all of it ---------------------------------------------------------------------------------
@@ -280,9 +280,23 @@ BENCH = common.Bench(
         text("same bits", "identical"),
         quantity("predicted of measured", "predicted_over_measured", places=3),
         quantity("measured of budget", "measured_over_budget", places=3),
-        text("target", "verdict"),
     ),
     notes=common.errors("network", "mode"),
+)
+WORKSPACE = common.Bench(
+    "recompute-workspace",
+    "What does a cap on the workspace of convolutions save, and what does it cost?",
+    workspace_answer,
+    (
+        text("network", "network"),
+        text("mode", "mode"),
+        text("cap", "cap"),
+        quantity("peak", "peak_mb", "MB"),
+        quantity("peak of plain's", "of_raw"),
+        quantity("time of plain's", "time_ratio"),
+        text("least to most", _spread),
+        text("same bits under the cap", "identical"),
+    ),
 )
 
 
@@ -291,42 +305,31 @@ BENCH = common.Bench(
 @click.option("--only", "names", multiple=True, type=click.Choice([n.name for n in NETWORKS]))
 @click.option("--mode", "kinds", multiple=True, help='Only this kind of step, such as "min".')
 @click.option("--repeats", type=click.IntRange(1), help="Timed steps of each kind.")
-@click.option(
-    "--torch",
-    "python",
-    default=sys.executable,
-    metavar="PYTHON",
-    help="An interpreter that has PyTorch; default: this one.",
-)
-@click.option(
-    "--compile",
-    "compiles",
-    is_flag=True,
-    help="PyTorch's compiler too, asked for its least memory.",
-)
+@click.option("--workspace", "is_workspace", is_flag=True, help="Caps on workspace, beside no cap.")
 @common.json_option
 def main(
     quick: bool,
     names: tuple[str, ...],
     kinds: tuple[str, ...],
     repeats: int | None,
-    python: str,
-    compiles: bool,
+    is_workspace: bool,
     path: Path | None,
 ) -> None:
+    common.writable(path)
     chosen = QUICK if quick else [n for n in NETWORKS if not names or n.name in names]
-    torch = not quick and has_torch(python)
-    if not torch:
-        print("PyTorch is left out: " + ("--quick" if quick else "it is not installed here"))
+    if is_workspace:
+        chosen = QUICK[:1] if quick else [n for n in chosen if n.name in WITH_WORKSPACE]
+    caps = ("64KiB",) if quick else CAPS
     rows = []
     for network in chosen:
-        found = measure(network, repeats, kinds)
-        if torch:
-            found += torch_rows(network, python, repeats or network.repeats, compiles)
-        rows += found
-        click.echo(f"{network.name}: {len(found)} ways", err=True)
+        if is_workspace:
+            rows += capped(network, caps, repeats or network.repeats)
+        else:
+            rows += measure(network, repeats, kinds)
+        click.echo(f"{network.name}: {len(rows)} rows so far", err=True)
     options = {"quick": quick, "networks": [n.name for n in chosen], "repeats": repeats}
-    BENCH.finish(rows, path, simulated=False, options=options)
+    bench = WORKSPACE if is_workspace else BENCH
+    bench.finish(rows, path, simulated=False, options=options)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,8 @@
 Operations on 1024 x 1024 of float32 and whole steps of training, with every kernel compiled before
 and one thread for BLAS. NumPy and CuPy take turns in one process, in processor time; what counts
 is the median of the ratios of such pairs. The model of the GPU follows every operation, or is off
-(``--no-model`` of `umem run --software`). A kernel's compilation is the processor time of the
-compiler, with an empty cache. Arrays of 64 MiB are done by one core and by two in turns, in wall
-time: the same kernels, with the same bits.
+(``--no-model`` of `umem run --software`). The kernels of all operations are compiled with an empty
+cache first, in the processor time of the compiler.
 """
 
 from __future__ import annotations
@@ -17,31 +16,25 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import gc
 import importlib
-import inspect
 import json
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import common
 import numpy as np
-from report_tables import Table, figure, quantity, text, verdict
+from report_tables import figure, quantity, text, verdict
 
 import umem
 
 SIZE = 1024
 LIMIT, MEDIAN_LIMIT = 3.0, 1.1
 """Times of NumPy that an operation may take, and that the median of all may."""
-CORES_LIMIT = 0.8
-"""Of one core's wall time, what two may take."""
-LARGE = 4096
 COMPILE_LIMIT_SECONDS = 0.4
 NODES = 64_000
 Call = Callable[[], Any]
@@ -266,65 +259,6 @@ def _row(
     }
 
 
-def large_operations(xp: Any, size: int) -> dict[str, Call]:
-    """Operations on 64 MiB of float32, each with its output where that is possible."""
-    draw = np.random.default_rng(0)
-    x = xp.asarray(draw.standard_normal((size, size), dtype="f4"))
-    y, out, order = x + 1, x.copy(), xp.asarray(draw.permutation(size))
-    return {
-        "add": lambda: xp.add(x, y, out=out),
-        "add a transposed one": lambda: xp.add(x.T, y, out=out),
-        "exp": lambda: xp.exp(x, out=out),
-        "take rows": lambda: x.take(order, axis=0, out=out),
-        "take columns": lambda: x.take(order, axis=1, out=out),
-        "sum": x.sum,
-        "sum, axis 0": lambda: x.sum(axis=0),
-        "sum, axis 1": lambda: x.sum(axis=1),
-        "argmax": x.argmax,
-        "cumulative sum": lambda: xp.cumsum(x.reshape(-1), out=out.reshape(-1)),
-    }
-
-
-def measure_cores(repeats: int, only: str, size: int) -> list[dict[str, Any]]:
-    """Rows of operations on large arrays by one core and by two; none where there is one core."""
-    if len(os.sched_getaffinity(0)) < 2:
-        return []
-    umem.software_gpu("v100-32gb", model=False)
-    import cupy
-
-    from umem.devices.software.kernels import share_kernels
-
-    calls = large_operations(cupy, size)
-    return [
-        _cores_row(name, call, share_kernels, repeats)
-        for name, call in calls.items()
-        if only in name
-    ]
-
-
-def _cores_row(name: str, call: Call, share: Callable[[int], None], repeats: int) -> dict[str, Any]:
-    found: dict[int, list[float]] = {1: [], 2: []}
-    for turn in range(-1, repeats):
-        for cores in (1, 2) if turn % 2 else (2, 1):
-            share(cores)
-            start = time.perf_counter()
-            call()
-            found[cores].append(1e3 * (time.perf_counter() - start))
-    one, two = found[1][1:], found[2][1:]  # without the first, which compiles
-    ratios = common.summary(b / a for a, b in zip(one, two, strict=True))
-    return {
-        "operation": name,
-        "limit": CORES_LIMIT,
-        "ratio": ratios.median,
-        "low": ratios.low,
-        "high": ratios.high,
-        "one_ms": common.summary(one).median,
-        "two_ms": common.summary(two).median,
-        "passed": ratios.median <= CORES_LIMIT,
-        "repeats_ms": [one, two],
-    }
-
-
 def compile_seconds() -> list[float]:
     """Processor time of the compiler for each kernel of a program, with an empty cache."""
     from umem.devices.software.kernels import KernelCompiler
@@ -349,20 +283,6 @@ def compile_seconds() -> list[float]:
     return [seconds for seconds in found if seconds > 0.01]  # others were there already
 
 
-def child(*arguments: str, **environment: str) -> Any:
-    """What this script prints as JSON when it is called so, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, __file__, *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-        check=False,
-    )
-    if done.returncode:
-        raise click.ClickException(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 # -- what it says ------------------------------------------------------------------------------
 
 
@@ -384,24 +304,15 @@ def answer(result: common.Result) -> str:
     return (
         f"{'; '.join(said)}; {missed or 'none'} of {len(rows)} above the limit; the median is "
         f"{figure(median)} times NumPy's time, where {MEDIAN_LIMIT} is wanted; "
-        f"{_of_cores(result.get('cores', []))}{compiling}, where {figure(allowed)} are allowed."
+        f"{compiling}, where {figure(allowed)} are allowed."
     )
 
 
-def _of_cores(rows: Sequence[common.Row]) -> str:
-    if not rows:
-        return ""
-    worst = max(rows, key=lambda row: row["ratio"])
-    missed = sum(not row["passed"] for row in rows)
-    return (
-        f"two cores take at most {figure(worst['ratio'])} of one core's wall time for 64 MiB "
-        f"({worst['operation']}; {figure(worst['limit'])} allowed, {missed or 'none'} of "
-        f"{len(rows)} above); "
-    )
-
-
-def tables(result: common.Result) -> list[Table]:
-    columns = (
+BENCH = common.Bench(
+    "software_gpu_speed",
+    __doc__,
+    answer,
+    (
         text("operation", "operation"),
         text("kind", "kind"),
         text("model", "model"),
@@ -412,55 +323,42 @@ def tables(result: common.Result) -> list[Table]:
         quantity("most", "high"),
         quantity("limit", "limit"),
         verdict(),
-    )
-    by_cores = (
-        text("arrays of 64 MiB", "operation"),
-        quantity("one core", "one_ms", "ms"),
-        quantity("two cores", "two_ms", "ms"),
-        quantity("ratio", "ratio"),
-        quantity("least", "low"),
-        quantity("most", "high"),
-        quantity("limit", "limit"),
-        verdict(),
-    )
-    cores = result.get("cores", [])
-    return [Table(columns, result["rows"]), *[Table(by_cores, cores)] * bool(cores)]
-
-
-BENCH = common.Bench("software_gpu_speed", __doc__, answer, tables=tables)
+    ),
+)
 
 
 @click.command(help=__doc__)
 @click.option("--repeats", type=click.IntRange(1), default=21, show_default=True)
 @click.option("--quick", is_flag=True, help="Three repeats, and a graph of 2,000 nodes.")
 @click.option("--only", default="", help="What the names of the operations have in them.")
-@click.option("--inside", type=click.Choice(["on", "off", "compile", "cores"]), hidden=True)
+@click.option("--inside", type=click.Choice(["on", "off", "compile"]), hidden=True)
 @common.json_option
 def main(repeats: int, quick: bool, only: str, inside: str | None, path: Path | None) -> None:
-    repeats, nodes, large = (3, 2_000, SIZE) if quick else (repeats, NODES, LARGE)
-    if inside == "compile":
-        print(json.dumps(compile_seconds()))
-        return
-    if inside == "cores":
-        print(json.dumps(measure_cores(repeats, only, large)))
-        return
+    repeats, nodes = (3, 2_000) if quick else (repeats, NODES)
+    parts: dict[str, Callable[[], Any]] = {
+        "compile": compile_seconds,
+        "on": lambda: measure(True, repeats, only, nodes),
+        "off": lambda: measure(False, repeats, only, nodes),
+    }
     if inside is not None:
-        print(json.dumps(measure(inside == "on", repeats, only, nodes)))
+        print(json.dumps(parts[inside]()))
         return
     common.writable(path)
-    has_switch = "model" in inspect.signature(umem.software_gpu).parameters
     given = [f"--repeats={repeats}", f"--only={only}", *["--quick"] * quick]
-    rows = child(*given, "--inside=on")
-    rows += child(*given, "--inside=off") if has_switch else []
-    cores = child(*given, "--inside=cores")
+    rows = [
+        row
+        for model in ("on", "off")
+        for row in common.child(__file__, *given, f"--inside={model}")
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        compiled = child("--inside=compile", XDG_CACHE_HOME=folder, CUPY_CACHE_DIR=folder)
+        compiled = common.child(
+            __file__, "--inside=compile", XDG_CACHE_HOME=folder, CUPY_CACHE_DIR=folder
+        )
     BENCH.finish(
         rows,
         path,
         simulated=False,
         options={"repeats": repeats, "quick": quick, "only": only},
-        cores=cores,
         compile_seconds=compiled,
         compile_median_seconds=common.summary(compiled).median,
         compile_limit_seconds=COMPILE_LIMIT_SECONDS,

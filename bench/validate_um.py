@@ -3,21 +3,20 @@
 Each published figure is held against the same program, written down as the events of a trace
 (um_programs.py, um_gcn.py) and replayed on the model of that GPU. Nothing is computed by a formula
 here, and every constant comes from umem/devices/specs.py, the same for all rows.
-
-With --nodes, --mode, --allocator or --prefetch it shows the graph network in that configuration
-instead. Everything it prints is simulated.
+Everything it prints is simulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import common
-import um_views as views
+from report_tables import Column, Row, Table, Value, figure, quantity, span, text
 from um_gcn import GcnProgram, Sizes
 from um_programs import (
     blocks,
@@ -31,7 +30,6 @@ from um_programs import (
 )
 
 import umem
-from umem.devices.specs import COSTS, gpu_spec
 from umem.predict.replaying import Replay
 from umem.units import GIB
 
@@ -159,15 +157,6 @@ def strides() -> Iterator[Case]:
         )
 
 
-def geometric_means() -> Iterator[Case]:
-    """A suite of many programs; none of them is written down here, so nothing is modelled."""
-    note = "not modelled: a mean over a suite of programs that is not written down here"
-    for case, published in (("untuned", -34.0), ("with prefetch", 0.7)):
-        case = f"in memory, over cudaMalloc, {case}"
-        source = "public measurement, geometric mean over a suite: GTX 1080 Ti"
-        yield Case("suite", case, "gtx-1080-ti", "%", None, published, source, note=note)
-
-
 # -- the graph network -------------------------------------------------------------------------
 
 
@@ -200,55 +189,39 @@ FIRST_TOUCH = {5_000_000: 495.0}
 """Gigabytes an epoch: not measured, but what the published times were explained by."""
 
 
-def network(nodes: int, ways: Sequence[How], band: bool) -> Iterator[Case]:
-    """One size of the graph network, each way."""
+def network(nodes: int) -> Iterator[Case]:
+    """Replay one size of the graph network, each way that has a published figure of it."""
     gcn = GcnProgram(Sizes(nodes))
     trace = gcn.program.trace
-    for how in ways:
-        found = _replay(trace, how)
-        published = PUBLISHED_SECONDS.get(how, {}).get(nodes // 1_000_000)
-        if nodes % 1_000_000:
-            published = None
-        judged = how in (MANAGED, PREFETCHED) and nodes in JUDGED_NODES
-        yield _network_case(gcn, nodes, how, found, published, 0.10 if judged else None, band)
+    for how, known in PUBLISHED_SECONDS.items():
+        published = known.get(nodes // 1_000_000)
+        if published is not None:
+            found = umem.replay(
+                trace, GCN_GPU, how.mode, prefetch=how.prefetch, allocator=how.allocator
+            )
+            yield _network_case(gcn, nodes, how, found, published)
 
 
-def _replay(trace: umem.Trace, how: How, **more: Any) -> Replay:
-    return umem.replay(
-        trace, GCN_GPU, how.mode, prefetch=how.prefetch, allocator=how.allocator, **more
-    )
-
-
-def _network_case(
-    gcn: GcnProgram,
-    nodes: int,
-    how: How,
-    found: Replay,
-    published: float | None,
-    tolerance: float | None,
-    band: bool,
-) -> Case:
+def _network_case(gcn: GcnProgram, nodes: int, how: How, found: Replay, published: float) -> Case:
     seconds = found.figures.step_seconds[-1] if found.fits else None
-    measured = None if published in (None, NO_ROOM) else published
+    measured = None if published == NO_ROOM else published
     peak = gcn.program.trace.peak_bytes
-    factor = peak / found.vram_bytes
-    wide = _band(gcn.program.trace, how, seconds) if band and seconds and factor > 1 else None
     more = {
         "nodes": nodes,
         "mode": how.mode,
         "allocator": how.allocator,
         "prefetch": how.prefetch,
-        "factor": factor,
+        "factor": peak / found.vram_bytes,
         "model_seconds": seconds,
         "published_seconds": measured,
-        "band_seconds": wide,
         "fits": found.fits,
-        "published_fits": None if published is None else published != NO_ROOM,
+        "published_fits": published != NO_ROOM,
         "peak_bytes": peak,
         "allocated_bytes_an_epoch": gcn.epoch_bytes,
         "migrated_in_bytes": found.figures.migrated_in_bytes,
         "migrated_out_bytes": found.figures.migrated_out_bytes,
     }
+    judged = how in (MANAGED, PREFETCHED) and nodes in JUDGED_NODES
     return Case(
         "gcn",
         f"{nodes / 1e6:g}M nodes, {how}",
@@ -256,21 +229,10 @@ def _network_case(
         "s",
         seconds,
         measured,
-        GCN_SOURCE if published else "",
-        tolerance,
+        GCN_SOURCE,
+        0.10 if judged else None,
         more=more,
     )
-
-
-def _band(trace: umem.Trace, how: How, seconds: float) -> list[float]:
-    """Least and most with 5% more or less VRAM, and faults of an ordinary or a random kernel."""
-    vram = gpu_spec(GCN_GPU).usable_bytes
-    values = [seconds]
-    for share, fault in ((1.05, COSTS.fault_stream), (0.95, COSTS.fault_random)):
-        costs = replace(COSTS, fault_stream=fault, fault_random=fault)
-        found = _replay(trace, how, vram=round(share * vram), costs=costs)
-        values.append(found.figures.step_seconds[-1])
-    return [min(values), max(values)]
 
 
 def network_sizes(nodes: int) -> Iterator[Case]:
@@ -298,50 +260,67 @@ def network_sizes(nodes: int) -> Iterator[Case]:
 
 def published_cases(quick: bool) -> Iterator[Case]:
     """Every published figure; the judged sizes alone where it must be quick."""
-    for part in (p100_stream, titan_v_blocks, weights, strides, geometric_means):
+    for part in (p100_stream, titan_v_blocks, weights, strides):
         yield from part()
     sizes = sorted({n * 1_000_000 for known in PUBLISHED_SECONDS.values() for n in known})
     for nodes in JUDGED_NODES if quick else sizes:
         yield from network_sizes(nodes)
-        ways = [how for how, known in PUBLISHED_SECONDS.items() if nodes // 1_000_000 in known]
-        yield from network(nodes, ways, band=not quick)
+        yield from network(nodes)
 
 
-BENCH = common.Bench("validate_um", __doc__, views.answer, tables=views.by_unit, notes=views.notes)
+# -- what it says -------------------------------------------------------------------------------
+
+
+def answer(result: common.Result) -> str:
+    judged = [row for row in result["rows"] if row["judged"]]
+    errors = [abs(row["error_percent"]) for row in judged]
+    return (
+        f"{sum(row['passed'] for row in judged)} of the {len(judged)} figures that are judged are "
+        f"within their tolerance, {span(errors, partial(figure, places=1))} % off."
+    )
+
+
+def by_unit(result: common.Result) -> Iterator[Table]:
+    """Make a table a unit."""
+    rows = result["rows"]
+    for unit in dict.fromkeys(row["unit"] for row in rows):
+        columns = (
+            text("program", lambda row: f"{row['name']}: {row['case']}"),
+            text("GPU", "gpu"),
+            Column("model, simulated", _or_why("model", "fits"), unit),
+            Column("published", _or_why("published", "published_fits"), unit),
+            quantity("error", "error_percent", "%", places=1, signed=True),
+            quantity("tolerance", "tolerance_percent", "%", places=0),
+            text("judged", lambda row: {None: "no", True: "pass", False: "MISS"}[row["passed"]]),
+        )
+        yield Table(columns, [row for row in rows if row["unit"] == unit])
+
+
+def _or_why(key: str, fits: str) -> Value:
+    def cell(row: Row) -> str | None:
+        if row[key] is not None:
+            return figure(row[key])
+        return "out of memory" if row.get(fits) is False else None
+
+    return cell
+
+
+def notes(result: common.Result) -> Iterator[str]:
+    rows = result["rows"]
+    yield from dict.fromkeys(f"{row['name']}: {row['note']}." for row in rows if row["note"])
+    yield from sorted({f"Source: {row['source']}." for row in rows if row["source"]})
+
+
+BENCH = common.Bench("validate_um", __doc__, answer, tables=by_unit, notes=notes)
 
 
 @click.command(help=__doc__)
-@click.option(
-    "--nodes",
-    type=click.IntRange(10_000, 100_000_000),
-    multiple=True,
-    help="The graph network with so many nodes; may be given more than once.",
-)
-@click.option("--mode", type=click.Choice(["managed", "unmanaged"]), help="Default: managed.")
-@click.option("--allocator", type=click.Choice(["caching", "plain"]), help="Default: plain.")
-@click.option("--prefetch", is_flag=True, help="Prefetch memory as it is allocated.")
-@click.option("--quick", is_flag=True, help="Fewer sizes, and no bands.")
+@click.option("--quick", is_flag=True, help="Fewer sizes.")
 @common.json_option
-def main(
-    nodes: tuple[int, ...],
-    mode: str | None,
-    allocator: str | None,
-    prefetch: bool,
-    quick: bool,
-    path: Path | None,
-) -> None:
-    if prefetch and mode == "unmanaged":
-        raise click.UsageError("--prefetch is for managed memory; unmanaged memory never moves")
-    if nodes or mode or allocator or prefetch:
-        how = How(mode or "managed", allocator or "plain", prefetch)
-        sizes = dict.fromkeys(nodes or JUDGED_NODES)
-        cases = [case for n in sizes for case in network(n, [how], band=not quick)]
-    else:
-        cases = list(published_cases(quick))
-    options = dict(
-        nodes=list(nodes), mode=mode, allocator=allocator, prefetch=prefetch, quick=quick
-    )
-    BENCH.finish([case.row() for case in cases], path, simulated=True, options=options)
+def main(quick: bool, path: Path | None) -> None:
+    common.writable(path)
+    rows = [case.row() for case in published_cases(quick)]
+    BENCH.finish(rows, path, simulated=True, options={"quick": quick})
 
 
 if __name__ == "__main__":

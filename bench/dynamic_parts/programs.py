@@ -1,4 +1,4 @@
-"""Programs whose graph never comes back: trees, sentences of varied lengths, random functions.
+"""Programs whose graph never comes back: trees, and sentences of varied lengths.
 
 A program is a model and a function from a seed to a loss. The graph is drawn from the seed, and
 so is the data.
@@ -29,10 +29,6 @@ class Program:
     loss: Callable[[Any, Size, int], Any]
     size: Size
     quick: Size
-
-
-def normal(rng: Any, *shape: int) -> Any:
-    return rng.standard_normal(shape, dtype=np.float32)
 
 
 # -- a tree ------------------------------------------------------------------------------------
@@ -135,61 +131,8 @@ def tagger_loss(model: Any, size: Size, seed: int) -> Any:
     return model.crf(scores, [rng.integers(0, 12, rows, "i") for _ in range(length)])
 
 
-# -- anything ------------------------------------------------------------------------------------
-
-
-def mixed(size: Size) -> Any:
-    """Layers, normalisations, a small perceptron and a convolution."""
-    _, width, _ = size
-    return chainer.Chain(
-        layers=chainer.ChainList(*(L.Linear(width, width) for _ in range(4))),
-        batch=L.BatchNormalization(width),
-        layer=L.LayerNormalization(width),
-        wide=L.Linear(width, 4 * width),
-        narrow=L.Linear(4 * width, width),
-        conv=L.Convolution2D(4, 4, 3, pad=1),
-        out=L.Linear(width, 10),
-    )
-
-
-def _images(model: Any, a: Any) -> Any:
-    side = int((a.shape[1] // 4) ** 0.5)
-    h = F.reshape(a[:, : 4 * side * side], (len(a), 4, side, side))
-    h = F.reshape(F.relu(model.conv(h)), (len(a), 4 * side * side))
-    return F.concat([h, a[:, 4 * side * side :]])
-
-
-def _some_rows(model: Any, a: Any, count: int) -> Any:
-    h = model.narrow(F.relu(model.wide(a[:count])))
-    return F.concat([h, a[count:]], 0)
-
-
-def mixed_loss(model: Any, size: Size, seed: int) -> Any:
-    rows, width, count = size
-    rng, choice = np.random.default_rng(seed), random.Random(seed)
-    made = [chainer.Variable(normal(rng, rows, width))]
-    kinds: list[Callable[[Any, Any], Any]] = [
-        lambda a, b: model.layers[choice.randrange(4)](a),
-        lambda a, b: F.tanh(model.layers[choice.randrange(4)](a)),
-        lambda a, b: F.relu(a + b),
-        lambda a, b: F.sigmoid(a) * b,
-        lambda a, b: F.dropout(a, 0.2),
-        lambda a, b: model.batch(a),
-        lambda a, b: model.layer(a),
-        lambda a, b: _images(model, a),
-        lambda a, b: _some_rows(model, a, choice.randint(rows // 4, rows - 1)),
-        lambda a, b: F.softmax(a) + F.elu(b),
-        lambda a, b: F.matmul(F.softmax(F.matmul(a, b, transb=True) * 0.05), b),
-    ]
-    for _ in range(choice.randint(count // 2, count)):
-        a, b = made[-1], choice.choice(made[-4:])
-        made = [*made[-8:], choice.choice(kinds)(a, b)]
-    return F.softmax_cross_entropy(model.out(made[-1]), rng.integers(0, 10, rows, "i"))
-
-
 PROGRAMS = [
     Program("TreeLSTM", tree, tree_loss, (32, 128, 80), (8, 32, 14)),
     Program("seq2seq", seq2seq, seq2seq_loss, (32, 128, 60), (8, 32, 20)),
     Program("CRF tagger", tagger, tagger_loss, (32, 128, 80), (8, 32, 14)),
-    Program("random", mixed, mixed_loss, (64, 128, 160), (16, 64, 24)),
 ]

@@ -21,18 +21,11 @@ LEARNING_STEPS = 3
 
 @dataclass(frozen=True)
 class Measured:
-    """A technique, what the source measured of it, and how it is switched on.
-
-    Attributes:
-        target: the least that it must save of the base, as a share; None where none is asked.
-        is_timed: whether its time is judged.
-    """
+    """A technique, what the source measured of it, and how it is switched on."""
 
     name: str
     published_mib: int | None
     settings: Settings
-    target: float | None = None
-    is_timed: bool = True
 
 
 class Worker:
@@ -90,8 +83,6 @@ def measure(techniques: tuple[Measured, ...], repeats: int) -> list[dict[str, An
                 "tensor_bytes": tensors[index],
                 "process_bytes": max(step["process_bytes"] for step in steps),
                 "seconds": [step["seconds"] for step in steps],
-                "target": technique.target,
-                "is_timed": technique.is_timed,
             }
         )
     return [compared(row, rows[0]) for row in rows]
@@ -104,10 +95,10 @@ def _tensor_bytes(settings: Settings) -> float:
 
 
 def compared(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
-    """Say of a row what it saves of the base, in which time, and whether that is the target."""
+    """Say of a row what it saves of the base, and in which time."""
     ratios = [a / b for a, b in zip(row["seconds"], base["seconds"], strict=True)]
     of_base = statistics.median(ratios)
-    found = {
+    return {
         **row,
         "published_saved": _saved(row, base, "published_mib"),
         "tensors_saved": _saved(row, base, "tensor_bytes"),
@@ -116,19 +107,7 @@ def compared(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
         "ratio_low": min(ratios),
         "ratio_high": max(ratios),
     }
-    return {**found, "passed": _passed(found)}
 
 
 def _saved(row: dict[str, Any], base: dict[str, Any], key: str) -> float | None:
     return None if row[key] is None else 1 - row[key] / base[key]
-
-
-MOST_TIME = 1.5
-
-
-def _passed(row: dict[str, Any]) -> bool | None:
-    """Whether the row keeps to its target by tensors and by the process, and to the time."""
-    if row["target"] is None:
-        return None
-    saves = min(row["tensors_saved"], row["process_saved"]) >= row["target"]
-    return saves and (not row["is_timed"] or row["time_ratio"] <= MOST_TIME)

@@ -79,31 +79,6 @@ class DigitConvolutional(chainer.Chain):  # type: ignore[misc]
         return self.score(F.relu(self.third(x)))
 
 
-LEVELS = 17
-"""Values that a pixel can have."""
-
-
-class DigitTable(chainer.Chain):  # type: ignore[misc]
-    """A network that looks each pixel's value up in a table, and has two layers of one shape.
-
-    The table has a row for each value of each pixel, 1,088; the layers take the rows' sum.
-    """
-
-    def __init__(self, width: int = 128) -> None:
-        super().__init__()
-        with self.init_scope():
-            small = chainer.initializers.Normal(1 / EDGE)  # sums of 64 have a size of 1
-            self.embed = L.EmbedID(EDGE * EDGE * LEVELS, width, small)
-            self.second, self.third = L.Linear(width, width), L.Linear(width, width)
-            self.score = L.Linear(width, CLASSES)
-
-    def forward(self, x: Any) -> Any:
-        levels = np.rint(x * (LEVELS - 1)).astype(np.int32)
-        found = self.embed(levels + np.arange(0, EDGE * EDGE * LEVELS, LEVELS, dtype=np.int32))
-        x = F.relu(F.sum(found, axis=1))
-        return self.score(F.relu(self.third(F.relu(self.second(x)))))
-
-
 NETWORKS = {"perceptron": DigitPerceptron, "convolutional": DigitConvolutional}
 
 

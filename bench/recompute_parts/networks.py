@@ -12,52 +12,35 @@ class Network:
     Attributes:
         model: its name and size in bench/models/.
         batch: how many samples a step has; of a graph network, how many nodes.
-        target: the most of the reducible part that "min" may leave; None: not set.
-        points: budgets of its own: a share of the raw peak, the most that the step may take.
-        most: the share of the raw peak that "min" may leave; None: not set.
-        again: how often "min" may run forward once more; None: its limit is that of the others.
+        points: budgets of its own, as shares of the raw peak.
         by_hand: whether it has regions that one would checkpoint by hand.
         forget_is_wrong: why F.forget does not train it right.
         repeats: timed steps of each kind.
-        torch: its name in torch_networks.py.
-        no_torch: why it is not compared.
     """
 
     name: str
     model: tuple[str, str]
     batch: int = 8
-    target: float | None = None
-    points: tuple[tuple[float, float], ...] = ()
-    most: float | None = None
-    again: float | None = None
+    points: tuple[float, ...] = ()
     by_hand: bool = True
     forget_is_wrong: str | None = None
     repeats: int = 5
-    torch: str | None = None
-    no_torch: str | None = None
 
 
-POINTS = ((0.46, 1.35), (0.38, 1.47))
-WITH_DROPOUT = tuple((share + 0.02, limit) for share, limit in POINTS)
 MASKS = "masks are drawn again"
-SMALL = "small calls: Python's time is compared with plain Chainer's"
 NETWORKS = (
-    Network("residual", ("residual", "24 blocks"), points=POINTS, repeats=7, torch="residual"),
-    Network("residual, dropout", ("residual", "24 blocks, dropout"), points=WITH_DROPOUT,
-            repeats=7, forget_is_wrong=MASKS, torch="residual, dropout"),
-    Network("ResNet50", ("ResNet50", "128 px"), target=0.35, repeats=3, torch="ResNet50"),
-    Network("VGG16", ("VGG16", "128 px, no dropout"), target=0.5, repeats=3, torch="VGG16"),
-    Network("VGG16, 64 px", ("VGG16", "64 px, no dropout"), target=0.5, repeats=3,
-            no_torch="see VGG16"),
-    Network("U-Net", ("U-Net", "5 levels"), target=0.5, no_torch="not a sequence"),
-    Network("DenseNet", ("DenseNet", "24 layers"), target=0.35, torch="DenseNet"),
-    Network("transformer", ("transformer", "12 layers"), target=0.35, most=0.19, again=1.05,
-            torch="transformer"),
-    Network("LSTM", ("unrolled LSTM", "200 words"), 128, target=0.35, most=0.05, again=1.05,
-            torch="LSTM"),
-    Network("GCN", ("GCN", "8 layers"), 20_000, target=0.35, torch="GCN"),
-    *(Network(f"{cell}, {count} words", (cell, f"{count} words, dropout"), batch,
-              by_hand=False, no_torch=SMALL)
+    Network("residual", ("residual", "24 blocks"), points=(0.46, 0.38), repeats=7),
+    Network("residual, dropout", ("residual", "24 blocks, dropout"), points=(0.48, 0.40),
+            repeats=7, forget_is_wrong=MASKS),
+    Network("ResNet50", ("ResNet50", "128 px"), repeats=3),
+    Network("VGG16", ("VGG16", "128 px, no dropout"), repeats=3),
+    Network("VGG16, 64 px", ("VGG16", "64 px, no dropout"), repeats=3),
+    Network("U-Net", ("U-Net", "5 levels")),
+    Network("DenseNet", ("DenseNet", "24 layers")),
+    Network("transformer", ("transformer", "12 layers")),
+    Network("LSTM", ("unrolled LSTM", "200 words"), 128),
+    Network("GCN", ("GCN", "8 layers"), 20_000),
+    *(Network(f"{cell}, {count} words", (cell, f"{count} words, dropout"), batch, by_hand=False)
       for cell, count, batch in (("LSTM", 60, 32), ("LSTM", 300, 16), ("GRU", 60, 64),
                                  ("GRU", 300, 32))),
 )  # fmt: skip

@@ -176,13 +176,3 @@ def test_results_are_compared_by_value_and_shape() -> None:
     assert not same(one, one + 1e-9, False) and not same((1, one), (1, one), False)
     assert same(one, one[:1], False) and same(one, one + 1, False) and same((1,), (1, 2), False)
     assert same(one, -one, False) and not same(one, -one[::-1], True)
-
-
-@needs_cupy
-@needs_compiler
-def test_kernels_are_compiled_and_found_again(tmp_path: Path) -> None:
-    result, _ = written(tmp_path, "kernel_compile.py", "--quick")
-    seconds = {row["program"]: row["seconds"] for row in result["rows"]}
-    kernels = [row for row in result["rows"] if row["kind"] == "kernel"]
-    assert len(kernels) == 2 and all(row["seconds"] > 0 for row in kernels)
-    assert seconds["all, a second process"] < seconds["start"]

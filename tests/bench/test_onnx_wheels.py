@@ -1,17 +1,16 @@
-"""onnx_wheels.py and onnx_torch.py, as far as they need neither network nor torch."""
+"""onnx_wheels.py, as far as it needs no network."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
-from bench_scripts import module, written
+from bench_scripts import module
 
 from tests.trace.exported.test_operators import two_layers
 
@@ -55,14 +54,3 @@ def test_another_file_than_the_listed_one_is_refused(cache: tuple[Path, dict[str
     folder, entry = cache
     with pytest.raises(click.ClickException, match="is another file"):
         module("onnx_wheels").model_file({**entry, "sha256": "0" * 64}, folder)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    find_spec("torch") is None or find_spec("onnxscript") is None, reason="no torch or onnxscript"
-)
-def test_files_of_pytorch_say_what_it_keeps(tmp_path: Path) -> None:
-    report, printed = written(tmp_path, "onnx_torch.py", "--quick")
-    for row in report["rows"]:
-        assert abs(row["file_floats_bytes"] / row["torch_floats_bytes"] - 1) <= 0.03
-    assert "Of 2 networks 2 keep" in printed

@@ -69,7 +69,7 @@ def test_help_loads_neither_chainer_nor_cupy() -> None:
     assert python("-c", code).stdout.splitlines()[-1] == "[]"
 
 
-# -- what starting costs (bench/import_time.py measures it) -------------------------------------
+# -- what starting costs ------------------------------------------------------------------------
 
 STANDARD = (
     "contextlib, contextvars, dataclasses, functools, gc, inspect, os, re, shlex, textwrap, "

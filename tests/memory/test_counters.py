@@ -817,7 +817,6 @@ def test_the_benchmark_runs_and_hybrid_adds_less_than_a_microsecond(tmp_path):
     assert added["hybrid, before pressure"] < report["wanted_hybrid_added_us"] == 1
     assert added["managed, statistics"] > added["hybrid, before pressure"]
     assert "microsecond" in done.stdout.lower()
-    assert any(row["pool"] == "virtual GPU" for row in report["rows"])
 
 
 def test_the_benchmark_says_why_there_is_no_gpu(tmp_path):

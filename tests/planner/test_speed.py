@@ -1,6 +1,6 @@
 """Graphs as large as the published ones are planned from a bounded number of lower sets.
 
-`bench/planner_speed.py` and `bench/planners.py` measure how long that takes.
+`bench/planners.py` measures how long that takes.
 """
 
 from __future__ import annotations

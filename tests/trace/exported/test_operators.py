@@ -249,7 +249,7 @@ def test_five_thousand_nodes_take_less_than_five_seconds_of_processor_time(tmp_p
     start = time.process_time()
     graph = Graph.from_onnx(path)
     assert len(graph) == 5001
-    assert time.process_time() - start < 30  # bench/onnx_graphs.py has the figure
+    assert time.process_time() - start < 30
 
 
 def test_every_operator_is_one_of_onnx_and_says_its_source() -> None:
