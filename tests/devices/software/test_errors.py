@@ -486,17 +486,6 @@ except cp.cuda.driver.CUDADriverError as error:
 """
         assert run(program, kernel_cache) == "5 6 5 7 400\n"
 
-    def test_an_intrinsic_that_is_not_there_is_named(self, kernel_cache: Path) -> None:
-        program = r"""
-source = 'extern "C" __global__ void f(int* x) { x[0] = __vibmax_s32(1, 2, 0); }'
-try:
-    cp.RawKernel(source, "f")((1,), (1,), (cp.ones(1, "i4"),))
-except cp.cuda.compiler.CompileException as error:
-    print("__vibmax_s32" in str(error))
-print(cp.arange(3).sum())
-"""
-        assert run(program, kernel_cache) == "True\n3\n"
-
     def test_ctrl_c_during_a_kernel_s_compile_goes_through_cupy(
         self, kernel_cache: Path, tmp_path: Path, ctrl_c: object
     ) -> None:

@@ -11,12 +11,6 @@ from umem.devices.software.dialect import uncommented
 from umem.devices.software.kernels import _parts, for_host
 
 
-def test_what_launch_bounds_stand_before_is_a_kernel() -> None:
-    source = "__global__ __launch_bounds__(f(2) * 4, 1)\nvoid one(int* x) {}\n"
-    source += "__global__ void __launch_bounds__(64) two(int* x) {}"
-    assert list(for_host(source).kernels) == ["one", "two"]
-
-
 def test_comments_among_parameters_are_no_parameters() -> None:
     source = "__global__ void f(int* x,  // of (n, m), in rows\n float y) {}"
     assert len(_parts(for_host(source).kernels["f"])) == 2

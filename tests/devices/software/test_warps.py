@@ -44,9 +44,9 @@ def test_a_place_that_nobody_knows_is_said_to_be_unknown(tmp_path: Path) -> None
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def results(kernel_cache: Path) -> dict[str, str]:
     """What each kernel gave that trusts warps to run in step."""
-    lines = run(PROGRAM, tmp_path_factory.mktemp("kernels")).splitlines()
+    lines = run(PROGRAM, kernel_cache).splitlines()
     return dict(line.rsplit(" ", 1) for line in lines if line.endswith(("True", "False"))) | {
         line.split(" is ")[0]: line for line in lines if " is " in line
     }
