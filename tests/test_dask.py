@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from software_programs import is_installed, lines, needs_compiler, needs_cupy
+from software_programs import is_installed, lines, needs_software_gpu
 
 # Not imported here: it changes how errors are pickled, in the whole process.
 pytestmark = pytest.mark.skipif(find_spec("distributed") is None, reason="there is no distributed")
@@ -54,9 +54,7 @@ expected = (whole * whole.T).sum()
 
 def on_software_gpu(test: Any) -> Any:
     """Mark a test that needs processes with a software GPU."""
-    for mark in (is_installed, needs_compiler, needs_cupy):
-        test = mark(test)
-    return test
+    return is_installed(needs_software_gpu(test))
 
 
 def in_cluster(program: str, cache: Path, *words: str, processes: bool = True) -> list[str]:
@@ -229,8 +227,7 @@ def same(a, b):  # also in Fortran's order where it was
 HIDDEN = "sys.modules['numba'] = sys.modules['rmm'] = None"
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 @pytest.mark.parametrize("hidden", ["", HIDDEN], ids=["with numba", "without"])
 def test_every_array_comes_back(hidden: str, kernel_cache: Path) -> None:
     """Of any type, shape and strides, split into frames or not, alone or in containers."""
@@ -270,8 +267,7 @@ print(same(deserialize(*serialize(big[:3])), big[:3]))  # registered still
     assert found == ["True"] * 3
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_distributeds_own_form_is_read_and_replaced(kernel_cache: Path) -> None:
     program = """
 import distributed.protocol.cupy as theirs
@@ -288,8 +284,7 @@ print({"shape", "strides", "typestr"} <= set(header["sub-header"]))
     assert found == ["True True", "True"]
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_work_of_another_stream_is_waited_for(seed: int, kernel_cache: Path) -> None:
     program = """
@@ -308,8 +303,7 @@ for _ in range(20):
     assert lines(program, kernel_cache, start=START.format(hidden="", seed=seed)) == []
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_only_ucx_with_managed_memory_is_warned_of(kernel_cache: Path) -> None:
     """By workers that are none: UCX needs a card."""
     program = """

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from software_programs import needs_compiler, needs_cupy
+from software_programs import needs_software_gpu
 
 from umem.cli import main
 from umem.devices.cuda import cuda_reason
@@ -313,8 +313,7 @@ def test_a_real_ctrl_c_ends_with_130_and_no_folder(tmp_path: Path) -> None:
 # -- on the software GPU -----------------------------------------------------------------------
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_on_the_software_gpu_cupy_has_the_losses_that_numpy_has(
     ran: tuple[Result, Path], report: Any, tmp_path: Path, kernel_cache: Path
 ) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import sys
 import threading
 import tracemalloc
 import weakref
@@ -541,39 +539,3 @@ def test_an_outer_operations_workspace_counts_the_time_before_an_inner_one() -> 
     assert outer_bytes is not None
     assert 100_000 <= inner_bytes < 110_000
     assert 1_000_000 <= outer_bytes < 1_010_000
-
-
-def test_a_signal_at_any_point_of_counting_deaths_loses_none() -> None:
-    """What is told again is no harm; what was never told would be counted for ever."""
-    for count in range(1, 60):
-        freed: list[int] = []
-        recorder = Recorder(
-            lambda e, to=freed: to.append(e.tensor) if isinstance(e, Free) else None
-        )
-        left = iter(range(count))
-
-        def trace(frame: Any, event: str, arg: Any, left: Any = left) -> Any:
-            if frame.f_code is not Recorder.flush.__code__:
-                return None
-            frame.f_trace_opcodes = True
-            if event == "opcode" and next(left, None) is None:
-                raise KeyboardInterrupt
-            return trace
-
-        with recorder:
-            arrays = [np.ones(n) for n in (1, 2, 3)]
-            for array in arrays:
-                recorder.access(array, "array", "x", uploaded=True)
-            del array
-            arrays.clear()
-            before = sys.gettrace()
-            sys._getframe().f_trace_opcodes = True  # Python 3.12 has no such events without
-            sys.settrace(trace)
-            try:
-                with contextlib.suppress(KeyboardInterrupt):
-                    recorder.flush()
-            finally:
-                sys.settrace(before)
-            recorder.flush()
-            assert {0, 1, 2} <= set(freed), count
-            assert recorder.boundary().beginning == (Mark("start"),), count

@@ -260,21 +260,6 @@ class TestInstalling:
         assert device.policy is MANAGED
         restore()
 
-    def test_what_is_restored_out_of_order_or_elsewhere_ends_alone(self, device, alone):
-        outer = device.install(MANAGED, everywhere=False)
-        inner = device.install(UNMANAGED, everywhere=False)
-        outer()
-        assert device.policy is UNMANAGED
-        assert in_force() == device.driver.default_pool.malloc
-        with pytest.raises(StateError, match="restored before"):
-            outer()
-        thread = threading.Thread(target=inner)
-        thread.start()
-        thread.join()
-        assert device.policy is None
-        assert in_force() is in_another_thread(cupy.cuda.get_allocator)
-        dispatching.clear()
-
     def test_an_allocation_follows_what_other_threads_do_meanwhile(self, device, driver, alone):
         def is_managed():
             return cupy.empty(1000, dtype="u1").data.ptr in driver.managed_blocks
@@ -304,15 +289,6 @@ class TestInstalling:
         while restores:
             in_another_thread(restores.pop())
         beside()
-
-    def test_the_allocator_of_the_user_comes_back(self, device, alone):
-        def own(nbytes):
-            raise AssertionError
-
-        with cupy.cuda.using_allocator(own):
-            with installed(device, MANAGED):
-                pass
-            assert cupy.cuda.get_allocator() is own
 
     def test_putting_back_the_asynchronous_allocator_does_not_warn(self, device, alone):
         before = cupy.cuda.get_allocator()
@@ -405,14 +381,6 @@ class TestInstalling:
         assert not other.is_installed
         del keep
 
-    @pytest.mark.parametrize("policy", [HYBRID, Policy("unmanaged", GIB)])
-    def test_on_the_only_gpu_no_allocation_asks_which_is_current(
-        self, device, driver, alone, monkeypatch, policy
-    ):
-        monkeypatch.setattr(HostDriver, "is_current", None)
-        with installed(device, policy):
-            cupy.empty(MIB, dtype="u1")
-
     def test_repeated_places_are_those_of_their_own_gpu(self, driver):
         asked = []
         arena = Arena(driver, driver.allocate_managed, lambda nbytes: asked.append(nbytes))
@@ -454,11 +422,6 @@ class TestInstalling:
         driver.name = "T4 (simulated)"
         assert CudaDevice(driver).headroom_bytes == 0
 
-    def test_managed_pools_are_freed_of_cupys_environment_limit(self, device):
-        assert device.pools.pool("managed").limits == [0]
-        assert device.pools.pool("spill").limits == [0]
-        assert device.pools.pool("unmanaged").limits == []
-
 
 class TestGrowing:
     def test_reserved_bytes_are_counted_until_the_pool_gives_them_back(self, device, alone):
@@ -485,14 +448,6 @@ class TestGrowing:
             2 * MIB,
         )
         del keep, also
-
-    def test_arrays_outlive_their_block(self, device, alone):
-        with installed(device, MANAGED):
-            array = cupy.empty(MIB, dtype="u1")
-        address = array.data.ptr
-        assert device.pools.pool("managed").used_bytes() == MIB
-        with installed(device, MANAGED):
-            assert cupy.empty(MIB, dtype="u1").data.ptr != address
 
     def test_a_limit_raises_before_anything_is_allocated(self, device, driver, alone):
         with installed(device, Policy("managed", limit_bytes=4 * MIB)):
@@ -750,13 +705,6 @@ class TestHybrid:
             spilled = cupy.empty(MIB, dtype="u1")
         assert device.usage().managed_bytes == MIB
         assert driver.calls == [(PREFER_HOST, MIB)]
-        del fits, spilled
-
-    def test_its_limit_bounds_the_unmanaged_part(self, device, alone):
-        with installed(device, Policy("hybrid", limit_bytes=4 * MIB)):
-            fits, spilled = cupy.empty(4 * MIB, dtype="u1"), cupy.empty(2 * MIB, dtype="u1")
-        usage = device.usage()
-        assert (usage.reserved_bytes, usage.managed_bytes) == (6 * MIB, 2 * MIB)
         del fits, spilled
 
     def test_spilled_memory_may_migrate_instead(self, device, driver, alone):

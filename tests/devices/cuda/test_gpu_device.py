@@ -63,18 +63,6 @@ class TestModes(OnGpu):
         use("managed", prefetch=True)
         assert hints.location(cupy.empty(4 * MIB, dtype="u1")).last_prefetch == hints.ordinal
 
-    def test_cupys_memory_limit_does_not_forbid_managed_memory(self):
-        """Fact 5: the variable caps CuPy's pools, and not ours of managed memory."""
-        code = (
-            "import umem\n"
-            "with umem.managed() as memory: a = memory.xp.ones(64 << 20, 'u1')\n"
-            "try:\n"
-            "    with umem.unmanaged(): memory.xp.ones(64 << 20, 'u1')\n"
-            "except MemoryError: print(int(a[-1]))\n"
-        )
-        done = run(code, CUPY_GPU_MEMORY_LIMIT=str(32 * MIB))
-        assert (done.stdout, done.stderr) == ("1\n", "")
-
     def test_a_process_that_ends_with_managed_arrays_ends_silently(self):
         code = "import umem; umem.enable(); import cupy; a = cupy.ones(1 << 20); b = [a];"
         code += "b.append(b); view = umem.as_numpy(a[:8]);"

@@ -77,12 +77,6 @@ def test_the_doctor_says_the_same_in_a_process_of_its_own(device):
     assert result.returncode == (0 if found["ok"] else 1), found["reason"]
 
 
-@pytest.mark.parametrize(("limit", "share"), [("0.5x", 0.5), ("1.5x", 1.5)])
-def test_a_share_of_vram_is_of_all_of_it(device, limit, share):
-    with umem.unmanaged(limit):
-        assert umem.status().limit_bytes == int(device.vram_bytes * share)
-
-
 def test_pinned_memory_is_read_and_written_by_kernels_and_copies(device):
     """Unseen: one address for both sides, under unified addressing, also for CuPy's copies."""
     cupy = device.xp

@@ -29,7 +29,6 @@ from umem.devices.cuda.ranges import CoreHints  # noqa: E402
 from umem.devices.presets import PRESETS  # noqa: E402
 from umem.errors import DeviceError, HintError, MissingDependencyError  # noqa: E402
 
-MIB = 1 << 20
 NOWHERE, CPU = -2, -1
 
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from software_programs import needs_compiler, needs_cupy, run
+from software_programs import needs_software_gpu, run
 
 from umem.devices.software.kernels import for_host
 from umem.devices.software.sharing import usable_cores
@@ -87,8 +87,7 @@ def test_one_core_runs_a_kernel_that_may_do_more(before: str, parameter: str, in
     assert ALONE in for_host(KERNEL % (before, parameter, inside)).text
 
 
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 class TestCupy:
     def test_small_arrays_start_no_thread_and_large_ones_do(self, kernel_cache: Path) -> None:
         program = """

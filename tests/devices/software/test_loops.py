@@ -9,7 +9,7 @@ import ctypes
 from pathlib import Path
 
 import numpy as np
-from software_programs import needs_compiler, needs_cupy, run
+from software_programs import needs_compiler, needs_software_gpu, run
 
 from umem.devices.software.kernels import HEADERS, for_host
 from umem.devices.software.toolchain import Toolchain
@@ -97,8 +97,7 @@ def test_exp_log_and_tanh_are_within_two_units_in_the_last_place(tmp_path: Path)
 # -- the real CuPy ---------------------------------------------------------------------------------
 
 
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 class TestCupy:
     def test_arrays_that_lie_in_any_way_give_what_numpy_gives(self, kernel_cache: Path) -> None:
         program = """

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 import umem
 from umem.errors import OutOfMemoryError, UnsupportedError
-from umem.trace import Access, Alloc, Free, Op, Trace
+from umem.trace import Access, Alloc, Free, Op
 
 MIB = 1 << 20
 MODERATE = settings(
@@ -459,13 +459,3 @@ def test_arrays_of_one_virtual_gpu_come_to_another_as_uploads() -> None:
     with umem.virtual_gpu("t4", vram="64MiB") as other, umem.managed():
         assert int((array + array).max()) == 2
     assert other.figures.uploaded_bytes == MIB
-
-
-def test_a_recorded_trace_of_arrays_holds_together(xp: Any, tmp_path: Any) -> None:
-    with umem.record() as recorder:
-        array = xp.ones((100, 100))
-        (array[::3, ::-2] @ array[: array[::3, ::-2].shape[1]]).sum(axis=1)
-        array[5:50] -= 1
-        del array
-    path = recorder.trace.save(tmp_path / "trace.umem")
-    assert Trace.load(path).events == recorder.trace.events

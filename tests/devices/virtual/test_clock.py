@@ -98,11 +98,6 @@ def test_prefetches_cost_the_copy_and_a_little_more(clock: Clock) -> None:
     assert done == clock.seconds == seconds(expected)
 
 
-def test_an_upload_takes_its_bytes_over_the_link(clock: Clock) -> None:
-    clock.move(BlockMoves(populated=2), 40_000_000)
-    assert clock.seconds == seconds(2e-3 + 30 * US)
-
-
 def test_a_prefetch_on_its_own_stream_hides_behind_arithmetic(clock: Clock) -> None:
     ready = clock.move(BlockMoves(migrated_in=5), overlap=True)
     run(clock, flops=60_000_000_000)  # 10 ms, and the prefetch takes less
