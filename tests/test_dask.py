@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import printed_quietly, python
 from software_programs import is_installed, lines, needs_software_gpu
 
 # Not imported here: it changes how errors are pickled, in the whole process.
@@ -63,16 +61,11 @@ def in_cluster(program: str, cache: Path, *words: str, processes: bool = True) -
     What dask logs is shown when the program fails.
     """
     text = CLUSTER.format(processes=processes) + textwrap.indent(program, "    ")
-    variables = {"UMEM_SOFTWARE_GPU": "t4,vram=32MiB,force"}
-    variables |= {"XDG_CACHE_HOME": str(cache), "CUPY_CACHE_DIR": str(cache)}
-    done = subprocess.run(
-        [sys.executable, "-c", text, *words],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    gpu, path = "t4,vram=32MiB,force", str(cache)
+    done = python(
+        "-c", text, *words,
+        UMEM_SOFTWARE_GPU=gpu, XDG_CACHE_HOME=path, CUPY_CACHE_DIR=path, timeout=120,
+    )  # fmt: skip
     assert not done.returncode, done.stdout + done.stderr
     return done.stdout.splitlines()
 
@@ -328,15 +321,6 @@ for mode in ("managed", "hybrid", "unmanaged"):
     assert len(found) == 15 and all(line.endswith("{}") for line in found)
 
 
-def printed(program: str) -> list[str]:
-    """The lines that a program prints which needs no GPU; anything on standard error fails."""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert not done.stderr, done.stderr
-    return done.stdout.splitlines()
-
-
 def test_what_makes_no_sense_is_refused_where_it_is_made() -> None:
     program = """
 import umem.dask
@@ -346,7 +330,7 @@ for given in ({"mode": "paged"}, {"limit": "much"}):
     except (umem.errors.StateError, umem.errors.SizeError) as error:
         print(error)
 """
-    mode, limit = printed(program)
+    mode, limit = printed_quietly("-c", program).splitlines()
     assert mode == "mode must be one of unmanaged, managed, hybrid; got 'paged'"
     assert limit.startswith("limit")
 
@@ -361,7 +345,7 @@ for error in vars(umem.errors).values():
         copy = pickle.loads(pickle.dumps(error("it's why")))
         print(type(copy) is error and str(copy) == "it's why")
 """
-    found = printed(program)
+    found = printed_quietly("-c", program).splitlines()
     assert len(found) > 20 and set(found) == {"True"}
 
 
@@ -374,7 +358,7 @@ try:
 except ImportError as error:
     print(type(error).__name__, error)
 """
-    (line,) = printed(program)
+    (line,) = printed_quietly("-c", program).splitlines()
     assert line.startswith("MissingDependencyError umem.dask: ")
     assert "pip install 'distributed>=" in line
 
@@ -395,6 +379,6 @@ except Exception as error:
         print(error)
         error = error.__cause__
 """
-    assert printed(program)[-1] == (
+    assert printed_quietly("-c", program).splitlines()[-1] == (
         "umem.dask.Plugin is for workers: client.register_plugin(plugin)"
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from processes import printed, printed_quietly
 from software_programs import needs_software_gpu
 
 from umem.cli import main
@@ -153,14 +154,9 @@ def test_it_says_what_it_is_doing_and_what_to_run_next(ran: tuple[Result, Path])
 @pytest.mark.thorough
 def test_it_runs_as_a_module_too_and_with_the_word_markup_in_its_path(tmp_path: Path) -> None:
     out = tmp_path / "[red]out"
-    result = subprocess.run(
-        [sys.executable, "-m", "umem", "demo", "--nodes", "2000", "--steps", "2", "--vram", "2MiB",
-         "--out", str(out)],
-        capture_output=True, text=True, check=False,
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert f"Wrote {out}/demo.png" in result.stdout
+    command = ("demo", "--nodes", "2000", "--steps", "2", "--vram", "2MiB", "--out", out)
+    found = printed("-m", "umem", *command, COLUMNS=200, NO_COLOR=1)
+    assert f"Wrote {out}/demo.png" in found
     assert sorted(path.name for path in out.iterdir()) == ["demo.json", "demo.png"]
 
 
@@ -317,19 +313,11 @@ def test_a_real_ctrl_c_ends_with_130_and_no_folder(tmp_path: Path) -> None:
 def test_on_the_software_gpu_cupy_has_the_losses_that_numpy_has(
     ran: tuple[Result, Path], report: Any, tmp_path: Path, kernel_cache: Path
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "umem", "demo", "--device", "software:v100-16gb", *SMALL],
-        env={**os.environ, "XDG_CACHE_HOME": str(kernel_cache)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    command = ("demo", "--device", "software:v100-16gb", *SMALL)
+    text = printed_quietly("-m", "umem", *command, cwd=tmp_path, XDG_CACHE_HOME=kernel_cache)
     for said in ("on a software Tesla V100", "by CuPy on this processor", "memory and time are"):
-        assert said in " ".join(done.stdout.split())
-    assert "--device cuda " not in done.stdout
+        assert said in " ".join(text.split())
+    assert "--device cuda " not in text
     found = json.loads((tmp_path / "out" / "demo.json").read_text())
     assert found["simulated"] is True
     assert [row["how"] for row in found["rows"]] == [row["how"] for row in report["rows"]]

@@ -6,13 +6,12 @@ Each test is a program of its own, because a fork copies whatever the tests have
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from processes import printed_quietly
 from project import ROOT
 
 SUPPORT = ROOT / "tests" / "support"
@@ -65,17 +64,7 @@ def run(code: str, *, cuda: bool = False) -> str:
     if cuda:
         pytest.importorskip("cupy")
     program = FORK + (CUDA if cuda else "") + textwrap.dedent(code)
-    paths = [str(SUPPORT), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+    return printed_quietly("-W", "error", "-c", program)
 
 
 # -- the virtual GPU -----------------------------------------------------------------------------
@@ -231,16 +220,7 @@ def test_worker_processes_of_every_kind_use_virtual_gpus(method: str, tmp_path: 
                 pool.join()
         """)
     )
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(program)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "PYTHONPATH": paths},
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    printed_quietly("-W", "error", program)
 
 
 # -- CUDA ----------------------------------------------------------------------------------------
@@ -349,9 +329,7 @@ def test_a_spawned_child_is_free_of_its_parents_past(tmp_path: Path) -> None:
     pytest.importorskip("cupy")
     program = tmp_path / "spawned.py"
     program.write_text(
-        "import sys\n"
-        f"sys.path[:0] = [{str(SUPPORT)!r}]\n"
-        + FORK
+        FORK
         + CUDA
         + textwrap.dedent("""
         import multiprocessing
@@ -366,13 +344,4 @@ def test_a_spawned_child_is_free_of_its_parents_past(tmp_path: Path) -> None:
                     assert pool.map(work, [512, 1024]) == [512, 1024]
         """)
     )
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "PYTHONPATH": paths},
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    printed_quietly(program)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import textwrap
 
 import pytest
+from processes import python
 from project import ROOT
 
 pytestmark = pytest.mark.thorough
@@ -77,15 +76,7 @@ def run(device: str, code: str) -> subprocess.CompletedProcess[str]:
     if device == "cuda":
         pytest.importorskip("cupy")
     setup = CUDA + IS_MANAGED if device == "cuda" else VIRTUAL
-    paths = [str(SUPPORT), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", "import umem\n" + setup + textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    )
+    return python("-W", "error", "-c", "import umem\n" + setup + textwrap.dedent(code))
 
 
 @pytest.mark.parametrize("device", ["virtual", "cuda"])

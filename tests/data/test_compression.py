@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
 import textwrap
 import threading
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from processes import printed, python
 
 from umem.data.items import pack, unpack
 from umem.errors import DataError, MissingDependencyError, UnsupportedError
@@ -265,13 +265,7 @@ def test_a_child_of_a_process_that_compressed_decodes(
 ) -> None:
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(CHILD))
-    done = subprocess.run(
-        [sys.executable, str(script), method, before],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python(script, method, before, timeout=60)
     times = 5 if method == "fork" else 1
     assert (done.returncode, done.stdout.split()) == (0, ["done"] * times), done.stderr
 
@@ -289,7 +283,4 @@ print(len(os.listdir("/proc/self/task")) - before)
 """
     if sys.platform != "linux":
         pytest.skip("threads are counted in /proc")
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.strip() == "0"
+    assert printed("-c", code) == "0\n"

@@ -6,14 +6,13 @@ import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
 from typing import Any
 
 import numpy as np
 import pytest
 from data_cases import Items, same
+from processes import python
 from project import ROOT
 
 import umem.data
@@ -31,10 +30,7 @@ METHODS = ("fork", "forkserver", "spawn")
 
 
 def run_with_workers(method: str, codec: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), method, codec],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = python(PROGRAM, method, codec, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "DataWarning" not in done.stderr
     found: dict[str, Any] = json.loads(done.stdout)

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import pickle
-import subprocess
 import sys
 import zipfile
 from dataclasses import fields, replace
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import printed
 
 import umem.graphs.npz
 from umem.errors import DataError, MissingDependencyError, SizeError
@@ -266,8 +266,7 @@ def test_normalised_adjacency_without_scipy_names_the_extra(monkeypatch):
 
 def test_importing_graphs_loads_numpy_and_neither_scipy_nor_chainer():
     code = "import sys, umem.graphs; print({'scipy', 'chainer', 'cupy'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    assert printed("-c", code) == "set()\n"
 
 
 # Files

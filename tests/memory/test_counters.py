@@ -9,7 +9,6 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 import weakref
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import python
 from project import ROOT
 
 import umem
@@ -90,20 +90,6 @@ def allocator():
         inside = inspect.getclosurevars(found.pop()).nonlocals
         found += [inside["allocated"], inside["malloc"]]
     return found
-
-
-def run(folder, *args):
-    """Python in a process of its own, as a user starts it."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return subprocess.run(
-        [sys.executable, *args],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 def here():
@@ -749,7 +735,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", PAGE, re.DOTALL)
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
 def test_the_code_of_the_page_prints_what_the_page_says(number, tmp_path):
     (tmp_path / "train.py").write_text(EXAMPLES[number][0], encoding="utf-8")
-    done = run(tmp_path, "train.py")
+    done = python("train.py", cwd=tmp_path)
     printed = done.stdout.replace(f"{tmp_path}{os.sep}", "")
     assert (printed, done.stderr) == (EXAMPLES[number][1], "")
 
@@ -764,7 +750,7 @@ def test_the_page_has_code():
 def test_the_benchmark_runs_and_hybrid_adds_less_than_a_microsecond(tmp_path):
     pytest.importorskip("cupy")
     args = ["--device", "stub", "--quick", "--json", str(tmp_path / "report.json")]
-    done = run(tmp_path, str(ROOT / "bench/allocation.py"), *args)
+    done = python(ROOT / "bench/allocation.py", *args, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     added = {row["allocation"]: row["added_us"] for row in report["rows"] if row["pool"] == "stub"}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 from software_programs import START, lines, needs_software_gpu
 
 import umem
@@ -250,13 +249,12 @@ def test_umem_run_explains_an_error_that_ends_the_script(tmp_path: Path) -> None
     script.write_text(
         'import cupy\nheld = cupy.empty(30 << 20, "u1")\nmore = cupy.empty(60 << 20, "u1")\n'
     )
-    command = [sys.executable, "-m", "umem", "run", "--software", "t4", "--vram", "64MiB"]
-    done = subprocess.run([*command, str(script)], capture_output=True, text=True, check=False)
+    command = ("-m", "umem", "run", "--software", "t4", "--vram", "64MiB")
+    done = python(*command, script)
     assert done.returncode == 1
     assert "held, of the module big.py" in done.stderr
     assert "umem run --mode hybrid" in done.stderr
-    limited = [*command, "--mode", "unmanaged", "--limit", "50MiB", str(script)]
-    done = subprocess.run(limited, capture_output=True, text=True, check=False)
+    done = python(*command, "--mode", "unmanaged", "--limit", "50MiB", script)
     assert done.returncode == 1 and "held, of the module big.py" in done.stderr
     assert "umem choose" in done.stderr
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import gc
 import importlib
 import inspect
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
+from processes import printed
 
 import umem
 from umem.devices.virtual import arrays as xp
@@ -126,7 +124,6 @@ def test_places_are_told_from_the_folder_where_recording_began(tmp_path: Path) -
     (tmp_path / "deeper").mkdir()
     script = tmp_path / "deep" / "script.py"
     script.write_text(MOVING)
-    root = str(Path(umem.__file__).parent.parent)
     plain, by_umem = [str(script)], ["-m", "umem", "run", str(script)]
     for folder, file, command in (
         (tmp_path / "deep", "script.py", plain),
@@ -134,15 +131,8 @@ def test_places_are_told_from_the_folder_where_recording_began(tmp_path: Path) -
         (tmp_path / "deeper", str(script), plain),
         (Path("/"), str(script), by_umem),
     ):
-        done = subprocess.run(
-            [sys.executable, *command],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": root},
-        )
-        assert done.stdout.splitlines() == [f"{file}:7 work", f"{file}:10 <module>"]
+        found = printed(*command, cwd=folder)
+        assert found.splitlines() == [f"{file}:7 work", f"{file}:10 <module>"]
 
 
 def test_where_the_current_folder_is_gone_places_are_whole(

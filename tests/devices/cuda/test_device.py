@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib.util
 import pickle
-import subprocess
 import sys
 import threading
 import types
@@ -14,6 +13,7 @@ from contextvars import copy_context
 from pathlib import Path
 
 import pytest
+from processes import printed
 
 cupy = pytest.importorskip("cupy")
 
@@ -82,21 +82,17 @@ def in_another_thread(call):
     return found[0]
 
 
-def run(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-
 class TestOpening:
     def test_importing_the_device_imports_neither_cupy_nor_cuda_core(self):
         code = (
             "import sys, umem.devices.cuda;"
             "print(sorted({'cupy', 'cuda.core', 'cuda.bindings'} & set(sys.modules)))"
         )
-        assert run(code).stdout.strip() == "[]"
+        assert printed("-c", code).strip() == "[]"
 
     def test_without_cupy_the_reason_says_so(self):
         code = "import sys; sys.modules['cupy'] = None; import umem.devices.cuda.gpus as c;"
-        assert run(code + "print(c.cuda_reason())").stdout == "CuPy is not installed\n"
+        assert printed("-c", code + "print(c.cuda_reason())") == "CuPy is not installed\n"
 
     def test_an_old_cupy_is_refused_with_its_version(self, monkeypatch):
         monkeypatch.setattr(cupy, "__version__", "12.3.0")

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import python
 from software_programs import START, needs_compiler, needs_cupy, run
 
 from umem.devices.host import has_real_gpu
@@ -715,24 +716,13 @@ print(cp.linalg.eigvalsh(cp.eye(2)), isinstance(pool, cp.cuda.memory.MemoryPool)
             "k = cupy.ElementwiseKernel('raw int32 x', 'int32 y', 'y = x[i + 1]', 'beyond')\n"
             "k(cupy.arange(4, dtype='i4'), cupy.zeros(4, 'i4'))\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-m", "umem", "run", "--software", "t4", "--checked", str(script)],
-            env={
-                **os.environ,
-                "XDG_CACHE_HOME": str(kernel_cache),
-                "CUPY_CACHE_DIR": str(kernel_cache),
-            },
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        command = ("-m", "umem", "run", "--software", "t4", "--checked", script)
+        done = python(*command, XDG_CACHE_HOME=kernel_cache, CUPY_CACHE_DIR=kernel_cache)
         assert done.returncode == 1
         assert "the kernel beyond reads 0 bytes behind the end of argument 0" in done.stderr
 
     def test_checked_needs_software(self, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
         script.touch()
-        asked = [sys.executable, "-m", "umem", "run", "--checked", str(script)]
-        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+        done = python("-m", "umem", "run", "--checked", script)
         assert done.returncode == 2 and "--checked needs --software GPU" in done.stderr

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 from software_programs import START, needs_compiler, needs_cupy, run
 
 import umem
@@ -491,14 +490,7 @@ COUNT = "import cupy; print(cupy.cuda.runtime.getDeviceCount(), cupy.arange(3).d
 
 
 def _started(*words: str, cache: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words],
-        env={**os.environ, "XDG_CACHE_HOME": str(cache), "CUPY_CACHE_DIR": str(cache), **variables},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    return python(*words, XDG_CACHE_HOME=cache, CUPY_CACHE_DIR=cache, **variables)
 
 
 def test_a_command_has_several_devices_and_so_have_its_children(

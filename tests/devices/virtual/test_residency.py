@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from bench_scripts import written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_um import Oracle
-from project import ROOT
 
 from umem.devices.virtual.advice import ACCESSED_BY_GPU, PREFER_GPU, PREFER_HOST, READ_MOSTLY
 from umem.devices.virtual.clock import BlockMoves
@@ -191,16 +187,6 @@ def test_a_long_run_keeps_the_queue_short_and_stays_right(
 
 
 def test_the_benchmark_of_it_runs(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "bench" / "residency.py"), "--quick", "--json", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(path.read_text())
+    report, _ = written(tmp_path, "residency.py", "--quick")
     assert report["bench"] == "residency" and len(report["rows"]) == 16
     assert all(len(row["touches_per_second"]) == 2 for row in report["rows"])
