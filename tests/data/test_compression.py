@@ -257,8 +257,16 @@ if __name__ == "__main__":
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("before", ["used", "pool", "busy"])
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    ("method", "before"),
+    [
+        ("fork", "used"),
+        ("fork", "pool"),
+        ("fork", "busy"),
+        ("forkserver", "busy"),
+        ("spawn", "busy"),
+    ],
+)
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 def test_a_child_of_a_process_that_compressed_decodes(
     method: str, before: str, tmp_path: Any

@@ -226,18 +226,6 @@ def test_memory_of_a_preset_has_its_advice_from_the_first_byte(gpu: VirtualGPU, 
     assert umem.location(after) == Location(True, resident_bytes=4 * MIB)
 
 
-def test_the_memory_of_a_preset_goes_to_no_other_array(gpu: VirtualGPU) -> None:
-    with umem.managed(preset="read_mostly") as memory:
-        a = memory.xp.ones(4 * MIB, "u1")
-        del a
-        with umem.managed():
-            other = memory.xp.ones(4 * MIB, "u1")
-        again = memory.xp.ones(4 * MIB, "u1")
-    assert not umem.location(other).read_mostly
-    assert umem.location(again).read_mostly
-    assert gpu.usage().managed_bytes == 8 * MIB
-
-
 def test_small_arrays_of_a_preset_share_no_block_with_others(gpu: VirtualGPU) -> None:
     with umem.managed() as memory:
         plain = memory.xp.ones(1000)

@@ -50,15 +50,6 @@ def mib(count: int) -> Any:
 # -- blocks ------------------------------------------------------------------------------------
 
 
-def test_a_managed_block_holds_more_than_vram(gpu: VirtualGPU) -> None:
-    with umem.managed() as memory:
-        arrays = [memory.xp.ones(30 * MIB, "u1") for _ in range(3)]
-        assert sum(int(a[::MIB].sum()) for a in arrays) == 90
-    assert gpu.figures.peak_bytes >= 90 * MIB
-    assert gpu.figures.resident_peak_bytes <= 64 * MIB
-    assert gpu.figures.migrated_out_bytes > 0
-
-
 def test_unmanaged_memory_ends_where_vram_ends(gpu: VirtualGPU) -> None:
     held = [mib(30), mib(30)]
     with pytest.raises(OutOfMemoryError) as caught:
@@ -94,14 +85,6 @@ def test_the_traceback_of_any_other_error_is_whole() -> None:
     with pytest.raises(ValueError, match="negative") as caught, umem.virtual_gpu("t4") as device:
         device.xp.ones(-1)
     assert len(frames_of(caught.value)) > 1
-
-
-def test_hybrid_memory_spills_what_vram_cannot_hold(gpu: VirtualGPU) -> None:
-    with umem.hybrid():
-        a, b = mib(40), mib(40)
-    usage = gpu.usage()
-    assert (usage.reserved_bytes, usage.managed_bytes) == (80 * MIB, 40 * MIB)
-    assert (umem.location(a).managed, umem.location(b).managed) == (False, True)
 
 
 def test_unmanaged_memory_can_be_carved_out_of_a_managed_block(gpu: VirtualGPU) -> None:
@@ -211,21 +194,6 @@ def test_one_block_can_be_entered_by_two_threads_at_once() -> None:
     for thread in threads:
         thread.join()
     assert not errors
-
-
-def test_a_block_concerns_its_thread_and_enable_every_thread(gpu: VirtualGPU) -> None:
-    seen: list[Any] = []
-
-    def look() -> None:
-        thread = threading.Thread(target=lambda: seen.append(gpu.policy.mode))
-        thread.start()
-        thread.join()
-
-    with umem.managed():
-        look()
-    with umem.enable("hybrid"):
-        look()
-    assert seen == ["unmanaged", "hybrid"]
 
 
 def test_a_thread_of_its_own_has_no_virtual_gpu(gpu: VirtualGPU) -> None:
@@ -531,20 +499,3 @@ def test_without_a_device_both_ways_out_are_named(call: Callable[[], Any]) -> No
     assert re.search(r"pip install 'cupy-cuda12x.*, or pip install 'cupy-cuda13x", text)
     assert 'with umem.virtual_gpu("v100-16gb")' in text
     assert isinstance(caught.value, RuntimeError)
-
-
-@NO_GPU
-def test_without_a_device_a_decorated_function_never_runs() -> None:
-    @umem.managed()
-    def run() -> None:
-        raise AssertionError
-
-    with pytest.raises(DeviceNotFoundError):
-        run()
-
-
-def test_what_enable_gives_a_with_statement_is_its_handle() -> None:
-    with umem.virtual_gpu("t4"):
-        with umem.enable("managed") as handle, umem.record():
-            assert umem.enable("managed") is handle and handle.policy == Policy("managed")
-        assert not umem.status().on

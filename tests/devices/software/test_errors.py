@@ -15,9 +15,11 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from processes import python
 from software_programs import START, needs_compiler, needs_cupy, run
 
+from umem.cli import main
 from umem.devices.host import has_real_gpu
 from umem.devices.software.allocations import DEVICE, HostMemory
 from umem.devices.software.memory_sources import FREED_COUNT, GuardedSource, PlainSource
@@ -148,24 +150,6 @@ if child:
     asked = [sys.executable, "-c", program, str(file)]
     done = subprocess.run(asked, capture_output=True, text=True, check=True)
     assert done.stdout and not Path(done.stdout.strip()).exists()
-
-
-@pytest.mark.thorough
-def test_processes_that_compile_the_same_at_once_both_have_it(tmp_path: Path) -> None:
-    program = """
-import ctypes, sys
-from pathlib import Path
-from umem.devices.software.toolchain import Toolchain
-tools = Toolchain(Path(sys.argv[1]))
-for number in range(5):
-    path = tools.shared_object(f"int f(void) {{ return {number}; }}", "c")
-    assert ctypes.CDLL(str(path)).f() == number
-"""
-    asked = [sys.executable, "-c", program, str(tmp_path)]
-    processes = [subprocess.Popen(asked) for _ in range(3)]
-    assert [process.wait(timeout=300) for process in processes] == [0, 0, 0]
-    left = [path.suffix for path in tmp_path.iterdir()]
-    assert left == [".so"] * 5
 
 
 @pytest.mark.thorough
@@ -724,5 +708,5 @@ print(cp.linalg.eigvalsh(cp.eye(2)), isinstance(pool, cp.cuda.memory.MemoryPool)
     def test_checked_needs_software(self, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
         script.touch()
-        done = python("-m", "umem", "run", "--checked", script)
-        assert done.returncode == 2 and "--checked needs --software GPU" in done.stderr
+        done = CliRunner().invoke(main, ["run", "--checked", str(script)])
+        assert done.exit_code == 2 and "--checked needs --software GPU" in done.output
