@@ -12,9 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from processes import printed_quietly
-from project import ROOT
 
-SUPPORT = ROOT / "tests" / "support"
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork"),
@@ -250,18 +248,18 @@ def test_a_child_is_refused_cuda_with_the_way_out_and_the_parent_is_not() -> Non
     )
 
 
-@pytest.mark.parametrize("everywhere", [False, True])
-def test_allocations_of_the_child_are_refused_those_from_the_cache_too(everywhere: bool) -> None:
+def test_allocations_of_the_child_are_refused_those_from_the_cache_too() -> None:
     run(
-        f"""
+        """
         from umem.devices.base import Policy
-        with installed(gpu, Policy("managed"), everywhere={everywhere}):
-            cupy.empty(1 << 20, dtype="u1")  # free again, and cached
-            allocator = cupy.cuda.get_allocator()
-            in_child(lambda: refused(lambda: cupy.empty(1 << 20, dtype="u1"),
-                                     lambda: cupy.empty(2 << 20, dtype="u1")))
-            assert cupy.cuda.get_allocator() is allocator
-            cupy.empty(1 << 20, dtype="u1")
+        for everywhere in (False, True):
+            with installed(gpu, Policy("managed"), everywhere=everywhere):
+                cupy.empty(1 << 20, dtype="u1")  # free again, and cached
+                allocator = cupy.cuda.get_allocator()
+                in_child(lambda: refused(lambda: cupy.empty(1 << 20, dtype="u1"),
+                                         lambda: cupy.empty(2 << 20, dtype="u1")))
+                assert cupy.cuda.get_allocator() is allocator
+                cupy.empty(1 << 20, dtype="u1")
         """,
         cuda=True,
     )

@@ -7,11 +7,9 @@ import textwrap
 
 import pytest
 from processes import python
-from project import ROOT
 
 pytestmark = pytest.mark.thorough
 
-SUPPORT = ROOT / "tests" / "support"
 CUDA = """
 from cuda_host_driver import HostDriver
 import cupy
