@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from umem.devices.virtual import VirtualGPU
 from umem.errors import DeviceError
 from umem.units import MIB
 
-ROOT = Path(umem.__file__).parent.parent
 NO_GPU = pytest.mark.skipif(cuda_reason() is None, reason="there is a CUDA device")
 STEPS = [
     "unmanaged memory", "managed memory", "hybrid memory", "allocate", "prefetch to the GPU",
