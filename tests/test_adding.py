@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner
+from processes import python
 
 import umem
 from tests.predict.techniques.test_techniques import chain_of
@@ -133,14 +132,10 @@ def test_the_command_finds_what_an_installed_package_adds(tmp_path: Path, source
     (info / "entry_points.txt").write_text("[umem]\nmore = more_reports\n")
     trace = Trace([Alloc(0, 5, "array", "a")]).save(tmp_path / "t.gz")
     root = Path(umem.__file__).parent.parent
-    paths = [str(tmp_path), str(root), str(root / "tests" / "support")]
-    done = subprocess.run(
-        [sys.executable, "-m", "umem", "report", str(trace), "--export", "csv", "sizes.csv"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    paths = (tmp_path, root, root / "tests" / "support")
+    command = ("report", trace, "--export", "csv", "sizes.csv")
+    path = os.pathsep.join(map(str, paths))
+    done = python("-m", "umem", *command, cwd=tmp_path, PYTHONPATH=path)
     if source == PACKAGE:
         assert (done.returncode, done.stderr) == (0, "")
         assert (tmp_path / "sizes.csv").read_text() == "a,5"

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from software_programs import needs_compiler, needs_cupy
+from processes import printed_quietly
+from software_programs import needs_software_gpu
 
 from umem.cli import main
 from umem.devices.cuda import cuda_reason
@@ -151,16 +152,13 @@ def test_it_says_what_it_is_doing_and_what_to_run_next(ran: tuple[Result, Path])
 
 
 @pytest.mark.thorough
-def test_it_runs_as_a_module_too_and_with_the_word_markup_in_its_path(tmp_path: Path) -> None:
+def test_its_path_may_have_the_word_markup_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "[red]out"
-    result = subprocess.run(
-        [sys.executable, "-m", "umem", "demo", "--nodes", "2000", "--steps", "2", "--vram", "2MiB",
-         "--out", str(out)],
-        capture_output=True, text=True, check=False,
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert f"Wrote {out}/demo.png" in result.stdout
+    monkeypatch.setenv("COLUMNS", "200")
+    result = demo("--nodes", "1000", "--steps", "1", "--vram", "2MiB", "--out", out)
+    assert result.exit_code == 0 and f"Wrote {out}/demo.png" in result.output
     assert sorted(path.name for path in out.iterdir()) == ["demo.json", "demo.png"]
 
 
@@ -313,24 +311,15 @@ def test_a_real_ctrl_c_ends_with_130_and_no_folder(tmp_path: Path) -> None:
 # -- on the software GPU -----------------------------------------------------------------------
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_on_the_software_gpu_cupy_has_the_losses_that_numpy_has(
     ran: tuple[Result, Path], report: Any, tmp_path: Path, kernel_cache: Path
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "umem", "demo", "--device", "software:v100-16gb", *SMALL],
-        env={**os.environ, "XDG_CACHE_HOME": str(kernel_cache)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    command = ("demo", "--device", "software:v100-16gb", *SMALL)
+    text = printed_quietly("-m", "umem", *command, cwd=tmp_path, XDG_CACHE_HOME=kernel_cache)
     for said in ("on a software Tesla V100", "by CuPy on this processor", "memory and time are"):
-        assert said in " ".join(done.stdout.split())
-    assert "--device cuda " not in done.stdout
+        assert said in " ".join(text.split())
+    assert "--device cuda " not in text
     found = json.loads((tmp_path / "out" / "demo.json").read_text())
     assert found["simulated"] is True
     assert [row["how"] for row in found["rows"]] == [row["how"] for row in report["rows"]]

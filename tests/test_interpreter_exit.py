@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import textwrap
 
 import pytest
-from project import ROOT
+from processes import python
 
 pytestmark = pytest.mark.thorough
 
-SUPPORT = ROOT / "tests" / "support"
 CUDA = """
 from cuda_host_driver import HostDriver
 import cupy
@@ -77,15 +74,7 @@ def run(device: str, code: str) -> subprocess.CompletedProcess[str]:
     if device == "cuda":
         pytest.importorskip("cupy")
     setup = CUDA + IS_MANAGED if device == "cuda" else VIRTUAL
-    paths = [str(SUPPORT), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", "import umem\n" + setup + textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    )
+    return python("-W", "error", "-c", "import umem\n" + setup + textwrap.dedent(code))
 
 
 @pytest.mark.parametrize("device", ["virtual", "cuda"])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import printed
 from project import ROOT
 
 import umem.chainer
@@ -52,12 +50,10 @@ def test_every_file_the_readme_links_to_exists() -> None:
 @pytest.mark.thorough
 def test_the_table_of_the_readme_is_the_demos_own(tmp_path: Path) -> None:
     """Up to the losses, which may differ in their last digit from one BLAS to another."""
-    command = [sys.executable, "-m", "umem", "demo", "--out", str(tmp_path / "out")]
-    environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    printed = {line[:73].rstrip() for line in run.stdout.splitlines()}
+    text = printed("-m", "umem", "demo", "--out", tmp_path / "out", COLUMNS=80)
+    said = {line[:73].rstrip() for line in text.splitlines()}
     block = README.split("$ make demo\n")[1].split("```")[0]
     table = block[block.index("simulated v100") : block.index("With all of its VRAM")]
     lines = [line[:73].rstrip() for line in table.splitlines() if line.strip()]
     assert len(lines) > 10
-    assert not [line for line in lines if line not in printed]
+    assert not [line for line in lines if line not in said]

@@ -17,8 +17,7 @@ import pytest
 from bench_scripts import BENCH, ROOT, module, run
 from gpu_run_kills import killed_and_continued, records
 from project import EXTRAS, PYPROJECT
-
-from tests.devices.software.test_starting import needs_compiler, needs_cupy
+from software_programs import needs_compiler, needs_cupy
 
 gpu_run = module("gpu_run")
 wheels = module("gpu_run_parts.wheels")

@@ -46,48 +46,19 @@ def requests_of(data: Any, source: Items, order: Any, passes: int) -> list[int]:
     return asked
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("seeds", [8, pytest.param(100, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("kind", DRAWS)
-def test_hits_are_those_of_beladys_min(kind: str, ahead: bool) -> None:
-    for seed in range(4):
-        count, room = 20 + 7 * seed, (3, 10, 17, 30)[seed]
-        source, order = Items(count), known_order(seed, DRAWS[kind](count))
-        with umem.data.cached(source, room * source.packed(), order=order, ahead=ahead) as data:
-            asked = requests_of(data, source, order, 4)
-            found = data.counters
-        assert found.hit_count == most_hits(asked, room)
-        assert found.request_count == len(asked)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", DRAWS)
-def test_hits_are_those_of_beladys_min_for_a_hundred_seeds_and_sizes(kind: str) -> None:
-    for seed in range(100):
-        count = 5 + seed % 37
+def test_hits_are_those_of_beladys_min(kind: str, seeds: int) -> None:
+    for seed in range(seeds):
+        count = 5 + seed * 11 % 37
         room = 1 + (seed * 13) % count
         source, order = Items(count, 600 + 10 * seed), known_order(seed, DRAWS[kind](count))
         ahead = bool(seed % 2)
         with umem.data.cached(source, room * source.packed(), order=order, ahead=ahead) as data:
             asked = requests_of(data, source, order, 4)
-            assert data.counters.hit_count == most_hits(asked, room)
-
-
-def test_the_oracle_is_no_better_than_trying_every_choice() -> None:
-    """Of short sequences, by all that may be inside after each request."""
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        asked, room = rng.integers(0, 4, 8).tolist(), int(rng.integers(1, 4))
-        best = {frozenset[int](): 0}
-        for item in asked:
-            after: dict[frozenset[int], int] = {}
-            for inside, hits in best.items():
-                now = hits + (item in inside)
-                wider = inside | {item}
-                for each in [wider, *(wider - {gone} for gone in wider)]:
-                    if len(each) <= room:
-                        after[each] = max(after.get(each, 0), now)
-            best = after
-        assert most_hits(asked, room) == max(best.values())
+            found = data.counters
+        assert found.hit_count == most_hits(asked, room)
+        assert found.request_count == len(asked)
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -254,13 +225,6 @@ def test_a_dataset_that_gives_something_else_is_noticed_and_said_once() -> None:
                     found = data[i]
         assert len(caught) == 1 and same(found, source.item(3))
         assert data.counters.lost_count == 1
-
-
-def test_items_of_changing_shape_and_kind_come_back() -> None:
-    items = [np.zeros((3, 2)), {"a": 1}, "text", None, (b"x", [1.5]), np.float32(2)]
-    with umem.data.cached(items, "1MiB") as data:
-        for _ in range(2):
-            assert [type(x) for x in data[:]] == [type(x) for x in items]
 
 
 def test_threads_ask_at_once() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
 import textwrap
 import threading
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from processes import printed, python
 
 from umem.data.items import pack, unpack
 from umem.errors import DataError, MissingDependencyError, UnsupportedError
@@ -257,21 +257,23 @@ if __name__ == "__main__":
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("before", ["used", "pool", "busy"])
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    ("method", "before"),
+    [
+        ("fork", "used"),
+        ("fork", "pool"),
+        ("fork", "busy"),
+        ("forkserver", "busy"),
+        ("spawn", "busy"),
+    ],
+)
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 def test_a_child_of_a_process_that_compressed_decodes(
     method: str, before: str, tmp_path: Any
 ) -> None:
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(CHILD))
-    done = subprocess.run(
-        [sys.executable, str(script), method, before],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python(script, method, before, timeout=60)
     times = 5 if method == "fork" else 1
     assert (done.returncode, done.stdout.split()) == (0, ["done"] * times), done.stderr
 
@@ -289,7 +291,4 @@ print(len(os.listdir("/proc/self/task")) - before)
 """
     if sys.platform != "linux":
         pytest.skip("threads are counted in /proc")
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.strip() == "0"
+    assert printed("-c", code) == "0\n"

@@ -5,13 +5,12 @@ What comes out is right whatever happens, nobody waits for good, and nothing is 
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import python
 
 from umem.data.pages import HEAD, Pages
 
@@ -42,14 +41,7 @@ def run(folder: Path, program: str, *args: str, timeout: int = 60) -> list[str]:
     """The words that a program prints; it has to end well in time."""
     script = folder / "program.py"
     script.write_text(START + textwrap.dedent(program))
-    done = subprocess.run(
-        [sys.executable, str(script), *args],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        cwd=folder,
-    )
+    done = python(script, *args, cwd=folder, timeout=timeout)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import printed
 from project import ROOT
 
 from umem.compat.installation import find_package
@@ -21,10 +20,7 @@ pytestmark = pytest.mark.skipif(find_package() is None, reason="Chainer is not i
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_an_example_prints_what_the_page_says(number: int, tmp_path: Path) -> None:
     code, expected = BLOCKS[number]
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert (done.stdout, done.returncode) == (expected, 0), done.stderr
+    assert printed("-c", code, cwd=tmp_path) == expected
 
 
 def test_every_example_is_run() -> None:

@@ -6,15 +6,13 @@ import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from data_cases import Items, same
+from processes import python
 from project import ROOT
 
 import umem.data
@@ -32,10 +30,7 @@ METHODS = ("fork", "forkserver", "spawn")
 
 
 def run_with_workers(method: str, codec: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), method, codec],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = python(PROGRAM, method, codec, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "DataWarning" not in done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -144,24 +139,3 @@ def test_a_cache_goes_only_to_processes_that_are_being_started() -> None:
     with umem.data.cached(Items(2), "1MiB") as data:
         with pytest.raises(UnsupportedError, match="pickle the dataset below it"):
             pickle.dumps(data)
-
-
-KILLED = """
-import os, signal, sys
-import umem.data
-data = umem.data.cached([b"x" * 5000] * 50, 20_000, "1MiB", folder=sys.argv[1])
-for i in range(50):
-    data[i]
-assert data.counters.spilled_bytes > 100_000
-print("there", flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_kill_leaves_nothing_in_the_folder(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == -signal.SIGKILL and done.stdout == "there\n"
-    assert list(tmp_path.iterdir()) == []

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from processes import python
 
 import umem
 from umem.cli import main
@@ -25,7 +22,6 @@ from umem.devices.virtual import VirtualGPU
 from umem.errors import DeviceError
 from umem.units import MIB
 
-ROOT = Path(umem.__file__).parent.parent
 NO_GPU = pytest.mark.skipif(cuda_reason() is None, reason="there is a CUDA device")
 STEPS = [
     "unmanaged memory", "managed memory", "hybrid memory", "allocate", "prefetch to the GPU",
@@ -282,10 +278,8 @@ def test_bad_input_is_refused(arguments: list[str], code: int, text: str) -> Non
 def test_the_command_itself_exits_with_the_code() -> None:
     codes = {}
     for device in ("virtual:t4", "virtual:jetson"):
-        result = subprocess.run(
-            [sys.executable, "-m", "umem", "doctor", "--device", device, "--vram", "64MiB"],
-            capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONWARNINGS": "error"},
-        )  # fmt: skip
+        command = ("doctor", "--device", device, "--vram", "64MiB")
+        result = python("-m", "umem", *command, PYTHONWARNINGS="error")
         codes[device] = result.returncode
         assert result.stderr == ""
     assert codes == {"virtual:t4": 0, "virtual:jetson": 1}

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import pickle
-import subprocess
 import sys
 import zipfile
 from dataclasses import fields, replace
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import printed
 
 import umem.graphs.npz
 from umem.errors import DataError, MissingDependencyError, SizeError
@@ -79,22 +79,8 @@ def test_rmat_graph_is_one_that_a_file_may_hold(tmp_path_factory, arguments):
     assert graph.features.shape == (arguments["nodes"], arguments["features"])
     assert graph.class_count <= arguments["classes"]
     assert (graph.train_mask ^ graph.val_mask ^ graph.test_mask).all()
-    assert [a.dtype.str for a in arrays_of(graph).values()] == [
-        "<i4",
-        "<i4",
-        "<f4",
-        "<i4",
-        "|b1",
-        "|b1",
-        "|b1",
-    ]
-
-
-@given(rmat_arguments())
-def test_rmat_equal_arguments_give_equal_graphs(arguments):
-    first, second = rmat(**arguments), rmat(**arguments)
-    for name in NAMES:
-        np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
+    kinds = [a.dtype.str for a in arrays_of(graph).values()]
+    assert kinds == ["<i4", "<i4", "<f4", "<i4", "|b1", "|b1", "|b1"]
 
 
 @given(rmat_arguments())
@@ -191,41 +177,9 @@ def test_karate_club_has_the_members_ties_and_factions_that_zachary_published():
     degrees = np.diff(club.indptr)
     assert (club.node_count, len(club.indices)) == (34, 2 * 78)
     assert degrees.tolist() == [
-        16,
-        9,
-        10,
-        6,
-        3,
-        4,
-        4,
-        4,
-        5,
-        2,
-        3,
-        1,
-        2,
-        5,
-        2,
-        2,
-        2,
-        2,
-        2,
-        3,
-        2,
-        2,
-        2,
-        5,
-        3,
-        3,
-        2,
-        4,
-        3,
-        4,
-        4,
-        6,
-        12,
-        17,
-    ]
+        16, 9, 10, 6, 3, 4, 4, 4, 5, 2, 3, 1, 2, 5, 2, 2, 2, 2, 2, 3, 2, 2, 2, 5, 3, 3, 2, 4, 3, 4,
+        4, 6, 12, 17,
+    ]  # fmt: skip
     assert (dense(club) == dense(club).T).all()
     assert np.bincount(club.labels).tolist() == [17, 17]
     assert (club.labels[0], club.labels[33]) == (0, 1)
@@ -312,8 +266,7 @@ def test_normalised_adjacency_without_scipy_names_the_extra(monkeypatch):
 
 def test_importing_graphs_loads_numpy_and_neither_scipy_nor_chainer():
     code = "import sys, umem.graphs; print({'scipy', 'chainer', 'cupy'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    assert printed("-c", code) == "set()\n"
 
 
 # Files
@@ -456,10 +409,7 @@ BAD = [
 def test_load_npz_names_the_array_and_the_first_wrong_position(path, name, array, message):
     write(path, **{name: array})
     assert message_of(path) == f"{name}: {message}"
-
-
-@pytest.mark.parametrize(("name", "array", "message"), BAD)
-def test_save_npz_refuses_what_load_npz_would_and_writes_nothing(path, name, array, message):
+    path.unlink()
     with pytest.raises(DataError) as caught:
         save_npz(path, replace(CLUB, **{name: array}))
     assert str(caught.value) == f"{path}: {name}: {message}"

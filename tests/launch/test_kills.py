@@ -111,9 +111,7 @@ def check(folder: Path, code: str, phase: str, seed: int) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("phase", "seed"), [("init", 0), ("init", 1), *(("training", n) for n in range(3))]
-)
+@pytest.mark.parametrize(("phase", "seed"), [("init", 0), ("training", 1), ("training", 4)])
 def test_a_killed_rank_ends_all(tmp_path: Path, phase: str, seed: int) -> None:
     check(tmp_path, SCRIPT, phase, seed)
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import printed
 
 import umem
 from umem.devices.base import Policy
@@ -190,15 +187,8 @@ def test_the_variables_are_read_when_they_are_needed_and_not_at_import() -> None
         "with umem.virtual_gpu('t4', vram='64MiB'):\n"
         "    print(umem.status().on, umem.enable().policy.mode)\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(umem.__file__).parent.parent,
-        env={**os.environ, "UMEM_MODE": "nonsense", "UMEM_LIMIT": "0", "UMEM_PREFETCH": "0"},
-    )
-    assert result.stdout == "False hybrid\n"
+    found = printed("-c", code, UMEM_MODE="nonsense", UMEM_LIMIT=0, UMEM_PREFETCH=0)
+    assert found == "False hybrid\n"
 
 
 def test_the_same_environment_again_is_the_same_and_another_is_not(

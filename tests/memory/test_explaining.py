@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from software_programs import START, lines, needs_compiler, needs_cupy
+from processes import python
+from software_programs import START, lines, needs_software_gpu
 
 import umem
 from umem.errors import DeviceError, DeviceNotFoundError
@@ -30,8 +29,7 @@ def failing():
 """
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_variables_and_what_would_fit_are_named(kernel_cache: Path) -> None:
     program = """
 found = umem.explain(failing())
@@ -59,8 +57,7 @@ except MemoryError:
     assert found[-1] == "True"
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_without_an_error_the_callers_variables_are_named(kernel_cache: Path) -> None:
     program = """
 def look():
@@ -76,8 +73,7 @@ for found in look():
     ]  # fmt: skip
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_a_tracker_names_lines(kernel_cache: Path) -> None:
     program = """
 with umem.track() as tracker:
@@ -89,8 +85,7 @@ with umem.track() as tracker:
     assert lines(program, kernel_cache, start=START + PROGRAM) == ["[(16, 2)] 32", "True"]
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_errors_and_memory_of_umem(kernel_cache: Path) -> None:
     program = """
 with umem.managed(limit="20MiB"):
@@ -110,8 +105,7 @@ print(umem.explain().used_bytes >> 20)
     ]
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_objects_that_raise_when_they_are_looked_at_are_passed_over(kernel_cache: Path) -> None:
     program = """
 class Shy:
@@ -131,8 +125,7 @@ print([one.place for one in umem.explain().held])
     ]
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_arrays_in_objects_and_mixed_containers_are_found(kernel_cache: Path) -> None:
     program = """
 from collections import deque
@@ -157,8 +150,7 @@ f()
     ]  # fmt: skip
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_no_object_is_asked_and_every_array_found(kernel_cache: Path) -> None:
     """Slots, doubly linked entries that lead far from where they are held, and proxies."""
     program = """
@@ -193,8 +185,7 @@ f()
     ]  # fmt: skip
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_what_it_has_looked_at_can_be_freed(kernel_cache: Path) -> None:
     """Reading a frame's variables leaves a copy there up to Python 3.12, as ``locals()`` does."""
     program = """
@@ -213,8 +204,7 @@ train(True)
     assert lines(program, kernel_cache) == ["42", "['keep']"]
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_cached_managed_memory_is_no_free_vram_and_a_limit_is_named(kernel_cache: Path) -> None:
     program = """
 with umem.managed():
@@ -253,20 +243,18 @@ with umem.managed(upstream=theirs.malloc):
     ]
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_umem_run_explains_an_error_that_ends_the_script(tmp_path: Path) -> None:
     script = tmp_path / "big.py"
     script.write_text(
         'import cupy\nheld = cupy.empty(30 << 20, "u1")\nmore = cupy.empty(60 << 20, "u1")\n'
     )
-    command = [sys.executable, "-m", "umem", "run", "--software", "t4", "--vram", "64MiB"]
-    done = subprocess.run([*command, str(script)], capture_output=True, text=True, check=False)
+    command = ("-m", "umem", "run", "--software", "t4", "--vram", "64MiB")
+    done = python(*command, script)
     assert done.returncode == 1
     assert "held, of the module big.py" in done.stderr
     assert "umem run --mode hybrid" in done.stderr
-    limited = [*command, "--mode", "unmanaged", "--limit", "50MiB", str(script)]
-    done = subprocess.run(limited, capture_output=True, text=True, check=False)
+    done = python(*command, "--mode", "unmanaged", "--limit", "50MiB", script)
     assert done.returncode == 1 and "held, of the module big.py" in done.stderr
     assert "umem choose" in done.stderr
 

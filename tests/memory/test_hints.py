@@ -164,19 +164,6 @@ def test_a_hint_reaches_exactly_the_bytes_of_a_view(
     assert recorder.trace.events[1:] == [Hint("read_mostly", accesses)]
 
 
-def test_advice_is_set_shown_and_taken_back(managed: Any) -> None:
-    a = managed.ones(4 * MIB, "u1")
-    umem.advise(a, "read_mostly")
-    umem.advise(a, "preferred_location", "cpu")
-    umem.advise(a, "accessed_by", 0)
-    assert umem.location(a) == Location(True, "cpu", (0,), None, True, 4 * MIB)
-    umem.advise(a, "preferred_location")  # the GPU instead
-    assert umem.location(a).preferred == 0
-    for advice in ("read_mostly", "preferred_location", "accessed_by"):
-        umem.advise(a, advice, unset=True)
-    assert umem.location(a) == Location(True, resident_bytes=4 * MIB)
-
-
 def test_where_parts_differ_the_location_is_unknown(managed: Any) -> None:
     a, b = managed.ones(4 * MIB, "u1"), managed.ones(4 * MIB, "u1")
     umem.advise(a, "preferred_location", "cpu")
@@ -239,18 +226,6 @@ def test_memory_of_a_preset_has_its_advice_from_the_first_byte(gpu: VirtualGPU, 
     assert umem.location(after) == Location(True, resident_bytes=4 * MIB)
 
 
-def test_the_memory_of_a_preset_goes_to_no_other_array(gpu: VirtualGPU) -> None:
-    with umem.managed(preset="read_mostly") as memory:
-        a = memory.xp.ones(4 * MIB, "u1")
-        del a
-        with umem.managed():
-            other = memory.xp.ones(4 * MIB, "u1")
-        again = memory.xp.ones(4 * MIB, "u1")
-    assert not umem.location(other).read_mostly
-    assert umem.location(again).read_mostly
-    assert gpu.usage().managed_bytes == 8 * MIB
-
-
 def test_small_arrays_of_a_preset_share_no_block_with_others(gpu: VirtualGPU) -> None:
     with umem.managed() as memory:
         plain = memory.xp.ones(1000)
@@ -290,12 +265,6 @@ def test_an_unknown_preset_is_refused_before_the_block(name: Any) -> None:
 # -- what cannot be given ----------------------------------------------------------------------
 
 
-def test_memory_that_is_not_managed_takes_no_hints(gpu: VirtualGPU) -> None:
-    a = gpu.xp.ones(4 * MIB, "u1")
-    assert umem.prefetch(a) == umem.advise(a, "read_mostly") == umem.preset(a, "random") == 0
-    assert not umem.location(a).managed
-
-
 def test_strict_refuses_before_anything_moves(gpu: VirtualGPU) -> None:
     with umem.managed() as memory:
         managed = memory.xp.ones(4 * MIB, "u1")
@@ -326,11 +295,6 @@ def test_what_is_no_place_is_refused(managed: Any, place: Any) -> None:
     for hint in (lambda: umem.prefetch(a, place), lambda: umem.advise(a, "accessed_by", place)):
         with pytest.raises(HintError, match="a GPU's ordinal or 'cpu'; got"):
             hint()
-
-
-def test_a_gpu_that_is_not_there_is_refused(managed: Any) -> None:
-    with pytest.raises(DeviceError, match="there is no GPU 3"):
-        umem.prefetch(managed.ones(3), 3)
 
 
 def test_location_of_nothing_is_refused(managed: Any) -> None:

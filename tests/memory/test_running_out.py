@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from software_programs import START, lines, needs_compiler, needs_cupy
+from software_programs import START, lines, needs_software_gpu
 
 import umem
 from umem.errors import DeviceError, DeviceNotFoundError
@@ -30,8 +30,7 @@ fill()
 """
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_as_much_is_freed_as_the_allocation_needs(kernel_cache: Path) -> None:
     program = """
 print(outcome(40 << 20), len(cache))
@@ -49,8 +48,7 @@ asked.close()
     ]  # fmt: skip
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 @pytest.mark.parametrize("first", ["callback", "mode"])
 def test_every_mode_asks_whichever_came_first(first: str, kernel_cache: Path) -> None:
     program = f"""
@@ -90,8 +88,7 @@ print(cp.cuda.get_allocator() == plain)
     ]  # fmt: skip
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_callbacks_that_fail_allocate_or_free_nothing(kernel_cache: Path) -> None:
     program = """
 def say(nbytes):
@@ -118,8 +115,7 @@ with umem.on_out_of_memory(lambda nbytes: False) as idle, umem.on_out_of_memory(
     ]  # fmt: skip
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_a_budget_is_measured_and_kept_beside_a_callback(kernel_cache: Path) -> None:
     program = """
 import umem.chainer
@@ -150,8 +146,7 @@ def test_without_a_gpu_of_cupy_it_is_refused() -> None:
         umem.on_out_of_memory(bool)
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_arrays_of_the_callers_are_free_when_they_have_returned(kernel_cache: Path) -> None:
     """No error, and so no traceback with its frames, is in a circle of references."""
     program = """
@@ -172,8 +167,7 @@ with umem.on_out_of_memory(lambda nbytes: bool(cache) and not cache.clear()):
     assert lines(program, kernel_cache) == ["30 0", "None 0"]
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_cupys_own_free_blocks_go_first_and_a_handle_is_used_once(kernel_cache: Path) -> None:
     program = """
 own, theirs = cp.get_default_memory_pool(), cp.cuda.MemoryPool()

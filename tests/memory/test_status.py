@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import printed
 
 import umem
 from umem.devices import host as machine
@@ -164,9 +163,7 @@ def test_asking_imports_no_gpu_library_inside_a_virtual_gpu() -> None:
         "with umem.virtual_gpu('t4'): str(umem.status())\n"
         "print([n for n in ('cupy', 'cuda.core', 'chainer', 'click', 'rich') if n in sys.modules])"
     )
-    root = Path(umem.__file__).parent.parent
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
-    assert result.stdout.strip() == "[]"
+    assert printed("-c", code) == "[]\n"
 
 
 # -- on CUDA, with host memory in the place of a GPU -------------------------------------------

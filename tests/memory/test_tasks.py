@@ -59,38 +59,6 @@ def run(*parts: Callable[[], Any]) -> list[Any]:
 # -- tasks ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first_leaves_first", [True, False])
-def test_tasks_whose_blocks_overlap_each_have_their_own_mode(
-    device: Device, first_leaves_first: bool
-) -> None:
-    entered, left = asyncio.Event(), asyncio.Event()
-
-    async def first() -> list[bool]:
-        with umem.managed():
-            entered.set()
-            found = [is_managed(device)]
-            if not first_leaves_first:
-                await left.wait()
-            await asyncio.sleep(0)
-            found.append(is_managed(device))
-        left.set()
-        return [*found, is_managed(device)]
-
-    async def second() -> list[bool]:
-        await entered.wait()
-        found = [is_managed(device)]
-        with umem.unmanaged():
-            found.append(is_managed(device))
-            if first_leaves_first:
-                await left.wait()
-            found.append(is_managed(device))
-        left.set()
-        return [*found, is_managed(device)]
-
-    assert run(first, second) == [[True, True, False], [False] * 4]
-    assert not umem.status().on
-
-
 def test_ten_tasks_switch_in_the_middle_of_everything(device: Device) -> None:
     async def work(number: int) -> bool:
         found = []

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from software_programs import needs_compiler, needs_cupy, run
+from software_programs import needs_software_gpu, run
 
 import umem
 from umem.errors import DeviceNotFoundError, HintError, LookaheadWarning
@@ -186,8 +186,7 @@ def test_without_a_device_there_is_nothing_to_look_ahead_on() -> None:
         umem.lookahead()
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_cupy_s_loops_take_less_simulated_time_and_have_the_same_bits(kernel_cache: Path) -> None:
     program = """
 import json
@@ -235,8 +234,7 @@ with umem.managed():  # parts of an array that has gaps itself are left to the d
     assert "not on the current device" in second
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_arrays_that_have_room_in_bytes_and_none_in_blocks_are_moved(kernel_cache: Path) -> None:
     program = """
 with umem.managed():

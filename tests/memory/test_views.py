@@ -13,7 +13,7 @@ import pytest
 import umem
 from umem.devices.host import host_view
 from umem.devices.virtual import VirtualGPU
-from umem.errors import DeviceError, DeviceNotFoundError, HintError, UnsupportedError
+from umem.errors import DeviceError, DeviceNotFoundError, HintError
 from umem.trace.recording.recorder import address_of
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
@@ -123,27 +123,6 @@ def test_the_memory_stays_while_there_is_a_view(xp: Any) -> None:
     for other in others:
         umem.as_numpy(other)[:] = 9
     assert view.min() == view.max() == 3
-
-
-def test_what_the_virtual_gpu_wrote_is_seen_and_what_the_host_writes(gpu: VirtualGPU) -> None:
-    with umem.managed() as memory:
-        a = memory.xp.arange(10)
-        view = umem.as_numpy(a)
-        a += 5
-        assert view.tolist() == list(range(5, 15))
-        view[:] = 0
-        assert int(a.sum()) == 0
-
-
-def test_to_the_virtual_gpu_a_view_is_an_array_of_the_host(gpu: VirtualGPU) -> None:
-    with umem.managed() as memory:
-        a = memory.xp.ones(4)
-        view = umem.as_numpy(a)
-        with pytest.raises(UnsupportedError, match=r"bring it over with memory\.xp\.asarray"):
-            a + view
-        before = gpu.figures.uploaded_bytes
-        assert (a + memory.xp.asarray(view)).get().tolist() == [2.0] * 4
-        assert gpu.figures.uploaded_bytes - before == view.nbytes
 
 
 def test_a_view_waits_for_the_gpu(gpu: VirtualGPU, cuda: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cupti_stand_in import Cupti
-from software_programs import lines, needs_compiler, needs_cupy
+from software_programs import lines, needs_software_gpu
 
 import umem
 from umem.devices.cuda import cuda_reason
@@ -142,8 +142,7 @@ def test_the_owner_of_a_pages_end_has_what_no_array_has() -> None:
 # -- the software GPU -----------------------------------------------------------------------------
 
 
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 def test_cupys_arrays_are_found_in_its_pool_and_in_two_threads(kernel_cache: Path) -> None:
     program = """
 import threading
@@ -178,8 +177,7 @@ except umem.UmemError as error:
     assert found[-1] == "StateError" and "faults (simulated)" in found[-2]
 
 
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 def test_without_its_model_the_software_gpu_has_no_pages(kernel_cache: Path) -> None:
     start = """
 import umem

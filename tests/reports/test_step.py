@@ -466,18 +466,20 @@ def test_without_times_the_clock_counts_operations_and_says_so() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "trace",
+    ("trace", "vram"),
     [
-        training(),
-        training(timed=False),
-        ODD,
-        Trace([]),
-        Trace([Mark("step")]),
-        Trace([Op("F", "array", (), (), workspace_bytes=5)]),
-        Trace([Alloc(0, 0, "array", "a")]),
+        (training(), None),
+        (training(), Vram("t4", 2**40)),
+        (training(timed=False), Vram("$t4_", 12 * MIB)),
+        (ODD, None),
+        (ODD, Vram("$t4_", 12 * MIB)),
+        (Trace([]), None),
+        (Trace([]), Vram("t4", 2**40)),
+        (Trace([Mark("step")]), Vram("$t4_", 12 * MIB)),
+        (Trace([Op("F", "array", (), (), workspace_bytes=5)]), Vram("$t4_", 12 * MIB)),
+        (Trace([Alloc(0, 0, "array", "a")]), Vram("$t4_", 12 * MIB)),
     ],
 )
-@pytest.mark.parametrize("vram", [None, Vram("$t4_", 12 * MIB), Vram("t4", 2**40)])
 def test_a_picture_is_drawn_of_any_trace(tmp_path: Path, trace: Trace, vram: Vram | None) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "picture"

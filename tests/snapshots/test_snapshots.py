@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import python
 
 from umem.errors import FileError, SnapshotError, StateError, UnsupportedError
 from umem.safetensors_file import check_type, pieces
@@ -221,8 +222,7 @@ CLAIM = "import sys; from pathlib import Path; from umem.snapshots import Claim;
 
 
 def claim_elsewhere(folder: Path, then: str = "") -> subprocess.CompletedProcess[str]:
-    code = f"{CLAIM}c = Claim(Path({str(folder)!r})); {then}"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return python("-c", f"{CLAIM}c = Claim(Path({str(folder)!r})); {then}")
 
 
 def test_another_process_is_told_who_has_the_folder(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,13 @@ is_installed = pytest.mark.skipif(
     or "umem" not in {entry.name for entry in entry_points(group="pytest11")},
     reason="umem is not installed in this environment, but on its path",
 )
+
+
+def needs_software_gpu(test: Any) -> Any:
+    """Mark a test, or a class of tests, whose programs run on a software GPU."""
+    return needs_compiler(needs_cupy(test))
+
+
 START = """
 import numpy as np
 import umem

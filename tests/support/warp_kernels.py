@@ -55,46 +55,6 @@ __global__ void scan_with_conditions(const int* x, int* y) {
         if (lane >= by) s[lane] += s[lane - by];
     y[lane] = s[lane];
 }
-__global__ void blelloch_scan(const int* x, int* y) {  // exclusive, of 64 numbers
-    __shared__ volatile int s[64];
-    int t = threadIdx.x, by = 1;
-    s[2 * t] = x[2 * t]; s[2 * t + 1] = x[2 * t + 1];
-    for (int d = 32; d > 0; d >>= 1, by *= 2)
-        if (t < d) s[by * (2 * t + 2) - 1] += s[by * (2 * t + 1) - 1];
-    if (t == 0) s[63] = 0;
-    for (int d = 1; d < 64; d *= 2) {
-        by >>= 1;
-        if (t < d) {
-            int a = by * (2 * t + 1) - 1, b = by * (2 * t + 2) - 1, kept = s[a];
-            s[a] = s[b];
-            s[b] += kept;
-        }
-    }
-    y[2 * t] = s[2 * t]; y[2 * t + 1] = s[2 * t + 1];
-}
-__global__ void segmented_scan(const int* x, const int* heads, int* y) {
-    __shared__ volatile int s[32], flag[32];
-    int lane = threadIdx.x;
-    s[lane] = x[lane];
-    flag[lane] = heads[lane];
-    for (int by = 1; by < 32; by *= 2)
-        if (lane >= by) {
-            if (!flag[lane]) s[lane] += s[lane - by];
-            flag[lane] |= flag[lane - by];
-        }
-    y[lane] = s[lane];
-}
-__global__ void first_tells_all(const int* x, int* y) {
-    __shared__ int told[2];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (lane == 0) told[warp] = x[warp];
-    y[threadIdx.x] = told[warp];
-}
-__global__ void last_tells_all(const int* x, int* y) {
-    __shared__ volatile int told;
-    if (threadIdx.x == 31) told = x[5];
-    y[threadIdx.x] = told;
-}
 __global__ void each_tells_all(const int* x, int* y) {
     __shared__ volatile int told;
     int sum = 0;
@@ -115,17 +75,6 @@ __global__ void compaction(const int* x, int n, int* count, int* y) {
         if (lane + 1 > by) before[warp][lane + 1] += before[warp][lane + 1 - by];
     if (lane == 31) base[warp] = atomicAdd(count, before[warp][32]);
     if (keeps) y[base[warp] + before[warp][lane]] = x[i];
-}
-__global__ void bitonic_sort(const int* x, int* y) {
-    __shared__ volatile int s[64];
-    int t = threadIdx.x;
-    s[t] = x[t]; s[t + 32] = x[t + 32];
-    for (int size = 2; size <= 64; size *= 2)
-        for (int by = size / 2; by > 0; by /= 2) {
-            int place = 2 * t - (t & (by - 1)), a = s[place], b = s[place + by];
-            if ((a > b) == ((place & size) == 0)) { s[place] = b; s[place + by] = a; }
-        }
-    y[t] = s[t]; y[t + 32] = s[t + 32];
 }
 __global__ void odd_even_sort(const int* x, int* y) {
     __shared__ int s[33];
@@ -148,12 +97,6 @@ __global__ void rank_sort(const int* x, int* y) {  // in place: all have read be
     s[rank] = s[t];
     y[t] = s[t];
 }
-__global__ void transpose(const int* x, int* y) {
-    __shared__ volatile int tile[32][33];
-    int lane = threadIdx.x;
-    for (int i = 0; i < 32; i++) tile[i][lane] = x[32 * i + lane];
-    for (int i = 0; i < 32; i++) y[32 * i + lane] = tile[lane][i];
-}
 // Podlozhnyuk's histogram for GPUs without atomics in shared memory: who wrote last has counted.
 __global__ void tagged_histogram(const unsigned char* x, int n, int* y) {
     __shared__ volatile unsigned int s[256];
@@ -167,14 +110,6 @@ __global__ void tagged_histogram(const unsigned char* x, int n, int* y) {
         } while (s[x[i]] != count);
     }
     for (int i = lane; i < 256; i += 32) y[i] = s[i] & 0x07ffffffu;
-}
-__global__ void election(int* y) {  // by who writes last, until all were elected
-    __shared__ volatile int winner;
-    int round = 0;
-    for (bool waits = true; waits; round++) {
-        winner = threadIdx.x;
-        if (winner == threadIdx.x) { waits = false; y[threadIdx.x] = round; }
-    }
 }
 // Bell and Garland's product of a matrix in CSR and a vector: a warp a row.
 __global__ void csr_product(const int* starts, const int* columns, const float* values,
@@ -191,29 +126,11 @@ __global__ void csr_product(const int* starts, const int* columns, const float* 
     if (lane < 2) sums[threadIdx.x] = sum += sums[threadIdx.x + 2];
     if (lane < 1) y[row] = sums[threadIdx.x] + sums[threadIdx.x + 1];
 }
-__global__ void argmax(const float* x, int* y) {
-    __shared__ volatile float s[64];
-    __shared__ volatile int at[64];
-    int t = threadIdx.x;
-    s[t] = x[t]; at[t] = t;
-    __syncthreads();
-    if (t < 32)
-        for (int by = 32; by > 0; by /= 2)
-            if (t < by && s[t + by] > s[t]) { s[t] = s[t + by]; at[t] = at[t + by]; }
-    if (t == 0) *y = at[0];
-}
 __global__ void ballot(const int* x, unsigned int* y) {
     __shared__ unsigned int votes;
     if (threadIdx.x == 0) votes = 0;
     if (x[threadIdx.x] > 0) atomicOr(&votes, 1u << threadIdx.x);
     y[threadIdx.x] = votes;
-}
-__global__ void any_of_warp(const int* x, int* y) {
-    __shared__ volatile int is_any[4];
-    int warp = threadIdx.x / 32;
-    is_any[warp] = 0;
-    if (x[threadIdx.x] > 90) is_any[warp] = 1;
-    y[threadIdx.x] = is_any[warp];
 }
 __global__ void carry(const int* x, int* y) {  // each goes on where the one before it has stopped
     __shared__ int s[33];
@@ -232,39 +149,6 @@ __global__ void rotation(const int* x, int* y, int times) {
     s[t] = x[t];
     while (times--) s[t] = s[(t + 1) % 32];
     y[t] = s[t];
-}
-__global__ void jacobi(const double* x, double* y, int times) {
-    __shared__ double s[34];
-    int t = threadIdx.x + 1;
-    s[t] = x[t];
-    if (t == 1) { s[0] = x[0]; s[33] = x[33]; }
-    for (int i = 0; i < times; i++) s[t] = (s[t - 1] + s[t + 1]) / 2;
-    y[t] = s[t];
-}
-__global__ void list_ranks(const int* next, int* y) {  // Wyllie's pointer jumping
-    __shared__ volatile int to[32], rank[32];
-    int t = threadIdx.x;
-    to[t] = next[t];
-    rank[t] = next[t] != t;
-    for (int i = 0; i < 5; i++) {
-        rank[t] += rank[to[t]];
-        to[t] = to[to[t]];
-    }
-    y[t] = rank[t];
-}
-__global__ void fourier(const float2* x, float2* y) {  // of 32 points, radix 2
-    __shared__ volatile float re[32], im[32];
-    int t = threadIdx.x, from = __brev(t) >> 27;
-    re[t] = x[from].x; im[t] = x[from].y;
-    for (int half = 1; half < 32; half *= 2)
-        if (t < 16) {
-            int a = t / half * 2 * half + t % half, b = a + half;
-            float angle = -3.14159265358979f * (t % half) / half, c = cosf(angle), s = sinf(angle);
-            float r = c * re[b] - s * im[b], i = c * im[b] + s * re[b];
-            re[b] = re[a] - r; im[b] = im[a] - i;
-            re[a] += r; im[a] += i;
-        }
-    y[t].x = re[t]; y[t].y = im[t];
 }
 // Aila and Laine's persistent threads: a warp takes the next rows when it is done with some.
 __global__ void persistent(const int* x, int n, int* next, int* y) {
@@ -374,38 +258,24 @@ found = of("plain_reduction", 32, 1, 32, x, shared=256)
 check("plain_reduction", found, np.full(32, ints[:64].sum()))
 check("scan", of("scan", 128, 1, 128, x), ints[:128].reshape(4, 32).cumsum(1).ravel())
 check("scan_with_conditions", of("scan_with_conditions", 32, 1, 32, x), ints[:32].cumsum())
-check("blelloch_scan", of("blelloch_scan", 64, 1, 32, x), ints[:64].cumsum() - ints[:64])
-heads = (ints[100:132] % 5 == 0).astype("i4")
-parts = np.split(ints[:32], np.flatnonzero(heads))
-found = of("segmented_scan", 32, 1, 32, x, cp.asarray(heads))
-check("segmented_scan", found, np.concatenate([p.cumsum() for p in parts]))
-check("first_tells_all", of("first_tells_all", 64, 1, 64, x), np.repeat(ints[:2], 32))
-check("last_tells_all", of("last_tells_all", 32, 1, 32, x), np.full(32, ints[5]))
 check("each_tells_all", of("each_tells_all", 32, 1, 32, x), np.full(32, ints[:32].sum()))
 count, kept = cp.zeros(1, "i4"), cp.zeros(4096, "i4")
 call("compaction", 8, 128, x, np.int32(1000), count, kept)
 check("compaction", kept.get()[: int(count[0])], ints[:1000][ints[:1000] % 3 == 0])
-check("bitonic_sort", of("bitonic_sort", 64, 1, 32, x), np.sort(ints[:64]))
 check("odd_even_sort", of("odd_even_sort", 32, 1, 32, x), np.sort(ints[:32]))
 check("rank_sort", of("rank_sort", 32, 1, 32, x), np.sort(ints[:32]))
-check("transpose", of("transpose", 1024, 1, 32, x), ints[:1024].reshape(32, 32).T.ravel())
 bytes_ = rng.integers(0, 8, 3000).astype("u1")
 found = of("tagged_histogram", 256, 1, 32, cp.asarray(bytes_), np.int32(3000))
 check("tagged_histogram", found, np.bincount(bytes_, minlength=256))
-check("election", np.sort(of("election", 32, 1, 32)), np.arange(32))
 dense = np.where(rng.random((50, 70)) < 0.5, rng.integers(1, 9, (50, 70)), 0).astype("f4")
 starts = np.concatenate([[0], (dense != 0).sum(1).cumsum()]).astype("i4")
 columns, vector = np.nonzero(dense)[1].astype("i4"), ints[:70].astype("f4")
 given = [cp.asarray(a) for a in (starts, columns, dense[dense != 0], vector)]
 found = of("csr_product", 50, 13, 128, *given, np.int32(50), dtype="f4")
 check("csr_product", found, dense @ vector)
-floats = rng.random(64).astype("f4")
-check("argmax", of("argmax", 1, 1, 64, cp.asarray(floats))[0], floats.argmax())
 signs = ints[:32] % 2
 votes = int((signs.astype("u4") << np.arange(32, dtype="u4")).sum())
 check("ballot", of("ballot", 32, 1, 32, cp.asarray(signs), dtype="u4"), np.full(32, votes))
-any_ = (ints[:128].reshape(4, 32) > 90).any(1)
-check("any_of_warp", of("any_of_warp", 128, 1, 128, x), np.repeat(any_, 32).astype("i4"))
 so_far, wanted = np.int32(1), []
 with np.errstate(over="ignore"):
     for value in ints[:32]:
@@ -415,21 +285,6 @@ check("carry", of("carry", 32, 1, 32, x), np.array(wanted))
 y = cp.zeros(32, "i4")
 call("rotation", 1, 32, x, y, np.int32(11))
 check("rotation", y.get(), np.roll(ints[:32], -11))
-held = rng.random(34)
-y = cp.zeros(34)
-call("jacobi", 1, 32, cp.asarray(held), y, np.int32(9))
-for _ in range(9):
-    held[1:-1] = (held[:-2] + held[2:]) / 2
-check("jacobi", y.get()[1:-1], held[1:-1])
-order = rng.permutation(32)
-following = np.empty(32, "i4")
-following[order[:-1]], following[order[-1]] = order[1:], order[-1]
-ranks = np.empty(32, "i4")
-ranks[order] = np.arange(31, -1, -1)
-check("list_ranks", of("list_ranks", 32, 1, 32, cp.asarray(following)), ranks)
-points = (rng.random(32) + 1j * rng.random(32)).astype("c8")
-found = of("fourier", 32, 1, 32, cp.asarray(points), dtype="c8")
-check("fourier", np.allclose(found, np.fft.fft(points), atol=1e-5), True)
 steps = []
 for value in range(1, 301):
     steps.append(0)

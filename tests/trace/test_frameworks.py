@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from processes import printed
 
 import umem
 from umem.errors import HintError
@@ -115,5 +114,4 @@ def test_a_program_that_imports_chainer_alone_may_give_hints_on_its_objects() ->
         "link = chainer.links.Linear(3, 2)\n"
         "print(len(list(arrays_in(link))))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "4\n"
+    assert printed("-c", code) == "4\n"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import printed
 from project import ROOT
 
 from umem.compat.installation import find_package
@@ -107,26 +105,8 @@ def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
     first, *others = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     script = tmp_path / "train.py"
     script.write_text(first.partition("trace = ")[0] + "".join(others), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "size batch 64, length 512" in done.stdout
-    assert "length doubled: peak 1.1 GiB, 3.7 times as much; time 3." in done.stdout
+    found = printed(script, cwd=tmp_path)
+    assert "size batch 64, length 512" in found
+    assert "length doubled: peak 1.1 GiB, 3.7 times as much; time 3." in found
     command = ["choose", "axes.umem.gz", "--size", "batch=64,length=512", "--gpu", "t4", "--json"]
-    found = subprocess.run(
-        [sys.executable, "-m", "umem", *command],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert '"length": 512' in found.stdout
+    assert '"length": 512' in printed("-m", "umem", *command, cwd=tmp_path)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import gc
 import importlib
 import inspect
-import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
+from processes import printed
 
 import umem
 from umem.devices.virtual import arrays as xp
@@ -106,28 +103,6 @@ def test_a_stack_is_a_handful_of_places_deep() -> None:
     assert all(text.endswith(" down") for text in alloc.stack)
 
 
-def test_a_script_ends_at_its_own_first_line(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent("""
-        import umem
-        from umem.devices.virtual import arrays as xp
-        with umem.record(stacks=True) as recorder:
-            xp.ones(3)
-        print(recorder.trace.events[0].stack)
-    """)
-    )
-    for command in ([str(script)], ["-m", "umem", "run", str(script)]):
-        done = subprocess.run(
-            [sys.executable, *command],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=Path(umem.__file__).parent.parent,
-        )
-        assert done.stdout.strip() == str((f"{script}:5 <module>",))
-
-
 MOVING = """
 import os
 import umem
@@ -149,23 +124,15 @@ def test_places_are_told_from_the_folder_where_recording_began(tmp_path: Path) -
     (tmp_path / "deeper").mkdir()
     script = tmp_path / "deep" / "script.py"
     script.write_text(MOVING)
-    root = str(Path(umem.__file__).parent.parent)
-    for folder, file in (
-        (tmp_path / "deep", "script.py"),
-        (tmp_path, "deep/script.py"),
-        (tmp_path / "deeper", str(script)),
-        (Path("/"), str(script)),
+    plain, by_umem = [str(script)], ["-m", "umem", "run", str(script)]
+    for folder, file, command in (
+        (tmp_path / "deep", "script.py", plain),
+        (tmp_path, "deep/script.py", by_umem),
+        (tmp_path / "deeper", str(script), plain),
+        (Path("/"), str(script), by_umem),
     ):
-        for command in ([str(script)], ["-m", "umem", "run", str(script)]):
-            done = subprocess.run(
-                [sys.executable, *command],
-                capture_output=True,
-                text=True,
-                check=True,
-                cwd=folder,
-                env={**os.environ, "PYTHONPATH": root},
-            )
-            assert done.stdout.splitlines() == [f"{file}:7 work", f"{file}:10 <module>"]
+        found = printed(*command, cwd=folder)
+        assert found.splitlines() == [f"{file}:7 work", f"{file}:10 <module>"]
 
 
 def test_where_the_current_folder_is_gone_places_are_whole(

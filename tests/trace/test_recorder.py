@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import sys
 import threading
 import tracemalloc
 import weakref
@@ -136,27 +134,14 @@ def test_an_array_seen_again_is_not_allocated_again() -> None:
 def views() -> Iterator[tuple[str, Any, tuple[int, int]]]:
     """A name, a function of a (4, 6) float64 array, and the bytes that its result covers."""
     yield "itself", lambda a: a, (0, 192)
-    yield "all", lambda a: a[...], (0, 192)
-    yield "row", lambda a: a[1], (48, 96)
-    yield "rows", lambda a: a[1:3], (48, 144)
-    yield "column", lambda a: a[:, 2], (16, 168)
-    yield "element", lambda a: a[2:3, 3:4], (120, 128)
-    yield "reversed rows", lambda a: a[2:0:-1], (48, 144)
-    yield "every other", lambda a: a[::2, ::5], (0, 144)
-    yield "transposed", lambda a: a.T, (0, 192)
-    yield "transposed row", lambda a: a.T[5], (40, 192)
     yield "reshaped", lambda a: a.reshape(24), (0, 192)
     yield "reshaped part", lambda a: a.reshape(24)[3:5], (24, 40)
     yield "as bytes", lambda a: a.view("u1")[1, 1:3], (49, 51)
-    yield "new axis", lambda a: a[None, 1], (48, 96)
     yield "as_strided", lambda a: np.lib.stride_tricks.as_strided(a[1], (2,), (8,)), (48, 64)
     yield "windows", lambda a: np.lib.stride_tricks.sliding_window_view(a[1], 3)[:1], (48, 72)
-    yield "view of a view", lambda a: a[1:].T[2:][:, 1], (112, 144)
     yield "broadcast small", lambda a: np.broadcast_to(a[1, :1], (3,)), (48, 56)
     yield "broadcast large", lambda a: np.broadcast_to(a[1, :1], (99,)), (48, 56)
-    yield "ellipsis", lambda a: a[2, 3, ...], (120, 128)
     yield "diagonal", lambda a: np.diagonal(a), (0, 176)
-    yield "swapped", lambda a: np.swapaxes(a, 0, 1)[1], (8, 160)
 
 
 @pytest.mark.parametrize(("name", "make", "covered"), list(views()), ids=lambda x: str(x)[:20])
@@ -170,15 +155,6 @@ def test_a_view_is_part_of_its_root_by_its_byte_range(name: str, make: Any, cove
             assert recorder.access(view, "array", "a") == Access(0, *covered)
             assert recorder.known(view) == Access(0, *covered)
         assert recorder.trace.events == [Alloc(0, 192, "array", "a")]
-
-
-@pytest.mark.parametrize(
-    "make", [lambda a: a[:0], lambda a: a[4:], lambda a: a[:, 6:], lambda a: a[:0, ::-1]]
-)
-def test_an_empty_view_covers_nothing(make: Any) -> None:
-    with umem.record() as recorder:
-        _, start, stop = recorder.access(make(np.zeros((4, 6))), "array", "a")
-    assert start == stop <= 192
 
 
 def test_a_view_keeps_its_root_alive() -> None:
@@ -563,39 +539,3 @@ def test_an_outer_operations_workspace_counts_the_time_before_an_inner_one() -> 
     assert outer_bytes is not None
     assert 100_000 <= inner_bytes < 110_000
     assert 1_000_000 <= outer_bytes < 1_010_000
-
-
-def test_a_signal_at_any_point_of_counting_deaths_loses_none() -> None:
-    """What is told again is no harm; what was never told would be counted for ever."""
-    for count in range(1, 60):
-        freed: list[int] = []
-        recorder = Recorder(
-            lambda e, to=freed: to.append(e.tensor) if isinstance(e, Free) else None
-        )
-        left = iter(range(count))
-
-        def trace(frame: Any, event: str, arg: Any, left: Any = left) -> Any:
-            if frame.f_code is not Recorder.flush.__code__:
-                return None
-            frame.f_trace_opcodes = True
-            if event == "opcode" and next(left, None) is None:
-                raise KeyboardInterrupt
-            return trace
-
-        with recorder:
-            arrays = [np.ones(n) for n in (1, 2, 3)]
-            for array in arrays:
-                recorder.access(array, "array", "x", uploaded=True)
-            del array
-            arrays.clear()
-            before = sys.gettrace()
-            sys._getframe().f_trace_opcodes = True  # Python 3.12 has no such events without
-            sys.settrace(trace)
-            try:
-                with contextlib.suppress(KeyboardInterrupt):
-                    recorder.flush()
-            finally:
-                sys.settrace(before)
-            recorder.flush()
-            assert {0, 1, 2} <= set(freed), count
-            assert recorder.boundary().beginning == (Mark("start"),), count

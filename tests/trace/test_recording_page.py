@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from processes import printed_quietly
 
 import umem
 from umem.cli import main
@@ -23,17 +22,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```\n", PAGE, re.DOTALL)
 
 def run(folder: Path, code: str) -> str:
     (folder / "train.py").write_text(code, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "train.py"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONPATH": str(ROOT)},
-        timeout=120,
-    )
-    assert done.stderr == ""
-    return done.stdout.replace(f"{folder}/", "")
+    return printed_quietly("train.py", cwd=folder).replace(f"{folder}/", "")
 
 
 @pytest.mark.thorough

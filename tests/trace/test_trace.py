@@ -233,13 +233,6 @@ def test_where_a_trace_cannot_be_written_is_said_in_plain_words(tmp_path: Path) 
         EXAMPLE.save(tmp_path / "no" / "x")
 
 
-@pytest.mark.parametrize("content", [b"", b"plain text", b"\x1f\x8b", b"\x1f\x8b\x08" + b"\0" * 40])
-def test_what_is_no_gzip_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "x.trace"
-    path.write_bytes(content)
-    message(path)
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -446,20 +439,6 @@ def loads_or_refuses(content: bytes) -> None:
         umem.replay(trace, "t4", "hybrid", "64MiB")
 
 
-@pytest.mark.thorough
-@given(st.data())
-@settings(max_examples=150, deadline=None)
-def test_changed_bytes_load_or_are_refused(data: st.DataObject) -> None:
-    content = bytearray(gzip.compress("".join(json.dumps(x) + "\n" for x in GOOD).encode()))
-    for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(content) - 1))
-        if data.draw(st.booleans()):
-            content[at] = data.draw(st.integers(0, 255))
-        else:
-            content[at:at] = data.draw(st.binary(max_size=4))
-    loads_or_refuses(bytes(content))
-
-
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_changed_text_loads_or_is_refused(data: st.DataObject) -> None:
@@ -509,37 +488,6 @@ def test_changed_values_load_or_are_refused(data: st.DataObject) -> None:
 
 
 # -- what a trace knows ------------------------------------------------------------------------
-
-
-def naive_peak(events: list[Event]) -> int:
-    """By asking after every event what is alive, from the beginning."""
-    peak = 0
-    for now in range(len(events)):
-        freed_later = {}
-        for event in events[: now + 1]:
-            if isinstance(event, Alloc):
-                freed_later[event.tensor] = event.nbytes
-            if isinstance(event, Free):
-                del freed_later[event.tensor]
-        last = events[now]
-        workspace = (last.workspace_bytes or 0) if isinstance(last, Op) else 0
-        peak = max(peak, sum(freed_later.values()) + workspace)
-    return peak
-
-
-@pytest.mark.thorough
-@given(traces())
-@settings(deadline=None)
-def test_peak_and_lifetimes_are_what_brute_force_finds(trace: Trace) -> None:
-    assert trace.peak_bytes == naive_peak(trace.events)
-    for tensor, (alloc, birth, death) in trace.lifetimes().items():
-        assert trace.events[birth] == alloc
-        assert alloc.tensor == tensor
-        assert trace.events.count(Free(tensor)) == (death is not None)
-        assert death is None or trace.events[death] == Free(tensor)
-    assert list(trace.ops) == [e for e in trace.events if type(e) is Op]
-    assert trace.step_count == len([e for e in trace.events if e == ("step", None)])
-    assert len(trace) == len(trace.events)
 
 
 @pytest.mark.thorough

@@ -11,16 +11,14 @@ import sys
 import threading
 from contextlib import closing
 
-import numpy as np
 import pytest
 from contracts import DeviceContract
 from gpu_fixtures import LAUNCHED, MIB, OnGpu, run
 
 import umem
-from tests.support.allocators import in_force
 from umem.devices.base import Policy
 from umem.devices.cuda import open_cuda
-from umem.errors import DeviceError, LimitError, OutOfMemoryError
+from umem.errors import DeviceError
 from umem.scopes import Scope
 from umem.units import BLOCK_BYTES
 
@@ -45,18 +43,6 @@ class TestModes(OnGpu):
         with pytest.raises(RuntimeError, match="was asked for"):
             open_cuda(4096)
 
-    def test_managed_arrays_compute_and_are_managed(self, device, cupy, use):
-        use("managed")
-        array = cupy.arange(MIB, dtype="i4") + 1
-        assert int(array.sum()) == MIB * (MIB + 1) // 2
-        assert device.driver.is_managed(array.data.ptr)
-        assert in_force() is device.pools.malloc("managed")
-
-    def test_unmanaged_inside_managed_is_not_managed(self, device, cupy, use):
-        use("managed")
-        use("unmanaged")
-        assert not device.driver.is_managed(cupy.empty(MIB, dtype="u1").data.ptr)
-
     def test_reserved_bytes_agree_with_the_pool(self, device, cupy, use):
         use("managed")
         keep = [cupy.empty(n * MIB, dtype="u1") for n in (1, 5, 2)]
@@ -67,24 +53,6 @@ class TestModes(OnGpu):
         pool.free_all_blocks()
         assert device.pools.ledger.reserved()["managed"] == pool.total_bytes() == 0
 
-    def test_a_limit_raises_an_error_that_is_also_cupys(self, device, cupy, use):
-        use("managed", limit_bytes=8 * MIB)
-        keep = cupy.zeros(6 * MIB, dtype="u1")
-        for kind in (LimitError, OutOfMemoryError, cupy.cuda.memory.OutOfMemoryError):
-            with pytest.raises(kind):
-                cupy.empty(4 * MIB, dtype="u1")
-        assert int(keep.sum()) == 0
-
-    def test_hybrid_spills_to_the_host_and_computes_the_same(self, device, cupy, use):
-        use("hybrid", limit_bytes=8 * MIB)
-        arrays = [cupy.full(4 * MIB, n, dtype="u1") for n in range(4)]
-        managed = [device.driver.is_managed(array.data.ptr) for array in arrays]
-        assert managed == [False, False, True, True]
-        assert [int(array[-1]) for array in arrays] == [0, 1, 2, 3]
-        del arrays
-        again = cupy.empty(4 * MIB, dtype="u1")
-        assert not device.driver.is_managed(again.data.ptr)
-
     def test_spilled_memory_prefers_the_host_and_is_mapped(self, hints, cupy, use):
         use("hybrid", limit_bytes=512)
         location = hints.location(cupy.zeros(4 * MIB, dtype="u1"))
@@ -94,18 +62,6 @@ class TestModes(OnGpu):
         """Fact 21, and signatures: the attribute says where an allocation was last sent."""
         use("managed", prefetch=True)
         assert hints.location(cupy.empty(4 * MIB, dtype="u1")).last_prefetch == hints.ordinal
-
-    def test_cupys_memory_limit_does_not_forbid_managed_memory(self):
-        """Fact 5: the variable caps CuPy's pools, and not ours of managed memory."""
-        code = (
-            "import umem\n"
-            "with umem.managed() as memory: a = memory.xp.ones(64 << 20, 'u1')\n"
-            "try:\n"
-            "    with umem.unmanaged(): memory.xp.ones(64 << 20, 'u1')\n"
-            "except MemoryError: print(int(a[-1]))\n"
-        )
-        done = run(code, CUPY_GPU_MEMORY_LIMIT=str(32 * MIB))
-        assert (done.stdout, done.stderr) == ("1\n", "")
 
     def test_a_process_that_ends_with_managed_arrays_ends_silently(self):
         code = "import umem; umem.enable(); import cupy; a = cupy.ones(1 << 20); b = [a];"
@@ -191,51 +147,6 @@ class TestModes(OnGpu):
 class TestHints(OnGpu):
     """Where memory goes."""
 
-    def test_prefetch_there_and_back_is_read_back(self, hints, cupy, use):
-        """Fact 1: the CPU is a target, on CUDA 12 and on 13."""
-        use("managed")
-        array = cupy.ones(4 * MIB, dtype="u1")
-        for place in (hints.ordinal, "cpu", hints.ordinal):
-            assert hints.prefetch(array, place, None) == array.nbytes
-            hints.synchronize()
-            assert hints.location(array).last_prefetch == place
-        assert int(array.sum(dtype="i8")) == 4 * MIB
-
-    def test_advice_is_read_back_and_taken_back(self, hints, cupy, use):
-        use("managed")
-        array = cupy.ones(4 * MIB, dtype="u1")
-        for advice, place in (
-            ("read_mostly", None),
-            ("preferred_location", "cpu"),
-            ("accessed_by", hints.ordinal),
-            ("accessed_by", "cpu"),
-        ):
-            assert hints.advise(array, advice, place, unset=False) == array.nbytes
-        location = hints.location(array)
-        assert location.read_mostly and location.preferred == "cpu"
-        assert set(location.accessed_by) == {hints.ordinal, "cpu"}
-        for advice, place in (
-            ("read_mostly", None),
-            ("preferred_location", "cpu"),
-            ("accessed_by", hints.ordinal),
-            ("accessed_by", "cpu"),
-        ):
-            hints.advise(array, advice, place, unset=True)
-        location = hints.location(array)
-        assert (location.read_mostly, location.preferred, location.accessed_by) == (False, None, ())
-
-    def test_a_hint_reaches_the_view_and_not_its_neighbours(self, hints, cupy, use):
-        """Fact 2: by address and length, though both halves lie in one pool segment."""
-        use("managed")
-        array = cupy.ones(8 * MIB, dtype="u1")
-        low, high = array[: 4 * MIB], array[4 * MIB :]
-        hints.prefetch(array, hints.ordinal, None)
-        hints.prefetch(low[::-1], "cpu", None)
-        hints.synchronize()
-        assert hints.location(low).last_prefetch == "cpu"
-        assert hints.location(high).last_prefetch == hints.ordinal
-        assert hints.location(array).last_prefetch is None
-
     def test_advice_stays_with_the_address_when_the_block_is_reused(self, hints, cupy, use):
         """Fact 3."""
         use("managed")
@@ -300,13 +211,6 @@ class TestHints(OnGpu):
             hints.driver.core = None
         hints.synchronize()
 
-    def test_unmanaged_arrays_are_left_alone(self, device, cupy, use):
-        use("unmanaged")
-        array = cupy.ones(MIB, dtype="u1")
-        assert device.prefetch(array, "cpu", None) == 0
-        location = device.location(array)
-        assert not location.managed and location.resident_bytes == array.nbytes
-
 
 class TestFacts(OnGpu):
     """What the rest of umem takes for granted."""
@@ -320,14 +224,6 @@ class TestFacts(OnGpu):
         cupy.cuda.runtime.memAdvise(array.data.ptr, array.nbytes, 3, -1)
         assert hints.location(array).preferred == "cpu"
         cupy.cuda.runtime.memAdvise(array.data.ptr, array.nbytes, 4, -1)
-
-    def test_a_host_view_of_managed_memory_shares_it(self, device, cupy, use):
-        """Fact 17: NumPy 2.1 and CuPy 13.6 or newer."""
-        use("managed")
-        array = cupy.arange(1000)
-        view = np.from_dlpack(array, device="cpu", copy=False)
-        view[0] = 7
-        assert int(array[0]) == 7 and view.__array_interface__["data"][0] == array.data.ptr
 
     def test_managed_memory_may_show_in_free_memory(self, device, cupy, use):
         """Fact 19: how far memGetInfo falls where managed memory is written on the GPU.

@@ -29,7 +29,6 @@ from umem.devices.cuda.ranges import CoreHints  # noqa: E402
 from umem.devices.presets import PRESETS  # noqa: E402
 from umem.errors import DeviceError, HintError, MissingDependencyError  # noqa: E402
 
-MIB = 1 << 20
 NOWHERE, CPU = -2, -1
 
 
@@ -155,17 +154,6 @@ def test_a_prefetch_covers_the_array_and_not_its_pool_segment(device, ranges, ar
     view = array[16:48]
     assert device.prefetch(view, 0, None) == view.nbytes
     assert ranges.prefetches == [(view.data.ptr, view.nbytes, "legacy")]
-
-
-def test_a_reversed_view_covers_the_same_bytes(device, ranges, array):
-    assert device.prefetch(array[::-1], "cpu", None) == array.nbytes
-    assert ranges.prefetches[0][:2] == (array.data.ptr, array.nbytes)
-
-
-def test_rows_apart_are_ranges_apart(device, ranges, array):
-    view = array[::4]
-    assert device.advise(view, "read_mostly", None, unset=False) == view.nbytes
-    assert [*ranges.attributes] == [(array.data.ptr + row * 4096, 4096) for row in range(0, 64, 4)]
 
 
 def test_streams_are_passed_on(device, ranges, array):
@@ -341,12 +329,6 @@ def test_a_preset_is_given_read_back_and_taken_back(current, array, name):
     assert found.read_mostly == ("read_mostly" in given)
     assert umem.preset(array, name, unset=True) == array.nbytes
     assert umem.location(array) == Location(managed=True)
-
-
-def test_the_host_and_a_stream_are_passed_on(current, ranges, array):
-    assert umem.prefetch([array], "cpu", stream=cupy.cuda.Stream.ptds) == array.nbytes
-    assert ranges.prefetches == [(array.data.ptr, array.nbytes, "per thread")]
-    assert umem.location(array).last_prefetch == "cpu"
 
 
 def test_strict_refuses_before_anything_is_asked_of_the_driver(

@@ -3,12 +3,11 @@ Chainer's alias of the pool, whichever is imported or switched on first."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 
 import pytest
-from project import ROOT
+from processes import printed
 
 cupy = pytest.importorskip("cupy")
 
@@ -229,10 +228,9 @@ class TestChainersAlias:
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        here = ROOT / "tests" / "support"
         start = f"""
             import sys
-            sys.path[:0] = [{str(tmp_path)!r}, {str(here)!r}, {str(ROOT)!r}]
+            sys.path.insert(0, {str(tmp_path)!r})
             import cupy, umem
             from umem.devices import cuda
             from cuda_host_driver import HostDriver
@@ -247,12 +245,7 @@ class TestChainersAlias:
 
         def run(code):
             code = textwrap.dedent(start) + textwrap.dedent(code)
-            return subprocess.run(
-                [sys.executable, "-W", "error", "-c", code],
-                capture_output=True,
-                text=True,
-                check=True,
-            ).stdout.split()
+            return printed("-W", "error", "-c", code).split()
 
         return run
 

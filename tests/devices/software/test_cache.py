@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from software_programs import needs_compiler, needs_cupy
+from software_programs import needs_compiler, needs_software_gpu
 
 from umem.devices.software import compile_lock, kernel_cache, processors, toolchain
 from umem.devices.software.kernels import KernelCompiler
@@ -90,8 +90,7 @@ assert [os.waitpid(child, 0)[1] for child in children] == [0] * 200
 
 
 @pytest.mark.slow
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 def test_two_hundred_processes_open_the_gpu_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,8 +203,7 @@ def test_a_cache_that_cannot_be_written_is_read(
 
 
 @pytest.mark.thorough
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_caches_share_precompiled_headers_and_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

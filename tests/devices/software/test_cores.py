@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from software_programs import needs_compiler, needs_cupy, run
+from software_programs import needs_software_gpu, run
 
 from umem.devices.software.kernels import for_host
 from umem.devices.software.sharing import usable_cores
@@ -87,10 +87,8 @@ def test_one_core_runs_a_kernel_that_may_do_more(before: str, parameter: str, in
     assert ALONE in for_host(KERNEL % (before, parameter, inside)).text
 
 
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 class TestCupy:
-    @pytest.mark.thorough
     def test_small_arrays_start_no_thread_and_large_ones_do(self, kernel_cache: Path) -> None:
         program = """
 share_kernels(2)
@@ -107,17 +105,16 @@ print("same")
 """
         assert run(program, kernel_cache, start=OFF) == "same\n"
 
-    @pytest.mark.parametrize("size", [(1 << 18) - 1, 1 << 18, (1 << 18) + 1])
-    def test_arrays_about_the_smallest_that_are_shared(self, kernel_cache: Path, size: int) -> None:
-        program = f"""
-x = cp.arange({size}, dtype="f4")
-same_bits(lambda: x + x)
-same_bits(lambda: x.sum())
+    def test_arrays_about_the_smallest_that_are_shared(self, kernel_cache: Path) -> None:
+        program = """
+for size in (1 << 18) - 1, 1 << 18, (1 << 18) + 1:
+    x = cp.arange(size, dtype="f4")
+    same_bits(lambda: x + x)
+    same_bits(lambda: x.sum())
 print("same")
 """
         assert run(program, kernel_cache, start=OFF) == "same\n"
 
-    @pytest.mark.thorough
     @pytest.mark.parametrize("kind", ["f4", "c8", "?"])
     def test_any_number_of_cores_gives_the_same_bits(self, kernel_cache: Path, kind: str) -> None:
         program = f"""
@@ -146,7 +143,6 @@ print("same")
 """
         assert run(program, kernel_cache, start=OFF) == "same\n"
 
-    @pytest.mark.thorough
     def test_ties_and_NaN_of_argmax_are_decided_as_by_one_core(self, kernel_cache: Path) -> None:
         program = """
 a = np.zeros(1 << 21, "f4")
@@ -166,7 +162,6 @@ print("same")
 """
         assert run(program, kernel_cache, start=OFF) == "same\n"
 
-    @pytest.mark.thorough
     def test_atomics_and_what_a_kernel_writes_elsewhere_are_one_core_s(
         self, kernel_cache: Path
     ) -> None:
@@ -184,7 +179,6 @@ print("same")
 """
         assert run(program, kernel_cache, start=OFF) == "same\n"
 
-    @pytest.mark.thorough
     def test_an_assertion_that_fails_on_any_core_is_an_error(self, kernel_cache: Path) -> None:
         program = """
 share_kernels(2)
@@ -203,7 +197,6 @@ print("same")
 """
         assert run(program, kernel_cache, start=ON) == "same\n"
 
-    @pytest.mark.thorough
     def test_a_division_by_zero_on_any_core_is_as_on_a_GPU(self, kernel_cache: Path) -> None:
         program = """
 divide = cp.ElementwiseKernel("int32 x, int32 y", "int32 z", "z = x / y", "divide")
@@ -214,7 +207,6 @@ print("same")
 """
         assert run(program, kernel_cache, start=OFF) == "same\n"
 
-    @pytest.mark.thorough
     def test_a_child_by_fork_has_its_own_threads_or_cuda_s_error(self, kernel_cache: Path) -> None:
         program = """
 import warnings
@@ -241,7 +233,6 @@ print("same")
 """
         assert run(program, kernel_cache, start=OFF) == "same\n"
 
-    @pytest.mark.thorough
     def test_checked_mode_runs_on_one_core_and_still_names_what_left_an_array(
         self, kernel_cache: Path
     ) -> None:
@@ -259,7 +250,6 @@ except DeviceError as error:
         start = START % "checked=True"
         assert run(program, kernel_cache, start=start) == "same\n"
 
-    @pytest.mark.thorough
     def test_streams_that_run_late_share_kernels_too(self, kernel_cache: Path) -> None:
         program = """
 share_kernels(3)

@@ -38,7 +38,9 @@ def differs(program, seeds):
 """
 
 
-def test_discards_are_refused_where_cuda_refuses_them_and_change_nothing(tmp_path: Path) -> None:
+def test_discards_are_refused_where_cuda_refuses_them_and_change_nothing(
+    kernel_cache: Path,
+) -> None:
     program = """
 hints = ranges.load(12)
 managed = sorted((cp.cuda.malloc_managed(2 * B) for _ in range(2)), key=lambda m: m.ptr)
@@ -71,7 +73,7 @@ print(tried([Span(low, B)], 2), tried([Span(high, B), Span(low + B, B)], side.pt
 print([int((array != 1).sum()) for array in (*arrays, plain)])
 """
     refused = "the driver refused to discard {} ranges: CUDA_ERROR_{}"
-    assert run(program, tmp_path, start=PLAIN + HINTS).splitlines() == [
+    assert run(program, kernel_cache, start=PLAIN + HINTS).splitlines() == [
         refused.format(1, "INVALID_VALUE"),
         refused.format(1, "INVALID_VALUE"),
         refused.format(2, "INVALID_VALUE"),
@@ -84,8 +86,7 @@ print([int((array != 1).sum()) for array in (*arrays, plain)])
     ]
 
 
-@pytest.mark.thorough
-def test_batches_of_prefetches_are_refused_on_the_legacy_stream(tmp_path: Path) -> None:
+def test_batches_of_prefetches_are_refused_on_the_legacy_stream(kernel_cache: Path) -> None:
     program = """
 hints = ranges.load(12)
 memory = cp.cuda.malloc_managed(4 * B)
@@ -102,14 +103,13 @@ for stream in (0, 1, 2, side.ptr):
     print(prefetch(starts, sizes, 3, places, firsts, 2, 0, stream), end=" ")
 print([hints.location([Span(start, B)]).last_prefetch for start in starts])
 """
-    found = run(program, tmp_path, start=PLAIN + HINTS)
+    found = run(program, kernel_cache, start=PLAIN + HINTS)
     assert found == "1 1 0 0 ['cpu', 'cpu', 0]\n"
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("version", "discards"), [(13000, True), (12080, False)])
 def test_whether_there_are_discards_is_the_drivers_to_say(
-    tmp_path: Path, version: int, discards: bool
+    kernel_cache: Path, version: int, discards: bool
 ) -> None:
     start = (
         f"""
@@ -124,13 +124,12 @@ hints = ranges.load(12)
 cuda.bindings.__version__ = "13.5.0"
 print(hints.discards)
 """
-    assert run(program, tmp_path, start=start + HINTS) == f"{discards}\n"
+    assert run(program, kernel_cache, start=start + HINTS) == f"{discards}\n"
 
 
-@pytest.mark.thorough
 @needs_chainer
 def test_lookahead_discards_by_the_drivers_own_call_on_a_stream_that_cuda_takes(
-    tmp_path: Path,
+    kernel_cache: Path,
 ) -> None:
     program = """
 import warnings
@@ -149,31 +148,32 @@ gpu.reseed(None)
 stream_programs.lookahead()
 print(streams)
 """
-    assert run(program, tmp_path, start=LATE) == "{1}\n", "non-blocking streams"
+    assert run(program, kernel_cache, start=LATE) == "{1}\n", "non-blocking streams"
 
 
-@pytest.mark.thorough
 @needs_chainer
-def test_a_discard_is_ordered_with_prefetches_and_one_that_is_not_is_found(tmp_path: Path) -> None:
+def test_a_discard_is_ordered_with_prefetches_and_one_that_is_not_is_found(
+    kernel_cache: Path,
+) -> None:
     program = """
 print(differs(stream_programs.moved_and_discarded, range(30)))
 print(differs(stream_programs.discarded_beside_a_move, range(30)) > 5)
 """
-    assert run(program, tmp_path, start=LATE) == "0\nTrue\n"
+    assert run(program, kernel_cache, start=LATE) == "0\nTrue\n"
 
 
-@pytest.mark.thorough
 @needs_chainer
-def test_memory_goes_back_after_its_uses_and_a_free_without_a_wait_is_found(tmp_path: Path) -> None:
+def test_memory_goes_back_after_its_uses_and_a_free_without_a_wait_is_found(
+    kernel_cache: Path,
+) -> None:
     program = """
 print(differs(stream_programs.given_back, range(6)))
 print(differs(stream_programs.freed_without_a_wait, range(6)) > 1)
 """
-    assert run(program, tmp_path, start=LATE) == "0\nTrue\n"
+    assert run(program, kernel_cache, start=LATE) == "0\nTrue\n"
 
 
-@pytest.mark.thorough
-def test_what_the_driver_was_asked_is_counted(tmp_path: Path) -> None:
+def test_what_the_driver_was_asked_is_counted(kernel_cache: Path) -> None:
     program = """
 gpu.restart()
 arrays = [cp.empty(1 << 20, "u1") for _ in range(3)]
@@ -187,15 +187,14 @@ print(gpu.calls)
 gpu.restart()
 print(gpu.calls.free_count)
 """
-    assert run(program, tmp_path).splitlines() == [
+    assert run(program, kernel_cache).splitlines() == [
         "DriverCalls(allocation_count=3, free_count=0, wait_count=0)",
         "DriverCalls(allocation_count=3, free_count=3, wait_count=3)",
         "0",
     ]
 
 
-@pytest.mark.thorough
-def test_memory_of_lookahead_is_given_back_and_serves_a_limit(tmp_path: Path) -> None:
+def test_memory_of_lookahead_is_given_back_and_serves_a_limit(kernel_cache: Path) -> None:
     program = """
 from umem.devices.cuda import open_cuda
 from umem.scopes import Scope
@@ -215,11 +214,10 @@ with umem.managed():
     device.pools.give_back("managed")
     print(device.usage().managed_bytes, gpu.calls.wait_count > waits)
 """
-    assert run(program, tmp_path).splitlines() == ["16 16", "12", "0 True"]
+    assert run(program, kernel_cache).splitlines() == ["16 16", "12", "0 True"]
 
 
-@pytest.mark.thorough
-def test_free_ranges_do_not_reach_over_two_allocations(tmp_path: Path) -> None:
+def test_free_ranges_do_not_reach_over_two_allocations(kernel_cache: Path) -> None:
     program = """
 from umem.devices.cuda import open_cuda
 from umem.devices.cuda.arena import Arena
@@ -241,4 +239,4 @@ held = [arena.malloc(2 * B) for _ in range(2)]
 del held
 print([(span.address // B, span.nbytes // B) for span in arena.free_spans(range(100, 104))])
 """
-    assert run(program, tmp_path, start=PLAIN) == "[(100, 2), (102, 2)]\n"
+    assert run(program, kernel_cache, start=PLAIN) == "[(100, 2), (102, 2)]\n"

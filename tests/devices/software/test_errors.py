@@ -15,8 +15,11 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from processes import python
 from software_programs import START, needs_compiler, needs_cupy, run
 
+from umem.cli import main
 from umem.devices.host import has_real_gpu
 from umem.devices.software.allocations import DEVICE, HostMemory
 from umem.devices.software.memory_sources import FREED_COUNT, GuardedSource, PlainSource
@@ -147,24 +150,6 @@ if child:
     asked = [sys.executable, "-c", program, str(file)]
     done = subprocess.run(asked, capture_output=True, text=True, check=True)
     assert done.stdout and not Path(done.stdout.strip()).exists()
-
-
-@pytest.mark.thorough
-def test_processes_that_compile_the_same_at_once_both_have_it(tmp_path: Path) -> None:
-    program = """
-import ctypes, sys
-from pathlib import Path
-from umem.devices.software.toolchain import Toolchain
-tools = Toolchain(Path(sys.argv[1]))
-for number in range(5):
-    path = tools.shared_object(f"int f(void) {{ return {number}; }}", "c")
-    assert ctypes.CDLL(str(path)).f() == number
-"""
-    asked = [sys.executable, "-c", program, str(tmp_path)]
-    processes = [subprocess.Popen(asked) for _ in range(3)]
-    assert [process.wait(timeout=300) for process in processes] == [0, 0, 0]
-    left = [path.suffix for path in tmp_path.iterdir()]
-    assert left == [".so"] * 5
 
 
 @pytest.mark.thorough
@@ -486,17 +471,6 @@ except cp.cuda.driver.CUDADriverError as error:
 """
         assert run(program, kernel_cache) == "5 6 5 7 400\n"
 
-    def test_an_intrinsic_that_is_not_there_is_named(self, kernel_cache: Path) -> None:
-        program = r"""
-source = 'extern "C" __global__ void f(int* x) { x[0] = __vibmax_s32(1, 2, 0); }'
-try:
-    cp.RawKernel(source, "f")((1,), (1,), (cp.ones(1, "i4"),))
-except cp.cuda.compiler.CompileException as error:
-    print("__vibmax_s32" in str(error))
-print(cp.arange(3).sum())
-"""
-        assert run(program, kernel_cache) == "True\n3\n"
-
     def test_ctrl_c_during_a_kernel_s_compile_goes_through_cupy(
         self, kernel_cache: Path, tmp_path: Path, ctrl_c: object
     ) -> None:
@@ -726,24 +700,13 @@ print(cp.linalg.eigvalsh(cp.eye(2)), isinstance(pool, cp.cuda.memory.MemoryPool)
             "k = cupy.ElementwiseKernel('raw int32 x', 'int32 y', 'y = x[i + 1]', 'beyond')\n"
             "k(cupy.arange(4, dtype='i4'), cupy.zeros(4, 'i4'))\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-m", "umem", "run", "--software", "t4", "--checked", str(script)],
-            env={
-                **os.environ,
-                "XDG_CACHE_HOME": str(kernel_cache),
-                "CUPY_CACHE_DIR": str(kernel_cache),
-            },
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        command = ("-m", "umem", "run", "--software", "t4", "--checked", script)
+        done = python(*command, XDG_CACHE_HOME=kernel_cache, CUPY_CACHE_DIR=kernel_cache)
         assert done.returncode == 1
         assert "the kernel beyond reads 0 bytes behind the end of argument 0" in done.stderr
 
     def test_checked_needs_software(self, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
         script.touch()
-        asked = [sys.executable, "-m", "umem", "run", "--checked", str(script)]
-        done = subprocess.run(asked, capture_output=True, text=True, check=False)
-        assert done.returncode == 2 and "--checked needs --software GPU" in done.stderr
+        done = CliRunner().invoke(main, ["run", "--checked", str(script)])
+        assert done.exit_code == 2 and "--checked needs --software GPU" in done.output

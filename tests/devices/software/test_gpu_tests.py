@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 from project import ROOT
-
-from tests.devices.software.test_starting import needs_compiler, needs_cupy
+from software_programs import needs_compiler, needs_cupy
 
 pytestmark = [pytest.mark.thorough, needs_cupy, needs_compiler]
 TESTS = ROOT / "tests"

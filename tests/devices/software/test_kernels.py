@@ -5,16 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from software_programs import START, needs_compiler, needs_cupy, run
+from software_programs import START, needs_software_gpu, run
 
 from umem.devices.software.dialect import uncommented
 from umem.devices.software.kernels import _parts, for_host
-
-
-def test_what_launch_bounds_stand_before_is_a_kernel() -> None:
-    source = "__global__ __launch_bounds__(f(2) * 4, 1)\nvoid one(int* x) {}\n"
-    source += "__global__ void __launch_bounds__(64) two(int* x) {}"
-    assert list(for_host(source).kernels) == ["one", "two"]
 
 
 def test_comments_among_parameters_are_no_parameters() -> None:
@@ -22,8 +16,7 @@ def test_comments_among_parameters_are_no_parameters() -> None:
     assert len(_parts(for_host(source).kernels["f"])) == 2
 
 
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 def test_a_grid_has_a_barrier_where_it_is_one_block(kernel_cache: Path) -> None:
     run(
         r"""
@@ -78,8 +71,7 @@ def test_threads_may_wait_in_a_header_of_others() -> None:
     assert "(f, 2, f)" in for_host(f'#include "sums.cuh"\n{kernel}').text
 
 
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 def test_threads_wait_for_one_another(kernel_cache: Path, tmp_path: Path) -> None:
     (tmp_path / "sum.h").write_text("""
 __device__ inline int sum(int x) {
@@ -175,8 +167,7 @@ print("done")
     assert said.strip() == "done"
 
 
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 def test_what_would_end_the_process_does_not(kernel_cache: Path) -> None:
     said = run(
         r"""
@@ -222,8 +213,7 @@ print("done")
     assert said.strip() == "done"
 
 
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 def test_kernels_compute_what_they_say(kernel_cache: Path) -> None:
     said = run(
         r"""
@@ -306,8 +296,7 @@ print(len([name for name in os.listdir(os.environ["CUPY_CACHE_DIR"]) if name.end
     assert int(said) > 5
 
 
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 def test_functions_of_cupyx_that_bring_headers(kernel_cache: Path) -> None:
     pytest.importorskip("scipy")
     said = run(
@@ -362,8 +351,7 @@ print("done")
     assert said.strip() == "done"
 
 
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 def test_bfloat16(kernel_cache: Path) -> None:
     pytest.importorskip("ml_dtypes")
     said = run(
@@ -383,8 +371,7 @@ print("done")
     assert said.strip() == "done"
 
 
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 def test_pools_limits_and_what_the_device_says(kernel_cache: Path) -> None:
     said = run(
         r"""

@@ -9,8 +9,7 @@ import ctypes
 from pathlib import Path
 
 import numpy as np
-import pytest
-from software_programs import needs_compiler, needs_cupy, run
+from software_programs import needs_compiler, needs_software_gpu, run
 
 from umem.devices.software.kernels import HEADERS, for_host
 from umem.devices.software.toolchain import Toolchain
@@ -29,11 +28,6 @@ CIndexer<2, 1> _ind) {
   }
 }
 """
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
 
 
 # -- text ----------------------------------------------------------------------------------------
@@ -103,11 +97,9 @@ def test_exp_log_and_tanh_are_within_two_units_in_the_last_place(tmp_path: Path)
 # -- the real CuPy ---------------------------------------------------------------------------------
 
 
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 class TestCupy:
-    @pytest.mark.thorough
-    def test_arrays_that_lie_in_any_way_give_what_numpy_gives(self, cache: Path) -> None:
+    def test_arrays_that_lie_in_any_way_give_what_numpy_gives(self, kernel_cache: Path) -> None:
         program = """
 from itertools import permutations
 rng = np.random.default_rng(0)
@@ -127,10 +119,9 @@ for shape in ((), (1,), (0, 5), (31, 33), (64, 70), (100, 1), (2, 40, 65), (3, 9
     assert np.array_equal(cp.asnumpy(x), a + a), shape
 print("same")
 """
-        assert run(program, cache, start=LARGE) == "same\n"
+        assert run(program, kernel_cache, start=LARGE) == "same\n"
 
-    @pytest.mark.thorough
-    def test_reductions_over_any_axes_give_what_numpy_gives(self, cache: Path) -> None:
+    def test_reductions_over_any_axes_give_what_numpy_gives(self, kernel_cache: Path) -> None:
         program = """
 rng = np.random.default_rng(0)
 for shape in ((1,), (1000, 3), (700, 600), (40, 5, 30), (7, 0)):
@@ -158,10 +149,9 @@ for kind in ("?", "u8", "f2", "c8"):
         assert np.array_equal(cp.asnumpy(cp.asarray(b).sum(axis=axis)), b.sum(axis=axis)), kind
 print("same")
 """
-        assert run(program, cache, start=LARGE) == "same\n"
+        assert run(program, kernel_cache, start=LARGE) == "same\n"
 
-    @pytest.mark.thorough
-    def test_gathers_scans_and_masks_give_what_numpy_gives(self, cache: Path) -> None:
+    def test_gathers_scans_and_masks_give_what_numpy_gives(self, kernel_cache: Path) -> None:
         program = """
 rng = np.random.default_rng(0)
 for shape in ((7,), (1500,), (3, 4, 5), (600, 103)):
@@ -183,10 +173,9 @@ small = np.array([2, 3, 0.5, -1], "f4")
 assert np.array_equal(cp.asnumpy(cp.cumprod(cp.asarray(small))), np.cumprod(small))
 print("same")
 """
-        assert run(program, cache, start=LARGE) == "same\n"
+        assert run(program, kernel_cache, start=LARGE) == "same\n"
 
-    @pytest.mark.thorough
-    def test_atomics_keep_what_many_elements_add_to_one_place(self, cache: Path) -> None:
+    def test_atomics_keep_what_many_elements_add_to_one_place(self, kernel_cache: Path) -> None:
         program = """
 import cupyx
 for kind in ("i4", "u4", "i8", "u8", "f2", "f4", "f8"):
@@ -197,4 +186,4 @@ for kind in ("i4", "u4", "i8", "u8", "f2", "f4", "f8"):
     assert x.tolist() == [300, 300, 0], (kind, x)
 print("same")
 """
-        assert run(program, cache, start=LARGE) == "same\n"
+        assert run(program, kernel_cache, start=LARGE) == "same\n"

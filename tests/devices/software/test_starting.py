@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from software_programs import START, needs_compiler, needs_cupy, run
+from software_programs import START, needs_compiler, needs_software_gpu, run
 
 from umem.devices.software.kernels import for_host
 from umem.devices.software.linking import parsed, source_of
@@ -90,8 +90,7 @@ def test_kernels_are_found_with_their_parameters() -> None:
 # -- the real CuPy -----------------------------------------------------------------------------
 
 
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 class TestCupy:
     @pytest.mark.thorough
     def test_arrays_hold_what_numpy_s_hold(self, kernel_cache: Path) -> None:

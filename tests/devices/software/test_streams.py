@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from bench_scripts import run as run_bench
-from software_programs import START, needs_compiler, needs_cupy, run
+from software_programs import START, needs_software_gpu, run
 
 from umem.compat.installation import find_package
 from umem.devices.software.stream_order import DEPTH, LEGACY, PER_THREAD_HANDLE, StreamOrder
@@ -226,8 +226,7 @@ def test_only_a_relaxed_capture_allows_allocations(
 # -- the real CuPy -------------------------------------------------------------------------------
 
 
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 class TestCupyStreams:
     @pytest.mark.parametrize(
         ("count", "options"),

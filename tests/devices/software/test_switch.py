@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from project import ROOT
-from software_programs import is_installed, needs_compiler, needs_cupy
+from software_programs import is_installed, needs_cupy, needs_software_gpu
 
 from umem_software_gpu import VARIABLE, parsed
 
@@ -117,8 +117,7 @@ for _ in range(2):
 
 
 @is_installed
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 def test_every_process_has_the_gpu(kernel_cache: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"""
@@ -166,8 +165,7 @@ for how in ("spawn", "forkserver"):
 
 
 @is_installed
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 @pytest.mark.parametrize("package", WORKERS)
 def test_workers_have_the_gpu(kernel_cache: Path, tmp_path: Path, package: str) -> None:
     pytest.importorskip(package)
@@ -184,8 +182,7 @@ if __name__ == "__main__":
 
 
 @is_installed
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 def test_processes_of_a_script_under_umem_run_have_its_gpu(
     kernel_cache: Path, tmp_path: Path
 ) -> None:
@@ -215,8 +212,7 @@ def pytest_run(folder: Path, *words: str, cache: Path, **variables: str) -> Any:
 
 
 @is_installed
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 def test_pytest_runs_tests_of_cupy(kernel_cache: Path, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("import cupy")
     found = pytest_run(tmp_path, "--software-gpu", GPU, cache=kernel_cache)
@@ -227,8 +223,7 @@ def test_pytest_runs_tests_of_cupy(kernel_cache: Path, tmp_path: Path) -> None:
 
 
 @is_installed
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 def test_pytest_starts_again_where_a_plugin_has_imported_cupy(
     kernel_cache: Path, tmp_path: Path
 ) -> None:
@@ -302,8 +297,7 @@ def test_an_import_of_an_unknown_cupy_says_which_are_known(tmp_path: Path) -> No
 
 
 @is_installed
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 def test_workers_share_a_cache_on_a_drive_without_locks(kernel_cache: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("""
 import errno, fcntl

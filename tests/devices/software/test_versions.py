@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from project import EXTRAS, ROOT
-from software_programs import needs_compiler, needs_cupy, run
+from software_programs import needs_compiler, needs_software_gpu, run
 
 from umem.devices.software.versions import KNOWN, built_for, known_cupy, refuse_unknown
 from umem.errors import DeviceError
@@ -70,8 +70,7 @@ def test_the_extras_are_of_known_versions() -> None:
         assert cupy == f"cupy-cuda{cuda}x>=14.0,<15" and "14" in KNOWN[cuda]
 
 
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 def test_runtime_and_compiler_say_the_cuda_of_the_build(kernel_cache: Path) -> None:
     program = """
 runtime = cp.cuda.runtime
@@ -82,8 +81,7 @@ print(runtime.runtimeGetVersion(), *cp.cuda.nvrtc.getVersion(), runtime.driverGe
     assert driver >= version
 
 
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 def test_nobody_looks_for_cudas_headers_which_may_not_be_there(kernel_cache: Path) -> None:
     program = """
 import sys

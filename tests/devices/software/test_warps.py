@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from software_programs import START, needs_compiler, needs_cupy, run
+from software_programs import START, needs_software_gpu, run
 from warp_kernels import CHECKS, PROGRAM
 
 from umem.devices.software.kernels import for_host
@@ -44,16 +44,15 @@ def test_a_place_that_nobody_knows_is_said_to_be_unknown(tmp_path: Path) -> None
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def results(kernel_cache: Path) -> dict[str, str]:
     """What each kernel gave that trusts warps to run in step."""
-    lines = run(PROGRAM, tmp_path_factory.mktemp("kernels")).splitlines()
+    lines = run(PROGRAM, kernel_cache).splitlines()
     return dict(line.rsplit(" ", 1) for line in lines if line.endswith(("True", "False"))) | {
         line.split(" is ")[0]: line for line in lines if " is " in line
     }
 
 
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_a_kernel_that_trusts_warps_to_run_in_step_is_right(
     name: str, results: dict[str, str]
@@ -109,8 +108,7 @@ def said(name, block=64, shared=0):
 '''
 
 
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 def test_a_race_of_shared_memory_is_named_with_kernel_variable_and_line(kernel_cache: Path) -> None:
     program = """
 said("shift")
@@ -138,8 +136,7 @@ for name in ("shift", "first", "last", "counts", "called"):
     assert lines[5:] == ["nothing"] * 5  # one warp is in step
 
 
-@needs_cupy
-@needs_compiler
+@needs_software_gpu
 def test_kernels_without_races_are_none_in_checked_mode(kernel_cache: Path) -> None:
     program = r'''
 module = cp.RawModule(code=r"""

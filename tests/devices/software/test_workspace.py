@@ -31,7 +31,6 @@ def normal(*shape):
 """
 
 
-@pytest.mark.thorough
 def test_convolutions_agree_with_the_whole_computation(kernel_cache: Path) -> None:
     program = f"""{CHAINER}
 x, x3 = normal(3, 4, 9, 11), normal(2, 4, 4, 5, 6)

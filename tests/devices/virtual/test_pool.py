@@ -465,5 +465,5 @@ class PoolAndDevice(RuleBasedStateMachine):
         assert not any(driver.residency.host) and not any(driver.residency.advice)
 
 
-PoolAndDevice.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+PoolAndDevice.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestPoolAndDevice = pytest.mark.thorough(PoolAndDevice.TestCase)

@@ -9,22 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.trace.exported.test_exporters import kinds, refused
 from tests.trace.exported.test_operators import FLOAT, ints, kept_bytes, node, save, weights
-from umem.errors import OnnxError
-from umem.trace import Alloc, Trace
+from umem.trace import Alloc
 from umem.trace.exported import onnx_step
 
 onnx = pytest.importorskip("onnx")
-
-
-def kinds(trace: Trace, kind: str) -> list[int]:
-    return [e.nbytes for e in trace.events if isinstance(e, Alloc) and e.kind == kind]
-
-
-def refused(path: Path, sizes: dict[str, int] | None = None) -> str:
-    with pytest.raises(OnnxError) as caught:
-        onnx_step(path, sizes)
-    return str(caught.value)
 
 
 def constant(name: str, value: Any) -> Any:
