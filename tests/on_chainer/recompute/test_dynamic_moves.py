@@ -14,9 +14,9 @@ from tiers import MemoryTier
 from tests.on_chainer.recompute.test_dynamic import (
     LENGTHS,
     Kept,
+    backward_after_the_block,
     chain,
     half,
-    model,
     run,
     with_everything,
 )
@@ -114,34 +114,8 @@ def test_what_finds_no_room_below_runs_again(room: int, monkeypatch: pytest.Monk
 
 def test_a_backward_after_the_block_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
     tiers = lowered(monkeypatch, FAST)
-    net = model()
-    losses = []
-    with umem.chainer.Recompute(half(), offload=True) as memory:
-        for length in LENGTHS[:5]:
-            chain(net, length).backward()
-        np.random.seed(1)
-        losses.append(chain(net, 39))
-        assert memory.online_count == 2
-        assert tiers[0].below
-    np.random.seed(1)
-    losses.append(chain(net, 39))
-    gradients = []
-    for loss in losses:
-        net.cleargrads()
-        loss.backward()
-        gradients.append([p.grad.copy() for p in net.params() if p.grad is not None])
-    assert all((a == b).all() for a, b in zip(*gradients, strict=True))
-
-
-def test_a_second_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    lowered(monkeypatch, FAST)
-
-    def twice(net: Any, loss: Any) -> None:
-        loss.backward()
-        loss.backward()
-
     memory = umem.chainer.Recompute(half(), offload=True)
-    same(run(chain, LENGTHS, memory, twice), run(chain, LENGTHS, None, twice))
+    backward_after_the_block(memory, lambda: tiers[0].below)
 
 
 def test_files_take_what_a_chain_keeps(tmp_path: Path) -> None:
