@@ -360,8 +360,9 @@ def test_a_script_that_asks_for_a_gpu_is_told_how_to_do_without(run: Run, use: s
     hint = result.stderr.splitlines()[-1]
     assert hint.startswith("umem: Chainer finds no GPU here.") and "the virtual t4" in hint
     assert "-g -1" in hint
-    plain = run(f"import chainer\nchainer.{use}")
-    assert "-g -1" in plain.stderr.splitlines()[-1] and "virtual" not in plain.stderr
+    if use.startswith("get_device"):
+        plain = run(f"import chainer\nchainer.{use}")
+        assert "-g -1" in plain.stderr.splitlines()[-1] and "virtual" not in plain.stderr
 
 
 @pytest.mark.parametrize(
@@ -411,19 +412,14 @@ def test_out_of_memory_it_is_told_how_to_find_out_what_is_needed(run: Run, how: 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "code",
-    [
-        "raise MemoryError",
-        "raise RuntimeError('CUDA')",
-        "raise ValueError('CUDA environ')",
-        "a = ValueError(); a.__cause__ = a; raise a",
-        "raise TypeError('0-dimensional')",
-    ],
-)
-def test_of_other_errors_nothing_is_said(run: Run, code: str) -> None:
-    result = run(code, *VIRTUAL)
+def test_of_other_errors_nothing_is_said(run: Run) -> None:
+    result = run("raise MemoryError", *VIRTUAL)
     assert result.returncode == 1 and "umem: " not in result.stderr
+    circle = ValueError()
+    circle.__cause__ = circle
+    errors = MemoryError(), RuntimeError("CUDA"), ValueError("CUDA environ"), circle
+    for error in (*errors, TypeError("0-dimensional")):
+        assert advice(error, ["script.py"], "t4", "64MiB") is None
 
 
 @pytest.mark.parametrize("use", ["int(a)", "'%d' % a", "numpy.zeros(3).__setitem__(0, a)"])
@@ -484,19 +480,6 @@ def test_worker_processes_have_a_chainer_that_is_mended(run: Run, method: str) -
     assert lines(result) == ["[1.0, 3.0] managed"]
 
 
-@CHAINER
-def test_a_multiprocess_iterator_works(run: Run) -> None:
-    code = """
-        import chainer, numpy as np
-        if __name__ == "__main__":
-            data = np.arange(8, dtype="f")
-            iterator = chainer.iterators.MultiprocessIterator(data, 4, n_processes=1, shuffle=False)
-            print(next(iterator)[-1])
-            iterator.finalize()
-    """
-    assert lines(run(code)) == ["3.0"]
-
-
 @pytest.mark.thorough
 @CHAINER
 def test_another_program_that_the_script_starts_has_it_too(tmp_path: Path, run: Run) -> None:
@@ -529,7 +512,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("options", [(), VIRTUAL, (*VIRTUAL, "--mode", "managed")])
+@pytest.mark.parametrize("options", [(), (*VIRTUAL, "--mode", "managed")])
 def test_a_script_without_chainer_runs_where_chainer_is_not_installed(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:

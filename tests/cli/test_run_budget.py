@@ -190,15 +190,6 @@ def test_an_optimizer_that_comes_later_is_named_and_measured(tmp_path: Path) -> 
     assert "--budget 9MiB: it did NOT hold: " in found.stderr
 
 
-def test_the_same_script_has_the_same_choice_each_time(tmp_path: Path) -> None:
-    path = script(tmp_path, HEAD + SPLIT)
-    chosen = []
-    for _ in range(2):
-        found = execute("-m", "umem", "run", "--budget", "9MiB", path, cwd=tmp_path)
-        chosen.append([line for line in found.stderr.splitlines() if "  on: " in line])
-    assert chosen[0] == chosen[1] != []
-
-
 def test_a_choice_that_the_script_does_not_go_with_gives_way_to_the_next(tmp_path: Path) -> None:
     path = script(tmp_path, HEAD + MIXED)
     plain = execute("-m", "umem", "run", path, cwd=tmp_path)

@@ -48,19 +48,6 @@ def test_nine_of_ten_others_are_found_from_every_one_of_100_seeds(example):
     assert min(example.train(karate_club(), CPU, seed=seed) for seed in range(100)) >= 0.9
 
 
-def test_training_repeats_its_result(example):
-    first, second = (example.train(karate_club(), CPU, steps=5) for _ in range(2))
-    assert first == second
-
-
-def test_a_generated_graph_is_learned_better_than_by_chance(example):
-    assert example.train(rmat(500, 4000, 32, 4), CPU) > 0.4
-
-
-def test_script_is_under_60_lines():
-    assert len(SCRIPT.read_text().splitlines()) < 60
-
-
 @pytest.mark.thorough
 def test_script_trains_on_the_cpu_if_asked():
     done = run("--device", "cpu")
@@ -68,9 +55,8 @@ def test_script_trains_on_the_cpu_if_asked():
 
 
 @pytest.mark.skipif(chainer.backends.cuda.available, reason="there is a CUDA device")
-@pytest.mark.parametrize("arguments", [(), ("--device", "virtual:v100-16gb")])
-def test_script_trains_on_a_virtual_gpu_and_says_so(arguments):
-    done = run(*arguments)
+def test_script_trains_on_a_virtual_gpu_and_says_so():
+    done = run()
     said, share = done.stdout.splitlines()
     assert said == (
         "The GPU is simulated (virtual:v100-16gb); the training is real, and runs on the CPU."

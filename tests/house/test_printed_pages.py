@@ -14,7 +14,7 @@ from project import ROOT
 from umem.compat.installation import find_package
 
 pytestmark = pytest.mark.skipif(find_package() is None, reason="no Chainer")
-COUNTS = {"layers": 2, "quantization": 2, "small-states": 2}
+COUNTS = {"distillation": 1, "layers": 2, "offload": 4, "quantization": 2, "small-states": 2}
 """Programs of each page."""
 
 

@@ -266,8 +266,7 @@ def test_without_a_gpu_of_cupy_it_is_refused() -> None:
         umem.explain()
 
 
-@needs_compiler
-@needs_cupy
+@needs_software_gpu
 def test_where_free_memory_lies_in_pieces_modes_are_named(kernel_cache: Path) -> None:
     program = """
 import umem

@@ -16,6 +16,8 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from recompute_cases import OldStyle
+from traced_graphs import check
 
 import umem
 from umem.chainer.flops import estimator
@@ -23,22 +25,10 @@ from umem.chainer.gcn import GCN, Adjacency
 from umem.devices.cuda import cuda_reason
 from umem.errors import OutOfMemoryError
 from umem.graphs import normalised_adjacency, rmat
-from umem.trace import Alloc, Checker, Event, Mark, Op, Trace
+from umem.trace import Alloc, Event, Mark, Op, Trace
 from umem.trace.recording import recorder as recorder_module
 
 # -- programs ----------------------------------------------------------------------------------
-
-
-class OldStyle(chainer.Function):  # type: ignore[misc, unused-ignore]
-    """A function of Chainer 1: keeps an array on itself, and computes gradients in one go."""
-
-    def forward(self, inputs: Any) -> Any:
-        (x,) = inputs
-        self.factor = np.full_like(x, 3)
-        return (x * self.factor,)
-
-    def backward(self, inputs: Any, grads: Any) -> Any:
-        return (grads[0] * self.factor,)
 
 
 class Residual(chainer.Chain):
@@ -162,13 +152,6 @@ class Run:
         arrays = [a for _, p in params for a in (p.array, p.grad, *p.update_rule.state.values())]
         arrays += [getattr(link, name) for link in self.model.links() for name in link._persistent]
         return [np.asarray(a).tobytes() for a in arrays]
-
-
-def check(trace: Trace) -> Trace:
-    checker = Checker()
-    for event in trace.events:
-        checker.check(event)
-    return trace
 
 
 def recorded(name: str, steps: int = 2, **options: Any) -> tuple[Run, Trace]:
@@ -322,7 +305,7 @@ def test_what_a_function_keeps_is_stash_and_what_it_was_given_is_input() -> None
 def test_what_an_old_style_function_makes_is_stash_that_it_wrote() -> None:
     _, trace = recorded("old style", 1)
     lives = trace.lifetimes()
-    (made,) = [life.alloc for life in lives.values() if life.alloc.label == "OldStyle.factor"]
+    (made,) = [life.alloc for life in lives.values() if life.alloc.label == "OldStyle.y"]
     assert (made.kind, made.uploaded, made.nbytes) == ("stash", False, 512 * 400 * 4)
     forward, backward = [op for op in trace.ops if op.name == "OldStyle"]
     assert made.tensor in {access.tensor for access in forward.writes}

@@ -34,14 +34,6 @@ def functions() -> list[Any]:
     return [vars(point.owner)[point.name] for point in tap.POINTS]
 
 
-@pytest.fixture(autouse=True)
-def untouched() -> Iterator[None]:
-    """After every test Chainer's functions are the very objects that they were."""
-    before = functions()
-    yield
-    assert all(now is then for now, then in zip(functions(), before, strict=True))
-
-
 class Training:
     """A small network with dropout and normalisation, trained a step at a time."""
 
@@ -114,15 +106,13 @@ def come_and_go(training: Training, names: Any, leaving: Any, error: Exception |
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("fails", [False, True], ids=["quietly", "with an exception"])
 @pytest.mark.parametrize("names", list(itertools.permutations(PARTIES, 2)), ids="-".join)
-def test_two_may_come_and_go_in_any_order(names: Any, fails: bool, plain: list[bytes]) -> None:
+def test_two_may_come_and_go_in_any_order(names: Any, plain: list[bytes]) -> None:
     before = functions()
-    error = ZeroDivisionError() if fails else None
     for leaving in itertools.permutations(names):
         training = Training()
         with umem.virtual_gpu("v100-16gb", vram="64MiB"), umem.managed():
-            come_and_go(training, names, leaving, error)
+            come_and_go(training, names, leaving, ZeroDivisionError())
         assert all(now is then for now, then in zip(functions(), before, strict=True))
         for _ in range(STEPS - 3):
             training.step()

@@ -17,7 +17,7 @@ from umem.planner.kusumoto import KusumotoModel
 from umem.planner.lower_sets import all_lower_sets, ancestors, prefixes
 from umem.planner.prefixes import prefix_table
 from umem.planner.saved import SavedModel
-from umem.planner.step_table import bits, by_size, peak_of, time_of
+from umem.planner.step_table import peak_of, time_of
 
 pytestmark = pytest.mark.thorough
 
@@ -235,18 +235,6 @@ def test_the_approximate_family_is_searched_exactly(seed):
             assert plan(graph, budget, "lower_sets", objective, "kusumoto").overhead == wanted
 
 
-@seeds(25)
-def test_all_lower_sets_are_found_and_sorted_by_size(seed):
-    graph = random_graph(seed, 1 + seed % 9, 600)
-    found = all_lower_sets(graph, 10_000)
-    brute = Brute(graph)
-    named = [
-        frozenset(graph.nodes[v].name for v in range(len(graph)) if mask >> v & 1) for mask in found
-    ]
-    assert set(named) == set(brute.lower) and len(named) == len(brute.lower)
-    assert [len(s) for s in named] == sorted(len(s) for s in named)
-
-
 @pytest.mark.parametrize("model", ["kusumoto", "saved"])
 def test_too_many_lower_sets_are_refused_with_the_way_out(model):
     graph = Graph([Node(f"n{v}", 1, 1) for v in range(40)], [])
@@ -284,22 +272,6 @@ def test_the_closed_formulas_are_what_one_step_after_the_other_gives(seed):
     assert (closed.peak == slow.peak).all()
     assert (closed.cached * (closed.peak < 1 << 61) == slow.cached).all()
     assert (closed.time * (closed.peak < 1 << 61) == slow.time).all()
-
-
-def test_masks_become_rows_and_are_sorted_by_size():
-    masks = by_size([0b111, 0, 0b100, 0b11, 0b100])
-    assert masks == (0, 0b100, 0b11, 0b111)
-    assert bits(masks, 9).astype(int).tolist()[2] == [1, 1, 0, 0, 0, 0, 0, 0, 0]
-
-
-def test_a_step_exists_only_between_nested_sets():
-    graph = random_graph(3, 7, 100)
-    sets = all_lower_sets(graph, 100)
-    table = KusumotoModel(graph).table(sets)
-    for target, after in enumerate(sets):
-        for source, before in enumerate(sets):
-            inside = before != after and before & ~after == 0
-            assert (table.peak[0, target, source] < 1 << 61) == inside
 
 
 @pytest.mark.parametrize("model", ["kusumoto", "saved"])

@@ -61,16 +61,6 @@ def test_a_broken_graph_is_refused_and_the_node_named(nodes, edges, named):
         {"needs": "b"},
         {"needs": (1,)},
         {"alias_of": "a", "stash_bytes": 4},
-    ],
-)
-def test_a_broken_node_is_refused_by_its_name(fields):
-    with pytest.raises(GraphError, match="node 'b'"):
-        Node(**{"name": "b", "nbytes": 4, "cost": 1, **fields})
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
         {"cost": 10**400},
         {"cost": -(10**5000)},
         {"cost": True},
@@ -86,9 +76,9 @@ def test_a_broken_node_is_refused_by_its_name(fields):
         {"alias_of": ["a"]},
         {"alias_of": 5},
     ],
-    ids=range(14),
+    ids=range(30),
 )
-def test_what_is_no_size_cost_or_name_is_refused_in_words(fields):
+def test_a_broken_node_is_refused_by_its_name(fields):
     with pytest.raises(GraphError, match="node 'b'") as refused:
         Node(**{"name": "b", "nbytes": 4, "cost": 1, **fields})
     assert len(str(refused.value)) < 200, "a long value is shortened"

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.planner.test_referee import graphs
-from umem.planner import Graph, Node, kusumoto, plan, saved, simulate
+from umem.planner import Graph, Node, plan, simulate
 from umem.planner.lower_sets import MAX_SETS, ancestors, boundary_bytes, prefixes
-from umem.planner.step_table import LEVELS, numbers, units
+from umem.planner.step_table import LEVELS, units
 
 pytestmark = pytest.mark.thorough
 
@@ -80,27 +79,6 @@ def test_a_chain_of_ten_thousand_calls_is_planned(model):
             assert done.peak_bytes == found.peak_bytes
 
 
-@pytest.mark.parametrize("model", ["kusumoto", "saved"])
-def test_the_nodes_that_a_plan_looks_at_grow_as_its_blocks_do(model, monkeypatch):
-    looked = [0]
-
-    def counted(mask):
-        found = numbers(mask)
-        looked[0] += len(found)
-        return found
-
-    monkeypatch.setattr(saved, "numbers", counted)
-    monkeypatch.setattr(kusumoto, "numbers", counted)
-    counts = []
-    for count in (1_000, 4_000):
-        graph = chain(count)
-        looked[0] = 0
-        blocks = len(plan(graph, None, "lower_sets", "time", model).blocks)
-        counts.append(looked[0] / count)
-        assert counts[-1] < blocks, "less than to go through all nodes for each block"
-    assert counts[1] < 2 * counts[0], "for each node as many, be the graph long or short"
-
-
 def test_many_small_costs_add_up_in_levels_to_what_they_are():
     costs = tuple(0.3 + v % 3 for v in range(20_000))
     for few in (costs, costs[::3], costs[1::3]):
@@ -123,8 +101,3 @@ def test_the_bytes_on_boundaries_are_those_counted_one_by_one(graph):
         )
         for mask in sets
     ]
-
-
-@given(st.integers(0, 1 << 300))
-def test_the_numbers_in_a_mask_are_its_bits(mask):
-    assert numbers(mask) == [v for v in range(mask.bit_length()) if mask >> v & 1]

@@ -24,6 +24,7 @@ from chainer.functions.normalization import batch_normalization
 from hypothesis import given, settings
 from project import ROOT
 from strategies import traces
+from traced_graphs import check
 
 import umem
 from umem.errors import StateError
@@ -37,7 +38,7 @@ from umem.predict.cupy_differences import (
     on_gpu,
 )
 from umem.trace import Trace
-from umem.trace.events import Access, Alloc, Checker, Free, Hint, Op
+from umem.trace.events import Access, Alloc, Free, Hint, Op
 
 pytestmark = pytest.mark.thorough
 
@@ -344,9 +345,7 @@ def test_a_corrected_trace_holds_together_and_others_are_left_alone(trace: Trace
         for e in trace.events
     ]
     found = on_gpu(Trace(renamed, "numpy"))
-    checker = Checker()
-    for event in found.events:
-        checker.check(event)
+    check(found)
     assert found.peak_bytes <= Trace(renamed).peak_bytes
     assert on_gpu(found) is found  # never twice
     for backend in ("cupy", "model"):

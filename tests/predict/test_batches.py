@@ -14,7 +14,6 @@ import umem
 from umem.devices.specs import gpu_spec
 from umem.errors import BudgetError, ScalingError, SizeError, UnknownGpuError
 from umem.predict.batches.finding import batches_of
-from umem.predict.batches.found_batches import FoundBatch
 from umem.predict.batches.probing import KNEE, BatchSearch
 from umem.predict.techniques.step_variants import StepVariants
 from umem.trace import Trace
@@ -208,13 +207,6 @@ def test_margins_that_are_none_are_refused(wrong: Any) -> None:
 def test_an_unknown_gpu_is_refused() -> None:
     with pytest.raises(UnknownGpuError):
         batches_of(recorded(), "t5")
-
-
-def test_a_result_never_changes() -> None:
-    found = batches_of(recorded(), "t4", vram=VRAM)
-    assert isinstance(found, FoundBatch)
-    with pytest.raises(AttributeError):
-        found.next_batch = 3  # type: ignore[misc]
 
 
 def test_a_recording_of_a_file_is_searched_as_it_was(tmp_path: Path) -> None:

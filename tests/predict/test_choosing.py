@@ -214,55 +214,6 @@ def test_a_choice_among_gpus_is_the_choice_for_each() -> None:
 
 
 @pytest.mark.thorough
-def test_plans_are_made_once_and_a_replay_serves_all_gpus_with_as_much_vram(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from umem.planner.problem import Problem
-    from umem.predict import stepping as replays
-
-    planned: list[Any] = []
-    replayed: list[Any] = []
-    plan, replay = Problem.within, replays.steady_steps
-
-    def counted_plan(problem: Any, budget: Any, *args: Any, **more: Any) -> Any:
-        planned.append((id(problem), budget, more.get("link")))
-        return plan(problem, budget, *args, **more)
-
-    def counted_replay(trace: Any, gpus: Any, mode: Any, **more: Any) -> Any:
-        replayed.append((id(trace), mode, more.get("prefetch"), gpus[0].usable_bytes))
-        return replay(trace, gpus, mode, **more)
-
-    monkeypatch.setattr(Problem, "within", counted_plan)
-    monkeypatch.setattr(replays, "steady_steps", counted_replay)
-    names = ("t4", "h200", "b200", "l4")
-    choose_each(heavy(16), [gpu_spec(name).with_vram(52 * MIB) for name in names])
-    assert len(planned) == len(set(planned)), (
-        "of a budget there is one plan, and where values move one a GPU"
-    )
-    assert len(replayed) == len(set(replayed)), "a step is replayed once at a size of VRAM"
-    of_four = len(replayed)
-    replayed.clear()
-    choose_each(heavy(16), [gpu_spec("t4").with_vram(52 * MIB)])
-    assert len(replayed) == of_four, "three GPUs more with as much VRAM take no replay more"
-    replayed.clear()
-    choose_each(heavy(16))
-    assert len(replayed) <= of_four, "nor do all of the table, which have room for the step"
-
-
-def test_that_there_is_nothing_to_plan_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from umem.predict.techniques import step_variants
-
-    asked: list[Any] = []
-    problems_of = step_variants.problems_of
-    monkeypatch.setattr(
-        step_variants, "problems_of", lambda trace: asked.append(trace) or problems_of(trace)
-    )
-    choices = choose_each(Trace(step(backward=False)), ["t4", "h200"])
-    assert len(asked) == 1
-    assert all("no backward" in named(each, "recompute min").reason for each in choices)
-
-
-@pytest.mark.thorough
 def test_whether_the_step_fits_as_it_is_comes_first_of_every_gpu() -> None:
     gpus = [gpu_spec("t4").with_vram(52 * MIB), gpu_spec("h200"), gpu_spec("l4")]
     search = Search(heavy(16), gpus)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import traces
+from traced_graphs import check
 
 import umem
 from umem.devices.virtual.advice import ACCESSED_BY_GPU
@@ -18,7 +19,7 @@ from umem.errors import SizeError, TraceError
 from umem.predict.applying import apply
 from umem.predict.recorded_problem import problems_of
 from umem.predict.techniques.steady_state import distinct, period_of, steady
-from umem.trace import Access, Alloc, Checker, Event, Free, Hint, Mark, Op, Trace
+from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace
 from umem.trace.events import TapeEntry
 
 SIZE = 8 << 20
@@ -26,12 +27,6 @@ SIZE = 8 << 20
 
 def whole(number: int) -> Access:
     return Access(number, 0, SIZE)
-
-
-def check(trace: Trace) -> None:
-    checker = Checker()
-    for event in trace.events:
-        checker.check(event)
 
 
 def chain(count: int = 6) -> list[Event]:

@@ -12,7 +12,6 @@ from strategies import traces
 
 import umem
 from umem.devices.specs import COSTS, RANGES, Costs, extremes
-from umem.devices.virtual.residency import Residency
 from umem.errors import SizeError, TraceError, UnknownGpuError
 from umem.trace import Trace
 from umem.trace.events import Access, Alloc, Event, Free, Op
@@ -152,20 +151,3 @@ def test_a_trace_that_does_not_hold_together_says_so_even_where_it_does_not_fit(
     for mode in ("managed", "unmanaged"):
         with pytest.raises(TraceError, match="tensor 5 is freed, and is not alive"):
             umem.replay(Trace(events), "t4", mode)
-
-
-def test_the_band_touches_no_block_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three clocks, one model of the pages: what a replay does with blocks it does once."""
-    count = 0
-    touch = Residency.touch
-
-    def counted(self: Residency, *args: Any, **kwargs: Any) -> Any:
-        nonlocal count
-        count += 1
-        return touch(self, *args, **kwargs)
-
-    monkeypatch.setattr(Residency, "touch", counted)
-    accesses = tuple(Access(n, 0, BLOCK) for n in range(4))
-    events: list[Event] = [Alloc(n, BLOCK, "array", "a") for n in range(4)]
-    umem.replay(Trace([*events, *[Op("f", "array", accesses, ())] * 10]), "t4", vram=2 * BLOCK)
-    assert count == 40

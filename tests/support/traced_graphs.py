@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from umem.trace import Access, Alloc, Event, Free, Mark, Op, Trace
+from umem.trace import Access, Alloc, Checker, Event, Free, Mark, Op, Trace
 
 INPUT_BYTES = 7
 
@@ -149,3 +149,11 @@ def contents_read(trace: Trace) -> list[tuple[str, str, tuple[Any, ...]]]:
                     before = held[access.tensor] if gradient else None  # gradients add up
                     held[access.tensor] = hash((event.name, place, seen, before))
     return found
+
+
+def check(trace: Trace) -> Trace:
+    """Assert that a trace holds together; returns it."""
+    checker = Checker()
+    for event in trace.events:
+        checker.check(event)
+    return trace

@@ -6,13 +6,8 @@ tests/conformance/accumulation_random.py runs ten thousand of them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.util import find_spec
 
 import pytest
-
-if find_spec("chainer") is None:
-    pytest.skip("no Chainer", allow_module_level=True)
-
 from loss_verdicts import REFUSED, RIGHT, SKIPPED, WARNED, judged
 from random_losses import KNOWN, OTHER, program
 

@@ -9,11 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from umem.compat.installation import find_package
-
-if find_package() is None:
-    pytest.skip("no Chainer", allow_module_level=True)
-
 import umem.chainer  # isort: skip  (before chainer)
 import chainer
 import chainer.functions as F
@@ -103,18 +98,6 @@ def test_states_of_8_bits_are_updated_once(name: str) -> None:
     whole, _ = trained(EIGHT_BITS[name], WITH["nothing"], None)
     found, optimizer = trained(EIGHT_BITS[name], WITH["nothing"], 8)
     assert optimizer.t == 4 and apart(whole, found) < 2e-3
-
-
-@pytest.mark.parametrize("kind", [lambda: optimizers.Adam(0.01), EIGHT_BITS["Adam8bit"]])
-def test_so_are_masters_of_halves(kind: Callable[[], Any]) -> None:
-    def halves(net: Any, optimizer: Any) -> Any:
-        return umem.chainer.half_precision(net, optimizer)
-
-    whole, _ = trained(kind, halves, None)
-    found, optimizer = trained(kind, halves, 8)
-    full, _ = trained(kind, WITH["nothing"], None)
-    assert optimizer.t == 4
-    assert apart(whole, found) < 0.02 and apart(full, found) < 0.02
 
 
 def test_the_proof_waits_for_a_scale_at_which_sums_over_parts_are_finite() -> None:

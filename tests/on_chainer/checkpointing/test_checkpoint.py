@@ -14,6 +14,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 from checkpoint_cases import MODELS, agree, plain, same, train, variable
+from recompute_cases import OldStyle
 
 from umem.chainer import checkpoint, checkpoint_sequential, checkpointed
 from umem.errors import SizeError
@@ -22,17 +23,6 @@ OPTIMIZERS = {
     "adam": chainer.optimizers.Adam,
     "momentum": partial(chainer.optimizers.MomentumSGD, lr=0.1),
 }
-
-
-class OldStyle(chainer.Function):  # type: ignore[misc, unused-ignore]
-    """A function of Chainer 1: keeps an array on itself."""
-
-    def forward(self, inputs: Any) -> Any:
-        self.factor = np.full_like(inputs[0], 3)
-        return (inputs[0] * self.factor,)
-
-    def backward(self, inputs: Any, grads: Any) -> Any:
-        return (grads[0] * self.factor * inputs[0],)
 
 
 # -- whole models ------------------------------------------------------------------------------

@@ -15,11 +15,12 @@ import chainer.links as L
 import numpy as np
 import pytest
 from checkpoint_cases import agree, gradients, plain, variable
+from recompute_cases import OldStyle
+from traced_graphs import check
 
 import umem
 from umem.chainer import checkpoint, checkpoint_sequential
 from umem.errors import StateError
-from umem.trace import Checker
 
 pytestmark = pytest.mark.thorough
 
@@ -135,14 +136,6 @@ def test_a_gradient_penalty_inside_a_region_is_equal_bit_for_bit() -> None:
         return F.sum(gx * gx) + F.sum(h)
 
     agree(lambda call: call(region, F.sin(x)), x, link.W, link.b)
-
-
-class OldStyle(chainer.Function):  # type: ignore[misc, unused-ignore]
-    def forward(self, inputs: Any) -> Any:
-        return (inputs[0] * 2,)
-
-    def backward(self, inputs: Any, grads: Any) -> Any:
-        return (grads[0] * 2,)
 
 
 def test_second_derivatives_of_an_old_style_function_say_so() -> None:
@@ -324,8 +317,5 @@ def test_a_recorded_trace_is_valid_and_its_peak_falls() -> None:
         net.cleargrads()
         with umem.record() as recorder:
             F.sum(run(x)).backward()
-        checker = Checker()
-        for event in recorder.trace.events:
-            checker.check(event)
-        peaks.append(recorder.trace.peak_bytes)
+        peaks.append(check(recorder.trace).peak_bytes)
     assert peaks[1] < 0.4 * peaks[0]

@@ -20,43 +20,6 @@ from umem.errors import RecomputeError
 pytestmark = pytest.mark.thorough
 
 
-def test_dropout_before_inside_between_and_after_regions_is_equal_bit_for_bit() -> None:
-    x = variable(9, 9)
-
-    def loss(call: Any) -> Any:
-        h = call(lambda x: F.dropout(F.tanh(F.dropout(x))), F.dropout(x))
-        h = call(lambda x: F.gaussian(F.dropout(x, 0.2), x), F.dropout(h))
-        return F.sum(F.dropout(call(lambda x: F.rrelu(F.zoneout(x, h)), h)))
-
-    agree(loss, x)
-
-
-def test_dropout_in_nested_regions_three_deep_is_equal_bit_for_bit() -> None:
-    link, x = L.Linear(6, 6), variable(5, 6)
-
-    def deep(call: Any, depth: int, x: Any) -> Any:
-        h = F.dropout(F.tanh(link(x)))
-        if depth:
-            h = call(lambda h: deep(call, depth - 1, F.dropout(h)), h)
-        return F.sigmoid(F.dropout(h, 0.2)) * x
-
-    agree(lambda call: F.sum(call(lambda x: deep(call, 2, x), x)), x, link.W, link.b)
-
-
-def test_the_stream_of_random_numbers_is_that_of_the_plain_run() -> None:
-    def numbers(call: Any) -> list[Any]:
-        np.random.seed(3)
-        x, found = variable(5, 5), []
-        for _ in range(2):
-            loss = F.sum(call(lambda x: F.dropout(x), x))
-            found.append(draw())
-            loss.backward()
-            found.append(draw())
-        return found
-
-    assert numbers(checkpoint) == numbers(plain)
-
-
 def test_a_region_that_draws_nothing_leaves_the_generator_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,11 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from umem.compat.installation import find_package
-
-if find_package() is None:
-    pytest.skip("no Chainer", allow_module_level=True)
-
 import umem.chainer  # isort: skip  (before chainer)
 import chainer
 from chainer import optimizer_hooks as hooks
@@ -142,13 +137,13 @@ def test_any_size_gives_the_same_bits(name: str, sizes: list[int], steps: int) -
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_temporaries_are_those_of_a_chunk(name: str, dtype: str) -> None:
     def measured() -> tuple[int, int]:
         optimizer, link = fit_for(dtype, CASES[name]()), made([(4 * LARGE,)], dtype)
-        trained(optimizer, link)
+        trained(optimizer, link, steps=1)
         (p,) = link.params()
         state = sum(array.nbytes for array in (p.update_rule.state or {}).values())
         tracemalloc.start(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import tracemalloc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,36 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umem.compat.installation import find_package
-
-if find_package() is None:
-    pytest.skip("Chainer is not installed", allow_module_level=True)
-
 import umem.chainer  # isort: skip
 import chainer
 import chainer.functions as F
 import chainer.links as L
 from chainer import gradient_check
 
-from umem.chainer import checkpoint, tap, workspace
+from umem.chainer import checkpoint, workspace
 from umem.chainer.chunking.capped import cap_here
 from umem.errors import SizeError, StateError, WorkspaceWarning
 
 TOLERANCE = {"float16": 2e-2, "float32": 1e-4, "float64": 1e-11}
 OBJECTS = 64 << 10
 """Room for Python's own objects beside arrays, in bytes."""
-
-
-def functions() -> list[Any]:
-    return [vars(point.owner)[point.name] for point in tap.POINTS]
-
-
-@pytest.fixture(autouse=True)
-def untouched() -> Iterator[None]:
-    """After every test Chainer's functions are the very objects that they were."""
-    before = functions()
-    yield
-    assert all(now is then for now, then in zip(functions(), before, strict=True))
 
 
 def normal(*shape: int, dtype: str = "f", seed: int = 0) -> np.ndarray:

@@ -11,12 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from project import ROOT
-
-from umem.compat.installation import find_package
-
-if find_package() is None:
-    pytest.skip("no Chainer", allow_module_level=True)
 
 import umem.chainer  # isort: skip  (before chainer)
 import chainer
@@ -591,14 +585,3 @@ def test_a_loss_function_of_chainers_kind_is_refused() -> None:
 def test_an_optimizer_without_a_model_is_refused() -> None:
     with pytest.raises(StateError, match="setup"):
         umem.chainer.DistillingLoss(chainer.optimizers.SGD(), Net(20, 2))
-
-
-def test_the_code_of_its_page_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = (ROOT / "docs" / "distillation.md").read_text(encoding="utf-8")
-    _, code, *_ = page.split("```python\n")
-    code, _, after = code.partition("```")
-    monkeypatch.chdir(tmp_path)
-    exec(code, {})
-    assert f"```\n{capsys.readouterr().out}```" in after

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,6 @@ import numpy as np
 import pytest
 
 import umem
-from umem.compat.installation import find_package
-
-if find_package() is None:
-    pytest.skip("no Chainer", allow_module_level=True)
 
 import umem.chainer  # isort: skip  (before chainer)
 import chainer
@@ -163,21 +160,6 @@ def test_states_are_quantised_and_counted_once() -> None:
     assert saved == [8 * elements - codes] * 2  # the layer's state is too small to be
 
 
-def test_recomputation_gives_the_bits_of_plain_training() -> None:
-    found = []
-    for budget in (None, "min"):
-        model = words()
-        optimizer = chainer.optimizers.Adam().setup(model)
-        if budget is None:
-            train(model, optimizer)
-        else:
-            with umem.chainer.Recompute(budget) as memory:
-                train(model, optimizer)
-            assert memory.pass_count == 4
-        found.append(weights(model))
-    assert found[0] == found[1]
-
-
 def test_half_precision_has_one_master_and_keeps_the_tie() -> None:
     model, other = words(), by_hand()
     for one in (model, other):
@@ -189,41 +171,23 @@ def test_half_precision_has_one_master_and_keeps_the_tie() -> None:
     assert model.score.W is model.embed.W and model.embed.W.dtype == np.float32
 
 
+@pytest.mark.parametrize("how", [{"micro_batch": 8}, {"steps": 2}])
 @pytest.mark.parametrize("make", [words, shared_by_chainer])
-def test_accumulated_gradients_are_those_of_the_whole(make: Callable[[], Any]) -> None:
+def test_accumulated_gradients_are_those_of_the_whole(
+    make: Callable[[], Any], how: dict[str, int]
+) -> None:
     """Of what Chainer has registered twice, too."""
     gradients = []
-    for parts in (1, 3):
+    for options in (None, how):
         model = make()
         optimizer = chainer.optimizers.SGD(0.0).setup(model)
 
         def loss(x: Array, model: Any = model) -> Any:
             return F.softmax_cross_entropy(model(x), (x * 7) % np.int32(WORDS))
 
-        if parts == 1:
-            optimizer.update(loss, IDS)
-        else:
-            with umem.chainer.accumulate(optimizer, micro_batch=len(IDS) // parts):
-                optimizer.update(loss, IDS)
-        gradients.append(model.embed.W.grad.copy())
-    assert np.allclose(*gradients, rtol=1e-4, atol=1e-7)
-
-
-def test_accumulated_calls_are_those_of_the_whole_where_chainer_shares() -> None:
-    gradients = []
-    for steps in (1, 2):
-        model = shared_by_chainer()
-        optimizer = chainer.optimizers.SGD(0.0).setup(model)
-
-        def loss(x: Array, model: Any = model) -> Any:
-            return F.softmax_cross_entropy(model(x), (x * 7) % np.int32(WORDS))
-
-        if steps == 1:
-            optimizer.update(loss, IDS)
-        else:
-            with umem.chainer.accumulate(optimizer, steps=2):
-                optimizer.update(loss, IDS[:12])
-                optimizer.update(loss, IDS[12:])
+        with umem.chainer.accumulate(optimizer, **options) if options else nullcontext():
+            for ids in np.split(IDS, 2) if options == {"steps": 2} else [IDS]:
+                optimizer.update(loss, ids)
         gradients.append(model.embed.W.grad.copy())
     assert np.allclose(*gradients, rtol=1e-4, atol=1e-7)
 

@@ -25,6 +25,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from project import ROOT
+from traced_graphs import check
 
 import umem
 from umem.chainer import LookaheadPrefetch
@@ -34,8 +35,7 @@ from umem.devices.base import Device
 from umem.devices.cuda import cuda_reason
 from umem.errors import DeviceNotFoundError, LookaheadWarning, StateError
 from umem.memory.pager import CudaSideStream
-from umem.planner.prefetch.order import Iteration, Step
-from umem.trace import Alloc, Checker, Hint, Op
+from umem.trace import Alloc, Hint, Op
 from umem.trace.recording.recorder import active
 
 pytestmark = pytest.mark.thorough
@@ -341,9 +341,7 @@ def test_a_recording_inside_sees_the_same_operations_and_the_hints():
             with umem.record() as recorder:
                 program.step()
                 program.step()
-        checker = Checker()
-        for event in recorder.trace.events:
-            checker.check(event)
+        check(recorder.trace)
         ops.append([(op.name, op.phase) for op in recorder.trace.ops])
         hints = [event for event in recorder.trace.events if isinstance(event, Hint)]
         assert {hint.place for hint in hints} == (
@@ -520,21 +518,6 @@ def test_arrays_are_gone_after_the_block():
         del program
         gc.collect()
         assert ref() is None
-
-
-# -- the plan ----------------------------------------------------------------------------------
-
-
-def test_slots_say_which_operation_made_an_array():
-    def iteration(*tensors: tuple[int, int]) -> list[Step]:
-        done = Iteration(0)
-        for read, write in tensors:
-            op = Op("f", "forward", ((read, 0, 8),), ((write, 0, 8),))
-            done.add(op, dict.fromkeys(range(100), 8))
-        return done.steps
-
-    assert iteration((1, 2), (2, 3)) == iteration((50, 60), (60, 9))
-    assert iteration((1, 2), (2, 3)) != iteration((1, 2), (1, 3))
 
 
 # -- the stream on CUDA, as far as it can be seen without one ----------------------------------

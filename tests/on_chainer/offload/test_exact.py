@@ -6,29 +6,32 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from umem.compat.installation import find_package
-
-if find_package() is None:
-    pytest.skip("needs Chainer", allow_module_level=True)
-
 import umem.chainer  # isort: skip  (before chainer)
 import chainer
 import chainer.functions as F
 import chainer.links as L
 from chainer_function_cases import CASES, Case
-from random_programs import Counting, Failing, Inner, Old, Program, Runs, differences
+from random_programs import Failing, Program, Runs, differences
 from recompute_cases import MODELS, Mlp, rows, same, train
 
 from tests.compat.functions.test_functions import arrays_for, flatten
+from tests.on_chainer.recompute.test_exact import (
+    checkpointed,
+    counted,
+    forgotten,
+    gone_backward_inside,
+    three_graphs_in_another_order,
+)
+from tests.on_chainer.recompute.test_unusual_events import in_another_thread
 from umem.chainer.offload import mover
-from umem.errors import FileError, SizeError, StateError
+from umem.errors import SizeError, StateError
 from umem.trace import Hint
 
 Step = Callable[[Any, Any, Any], Any]
@@ -98,15 +101,6 @@ def twice(model: Any, x: Any, t: Any) -> Any:
     return loss
 
 
-def in_another_thread(model: Any, x: Any, t: Any) -> Any:
-    loss = model.loss(x, t)
-    model.cleargrads()
-    thread = threading.Thread(target=loss.backward)
-    thread.start()
-    thread.join()
-    return loss
-
-
 def in_two_threads_at_once(model: Any, x: Any, t: Any) -> Any:
     """Gradients with respect to a layer's weight, asked for by each; then the usual one."""
     loss = model.loss(x, t)
@@ -124,14 +118,6 @@ def in_two_threads_at_once(model: Any, x: Any, t: Any) -> Any:
     loss.backward()
     assert found[0].tobytes() == found[1].tobytes() == model[0].W.grad.tobytes()
     return loss
-
-
-def of_three_graphs(model: Any, x: Any, t: Any) -> Any:
-    losses = [model.loss(x, t) for _ in range(3)]
-    model.cleargrads()
-    for loss in (losses[1], losses[0], losses[2], losses[1]):
-        loss.backward()
-    return losses[0]
 
 
 def of_a_gradient(model: Any, x: Any, t: Any) -> Any:
@@ -186,7 +172,7 @@ def unchained(model: Any, x: Any, t: Any) -> Any:
 
 @pytest.mark.parametrize(
     "step",
-    [twice, in_another_thread, in_two_threads_at_once, of_three_graphs, of_a_gradient,
+    [twice, in_another_thread, in_two_threads_at_once, three_graphs_in_another_order, of_a_gradient,
      after_an_update, cut_in_two, unchained],
 )  # fmt: skip
 def test_every_way_to_go_backward(step: Step, tmp_path: Path) -> None:
@@ -207,22 +193,6 @@ def test_a_graph_that_lives_on_across_steps(tmp_path: Path) -> None:
 
 
 # -- functions -----------------------------------------------------------------------------------
-
-
-def forgotten(link: Any, h: Any) -> Any:
-    return F.forget(lambda z: F.tanh(link(z)), h)
-
-
-def checkpointed(link: Any, h: Any) -> Any:
-    return umem.chainer.checkpoint(lambda z: F.dropout(F.tanh(link(z)), 0.2), h)
-
-
-def counted(link: Any, h: Any) -> Any:
-    return Old()(Counting().apply((link(h),))[0], h)
-
-
-def gone_backward_inside(link: Any, h: Any) -> Any:
-    return Inner(link).apply((h,))[0]
 
 
 def masked(link: Any, h: Any) -> Any:
@@ -294,7 +264,6 @@ def test_a_program_that_keeps_its_arrays_edits_them_for_backward(tmp_path: Path)
     same(train("mlp", offload, step=step), train("mlp", step=step))
 
 
-@pytest.mark.usefixtures("forward_waits")
 def test_an_array_that_is_held_for_a_while_goes_when_it_is_not(tmp_path: Path) -> None:
     with umem.chainer.Offload(tmp_path) as offload:
         h = first = F.tanh(chainer.Variable(np.ones((64, 64), "f")))
@@ -331,7 +300,6 @@ def test_small_arrays_stay(tmp_path: Path, monkeypatch: Any) -> None:
     assert fetched(offload) == 0
 
 
-@pytest.mark.usefixtures("forward_waits")
 def test_less_is_held_at_the_end_of_forward(tmp_path: Path) -> None:
     def held(offload: Any) -> int:
         alive: list[Any] = []
@@ -409,7 +377,6 @@ def test_it_is_entered_again_and_graphs_from_before_go_on(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.usefixtures("forward_waits")
 def test_a_forked_process_cannot_bring_back_and_takes_nothing_away(tmp_path: Path) -> None:
     model, x, t = Mlp(), rows(np.random.default_rng(0)), np.zeros(80, "i")
     t = t[: len(x)]
@@ -438,18 +405,6 @@ def test_a_forked_process_cannot_bring_back_and_takes_nothing_away(tmp_path: Pat
 
 
 # -- bad input -----------------------------------------------------------------------------------
-
-
-def test_numpy_needs_a_folder() -> None:
-    with pytest.raises(StateError, match="name a folder on a disk"):
-        umem.chainer.Offload().__enter__()
-
-
-def test_a_folder_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="is no folder"):
-        umem.chainer.Offload(tmp_path / "none").__enter__()
-    with umem.chainer.Offload(tmp_path):
-        pass
 
 
 @pytest.mark.parametrize("place", ["", 3, True, False])
@@ -486,28 +441,17 @@ def test_one_moves_at_a_time(tmp_path: Path) -> None:
 # -- together with the rest of umem --------------------------------------------------------------
 
 
-@pytest.fixture(params=["workspace", "record", "chunked_updates", "saved_in"])
-def beside(request: Any) -> Iterator[Any]:
-    yield {
-        "workspace": lambda: umem.chainer.workspace("64KiB"),
-        "record": umem.record,
-        "chunked_updates": umem.chainer.chunked_updates,
-        "saved_in": lambda: umem.chainer.saved_in("bfloat16"),
-    }[request.param]
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["residual", "mlp", "transformer"])
-def test_beside_the_rest_no_bit_changes(name: str, beside: Any, tmp_path: Path) -> None:
-    with beside():
+def test_beside_a_recorder_no_bit_changes(name: str, tmp_path: Path) -> None:
+    with umem.record():
         expected = train(name)
-    with beside():
+    with umem.record():
         same(train(name, umem.chainer.Offload(tmp_path)), expected)
-    with umem.chainer.Offload(tmp_path), beside():
+    with umem.chainer.Offload(tmp_path), umem.record():
         same(train(name), expected)
 
 
-@pytest.mark.usefixtures("forward_waits")
 def test_a_recorder_sees_what_goes_and_what_comes(tmp_path: Path) -> None:
     model, x, t = Mlp(), rows(np.random.default_rng(0)), np.zeros(80, "i")
 
@@ -525,49 +469,6 @@ def test_a_recorder_sees_what_goes_and_what_comes(tmp_path: Path) -> None:
     assert nothing == {"send": 0, "fetch": 0}
     assert moved["send"] >= moved["fetch"] >= 5
     assert less < plain
-
-
-def test_with_accumulation(tmp_path: Path) -> None:
-    def trained() -> list[bytes]:
-        np.random.seed(0)
-        model = Mlp()
-        rule = chainer.optimizers.Adam().setup(model)
-        rng = np.random.default_rng(1)
-        with umem.chainer.accumulate(rule, micro_batch=8):
-            for _ in range(3):
-                x = rng.standard_normal((32, 16), dtype="f")
-                rule.update(model.loss, x, rng.integers(0, 10, 32).astype("i"))
-        return [p.array.tobytes() for p in model.params()]
-
-    expected = trained()
-    with umem.chainer.Offload(tmp_path) as offload:
-        assert trained() == expected
-    assert fetched(offload) > 0
-
-
-def test_with_half_precision(tmp_path: Path) -> None:
-    def trained() -> list[bytes]:
-        np.random.seed(0)
-        model = Mlp()
-        rule = chainer.optimizers.MomentumSGD().setup(model)
-        rng = np.random.default_rng(1)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            half = umem.chainer.half_precision(model, rule)
-        for _ in range(3):
-            x = rng.standard_normal((32, 16), dtype="f")
-            loss = model.loss(x, rng.integers(0, 10, 32).astype("i"))
-            model.cleargrads()
-            loss.backward()
-            rule.update()
-        found = [p.array.tobytes() for p in model.params()]
-        half.undo()
-        return found
-
-    expected = trained()
-    with umem.chainer.Offload(tmp_path) as offload:
-        assert trained() == expected
-    assert fetched(offload) > 0
 
 
 def test_on_a_virtual_gpu(tmp_path: Path) -> None:

@@ -19,11 +19,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from umem.compat.installation import find_package
-
-if find_package() is None:
-    pytest.skip("needs Chainer", allow_module_level=True)
-
 from umem.chainer.saved.tiers import file_tier
 from umem.chainer.saved.tiers.extents import PAGE, Extents
 from umem.chainer.saved.tiers.file_tier import FileTier
@@ -199,20 +194,6 @@ def test_what_is_below_is_not_in_the_process(tier: Any) -> None:
 # -- bad folders ---------------------------------------------------------------------------------
 
 
-def test_a_folder_must_be_one(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for name in ("none", "file"):
-        with pytest.raises(FileError, match="is no folder: make it, or name another"):
-            FileTier(tmp_path / name)
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write")
-def test_a_folder_must_be_writable(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(FileError, match="cannot write to"):
-        FileTier(tmp_path)
-
-
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs Linux")
 def test_a_folder_in_memory_is_refused(tmp_path: Path) -> None:
     if file_system(Path("/dev/shm")) != "tmpfs":
@@ -220,19 +201,6 @@ def test_a_folder_in_memory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="is tmpfs, which is memory itself"):
         FileTier("/dev/shm")
     assert file_system(tmp_path) not in (None, "")
-
-
-def test_a_folder_that_vanishes_does_not_matter_to_what_is_open(tmp_path: Path) -> None:
-    folder = tmp_path / "scratch"
-    folder.mkdir()
-    tier = FileTier(folder)
-    folder.rmdir()  # it is empty: the file has no name
-    sent = tier.send(np.arange(1000.0))
-    sent.let_go()
-    assert np.array_equal(sent.array(), np.arange(1000.0))
-    tier.close()
-    with pytest.raises(FileError, match="is no folder"):
-        FileTier(folder)
 
 
 def test_no_room_is_said_once_and_the_array_stays(

@@ -13,15 +13,10 @@ import pytest
 from gpu_fixtures import OnGpu
 
 import umem
-from umem.compat.installation import find_package
-from umem.errors import OffloadWarning, StateError
-
-if find_package() is None:
-    pytest.skip("needs Chainer", allow_module_level=True)
-
 import umem.chainer
 from umem.chainer.offload import journey, mover
 from umem.chainer.saved.tiers import pinned
+from umem.errors import OffloadWarning, StateError
 
 import chainer  # isort: skip
 import chainer.functions as F  # isort: skip

@@ -12,18 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 import umem
-from umem.cli import main as umem_command
-from umem.compat.installation import find_package
-from umem.errors import OutOfMemoryError, StateError
-from umem.trace import Alloc, Free, Hint
-from umem.units import MIB
-
-if find_package() is None:
-    pytest.skip("needs Chainer", allow_module_level=True)
-
 import umem.chainer
 from umem.chainer.offload import journey, mover
 from umem.chainer.saved.tiers.simulated import SimulatedTier
+from umem.cli import main as umem_command
+from umem.errors import OutOfMemoryError, StateError
+from umem.trace import Alloc, Free, Hint
+from umem.units import MIB
 
 import chainer  # isort: skip
 import chainer.functions as F  # isort: skip

@@ -10,11 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from umem.compat.installation import find_package
-
-if find_package() is None:
-    pytest.skip("no Chainer", allow_module_level=True)
-
 from umem.chainer.optimizers.quantized_state import BLOCK, dequantized, quantized
 
 Array = np.ndarray[Any, Any]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,6 @@ from tests.on_chainer.optimizers.test_eight_bit import (
     train,
     words,
 )
-from umem.compat.installation import find_package
-
-if find_package() is None:
-    pytest.skip("no Chainer", allow_module_level=True)
 
 import umem.chainer  # isort: skip  (before chainer)
 import chainer
@@ -95,27 +90,7 @@ def test_recompute_keeps_to_its_budget_and_to_the_bits() -> None:
     assert 900 << 10 < held + peak <= (1100 << 10) + of_python
 
 
-def test_updates_in_chunks_leave_these_rules_alone_and_take_embeddings() -> None:
-    model, other = words(), words()
-    train(model, Adam8bit().setup(model), 3)
-    with umem.chainer.chunked_updates():
-        train(other, Adam8bit().setup(other), 3)
-    assert_same(state_of(model), state_of(other))
-
-
 # -- accumulation ------------------------------------------------------------------------------
-
-
-def test_accumulated_steps_make_one_update() -> None:
-    model, other = words(), words()
-    one, two = Adam8bit().setup(model), Adam8bit().setup(other)
-    with umem.chainer.accumulate(two, micro_batch=16):
-        for x, t in batches(4):
-            one.update(model, x, t)
-            two.update(other, x, t)
-    assert one.t == two.t == other.out.W.update_rule.t == 4
-    for param, other_param in zip(model.params(), other.params(), strict=True):
-        np.testing.assert_allclose(param.array, other_param.array, rtol=0, atol=1e-3)
 
 
 def test_a_gradient_that_would_spoil_a_state_is_refused_after_its_parts() -> None:
@@ -193,17 +168,3 @@ def test_half_precision_says_so_where_it_is_no_overflow() -> None:
 
 
 # -- snapshots ---------------------------------------------------------------------------------
-
-
-def test_a_run_resumes_to_the_bit(tmp_path: Path) -> None:
-    model = words()
-    optimizer = Adam8bit().setup(model)
-    train(model, optimizer, 3)
-    umem.chainer.save_run(tmp_path / "run", model=model, optimizer=optimizer, wait=True)
-    train(model, optimizer, 3)
-    other = words(seed=9)
-    again = Adam8bit().setup(other)
-    assert umem.chainer.resume_run(tmp_path / "run", model=other, optimizer=again)
-    train(other, again, 3)
-    assert_same(state_of(model), state_of(other))
-    assert optimizer.t == again.t

@@ -10,11 +10,6 @@ import numpy as np
 import pytest
 from software_programs import needs_compiler, needs_cupy, run
 
-from umem.compat.installation import find_package
-
-if find_package() is None:
-    pytest.skip("no Chainer", allow_module_level=True)
-
 import umem.chainer  # noqa: F401  isort: skip  (before chainer)
 import chainer
 

@@ -12,34 +12,18 @@ from tests.on_chainer.optimizers.test_eight_bit import (
     Words,
     assert_same,
     given_gradients,
+    pairs,
     state_of,
     train,
     words,
 )
-from umem.compat.installation import find_package
-
-if find_package() is None:
-    pytest.skip("no Chainer", allow_module_level=True)
 
 import umem.chainer  # noqa: F401  isort: skip  (before chainer)
 import chainer
 from chainer import serializers
 
-from umem.chainer.optimizers import (
-    Adam8bit,
-    AdamW8bit,
-    MomentumSGD8bit,
-    dequantize_states,
-    quantize_states,
-)
+from umem.chainer.optimizers import Adam8bit, MomentumSGD8bit, dequantize_states, quantize_states
 from umem.errors import DataError, StateError, UnsupportedError
-
-PAIRS = [
-    (Adam8bit, chainer.optimizers.Adam),
-    (AdamW8bit, chainer.optimizers.AdamW),
-    (MomentumSGD8bit, chainer.optimizers.MomentumSGD),
-]
-pairs = pytest.mark.parametrize(("small", "whole"), PAIRS, ids=lambda kind: kind.__name__)
 
 
 def saved(owner: Any) -> dict[str, Any]:

@@ -14,12 +14,7 @@ from mpi_programs import needs_ranks, run_ranks
 from project import ROOT
 from software_programs import needs_compiler, needs_cupy
 
-from umem.compat.installation import find_package
-
 pytest.importorskip("pymetis", reason="a graph is cut by pymetis (umem's extra: mpi)")
-if find_package() is None:
-    pytest.skip("needs Chainer", allow_module_level=True)
-
 from part_training import SAME_BITS, WAYS, train
 
 pytestmark = needs_ranks
@@ -85,15 +80,8 @@ for size in range(1, 6):
         assert (sent > 0) == (size > 1)
 
 
-MOST = ("plain", "recompute", "checkpoint", "virtual")
-OTHERS = tuple(way for way in WAYS if way not in MOST[1:])
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize("ways", [MOST, OTHERS])
-def test_whatever_else_is_on_bits_are_those_of_one_process(
-    ways: tuple[str, ...], folder: Path
-) -> None:
+def test_whatever_else_is_on_bits_are_those_of_one_process(folder: Path) -> None:
     """ChainerMN's communicator, and messages that go in pieces."""
     ranks = on_ranks(
         2,
@@ -104,12 +92,12 @@ umem.chainer.parallel.ranks.MESSAGE_BYTES = 1000
 comm = chainermn.create_communicator("naive")
 own = place / str(comm.rank)
 own.mkdir()
-for way in {ways}:
+for way in {WAYS}:
     found[way] = train(place / "cut", comm, way, place=own)[:3]
 """,
         folder,
     )
-    for way in ways:
+    for way in WAYS:
         (folder / way).mkdir()
         alone = [*train(folder / "cut", None, way, place=folder / way)[:3]]
         assert ranks[0][way] == ranks[1][way] == alone, way

@@ -7,11 +7,6 @@ from typing import Any
 
 import pytest
 
-from umem.compat.installation import find_package
-
-if find_package() is None:
-    pytest.skip("needs Chainer", allow_module_level=True)
-
 import umem.chainer  # isort: skip  (before Chainer, which it mends)
 import chainer
 import numpy as np

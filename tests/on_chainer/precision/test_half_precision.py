@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,33 +12,17 @@ import numpy as np
 import pytest
 
 import umem
-from umem.compat.installation import find_package
 from umem.errors import PrecisionError, StateError, UnsupportedError
-
-if find_package() is None:
-    pytest.skip("no Chainer", allow_module_level=True)
 
 import umem.chainer  # isort: skip  (before chainer)
 import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from umem.chainer import half_precision, tap
+from umem.chainer import half_precision
 
 Array = np.ndarray[Any, Any]
 STEPS = 6
-
-
-def functions() -> list[Any]:
-    return [vars(point.owner)[point.name] for point in tap.POINTS]
-
-
-@pytest.fixture(autouse=True)
-def untouched() -> Iterator[None]:
-    """After every test Chainer's functions are the very objects that they were."""
-    before = functions()
-    yield
-    assert all(now is then for now, then in zip(functions(), before, strict=True))
 
 
 class Images(chainer.Chain):  # type: ignore[misc]
@@ -374,45 +357,34 @@ def test_a_loss_in_halves_is_scaled_by_what_a_half_can_hold() -> None:
     np.testing.assert_array_equal(model.w.array, [0, 1, 1])
 
 
-def against_each_other(is_half: bool) -> list[Array]:
-    one, two = Blowing(), Blowing((2, 2, 2))
-    first, second = (set_up(m, chainer.optimizers.SGD, 0.25) for m in (one, two))
+def against_each_other(*scales: float, anew: bool = False) -> list[Array]:
+    """Two models that share a loss, the first of them in halves of these scales."""
+    models = Blowing(), Blowing((2, 2, 2))
+    optimizers = [set_up(model, chainer.optimizers.SGD, 0.25) for model in models]
     with ExitStack() as stack:
-        if is_half:
-            halves = [
-                stack.enter_context(half_precision(one, first, scale=512)),
-                stack.enter_context(half_precision(two, second, scale=64)),
-            ]
+        halves = [
+            stack.enter_context(half_precision(model, optimizer, scale=scale))
+            for model, optimizer, scale in zip(models, optimizers, scales, strict=False)
+        ]
         for _ in range(2):
-            loss = F.sum(one.w * two.w)
-            for model, optimizer in ((one, first), (two, second)):
+            loss = F.sum(models[0].w * models[1].w)
+            for model, optimizer in zip(models, optimizers, strict=True):
+                if anew:
+                    loss = F.sum(models[0].w * models[1].w)
                 model.cleargrads()
                 loss.backward()
                 optimizer.update()
-        assert not is_half or not sum(half.skipped_steps for half in halves)
-    return [one.w.array, two.w.array]
+        assert not any(half.skipped_steps for half in halves)
+    return [model.w.array for model in models]
 
 
 def test_two_models_may_be_trained_against_each_other() -> None:
-    np.testing.assert_allclose(against_each_other(True), against_each_other(False), rtol=2e-3)
+    np.testing.assert_allclose(against_each_other(512, 64), against_each_other(), rtol=2e-3)
 
 
 def test_a_model_in_float32_may_be_trained_against_one_of_halves() -> None:
-    found = []
-    for is_half in (False, True):
-        one, two = Blowing(), Blowing((2, 2, 2))
-        first, second = (set_up(m, chainer.optimizers.SGD, 0.25) for m in (one, two))
-        half = half_precision(one, first, scale=512) if is_half else None
-        for _ in range(2):
-            for model, optimizer in ((one, first), (two, second)):
-                loss = F.sum(one.w * two.w)
-                model.cleargrads()
-                loss.backward()
-                optimizer.update()
-        if half:
-            half.undo()
-        found.append([one.w.array, two.w.array])
-    np.testing.assert_allclose(found[1], found[0], rtol=2e-3)
+    plain = against_each_other(anew=True)
+    np.testing.assert_allclose(against_each_other(512, anew=True), plain, rtol=2e-3)
 
 
 def test_what_a_program_does_to_parameters_between_steps_is_kept() -> None:
@@ -623,20 +595,6 @@ def test_the_state_of_the_scale_can_be_said_in_json() -> None:
 # -- beside the other techniques ---------------------------------------------------------------
 
 
-def halved(make: Callable[[], Any], around: Callable[[Any], Any]) -> tuple[list[float], Any]:
-    model, batch = make()
-    optimizer = set_up(model)
-    with half_precision(model, optimizer), around(optimizer):
-        losses = train(model, optimizer, batch)
-    return losses, values(model)
-
-
-@pytest.mark.parametrize("make", [images, text])
-def test_recompute_changes_no_bit(make: Any) -> None:
-    plain = halved(make, lambda _: umem.chainer.chunked_updates())
-    assert halved(make, lambda _: umem.chainer.Recompute("min")) == plain
-
-
 def test_checkpoint_and_forget_change_no_bit() -> None:
     found = []
     for around in (lambda f, x: f(x), umem.chainer.checkpoint, F.forget):
@@ -655,33 +613,6 @@ def test_checkpoint_and_forget_change_no_bit() -> None:
                 losses.append(values(model))
         found.append(losses)
     assert found[0] == found[1] == found[2]
-
-
-def test_a_cap_on_workspace_changes_losses_by_rounding_alone() -> None:
-    plain, _ = halved(images, lambda _: umem.chainer.chunked_updates())
-    capped, _ = halved(images, lambda _: umem.chainer.workspace("64KiB"))
-    np.testing.assert_allclose(capped, plain, rtol=1e-2)
-
-
-def test_accumulation_scales_once() -> None:
-    whole = halved(text, lambda _: umem.chainer.chunked_updates())[0]
-
-    def in_parts(optimizer: Any) -> Any:
-        return umem.chainer.accumulate(optimizer, micro_batch=4)
-
-    model, (x, t) = text()
-    optimizer = set_up(model)
-
-    def loss(x: Any, t: Any) -> Any:
-        return F.softmax_cross_entropy(model.predictor(x), t.reshape(-1))
-
-    t, losses = t.reshape(x.shape), []
-    with half_precision(model, optimizer, scale=1024) as half, in_parts(optimizer):
-        for _ in range(STEPS):
-            losses.append(float(loss(x, t).array))
-            optimizer.update(loss, x, t)
-        assert half.skipped_steps == 0 and optimizer.t == STEPS
-    np.testing.assert_allclose(losses, whole, rtol=1e-2)
 
 
 def test_an_8_bit_optimizer_keeps_float32_masters() -> None:
@@ -714,16 +645,16 @@ def test_gradients_of_gradients_go_by_chainer_grad() -> None:
 # -- bad input ---------------------------------------------------------------------------------
 
 
-def test_an_optimizer_without_a_model_is_refused() -> None:
-    model, _ = text()
-    with pytest.raises(StateError, match=r"call optimizer.setup\(model\) first"):
-        half_precision(model, chainer.optimizers.Adam())
-
-
-def test_an_optimizer_of_another_model_is_refused() -> None:
-    model, _ = text()
-    with pytest.raises(StateError, match="set up with another model"):
-        half_precision(model, set_up(text()[0]))
+@pytest.mark.parametrize(
+    ("optimizer", "reason"),
+    [
+        (chainer.optimizers.Adam, r"call optimizer.setup\(model\) first"),
+        (lambda: set_up(text()[0]), "set up with another model"),
+    ],
+)
+def test_an_optimizer_of_no_or_another_model_is_refused(optimizer: Any, reason: str) -> None:
+    with pytest.raises(StateError, match=reason):
+        half_precision(text()[0], optimizer())
 
 
 def test_an_optimizer_that_is_no_gradient_method_is_refused() -> None:

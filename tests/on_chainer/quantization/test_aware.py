@@ -12,16 +12,12 @@ import numpy as np
 import pytest
 import quantization_oracle as oracle
 
-from umem.compat.installation import find_package
-
-if find_package() is None:
-    pytest.skip("no Chainer", allow_module_level=True)
-
 import umem.chainer  # isort: skip  (before chainer)
 import chainer
 import chainer.functions as F
 import chainer.links as L
 
+from tests.on_chainer.quantization.test_quantize import called
 from umem.chainer import quantization_aware, quantize
 from umem.errors import AccumulationError, QuantizationError, StateError
 
@@ -66,12 +62,6 @@ def train(model: Any, steps: int, optimizer: Any = None) -> list[float]:
         optimizer.update()
         losses.append(float(loss.array))
     return losses
-
-
-def called(model: Any, *args: Any) -> Array:
-    with chainer.using_config("train", False), chainer.no_backprop_mode():
-        y: Array = model(*args).array
-        return y
 
 
 @pytest.mark.parametrize(("bits", "activation", "group"), [

@@ -10,15 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recompute_cases import MODELS, planned, same, train
 from tiers import MemorySent, MemoryTier
 
-from umem.compat.installation import find_package
 from umem.planner import Link
-
-if find_package() is None:
-    pytest.skip("no Chainer", allow_module_level=True)
-
-from recompute_cases import MODELS, planned, same, train
 
 import umem.chainer  # isort: skip
 

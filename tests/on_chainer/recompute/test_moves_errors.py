@@ -7,7 +7,6 @@ import gc
 import os
 import signal
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -16,16 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiers import MemoryTier
-
-from umem.compat.installation import find_package
-from umem.planner import Link
-
-if find_package() is None:
-    pytest.skip("no Chainer", allow_module_level=True)
-
 from random_programs import FailingHook
 from recompute_cases import train
+from tiers import MemoryTier
+
+from umem.planner import Link
 
 import umem.chainer  # isort: skip
 
@@ -185,25 +179,6 @@ def test_a_folder_that_fills_up_is_said_once_and_the_rest_stays(
             for _ in range(PASSES):
                 assert training.is_exact()
             assert moves(memory)
-    assert [each.category for each in said].count(OffloadWarning) == 1
-
-
-def test_a_slow_disk_is_said_once_with_its_rate(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = os.pwrite
-
-    def slowly(*args: Any) -> int:
-        time.sleep(0.1)
-        return write(*args)
-
-    training = Training()
-    monkeypatch.setattr(file_tier, "SLOW_SECONDS", 0.01)
-    monkeypatch.setattr(file_tier.os, "pwrite", slowly)
-    with pytest.warns(OffloadWarning, match=r"takes .*iB a second, and the program") as said:
-        with umem.chainer.Recompute("min", offload=folder):
-            for _ in range(PASSES + 4):
-                assert training.is_exact()
     assert [each.category for each in said].count(OffloadWarning) == 1
 
 

@@ -17,7 +17,6 @@ import chainer.functions as F
 import chainer.links as L
 
 from umem.chainer.recompute import graph_store, observing
-from umem.chainer.recompute.gradients import GradientSums
 from umem.chainer.recompute.observing import PassPeaks
 from umem.errors import BudgetError, RecomputeWarning
 from umem.trace.recording.meter import HostMeter
@@ -53,75 +52,6 @@ def test_a_planned_run_is_a_plain_run_to_the_bit(name: str) -> None:
         memory = umem.chainer.Recompute(budget)
         same(train(name, memory), plain(name))
         assert planned(memory)
-
-
-def test_gradients_with_three_users_need_the_order_of_a_plain_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def step(self: Any, original: Any, call: int, func: Any, args: Any) -> None:
-        original(func, *args)
-
-    monkeypatch.setattr(GradientSums, "step", step)
-    with pytest.raises(AssertionError):
-        same(train("transformer", umem.chainer.Recompute("min")), plain("transformer"))
-
-
-@pytest.mark.thorough
-def test_momentum() -> None:
-    def momentum() -> Any:
-        return chainer.optimizers.MomentumSGD(0.05)
-
-    a = train("residual", optimizer=momentum)
-    same(train("residual", umem.chainer.Recompute("min"), optimizer=momentum), a)
-
-
-def accumulate(model: Any, x: Any, t: Any) -> Any:
-    """Two forwards and backwards before one update."""
-    model.cleargrads()
-    for half in (slice(0, 3), slice(3, 6)):
-        loss = model.loss(x[half], t[half])
-        loss.backward()
-    return loss
-
-
-def twice(model: Any, x: Any, t: Any) -> Any:
-    """Two backwards on one graph."""
-    loss = model.loss(x, t)
-    model.cleargrads()
-    loss.backward()
-    loss.cleargrad()
-    loss.backward()
-    return loss
-
-
-def retaining(model: Any, x: Any, t: Any) -> Any:
-    loss = model.loss(x, t)
-    model.cleargrads()
-    loss.backward(retain_grad=True)
-    assert loss.grad is not None
-    return loss
-
-
-def lazy(model: Any, x: Any, t: Any) -> Any:
-    with chainer.using_config("lazy_grad_sum", True):
-        return retaining(model, x, t)
-
-
-def several_losses(model: Any, x: Any, t: Any) -> Any:
-    first, second = model.loss(x, t), model.loss(x * 0.5, t)
-    model.cleargrads()
-    first.backward()
-    second.backward()
-    return first
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("step", [accumulate, twice, retaining, lazy, several_losses])
-@pytest.mark.parametrize("name", ["residual", "shared"])
-def test_other_ways_to_go_backward(name: str, step: Any) -> None:
-    memory = umem.chainer.Recompute("min")
-    same(train(name, memory, step=step), train(name, step=step))
-    assert planned(memory)
 
 
 class Smooth(chainer.ChainList):

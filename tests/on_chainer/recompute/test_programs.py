@@ -184,28 +184,6 @@ def test_what_chainer_reads_from_a_function_once_it_has_run() -> None:
     exact(program)
 
 
-def test_a_graph_that_is_cut_before_backward() -> None:
-    def program() -> Numbers:
-        model = links()
-        rule = chainer.optimizers.SGD().setup(model)
-        found: Numbers = {}
-        for step, x in batches(5, 20, 32):
-            h = F.tanh(model[0](x))
-            g = F.tanh(model[1](h))
-            loss = F.mean(model[2](F.relu(g)) * model[3](h))
-            del h
-            g.unchain_backward()
-            del g
-            update(model, rule, loss)
-            note(found, step, model)
-        return found
-
-    expected = program()
-    with umem.chainer.Recompute("min") as memory:
-        same(program(), expected)
-    assert "cut between forward and backward" in memory.report()
-
-
 class OldMask(chainer.Function):  # type: ignore[misc]
     def forward(self, inputs: Any) -> Any:
         self.mask = inputs[0] > 0
@@ -362,7 +340,6 @@ def test_two_graphs_are_alive_when_the_block_is_left() -> None:
 
 @pytest.mark.parametrize("of", ["outputs", "inputs"])
 @pytest.mark.parametrize("budget", ["min", "100%", "1GiB"])
-@pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
 def test_an_accuracy_that_is_kept_over_the_update(of: str, budget: str) -> None:
     """It is no part of the next pass, whose parameters are other ones."""
     gradients = []
@@ -394,8 +371,6 @@ def test_an_accuracy_that_is_kept_over_the_update(of: str, budget: str) -> None:
 
 # -- found by a second hunt --------------------------------------------------------------------
 
-quiet = pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
-
 
 def deep(count: int = 8) -> Any:
     np.random.seed(0)
@@ -408,7 +383,6 @@ def tanh_of(model: Any, h: Any) -> Any:
     return h
 
 
-@quiet
 def test_the_call_at_which_a_plan_is_left_can_run_again_all_the_same() -> None:
     model, x = deep(), np.ones((12, 16), np.float32)
     with umem.chainer.Recompute("min") as memory:
@@ -423,7 +397,6 @@ def test_the_call_at_which_a_plan_is_left_can_run_again_all_the_same() -> None:
     assert "cannot run again" not in memory.report()
 
 
-@quiet
 @pytest.mark.parametrize("budget", ["min", "1GiB"])
 def test_a_cut_after_backward_and_another_backward_through_what_is_left(budget: str) -> None:
     gradients = []
@@ -450,7 +423,6 @@ def test_a_cut_after_backward_and_another_backward_through_what_is_left(budget: 
     assert gradients[0] == gradients[1]
 
 
-@quiet
 @pytest.mark.parametrize("budget", ["min", "1GiB"])
 def test_forwards_without_backward_do_not_use_up_the_measurements(budget: str) -> None:
     model, x = deep(), np.ones((40, 16), np.float32)
@@ -463,7 +435,6 @@ def test_forwards_without_backward_do_not_use_up_the_measurements(budget: str) -
     assert memory.predicted_bytes is not None and memory.measured_bytes is not None
 
 
-@quiet
 def test_another_optimizer_that_keeps_more_is_counted() -> None:
     model, x = deep(), np.ones((12, 16), np.float32)
     chainer.optimizers.MomentumSGD().setup(model)

@@ -8,11 +8,6 @@ from pathlib import Path
 import pytest
 from project import ROOT
 
-from umem.compat.installation import find_package
-
-if find_package() is None:
-    pytest.skip("no Chainer", allow_module_level=True)
-
 PAGE = (ROOT / "docs/resume.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 

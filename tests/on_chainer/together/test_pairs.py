@@ -10,11 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from umem.compat.installation import find_package
-
-if find_package() is None:
-    pytest.skip("no Chainer", allow_module_level=True)
-
 import umem.chainer  # isort: skip  (before chainer)
 import random_compositions as compositions
 from chainer import optimizers

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from bench_scripts import CONFORMANCE, run
-
-if find_spec("chainer") is None:
-    pytest.skip("no Chainer", allow_module_level=True)
-
 import random_compositions as compositions
+from bench_scripts import CONFORMANCE, run
 
 pytestmark = pytest.mark.thorough
 COUNT, FIRST = 40, 100_000

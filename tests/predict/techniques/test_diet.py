@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from traced_graphs import check
 
 import umem
 from umem.compat.installation import find_package
@@ -19,7 +20,7 @@ from umem.predict.techniques.half_widths import in_half
 from umem.predict.techniques.micro_batches import accumulated
 from umem.predict.techniques.small_states import BLOCK, with_small_states
 from umem.predict.techniques.step_variants import StepVariants
-from umem.trace import Access, Alloc, Checker, Event, Free, Mark, Op, Trace
+from umem.trace import Access, Alloc, Event, Free, Mark, Op, Trace
 from umem.trace.trace import tail
 from umem.units import BLOCK_BYTES, MIB
 
@@ -101,12 +102,6 @@ def trained(name: str, rule: str = "Adam") -> tuple[Any, Any, Callable[[int], No
     model = make()
     optimizer = getattr(chainer.optimizers, rule)().setup(model)
     return model, optimizer, lambda size: optimizer.update(model, *inputs(size))
-
-
-def check(trace: Trace) -> None:
-    checker = Checker()
-    for event in trace.events:
-        checker.check(event)
 
 
 def ops_of(trace: Trace) -> list[tuple[str, str]]:

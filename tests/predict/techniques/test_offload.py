@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traced_graphs import INPUT_BYTES, Call, contents_read, steps, trace_of
+from traced_graphs import INPUT_BYTES, Call, check, contents_read, steps, trace_of
 
 from umem.devices.specs import COSTS, gpu_spec
 from umem.errors import StateError
@@ -17,16 +17,10 @@ from umem.predict.applying import apply
 from umem.predict.techniques import offloading
 from umem.predict.techniques.gpu_times import op_seconds
 from umem.predict.techniques.step_variants import StepVariants
-from umem.trace import Access, Alloc, Checker, Free, Hint, Mark, Op, Trace
+from umem.trace import Access, Alloc, Free, Hint, Mark, Op, Trace
 from umem.units import MIB
 
 pytestmark = pytest.mark.thorough
-
-
-def check(trace: Trace) -> None:
-    checker = Checker()
-    for event in trace.events:
-        checker.check(event)
 
 
 def moved(trace: Trace, data: Any, graph: Graph) -> Any:

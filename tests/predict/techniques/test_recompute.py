@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traced_graphs import INPUT_BYTES, Call, contents_read, steps, trace_of
+from traced_graphs import INPUT_BYTES, Call, check, contents_read, steps, trace_of
 
 from umem.errors import GraphError
 from umem.planner import Graph, Plan, min_budget, plan, simulate
 from umem.predict.applying import apply
-from umem.trace import Access, Alloc, Checker, Free, Mark, Op, Trace
+from umem.trace import Access, Alloc, Free, Mark, Op, Trace
 
 pytestmark = pytest.mark.thorough
 
@@ -27,12 +27,6 @@ def plans(data: Any, graph: Graph) -> Plan:
     most = plan(graph, None, "store_all", model="saved").peak_bytes
     objective = data.draw(st.sampled_from(("time", "memory")))
     return plan(graph, data.draw(st.integers(least, max(least, most))), method, objective, "saved")
-
-
-def check(trace: Trace) -> None:
-    checker = Checker()
-    for event in trace.events:
-        checker.check(event)
 
 
 def without_what_ran_again(trace: Trace, rewritten: Trace) -> list[Any]:

@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import Any
 
 import pytest
+from traced_graphs import check
 
 import umem
 from umem.devices.specs import gpu_spec
@@ -23,7 +24,7 @@ from umem.predict.techniques.prefetching import with_moves
 from umem.predict.techniques.registry import TECHNIQUES
 from umem.predict.techniques.steady_state import steady
 from umem.predict.techniques.step_variants import STEPS, StepVariants
-from umem.trace import Access, Alloc, Checker, Free, Hint, Mark, Op, Trace
+from umem.trace import Access, Alloc, Free, Hint, Mark, Op, Trace
 from umem.units import BLOCK_BYTES, MIB
 
 needs_chainer = pytest.mark.skipif(find_spec("chainer") is None, reason="Chainer is not installed")
@@ -91,12 +92,6 @@ def in_order(items: list[Any]) -> list[Any]:
             found[at - 1], found[at] = found[at], found[at - 1]
             at -= 1
     return found
-
-
-def check(trace: Trace) -> None:
-    checker = Checker()
-    for event in trace.events:
-        checker.check(event)
 
 
 # -- a step, on and on -------------------------------------------------------------------------
@@ -553,6 +548,4 @@ def test_a_graph_that_goes_with_the_steps_function_is_not_there_in_the_next_step
     assert thrice.step_count == 3 and thrice.peak_bytes == once.peak_bytes == 300
     held = steady(Trace(step[:-2]), 3)  # the loss is held until the next backward
     assert held.peak_bytes == 400
-    checker = Checker()
-    for event in thrice.events:
-        checker.check(event)
+    check(thrice)
