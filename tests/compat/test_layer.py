@@ -153,7 +153,7 @@ def test_a_missing_chainer_names_the_extra(monkeypatch):
 
 
 def test_a_text_found_twice_is_refused():
-    shim = Shim("s", "chainer.m", "any", "", "", "", (Replacement("a\n", "b\n"),))
+    shim = Shim("s", "chainer.m", "", "", (Replacement("a\n", "b\n"),))
     with pytest.raises(CompatError, match="found 2 times instead of 1"):
         shim.apply("a\na\n", "7.8.1")
     assert shim.apply("a\n", "7.8.1") == "b\n"

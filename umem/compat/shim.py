@@ -31,20 +31,20 @@ class Shim:
     Attributes:
         name: short and unique; tests and the table of ``umem compat --check`` refer to it.
         module: the module whose source is changed.
-        versions: the mend is applied where this requirement holds ("numpy>=2.0"); "any" always.
         symptom: the error that a user sees without it.
         link: where the change that broke it is announced.
-        until: when the mend can go.
         replacements: the texts, applied in order.
+        versions: the mend is applied where this requirement holds ("numpy>=2.0"); "any" always.
+        until: when the mend can go.
     """
 
     name: str
     module: str
-    versions: str
     symptom: str
     link: str
-    until: str
     replacements: tuple[Replacement, ...]
+    versions: str = "any"
+    until: str = "Chainer 7.8 is no longer supported here"
 
     def check(self, source: str, version: str) -> None:
         """Raise CompatError where a text does not occur in ``source`` as often as stated."""

@@ -3,7 +3,6 @@
 from umem.compat.shim import Replacement, Shim
 
 _UPGRADE = "https://docs.cupy.dev/en/latest/upgrade.html"
-_WHILE_SUPPORTED = "Chainer 7.8 is no longer supported here"
 _FLOAT16_HEADER = ", preamble='#include <cupy/float16.cuh>',\n"
 _OF_CUPYX, _ADD_AT = "cuda.cupyx.scatter_add", "cuda.cupy.add.at"
 _SCATTER_ADD = (
@@ -30,10 +29,8 @@ SHIMS = (
     Shim(
         name="cuda-available",
         module="chainer.backends.cuda",
-        versions="any",
         symptom="cuda.available is True without a GPU; to_gpu then fails",
         link="https://docs.cupy.dev/en/stable/install.html",
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
                 "    import cupy\n    from cupy import cuda  # NOQA\n",
@@ -52,7 +49,6 @@ SHIMS = (
         versions="cupy>=14.0",
         symptom="advice to reinstall CuPy for cuDNN, which cannot help",
         link=_UPGRADE,
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
                 "    if (not cudnn_enabled and\n            not _cudnn_disabled_by_user and\n",
@@ -64,10 +60,8 @@ SHIMS = (
     Shim(
         name="nccl-warning",
         module="chainer.training.updaters.multiprocess_parallel_updater",
-        versions="any",
         symptom="importing Chainer warns of NCCL, which one updater needs",
         link="https://docs.cupy.dev/en/stable/install.html",
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
                 "    from cupy.cuda import nccl\n",
@@ -78,10 +72,8 @@ SHIMS = (
     Shim(
         name="gather-scatter",
         module="chainer.training.updaters.multiprocess_parallel_updater",
-        versions="any",
         symptom="parallel updater on GPUs: 'float16' is undefined",
         link=_UPGRADE,
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
                 "        '_memcpy_gather',\n", "        '_memcpy_gather'" + _FLOAT16_HEADER
@@ -94,10 +86,8 @@ SHIMS = (
     Shim(
         name="resize-float16",
         module="chainer.functions.array.resize_images",
-        versions="any",
         symptom="resize_images backward does not compile in float16",
         link=_UPGRADE,
-        until=_WHILE_SUPPORTED,
         replacements=tuple(
             Replacement(f"u{u}], w{k} * gy);", f"u{u}], (T)(w{k} * gy));")
             for k, u in enumerate((0, 1, 0, 1))
@@ -106,10 +96,8 @@ SHIMS = (
     Shim(
         name="hierarchical-float16",
         module="chainer.links.loss.hierarchical_softmax",
-        versions="any",
         symptom="hierarchical softmax backward does not compile in float16",
         link=_UPGRADE,
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
                 "atomicAdd(&gx[x_ind], g * w[w_ind]);", "atomicAdd(&gx[x_ind], (T)(g * w[w_ind]));"
@@ -122,10 +110,8 @@ SHIMS = (
     Shim(
         name="sampling-float16",
         module="chainer.functions.loss.negative_sampling",
-        versions="any",
         symptom="negative_sampling backward does not compile in float16",
         link=_UPGRADE,
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
                 "atomicAdd(&gW[k * c + j], gi * x[(i / m) * c + j]);",
@@ -139,7 +125,6 @@ SHIMS = (
         versions="cupy>=14.0",
         symptom="CUDAProfileHook: DeprecationWarning of nvtx_enabled",
         link=_UPGRADE,
-        until=_WHILE_SUPPORTED,
         replacements=(Replacement("cuda.cupy.cuda.nvtx_enabled", "cuda.cupy.cuda.nvtx.available"),),
     ),
     *(
@@ -149,7 +134,6 @@ SHIMS = (
             versions="cupy>=14.0",
             symptom=f"{what} on a GPU: DeprecationWarning of scatter_add",
             link=_UPGRADE,
-            until=_WHILE_SUPPORTED,
             replacements=(Replacement(old, new),),
         )
         for name, module, what, old, new in _SCATTER_ADD

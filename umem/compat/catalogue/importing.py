@@ -4,7 +4,6 @@ from umem.compat.shim import Replacement, Shim
 
 _PKG_RESOURCES = "https://setuptools.pypa.io/en/stable/history.html#v82-0-0"
 _NUMPY_2 = "https://numpy.org/doc/stable/numpy_2_0_migration_guide.html"
-_WHILE_SUPPORTED = "Chainer 7.8 is no longer supported here"
 
 SHIMS = (
     Shim(
@@ -13,7 +12,6 @@ SHIMS = (
         versions="numpy>=2.0",
         symptom="no import: np.sctypes is gone",
         link=_NUMPY_2,
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
                 "for t in np.sctypes['int']}", "for t in (np.int8, np.int16, np.int32, np.int64)}"
@@ -24,10 +22,8 @@ SHIMS = (
     Shim(
         name="environment-check",
         module="chainer._environment_check",
-        versions="any",
         symptom="no import: numpy.distutils, pkg_resources are gone",
         link="https://numpy.org/doc/stable/reference/distutils_status_migration.html",
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement("import numpy.distutils.system_info\nimport pkg_resources\n", "\n\n"),
             # What they check: the BLAS of NumPy on macOS, and CuPy 7 or iDeep 2 beside Chainer.
@@ -39,10 +35,8 @@ SHIMS = (
     Shim(
         name="testing-requirements",
         module="chainer.testing.helper",
-        versions="any",
         symptom="chainer.testing: pkg_resources is gone",
         link=_PKG_RESOURCES,
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement("import pkg_resources\n", "from umem.compat import support as _umem\n"),
             Replacement(
@@ -68,10 +62,8 @@ SHIMS = (
     Shim(
         name="doctest-requirements",
         module="chainer.testing.doctest_helper",
-        versions="any",
         symptom="chainer.testing: pkg_resources is gone",
         link=_PKG_RESOURCES,
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement("import pkg_resources\n", "from umem.compat import support as _umem\n"),
             Replacement(

@@ -2,7 +2,6 @@
 
 from umem.compat.shim import Replacement, Shim
 
-_WHILE_SUPPORTED = "Chainer 7.8 is no longer supported here"
 _ONNX_SYMPTOM = "onnx_chainer: 'ONNX is not installed' (onnx.mapping is gone)"
 _ONNX_LINK = "https://github.com/onnx/onnx/pull/6914"
 _ONNX_TYPES = Replacement(
@@ -14,10 +13,8 @@ SHIMS = (
     Shim(
         name="sparse-float16",
         module="chainer.functions.math.sparse_matmul",
-        versions="any",
         symptom="sparse_matmul in float16: SciPy refuses",
         link="https://github.com/scipy/scipy/issues/20207",
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
                 "    _m, _k = A_shape\n    _n = B.shape[-1]\n    if B.ndim == 2:\n        sp_A",
@@ -34,7 +31,6 @@ SHIMS = (
         versions="h5py>=3.0",
         symptom="text read from HDF5 snapshots comes back as \"b'...'\"",
         link="https://docs.h5py.org/en/stable/whatsnew/3.0.html",
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement("import six\n", "import six; from umem.compat import support as _umem\n"),
             Replacement(
@@ -53,7 +49,6 @@ SHIMS = (
         versions="protobuf>=4.0",
         symptom="CaffeFunction: descriptors cannot be created directly",
         link="https://protobuf.dev/news/2022-05-06/",
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
                 "from google.protobuf.internal import enum_type_wrapper\n"
@@ -90,10 +85,8 @@ SHIMS = (
     Shim(
         name="set-daemon",
         module="chainer.iterators.multiprocess_iterator",
-        versions="any",
         symptom="warns from Python 3.10: setDaemon",
         link="https://docs.python.org/3/whatsnew/3.10.html#deprecated",
-        until=_WHILE_SUPPORTED,
         replacements=(Replacement("thread.setDaemon(True)", "thread.daemon = True"),),
     ),
     Shim(
@@ -102,7 +95,6 @@ SHIMS = (
         versions="onnx>=1.13",
         symptom=_ONNX_SYMPTOM,
         link=_ONNX_LINK,
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
                 "    from onnx.mapping import NP_TYPE_TO_TENSOR_TYPE\n",
@@ -114,10 +106,8 @@ SHIMS = (
     Shim(
         name="onnx-advice",
         module="onnx_chainer.export",
-        versions="any",
         symptom="without ONNX: advice to install onnx<1.7",
         link=_ONNX_LINK,
-        until=_WHILE_SUPPORTED,
         replacements=(Replacement("pip install \\'onnx<1.7.0\\'", "pip install onnx"),),
     ),
     Shim(
@@ -126,7 +116,6 @@ SHIMS = (
         versions="onnx>=1.13",
         symptom=_ONNX_SYMPTOM,
         link=_ONNX_LINK,
-        until=_WHILE_SUPPORTED,
         replacements=(
             # Constants keep the raw bytes that ONNX gave them, which means the same.
             Replacement(
@@ -142,7 +131,6 @@ SHIMS = (
         versions="onnx>=1.13",
         symptom=_ONNX_SYMPTOM,
         link=_ONNX_LINK,
-        until=_WHILE_SUPPORTED,
         replacements=(_ONNX_TYPES,),
     ),
     Shim(
@@ -151,7 +139,6 @@ SHIMS = (
         versions="onnx>=1.13",
         symptom=_ONNX_SYMPTOM,
         link=_ONNX_LINK,
-        until=_WHILE_SUPPORTED,
         replacements=(_ONNX_TYPES,),
     ),
 )

@@ -8,26 +8,21 @@ _NUMPY_MEAN = "https://numpy.org/doc/stable/reference/generated/numpy.mean.html"
 _NO_CHAINERX = "https://docs.chainer.org/en/stable/chainerx/install/index.html"
 _COMMUNICATORS = "https://docs.chainer.org/en/stable/chainermn/reference/index.html"
 _WORKERS = "https://docs.chainer.org/en/stable/chainermn/tutorial/tips_faqs.html"
-_WHILE_SUPPORTED = "Chainer 7.8 is no longer supported here"
 _SUPPORT = "from umem.compat import support as _umem"
 
 SHIMS = (
     Shim(
         name="iterator-size",
         module="chainermn.iterators.multi_node_iterator",
-        versions="any",
         symptom="multi-node iterator: a TypeError on one rank, others wait",
         link=_NUMPY_2_4_NOTES,
-        until=_WHILE_SUPPORTED,
         replacements=(Replacement("int(_size)", "int(_size[0])"),),
     ),
     Shim(
         name="aggregator-native",
         module="chainermn.extensions.observation_aggregator",
-        versions="any",
         symptom="ObservationAggregator of Variables wants ChainerX",
         link=_NO_CHAINERX,
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
                 'value.to_device("native")',
@@ -38,10 +33,8 @@ SHIMS = (
     Shim(
         name="half-variance",
         module="chainermn.functions.batch_normalization",
-        versions="any",
         symptom="float16 MultiNodeBatchNormalization on NumPy: poor variances",
         link=_NUMPY_MEAN,
-        until=_WHILE_SUPPORTED,
         replacements=(
             # The mean of squares less the square of the mean cancels, and NumPy adds halves as
             # halves where it is told a type; CuPy adds them as float32.
@@ -71,10 +64,8 @@ SHIMS = (
     Shim(
         name="communicator-choice",
         module="chainermn.communicators",
-        versions="any",
         symptom="a communicator that cannot work here fails late, or unexplained",
         link=_COMMUNICATORS,
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
                 "from chainer.utils import argument\n",
@@ -86,10 +77,8 @@ SHIMS = (
     Shim(
         name="nccl-types",
         module="chainermn.nccl",
-        versions="any",
         symptom="flat communicator without NCCL: no attribute NCCL_FLOAT32",
         link="https://docs.cupy.dev/en/stable/install.html",
-        until=_WHILE_SUPPORTED,
         replacements=(
             # What ChainerMN's own kernels call the types; they are NCCL's numbers.
             Replacement(
@@ -101,10 +90,8 @@ SHIMS = (
     Shim(
         name="unpack-copy",
         module="chainermn.communicators._memory_utility",
-        versions="any",
         symptom="float16 gradients on GPUs: unable to avoid copy (CuPy 14)",
         link="https://docs.cupy.dev/en/latest/upgrade.html",
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
                 "xp.array(v, copy=False, dtype=transfer_dtype)",
@@ -115,10 +102,8 @@ SHIMS = (
     Shim(
         name="message-size",
         module="chainermn.communicators._memory_utility",
-        versions="any",
         symptom="a message over 2^31 elements: MPI.Exception(13)",
         link=_MPI_LIMIT,
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement("import mpi4py.MPI\n", f"import mpi4py.MPI; {_SUPPORT}\n"),
             Replacement(
@@ -130,10 +115,8 @@ SHIMS = (
     Shim(
         name="message-size-sent",
         module="chainermn.communicators.mpi_communicator_base",
-        versions="any",
         symptom="a message over 2^31 elements: MPI.Exception(13)",
         link=_MPI_LIMIT,
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement("import chainer.utils\n", f"import chainer.utils; {_SUPPORT}\n"),
             Replacement(
@@ -145,10 +128,8 @@ SHIMS = (
     Shim(
         name="fork-server",
         module="chainer.iterators.multiprocess_iterator",
-        versions="any",
         symptom="MultiprocessIterator under forkserver waits for ever",
         link=_WORKERS,
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
                 "from multiprocessing import sharedctypes  # type: ignore\n",
@@ -162,10 +143,8 @@ SHIMS = (
     Shim(
         name="fork-after-mpi",
         module="chainer.iterators.multiprocess_iterator",
-        versions="any",
         symptom="MultiprocessIterator forks a rank that is in MPI, unsaid",
         link=_WORKERS,
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
                 "        self._pool = multiprocessing.Pool(\n",

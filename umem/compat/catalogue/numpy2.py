@@ -7,7 +7,6 @@ _NUMPY_1_24 = "https://numpy.org/doc/stable/release/1.24.0-notes.html"
 _NUMPY_2_0_NOTES = "https://numpy.org/doc/stable/release/2.0.0-notes.html"
 _NUMPY_2_4_NOTES = "https://numpy.org/doc/stable/release/2.4.0-notes.html"
 _NUMPY_2_5_NOTES = "https://numpy.org/doc/stable/release/2.5.0-notes.html"
-_WHILE_SUPPORTED = "Chainer 7.8 is no longer supported here"
 
 SHIMS = (
     Shim(
@@ -16,7 +15,6 @@ SHIMS = (
         versions="numpy>=1.24",
         symptom="resize_images: np.float is gone",
         link=_NUMPY_1_24,
-        until=_WHILE_SUPPORTED,
         replacements=(Replacement("dtype=numpy.float)", "dtype=numpy.float64)", count=6),),
     ),
     Shim(
@@ -25,7 +23,6 @@ SHIMS = (
         versions="numpy>=2.0",
         symptom="Categorical.log_prob: TypeError",
         link=_NUMPY_2_0_NOTES,
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
                 "self.log_p[mg + [x.data.astype(numpy.int32)]]",
@@ -43,7 +40,6 @@ SHIMS = (
         versions="numpy>=2.0",
         symptom="PrintHook shows 'cpu' for 'CPU'",
         link=_NUMPY_2_0_NOTES,
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
                 "device = getattr(array, 'device', 'CPU')",
@@ -55,10 +51,8 @@ SHIMS = (
     Shim(
         name="maximum-out",
         module="chainer.dataset.convert",
-        versions="any",
         symptom="warns from NumPy 2.4: out= by position",
         link=_NUMPY_2_4_NOTES,
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
                 "numpy.maximum(shape, array.shape, shape)",
@@ -69,19 +63,15 @@ SHIMS = (
     Shim(
         name="fix-is-trunc",
         module="chainer.functions.math.fix",
-        versions="any",
         symptom="warns from NumPy 2.5: np.fix",
         link=_NUMPY_2_5_NOTES,
-        until=_WHILE_SUPPORTED,
         replacements=(Replacement("xp.fix(x)", "xp.trunc(x)"),),
     ),
     Shim(
         name="set-shape",
         module="chainer.links.activation.maxout",
-        versions="any",
         symptom="warns from NumPy 2.5: setting .shape",
         link=_NUMPY_2_5_NOTES,
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
                 "                array.shape = (out_size, pool_size, in_size)\n"

@@ -6,17 +6,14 @@ Where NumPy 1 widened quietly, NumPy 2 stays narrow, or refuses integers that do
 from umem.compat.shim import Replacement, Shim
 
 _NEP_50 = "https://numpy.org/neps/nep-0050-scalar-promotion.html"
-_WHILE_SUPPORTED = "Chainer 7.8 is no longer supported here"
 _SIX = Replacement("import six\n", "import six; from umem.compat import support as _umem\n")
 
 SHIMS = (
     Shim(
         name="summary-float64",
         module="chainer.reporter",
-        versions="any",
         symptom="reports sum losses in float16/32: wrong means, nan",
         link=_NEP_50,
-        until=_WHILE_SUPPORTED,
         replacements=(
             _SIX,
             Replacement(
@@ -39,7 +36,6 @@ SHIMS = (
         versions="cupy>=14.0",
         symptom="clip of float16 on a GPU by NumPy's scalars gives float32",
         link=_NEP_50,
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement(
                 "cuda.cupy.clip(x[0], self.x_min, self.x_max),",
@@ -53,7 +49,6 @@ SHIMS = (
         versions="numpy>=2.0",
         symptom="OverflowError: pad_sequence(padding=-1) in uint8",
         link=_NEP_50,
-        until=_WHILE_SUPPORTED,
         replacements=(
             _SIX,
             Replacement(
@@ -71,7 +66,6 @@ SHIMS = (
         versions="numpy>=2.0",
         symptom="OverflowError: concat_examples(padding=-1)",
         link=_NEP_50,
-        until=_WHILE_SUPPORTED,
         replacements=(
             _SIX,
             Replacement(
@@ -87,7 +81,6 @@ SHIMS = (
         versions="numpy>=2.0",
         symptom="OverflowError: x - 1 where x is unsigned",
         link=_NEP_50,
-        until=_WHILE_SUPPORTED,
         replacements=(
             _SIX,
             Replacement(
@@ -102,7 +95,6 @@ SHIMS = (
         versions="numpy>=2.0",
         symptom="x / np.float16(3) is rounded to float16",
         link=_NEP_50,
-        until=_WHILE_SUPPORTED,
         replacements=(
             Replacement("MulConstant(1. / rhs)", "MulConstant(1. / _umem.as_float64(rhs))"),
         ),
@@ -113,7 +105,6 @@ SHIMS = (
         versions="numpy>=2.0",
         symptom="OverflowError: force_type, as in x ** n",
         link=_NEP_50,
-        until=_WHILE_SUPPORTED,
         replacements=(
             _SIX,
             Replacement(
