@@ -7,11 +7,12 @@ and each has its own part of the state, of which others must not think that it i
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from umem.errors import StateError
 
+Result = TypeVar("Result")
 Gather = Callable[[Any], list[Any]]
 """A collective that returns every rank's value, in the order of ranks (allgather)."""
 
@@ -54,11 +55,17 @@ def of_all_ranks(optimizer: Any, value: Any) -> list[Any]:
 
 def raise_on_all(optimizer: Any, check: Callable[[], None]) -> None:
     """Run a check; if it raises on one rank, every rank raises that error."""
-    mine: Exception | None = None
+    on_all(lambda error: of_all_ranks(optimizer, error), check)
+
+
+def on_all(gather: Gather, work: Callable[[], Result]) -> Result:
+    """Run an action on every rank; if one raises, every rank raises that error."""
+    result, mine = None, None
     try:
-        check()
+        result = work()
     except Exception as error:
         mine = error
-    found = [error for error in of_all_ranks(optimizer, mine) if error is not None]
+    found = [error for error in gather(mine) if error is not None]
     if found:
         raise found[0]
+    return result  # type: ignore[return-value]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from chainer.backends import cuda
 
+from umem.chainer.agreement import Result, on_all
 from umem.chainer.parallel.shard_exchange import mpi_of
 from umem.chainer.resume.collecting import Collector
 from umem.chainer.resume.run_state import RunState
@@ -27,8 +28,6 @@ from umem.snapshots.writing import (
     remove_left,
     write_part,
 )
-
-Result = TypeVar("Result")
 
 
 class SaverOfRanks(RunSaver):
@@ -156,15 +155,7 @@ class SaverOfRanks(RunSaver):
 
     def _together(self, work: Callable[[], Result]) -> Result:
         """Run an action on every rank; if one raises, every rank raises that error."""
-        result, mine = None, None
-        try:
-            result = work()
-        except Exception as error:
-            mine = error
-        found = [error for error in self._mpi.allgather(mine) if error is not None]
-        if found:
-            raise found[0]
-        return result  # type: ignore[return-value]
+        return on_all(self._mpi.allgather, work)
 
 
 def _wrong_with(found: SavedRun | TornError) -> str:
