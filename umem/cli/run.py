@@ -92,7 +92,7 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.option("--no-workspace", is_flag=True, help="Do not measure what operations need inside.")
 @click.option("--stop", is_flag=True, help="End the script once the steps are recorded.")
 @click.option("--force", is_flag=True, help="Overwrite the trace if it exists.")
-@click.option("--watch", is_flag=True, help="Show memory and speed while the script runs.")
+@click.option("--watch", is_flag=True, help="Print memory and speed while the script runs.")
 @click.option("--traceback", is_flag=True, help="Show umem's own part of its errors' tracebacks.")
 @with_ranks
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for python -m.")
@@ -148,8 +148,6 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     ranking.start()
     watching = Watching() if asked.watch else None
     with ExitStack() as stack:
-        if watching is not None:
-            watching.begin(stack)
         _prepare(stack, asked)
         if recording is not None:
             _import_chainer()
