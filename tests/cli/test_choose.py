@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,12 @@ from rich.cells import cell_len
 
 from tests.predict.techniques.test_techniques import chain_of
 from umem.cli import main
-from umem.devices.specs import GPUS, gpu_spec
+from umem.devices.specs import GPUS
 from umem.predict.choosing import choose, choose_each
 from umem.predict.techniques.registry import TECHNIQUES
 from umem.reports.choice_report import choice_text, gpus_text
 from umem.trace import Mark, Op, Trace
-from umem.units import GIB, MIB, format_seconds
-
-needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="no matplotlib")
+from umem.units import GIB, MIB
 
 
 def trace(nbytes: int = 12 * MIB, count: int = 12) -> Trace:
@@ -206,37 +203,6 @@ def test_the_host_is_named_where_it_limits(tmp_path: Path) -> None:
     assert "limited by the host" not in run(slow, "--all-gpus").output
 
 
-# -- as it is found ----------------------------------------------------------------------------
-
-
-@pytest.mark.thorough
-def test_each_result_is_printed_as_it_is_found(path: Path) -> None:
-    lines = run(path, "--vram", "128MiB").output.splitlines()
-    assert "as it is found; all figures are simulated" in " ".join(lines[:2])
-    found = [line for line in lines[: lines.index("")] if line.startswith("   ")]
-    assert [line[3:29].strip() for line in found] == [each.name for each in TECHNIQUES]
-    choice = choose(trace(), "t4", vram="128MiB")
-    times = {option.name: format_seconds(option.seconds) for option in choice.options}
-    for technique, line in zip(TECHNIQUES, found, strict=True):
-        said = line[29:].strip()
-        assert said == times.get(technique.name, said)
-        if technique.name not in times:
-            assert said in ("does not fit", "has nothing to offer", "no better than another")
-
-
-@pytest.mark.thorough
-def test_each_gpu_is_printed_as_soon_as_something_is_sure(every_gpu: str) -> None:
-    lines = every_gpu[: every_gpu.index("\n\n")].splitlines()
-    found = {line.split()[0]: line for line in lines if line.startswith("   ")}
-    assert found.keys() == GPUS.keys()
-    assert "nothing makes it fit" in found["jetson-orin-64gb"]
-    some = [name for number, name in enumerate(GPUS) if number % 4 == 0]
-    for choice in choose_each(trace(30 * GIB, 6), some):
-        if choice.best is not None:
-            name = choice.best.name
-            assert f"{format_seconds(choice.best.seconds)} with {name}" in found[choice.gpu]
-
-
 def stopping(count: int) -> list[Any]:
     """The techniques, of which one is interrupted after so many were tried."""
     left = iter(range(count))
@@ -250,180 +216,48 @@ def stopping(count: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
-def test_ctrl_c_keeps_what_was_printed_and_says_what_is_left(
-    form: tuple[str, ...], path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ctrl_c_ends_it_without_a_traceback(
+    form: tuple[str, ...], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("umem.predict.choosing.TECHNIQUES", stopping(3))
     done = run(path, "--vram", "128MiB", *form)
     assert done.exit_code == 130 and "Traceback" not in done.output
-    left = f"{len(TECHNIQUES) - 3} of {len(TECHNIQUES)} techniques"
-    assert f"Interrupted: {left} were not tried: managed, prefetch;" in done.stderr
-    rows = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("   ")]
-    assert rows == ([] if form else ["nothing", "hybrid", "managed"])
-    monkeypatch.setattr("umem.predict.choosing.TECHNIQUES", stopping(len(GPUS) + 5))
-    done = run(path, "--all-gpus", *form)
-    assert done.exit_code == 130 and "Interrupted: not everything was tried on 19" in done.stderr
-    assert done.stdout.count("as it is\n") == (0 if form else len(GPUS))
-    assert not form or done.stdout == ""
+    assert "Interrupted." in done.stderr and done.stdout == ""
 
 
 @pytest.mark.thorough
-def test_ctrl_c_of_a_running_command_ends_it_with_what_it_found(tmp_path: Path) -> None:
+def test_ctrl_c_of_a_running_command_ends_it(tmp_path: Path) -> None:
     path = trace(4 * MIB, 6000).save(tmp_path / "long.umem.gz")  # much longer than a signal takes
     code = (  # what a shell starts in the background is born with Ctrl-C ignored, tests too
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import umem.cli.choose; print(flush=True)\n"
         "import umem.cli; umem.cli.main(prog_name='umem')"
     )
     command = [sys.executable, "-c", code, "choose", str(path), "--all-gpus"]
     with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "COLUMNS": "80"},
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as started:
         assert started.stdout is not None and started.stderr is not None
-        seen = [started.stdout.readline() for _ in range(3)]
+        started.stdout.readline()
+        time.sleep(1)  # into the search
         started.send_signal(signal.SIGINT)
         rest, said = started.stdout.read(), started.stderr.read()
-    assert "as it is" in seen[2]
     assert "Traceback" not in said and "Interrupted" in said
     assert started.returncode == 130, (rest, said)
 
 
-@pytest.mark.thorough
-def test_lines_as_they_come_fit_the_terminal(path: Path) -> None:
-    for width in (30, 40, 80):
-        for form in ((), ("--all-gpus",)):
-            output = run(path, *form, width=width).output
-            lines = output[: output.index("\n\n")].splitlines()
-            assert max(map(cell_len, lines)) <= width
-
-
-# -- what it writes ----------------------------------------------------------------------------
-
-
-@needs_matplotlib
-def test_pictures_are_written_and_not_over_others(short: Path, tmp_path: Path) -> None:
-    path = short
-    for args in ((), ("--all-gpus",)):
-        picture = tmp_path / "choice.png"
-        assert run(path, *args, "--png", picture).exit_code == 0
-        assert picture.read_bytes().startswith(b"\x89PNG")
-        before = picture.read_bytes()
-        assert "exists; --force overwrites it" in refused(path, *args, "--png", picture)
-        assert picture.read_bytes() == before
-        assert run(path, *args, "--png", picture, "--force").exit_code == 0
-        picture.unlink()
-    assert "named twice" in refused(path, "--png", path, "--force")
-    assert "no folder" in refused(path, "--png", tmp_path / "none" / "a.png")
-
-
-@pytest.mark.thorough
-@needs_matplotlib
-def test_the_title_of_a_picture_says_that_it_is_simulated(tmp_path: Path, monkeypatch) -> None:
-    from matplotlib.figure import Figure
-
-    from umem.reports import choice_report
-
-    titles: list[str] = []
-    monkeypatch.setattr(Figure, "suptitle", lambda self, title, **k: titles.append(title))
-    choice = choose(trace(), "t4", vram="128MiB")
-    choice_report.draw_choice(choice, tmp_path / "a.png")
-    choice_report.draw_gpus(choose_each(trace(), ["t4", "h200"]), tmp_path / "b.png")
-    choice_report.draw_gpus(choose_each(trace(30 * GIB, 6), ["jetson-orin-64gb"]), tmp_path / "c")
-    assert len(titles) == 3 and all("simulated" in title for title in titles)
-
-
-def drawn(choices: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The axes of pictures of these choices, each for a GPU or for several."""
-    from matplotlib.figure import Figure
-
-    from umem.reports import choice_report
-
-    panels: list[Any] = []
-    plain = Figure.subplots
-    monkeypatch.setattr(Figure, "subplots", lambda self: panels.append(plain(self)) or panels[-1])
-    for choice in choices:
-        draw = choice_report.draw_gpus if isinstance(choice, tuple) else choice_report.draw_choice
-        draw(choice, tmp_path / "a.png")
-    return panels
-
-
-@pytest.mark.thorough
-@needs_matplotlib
-def test_a_logarithmic_scale_says_so_and_has_points(tmp_path: Path, monkeypatch) -> None:
-    near = choose(trace(), "t4", vram="48MiB")
-    slow = [
-        replace(o, seconds=100 * o.seconds, seconds_high=100 * o.seconds_high)
-        for o in near.options[1:]
-    ]
-    far = replace(near, options=(near.options[0], *slow))
-    linear, log = drawn([near, far], tmp_path, monkeypatch)
-    assert linear.get_xscale() == "linear" and "logarithmic" not in linear.get_xlabel()
-    assert len(linear.patches) == len(near.options)
-    assert log.get_xscale() == "log" and "logarithmic scale" in log.get_xlabel()
-    assert len(log.patches) == 0 and len(log.lines) == len(far.options)
-
-
-@pytest.mark.thorough
-@needs_matplotlib
-def test_a_step_that_needs_nothing_is_labelled_so(tmp_path: Path, monkeypatch) -> None:
-    choices = choose_each(trace(), ["t4", gpu_spec("h200").with_vram(128 * MIB)])
-    (panel,) = drawn([choices], tmp_path, monkeypatch)
-    labels = sorted(text.get_text() for text in panel.texts)
-    assert all("nothing" not in label for label in labels)
-    assert sum(label.endswith(", as it is") for label in labels) == 1
-    assert sum(", with " in label for label in labels) == 1
-
-
-@needs_matplotlib
 @pytest.mark.parametrize("which", [(), ("--all-gpus",)])
-def test_where_nothing_fits_there_is_no_picture_and_another_status(
+def test_where_nothing_fits_there_is_another_status(
     which: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("umem.cli.choose.GPUS", ["jetson-orin-64gb"])
     path = trace(30 * GIB, 6).save(tmp_path / "large.umem.gz")
-    picture = tmp_path / "a.png"
     args = which or ("--gpu", "jetson-orin-64gb")
-    for form in ((), ("--json",)):
-        done = run(path, *args, *form, "--png", picture)
-        assert done.exit_code == 3 and not picture.exists()
-        assert f"{picture} was not written" in done.stderr
-    assert run(path, *args).exit_code == 3
+    assert run(path, *args).exit_code == run(path, *args, "--json").exit_code == 3
     assert "status is 3 where nothing" in " ".join(run("--help").output.split())
 
 
 # -- what it refuses ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "successor"),
-    [
-        (["--batch"], "umem batch TRACE..."),
-        (["--batch", "--effective", "64"], "umem batch TRACE..."),
-        (["--effective", "64"], "umem batch TRACE... --effective N"),
-        (["--maximum", "64"], "umem batch TRACE... --maximum N"),
-        (["--margin=0.1"], "umem batch TRACE... --margin SHARE"),
-        (["--advise"], "umem advise TRACE..."),
-        (["--halved", "depth=x"], "umem advise TRACE... --halved AXIS=FILE"),
-        (["--ranks", "1,2", "--link", "pcie4"], "umem ranks TRACE... -n 1,2,4 --link LINK"),
-        (["--link", "pcie4"], "umem ranks TRACE... -n 1,2,4 --link LINK"),
-        (["--cut", "x"], "umem ranks TRACE... -n 1,2,4 --link LINK --cut FOLDER"),
-        (
-            ["--recorded", "x"],
-            "umem ranks TRACE... -n 1,2,4 --link LINK --cut FOLDER --recorded FOLDER",
-        ),
-        (["--sharded"], "umem ranks TRACE... -n 1,2,4 --link LINK --sharded"),
-    ],
-)
-def test_an_option_of_another_command_is_refused_with_its_name(
-    path: Path, words: list[str], successor: str
-) -> None:
-    done = run(path, *words)
-    assert done.exit_code == 2
-    option = words[0].partition("=")[0]
-    assert done.output.endswith(f"umem choose has no {option} any more; run {successor}\n")
 
 
 def test_bad_options_are_refused(path: Path) -> None:
@@ -447,18 +281,6 @@ def test_bad_options_are_refused(path: Path) -> None:
     assert "--all says more" in refused(path, "--all-gpus", "--all")
     assert "vram must be" in refused(path, "--vram", "lots")
     assert "Missing argument" in refused()
-
-
-def test_a_picture_that_cannot_be_drawn_is_refused_before_the_work(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*_: Any, **__: Any) -> None:
-        raise AssertionError("work was done")
-
-    monkeypatch.setattr("umem.cli.choose.Search", never)
-    assert "name it a.png, not a.foo" in refused(path, "--png", tmp_path / "a.foo")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "need matplotlib" in refused(path, "--png", tmp_path / "a.png")
 
 
 def test_bad_traces_are_refused(path: Path, tmp_path: Path) -> None:

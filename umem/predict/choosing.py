@@ -14,7 +14,6 @@ from umem.as_json import named
 from umem.devices.specs import GPUS, GpuSpec, gpu_spec
 from umem.devices.virtual import VirtualGPU
 from umem.memory.limits import Size
-from umem.predict.other_models import OtherModel, other_models
 from umem.predict.techniques.options import Option, Plain, tried
 from umem.predict.techniques.recomputation import Schedule, schedule_of
 from umem.predict.techniques.registry import TECHNIQUES
@@ -40,7 +39,6 @@ class Choice:
             its reason.
         caveat: the memory that the trace leaves out, so that the real step needs more; or None.
         cap_advice: the peak under `umem.chainer.workspace`, in words; None where it saves little.
-        other_models: changes of the model itself, such as lower ranks; no technique makes them.
     """
 
     gpu: str
@@ -51,7 +49,6 @@ class Choice:
     dropped: tuple[Option, ...]
     caveat: str | None = None
     cap_advice: str | None = None
-    other_models: tuple[OtherModel, ...] = ()
     simulated: Literal[True] = True
 
     @property
@@ -74,7 +71,6 @@ class Choice:
 
 _JSON_FIELDS = (
     "simulated", "gpu", "title", "vram_bytes", "size", "caveat", "cap_advice", "options", "dropped",
-    "other_models",
 )  # fmt: skip
 
 
@@ -101,7 +97,6 @@ class Search:
             checker.check(event)
         self.size = trace.sizes[-1] if size is None and trace.sizes else size
         self._subject = StepVariants(trace, self.gpus, self.size)
-        self._other_models = other_models(self._subject.trace)
         self._found: dict[GpuSpec, dict[str, Option]] = {gpu: {} for gpu in self.gpus}
         self._plain: dict[GpuSpec, dict[int, Plain]] = {gpu: {} for gpu in self.gpus}
 
@@ -143,7 +138,6 @@ class Search:
             dropped=tuple(option for option in tried if option.reason is not None),
             caveat=self._subject.caveat,
             cap_advice=self._subject.cap_advice,
-            other_models=self._other_models,
         )
 
     def choices(self) -> tuple[Choice, ...]:

@@ -1,17 +1,13 @@
-"""A choice of techniques as text of any width and as a picture; all of it simulated."""
+"""A choice of techniques as text of any width; all of it simulated."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import IO
 
 from rich.text import Text
 
 from umem.predict.choosing import Choice, Option
-from umem.predict.other_models import OtherModel
-from umem.reports.pictures.drawing import Bar, draw_times
-from umem.reports.text.lines import Column, call, clipped, table, with_block, wrapped
+from umem.reports.text.lines import Column, table, with_block, wrapped
 from umem.trace.axes import size_text
 from umem.units import format_bytes, format_seconds
 
@@ -25,7 +21,7 @@ def choice_text(choice: Choice, width: int, *, every: bool = False) -> Iterator[
     """
     if not choice.options:
         yield from _nothing_fits(choice, width)
-        yield from _others(choice.other_models, width)
+        yield from _others(width)
         return
     title = (
         f"What makes the step fit a {_of(choice)}, shortest step first. All figures are simulated."
@@ -43,7 +39,7 @@ def choice_text(choice: Choice, width: int, *, every: bool = False) -> Iterator[
     for number, option in enumerate(choice.options, 1):
         yield from map(Text, _code(number, option, width))
     yield from _dropped(choice.dropped, width, every=every)
-    yield from _others(choice.other_models, width)
+    yield from _others(width)
 
 
 def gpus_text(choices: Sequence[Choice], width: int) -> Iterator[Text]:
@@ -97,6 +93,10 @@ _BASIS = (
     "and not all alike."
 )
 """The basis on which GPUs are compared."""
+_OTHER_MODELS = (
+    "Another model, whose results are others, needs less: umem.chainer.slimmer makes layers "
+    "smaller, quantize weights of 8 bits for inference, DistillingUpdater trains a smaller one."
+)
 _MEANINGS = {
     "range": "range: every cost of the model at the quick, and at the slow end of its own",
     "peak": "peak: what tensors and workspace hold at once",
@@ -197,17 +197,9 @@ def _dropped(dropped: Sequence[Option], width: int, *, every: bool) -> Iterator[
         yield from _why(option.name, str(option.reason), width)
 
 
-def _others(others: Sequence[OtherModel], width: int) -> Iterator[Text]:
-    """List changes of the model itself, which are not exact, with their bytes."""
+def _others(width: int) -> Iterator[Text]:
     yield Text()
-    said = (
-        "What makes another model, so that results are others (not exact). Bytes are simulated, "
-        "by the trace's parameters; how well it learns has to be tried."
-    )
-    yield from _bold(said, width)
-    for other in others:
-        yield from map(Text, wrapped(str(other), width, "   ", 2))
-        yield from map(Text, call("     ", other.line, width))
+    yield from map(Text, wrapped(_OTHER_MODELS, width))
 
 
 def _why(name: str, reason: str, width: int) -> Iterator[Text]:
@@ -227,86 +219,3 @@ def _nearest(choice: Choice) -> str:
     if nearest is None:
         return "nothing: see the reasons"
     return f"{nearest.name!r}: {nearest.reason}"
-
-
-NAME_WIDTH = 26
-GPU_WIDTH = 18
-
-
-def heading(choice: Choice, gpu_count: int, width: int) -> list[Text]:
-    """Return the heading of `found_of_technique`'s lines."""
-    size = "" if choice.size is None else f" at size {size_text(choice.size)}"
-    who = f"a {choice.title} ({format_bytes(choice.vram_bytes)} usable)"
-    where = who if gpu_count == 1 else f"{gpu_count} GPUs"
-    said = f"A step{size} on {where}, as it is found; all figures are simulated."
-    return [Text(line, style="bold") for line in wrapped(said, width)]
-
-
-def found_of_technique(option: Option, width: int) -> Text:
-    """Return a line with a technique's result."""
-    return _line(option.name, NAME_WIDTH, _figure(option), width)
-
-
-def found_of_gpu(gpu: str, best: Option | None, width: int) -> Text:
-    """Return a line with a GPU's result: the plain step, or the best technique."""
-    if best is None:
-        return _line(gpu, GPU_WIDTH, "nothing makes it fit", width)
-    time = format_seconds(best.seconds)
-    said = f"{time} as it is" if best.line is None else f"{time} with {best.name}"
-    return _line(gpu, GPU_WIDTH, said, width)
-
-
-def _figure(option: Option) -> str:
-    if option.reason is None:
-        return format_seconds(option.seconds)
-    if option.fits:
-        return "no better than another"
-    return "has nothing to offer" if option.peak_bytes is None else "does not fit"
-
-
-def _line(name: str, name_width: int, said: str, width: int) -> Text:
-    return Text(clipped(f"   {name:<{name_width}}  {said}", width))
-
-
-# -- as a picture ---------------------------------------------------------------------------------
-
-
-def draw_choice(choice: Choice, file: Path | IO[bytes]) -> None:
-    """Write a PNG of the techniques that make a step fit a GPU.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed. OSError: the file cannot be written.
-    """
-    bars = [_bar(option.name, _note(option), option) for option in choice.options]
-    vram = format_bytes(choice.vram_bytes)
-    draw_times(bars, f"Step time on a simulated {choice.title}, {vram} usable{_at(choice)}", file)
-
-
-def draw_gpus(choices: Sequence[Choice], file: Path | IO[bytes]) -> None:
-    """Write a PNG of the GPUs that run a step, each with its best technique; see `draw_choice`."""
-    bars = [
-        _bar(choice.gpu, _note(choice.best, _with(choice.best)), choice.best)
-        if choice.best
-        else Bar(choice.gpu, "cannot run it")
-        for choice in choices
-    ]
-    draw_times(bars, f"Step time on each GPU, simulated{_at(choices[0])}", file)
-
-
-def _bar(name: str, note: str, option: Option) -> Bar:
-    return Bar(name, note, option.seconds or 0.0, option.seconds_low, option.seconds_high)
-
-
-def _at(choice: Choice) -> str:
-    return "" if choice.size is None else f", at size {size_text(choice.size)}"
-
-
-def _with(option: Option) -> str:
-    return "as it is" if option.line is None else f"with {option.name}"
-
-
-def _note(option: Option, how: str | None = None) -> str:
-    said = f"{format_seconds(option.seconds)}, peak {format_bytes(option.peak_bytes)}"
-    if option.host_bytes:
-        said += f", {format_bytes(option.host_bytes)} on the host"
-    return said if how is None else f"{said}, {how}"

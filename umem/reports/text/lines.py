@@ -128,17 +128,3 @@ def with_block(first: str, line: str, width: int) -> list[str]:
         else:
             found += [f"{inside}{name}(", f"{inside}  {arguments}", f"{inside}),"]
     return [*found, " " * len(first) + "):"]
-
-
-def call(first: str, line: str, width: int) -> list[str]:
-    """Format a call, with its arguments on a line of their own if it is too wide.
-
-    Args:
-        first: text before the call.
-        line: the call.
-        width: cells of a line.
-    """
-    if len(first) + len(line) <= width:
-        return [first + line]
-    name, _, arguments = line.removesuffix(")").partition("(")
-    return [f"{first}{name}(", f"{first}  {arguments}", f"{first})"]
