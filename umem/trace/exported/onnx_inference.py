@@ -51,7 +51,7 @@ def inferred(read: CheckedModel) -> OnnxGraph:
             todo.extendleft((place, each) for each in reversed(instead))
             continue
         _infer(onnx, node, place, version, opsets, known)
-        fold(onnx, node, known)
+        fold(onnx, node, known, opsets)
         nodes.append(_node(onnx, node, place))
     weights = known.initializers
     outputs = tuple(dict.fromkeys(x.name for x in graph.output))
