@@ -36,11 +36,10 @@ def test_the_largest_and_the_quickest_are_printed(path: Path) -> None:
 
 
 def test_json_has_what_was_found(path: Path) -> None:
-    done = run(path, "--vram", "64MiB", "--json", "--effective", 64)
+    done = run(path, "--vram", "64MiB", "--json")
     found = json.loads(done.output)
     assert found["simulated"] is True
     assert found["next_batch"] == found["largest"]["batch"] + 1
-    assert found["pair"]["effective"] == 64
     limited = json.loads(run(path, "--json", "--maximum", 10).output)
     assert (limited["largest"]["batch"], limited["next_batch"]) == (10, None)
     less = json.loads(run(path, "--vram", "64MiB", "--json", "--margin", 0.5).output)
@@ -91,8 +90,6 @@ def test_ctrl_c_ends_with_the_status_of_shells(path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--effective", 0], "effective is a whole number of at least 1"),
-        (["--effective", "x"], "not a valid integer"),
         (["--size", "batch"], "a size is a whole number, or one for each axis"),
         (["--size", "batch=1,batch=2"], "a size is a whole number, or one"),
     ],

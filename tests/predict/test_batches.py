@@ -151,7 +151,7 @@ def test_the_seconds_are_those_of_a_choice() -> None:
 
 
 def test_the_result_says_that_it_is_simulated_and_is_json() -> None:
-    found = batches_of(recorded(), "t4", vram=VRAM, effective=50)
+    found = batches_of(recorded(), "t4", vram=VRAM)
     text = str(found)
     assert "all figures are simulated" in text
     assert f"largest batch         {found.batch:,}: " in text
@@ -159,17 +159,7 @@ def test_the_result_says_that_it_is_simulated_and_is_json() -> None:
     content = found.to_json()
     assert content["largest"]["simulated_peak_bytes"] == found.largest.peak_bytes
     assert content["next_batch"] == found.next_batch
-    assert content["pair"]["effective"] == 50
     assert content["confirmed"] is None
-
-
-def test_a_wanted_batch_that_fits_is_run_as_it_is() -> None:
-    found = batches_of(recorded(), "t4", vram=VRAM, effective=64)
-    assert found.pair is not None
-    assert (found.pair.micro_batch, found.pair.pass_count) == (64, 1)
-    assert found.pair.budget is None
-    assert found.pair.line is None
-    assert "as it is" in str(found)
 
 
 # -- bad input ---------------------------------------------------------------------------------
@@ -192,8 +182,6 @@ def test_a_trace_that_cannot_be_scaled_says_how_to_record_two_sizes() -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "8", True])
 def test_batches_that_are_none_are_refused(wrong: Any) -> None:
-    with pytest.raises(SizeError, match="effective is a whole number"):
-        batches_of(recorded(), effective=wrong)
     with pytest.raises(SizeError, match="maximum is a whole number"):
         batches_of(recorded(), maximum=wrong)
 

@@ -39,7 +39,6 @@ def find_batch(
     *,
     sizes: Sequence[int] | Mapping[str, Sequence[int]] = (4, 8),
     size: StepSize | None = None,
-    effective: int | None = None,
     maximum: int | None = None,
     margin: float = 0.0,
     confirm: bool | None = None,
@@ -53,8 +52,8 @@ def find_batch(
     pool's pieces, so that now and then a larger one fits again: what is found is the last before
     the first failure that the search came to.
 
-    Cost: besides the recording some 12 replays for the largest batch, at most 12 for the quickest,
-    and up to some twenty with plans of recomputation for a wanted batch.
+    Cost: besides the recording some 12 replays for the largest batch, at most 12 for the quickest.
+    What gives a larger batch, micro-batches or recomputation, `umem.choose` says of its size.
 
     Args:
         step: makes its input for a size and runs one training step on it, an update included; or
@@ -65,8 +64,6 @@ def find_batch(
             first, is the batch.
         size: where the step has several axes, the other sizes, ``{"length": 512}``; None: the
             largest recorded.
-        effective: a wanted batch: also say which micro-batch and budget of `Recompute` give it in
-            the least time.
         maximum: the largest batch that is asked for, such as the size of the data set.
         margin: the share of VRAM that is left free, such as 0.05.
         confirm: run two steps of the largest batch where the step runs on a device, real or
@@ -87,9 +84,7 @@ def find_batch(
             "there is no device to confirm a batch on: the step ran on NumPy. Run it on a GPU or "
             "a umem.software_gpu, or leave confirm out"
         )
-    found = batches_of(
-        trace, gpu, vram=vram, size=size, effective=effective, maximum=maximum, margin=margin
-    )
+    found = batches_of(trace, gpu, vram=vram, size=size, maximum=maximum, margin=margin)
     if isinstance(step, Trace) or confirm is False or not has_device:
         return found
     confirmed, said = _confirmed(step, found.size)

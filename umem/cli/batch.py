@@ -19,12 +19,6 @@ from umem.trace.trace import Trace
 
 @click.command("batch")
 @of_a_step
-@click.option(
-    "--effective",
-    type=int,
-    metavar="N",
-    help="Also which micro-batch and recomputation give a batch of N.",
-)
 @click.option("--maximum", type=int, metavar="N", help="Ask for no batch above N.")
 @click.option(
     "--margin",
@@ -33,7 +27,7 @@ from umem.trace.trace import Trace
     metavar="SHARE",
     help="The share of VRAM that is left free, as 0.05.",
 )
-def command(step: StepOptions, effective: int | None, maximum: int | None, margin: float) -> bool:
+def command(step: StepOptions, maximum: int | None, margin: float) -> bool:
     """Find the largest batch that fits a GPU, and the one of least time a sample.
 
     TRACE is a step of two sizes, as umem.record_at(), saved, or `umem run --record --sizes` has
@@ -45,9 +39,7 @@ def command(step: StepOptions, effective: int | None, maximum: int | None, margi
     """
     trace, gpu = step.over_batch(), step.spec
     try:
-        found = batches_of(
-            trace, gpu, size=step.size, effective=effective, maximum=maximum, margin=margin
-        )
+        found = batches_of(trace, gpu, size=step.size, maximum=maximum, margin=margin)
     except BudgetError as error:
         say(str(error), err=True)
         return False

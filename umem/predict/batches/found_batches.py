@@ -41,37 +41,6 @@ _FIGURES = ("peak_bytes", "reserved_bytes", "seconds", "seconds_per_sample")
 
 
 @dataclass(frozen=True)
-class MicroBatch:
-    """A step of a given batch in micro-batches, and under a budget of recomputation; simulated.
-
-    Attributes:
-        effective: the samples of an update.
-        micro_batch: the samples of a pass; ``pass_count`` is the number of passes.
-        budget: of `umem.chainer.Recompute`, as ``"1200MiB"``; None: nothing is recomputed.
-        peak_bytes: the most bytes of tensors and workspace.
-        seconds: the time of all passes and the update.
-        line: the code that turns both on; None if the batch fits without.
-    """
-
-    effective: int
-    micro_batch: int
-    budget: str | None
-    peak_bytes: int
-    seconds: float
-    line: str | None
-
-    @property
-    def pass_count(self) -> int:
-        """Return the number of micro-batches of an update."""
-        return -(-self.effective // self.micro_batch)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a dict for a JSON file; simulated figures are under names that say so."""
-        told = ("effective", "micro_batch", "pass_count", "budget", "line")
-        return named(self, (*told, "peak_bytes", "seconds"), ("peak_bytes", "seconds"))
-
-
-@dataclass(frozen=True)
 class FoundBatch:
     """The batches with which a step fits a GPU; simulated.
 
@@ -82,8 +51,6 @@ class FoundBatch:
         largest: the step with the largest batch that fits. ``next_batch`` does not fit, for
             ``next_reason``; both are None where the maximum fits.
         quickest: the smallest batch found whose time a sample is at most 2% above the least.
-        pair: for a given ``effective`` batch the micro-batch and the budget of least time; None
-            where none was given, or for the reason ``no_pair``.
         replay_count: the replays that found the largest; ``all_replay_count`` with all others.
         caveat: the memory that the trace leaves out, so that the real step needs more; or None.
         confirmed: whether a step of the largest batch ran on the device of this machine; None
@@ -98,8 +65,6 @@ class FoundBatch:
     next_batch: int | None
     next_reason: str | None
     quickest: BatchStep
-    pair: MicroBatch | None
-    no_pair: str | None
     replay_count: int
     all_replay_count: int
     caveat: str | None = None
@@ -122,11 +87,6 @@ class FoundBatch:
         if self.next_batch is not None:
             yield f"  {self.next_batch:,} does not fit: {self.next_reason}"
         yield f"least time a sample   {_said(self.quickest)}"
-        if self.pair is not None:
-            yield f"{f'batch {self.pair.effective:,}':<22}{_said_pair(self.pair)}"
-            yield f"  {self.pair.line or 'nothing is to be done'}"
-        elif self.no_pair is not None:
-            yield f"no way to the wanted batch: {self.no_pair}"
         if self.caveat is not None:
             yield f"The trace does not know everything: {self.caveat}."
         if self.confirmation is not None:
@@ -139,8 +99,7 @@ class FoundBatch:
 
 _JSON_FIELDS = (
     "simulated", "gpu", "title", "vram_bytes", "size", "largest", "next_batch", "next_reason",
-    "quickest", "pair", "no_pair", "replay_count", "all_replay_count", "caveat", "confirmed",
-    "confirmation",
+    "quickest", "replay_count", "all_replay_count", "caveat", "confirmed", "confirmation",
 )  # fmt: skip
 
 
@@ -150,10 +109,3 @@ def _said(step: BatchStep) -> str:
         f"{step.batch:,}: {format_seconds(step.seconds)}, {each} a sample, peak "
         f"{format_bytes(step.peak_bytes)}"
     )
-
-
-def _said_pair(pair: MicroBatch) -> str:
-    how = "" if pair.pass_count == 1 else f"{pair.pass_count} micro-batches of {pair.micro_batch:,}"
-    budget = "" if pair.budget is None else f"recomputed within {pair.budget}"
-    parts = ", ".join(filter(None, (how, budget))) or "as it is"
-    return f"{parts}: {format_seconds(pair.seconds)}, peak {format_bytes(pair.peak_bytes)}"
