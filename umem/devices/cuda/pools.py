@@ -279,7 +279,7 @@ class Pools:
         is_full = phase == "stop" and info["generation"] == 2
         if is_full and not sys.is_finalizing():
             with suppress(Exception):  # it may come at any time, also while CUDA is in error
-                if self._policy() is None:
+                if self.policy() is None:
                     self.release_plain()
 
     def give_back_all(self) -> None:
