@@ -90,6 +90,7 @@ def test_ctrl_c_ends_with_the_status_of_shells(path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["--effective", 64], "has no --effective any more; run umem choose TRACE... --size N"),
         (["--size", "batch"], "a size is a whole number, or one for each axis"),
         (["--size", "batch=1,batch=2"], "a size is a whole number, or one"),
     ],

@@ -260,6 +260,28 @@ def test_where_nothing_fits_there_is_another_status(
 # -- what it refuses ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--batch"], "umem batch TRACE..."),
+        (["--batch", "--effective", "64"], "umem batch TRACE..."),
+        (["--effective", "64"], "umem choose TRACE... --size N"),
+        (["--maximum", "64"], "umem batch TRACE... --maximum N"),
+        (["--margin=0.1"], "umem batch TRACE... --margin SHARE"),
+        (["--advise"], "umem advise TRACE..."),
+        (["--halved", "depth=x"], "umem advise TRACE... --halved AXIS=FILE"),
+        (["--ranks", "1,2", "--link", "pcie4"], "umem ranks TRACE... -n 1,2,4 --link LINK"),
+        (["--cut", "x"], "umem ranks TRACE... -n 1,2,4 --link LINK --cut FOLDER"),
+        (["--sharded"], "umem ranks TRACE... -n 1,2,4 --link LINK --sharded"),
+        (["--png", "x.png"], "umem choose TRACE... --json, which has every figure"),
+    ],
+)
+def test_an_option_that_went_names_its_successor(path: Path, words: list[str], line: str) -> None:
+    done = run(path, *words)
+    name = words[0].partition("=")[0]
+    assert done.exit_code == 2 and f"choose has no {name} any more; run {line}" in done.output
+
+
 def test_bad_options_are_refused(path: Path) -> None:
     assert "no GPU named 't5'" in refused(path, "--gpu", "t5")
     assert "no GPU named ''" in refused(path, "--gpu", "")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import click
 
 import umem
 from umem.as_json import json_text
-from umem.cli.files_and_sizes import say
+from umem.cli.files_and_sizes import NamesSuccessors, say
 from umem.cli.step_options import StepOptions, of_a_step
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError
@@ -17,7 +18,11 @@ from umem.trace.axes import StepSize
 from umem.trace.trace import Trace
 
 
-@click.command("batch")
+class _BatchCommand(NamesSuccessors):
+    successors: ClassVar = {"--effective": "umem choose TRACE... --size N"}
+
+
+@click.command("batch", cls=_BatchCommand)
 @of_a_step
 @click.option("--maximum", type=int, metavar="N", help="Ask for no batch above N.")
 @click.option(

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 from rich.console import Console
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from umem.as_json import json_text
 from umem.cli.batch import doublings
-from umem.cli.files_and_sizes import say
+from umem.cli.files_and_sizes import NamesSuccessors, say
 from umem.cli.step_options import ChosenStep, StepOptions, of_a_step
 from umem.devices.specs import GPUS, GpuSpec, gpu_spec
 from umem.errors import BudgetError, GraphError, ScalingError, SizeError
@@ -25,8 +25,28 @@ from umem.reports.choice_report import choice_text, gpus_text
 from umem.trace.axes import size_option, size_text, sizes_option
 from umem.trace.trace import Trace
 
+_BATCH, _ADVISE = "umem batch TRACE...", "umem advise TRACE..."
+_RANKS = "umem ranks TRACE... -n 1,2,4 --link LINK"
 
-@click.command("choose")
+
+class _ChooseCommand(NamesSuccessors):
+    successors: ClassVar = {
+        "--batch": _BATCH,
+        "--effective": "umem choose TRACE... --size N",
+        "--maximum": f"{_BATCH} --maximum N",
+        "--margin": f"{_BATCH} --margin SHARE",
+        "--advise": _ADVISE,
+        "--halved": f"{_ADVISE} --halved AXIS=FILE",
+        "--ranks": _RANKS,
+        "--link": _RANKS,
+        "--cut": f"{_RANKS} --cut FOLDER",
+        "--recorded": f"{_RANKS} --cut FOLDER --recorded FOLDER",
+        "--sharded": f"{_RANKS} --sharded",
+        "--png": "umem choose TRACE... --json, which has every figure",
+    }
+
+
+@click.command("choose", cls=_ChooseCommand)
 @of_a_step
 @click.option("--all", "every", is_flag=True, help="Also what does not fit, with the reasons.")
 @click.option("--all-gpus", is_flag=True, help="Which GPU of the table runs it, and how fast.")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, ClassVar, NamedTuple
 
 import click
 
@@ -205,3 +205,26 @@ def _size(text: str, option: str) -> StepSize:
             f"got {quoted(text)}",
             param_hint=option,
         ) from None
+
+
+class NamesSuccessors(click.Command):
+    """A command that names the successors of options that it had.
+
+    Attributes:
+        successors: by option, the command line that replaces it.
+    """
+
+    successors: ClassVar[Mapping[str, str]] = {}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the options; for a removed one the error names its successor."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name not in self.successors:
+                raise
+            raise click.UsageError(
+                f"{ctx.command_path} has no {error.option_name} any more; run "
+                f"{self.successors[error.option_name]}",
+                ctx,
+            ) from None

@@ -1,8 +1,7 @@
 """Many small rows, kept compressed in memory in blocks.
 
 A row of 256 bytes hardly shrinks alone, and a block of many rows is decoded whole for one of them.
-Both costs are counted, and the block's size is the choice between the two: bench/data_codecs.py has
-both for rows of 64, 256 and 1024 numbers.
+Both costs are counted, and the block's size is the choice between the two.
 """
 
 from __future__ import annotations

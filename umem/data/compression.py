@@ -54,7 +54,7 @@ WAYS = (
     Squeeze("ZSTD", 1, ("SHUFFLE", "BYTEDELTA")),
     Squeeze("ZSTD", 1, ()),
 )
-"""The Blosc2 settings that are tried, fastest to decode first; bench/data_codecs.py measures them.
+"""The Blosc2 settings that are tried, fastest to decode first; bench/data_cache.py measures them.
 Left out: BloscLZ and differences to the first block, which compress no or hardly better; Zstandard
 at a higher level, which compresses some data better, and takes longer to write and to read.
 

@@ -187,7 +187,7 @@ def choose(
 
     The others are returned as `Choice.dropped`, each with its reason.
 
-    Cost: some replays a technique, and up to a dozen plans of recomputation (bench/choose.py).
+    Cost: some replays a technique, and up to a dozen plans of recomputation.
 
     Args:
         trace: one step or more; `umem.record_at` makes one that can be scaled to any size.

@@ -22,8 +22,7 @@ ROOMY_BYTES = 1 << 43
 SLOWER_STATES = 3.1
 """An update takes this many times as long with states of eight bits, on NumPy without numba."""
 SLOWER_HALVES = 2.0
-"""NumPy takes this many times as long for a step in half precision, computed as float32 in parts
-(bench/diet.py)."""
+"""NumPy takes this many times as long for a step in half precision, computed as float32."""
 SURE = 1.1
 """Below this many times the least budget, the budget of recomputation is "min", which never fails:
 a running pass may need a little more than its trace says, and a budget in bytes would then fail.

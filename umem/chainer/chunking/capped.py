@@ -56,7 +56,7 @@ class workspace(Decorator, Scoped[None]):
     errors are Chainer's.
 
     Cost: mostly none; columns that stay in the processor's cache make most calls faster than
-    Chainer's (bench/workspace.py). Where the cap is far below 1 MiB calls are slower.
+    Chainer's (bench/recompute.py --workspace). Where the cap is far below 1 MiB calls are slower.
 
     Raises:
         SizeError: on making it: not a size, or not above zero.

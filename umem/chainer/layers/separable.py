@@ -25,7 +25,7 @@ class SeparableConvolution2D(chainer.Chain):
     as channels, since Chainer's `DepthwiseConvolution2D` knows no dilation.
 
     On NumPy a convolution in many groups makes more, smaller products, so that fewer operations
-    need not take less time (bench/smaller_layers.py).
+    need not take less time.
 
     Args:
         in_channels: channels; None takes them from the first batch.

@@ -131,7 +131,7 @@ class Adam8bit(QuantizedOptimizer, optimizers.Adam):
     parameter of 64 bits is changed in 64. See docs/small-states.md.
 
     Cost: with Numba less time than Chainer's own update for large parameters, and more for small
-    ones (bench/eight_bit.py); one look at all gradients is in it. Thread-safety: as Chainer's.
+    ones (bench/updates.py); one look at all gradients is in it. Thread-safety: as Chainer's.
 
     Args:
         alpha: as in Chainer, and so are the other hyper-parameters.
