@@ -218,6 +218,32 @@ class Residency:
                 self._evict(missing, moves)
             self._enter(low, high, moves, keep_host)
             cursor = high
+            if high - low == capacity < stop - high:  # nothing else is there any more
+                self._stream(high, stop, moves, keep_host)
+                return
+
+    def _stream(self, start: int, stop: int, moves: BlockMoves, keep_host: bool) -> None:
+        """Make a range resident of which nothing is, and which is larger than VRAM.
+
+        The same as piece after piece: each block pushes out one that came before it, so that the
+        end of the range is what stays.
+        """
+        host, last = self.host, stop - self.capacity
+        self._evict(self.count, moves)
+        self._tell_entry(start, last)
+        self._tell(0, start, last, "out", "eviction")
+        if not keep_host:
+            self._tell(1, start, last, "out", "eviction")
+        every = host.find(0, start, last) < 0  # as a rule, and a quarter of the time of counting
+        copies = last - start if every else host.count(1, start, last)
+        moves.migrated_in += copies
+        moves.populated += last - start - copies
+        if keep_host:
+            moves.dropped += copies
+        moves.migrated_out += last - start - (copies if keep_host else 0)
+        if not every:
+            runs.fill(host, start, last, 1)
+        self._enter(last, stop, moves, keep_host)
 
     def _bring_in_few(self, start: int, stop: int, moves: BlockMoves, keep_host: bool) -> None:
         """Make a short range resident block by block, which is cheaper than slices of the tables.
