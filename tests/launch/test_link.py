@@ -12,7 +12,7 @@ from mpi_programs import MPIEXEC
 from umem.cli import main
 from umem.devices.specs import gpu_spec
 from umem.launch import MeasuredLink
-from umem.predict.ranks.rank_links import rank_link
+from umem.predict.ranks import rank_link
 
 pytest.importorskip("mpi4py")
 

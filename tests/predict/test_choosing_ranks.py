@@ -14,13 +14,13 @@ import umem
 from umem.cli import main
 from umem.devices.specs import gpu_spec
 from umem.errors import DataError, ScalingError, SizeError, TraceError
-from umem.predict.ranks.rank_links import (
+from umem.predict.ranks import (
     RankLink,
     all_reduce_seconds,
     ordered_sum_seconds,
     rank_link,
+    shares_of,
 )
-from umem.predict.ranks.rank_shares import shares_of
 from umem.trace import Access, Alloc, Free, Mark, Op
 
 V100 = gpu_spec("v100-16gb")

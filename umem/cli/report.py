@@ -20,9 +20,10 @@ from umem import __version__
 from umem.as_json import json_text
 from umem.cli.files_and_sizes import Caps, caps, refuse, refuse_picture, say, write
 from umem.devices.specs import GPUS, gpu_spec
-from umem.errors import UmemError
+from umem.errors import TraceError, UmemError
+from umem.predict.ranks import RankedTraces, rank_files, ranked
 from umem.printable import command_line, short
-from umem.reports.outputs import OUTPUTS, Output, ReportRequest
+from umem.reports.outputs import JSON, OUTPUTS, TEXT, Output, ReportRequest
 from umem.trace.analysis.analysis import Analysis, Vram, analyse
 from umem.trace.trace import Trace
 from umem.units import parse_bytes
@@ -91,24 +92,36 @@ def command(
 
     TRACE is what umem.record(), saved, or `umem run --record` has written. With a second one,
     what differs. Without --html, --png or --export the report goes to the terminal.
+
+    Traces of ranks (run.rank0.umem.gz, run.rank1.umem.gz, ..., which `umem run -n N --record` has
+    written), or the folder that has them, are shown beside each other.
     """
     if isinstance(sys.stdout, TextIOWrapper):  # names may have letters that it cannot write
         sys.stdout.reconfigure(errors="backslashreplace")
     asked = [_Wanted(each, path) for each in OUTPUTS if (path := files.get(each.name)) is not None]
     asked += [_Wanted(_exports()[export[0]], export[1])] if export else []
-    if len(traces) > 2:
-        raise click.UsageError(f"one trace, or two to compare; got {len(traces)}")
-    if len(traces) == 2 and asked:
+    try:
+        ranks = rank_files(traces)
+    except TraceError as error:
+        raise click.ClickException(str(error)) from error
+    if len(traces) > 2 and ranks is None:
         raise click.UsageError(
-            "--html, --png and --export are of one trace; two go to text or --json"
+            "one trace, or two to compare, or those of all ranks of a run, by name "
+            f"(run.rank0.umem.gz, run.rank1.umem.gz, ...); got {len(traces)}"
+        )
+    if (len(traces) == 2 or ranks) and asked:
+        raise click.UsageError(
+            "--html, --png and --export are of one trace; two, or ranks, go to text or --json"
         )
     refuse([path for _, path in asked], traces, force=force)
     refuse_picture(files.get("png"))
     try:
         room = _vram(gpu, vram)
         read = Caps(max_events, max_bytes)
-        analyses = [_analyse(path, read) for path in traces]
-        if len(analyses) == 2:
+        analyses = [_analyse(path, read) for path in ranks or traces]
+        if ranks is not None:
+            _print_ranks(ranked(analyses, ranks), room, as_json)
+        elif len(analyses) == 2:
             _compare(analyses, traces, room, as_json)
         else:
             _print(analyses[0], traces[0].name, room, as_json, is_quiet=bool(asked))
@@ -151,34 +164,34 @@ def _no_collection() -> Iterator[None]:
 def _print(
     analysis: Analysis, name: str, vram: Vram | None, as_json: bool, *, is_quiet: bool
 ) -> None:
-    """Print the report of one trace; imports what formats it."""
     if as_json:
-        from umem.reports.step_json import step_json
-
-        say(json_text(step_json(analysis, name, vram)))
+        say(json_text(JSON.of_step(analysis, name, vram)))
     elif not is_quiet:
-        from umem.reports.text.step import step_text
-
         console = Console(highlight=False, markup=False)
         plain = not (console.encoding or "").lower().startswith("utf")
-        _print_lines(step_text(analysis, name, console.width, vram=vram, plain=plain))
+        _print_lines(TEXT.of_step(analysis, name, console.width, vram=vram, plain=plain))
 
 
 def _compare(
     analyses: list[Analysis], traces: tuple[Path, ...], vram: Vram | None, as_json: bool
 ) -> None:
     """Print the comparison of two traces."""
-    from umem.reports.step_json import comparison_json
-    from umem.reports.text.comparison import comparison_text
     from umem.trace.analysis.differences import compare
 
     before, after = (path.name for path in traces)
     comparison = compare(*analyses)
     if as_json:
-        say(json_text(comparison_json(comparison, before, after, vram)))
+        say(json_text(JSON.of_comparison(comparison, before, after, vram)))
     else:
         width = Console().width
-        _print_lines(comparison_text(comparison, before, after, width, vram))
+        _print_lines(TEXT.of_comparison(comparison, before, after, width, vram))
+
+
+def _print_ranks(found: RankedTraces, vram: Vram | None, as_json: bool) -> None:
+    if as_json:
+        say(json_text(JSON.of_ranks(found, vram)))
+    else:
+        _print_lines(TEXT.of_ranks(found, Console().width, vram))
 
 
 def _print_lines(lines: Iterable[Text]) -> None:

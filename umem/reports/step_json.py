@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from umem.as_json import named, plain
+from umem.predict.ranks import RankedTraces
 from umem.trace.analysis.analysis import Analysis, Vram
 from umem.trace.analysis.bands import thinned
 from umem.trace.analysis.differences import Comparison, vram_share
@@ -80,6 +81,17 @@ def comparison_json(
         "operations": comparison.ops,
     }
     return {key: plain(value) for key, value in content.items()}
+
+
+def ranks_json(found: RankedTraces, vram: Vram | None = None) -> dict[str, Any]:
+    """Return the figures of each rank.
+
+    Args:
+        found: the ranks.
+        vram: compared with the largest peak.
+    """
+    compared = None if vram is None else _vram(vram, found.largest.peak_bytes / vram.nbytes)
+    return {**found.to_json(), "vram": compared}
 
 
 def _vram(vram: Vram, peak_share: object) -> dict[str, Any]:
