@@ -26,7 +26,7 @@ MARK = "part-00001.verified"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cut of two parts that this process has not verified; files settle at once."""
     monkeypatch.setattr(verified_files, "_known", set())
-    monkeypatch.setattr(verified_files, "_SETTLED_NS", -1)
+    monkeypatch.setattr(verified_files, "SETTLED_NS", -1)
     return cut(karate_club(), 2, tmp_path / "cut", assignment=np.arange(34) % 2).folder
 
 
@@ -55,7 +55,7 @@ def test_no_flipped_bit_is_read_without_an_error(
     folder: Path, name: str, stride: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Writes come too close together.
-    monkeypatch.setattr(verified_files, "_SETTLED_NS", 3600 * 10**9)
+    monkeypatch.setattr(verified_files, "SETTLED_NS", 3600 * 10**9)
     whole, was = (folder / name).read_bytes(), contents(open_cut(folder))
     random, unnoticed = np.random.default_rng(0), 0
     for at in range(0, len(whole), stride):
@@ -160,7 +160,7 @@ def test_a_file_that_changed_just_now_is_not_remembered(
     folder: Path, reads: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It might change again within one tick of the file system's clock, and look the same."""
-    monkeypatch.setattr(verified_files, "_SETTLED_NS", 3600 * 10**9)
+    monkeypatch.setattr(verified_files, "SETTLED_NS", 3600 * 10**9)
     found = open_cut(folder)
     found.part(1)
     found.part(1)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from umem.files import open_regular, whole
 
-_SETTLED_NS = 2_000_000_000
+SETTLED_NS = 2_000_000_000
 """A file that changed less than this ago may change again and show the same times."""
 _TEXT = "features were compared with their checksum; remove this file to have it done again\n"
 _known: set[tuple[Path, str]] = set()
@@ -42,7 +42,7 @@ def verify_once(path: Path, checksum: str, verify: Callable[[], None]) -> None:
         return
     verify()
     changed_ns = max(os.stat(path).st_ctime_ns, os.stat(path).st_mtime_ns)
-    if _state(path) == before and time.time_ns() - changed_ns > _SETTLED_NS:
+    if _state(path) == before and time.time_ns() - changed_ns > SETTLED_NS:
         _known.add((path, text))
         with suppress(OSError), whole(mark, force=True) as file:  # FileError is one
             file.write(text.encode())
