@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from operator import is_
 from typing import Any
 
 import chainer
@@ -25,24 +26,55 @@ _CAP = "umem.chainer.workspace"
 
 
 def configuration_now() -> dict[str, Any]:
-    """Return the calling thread's Chainer configuration, and its cap on workspace."""
+    """Return the calling thread's Chainer configuration, and its cap on workspace.
+
+    Only the entries that a recomputation restores.
+    """
     # Chainer offers no list of entries: a thread's own are in config._local, over global_config.
     of_thread = vars(configuration.config._local)
     cap = cap_here() if holders else None
-    return {**vars(chainer.global_config), **of_thread, _CAP: cap}
+    found = {**vars(chainer.global_config), **of_thread, _CAP: cap}
+    for name in NOT_CARRIED:
+        found.pop(name, None)
+    return found
 
 
-def as_in_forward(then: dict[str, Any]) -> list[AbstractContextManager[Any]]:
-    """Return contexts that restore a saved configuration; entries that were absent are None."""
+class Configurations:
+    """The configuration of one thread, as one object for all calls between two changes of it."""
+
+    def __init__(self) -> None:
+        self._read: tuple[Any, ...] = ()
+        self._now: dict[str, Any] = {}
+
+    def now(self) -> dict[str, Any]:
+        """Return what `configuration_now` returns, not to be changed."""
+        cap = cap_here() if holders else None
+        of_thread, of_all = vars(configuration.config._local), vars(chainer.global_config)
+        if self._read != (of_thread, of_all, cap):
+            self._read = dict(of_thread), dict(of_all), cap
+            self._now = configuration_now()
+        return self._now
+
+
+def as_in_forward(then: dict[str, Any]) -> AbstractContextManager[Any]:
+    """Return a context that restores a saved configuration; entries that were absent are None."""
     now = configuration_now()
-    return [
-        configuration.using_config("in_recomputing", True),
-        *(
-            _restored(key, then.get(key))
-            for key in {*then, *now} - NOT_CARRIED
-            if key not in now or now[key] is not then.get(key)
-        ),
-    ]
+    recomputing: AbstractContextManager[Any] = configuration.using_config("in_recomputing", True)
+    # Mostly nothing has changed, and this is called for each function that runs again.
+    if list(now) == list(then) and all(map(is_, now.values(), then.values())):
+        return recomputing
+    return _restoring(then, now, recomputing)
+
+
+@contextmanager
+def _restoring(
+    then: dict[str, Any], now: dict[str, Any], recomputing: AbstractContextManager[Any]
+) -> Iterator[None]:
+    with recomputing, ExitStack() as stack:
+        for key in {*then, *now}:
+            if key not in now or now[key] is not then.get(key):
+                stack.enter_context(_restored(key, then.get(key)))
+        yield
 
 
 def _restored(key: str, value: Any) -> AbstractContextManager[Any]:

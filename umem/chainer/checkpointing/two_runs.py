@@ -96,7 +96,7 @@ class SecondRun(_Hook):
         first = self._first
         random = () if first.random is None else (first.random.again(),)
         links = SecondCalls(self.name, first.links.vectors)
-        self._enter(*as_in_forward(first.config), *random, links)
+        self._enter(as_in_forward(first.config), *random, links)
         return self
 
     def __exit__(self, kind: Any, *exception: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import chainer
 
-from umem.chainer.forward_state import ReadArrays
+from umem.chainer.forward_state import Configurations, ReadArrays
 from umem.chainer.recompute.gradients import Contended, GradientSums, contended, plain_order
 from umem.chainer.recompute.observing import Before, Observed, gradient_bytes, observe
 from umem.chainer.recompute.pass_policies import (
@@ -86,6 +86,7 @@ class Pass:
         self.integrity: Integrity = "intact"
         self.why: str | None = None
         self._known, self._debug, self._tier = known, debug, tier
+        self._configurations = Configurations()
         self.calls: list[Call] = []
         self.observed: list[Observed] = []
         self.workspace: list[int] = []
@@ -156,7 +157,7 @@ class Pass:
         for action in actions:
             if action.kind == "recompute":
                 call = self.calls[action.call]
-                self.surviving(partial(action.carry_out, self.calls, self._tier), call.near())
+                self.surviving(partial(action.carry_out, self.calls, self._tier), call.near)
             elif action.kind == "pack":
                 with contextlib.suppress(MemoryError):  # then the mask stays as it is
                     action.carry_out(self.calls, self._tier)
@@ -170,7 +171,7 @@ class Pass:
     def surviving(
         self,
         run: Callable[[], Any],
-        busy: Iterable[Call] = (),
+        busy: Callable[[], Iterable[Call]] = tuple,
         undo: Callable[[], None] = lambda: None,
         why_once: str | None = None,
     ) -> Any:
@@ -178,7 +179,7 @@ class Pass:
 
         Args:
             run: the function to call; its result is returned.
-            busy: calls whose arrays it reads, which are not dropped.
+            busy: returns the calls whose arrays it reads, which are not dropped.
             undo: called before it runs again.
             why_once: the reason why it must not run again; None if it may.
 
@@ -200,13 +201,13 @@ class Pass:
             undo()
             attempt += 1
 
-    def _make_room(self, busy: Iterable[Call], attempt: int) -> bool:
+    def _make_room(self, busy: Callable[[], Iterable[Call]], attempt: int) -> bool:
         """Drop arrays of calls that are not busy; tell whether to try again.
 
         The first attempt is made even if nothing can be dropped, as free memory becomes one piece.
         """
         can_drop = self.integrity == "intact"
-        dropped = can_drop and self.rule.make_room(self, {call.index for call in busy})
+        dropped = can_drop and self.rule.make_room(self, {call.index for call in busy()})
         if self._pools is not None:
             self._pools.give_back()
             self._pools.reserve(self._pools.spare())
@@ -243,7 +244,7 @@ class Pass:
         """
         call = Call(
             self.number, len(self.calls), func, inputs, outputs, self._leaves, self.reads,
-            self._debug,
+            self._configurations.now(), self._debug,
         )  # fmt: skip
         func._umem_call = call  # found through Chainer's graph, which holds the call
         self.calls.append(call)
@@ -279,6 +280,8 @@ class Pass:
                 so_far = [call.signature for call in self.calls]
                 if not self._follow_another(lambda tape: tape.begins_with(so_far), self.calls[:-1]):
                     self._observe_from_now_on(rule.seen)
+            else:
+                call.share_signature(rule.seen.tape.signatures[call.index])
         elif call.index == 0 and self._follow_another(lambda tape: tape.has(0, call.signature), ()):
             self.reads.stop_copying()
 
@@ -369,7 +372,7 @@ class Pass:
         needed = self._needed_again(kept)
         for call in self.calls:
             if call.index in needed:
-                self.surviving(call.make_again, call.near())
+                self.surviving(call.make_again, call.near)
             planned.after_forward(call)
             self.carry_out(planned.before_forward())
         self.rule.go_back_by(planned)
@@ -434,7 +437,7 @@ class Pass:
         """
         if self.integrity == "intact" and self.phase == "backward":
             self.carry_out(self.rule.before_backward(call))
-            self.surviving(partial(self.rule.ensure, call), call.near())
+            self.surviving(partial(self.rule.ensure, call), call.near)
         else:
             call.ensure()
 
@@ -451,7 +454,7 @@ class Pass:
             for node, found in sums.items():
                 found[:] = before[node]
 
-        self.surviving(partial(self._step, proceed, call, func, args), call.near(), undo)
+        self.surviving(partial(self._step, proceed, call, func, args), call.near, undo)
 
     def _step(self, proceed: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
         """Run a step of backward once."""

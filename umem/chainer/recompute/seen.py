@@ -224,7 +224,6 @@ class TapeAction(NamedTuple):
         of a call is gone, nothing of it is recomputed.
         """
         call, kind = calls[self.call], self.kind
-        what: What = "stash" if kind.endswith("_stash") else "value"
         if kind == "drop":
             call.drop()
         elif kind == "drop_stash":
@@ -236,11 +235,15 @@ class TapeAction(NamedTuple):
         elif kind == "recompute" and call.has_graph:
             call.make_again()
         elif kind in ("send", "send_stash") and tier is not None:
-            call.send(tier, what)
+            call.send(tier, _what(kind))
         elif kind in ("leave", "leave_stash"):
-            call.leave(what)
+            call.leave(_what(kind))
         elif kind in ("fetch", "fetch_stash"):
-            call.fetch(what)
+            call.fetch(_what(kind))
+
+
+def _what(kind: str) -> What:
+    return "stash" if kind.endswith("_stash") else "value"
 
 
 @dataclass(frozen=True)

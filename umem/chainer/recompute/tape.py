@@ -11,13 +11,12 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import chainer
 
 from umem.chainer import tap
-from umem.chainer.forward_state import ReadArrays, as_in_forward, checksum, configuration_now
+from umem.chainer.forward_state import ReadArrays, as_in_forward, checksum
 from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.offloaded import Offloaded, What
 from umem.chainer.saved.slots import (
@@ -64,6 +63,7 @@ class Call:
         func, inputs, outputs: the function's node, and its arguments and results.
         leaves: the nodes that come from outside, by identity; new ones are added.
         reads: the parameters as they were in forward.
+        config: Chainer's configuration in forward.
         checksums: whether to keep checksums, for `verify`.
 
     Attributes:
@@ -89,6 +89,7 @@ class Call:
         outputs: Any,
         leaves: dict[int, tuple[int, Any]],
         reads: ReadArrays,
+        config: dict[str, Any],
         checksums: bool = False,
     ) -> None:
         self.number, self.index = number, index
@@ -107,7 +108,7 @@ class Call:
         self.signature: Signature = (kind, origins, tuple(shapes))
         self.retained = [False] * len(self.values)
         self.stash = Stash(kind)
-        self.config = configuration_now()
+        self.config = config
         self.checksums: tuple[list[int], list[int]] | None = None
         if checksums:
             self.checksums = [checksum(a) for a in ins], [checksum(a) for a in self.values]
@@ -157,6 +158,10 @@ class Call:
         """Record whether it may be recomputed, and the names of its function state."""
         self.again = again
         self.stash.learn(stash)
+
+    def share_signature(self, signature: Signature) -> None:
+        """Hold an equal signature for its own; Python's garbage collector has less to visit."""
+        self.signature = signature
 
     def set_rank(self, rank: int) -> None:
         """Set the rank by which backward pops it: the highest first.
@@ -249,17 +254,14 @@ class Call:
         """Return an output held here, by the graph or by a variable; None if it is gone."""
         if self.values is not None:
             return self.values[output]
-        for index, node in self.nodes():
-            if index == output:
-                return held_array(node)
-        return None
+        func = self._func()
+        node = None if func is None or self.is_cut else func.outputs[output]()
+        return None if node is None else held_array(node)
 
     def _run(self) -> None:
         start, inputs = time.perf_counter(), self.inputs()
-        with ExitStack() as stack:
-            device = chainer.backend.get_device_from_array(*inputs)
-            for context in (chainer.using_device(device), *as_in_forward(self.config)):
-                stack.enter_context(context)
+        device = chainer.backend.get_device_from_array(*inputs)
+        with chainer.using_device(device), as_in_forward(self.config):
             self.run_here(inputs)
         self.rerun_seconds += time.perf_counter() - start
 

@@ -138,8 +138,9 @@ def output_nodes(func: Any) -> Iterator[tuple[int, Any]]:
 def empty_outputs(func: Any) -> list[int]:
     """Empty all slots of a function's outputs; return the indexes of outputs in variable nodes."""
     held = []
-    for index, node in output_nodes(func):
-        if node._data is not None:
+    for index, reference in enumerate(func.outputs):
+        node = reference()
+        if node is not None and node._data is not None:
             held.append(index)
             node._data = None
     func._retained_output_data = None

@@ -16,10 +16,10 @@ from typing import Any
 
 import chainer
 
+from umem.chainer.forward_state import Configurations
 from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.online.kinds import Experience, FunctionKind, rise_of
 from umem.chainer.recompute.online.late_call import (
-    Configurations,
     LateCall,
     Ran,
     held_by,

@@ -7,9 +7,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from chainer import Variable, configuration
+from chainer import Variable
 
-from umem.chainer.forward_state import ReadArrays, checksum, configuration_now
+from umem.chainer.forward_state import ReadArrays, checksum
 from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.online.kinds import FunctionKind
 from umem.chainer.recompute.tape import STATISTICS, Call, source_of
@@ -135,25 +135,6 @@ def new_stash(kind: FunctionKind, func: Any) -> tuple[str, ...]:
     return tuple(
         name for name in kind.stash if name not in STATISTICS and getattr(owner, name, None) is None
     )
-
-
-class Configurations:
-    """Chainer's current configuration, as one object for all calls between two changes of it."""
-
-    def __init__(self) -> None:
-        self._own: dict[str, Any] | None = None
-        self._all: dict[str, Any] = {}
-
-    def now(self) -> dict[str, Any]:
-        """Return all entries; a global change is seen only once the thread's own entries change.
-
-        Cost: a comparison of two small dictionaries.
-        """
-        own = vars(configuration.config._local)  # as configuration_now reads it
-        if own != self._own:
-            self._own = dict(own)
-            self._all = configuration_now()
-        return self._all
 
 
 # -- arrays of the graph that are alive ------------------------------------------------------------

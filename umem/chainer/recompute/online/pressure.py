@@ -292,8 +292,7 @@ class Pressure:
                 if config is not call.config:
                     config = call.config
                     stack.pop_all().close()
-                    for context in as_in_forward(config):
-                        stack.enter_context(context)
+                    stack.enter_context(as_in_forward(config))
                 made[call] = self._run_again(call, inputs, rank)
                 for source in call.sources:
                     if source.call in uses:
