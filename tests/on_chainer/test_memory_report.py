@@ -158,8 +158,11 @@ last = trainer.get_extension("LogReport").log[-1]
 print(last["memory/pools_peak_MiB"] * (1 << 20) == watch.peak)
 print(last["memory/reserved_MiB"] * (1 << 20) == pool.total_bytes())
 print(last["memory/peak_MiB"] < last["memory/pools_peak_MiB"] < last["memory/reserved_MiB"])
+parameters = sum(p.array.nbytes for p in optimizer.target.params())
+print(last["memory/parameters_MiB"] * (1 << 20) == parameters)
+print(last["memory/inputs_MiB"] * (1 << 20) == data[:8].nbytes)
 """
-    assert run(program, kernel_cache).splitlines() == ["True"] * 3
+    assert run(program, kernel_cache).splitlines() == ["True"] * 5
 
 
 # -- time --------------------------------------------------------------------------------------

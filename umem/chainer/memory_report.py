@@ -73,7 +73,7 @@ class MemoryReport(training.Extension):
             with claimed(self._path, force=force):
                 pass
         self._tally = Tally()
-        self._recorder = Recorder(self._tally.on_event, keep=False)
+        self._recorder = Recorder(self._tally.on_event, keep=False, renamed=self._tally.rename)
         self._before = np.zeros(1 + len(NAMES), np.int64)  # the peak of runs resumed from
         self._stack = ExitStack()
 

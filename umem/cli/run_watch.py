@@ -49,7 +49,7 @@ class Watching:
         self._points.append(_Point(self._began, 0, 0))
         thread = threading.Thread(target=self._show, name="umem-watch", daemon=True)
         stack.callback(self._end, thread)
-        stack.enter_context(Recorder(self._tally.on_event, keep=False))
+        stack.enter_context(Recorder(self._tally.on_event, keep=False, renamed=self._tally.rename))
         thread.start()
 
     def _end(self, thread: threading.Thread) -> None:

@@ -71,6 +71,8 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         stacks: whether the lines of the user's code are stored with each allocation.
         limit: at most about this many events are stored; arrays are followed beyond that.
         marked: called with each mark, after it is stored.
+        renamed: called with a tensor of CuPy's pools and its kind, which is known only once an
+            operation uses it; the listener was told of an "array".
 
     Cost: see bench/overhead.py; none while no recorder is active.
     """
@@ -84,11 +86,12 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         stacks: bool = False,
         limit: int = sys.maxsize,
         marked: Callable[[Mark], None] | None = None,
+        renamed: Callable[[int, str], None] | None = None,
     ) -> None:
         self.measure = measure
         self.backend = "numpy"
         self._listener = listener
-        self._marked = marked
+        self._marked, self._renamed = marked, renamed
         self._stacks, self._limit = stacks, limit
         self._last_stack: tuple[Any, ...] = ()
         self._store = Store() if keep else None

@@ -76,6 +76,7 @@ class Lifetimes(ABC):
     _known: dict[int, RootRef | MemoryBlock]
     _dead: deque[RootRef | MemoryBlock]
     _listener: Callable[[Event], None] | None
+    _renamed: Callable[[int, str], None] | None
     _raw: list[Raw] | None
     _store: Store | None
     backend: str
@@ -126,6 +127,8 @@ class Lifetimes(ABC):
             found.whole = (*found.whole[:3], kind, label, *found.whole[5:])
             if self._store is not None:
                 self._store.rename(found.whole[0], kind, label)
+            if self._renamed is not None:
+                self._renamed(found.whole[0], kind)
         return found.whole
 
     def block_freed(self, address: int) -> None:

@@ -64,6 +64,13 @@ class Tally:
             self.peak_bytes = self.current_bytes
             self.at_peak = dict(self.current)
 
+    def rename(self, tensor: int, kind: str) -> None:
+        """Count a live tensor with the group of another kind from now on."""
+        alloc = self._alive.tensors[tensor]
+        self.current[GROUPS[alloc.kind]] -= alloc.nbytes
+        self.current[GROUPS[kind]] += alloc.nbytes
+        self._alive.tensors[tensor] = alloc._replace(kind=kind)
+
     def _look(self, meter: Meter, workspace_bytes: int | None) -> None:
         """Take in a meter's peak; operations inside of this one have reset it."""
         if not meter.is_blind:
