@@ -644,6 +644,19 @@ said(shift, (1,), (10,), (y, np.uint64(address), 0))
             f"{x}, which has 40 bytes",
         ]
 
+    def test_memory_that_runs_out_is_cupys_error(self, kernel_cache: Path) -> None:
+        program = """
+x = cp.zeros(10, "u1")
+try:
+    cp.zeros(1 << 40, "u1")
+except cp.cuda.memory.OutOfMemoryError as error:
+    print(error)
+print(int((x + 1).sum()))
+"""
+        told, end = run(program, kernel_cache, start=CHECKED).splitlines()
+        assert told.startswith("Out of memory allocating 1,099,511,627,776 bytes")
+        assert end == "10"
+
     def test_an_error_that_comes_up_in_a_free_is_raised_at_the_next_wait(
         self, kernel_cache: Path
     ) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from umem.devices.software.allocations import NO_MEMORY
 from umem.devices.software.kernels import Kernel
 from umem.devices.software.memory_sources import Fenced, GuardedSource
 from umem.devices.software.runtime import HostRuntime
@@ -104,7 +105,15 @@ class Unpooled:
         self._limit = 0
 
     def malloc(self, size: int) -> Any:
-        return self._allocator(size)
+        """Allocate; raise CuPy's OutOfMemoryError where the driver has no room, as a pool does."""
+        from cupy.cuda import memory, runtime  # CuPy has begun to be imported by now
+
+        try:
+            return self._allocator(size)
+        except runtime.CUDARuntimeError as error:
+            if error.status != NO_MEMORY:
+                raise
+            raise memory.OutOfMemoryError(size, self.used_bytes()) from None
 
     def used_bytes(self) -> int:
         return self._runtime.source.given_bytes
@@ -142,5 +151,5 @@ def bypass_pools(cupy: Any, runtime: HostRuntime) -> None:
     cupy.cuda.MemoryPool = MemoryPool
     # What get_default_memory_pool() returns; there is no public setter.
     cupy._default_memory_pool = MemoryPool()
-    cupy.cuda.set_allocator(None)
+    cupy.cuda.set_allocator(cupy._default_memory_pool.malloc)
     cupy.cuda.set_pinned_memory_allocator(None)
