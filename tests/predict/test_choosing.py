@@ -167,6 +167,16 @@ def test_a_gpu_without_a_bus_offers_no_managed_memory_and_may_fit_nothing() -> N
     assert umem.choose(heavy(40), "jetson-orin-64gb").best.name == "nothing"  # type: ignore[union-attr]
 
 
+def test_a_choice_prints_a_line_for_each_technique_that_fits() -> None:
+    choice = umem.choose(heavy(40), "t4", vram="16MiB")
+    title, *lines, caveat = str(choice).splitlines()
+    assert title == "T4, 16.0 MiB of VRAM; all figures are simulated."
+    assert [line.split("  ")[0] for line in lines] == [option.name for option in choice.options]
+    assert caveat == choice.caveat
+    nothing = str(umem.choose(heavy(40), "jetson-orin-64gb", vram="16MiB")).splitlines()[1]
+    assert nothing.startswith("Nothing makes the step fit. Closest comes '")
+
+
 @pytest.mark.thorough
 def test_every_gpu_is_asked_and_the_shortest_step_comes_first() -> None:
     choices = choose_each(heavy(12))

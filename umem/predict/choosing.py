@@ -21,7 +21,7 @@ from umem.predict.techniques.step_variants import StepVariants
 from umem.predict.techniques.technique import Technique
 from umem.trace.axes import StepSize
 from umem.trace.trace import Checker, Trace, check_trace
-from umem.units import parse_bytes
+from umem.units import format_bytes, format_seconds, parse_bytes
 
 __all__ = ["Choice", "Option", "Search", "choose", "choose_each"]
 
@@ -63,6 +63,26 @@ class Choice:
         if self.options:
             return None
         return min(known, key=lambda option: option.peak_bytes or 0, default=None)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        """Yield a line for each technique with which the step fits, the shortest step first."""
+        yield f"{self.title}, {format_bytes(self.vram_bytes)} of VRAM; all figures are simulated."
+        if not self.options:
+            nearest = self.nearest
+            closest = (
+                "" if nearest is None else f" Closest comes {nearest.name!r}: {nearest.reason}"
+            )
+            yield f"Nothing makes the step fit.{closest}"
+        width = max((len(option.name) for option in self.options), default=0)
+        for one in self.options:
+            assert one.seconds is not None and one.peak_bytes is not None  # it fits
+            peak = format_bytes(one.peak_bytes)
+            yield f"{one.name:<{width}}  peak {peak}, a step {format_seconds(one.seconds)}"
+        if self.caveat is not None:
+            yield self.caveat
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice for a JSON file."""

@@ -88,7 +88,7 @@ class FoundBatch:
             yield f"  {self.next_batch:,} does not fit: {self.next_reason}"
         yield f"least time a sample   {_said(self.quickest)}"
         if self.caveat is not None:
-            yield f"The trace does not know everything: {self.caveat}."
+            yield self.caveat
         if self.confirmation is not None:
             yield self.confirmation
 
