@@ -326,7 +326,7 @@ PATIENCE = 2
 
 def _unknown(call: Call) -> list[bool]:
     """Return which outputs have a gradient for sure, of a call that has run forward."""
-    return [len(call.retained) == 1] * len(call.retained)
+    return [call.output_count == 1] * call.output_count
 
 
 class KeptBytes:

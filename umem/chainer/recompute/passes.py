@@ -25,7 +25,7 @@ from umem.chainer.recompute.pass_policies import (
     PassPolicy,
 )
 from umem.chainer.recompute.seen import Carried, Roots, SeenGraph, TapeAction, readers_of
-from umem.chainer.recompute.tape import Call
+from umem.chainer.recompute.tape import Call, Leaves
 from umem.chainer.saved.tiers.tier import Tier
 from umem.errors import is_cupys_out_of_memory
 from umem.trace.recording.meter import MeteredPools
@@ -101,7 +101,7 @@ class Pass:
         self.roots: Roots = ()
         self.signatures = signatures = list[Any]()
         self.reads = ReadArrays(lambda: on_second(signatures))  # which must not hold the pass
-        self._leaves: dict[int, tuple[int, Any]] = {}
+        self._leaves: Leaves = {}
         self._sums: GradientSums | None = None
         if not isinstance(rule, Observe):
             self.reads.stop_copying()
@@ -472,7 +472,8 @@ class Pass:
     def after(self, call: Call, workspace: int, seconds: float) -> None:
         """Record a step's workspace bytes and seconds, and carry out the drops due after it."""
         self.backward_workspace[call.index] = workspace
-        self.backward_seconds[call.index] = seconds
+        if self.learns:
+            self.backward_seconds[call.index] = seconds
         if self.integrity == "intact":
             self.carry_out(self.rule.after_backward(call))
 

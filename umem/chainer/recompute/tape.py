@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import chainer
@@ -20,6 +21,7 @@ from umem.chainer.forward_state import ReadArrays, as_in_forward, checksum
 from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.offloaded import Offloaded, What
 from umem.chainer.saved.slots import (
+    NO_STASH,
     Stash,
     empty_outputs,
     held_array,
@@ -51,6 +53,11 @@ class InputSource(NamedTuple):
     array: Any
 
 
+Leaves = dict[int, tuple[int, Any, InputSource]]
+"""The nodes that come from outside, by identity: each with its place among them, and its array."""
+NOT_OFFLOADED: Mapping[What, Offloaded] = MappingProxyType({})
+
+
 class Call:
     """One application of a function.
 
@@ -61,7 +68,7 @@ class Call:
         number: of the pass that it belongs to.
         index: its place in that pass.
         func, inputs, outputs: the function's node, and its arguments and results.
-        leaves: the nodes that come from outside, by identity; new ones are added.
+        leaves: the nodes that come from outside; new ones are added.
         reads: the parameters as they were in forward.
         config: Chainer's configuration in forward.
         checksums: whether to keep checksums, for `verify`.
@@ -71,13 +78,15 @@ class Call:
             retained or not, nor its function state, as long as its graph is alive; unless they are
             offloaded.
         offloaded: the arrays that were sent to the offload target, by kind.
+        retained: a bit for each output whose array a variable node held before it was dropped, or
+            has to hold for a later backward.
         from_elsewhere: whether an input was made in an earlier pass.
     """
 
     __slots__ = (
         "__weakref__", "_func", "again", "checksums", "config", "from_elsewhere", "index", "is_cut",
-        "number", "offloaded", "plain_rank", "reads", "rerun_seconds", "retained", "signature",
-        "sources", "stash", "values",
+        "number", "offloaded", "output_count", "plain_rank", "reads", "rerun_seconds", "retained",
+        "signature", "sources", "stash", "values",
     )  # fmt: skip
 
     def __init__(
@@ -87,13 +96,13 @@ class Call:
         func: Any,
         inputs: Any,
         outputs: Any,
-        leaves: dict[int, tuple[int, Any]],
+        leaves: Leaves,
         reads: ReadArrays,
         config: dict[str, Any],
         checksums: bool = False,
     ) -> None:
         self.number, self.index = number, index
-        self.offloaded: dict[What, Offloaded] = {}
+        self.offloaded = NOT_OFFLOADED
         self.again = True
         self.reads = reads
         self._func: Callable[[], Any] = weakref.ref(func)
@@ -106,8 +115,9 @@ class Call:
         kind = type(owner_of(func))
         shapes = [(array.shape, array.dtype) for array in self.values]
         self.signature: Signature = (kind, origins, tuple(shapes))
-        self.retained = [False] * len(self.values)
-        self.stash = Stash(kind)
+        self.output_count = len(self.values)
+        self.retained = 0  # bits: there are many calls, and a list takes 64 bytes
+        self.stash = NO_STASH
         self.config = config
         self.checksums: tuple[list[int], list[int]] | None = None
         if checksums:
@@ -157,7 +167,10 @@ class Call:
     def learn(self, again: bool, stash: tuple[str, ...]) -> None:
         """Record whether it may be recomputed, and the names of its function state."""
         self.again = again
-        self.stash.learn(stash)
+        if self.stash is not NO_STASH:
+            self.stash.learn(stash)
+        elif stash:
+            self.stash = Stash(self.signature[0], stash)
 
     def share_signature(self, signature: Signature) -> None:
         """Hold an equal signature for its own; Python's garbage collector has less to visit."""
@@ -200,7 +213,11 @@ class Call:
         if func is None or self.is_cut:
             return
         for index in empty_outputs(func):
-            self.retained[index] = True
+            self.retain(index)
+
+    def retain(self, output: int) -> None:
+        """Record that a recompute has to put this output back into its variable node."""
+        self.retained |= 1 << output
 
     def drop_stash(self) -> None:
         """Drop the function state, if it was not drawn and can be recomputed or is offloaded."""
@@ -214,7 +231,7 @@ class Call:
     def make_again(self) -> None:
         """Recompute dropped outputs and function state; outputs that variables hold are reused."""
         if self.values is None and not self.stash.is_dropped:
-            held = tuple([self.value(output) for output in range(len(self.retained))])
+            held = tuple([self.value(output) for output in range(self.output_count)])
             if all(value is not None for value in held):  # variables of the user hold them
                 self.put_back(self.func, held)
         if self.values is None or self.stash.is_dropped:
@@ -314,8 +331,8 @@ class Call:
                 "between forward and backward, or it draws random numbers or keeps state"
             )
         self.values = outputs
-        held = () if self.is_cut else [i for i, retained in enumerate(self.retained) if retained]
-        refill_outputs(func, outputs, held)
+        held = 0 if self.is_cut else self.retained
+        refill_outputs(func, outputs, [i for i in range(self.output_count) if held >> i & 1])
 
     def verify(self, inputs: tuple[Any, ...]) -> None:
         """In debug mode, raise RecomputeError if an input differs from that of forward."""
@@ -353,10 +370,10 @@ class Call:
 
     def replace_input(self, array: Any, copy: Any) -> None:
         """Read a copy in recomputes, as an array from outside is about to change."""
-        self.sources = [
+        self.sources = tuple(
             source._replace(array=copy) if source.call is None and source.array is array else source
             for source in self.sources
-        ]
+        )
 
     def near(self) -> list[Call]:
         """List the call itself, and those that made its inputs."""
@@ -378,7 +395,7 @@ class Call:
         if arrays and what not in self.offloaded:
             offloaded = Offloaded.send(tier, arrays)
             if offloaded is not None:
-                self.offloaded[what] = offloaded
+                self.offloaded = {**self.offloaded, what: offloaded}
 
     def leave(self, what: What) -> None:
         """Drop outputs or function state that were sent, once the copy is whole; others stay."""
@@ -411,7 +428,7 @@ class Call:
 
     def forget_offloaded(self) -> None:
         """Discard the offloaded copies."""
-        self.offloaded.clear()
+        self.offloaded = NOT_OFFLOADED
 
     @property
     def may_come_back(self) -> bool:
@@ -433,7 +450,7 @@ class Call:
 
     def _outputs(self) -> list[Any]:
         """Return the outputs; an empty list if one of them is missing."""
-        found = [self.value(output) for output in range(len(self.retained))]
+        found = [self.value(output) for output in range(self.output_count)]
         return [] if any(array is None for array in found) else found
 
 
@@ -457,7 +474,7 @@ def bring_inputs(func: Any, sources: Sequence[InputSource]) -> list[Call]:
     for index in func._input_indexes_to_retain or ():
         source, node = sources[index], func.inputs[index]
         if source.call is not None and node.data is None:
-            source.call.retained[source.output] = True
+            source.call.retain(source.output)
             if not source.call.find(source.output):
                 made += source.call.materialise()
             node_slot(node).put(source.call.value(source.output))
@@ -465,8 +482,8 @@ def bring_inputs(func: Any, sources: Sequence[InputSource]) -> list[Call]:
 
 
 def origins_of(
-    number: int, func: Any, arrays: Sequence[Any], leaves: dict[int, tuple[int, Any]]
-) -> tuple[list[InputSource], tuple[Any, ...], bool]:
+    number: int, func: Any, arrays: Sequence[Any], leaves: Leaves
+) -> tuple[tuple[InputSource, ...], tuple[Any, ...], bool]:
     """Return the origin of each input of a function, and the same in a form that can be compared.
 
     That is, for another call's output, its place, which output, and how many passes ago. The third
@@ -476,17 +493,18 @@ def origins_of(
         number: of the pass.
         func: the function's node.
         arrays: its inputs.
-        leaves: the nodes that come from outside, by identity; new ones are added.
+        leaves: the nodes that come from outside; new ones are added.
     """
     sources: list[InputSource] = []
     origins: list[tuple[Any, ...]] = []
     elsewhere = False
     for node, array in zip(func.inputs, arrays, strict=True):
         source = source_of(node, array)
-        sources.append(source)
         call = source.call
         if call is None:
-            leaf = leaves.setdefault(id(node), (len(leaves), node))[0]
+            leaf, _, before = leaves.setdefault(id(node), (len(leaves), node, source))
+            if before.array is array:
+                source = before  # one object for all readers
             goes_on = node.creator_node is not None
             elsewhere = elsewhere or goes_on
             origins.append((GOES_ON if goes_on else LEAF, leaf, array.shape, array.dtype))
@@ -494,4 +512,5 @@ def origins_of(
             ago = number - call.number
             elsewhere = elsewhere or ago != 0
             origins.append((call.index, source.output, ago))
-    return sources, tuple(origins), elsewhere
+        sources.append(source)
+    return tuple(sources), tuple(origins), elsewhere

@@ -53,14 +53,18 @@ class AliveCalls:
 
     def remember(self, calls: Iterable[Call]) -> None:
         """Add the calls of a pass that is over, as its graph may outlive the pass and the block."""
-        alive = [reference for reference in self._calls if reference() is not None]
-        self._earlier = len(alive)
-        self._calls = alive + [weakref.ref(call) for call in calls]
+        self.forget_dead()
+        self._earlier = len(self._calls)
+        self._calls += [weakref.ref(call) for call in calls]
+
+    def forget_dead(self) -> None:
+        """Free the references to calls that are gone."""
+        self._earlier = sum(one() is not None for one in self._calls[: self._earlier])
+        self._calls = [reference for reference in self._calls if reference() is not None]
 
     def has_any(self) -> bool:
         """Tell whether any call is alive."""
-        self._earlier = sum(one() is not None for one in self._calls[: self._earlier])
-        self._calls = [reference for reference in self._calls if reference() is not None]
+        self.forget_dead()
         return bool(self._calls)
 
     def has_newest_graph(self) -> bool:
@@ -164,6 +168,7 @@ class Training:
             else:
                 self.graphs.ran_out()
         self.now = None  # its arrays are freed before anything is measured
+        self.alive.forget_dead()
         self._ends = False
         self.peaks.stop()
         if self.offload is not None:

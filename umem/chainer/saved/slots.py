@@ -287,6 +287,7 @@ class Stash:
 
     Args:
         kind: the function's class.
+        names: the function's attributes that hold the state.
 
     Attributes:
         names: the function's attributes that hold the state.
@@ -295,8 +296,8 @@ class Stash:
 
     __slots__ = ("_draws", "_has_mask", "_packed", "is_dropped", "names")
 
-    def __init__(self, kind: type) -> None:
-        self.names: tuple[str, ...] = ()
+    def __init__(self, kind: type, names: tuple[str, ...] = ()) -> None:
+        self.names = names
         self.is_dropped = False
         self._draws = kind.__name__ in DRAWS
         self._has_mask = kind.__name__ == "Dropout" and kind.__module__.startswith("chainer.")
@@ -344,6 +345,10 @@ class Stash:
             return False
         func.mask = unpack(self._packed)
         return True
+
+
+NO_STASH = Stash(object)
+"""The state of all calls without any: one object, as there are many."""
 
 
 def packing(func: Any, arrays: Mapping[str, Sequence[Any]]) -> tuple[int, int]:

@@ -14,7 +14,6 @@ from typing import Any
 
 from umem.chainer.recompute.observing import Before, again_and_stash, look, meter_of
 from umem.chainer.recompute.tape import STATISTICS
-from umem.chainer.saved.slots import Stash
 from umem.planner.from_trace import DRAWS
 
 LOOKS = 3
@@ -61,22 +60,19 @@ class FunctionKind:
     Attributes:
         again: whether its calls may be recomputed.
         changes: whether they have running statistics, which they change.
-        no_stash: the empty function state that all of its calls without any share.
         is_plain: whether enough calls were examined, may be recomputed and change nothing.
         draws: whether its function state is drawn at random.
         stash: names of the function state, the attributes that forward sets to arrays.
     """
 
     __slots__ = (
-        "_backward", "_count", "_forward", "again", "changes", "draws", "is_plain", "no_stash",
-        "stash",
+        "_backward", "_count", "_forward", "again", "changes", "draws", "is_plain", "stash",
     )  # fmt: skip
 
     def __init__(self, kind: type) -> None:
         self.again = True
         self.draws = kind.__name__ in DRAWS
         self.stash: tuple[str, ...] = ()
-        self.no_stash = Stash(kind)
         self.changes = self.is_plain = False
         self._count = 0
         self._forward: dict[Any, Rise] = {}

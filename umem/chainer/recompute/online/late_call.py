@@ -12,8 +12,8 @@ from chainer import Variable
 from umem.chainer.forward_state import ReadArrays, checksum
 from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.online.kinds import FunctionKind
-from umem.chainer.recompute.tape import STATISTICS, Call, source_of
-from umem.chainer.saved.slots import Stash, held_array
+from umem.chainer.recompute.tape import NOT_OFFLOADED, STATISTICS, Call, source_of
+from umem.chainer.saved.slots import NO_STASH, Stash, held_array
 
 
 class Ran(NamedTuple):
@@ -68,16 +68,16 @@ class LateCall(Call):
     ) -> None:
         func = ran.func()
         self.number, self.index = number, index
-        self.offloaded = {}
+        self.offloaded = NOT_OFFLOADED
         self.reads, self.kind, self.shape = reads, kind, shape_of(ran.leaves)
         self._func = ran.func
         self.is_cut = False
         self.plain_rank = func.rank
-        self.sources, leaves = [], []
+        sources, leaves = [], []
         knows_all, self.from_elsewhere = True, False
         for node, leaf in zip(func.inputs, ran.leaves, strict=True):
             source = source_of(node, leaf)
-            self.sources.append(source)
+            sources.append(source)
             if source.call is None:
                 leaves.append(leaf)
                 knows_all = knows_all and leaf is not None
@@ -85,14 +85,12 @@ class LateCall(Call):
             else:
                 knows_all = knows_all and not getattr(source.call, "is_lost", False)
                 self.from_elsewhere = self.from_elsewhere or source.call.reads is not reads
+        self.sources = tuple(sources)
         reads.add(leaves)
         owner = type(owner_of(func))
         self.signature = (owner, (), ())
-        self.retained = [False] * len(func.outputs)
-        self.stash = kind.no_stash
-        if ran.stash:
-            self.stash = Stash(owner)
-            self.stash.learn(ran.stash)
+        self.output_count, self.retained = len(func.outputs), 0
+        self.stash = Stash(owner, ran.stash) if ran.stash else NO_STASH
         self.config = ran.config
         self.checksums = None
         if arrays is not None:
