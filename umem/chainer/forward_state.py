@@ -43,17 +43,23 @@ class Configurations:
     """The configuration of one thread, as one object for all calls between two changes of it."""
 
     def __init__(self) -> None:
-        self._read: tuple[Any, ...] = ()
+        self._of_thread: dict[str, Any] = {}
+        self._of_all: dict[str, Any] = {}
         self._now: dict[str, Any] = {}
 
     def now(self) -> dict[str, Any]:
         """Return what `configuration_now` returns, not to be changed."""
-        cap = cap_here() if holders else None
         of_thread, of_all = vars(configuration.config._local), vars(chainer.global_config)
-        if self._read != (of_thread, of_all, cap):
-            self._read = dict(of_thread), dict(of_all), cap
+        is_capped = bool(holders) or self._now.get(_CAP) is not None
+        if is_capped or not (_same(of_thread, self._of_thread) and _same(of_all, self._of_all)):
+            self._of_thread, self._of_all = dict(of_thread), dict(of_all)
             self._now = configuration_now()
         return self._now
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Tell whether two configurations have the same objects; an array has no other comparison."""
+    return list(one) == list(other) and all(map(is_, one.values(), other.values()))
 
 
 def as_in_forward(then: dict[str, Any]) -> AbstractContextManager[Any]:
@@ -61,7 +67,7 @@ def as_in_forward(then: dict[str, Any]) -> AbstractContextManager[Any]:
     now = configuration_now()
     recomputing: AbstractContextManager[Any] = configuration.using_config("in_recomputing", True)
     # Mostly nothing has changed, and this is called for each function that runs again.
-    if list(now) == list(then) and all(map(is_, now.values(), then.values())):
+    if _same(now, then):
         return recomputing
     return _restoring(then, now, recomputing)
 

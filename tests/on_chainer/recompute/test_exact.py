@@ -66,10 +66,29 @@ def renormalised(link: Any, h: Any) -> Any:
     return F.batch_renormalization(link(h), one, zero, 1.5, 0.5, running_mean=zero, running_var=one)
 
 
-KINDS = {
-    apply.__name__: apply
-    for apply in (forgotten, checkpointed, zoned_out, counted, gone_backward_inside, renormalised)
-}
+class Scaled(chainer.FunctionNode):
+    """Multiplies by an array of the configuration, as it is when it runs."""
+
+    def forward(self, inputs: Any) -> Any:
+        self.scale = float(chainer.config.scale_of_test[0])
+        return (inputs[0] * np.float32(self.scale),)
+
+    def backward(self, indexes: Any, gradients: Any) -> Any:
+        return (gradients[0] * self.scale,)
+
+
+def configured(link: Any, h: Any) -> Any:
+    for scale in (0.5, 0.75):
+        chainer.global_config.scale_of_test = np.array([scale, 1.0])
+        (h,) = Scaled().apply((F.tanh(link(h)),))
+    with chainer.using_config("scale_of_test", np.array([0.25, 1.0])):
+        return Scaled().apply((F.tanh(link(h)),))[0]
+
+
+APPLIES = (
+    forgotten, checkpointed, zoned_out, counted, gone_backward_inside, renormalised, configured
+)  # fmt: skip
+KINDS = {apply.__name__: apply for apply in APPLIES}
 
 
 def three_graphs_in_another_order(model: Any, x: Any, t: Any) -> Any:
