@@ -91,7 +91,7 @@ def output_gradient_bytes(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
 
 
 def enter(state: ThreadState, func: Any, ins: list[Any], outs: list[Any]) -> tuple[Any, ...]:
-    """Give a call its number, and return the fields of its `TapeEntry`.
+    """Number a call, and return the fields of its `TapeEntry`; the function keeps the number.
 
     Chainer's privates say what it retains, and where an input comes from: there is no public way.
     """

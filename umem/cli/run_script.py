@@ -209,12 +209,16 @@ _NO_NUMBER = re.compile(
 
 
 def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | None) -> str | None:
-    """Return umem's advice on an error; None if it has none.
+    """Return umem's advice on the error that ended a script; None if it has none.
+
+    There is advice on memory that ran out, on a missing GPU, on ``--recompute`` for a script that
+    has a Recompute of its own, and on arrays that NumPy 2.4 no longer takes for numbers. The causes
+    of the error are looked at, too.
 
     Args:
         words: the script and its arguments.
         gpu: the virtual GPU that the script ran on, if any.
-        vram: the VRAM given instead of the table's, if any.
+        vram: the VRAM given in place of that GPU's own, if any.
     """
     causes = list(_causes(error))
     held = "".join(f"umem: {text}\n" for text in map(_explained, causes) if text)

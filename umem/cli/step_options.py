@@ -88,10 +88,10 @@ class StepOptions(NamedTuple):
 
     @property
     def named_sizes(self) -> dict[str, int]:
-        """Return the sizes of a model's dynamic axes by name.
+        """Return the size given for each named axis of a model in ONNX; empty if none was given.
 
         Raises:
-            click.UsageError: they have no names.
+            click.UsageError: a size was given without a name, or several sets of sizes were given.
         """
         named = self.sizes[0] if self.sizes else {}
         if not isinstance(named, dict) or len(self.sizes or ()) > 1:

@@ -132,14 +132,13 @@ def is_mended(name: str) -> bool:
 
 
 def install() -> None:
-    """Put the layer in place, so that the next ``import chainer`` is mended; safe to repeat.
+    """Install the import hook that patches Chainer at the next ``import chainer``; safe to repeat.
 
     Costs a few milliseconds, does not import Chainer, and changes nothing but ``sys.meta_path``.
 
     Raises:
-        MissingDependencyError: Chainer or packaging is not installed; nothing was put in place.
-        CompatError: Chainer is not a 7.8 release, or was imported before; nothing was put in
-            place.
+        MissingDependencyError: Chainer or packaging is not installed; nothing was installed.
+        CompatError: Chainer is not a 7.8 release, or was imported before; nothing was installed.
     """
     if active() is not None:
         return

@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 
 
 def holds(requirement: str) -> bool:
-    """Tell whether a requirement is met here; "any" always is.
+    """Tell whether a requirement is met in this environment; "any" always is.
 
-    A pre-release counts as the release that it leads to. A requirement whose marker is not for
-    this environment is met. An invalid version, such as "unknown", meets no comparison.
+    A package that is not installed meets none. A pre-release counts as the release that it leads
+    to. A requirement whose marker is not for this environment is met. An invalid version, such as
+    "unknown", meets only a requirement without a version.
 
     Raises:
-        CompatError: the text is no requirement.
+        CompatError: the text is not a valid requirement.
         MissingDependencyError: packaging is not installed.
     """
     if requirement == "any":

@@ -64,7 +64,7 @@ class CachedDataset(DatasetMixin):
             undo.pop_all()
 
     def _begin(self, *, is_ahead: bool) -> None:
-        """Start this process's part of the cache: epoch position, prefetch thread and finalizer.
+        """Set up this process's part of the cache: epoch position, prefetch thread and finalizer.
 
         A forked or spawned worker calls it again, without a prefetch thread of its own.
         """

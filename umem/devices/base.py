@@ -210,15 +210,15 @@ class Device(Paging, ABC):
         """Return why this device cannot serve ``mode``; None if it can."""
 
     def serve(self, scope: Scope, policy: Policy) -> None:
-        """Open ``scope``, in which allocations follow ``policy``.
+        """Open ``scope``, in which allocations follow ``policy``; nothing if that raises.
 
-        A change to managed or hybrid, here or in `serve_all`, may give back what other pools have
-        free.
+        A change to managed or hybrid mode, here or in `serve_all`, may free unused memory of other
+        pools.
 
         Raises:
             DeviceError: the device cannot serve the mode.
             SizeError: the limit is below what the mode's pool has in use.
-            MissingDependencyError: it takes a library that is not there. Nothing was opened.
+            MissingDependencyError: the mode needs a library that is not installed.
         """
         self._check(policy.mode)
         how = self._prepared(policy)

@@ -94,10 +94,10 @@ def device_kind(name: str) -> DeviceKind:
 
 
 def parse_device(text: str) -> tuple[DeviceKind, str | None]:
-    """Parse the value of ``--device``: a row, and after a colon the GPU to model.
+    """Parse the value of ``--device``: the kind of device and, after a colon, the GPU to model.
 
     Raises:
-        DeviceError: there is no such row, or it wants a GPU named, or has none to choose.
+        DeviceError: the kind is unknown, or is a simulated one without a GPU, or another with one.
 
     >>> parse_device("virtual:t4")[1]
     't4'

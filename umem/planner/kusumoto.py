@@ -64,7 +64,14 @@ class KusumotoModel:
     # -- all steps -------------------------------------------------------------------------
 
     def table(self, sets: tuple[int, ...], *, exact: bool = False) -> Table:
-        """Return the costs of every step between nested lower sets, which are sorted by size."""
+        """Return the peak, cached bytes and recomputation time of each step between lower sets.
+
+        A step between sets of which the first is not inside the second has an infinite peak.
+
+        Args:
+            sets: lower sets as bit masks, sorted by size.
+            exact: keep the operations' times as they are, instead of rounding them to whole units.
+        """
         g = self.g
         inside = bits(sets, len(g.names))
         kept = self._kept(inside)

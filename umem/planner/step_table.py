@@ -191,7 +191,11 @@ class _Attempt(NamedTuple):
 
 
 def _attempt(table: Table, budget: int) -> _Attempt:
-    """Look for the chain that caches least within a budget: fewer cached bytes are never worse."""
+    """Look for the chain of lower sets that caches the fewest bytes within a budget.
+
+    One figure a set is enough, as fewer cached bytes never make a later step worse. Returns whether
+    there is such a chain, its peak, and the lowest peak that was over the budget.
+    """
     count = len(table.sets)
     cached = np.full(count, INFINITE, np.int64)
     highest = np.full(count, INFINITE, np.int64)

@@ -112,7 +112,14 @@ class _StepEnd(NamedTuple):
 def _on_layout(
     trace: Trace, layout: Layout, gpu: GpuSpec, clocks: Sequence[Clock], policy: Policy
 ) -> list[_StepEnd]:
-    """Replay a trace on its layout, without a pool; return the end of each step."""
+    """Replay a trace whose arrays have fixed addresses, without a memory pool.
+
+    Returns for the end of each step the seconds on every clock, and the costs, both counted from
+    the start of the replay.
+
+    Args:
+        clocks: models of time, each for the whole replay.
+    """
     replayer = Replayer(
         gpu.usable_bytes,
         clocks,

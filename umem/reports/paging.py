@@ -21,9 +21,9 @@ ROWS = 10
 def paging() -> PageTracker:
     """Report which pages of managed memory move in a block: ``with umem.paging() as p: step()``.
 
-    On a GPU the moves are those of CUPTI's counters of unified memory, of the whole process. That
+    On a GPU the moves are read from CUPTI's counters of unified memory, for the whole process. That
     needs cupti-python, and no other profiler may be on. On a virtual or software GPU they are the
-    model's, *simulated*. Never run on a GPU yet.
+    model's, *simulated*. It has never run on a GPU.
 
     >>> import umem
     >>> with umem.virtual_gpu("t4", vram="8MiB"), umem.managed() as memory, umem.paging() as p:

@@ -42,7 +42,9 @@ class Claim:
 
 
 def _locked(folder: Path) -> int:
-    """Lock the claim file of a folder, and write this process's id into it; -1 on Windows.
+    """Lock a folder's claim file, and write this process's id into it.
+
+    Returns the open file's descriptor; -1 on Windows, without a lock.
 
     Raises:
         StateError: another process holds the lock; the message names it.

@@ -46,7 +46,10 @@ def events_at(
     size: StepSize,
     degree: int = 1,
 ) -> list[Event]:
-    """Return the events at a size, from aligned recordings; see `Trace.at`."""
+    """Return the events at a size, from aligned recordings; see `Trace.at`.
+
+    ``aligned`` is called only for a size that was not recorded.
+    """
     point = point_of(size, axes)
     if degree not in (1, 2):
         raise ScalingError(f"degree is 1 (affine) or 2 (squared); got {quoted(degree)}")

@@ -92,18 +92,22 @@ class Trace:
         return tuple(size_of(point, self.axes) for point in in_order(self.recordings))
 
     def at(self, size: StepSize, degree: int = 1) -> Trace:
-        """Return this step at another size, every figure extrapolated from the recorded sizes.
+        """Return this step at another size, with every figure extrapolated from the recorded sizes.
+
+        A size that was recorded is returned as it was recorded.
 
         Args:
-            size: such as a batch; where the step was recorded along axes with names, one number
-                for each: ``{"batch": 64, "length": 512}``. What was recorded is given as it is.
+            size: such as a batch size; where the step was recorded along named axes, one number
+                for each: ``{"batch": 64, "length": 512}``. Figures are affine in an axis, and have
+                a square where it was recorded at three sizes.
             degree: for a size without a name: 1 where bytes and operations are affine in it, 2
-                where they are its square too, as in attention over a sequence's length.
+                where they have a square, as in attention over a sequence's length.
 
         Raises:
-            ScalingError: recorded at too few sizes, or a further size shows that the fit is wrong.
-            SizeError: not a whole number of at least 1, or too large for any machine; an axis
-                that is unknown or missing.
+            ScalingError: it was recorded at too few sizes, a further recorded size does not lie on
+                the fit, or ``degree`` is neither 1 nor 2, or is 2 for named axes.
+            SizeError: a size is not a whole number of at least 1, or is too large for any machine;
+                an axis is unknown or missing.
         """
         from umem.trace.scale import events_at
 

@@ -219,10 +219,13 @@ def accumulations(optimizer: Any) -> list[accumulate]:
 
 
 def refuse_inside_of_group(model: Any, what: str) -> None:
-    """Raise StateError if an incomplete group holds gradients of a model's parameters.
+    """Refuse to replace parameters whose gradients an incomplete group has accumulated.
+
+    Args:
+        what: the call that would replace the model's parameters, for the message.
 
     Raises:
-        StateError: some do, and would be lost with the parameters that ``what`` exchanges.
+        StateError: the group holds gradients of them, which would be lost.
     """
     own = {id(parameter) for parameter in model.params()}
     for one in _on:

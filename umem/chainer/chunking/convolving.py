@@ -192,8 +192,12 @@ class Columns:
         return slice(channels.start * self.kernel_size, channels.stop * self.kernel_size)
 
     def of(self, part: Part, channels: slice | None = None) -> Array:
-        """Return the columns of some channels, all by default: (groups, channels x kernel,
-        positions).
+        """Return the columns (im2col) of a part of the images.
+
+        The shape is (groups, channels x kernel, positions).
+
+        Args:
+            channels: those to take of each group; all by default.
         """
         channels = channels or slice(0, self.channel_count)
         images = self._images[part.samples, :, channels]

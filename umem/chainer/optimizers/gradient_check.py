@@ -15,13 +15,13 @@ Named = tuple[str, Any]
 
 
 def first_unsafe(gradients: Iterable[Named], largest: float = LARGEST) -> Named | None:
-    """Find the first array with a value that is not finite or too large; None if all are safe.
+    """Find the first named array with a value not finite or too large; None if there is none.
 
-    One pass over them, and one synchronisation for all arrays of CuPy.
+    Reads each array once, and synchronises once for all arrays of CuPy.
 
     Args:
-        gradients: arrays by names.
-        largest: the most that an absolute value may be.
+        gradients: arrays with their names.
+        largest: the largest absolute value that is allowed.
     """
     named = list(gradients)
     flags = cuda.cupy.zeros(len(named), dtype=bool) if _any_on_gpu(named) else None

@@ -32,11 +32,13 @@ class Stretch(NamedTuple):
 
 
 def cut(stretches: Sequence[Stretch], count: int) -> list[int]:
-    """Split a flat vector into shards of equal state; returns the bounds.
+    """Split a flat vector into shards whose optimizer state takes nearly the same bytes.
 
-    Where no element has state, parts are of equal size.
+    Returns ``count`` + 1 bounds, from 0 to the vector's length; a shard may be empty. A stretch is
+    split at multiples of its block only. Where no element has state, shards have nearly the same
+    number of elements.
 
-    Cost: a few operations a part and a stretch.
+    Cost: a few operations a shard and a stretch.
     """
     sizes = np.array([one.size for one in stretches], np.int64)
     starts = np.concatenate([[0], np.cumsum(sizes)])

@@ -137,7 +137,11 @@ class Graphs:
         return min(wanted, self.target.budget) if isinstance(self.target.budget, int) else wanted
 
     def _take_others_off(self, facts: GraphFacts) -> None:
-        """Take arrays that a step does not read off the bytes that the card has to spare."""
+        """Subtract arrays that a step does not read from what the card has to spare; only once.
+
+        These are the bytes in use beyond those of the step's own arrays. They lower the bytes that
+        gaps may keep to and, where the budget is "card", the budget.
+        """
         if self._others_bytes is not None:
             return
         known = facts.outside_bytes + facts.forward_bytes

@@ -293,9 +293,12 @@ class Call:
         return tuple([self._input(source) for source in self.sources])
 
     def run_here(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Recompute under the current configuration, restore the arrays, and return the outputs.
+        """Recompute under the current configuration, put the arrays back, and return the outputs.
 
         The configuration has to be that of forward. Running statistics are left as they are.
+
+        Raises:
+            RecomputeError: in debug mode, an input or an output differs from forward's.
         """
         func = self.func
         self.verify(inputs)

@@ -133,9 +133,14 @@ class Distributor(serializer.Deserializer):
         return self._give(key, value, lambda arrays, name: arrays[name])
 
     def part(self, key: str, value: Any, span: slice, shape: tuple[int, ...]) -> Any:
-        """Read a stretch, in C order, of an array that has a given shape as a whole.
+        """Read a slice, in C order, of a saved array if the whole array has a given shape.
 
-        Where an array of another shape is there, it is given as it is.
+        A saved array of another shape is returned whole.
+
+        Args:
+            key, value: the array's name and current value, as Chainer's deserializers take them.
+            span: the elements to read.
+            shape: of the whole array.
         """
 
         def read(arrays: Any, name: str) -> Any:

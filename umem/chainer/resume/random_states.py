@@ -35,10 +35,16 @@ _GLOBAL_NUMPY: Any = np.random.random.__self__  # type: ignore[attr-defined]
 
 
 def serialize_generator(generator: Any, saver: Any, name: str = "state") -> None:
-    """Save or restore one generator.
+    """Save or restore the state of a generator of random numbers.
+
+    Args:
+        generator: a `random.Random`, or NumPy's ``Generator`` or ``RandomState``.
+        saver: one of Chainer's serializers: called with a name and the current state, it returns
+            the state to set.
+        name: of the state in the snapshot.
 
     Raises:
-        SnapshotError: the saved state is of another kind of generator, or of none.
+        SnapshotError: the saved state is one of another kind of generator, or of none.
     """
     if isinstance(generator, random.Random):
         state = saver(name, generator.getstate())

@@ -116,7 +116,11 @@ class Growth:
         return pointer
 
     def _allocate(self, nbytes: int) -> Any:
-        """Allocate from the driver by kind, with the kind's advice."""
+        """Allocate memory of the pool's kind from the driver: unmanaged, pinned or managed.
+
+        Managed memory gets the advice of the preset, if there is one; that of the kind "spill" also
+        prefers the host.
+        """
         if self._kind == "unmanaged":
             return self._driver.allocate(nbytes)
         if self._kind == "pinned":

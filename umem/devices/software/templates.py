@@ -26,7 +26,10 @@ WAITS = re.compile(
 
 
 def as_loops(source: str) -> str | None:
-    """Rewrite a kernel of CuPy's templates as loops of one thread; None for other kernels.
+    """Rewrite a kernel that CuPy made from its templates as loops of one thread.
+
+    Returns None for other kernels, and for those whose threads wait for each other in a way that
+    loops cannot follow.
 
     Raises:
         DeviceError: it is a reduction, and not as this version of CuPy writes them.

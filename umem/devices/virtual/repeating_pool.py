@@ -102,7 +102,10 @@ class RepeatingPool(Pool):
         return chunk
 
     def _cut_out(self, address: int, nbytes: int) -> Chunk | None:
-        """Take a range out of the free chunk that contains it."""
+        """Take a range out of the free chunk that contains it; None if none does.
+
+        What is left of the chunk on either side stays free.
+        """
         assert self._starts is not None
         index = bisect_right(self._starts, address) - 1
         chunk = None if index < 0 else self._at[self._starts[index]]

@@ -277,7 +277,11 @@ def with_slack(gpu: GpuSpec, largest_bytes: int = 0) -> GpuSpec:
 
 
 def largest_array(trace: Trace) -> int:
-    """Return the bytes of the largest array that a step allocates, workspace included."""
+    """Return the bytes of the largest array, or piece of workspace, that a step allocates.
+
+    Uploaded arrays do not count; workspace counts in the pieces that the operation's kernels take.
+    0 if nothing is allocated.
+    """
     pieces = [
         piece
         for op in trace.ops

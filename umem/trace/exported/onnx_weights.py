@@ -67,10 +67,11 @@ def given_tensors(onnx: Any, graph: Any, folder: Path) -> KnownTensors:
     """Return the types of a graph's initialisers and constants, and the contents of small ones.
 
     Args:
-        folder: of the model's file, with the files of external contents.
+        folder: the folder of the model's file, in which its external data is.
 
     Raises:
-        OnnxError: no machine has such a tensor, it is sparse, or its contents do not fit its type.
+        OnnxError: a tensor is too large for any machine, is sparse, or has contents that do not fit
+            its type.
     """
     known = KnownTensors()
     take_given(onnx, graph, known, folder)

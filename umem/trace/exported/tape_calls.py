@@ -115,7 +115,7 @@ class ForwardCall:
 
     @property
     def entry(self) -> TapeEntry:
-        """Return the trace's tape entry; places count tensors in device memory."""
+        """Return the call's entry on the trace's tape; inputs in device memory alone count."""
         inputs = self.node.inputs
         places = [place for place, name in enumerate(inputs) if name in self.ins]
         kept = self.operator.kept_inputs(self.has_gradient)

@@ -161,7 +161,15 @@ class Account:
     def _count(
         self, entry: CallBytes, arrays: Arrays, roots: dict[int, LateCall] | None = None
     ) -> None:
-        """Count the bytes of the outputs and function state that a call has just made."""
+        """Record the bytes of a call's outputs and function state, in place of its earlier count.
+
+        Arrays on the same memory count once; function state on the memory of an input or an output
+        does not count.
+
+        Args:
+            arrays: the call's inputs and outputs.
+            roots: the calls that own memory, by its id, to find whose memory a view is on.
+        """
         call = entry.call
         inputs, outputs = arrays
         made = {}
@@ -339,9 +347,10 @@ Arrays = tuple[Sequence[Any], Sequence[Any]]
 
 
 def _stash_bytes(call: LateCall, known: set[int]) -> int:
-    """Return the bytes of function state that can be evicted; of a mask, all but its bits.
+    """Return the bytes that evicting a call's function state frees.
 
-    Memory in ``known``, by id, is not counted.
+    A mask that was drawn, as dropout's, is kept as bits, and counts without these. Of any other
+    state, memory in ``known``, by id, does not count.
     """
     owner = owner_of(call.func)
     named = {name: getattr(owner, name, None) for name in call.stash.names}

@@ -49,12 +49,13 @@ Parameter: TypeAlias = int | bytes | Array | Each | Pointers
 
 
 def on_each(name: str, dtype: Any, count: int, *given: Parameter) -> None:
-    """Call a BLAS or LAPACK function for each of many matrices.
+    """Call a BLAS or LAPACK function once for each matrix of a batch, on several threads.
 
     Args:
-        name: without the letter of the type.
-        given: its parameters; numbers and letters are the same for every matrix, and arrays are
-            memory to work in.
+        name: without the letter of the type: "gemm", not "sgemm".
+        count: the number of matrices.
+        given: the function's arguments. An `Each` is an address and the bytes from one matrix to
+            the next; numbers and letters are the same for all; arrays are workspace.
     """
     loop = ctypes.CDLL(_library()).umem_each
     function = ctypes.c_void_p(_function(name, dtype))

@@ -243,10 +243,13 @@ class HostSolver(HostSystems):
         self, dtype: Any, mode: int, is_short: int, m: int, n: int, a: tuple[int, int, int],
         s: tuple[int, int], u: tuple[int, int, int], v: tuple[int, int, int], info: int, count: int,
     ) -> None:  # fmt: skip
-        """Compute singular values, and vectors as columns, of `count` matrices.
+        """Compute the singular values, and vectors as columns, of `count` matrices.
 
         Args:
-            a, s, u, v: where they are: the first, and the steps of `_stack`.
+            mode: whether the vectors are computed.
+            is_short: only the first min(m, n) vectors.
+            a, s, u, v: the address of the first, and the steps that `_stack` takes.
+            info: the address of LAPACK's results, one for each matrix.
         """
         k, real = min(m, n), _real(dtype)
         columns, rows = (k, k) if is_short else (m, n)

@@ -148,7 +148,13 @@ class HostSparse(HostRows):
     def _product(
         self, how: int, how_dense: int, alpha: int, a: int, b: int, beta: int, c: int
     ) -> None:
-        """Compute c = alpha a b + beta c, for sparse a and dense b."""
+        """Compute c = alpha op(a) op(b) + beta c, for sparse a and dense b and c.
+
+        Args:
+            how, how_dense: cuSPARSE's operations on a and on b.
+            alpha, beta: addresses of the factors.
+            a, b, c: handles of the matrices.
+        """
         sparse, dense, found = self._made[a], self._made[b], self._made[c]
         columns = 1 if found.ndim == 1 else found.shape[1]
         work = 2 * len(sparse.parts[0]) * columns

@@ -121,10 +121,10 @@ class HostLibrary:
 
 
 def scipy_module(name: str) -> Any:
-    """Import a module of SciPy.
+    """Import a submodule of SciPy, such as "linalg".
 
     Raises:
-        MissingDependencyError: there is no SciPy.
+        MissingDependencyError: SciPy is not installed.
     """
     try:
         return importlib.import_module(f"scipy.{name}")
