@@ -53,6 +53,7 @@ def model() -> Any:
     return chainer.Chain(
         layers=chainer.ChainList(*(L.Linear(WIDTH, WIDTH) for _ in range(4))),
         norm=L.BatchNormalization(WIDTH),
+        renorm=L.BatchRenormalization(WIDTH),
         out=L.Linear(WIDTH, 5),
     )
 
@@ -82,6 +83,17 @@ def with_everything(net: Any, length: int) -> Any:
             h = F.concat([F.sigmoid(left), F.reshape(right, right.shape)])
         else:
             h = F.reshape(F.transpose(F.sigmoid(g)), g.shape) * h
+    return F.mean(net.out(h) ** 2)
+
+
+def in_test_mode_and_then_in_training(net: Any, length: int) -> Any:
+    """Statistics are read by the first function; the second changes them, before the long rest."""
+    h = chainer.Variable(np.random.randn(ROWS, WIDTH).astype("f"))
+    with chainer.using_config("train", False):
+        h = net.renorm(net.layers[0](h))
+    h = net.renorm(net.layers[1](h))
+    for place in range(length):
+        h = F.tanh(net.layers[place % 4](h))
     return F.mean(net.out(h) ** 2)
 
 
@@ -134,6 +146,11 @@ def exact(loss_of: Callable[[Any, int], Any], budget: int, **how: Any) -> umem.c
 
 
 # -- exact ---------------------------------------------------------------------------------------
+
+
+def test_statistics_that_an_early_function_reads_are_copied_before_they_change() -> None:
+    memory = exact(in_test_mode_and_then_in_training, half())
+    assert memory.online_count == len(LENGTHS) - graph_store.STRANGERS
 
 
 @pytest.mark.parametrize("loss_of", [chain, with_everything])

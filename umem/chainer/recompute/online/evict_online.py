@@ -119,7 +119,9 @@ class EvictOnline(PassPolicy):
         Room is made before it in a pressed pass; the rise of memory is measured if that is needed.
         """
         kind = self._kinds.of(type(owner_of(func)))
-        if kind.changes and not self.is_pressed and self._has_read(vars(owner_of(func)).values()):
+        # It may change an array that it holds, as a normalisation does with running statistics; a
+        # call that has read the array is recomputed from a copy, which `_prepare` gives to calls.
+        if not self.is_pressed and self._has_read(vars(owner_of(func)).values()):
             self._press(now)
         self._prepare(func, inputs)
         before, stash, leaves = kind.look(func), new_stash(kind, func), leaves_of(inputs)
