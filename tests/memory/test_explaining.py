@@ -58,6 +58,23 @@ except MemoryError:
 
 
 @needs_software_gpu
+def test_values_of_an_expression_that_has_ended_are_counted(kernel_cache: Path) -> None:
+    program = """
+try:
+    arrays = [cp.ones(2 << 20, "f4") for _ in range(10)]
+except MemoryError:
+    found = umem.explain()
+print(found.used_bytes, found.past_bytes >> 20, found.free_bytes >> 20)
+print(found)
+"""
+    figures, told, past, *more = lines(program, kernel_cache)
+    assert figures == "0 64 0"
+    assert told.endswith("0 B of 64.0 MiB of VRAM are free, and arrays use 0 B:")
+    assert past.split()[:2] == ["64.0", "MiB"] and "values without a name" in past
+    assert not any("lies between" in line for line in more)
+
+
+@needs_software_gpu
 def test_without_an_error_the_callers_variables_are_named(kernel_cache: Path) -> None:
     program = """
 def look():
@@ -281,7 +298,7 @@ try:
 except MemoryError as error:
     found = umem.explain(error)
 print(found.asked_bytes <= found.free_bytes, [one.line for one in found.remedies][:2])
-print("pieces between arrays" in found.remedies[0].why)
+print("lies between arrays" in found.remedies[0].why)
 print([one.place for one in found.held])
 """
     assert lines(program, kernel_cache, start="") == [

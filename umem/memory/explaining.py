@@ -20,7 +20,7 @@ from umem.devices.open import current_device
 from umem.devices.specs import GPUS, GpuSpec
 from umem.errors import DeviceError, LimitError, is_cupys_out_of_memory
 from umem.memory.tracking import Tracker
-from umem.units import format_bytes, parse_bytes
+from umem.units import MIB, format_bytes, parse_bytes
 
 SHOWN = 8
 """Holders that are listed."""
@@ -30,6 +30,7 @@ PLAIN = (
 )  # fmt: skip
 """Types of objects that hold no arrays of CuPy, or those of other variables."""
 _ASKED = re.compile(r"allocating ([\d,]+) bytes")  # CuPy's message, its only public figure
+_SO_FAR = re.compile(r"\(allocated so far: ([\d,]+) bytes")
 _CUPYS_LIMIT = re.compile(
     r"allocating ([\d,]+) bytes \(allocated so far: ([\d,]+) bytes, limit set to: ([\d,]+) bytes"
 )
@@ -60,6 +61,8 @@ class Explanation:
         vram_bytes, free_bytes: of the GPU; free is what the driver has, and free blocks of pools of
             plain memory.
         used_bytes: what arrays use, in CuPy's pool, those of umem and the holders.
+        past_bytes: what CuPy's pool had beside them when it ran out, by its message: arrays of an
+            expression that has ended since, such as a list that was being made, and gaps.
         held: the holders, the largest first; an array is counted for the first that holds it.
         remedies: what would fit, the least change first.
     """
@@ -70,6 +73,7 @@ class Explanation:
     used_bytes: int
     held: tuple[Held, ...]
     remedies: tuple[Remedy, ...]
+    past_bytes: int = 0
 
     @property
     def other_bytes(self) -> int:
@@ -89,6 +93,7 @@ class Explanation:
         for nbytes, place in (
             (sum(one.nbytes for one in self.held[SHOWN:]), f"in {len(self.held) - SHOWN} more"),
             (self.other_bytes, "elsewhere"),
+            (self.past_bytes, "when it ran out: values without a name, or gaps between arrays"),
         ):
             if nbytes:
                 rows.append((format_bytes(nbytes), 0, place))
@@ -134,10 +139,19 @@ def explain(error: BaseException | None = None, by: Tracker | None = None) -> Ex
     frames = _frames(None if error is None else error.__traceback__)
     held = _by_variable(frames) if by is None else _by_line(by)
     used = max(device.pools.all_used_bytes(), sum(one.nbytes for one in held))
+    past = max(0, _so_far(error) - used)
+    if not used:  # there are no arrays that gaps could be between
+        free = max(0, free - past)
     host = device.host_available_bytes()
     room = None if host is None else int(host * HOST_SHARE)
-    remedies = _remedies(asked, used, free, device, room, _limit(error))
-    return Explanation(asked, device.vram_bytes, free, used, tuple(held), tuple(remedies))
+    remedies = _remedies(asked, used + past, free, device, room, _limit(error))
+    return Explanation(asked, device.vram_bytes, free, used, tuple(held), tuple(remedies), past)
+
+
+def _so_far(error: BaseException | None) -> int:
+    """Return what CuPy's pool had from the driver by its message; 0 where that does not say."""
+    found = _SO_FAR.search(str(error)) if error and is_cupys_out_of_memory(error) else None
+    return 0 if found is None else int(found[1].replace(",", ""))
 
 
 def _asked_bytes(error: BaseException) -> int | None:
@@ -279,7 +293,7 @@ def _remedies(
     elif room is None or over <= room:
         yield Remedy(
             'umem.enable("hybrid")',
-            f"{'what is free lies in pieces between arrays; ' if in_pieces else ''}"
+            f"{'what is free lies between arrays, or was freed since; ' if in_pieces else ''}"
             "before the first array: an array without room lies on the host as a whole, and is "
             f"read over the bus: {format_bytes(asked)}{_seconds(asked, spec)}",
         )
@@ -298,13 +312,18 @@ def _remedies(
         )
     yield Remedy(
         "for block in umem.blocks(x):",
-        f"an array of the host in blocks of some {format_bytes(max(1, free // 8))}, copied ahead "
-        f"of their use: {format_bytes(asked)}{_seconds(asked, spec)}",
+        f"an array of the host in blocks{_of_some(free // 8)}, copied ahead of their use: "
+        f"{format_bytes(asked)}{_seconds(asked, spec)}",
     )
     yield Remedy(
         "umem.on_out_of_memory(callback)",
         "where the program keeps what it could make again, such as a cache",
     )
+
+
+def _of_some(nbytes: int) -> str:
+    """Format the size of blocks; empty for less than a MiB, as something else has to go first."""
+    return f" of some {format_bytes(nbytes)}" if nbytes >= MIB else ""
 
 
 def _spec(name: str) -> GpuSpec | None:

@@ -299,7 +299,14 @@ for ordinal in (0, 1):
     with cp.cuda.Device(ordinal):
         print(cp.zeros(4 << 20, "f4").nbytes >> 20)
         cp.get_default_memory_pool().free_all_blocks()
+def alive_until_later():
+    with umem.hybrid():
+        arrays = [cp.zeros(1 << 20, "f4") for _ in range(6)]
+    return None
+alive_until_later()
+with umem.unmanaged():
+    print(cp.zeros(4 << 20, "f4").nbytes >> 20)
 gc.collect()
 print([one for one in gc.callbacks if "umem" in repr(one)])
 """
-    assert run(program, kernel_cache, start="").splitlines() == ["16", "16", "[]"]
+    assert run(program, kernel_cache, start="").splitlines() == ["16", "16", "16", "[]"]

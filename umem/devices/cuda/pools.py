@@ -279,11 +279,15 @@ class Pools:
             change(self._after_collection)
 
     def _after_collection(self, phase: str, info: Mapping[str, int]) -> None:
-        """Release plain memory after a full collection, outside of blocks; raises nothing."""
+        """Release plain memory after a full collection where CuPy's own pool allocates.
+
+        Raises nothing.
+        """
         is_full = phase == "stop" and info["generation"] == 2
         if is_full and not sys.is_finalizing():
             with suppress(Exception):  # it may come at any time, also while CUDA is in error
-                if self.policy() is None:
+                policy = self.policy()
+                if policy is None or (policy.mode == "unmanaged" and policy.limit_bytes is None):
                     self.release_plain()
 
     def give_back_all(self) -> None:
