@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import signal
 import subprocess
@@ -20,8 +21,10 @@ from tests.predict.techniques.test_techniques import chain_of
 from umem.cli import main
 from umem.devices.specs import GPUS
 from umem.predict.choosing import choose, choose_each
+from umem.predict.techniques import prefetching
 from umem.predict.techniques.registry import TECHNIQUES
 from umem.reports.choice_report import choice_text, gpus_text
+from umem.reports.text.lines import code_lines
 from umem.trace import Mark, Op, Trace
 from umem.units import GIB, MIB
 
@@ -102,6 +105,16 @@ def test_code_that_is_broken_over_lines_is_still_code() -> None:
     broken = text[begin : text.index("\n):\n", begin) + 3]
     compile(broken + "\n    pass", "choice", "exec")
     assert "LookaheadPrefetch" in text
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 80])
+def test_a_body_and_a_comment_stay_code_at_any_width(width: int) -> None:
+    advice = 'with umem.managed(): umem.preset(arrays, "streaming")  # 8 arrays: a.py:12 (32.0 MiB)'
+    for line in (prefetching.LOOP_LINE, advice):
+        lines = code_lines(" 1 ", line, width)
+        assert max(map(cell_len, lines)) <= width
+        text = "\n".join(part[3:] for part in lines)
+        assert ast.unparse(ast.parse(text)) == ast.unparse(ast.parse(line)) and "# " in text
 
 
 @pytest.mark.thorough

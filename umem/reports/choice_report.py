@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from umem.predict.choosing import Choice, Option
-from umem.reports.text.lines import Column, table, with_block, wrapped
+from umem.reports.text.lines import Column, code_lines, table, wrapped
 from umem.trace.axes import size_text
 from umem.units import format_bytes, format_seconds
 
@@ -173,12 +173,9 @@ def _host_bound(who: str, bound: Sequence[Option], width: int) -> Iterator[Text]
 
 def _code(number: int, option: Option, width: int) -> list[str]:
     """Format the lines of code that turn an option on, wrapped to the width."""
-    first, found = f"{number:>2} ", []
+    first, found = f"{number:>2} ", list[str]()
     for line in (option.line or "nothing is to be done").splitlines():
-        if len(first) + len(line) <= width or not line.startswith("with "):
-            found.append(first + line)
-        else:
-            found += with_block(first, line, width)
+        found += code_lines(first, line, width)
         first = " " * len(first)
     return found
 

@@ -111,7 +111,29 @@ def wrapped(text: str, width: int, indent: str = "", hang: int = 0) -> list[str]
     return textwrap.wrap(text, room, initial_indent=indent, subsequent_indent=indent + " " * hang)
 
 
-def with_block(first: str, line: str, width: int) -> list[str]:
+def code_lines(first: str, line: str, width: int) -> list[str]:
+    """Format a line of code so that it stays code: a comment that has no room follows below.
+
+    Args:
+        first: text before the line, which those after it are indented by.
+        line: a statement, or a ``with`` statement with or without its body, and a comment.
+        width: cells of a line; code that cannot be broken may be wider.
+    """
+    if len(first) + cell_len(line) <= width:
+        return [first + line]
+    indent = " " * len(first)
+    code, _, comment = line.partition("  # ")
+    head, colon, body = code.partition("): ")
+    if code.startswith("with ") and code.endswith(":"):
+        found = _with_block(first, code, width)
+    elif colon and len(first) + cell_len(code) > width:
+        found = [f"{first}{head}):", f"{indent}    {body}"]
+    else:
+        found = [first + code]
+    return [*found, *wrapped(comment, width, f"{indent}# ")]
+
+
+def _with_block(first: str, line: str, width: int) -> list[str]:
     """Format a ``with`` statement, with a line for each manager, and for arguments if needed.
 
     Args:
