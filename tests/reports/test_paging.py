@@ -15,7 +15,13 @@ from software_programs import lines, needs_software_gpu
 import umem
 from umem.devices.cuda import cuda_reason
 from umem.devices.page_moves import PageMove
-from umem.errors import DeviceError, DeviceNotFoundError, MissingDependencyError, StateError
+from umem.errors import (
+    DeviceError,
+    DeviceNotFoundError,
+    FileError,
+    MissingDependencyError,
+    StateError,
+)
 from umem.reports.page_owners import ELSEWHERE, OwnedRange, divided
 from umem.reports.paging import PagedMemory, PageTracker
 from umem.trace.stacks import places
@@ -77,6 +83,19 @@ def test_everything_is_said_to_be_simulated(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     p.draw(tmp_path / "pages.png")
     assert (tmp_path / "pages.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_of_pages_replaces_a_file_with_force_only(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    mine = tmp_path / "mine.png"
+    mine.write_text("my own picture", encoding="utf-8")
+    with umem.virtual_gpu("t4"), umem.paging() as p:
+        pass
+    with pytest.raises(FileError, match=r"mine\.png"):
+        p.draw(mine)
+    assert mine.read_text(encoding="utf-8") == "my own picture"
+    p.draw(mine, force=True)
+    assert mine.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_block_without_managed_memory_has_no_moves(tmp_path: Path) -> None:

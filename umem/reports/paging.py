@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import Any, TextIO
 
 from umem.devices.base import Device
 from umem.devices.page_moves import Now, PageMove
+from umem.files import whole
 from umem.memory.statistics import WatchingBlock
 from umem.reports.page_owners import OwnedRange, PagePart, divided
 from umem.scopes import Scope
@@ -214,14 +216,22 @@ class PageTracker(WatchingBlock["PageTracker"]):
         """Print the report."""
         print(self, file=file)
 
-    def draw(self, file: str | PathLike[str]) -> None:
+    def draw(self, file: str | PathLike[str], *, force: bool = False) -> None:
         """Write a PNG of the moves over time: a band a line, from an array's first byte to its
         last.
 
+        Args:
+            file: its name.
+            force: replace a file that exists.
+
         Raises:
+            FileError: the file exists, and ``force`` is not given.
             MissingDependencyError: matplotlib is not installed. OSError: it cannot be written.
         """
         from umem.reports.pictures.moves_picture import draw_pages
 
         seconds = "simulated seconds" if self._where_json()["simulated"] else "seconds"
-        draw_pages(list(self.parts()), self._begun, f"pages on {self._where()}", seconds, file)
+        with whole(Path(file), force=force) as picture:
+            draw_pages(
+                list(self.parts()), self._begun, f"pages on {self._where()}", seconds, picture
+            )

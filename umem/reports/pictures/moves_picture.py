@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from os import PathLike
-from pathlib import Path
+from typing import IO
 
 from umem.reports.page_owners import PagePart
 from umem.reports.pictures.drawing import QUIET, finish, new_figure, plain
@@ -21,7 +20,7 @@ COLORS = {
 
 
 def draw_pages(
-    parts: Sequence[PagePart], begun: float, title: str, seconds: str, file: str | PathLike[str]
+    parts: Sequence[PagePart], begun: float, title: str, seconds: str, file: IO[bytes]
 ) -> None:
     """Write a PNG of moves; ``seconds`` names the unit of time, which counts from ``begun``.
 
@@ -48,7 +47,7 @@ def draw_pages(
     panel.set_ylim(max(1, len(bands)) - 0.5, -0.5)
     panel.set_xlabel(seconds)
     panel.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, frameon=False)
-    finish(figure, title, Path(file))
+    finish(figure, title, file)
 
 
 def _name(part: PagePart) -> str:
