@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,20 @@ def test_the_result_says_that_it_is_simulated_and_is_json() -> None:
     assert content["largest"]["simulated_peak_bytes"] == found.largest.peak_bytes
     assert content["next_batch"] == found.next_batch
     assert content["confirmed"] is None
+
+
+def test_the_text_has_the_sizes_of_the_other_axes_and_times_that_differ() -> None:
+    points = [{"batch": b, "length": n} for b in (4, 8) for n in (16, 32)]
+    each = [step(p["batch"], per_sample=(1000 * p["length"],)) for p in points]
+    trace = Trace.join(each, points)
+    assert "of VRAM, at length 32; " in str(batches_of(trace, "t4", vram=VRAM))
+    found = batches_of(trace, "t4", vram=VRAM, size={"length": 64})
+    heading, *lines = str(found).splitlines()
+    assert "of VRAM, at length 64; " in heading
+    times = re.findall(r"([\d.]+) us a sample", "\n".join(lines))
+    digits = [time.replace(".", "").lstrip("0") for time in times]
+    assert list(map(len, digits)) == [4, 4] and times[0] != times[1]
+    assert "of VRAM; " in str(batches_of(recorded(), "t4", vram=VRAM))
 
 
 # -- bad input ---------------------------------------------------------------------------------

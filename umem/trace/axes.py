@@ -117,6 +117,13 @@ def with_batch(size: StepSize, batch: int) -> StepSize:
     return {**size, _batch_axis(size): batch} if isinstance(size, Mapping) else batch
 
 
+def without_batch(size: StepSize) -> dict[str, int]:
+    """Return the sizes of the axes other than the batch."""
+    if not isinstance(size, Mapping):
+        return {}
+    return {axis: value for axis, value in size.items() if axis != _batch_axis(size)}
+
+
 def _batch_axis(size: Mapping[str, int]) -> str:
     return "batch" if "batch" in size else next(iter(size))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from umem.as_json import named
-from umem.trace.axes import StepSize
+from umem.trace.axes import StepSize, size_text, without_batch
 from umem.units import format_bytes, format_seconds
 
 
@@ -82,7 +82,10 @@ class FoundBatch:
 
     def _lines(self) -> Iterator[str]:
         """Yield the lines of the report."""
-        yield f"{self.title}, {format_bytes(self.vram_bytes)} of VRAM; all figures are simulated."
+        others = without_batch(self.size)
+        at = f", at {size_text(others)}" if others else ""
+        vram = format_bytes(self.vram_bytes)
+        yield f"{self.title}, {vram} of VRAM{at}; all figures are simulated."
         yield f"largest batch         {_said(self.largest)}"
         if self.next_batch is not None:
             yield f"  {self.next_batch:,} does not fit: {self.next_reason}"
@@ -104,8 +107,16 @@ _JSON_FIELDS = (
 
 
 def _said(step: BatchStep) -> str:
-    each = format_seconds(step.seconds_per_sample)
+    each = _four_digits(step.seconds_per_sample)
     return (
         f"{step.batch:,}: {format_seconds(step.seconds)}, {each} a sample, peak "
         f"{format_bytes(step.peak_bytes)}"
     )
+
+
+def _four_digits(seconds: float) -> str:
+    """Format a time a sample, of which two batches differ by a few percent."""
+    for unit, factor in (("us", 1e-6), ("ms", 1e-3), ("s", 1.0)):
+        if 0 < seconds < 999.95 * factor:
+            return f"{seconds / factor:#.4g} {unit}"
+    return format_seconds(seconds)
