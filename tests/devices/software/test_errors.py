@@ -644,6 +644,22 @@ said(shift, (1,), (10,), (y, np.uint64(address), 0))
             f"{x}, which has 40 bytes",
         ]
 
+    def test_null_pointers_and_empty_arrays_are_named(self, kernel_cache: Path) -> None:
+        program = """
+said(shift, (1,), (10,), (y, np.uint64(0), 0))
+said(shift, (1,), (10,), (cp.empty(0, "f4"), cp.empty(0, "f4"), 4))
+said(shift, (1,), (10,), (y, np.uint64(0), 1 << 40))
+kernel = cp.ElementwiseKernel("raw float32 x, int32 k", "float32 y", "y = x[i + k]", "shifted")
+said(kernel, cp.empty(0, "f4"), 0, y)
+"""
+        null, both, far, own = run(program, kernel_cache, start=CHECKED + KERNELS).splitlines()
+        x, y = "argument 1 (const float* x)", "argument 0 (float* y)"
+        what = "where no array is; {}: a null pointer, or an empty array"
+        assert null == f"the kernel shift reads address 0x0, {what.format(x)}"
+        assert both == f"the kernel shift reads address 0x10, {what.format(f'{y} and {x}')}"
+        assert far.endswith("where no array is")
+        assert "argument 0 (const CArray<" in own and own.endswith("or an empty array")
+
     def test_memory_that_runs_out_is_cupys_error(self, kernel_cache: Path) -> None:
         program = """
 x = cp.zeros(10, "u1")

@@ -21,8 +21,11 @@ from umem.devices.software.memory_sources import Fenced, GuardedSource
 from umem.devices.software.runtime import HostRuntime
 from umem.devices.software.toolchain import Toolchain
 from umem.errors import DeviceError
+from umem.units import GIB
 
 _SOURCE = Path(__file__).parent / "include" / "guarded.c"
+FAR = GIB
+"""A place more bytes away from an argument is not said to be near it."""
 _VERBS = {1: "reads", 2: "writes"}
 
 
@@ -72,12 +75,21 @@ class KernelGuard:
         region = self._source.find(fault.address)
         pointers = kernel.pointers(given)
         if region is None:
-            far = [(abs(fault.address - address), _named(name)) for name, address in pointers]
-            near = "".join(f"; {name} is {n:,} bytes away" for n, name in sorted(far)[:1])
+            near = _nearest(fault.address, pointers)
             return f"{does} address {fault.address:#x}, where no array is{near}"
         mine = [_named(name) for name, address in pointers if self._source.find(address) is region]
         name = " or ".join(mine) if mine else "an array that no argument leads to"
         return f"{does} {_place(region, fault.address)} {name}, which has {region.nbytes:,} bytes"
+
+
+def _nearest(place: int, pointers: Sequence[tuple[tuple[int, str], int]]) -> str:
+    """Say which arguments a place may have been reached from; empty if all are far away."""
+    near = sorted((abs(place - at), at, _named(name)) for name, at in pointers)
+    near = [one for one in near if one[0] <= FAR]
+    null = [name for _, at, name in near if not at]
+    if null:
+        return f"; {' and '.join(null)}: a null pointer, or an empty array"
+    return "".join(f"; {name} is {n:,} bytes away" for n, _, name in near[:1])
 
 
 def _place(region: Fenced, address: int) -> str:

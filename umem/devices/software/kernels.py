@@ -142,11 +142,11 @@ class Kernel:
         return ctypes.cast(self._run, ctypes.c_void_p).value or 0
 
     def pointers(self, given: int) -> list[tuple[tuple[int, str], int]]:
-        """Return each pointer parameter by number and text, with its value."""
+        """Return each pointer parameter by number and text, with its value: 0 of an empty array."""
         self.ranges(given)
         texts = enumerate(text.strip().removeprefix(_WRITTEN) for text in self._texts)
         pairs = zip(texts, self._ranges, strict=False)
-        return [(parameter, found.low) for parameter, found in pairs if found.low]
+        return [(it, found.low) for it, found in pairs if found.low or _POINTER.search(it[1])]
 
     def captured(self, given: int) -> Captured:
         """Copy the arguments, not what they point to."""
@@ -233,6 +233,7 @@ def _may_wait(code: str) -> bool:
 
 _ARRAY = re.compile(r"(?<!const )CArray<[^<>]*(?:<[^<>]*>)?[^<>]*>\s+_raw_(\w+)")
 _WRITTEN = "written "
+_POINTER = re.compile(r"\*|^(const )?CArray\b")
 
 
 def _marked(source: str, parameters: str) -> str:
