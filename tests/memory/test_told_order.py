@@ -175,6 +175,11 @@ def test_arrays_with_gaps_and_things_without_arrays_are_refused(xp: Any) -> None
     assert look.round_count == 1
 
 
+def test_one_array_is_no_loop_of_chunks(xp: Any) -> None:
+    with pytest.raises(HintError, match=r"got one array: \[x\] is that array as a chunk"):
+        umem.lookahead(xp.ones((4, MIB), np.float32))
+
+
 @pytest.mark.parametrize("depth", [0, -1, True, 1.5, "2"])
 def test_a_depth_that_is_none_is_refused(depth: Any) -> None:
     with pytest.raises(ValueError, match="depth must be an int from 1 up"):

@@ -236,7 +236,8 @@ def lookahead(chunks: Iterable[Chunk] = (), *, depth: int = 2) -> Lookahead[Chun
 
     Raises:
         ValueError: the depth is not an int from 1 up.
-        HintError: a chunk has an array that is not on the current GPU, or has gaps.
+        HintError: ``chunks`` is a single array; or a chunk has an array that is not on the current
+            GPU, or has gaps.
         DeviceNotFoundError: there is no CUDA device and no virtual GPU.
 
     Cost: some microseconds a use and an array; a plan takes milliseconds. Thread-safety: for one
@@ -252,4 +253,9 @@ def lookahead(chunks: Iterable[Chunk] = (), *, depth: int = 2) -> Lookahead[Chun
     """
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
         raise ValueError(f"lookahead: depth must be an int from 1 up; got {depth!r}")
+    if hasattr(chunks, "shape"):
+        raise HintError(
+            "lookahead takes the chunks of a loop, such as a list of arrays, and got one array: "
+            "[x] is that array as a chunk, and list(x) its rows"
+        )
     return Lookahead(chunks, depth)
