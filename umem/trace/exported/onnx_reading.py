@@ -269,7 +269,8 @@ def _set_sizes(graph: Any, sizes: dict[str, int]) -> None:
     for name, value in sizes.items():
         if type(value) is not int or not 1 <= value < 1 << 63:
             raise OnnxError(
-                f"the size of {quoted(name)} is {quoted(value)}, not a whole number of 63 bits"
+                f"the size of {quoted(name)} is {quoted(value)}, not a whole number of at least 1 "
+                "and at most 63 bits"
             )
     missing: dict[str, str] = {}
     unused, fixed = set(sizes), dict[str, int]()
