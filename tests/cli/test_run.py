@@ -535,6 +535,7 @@ def test_a_script_without_chainer_runs_where_chainer_is_not_installed(
         (["--limit", "1GiB"], 2, "--limit needs a --mode"),
         (["--prefetch"], 2, "--prefetch needs a --mode"),
         (["--vram", "1GiB"], 2, "--vram needs --virtual"),
+        (["--record", "a.umem.gz", "--record", "b"], 2, "--record is given more than once"),
         (["--virtual", "v101"], 1, "did you mean"),
         (["--virtual", "t4", "--vram", "0"], 1, "vram must be above zero"),
         (["--virtual", "t4", "--mode", "managed", "--limit", "-1"], 1, "limit must be a size"),

@@ -28,6 +28,14 @@ from umem.trace.recording.kept_steps import Keeper, Steps
 from umem.units import format_bytes, format_seconds
 from umem_software_gpu import MOST_DEVICES, VARIABLE
 
+
+def _one(context: click.Context, option: click.Parameter, given: tuple[Path, ...]) -> Path | None:
+    """Return the value of an option that click would take the last of."""
+    if len(given) > 1:
+        raise click.UsageError(f"{option.opts[0]} is given more than once")
+    return given[0] if given else None
+
+
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
@@ -79,6 +87,8 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.option(
     "--record",
     type=click.Path(path_type=Path),
+    multiple=True,
+    callback=_one,
     metavar="FILE",
     help="Write a trace of two training steps, such as out/run.umem.gz.",
 )
