@@ -30,12 +30,13 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
     """Read a GPU and the keyword arguments of `umem.software_gpu` from the variable's value.
 
     Raises:
-        ValueError: an option is unknown, or its value is none.
+        ValueError: an option is unknown, given twice, or its value is none.
     """
     gpu, *options = (word.strip() for word in text.split(","))
     given: dict[str, Any] = {}
-    for option in options:
-        name, is_given, value = option.partition("=")
+    names = [option.partition("=")[0] for option in options]
+    for name, option in zip(names, options, strict=True):
+        _, is_given, value = option.partition("=")
         if name == "vram" and value:
             given["vram"] = value
         elif option in ("model=on", "model=off"):
@@ -48,6 +49,8 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
             given["devices"] = int(value)
         else:
             raise ValueError(f"{option!r} is no option of the software GPU: {FORM}")
+        if names.count(name) > 1:
+            raise ValueError(f"{name!r} is given more than once for the software GPU")
     return gpu, given
 
 

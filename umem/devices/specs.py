@@ -10,8 +10,8 @@ import difflib
 from dataclasses import dataclass, replace
 from typing import Any
 
-from umem.errors import UnknownGpuError
-from umem.units import GIB
+from umem.errors import SizeError, UnknownGpuError
+from umem.units import BLOCK_BYTES, GIB, format_bytes
 
 GB = 10**9
 PCIE3 = "planning value for PCIe 3.0 x16"
@@ -48,6 +48,19 @@ class GpuSpec:
     def with_vram(self, vram_bytes: int) -> GpuSpec:
         """Return the GPU with exactly ``vram_bytes`` usable."""
         return replace(self, vram_bytes=vram_bytes, usable_bytes=vram_bytes)
+
+
+def check_vram(spec: GpuSpec) -> None:
+    """Check that a GPU's VRAM has room for a block.
+
+    Raises:
+        SizeError: it has not.
+    """
+    if spec.usable_bytes < BLOCK_BYTES:
+        raise SizeError(
+            f"vram must be at least one block of {format_bytes(BLOCK_BYTES)}; "
+            f"got {format_bytes(spec.usable_bytes)}"
+        )
 
 
 @dataclass(frozen=True)

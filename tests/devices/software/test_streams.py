@@ -389,6 +389,20 @@ for count in (0, 40):
         said = "True 1.0\nTrue 1.0\nTrue 0.0\nTrue 0.0\n"
         assert run(program, kernel_cache, start=start) == said
 
+    def test_a_seed_that_is_none_changes_nothing(self, kernel_cache: Path) -> None:
+        program = """
+for seed in ("x", 1.5, -1, True):
+    try:
+        gpu.reseed(seed)
+    except umem.errors.SizeError as error:
+        print(error)
+print(int(cp.arange(4).sum()))
+"""
+        *said, end = run(program, kernel_cache, start=LATE).splitlines()
+        what = "stream_seed must be a whole number of at least 0; got"
+        assert [line.removeprefix(what) for line in said] == [" 'x'", " 1.5", " -1", " True"]
+        assert end == "6"
+
     def test_reseeding_needs_a_seed_from_the_start(self, kernel_cache: Path) -> None:
         program = """
 try:

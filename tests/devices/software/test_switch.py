@@ -18,6 +18,9 @@ import pytest
 from project import ROOT
 from software_programs import is_installed, needs_cupy, needs_software_gpu
 
+import umem
+from umem.devices.software.opening import requirements
+from umem.errors import SizeError
 from umem_software_gpu import VARIABLE, parsed
 
 NAME = "import cupy; print(cupy.cuda.runtime.getDeviceProperties(0)['name'].decode())"
@@ -61,6 +64,26 @@ def test_options_are_those_of_software_gpu(text: str, given: dict[str, Any]) -> 
 def test_an_unknown_option_is_named_with_those_that_there_are(option: str) -> None:
     with pytest.raises(ValueError, match=r"no option of the software GPU: GPU\[,vram=SIZE\]"):
         parsed(f"t4,{option}")
+
+
+@pytest.mark.parametrize(
+    "options", ["vram=8GiB,vram=4GiB", "checked,checked", "model=on,model=off"]
+)
+def test_an_option_that_is_given_twice_is_refused(options: str) -> None:
+    with pytest.raises(ValueError, match="is given more than once for the software GPU"):
+        parsed(f"t4,{options}")
+
+
+@needs_software_gpu
+def test_too_little_vram_is_refused_before_cupy_is_imported() -> None:
+    with pytest.raises(SizeError, match=r"vram must be at least one block of 2\.0 MiB; got 8 B"):
+        requirements("t4", "8", force=True)
+
+
+@pytest.mark.parametrize("seed", ["x", -1, 1.5, True])
+def test_a_seed_of_streams_is_a_whole_number(seed: Any) -> None:
+    with pytest.raises(SizeError, match="stream_seed must be a whole number of at least 0"):
+        umem.software_gpu("t4", stream_seed=seed)
 
 
 def test_the_wheel_has_the_file_that_python_reads_as_it_starts(tmp_path: Path) -> None:
@@ -248,6 +271,7 @@ def test_pytest_starts_again_where_a_plugin_has_imported_cupy(
         ("t44", "no GPU named 't44'"),
         ("t4,fast", "'fast' is no option of the software GPU"),
         ("t4,vram=lots", "vram must be a size"),
+        ("t4,vram=8", "vram must be at least one block"),
         ("t4,force", "finds no C++ compiler"),
     ],
 )

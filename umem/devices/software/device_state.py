@@ -10,7 +10,8 @@ from umem.devices.base import Policy
 from umem.devices.software.copy_streams import CopyStreams
 from umem.devices.specs import COSTS, GpuSpec
 from umem.devices.virtual.model import Model
-from umem.errors import DeviceError
+from umem.errors import DeviceError, SizeError
+from umem.printable import quoted
 from umem_software_gpu import MOST_DEVICES
 
 _LIMITS = {0: 1024, 1: 1 << 20, 2: 8 << 20}
@@ -28,6 +29,16 @@ def check_count(devices: object) -> None:
         raise DeviceError(
             f"devices must be a whole number from 1 to {MOST_DEVICES}; got {devices!r}"
         )
+
+
+def check_seed(seed: object) -> None:
+    """Check a seed of streams; None is one, too.
+
+    Raises:
+        SizeError: it is no whole number of at least 0.
+    """
+    if seed is not None and not (type(seed) is int and seed >= 0):
+        raise SizeError(f"stream_seed must be a whole number of at least 0; got {quoted(seed)}")
 
 
 class Current(threading.local):

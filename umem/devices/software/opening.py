@@ -19,7 +19,7 @@ from umem.devices.software.allocations import AllocationParts
 from umem.devices.software.checked_mode import KernelGuard, bypass_pools
 from umem.devices.software.deferred_libraries import on_stream
 from umem.devices.software.deferred_streams import DeferredDriver, DeferredRuntime
-from umem.devices.software.device_state import DeviceState, DriverCalls, check_count
+from umem.devices.software.device_state import DeviceState, DriverCalls, check_count, check_seed
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.fork import Lead, refuse_children
 from umem.devices.software.kernels import KernelCompiler, report_races, share_kernels
@@ -37,7 +37,7 @@ from umem.devices.software.runtime import HostRuntime
 from umem.devices.software.sharing import usable_cores
 from umem.devices.software.toolchain import Toolchain
 from umem.devices.software.versions import known_cupy
-from umem.devices.specs import GpuSpec, gpu_spec
+from umem.devices.specs import GpuSpec, check_vram, gpu_spec
 from umem.errors import DeviceError, StateError
 from umem.scopes import Scope
 from umem.trace.recording.sources import add_source
@@ -90,7 +90,9 @@ class SoftwareGPU:
 
         Raises:
             StateError: it was opened without a seed.
+            SizeError: the seed is no whole number of at least 0.
         """
+        check_seed(stream_seed)
         if not isinstance(self._runtime, DeferredRuntime):
             raise StateError("opened without a seed: umem.software_gpu(..., stream_seed=0)")
         self._runtime.reseed(stream_seed)
@@ -186,9 +188,11 @@ def software_gpu(
         MissingDependencyError: no CuPy, or no compiler.
         DeviceError: a CuPy whose inside is not known, a real GPU and no ``force``, a `GpuSpec` of
             yours without a ``chip``, or no such number of devices.
-        UnknownGpuError, SizeError: see `umem.virtual_gpu`. Nothing has changed after any of these.
+        UnknownGpuError, SizeError: see `umem.virtual_gpu`; or ``stream_seed`` is no whole number
+            of at least 0. Nothing has changed after any of these.
         DeviceError: the compiler fails. Then the process cannot go on to use CuPy.
     """
+    check_seed(stream_seed)
     spec, folder = requirements(gpu, vram, force=force, devices=devices)
     if any(name in sys.modules for name in ("cupy", "cupy_backends")):
         raise StateError(
@@ -242,6 +246,7 @@ def requirements(
     check_count(devices)
     if vram is not None:
         spec = spec.with_vram(parse_bytes(vram, "vram"))
+    check_vram(spec)
     if spec.chip is None:
         raise DeviceError(
             f"{spec.title}: CuPy asks for the compute capability and the number of "

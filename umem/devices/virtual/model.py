@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 from umem.devices.base import Policy, Span
 from umem.devices.page_moves import ALREADY_WATCHED, Cause, Now, PageMove, Told, Way
-from umem.devices.specs import Costs, GpuSpec
+from umem.devices.specs import Costs, GpuSpec, check_vram
 from umem.devices.virtual.advice import advice_flag
 from umem.devices.virtual.clock import BlockMoves, Clock, Counters, Prefetches, StepCost
 from umem.devices.virtual.clocks import Clocks
 from umem.devices.virtual.copies import Copies
 from umem.devices.virtual.driver import DriverModel, Placed, covered, half_covered, wholly_covered
 from umem.devices.virtual.pool import Pool
-from umem.errors import LimitError, OutOfMemoryError, SizeError, StateError
+from umem.errors import LimitError, OutOfMemoryError, StateError
 from umem.locks import safe_lock
 from umem.scopes import Scope
 from umem.trace.events import (
@@ -68,11 +68,7 @@ class Model:
         policy: Callable[[], Policy],
         clocks: Sequence[Clock] = (),
     ) -> None:
-        if spec.usable_bytes < BLOCK_BYTES:
-            raise SizeError(
-                f"vram must be at least one block of {format_bytes(BLOCK_BYTES)}; "
-                f"got {format_bytes(spec.usable_bytes)}"
-            )
+        check_vram(spec)
         self.spec = spec
         self.lock = safe_lock()
         self.clocks = Clocks(clocks or (Clock(spec, costs),))
