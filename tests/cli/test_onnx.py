@@ -119,6 +119,23 @@ def test_the_largest_batch_is_found_by_the_models_own_shapes(deep: Path) -> None
     assert found > 1000
 
 
+def test_the_largest_batch_of_convolutions_is_that_under_the_cap_on_their_workspace(
+    tmp_path: Path,
+) -> None:
+    nodes = [node("Conv", "x W", "c", pads=[1] * 4), node("Relu", "c", "y")]
+    shape = ["batch", 16, 32, 32]
+    path = save(tmp_path / "conv.onnx", nodes, [weights("W", 16, 16, 3, 3)], shape, shape, 13)
+
+    def found(*args: Any) -> int:
+        done = run(path, "--vram", "96MiB", "--json", *args, command="batch")
+        return int(json.loads(done.output)["largest"]["batch"])
+
+    largest = found()
+    assert largest == found("--sizes", f"batch={largest}")
+    peak = onnx_step(path, {"batch": largest}).trace.peak_bytes
+    assert 0.8 * 96 * MIB < peak <= 96 * MIB
+
+
 def test_a_batch_is_split_between_ranks(deep: Path) -> None:
     asked = ["--sizes", "batch=64", "--optimizer", "sgd", "-n", "1,2", "--link", "pcie4"]
     done = run(deep, *asked, "--json", command="ranks")

@@ -129,5 +129,5 @@ def test_a_single_step_does_not_know_what_the_one_before_it_left() -> None:
     assert umem.replay(Trace([weights, *step, Free(1), *step]), "t4").caveat is None
     assert umem.choose(Trace([weights, *step]), "t4").caveat is None
     assert umem.choose(Trace([weights, *step[:-1]]), "t4").caveat == (
-        "No optimizer's update is in the trace: all of it counts as one step."
+        "No step ends in the trace: all of it counts as one."
     )

@@ -14,6 +14,7 @@ from umem.cli.step_options import StepOptions, of_a_step
 from umem.devices.specs import GpuSpec
 from umem.errors import BudgetError
 from umem.predict.batches.finding import batches_of
+from umem.predict.batches.found_batches import FoundBatch
 from umem.trace.axes import StepSize
 from umem.trace.trace import Trace
 
@@ -42,9 +43,9 @@ def command(step: StepOptions, maximum: int | None, margin: float) -> bool:
     Nothing is run: memory and times are those of the model of a GPU, and simulated.
     The exit status is 3 where a batch of one does not fit.
     """
-    trace, gpu = step.over_batch(), step.spec
+    gpu = step.spec
     try:
-        found = batches_of(trace, gpu, size=step.size, maximum=maximum, margin=margin)
+        trace, found = _found(step, maximum, margin)
     except BudgetError as error:
         say(str(error), err=True)
         return False
@@ -55,6 +56,22 @@ def command(step: StepOptions, maximum: int | None, margin: float) -> bool:
     for line in doublings(trace, gpu, found.size):
         say(line)
     return True
+
+
+def _found(step: StepOptions, maximum: int | None, margin: float) -> tuple[Trace, FoundBatch]:
+    """Search for the batch; return the step that the search was made on, and the result.
+
+    A model in ONNX is made anew at the batch that was found, until that stays: the workspace of its
+    convolutions is capped, so that no line through small batches meets that of a large one.
+    """
+    trace = step.over_batch()
+    found = batches_of(trace, step.spec, size=step.size, maximum=maximum, margin=margin)
+    seen: set[int] = set()
+    while step.is_onnx and found.largest.batch not in seen:
+        seen.add(found.largest.batch)
+        trace = step.over_batch(found.largest.batch)
+        found = batches_of(trace, step.spec, size=step.size, maximum=maximum, margin=margin)
+    return trace, found
 
 
 def doublings(trace: Trace, gpu: GpuSpec, size: StepSize | None) -> Iterator[str]:

@@ -16,6 +16,7 @@ from umem.devices.specs import GpuSpec
 from umem.predict.choosing import gpu_asked_for
 from umem.trace.axes import StepSize
 from umem.trace.exported import onnx_step, step_over_batch
+from umem.trace.exported.exported_sizes import batch_axis
 from umem.trace.exported.updates import OPTIMIZERS, OptimizerName
 from umem.trace.trace import Trace
 
@@ -110,8 +111,12 @@ class StepOptions(NamedTuple):
         step = onnx_step(self.paths[0], self.named_sizes, self.optimizer or "adam")
         return ChosenStep(step.trace, step.names)
 
-    def over_batch(self) -> Trace:
+    def over_batch(self, batch: int | None = None) -> Trace:
         """Read the step from the files so that it can be scaled to other batches.
+
+        Args:
+            batch: of a model in ONNX, the batch that figures are right for; by default the one
+                among the sizes.
 
         Raises:
             click.UsageError: as `step`.
@@ -119,7 +124,11 @@ class StepOptions(NamedTuple):
         """
         if not self.is_onnx:
             return one_trace(self.paths, self.sizes, self.caps)
-        return step_over_batch(self.paths[0], self.named_sizes, self.optimizer or "adam")
+        sizes = dict(self.named_sizes)
+        axis = batch_axis(self.paths[0])
+        if batch is not None and axis is not None:
+            sizes[axis] = batch
+        return step_over_batch(self.paths[0], sizes, self.optimizer or "adam")
 
     def check(self) -> None:
         """Refuse options that do not go with a model in ONNX, or only with one.

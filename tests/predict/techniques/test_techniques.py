@@ -186,6 +186,14 @@ def test_a_trace_without_a_mark_is_one_step_and_one_of_many_keeps_its_last() -> 
     assert sum(op.name == "SGD" for op in many.ops) == 3
 
 
+def test_a_program_without_chainer_that_marks_no_steps_begins_anew() -> None:
+    arrays = [Alloc(n, 1024, "array", f"a{n}") for n in range(3)]
+    ops = [Op("fill", "array", (), (Access(n, 0, 1024),), 256) for n in range(3)]
+    events = [event for pair in zip(arrays, ops, strict=True) for event in pair]
+    assert steady(Trace(events, "cupy"), 3).peak_bytes == 3 * 1024
+    assert steady(Trace([*events, Mark("step")], "cupy"), 3).peak_bytes == 6 * 1024
+
+
 def test_an_output_that_somebody_holds_is_there_beside_the_next_one() -> None:
     held = [event for event in step() if event != Free(2)]
     repeated = steady(Trace([*held, Mark("step")]), 2)

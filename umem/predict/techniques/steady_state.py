@@ -23,7 +23,8 @@ def steady(trace: Trace, step_count: int = 2) -> Trace:
 
     A trace without an optimizer's update is one step. Tensors that a step leaves behind, except
     parameters, state and inputs, are freed where the trace frees those of the previous step, and
-    otherwise before the next backward, as in Chainer's ``optimizer.update(loss)``.
+    otherwise before the next backward, as in Chainer's ``optimizer.update(loss)``. A program
+    without Chainer that marks no steps is taken to begin anew, without any of them.
 
     Raises:
         TraceError: the trace has no operation.
@@ -37,7 +38,8 @@ def steady(trace: Trace, step_count: int = 2) -> Trace:
     events = whole.events
     step = tail(whole, ends[-2]).events if len(ends) > 1 else events
     events = _as_first(events)
-    again = _Repeater(events, step)
+    begins_anew = not trace.step_count and all(op.entry is None for op in trace.ops)
+    again = _Repeater(events, step, begins_anew=begins_anew)
     for _ in range(step_count - len(ends)):
         events = [*events, *again.events()]
     return trace.with_events(events)
@@ -153,9 +155,10 @@ class _Repeater:
     Args:
         events: the events so far; they end with the step.
         step: the step's events; they begin with uploads of the tensors that it found, if known.
+        begins_anew: whether tensors that a step leaves behind are freed before the next begins.
     """
 
-    def __init__(self, events: list[Event], step: list[Event]) -> None:
+    def __init__(self, events: list[Event], step: list[Event], *, begins_anew: bool) -> None:
         self._step = step
         self._alive = Alive(events)
         self._fresh = 1 + max(allocations(events), default=-1)
@@ -171,14 +174,14 @@ class _Repeater:
             and (tensor in old or not any(other[1:4] == alloc[1:4] for other in went))
         }
         self._found = len(found)
-        self._backward = _first_backward(step)
+        self._frees_at = 0 if begins_anew else _first_backward(step)
 
     def events(self) -> Iterator[Event]:
         """Yield the events of one more step."""
         left = {n: alloc for n, alloc in self._alive.tensors.items() if n not in self._lasting}
         now = {tensor: tensor for tensor in self._lasting}
         for index, event in enumerate(self._step):
-            if index == self._backward:
+            if index == self._frees_at:
                 for number in left:
                     yield self._follow(Free(number))
                 left.clear()

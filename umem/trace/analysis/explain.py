@@ -71,7 +71,7 @@ def missing_when_repeated(trace: Trace) -> str | None:
     """Return what the peak leaves out of a step that is repeated until it has settled."""
     end = None
     if not trace.step_count:
-        end = "No optimizer's update is in the trace: all of it counts as one step."
+        end = "No step ends in the trace: all of it counts as one."
     return _together(moved(trace), missing_workspace(trace), unseen(trace), end, varied(trace))
 
 

@@ -35,6 +35,9 @@ def step_over_batch(
 ) -> Trace:
     """Make a model's training step at two batches, so that it can be scaled along ``"batch"``.
 
+    Scaled steps are right near the batch that is given: workspace is capped, and grows with small
+    batches only.
+
     Args:
         path: the model.
         sizes: of its dynamic axes; that of the batch may be missing, and is 4 then.
