@@ -81,6 +81,8 @@ def _problem(trace: Trace, cost: OpCost) -> Problem:
     updates = {t: nbytes for t, nbytes in _updates(trace).items() if t in first.near}
     nodes = {number[node.name]: node for node in graph.nodes}
     saved = [nodes[index].saved for index in range(len(nodes))]
+    # The program holds what its own operations read, such as a loss that is logged.
+    outside = {a.tensor for op in trace.ops if op.phase == "array" for a in op.reads}
     if trace.has_entries:
         tape = _from_entries(trace, first, saved, cost)
     else:
@@ -102,7 +104,7 @@ def _problem(trace: Trace, cost: OpCost) -> Problem:
                 drawn_bytes=drawn,
                 mask_bytes=mask,
                 packed_bytes=packed_bytes(mask),
-                again=node.recomputable,
+                again=node.recomputable and not any(a.tensor in outside for a in made),
                 workspace_bytes=node.workspace_bytes,
                 backward_workspace_bytes=tape.workspace.get(index, 0),
                 backward_cost=tape.backward_cost.get(index),

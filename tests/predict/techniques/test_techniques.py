@@ -286,6 +286,18 @@ def test_nothing_runs_again_for_a_trace_without_backward() -> None:
         budgets.prepare(subject, GPU, "50%")
 
 
+def test_what_an_operation_of_the_program_s_own_reads_is_kept() -> None:
+    """As the loss is that a trainer logs: it is read after the update, and no plan drops it."""
+    logged = Op("copy", "array", (Access(3, 0, 4 * MIB),), (), 0)
+    events = [*chain_of(8), logged]
+    events.remove(Free(3))
+    trace = Trace([*events, Mark("step")])
+    (problem,) = problems_of(trace)
+    assert [call.again for call in problem.calls].index(False) == 2
+    found = {option.name: option for option in umem.choose(trace, GPU).options}
+    assert found["recompute min"].peak_bytes < found["nothing"].peak_bytes
+
+
 def chain_of(count: int, nbytes: int = 4 * MIB) -> list[Any]:
     """Calls one after another, each needed by its own backward and the next's."""
     value = [Access(1 + v, 0, nbytes) for v in range(count)]
