@@ -125,7 +125,9 @@ def replay(
         allocator: ``"caching"`` as CuPy's pool, ``"plain"`` without one.
         costs: the cost constants.
 
-    A trace that does not fit raises nothing: `Replay.fits` is False.
+    A trace that does not fit raises nothing: `Replay.fits` is False. The trace is replayed once, as
+    it was recorded: a loop of one step has gaps in its pool, and may need a little more.
+    `umem.choose` and `umem.chainer.find_batch` repeat the step until it has settled.
 
     Raises:
         UnknownGpuError, SizeError: see `umem.virtual_gpu`.
