@@ -58,7 +58,7 @@ class Configurations:
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Tell whether two configurations have the same objects; an array has no other comparison."""
+    """Tell whether two configurations hold the same objects; arrays are not compared by value."""
     return list(one) == list(other) and all(map(is_, one.values(), other.values()))
 
 

@@ -125,8 +125,7 @@ class StepOptions(NamedTuple):
         if not self.is_onnx:
             return one_trace(self.paths, self.sizes, self.caps)
         sizes = dict(self.named_sizes)
-        axis = batch_axis(self.paths[0])
-        if batch is not None and axis is not None:
+        if batch is not None and (axis := batch_axis(self.paths[0])) is not None:
             sizes[axis] = batch
         return step_over_batch(self.paths[0], sizes, self.optimizer or "adam")
 

@@ -61,8 +61,8 @@ class Explanation:
         vram_bytes, free_bytes: of the GPU; free is what the driver has, and free blocks of pools of
             plain memory.
         used_bytes: what arrays use, in CuPy's pool, those of umem and the holders.
-        past_bytes: what CuPy's pool had beside them when it ran out, by its message: arrays of an
-            expression that has ended since, such as a list that was being made, and gaps.
+        past_bytes: bytes that CuPy's pool held beside them when it ran out, by its message: arrays
+            of an expression that the error ended, such as a list comprehension, and gaps.
         held: the holders, the largest first; an array is counted for the first that holds it.
         remedies: what would fit, the least change first.
     """
@@ -322,7 +322,7 @@ def _remedies(
 
 
 def _of_some(nbytes: int) -> str:
-    """Format the size of blocks; empty for less than a MiB, as something else has to go first."""
+    """Format the size of blocks; empty below a MiB, where arrays have to be freed first."""
     return f" of some {format_bytes(nbytes)}" if nbytes >= MIB else ""
 
 

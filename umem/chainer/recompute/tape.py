@@ -173,7 +173,7 @@ class Call:
             self.stash = Stash(self.signature[0], stash)
 
     def share_signature(self, signature: Signature) -> None:
-        """Hold an equal signature for its own; Python's garbage collector has less to visit."""
+        """Replace the signature by an equal one that passes share, which saves memory."""
         self.signature = signature
 
     def set_rank(self, rank: int) -> None:

@@ -25,7 +25,7 @@ from umem.units import GIB
 
 _SOURCE = Path(__file__).parent / "include" / "guarded.c"
 FAR = GIB
-"""A place more bytes away from an argument is not said to be near it."""
+"""Bytes; an argument that is farther than this from a fault is not named."""
 _VERBS = {1: "reads", 2: "writes"}
 
 

@@ -23,8 +23,8 @@ def steady(trace: Trace, step_count: int = 2) -> Trace:
 
     A trace without an optimizer's update is one step. Tensors that a step leaves behind, except
     parameters, state and inputs, are freed where the trace frees those of the previous step, and
-    otherwise before the next backward, as in Chainer's ``optimizer.update(loss)``. A program
-    without Chainer that marks no steps is taken to begin anew, without any of them.
+    otherwise before the next backward, as in Chainer's ``optimizer.update(loss)``. Of a program
+    without Chainer that marks no steps, they are freed before it is repeated.
 
     Raises:
         TraceError: the trace has no operation.
