@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
-import chainer
-
-from umem.chainer.accumulation.batch_parts import MicroBatches, is_of_batch, loss_scale_of, model_of
+from umem.chainer.accumulation.batch_parts import MicroBatches, loss_scale_of, model_of
 from umem.chainer.accumulation.loss_weight import Weight
-from umem.chainer.accumulation.mixing import Mixing
 from umem.chainer.accumulation.splitting import Arguments, ArgumentsBatch, positive_count
 from umem.chainer.accumulation.update_group import Group
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
@@ -29,10 +25,10 @@ class accumulate(Subscriber):
     ``optimizer.update(lossfun, *args)`` in parts of 4 samples. Either is on inside of a with
     statement, or from `enable` to `disable`.
 
-    The gradient is that of the whole batch, not a mean of means: the divisor of each term of the
-    loss is known (means, sums, valid labels, a time step's own count), and each part is weighted by
-    its share, or the loss is refused. The first time, and where a loss has a new term, two uneven
-    splits of a few samples are compared with these at once.
+    The gradient is that of the whole batch, not a mean of means: each part is weighted by its share
+    of what each term of the loss is divided by. That is known for Chainer's losses that average and
+    for `F.mean`; of everything else ``weight=`` says it, or the loss is refused. In the first
+    update, and where a loss has other terms, three samples at once are compared with two and one.
 
     Args:
         optimizer: one of Chainer's that goes by gradients, set up.
@@ -41,12 +37,11 @@ class accumulate(Subscriber):
             comes out of a call of update, drops the calls of that group.
         micro_batch: samples of a part; the last may be short. More than the batch is the whole
             batch.
-        weight: by what the loss of given samples was divided, as a function of the loss function's
-            arguments (of none, where backward is called by hand), for terms that a number divides;
-            or a number with which each part's gradient is multiplied.
-        check: compare parts of a few samples with those at once, where something is new.
-        dropout: "batch": masks are those that the whole batch would have drawn, kept with a bit an
-            element until its last part; "micro": each part draws.
+        weight: what the loss of a part was divided by, as a function of the loss function's
+            arguments (of none, where backward is called by hand); or 1, where the losses of parts
+            add up. For a loss function that returns a dictionary of terms, which are summed: a
+            dictionary of these by the same names, of terms that are not known.
+        check: compare three samples at once with two and one.
         survive: where memory runs out, halve ``micro_batch``, go on with that, and do the step
             again with the random numbers that NumPy and Python drew.
 
@@ -56,11 +51,12 @@ class accumulate(Subscriber):
         SizeError: on making it: not one of ``steps`` and ``micro_batch``, or no whole number above
             zero. In update: an empty batch, arguments of differing lengths.
         StateError: the optimizer has no model, or is accumulated already.
-        AccumulationError: in update: parts cannot give the gradient of the whole; names what
-            divides or mixes. Parameters and the optimizer are as before, gradients are cleared.
+        AccumulationError: in update: the divisor of a term is not known, or parts do not give the
+            gradient of the whole; names the term and its line. Parameters, links and the optimizer
+            are as before, gradients are cleared.
 
     Cost: no copy of gradients beside Chainer's own; with backward by hand one. The comparison has
-    two more, and takes some passes over a part. Thread-safety: for the optimizer's thread.
+    two more, and takes two passes over three samples. Thread-safety: for the optimizer's thread.
     """
 
     place = -2
@@ -73,24 +69,20 @@ class accumulate(Subscriber):
         micro_batch: int | None = None,
         weight: Weight = None,
         check: bool = True,
-        dropout: str = "micro",
         survive: bool = False,
     ) -> None:
         if (steps is None) == (micro_batch is None):
             raise SizeError("give one of steps= and micro_batch=")
-        if steps is not None and (survive or is_of_batch(dropout)):
-            raise StateError('survive=True and dropout="batch" need micro_batch=, not steps=')
+        if steps is not None and survive:
+            raise StateError("survive=True needs micro_batch=, not steps=")
         self.optimizer = optimizer
-        self._model = model_of(optimizer)
+        model_of(optimizer)
         self._micro = self._steps = None
         if micro_batch is not None:
-            self._micro = MicroBatches(
-                optimizer, micro_batch, weight, check=check, dropout=dropout, survive=survive
-            )
+            self._micro = MicroBatches(optimizer, micro_batch, weight, check=check, survive=survive)
         else:
             self._steps = positive_count(steps, "steps")
-        self._group = Group(optimizer, weight, self._steps or 1, to_prove=check)
-        self._mixing = Mixing(self._model)
+        self._group = Group(optimizer, weight, self._steps or 1, check=check)
         self._is_inside = False
 
     @property
@@ -142,12 +134,7 @@ class accumulate(Subscriber):
     def __enter__(self) -> accumulate:
         return self.enable()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         """Turn accumulation off; after an exception the open group is dropped without an update."""
         if kind is None:
             self.disable()
@@ -203,14 +190,10 @@ class accumulate(Subscriber):
         proceed(*args, **kwargs)
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Refuse functions that mix samples."""
+        """Watch functions that the program calls before its own backward."""
         if self._steps is None or self._is_inside:
             return proceed(func, inputs)
-        self._mixing.refuse(func, inputs)
-        outputs = proceed(func, inputs)
-        if chainer.config.enable_backprop:
-            self._group.sites.note(func)
-        return outputs
+        return self._group.apply(proceed, func, inputs)
 
 
 def accumulations(optimizer: Any) -> list[accumulate]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from umem.chainer.accumulation.dropout_masks import DropoutMasks
+from umem.chainer.accumulation.comparison import Compared, Comparison
 from umem.chainer.accumulation.loss_weight import Weight
-from umem.chainer.accumulation.part_proof import Proof
 from umem.chainer.accumulation.splitting import Batch, even, positive_count, slices
-from umem.chainer.accumulation.step_state import StepState
 from umem.chainer.accumulation.whole_gradient import WholeGradient
+from umem.chainer.step_state import StepState
 from umem.errors import StateError, UnsupportedError
 
 
@@ -23,22 +22,18 @@ class MicroBatches:
     """
 
     def __init__(
-        self, optimizer: Any, size: int, weight: Weight, *, check: bool, dropout: str, survive: bool
+        self, optimizer: Any, size: int, weight: Weight, *, check: bool, survive: bool
     ) -> None:
         self.size = positive_count(size, "micro_batch")
         self._model = model_of(optimizer)
         self._optimizer = optimizer
         self.gradient = WholeGradient(self._model, weight)
-        self._masks_of_batch = is_of_batch(dropout)
         self._survive = survive
-        self._proof = Proof(self.gradient, self._model, is_on=check)
+        self._comparison = Comparison(self.gradient, self._model, is_on=check)
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load the micro-batch size, reduced after an out-of-memory error, and learned
-        divisors.
-        """
+        """Save or load the micro-batch size, reduced after an out-of-memory error."""
         self.size = serializer("size", self.size)
-        self.gradient.serialize_learned(serializer["gradient"])
 
     def leave_gradient(self, lossfun: Any, batch: Batch) -> None:
         """Compute a batch's gradient into the parameters' ``grad``.
@@ -71,7 +66,6 @@ class MicroBatches:
         return True
 
     def _undo(self, state: StepState) -> None:
-        self.gradient.masks = None
         self._model.cleargrads()
         state.put_back()
         self.gradient.unmake()
@@ -82,14 +76,13 @@ class MicroBatches:
         """
         is_ready = all(p.array is not None for p in self._model.params())
         self.gradient.made.clear()
-        self.gradient.masks = DropoutMasks(batch.size) if self._masks_of_batch else None
         sizes = even(batch.size, self.size)
-        facts = self.gradient.leave(lossfun, batch, sizes, loss_scale_of(self._optimizer))
-        self.gradient.masks = None
+        scale = loss_scale_of(self._optimizer)
+        facts = self.gradient.leave(lossfun, batch, sizes, scale)
         if len(sizes) > 1:
             parts = [range(part.start, part.stop) for part in slices(sizes)]
             before = state if is_ready else StepState(self._model)
-            self._proof.see(lossfun, batch, parts, facts, self.size, before)
+            self._comparison.see(Compared(lossfun, batch, parts, facts, before, scale))
 
 
 def model_of(optimizer: Any) -> Any:
@@ -114,14 +107,3 @@ def model_of(optimizer: Any) -> Any:
 def loss_scale_of(optimizer: Any) -> Any:
     """Return the factor by which Chainer multiplies an optimizer's loss; None if there is none."""
     return optimizer._loss_scale  # Chainer has no public name for it
-
-
-def is_of_batch(dropout: str) -> bool:
-    """Tell whether dropout masks are drawn for the whole batch.
-
-    Raises:
-        UnsupportedError: it is neither "micro" nor "batch".
-    """
-    if dropout not in ("micro", "batch"):
-        raise UnsupportedError(f'dropout= is "micro" or "batch", not {dropout!r}')
-    return dropout == "batch"

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from umem.chainer.accumulation.loss_terms import Term
 from umem.errors import AccumulationError
 
+SAID = "#said"
+"""The name of the total of what ``weight=`` speaks of, after the name of its loss."""
 APART = 1e-9
 """Two ratios of counts that differ by less are equal: counts are integers far below 1e9."""
-
-
-class Count(NamedTuple):
-    """The part's contribution to a term's divisor.
-
-    Attributes:
-        total: names what the whole is divided by, alike in every part.
-        value: None for a sum.
-        divided: by what the part was divided, where that is not ``value``: programs divide by 1
-            where they have counted nothing.
-        is_constant: it depends on no batch.
-        is_free: it is a sum, or unknown, which ``weight=`` may speak of.
-    """
-
-    total: str
-    value: float | None
-    divided: float | None = None
-    is_constant: bool = False
-    is_free: bool = False
 
 
 class LossShares:
@@ -46,50 +31,68 @@ class LossShares:
         self.totals: dict[str, float] = {}
         self._lead = ""
         self._has_begun = self._has_sums = self._has_constants = False
+        self._not_counted: dict[str, float] = {}
+        """By the name of a total: a loss that is not 0 where ``weight=`` says 0."""
 
-    def of(self, found: Sequence[Count], scale: float) -> list[float]:
+    def of(self, terms: Sequence[Term], scale: float) -> list[float]:
         """Return a part's share of each term.
 
         Args:
-            found: the divisor of each of its terms.
+            terms: those of its loss.
             scale: how many such parts the whole is thought to be.
 
         Raises:
             AccumulationError: a term was not there when terms were counted.
         """
         is_first, self._has_begun = not self._has_begun, True
-        counted = {c.total: c.value for c in found if c.value is not None and not c.is_constant}
-        divided = {count.total: count.divided for count in found}
-        for name, value in counted.items():
-            self.totals[name] = self.totals.get(name, 0.0) + value
+        counted = {term.total: term.count for term in terms if term.count is not None}
+        for name, count in counted.items():
+            self.totals[name] = self.totals.get(name, 0.0) + count
             if name not in self._guesses:
                 if self._are_known:
-                    raise AccumulationError("the loss has other terms each time it is asked")
-                self._guesses[name] = value * scale or divided.get(name) or scale
+                    raise AccumulationError("the loss has other terms each time it is computed")
+                self._guesses[name] = count * scale or scale
         if is_first:
-            told = self._guesses if self._are_known else counted
-            self._lead = next((name for name in told if told[name]), "")
-        shares = []
-        for count in found:
-            if count.is_constant:
-                self._has_constants = True
-                shares.append(self._of_lead(counted, is_first))
-            elif count.value is None:
-                self._has_sums = True
-                shares.append(1.0)
-            else:
-                part = count.value if count.divided is None else count.divided
-                guess = self._guesses[count.total]
-                shares.append(part / guess if guess else 1.0)
-        return shares
+            of = self._guesses if self._are_known else counted
+            self._lead = next((name for name in of if of[name]), "")
+        return [self._share(term, counted, is_first) for term in terms]
 
-    def _of_lead(self, counted: dict[str, float], is_first: bool) -> float:
-        """Return the share of terms that no batch divides: the first mean's, or all for the first
-        part.
+    def _share(self, term: Term, counted: dict[str, float], is_first: bool) -> float:
+        if term.is_once:
+            self._has_constants = True
+            if not self._lead:
+                return float(is_first)
+            return counted.get(self._lead, 0.0) / self._guesses[self._lead]
+        if term.count is None:
+            self._has_sums = True
+            return 1.0
+        if term.is_said and not term.count:
+            return self._of_nothing(term)
+        return term.count / self._guesses[term.total] if self._guesses[term.total] else 1.0
+
+    def _of_nothing(self, term: Term) -> float:
+        """Return the share of a part of which the user says that nothing was counted.
+
+        Where that is so in all parts, the program has divided by something else, such as 1, and
+        the loss counts as it is. Where it is so in some, the loss has to be 0 there.
         """
-        if not self._lead:
-            return float(is_first)
-        return counted.get(self._lead, 0.0) / self._guesses[self._lead]
+        value = term.value()
+        if math.isfinite(value) and value:
+            self._not_counted.setdefault(term.total, value)
+        return float(math.isfinite(value))  # 0 / 0 adds nothing
+
+    def check(self) -> None:
+        """Check that parts in which nothing was counted have no loss.
+
+        Raises:
+            AccumulationError: ``weight=`` says 0 for a part that has one, and not for all parts.
+        """
+        for name, value in self._not_counted.items():
+            if self.totals[name]:
+                raise AccumulationError(
+                    f"weight= gives 0 for some samples, whose loss is {value:.6g}: umem does not "
+                    "know by what it was divided. Such samples have to add 0 to the loss"
+                )
 
     def factor(self) -> float | None:
         """Return the factor that corrects the summed gradient; None if terms need different
@@ -98,22 +101,20 @@ class LossShares:
         if self._are_known:
             return 1.0
         factors = {self._guesses[name] / total for name, total in self.totals.items() if total}
-        if not self.totals.get("weight", 1.0):  # the whole divides by what each part divided by
+        is_as_it_is = any(not self.totals[name] for name in self._not_counted)
+        if self._has_sums or is_as_it_is or (self._has_constants and not self._lead):
             factors.add(1.0)
-        if self._has_sums or (self._has_constants and not self._lead):
-            factors.add(1.0)
-        if not factors:
-            return 1.0
-        if max(factors) - min(factors) > APART * max(factors):
+        factor = max(factors, default=1.0)
+        if factor - min(factors, default=1.0) > APART * factor:
             return None
-        factor = max(factors)
         return 1.0 if abs(factor - 1.0) <= APART else factor
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the counts so far, by a serializer that takes lists."""
         self._guesses = _dictionary(serializer, "guesses", self._guesses)
         self.totals = _dictionary(serializer, "totals", self.totals)
-        self._lead = serializer("lead", self._lead)
+        lead = serializer("lead", self._lead)
+        self._lead = lead if lead in self.totals else next(iter(self.totals), "") if lead else ""
         self._has_begun = serializer("has_begun", self._has_begun)
         self._has_sums = serializer("has_sums", self._has_sums)
         self._has_constants = serializer("has_constants", self._has_constants)
@@ -121,4 +122,8 @@ class LossShares:
 
 def _dictionary(serializer: Any, name: str, values: dict[str, float]) -> dict[str, float]:
     names = serializer(f"{name} of", [*values])
+    # Older snapshots name totals by lines of the program, in the order of the loss's terms.
+    old = [one for one in names if "#" not in one and one != "weight"]
+    now = {one: f"#{at}" for at, one in enumerate(old)} | {"weight": SAID}
+    names = [now.get(one, one) for one in names]
     return dict(zip(names, serializer(name, [*values.values()]), strict=True))

@@ -1,40 +1,114 @@
-"""The argument ``weight=``: the user's own divisor of a loss."""
+"""The argument ``weight=``: what a loss was divided by, as the user says it."""
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
 
 from umem.chainer.accumulation.splitting import Arguments
 from umem.errors import AccumulationError, UnsupportedError
 
-Weight = Callable[..., Any] | float | None
+OneWeight = Callable[..., Any] | int | None
+Weight = OneWeight | Mapping[str, OneWeight]
+
+
+class Entry(NamedTuple):
+    """A loss, or one of a dictionary of losses, with the weight that the user gave for it."""
+
+    name: str
+    loss: Any
+    weight: OneWeight
 
 
 def checked_weight(weight: Weight) -> Weight:
     """Check and return the argument ``weight=``.
 
     Raises:
-        UnsupportedError: it is neither None, a function nor a finite number.
+        UnsupportedError: it is neither a function nor 1, nor a dictionary of these.
     """
-    is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-    if weight is None or callable(weight) or (is_number and math.isfinite(weight)):
-        return weight
-    raise UnsupportedError(f"weight= is a function or a finite number, not {weight!r}")
+    for one in weight.values() if isinstance(weight, Mapping) else [weight]:
+        is_number = isinstance(one, (int, float, np.number)) and not isinstance(one, bool)
+        is_missing = one is None and not isinstance(weight, Mapping)
+        if not (callable(one) or is_missing or (is_number and one == 1)):
+            raise UnsupportedError(
+                "weight= is a function that gives what a part's loss was divided by, or 1 where "
+                f"losses of parts add up, or a dictionary of these, not {weight!r}"
+            )
+    return weight
 
 
-def weighed(weight: Any, given: Arguments) -> float:
-    """Return the divisor of a part's loss, as ``weight=`` gives it.
+def entries_of(loss: Any, weight: Weight) -> list[Entry]:
+    """Return what a loss function returned as losses that are added up, each with its weight.
 
     Raises:
-        AccumulationError: it is not a number, negative, or not finite.
+        AccumulationError: it is neither a scalar Variable nor a dictionary of such, or ``weight=``
+            is of another form.
+    """
+    if not isinstance(loss, Mapping):
+        return [Entry("", _scalar(loss, "a scalar Variable"), whole_weight(weight))]
+    weights = {} if weight is None else weight
+    if not isinstance(weights, Mapping) or not weights.keys() <= loss.keys() or not loss:
+        raise AccumulationError(
+            f"the loss function returns a dictionary of the terms {', '.join(map(repr, loss))}: "
+            f"weight= is a dictionary of some of these names, not {weight!r}"
+        )
+    what = "a dictionary of scalar Variables"
+    return [Entry(str(name), _scalar(y, what), weights.get(name)) for name, y in loss.items()]
+
+
+def whole_weight(weight: Weight) -> OneWeight:
+    """Return the weight of a loss that is one Variable.
+
+    Raises:
+        AccumulationError: it is a dictionary.
+    """
+    if isinstance(weight, Mapping):
+        raise AccumulationError(
+            "weight= is a dictionary, and the loss is no dictionary of terms: let the loss "
+            'function return {"name": term, ...}, or give one function'
+        )
+    return weight
+
+
+def _scalar(loss: Any, wanted: str) -> Any:
+    if not isinstance(loss, chainer.Variable) or loss.size != 1:
+        shown = f"shape {loss.shape}" if hasattr(loss, "shape") else type(loss).__name__
+        raise AccumulationError(f"the loss function must return {wanted}, not {shown}")
+    return loss
+
+
+def weighed(weight: Callable[..., Any], given: Arguments) -> float:
+    """Return the divisor of a part's loss, as a weight function gives it.
+
+    Raises:
+        AccumulationError: it is not one number, negative, or not finite.
+        whatever the function raises.
     """
     value = weight(*given.args, **given.kwargs)
-    try:
-        count = math.nan if isinstance(value, str) else float(getattr(value, "array", value))
-    except (TypeError, ValueError):
-        count = math.nan
+    array = getattr(value, "array", value)
+    is_number = getattr(array, "ndim", 0) == 0 and hasattr(array, "__float__")
+    count = float(array) if is_number else math.nan
     if not (math.isfinite(count) and count >= 0):
-        raise AccumulationError(f"weight= must give a number of 0 or more, not {value!r}")
+        raise AccumulationError(f"weight= must give one number of 0 or more, not {value!r}")
     return count
+
+
+def line_to_type(lossfun: Any, name: str = "") -> str:
+    """Return the ``weight=`` that a user might type for a loss function, or for one of its terms.
+
+    Args:
+        lossfun: the function; None where backward is called by hand.
+    """
+    is_forward = isinstance(lossfun, chainer.Link) and "__call__" not in vars(type(lossfun))
+    try:
+        call = lossfun.forward if is_forward else lossfun
+        names = [] if lossfun is None else [*inspect.signature(call).parameters]
+    except (TypeError, ValueError):
+        names = ["x"]
+    function = f"lambda {', '.join(names)}: len({names[0]})" if names else "lambda: len(x)"
+    return f'weight={{"{name}": {function}}}' if name else f"weight={function}"

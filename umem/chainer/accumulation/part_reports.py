@@ -16,12 +16,18 @@ class PartReport:
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
         self.samples = 0.0
-        self.loss: Any = None
-        self.share: float | None = None
+        self.losses: list[tuple[Any, float | None]] = []
 
-    def weigh(self, samples: float, loss: Any, share: float | None) -> None:
-        """Set the part's share of the samples, and of the whole loss."""
-        self.samples, self.loss, self.share = samples, loss, share
+    def weigh(self, samples: float, losses: list[tuple[Any, float | None]]) -> None:
+        """Set the part's share of the samples, and of the whole loss by its array."""
+        self.samples, self.losses = samples, losses
+
+    def share_of(self, array: Any, factor: float) -> float:
+        """Return the share by which a value of the part counts."""
+        for loss, share in self.losses:
+            if loss is array and share is not None:
+                return share * factor
+        return self.samples
 
 
 class PartReports:
@@ -60,8 +66,6 @@ class PartReports:
             array = value.array if isinstance(value, chainer.Variable) else value
             if getattr(array, "size", 1) != 1 or isinstance(array, str):
                 return self._parts[-1].values.get(name, value)
-            share = part.samples
-            if part.share is not None and array is part.loss:
-                share = part.share * factor
-            total = array * share if total is None else total + array * share
+            value = array * part.share_of(array, factor)
+            total = value if total is None else total + value
         return total

@@ -150,36 +150,6 @@ class ChosenSamples:
         return self._batch.take(chosen)
 
 
-def joined(one: Arguments, other: Arguments) -> Batch | None:
-    """Join the samples of two calls to one batch; None if they cannot be."""
-    if len(one.args) != len(other.args) or one.kwargs.keys() != other.kwargs.keys():
-        return None
-    try:
-        sizes = ArgumentsBatch(*one).size, ArgumentsBatch(*other).size
-        args = tuple(_together(a, b, *sizes) for a, b in zip(one.args, other.args, strict=True))
-        kwargs = {
-            name: _together(value, other.kwargs[name], *sizes) for name, value in one.kwargs.items()
-        }
-        return ArgumentsBatch(args, kwargs)
-    except (SizeError, ValueError, TypeError):  # of other shapes, or nothing to cut
-        return None
-
-
-def _together(a: Any, b: Any, size: int, other_size: int) -> Any:
-    """Concatenate an argument of two calls: arrays along the first axis, lists by appending."""
-    if _is_array_like(a) and a.ndim:
-        arrays = [getattr(x, "array", x) for x in (a, b)]
-        made = chainer.backend.get_array_module(*arrays).concatenate(arrays)
-        is_variable = isinstance(a, chainer.Variable)
-        return chainer.Variable(made, requires_grad=a.requires_grad) if is_variable else made
-    if isinstance(a, (list, tuple)):
-        if _is_cut_inside(a, size) and _is_cut_inside(b, other_size):
-            both = zip(a, b, strict=True)
-            return type(a)(_together(x, y, size, other_size) for x, y in both)
-        return type(a)([*a, *b])
-    return a
-
-
 def positive_count(value: Any, name: str) -> int:
     """Check and return an integer of at least 1.
 

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+from math import isclose
 from typing import Any
 
-from umem.chainer.accumulation.call_sites import CallSites
-from umem.chainer.accumulation.divisor_roles import WEIGHT
-from umem.chainer.accumulation.divisors import TapeReader
+import chainer
+
+from umem.chainer.accumulation.comparison import Compared, Comparison
 from umem.chainer.accumulation.kept_gradients import KeptGradients
-from umem.chainer.accumulation.loss_shares import Count, LossShares
-from umem.chainer.accumulation.loss_weight import Weight, weighed
-from umem.chainer.accumulation.node_origins import (
-    is_beside_parameters,
-    is_of_parameters,
-    is_of_single_rows,
-    is_put_together,
-    leaves,
-)
-from umem.chainer.accumulation.part_proof import Proof
+from umem.chainer.accumulation.loss_shares import LossShares
+from umem.chainer.accumulation.loss_terms import Term, TermPlaces, below
+from umem.chainer.accumulation.loss_weight import Entry, Weight, line_to_type, whole_weight
+from umem.chainer.accumulation.mixing import Mixing
+from umem.chainer.accumulation.part_facts import PartFacts, check_alike, read, uneven
 from umem.chainer.accumulation.seeded_backward import multiply
-from umem.chainer.accumulation.splitting import Arguments, ArgumentsBatch, Batch, joined
-from umem.chainer.accumulation.step_state import StepState
-from umem.chainer.accumulation.structure import PartFacts
+from umem.chainer.accumulation.splitting import Arguments, ArgumentsBatch, Batch
 from umem.chainer.accumulation.whole_gradient import WholeGradient
-from umem.errors import AccumulationError, AccumulationWarning, SizeError, warn_at_program
+from umem.chainer.step_state import StepState
+from umem.chainer.tap import Proceed
+from umem.errors import AccumulationError, SizeError
 
 
 class Group:
@@ -32,12 +28,11 @@ class Group:
     Between the calls the sum lies here and not on the parameters, out of reach of ``cleargrads``.
     """
 
-    def __init__(self, optimizer: Any, weight: Weight, steps: int, *, to_prove: bool) -> None:
+    def __init__(self, optimizer: Any, weight: Weight, steps: int, *, check: bool) -> None:
         self._model, self._steps = optimizer.target, steps
         self._gradient = WholeGradient(self._model, weight)
-        self._proof = Proof(self._gradient, self._model, is_on=to_prove)
-        self._to_warn = to_prove
-        self.sites = CallSites()
+        self._comparison = Comparison(self._gradient, self._model, is_on=check)
+        self._mixing = Mixing(self._model)
         self.kept = KeptGradients(optimizer)
         self.drop()
 
@@ -46,14 +41,13 @@ class Group:
         self.count = 0
         self.kept.drop()
         self._shares = LossShares()
-        self._read: list[Count | str] = []
-        self._first: tuple[Arguments, PartFacts] | None = None
+        self._first: PartFacts | None = None
+        self._forget_backward()
 
     def serialize(self, serializer: Any) -> None:
         """Save or load an incomplete group with its gradients."""
         self.count = serializer("count", self.count)
         self._shares.serialize(serializer["shares"])
-        self._gradient.serialize_learned(serializer["gradient"])
         self.kept.serialize(serializer)
 
     def take(self, lossfun: Any, given: Arguments, loss_scale: Any) -> None:
@@ -67,80 +61,104 @@ class Group:
         state = StepState(self._model, holds_graphs=False)
         is_ready = all(p.array is not None for p in self._model.params())
         self._gradient.made.clear()
-        before = None if self._first is None else joined(given, self._first[0])
-        around = before if batch.size == 1 else None
         try:
             with self._gradient.listening():
                 added = self._gradient.add(
                     lossfun, batch, slice(0, batch.size), self._shares, self._steps, loss_scale,
-                    self._first and self._first[1], self.kept.give_back, around,
+                    self._first, self.kept.give_back, is_cut=isinstance(batch, ArgumentsBatch),
                 )  # fmt: skip
             self.kept.take()
+            facts = [one for one in (added.facts, self._first) if one is not None]
+            self._check_even(facts)
             state_then = state if is_ready else StepState(self._model)
-            self._compare(lossfun, batch, before, added.facts, state_then)
+            self._compare(lossfun, batch, facts[0], state_then, loss_scale)
         except BaseException:
             self.drop()
             self._model.cleargrads()
             state.put_back()
             self._gradient.unmake()
             raise
-        self._first = self._first or (given, added.facts)
+        self._first = facts[-1]
         self._called()
 
-    def _compare(
-        self, lossfun: Any, batch: Batch, before: Batch | None, facts: PartFacts, state: StepState
-    ) -> None:
-        """Compare samples of this call, or of this and the group's first, with all at once."""
-        if self._first is None:
-            if batch.size > 1:
-                whole = [range(batch.size)]
-                self._proof.see(lossfun, batch, whole, [facts], batch.size, state)
-        elif before is not None:
-            parts = [range(batch.size), range(batch.size, before.size)]
-            most = max(batch.size, before.size - batch.size)
-            self._proof.see(lossfun, before, parts, [facts, self._first[1]], most, state)
-        elif batch.size == 1 and self._to_warn:
-            self._to_warn = False
-            warn_at_program(
-                "update is given one sample a call, and samples of two calls cannot be put "
-                "together: parts were not compared with a whole. Give two samples a call, or use "
-                "micro_batch=",
-                AccumulationWarning,
+    def _check_even(self, facts: list[Any]) -> None:
+        """Check that a loss's count a sample is the same in each call.
+
+        Raises:
+            AccumulationError: it is not. Whether such counts add up shows where samples of both are
+                run together, for which the first call's are no longer there.
+        """
+        for term in uneven(facts):
+            raise AccumulationError(
+                f"{term.text} has other elements a sample in one call of update than in another, "
+                "as of sequences padded to other lengths: pass weight=, or use micro_batch="
             )
+
+    def _compare(
+        self, lossfun: Any, batch: Batch, facts: PartFacts, state: StepState, loss_scale: Any
+    ) -> None:
+        """Compare samples of this call, where it has several."""
+        if not self._comparison.is_due([facts]):
+            return
+        if facts.samples is None or facts.samples < 2:
+            self._comparison.turn_off("update is given one sample a call")
+            return
+        whole = [range(batch.size)]
+        self._comparison.see(Compared(lossfun, batch, whole, [facts], state, loss_scale))
 
     def _called(self) -> None:
         self.count += 1
-        self._read, self.sites = [], CallSites(self.sites)
+        self._forget_backward()
 
     def leave_gradient(self) -> None:
         """Move the group's gradient to the parameters, and start a new group.
 
         Raises:
-            AccumulationError: the loss divides by several counts that go apart.
+            AccumulationError: the loss divides by several counts that go apart; or nothing was
+                counted in some calls, which have a loss.
         """
-        factor = self._shares.factor()
-        if factor is None:
+        shares = self._shares
+        try:
+            shares.check()
+            if (factor := shares.factor()) is None:
+                raise AccumulationError(
+                    "the loss divides its terms by counts that go apart from part to part, so "
+                    "their totals are needed before the first: use micro_batch= instead of steps="
+                )
+        except AccumulationError:
             self.drop()
-            raise AccumulationError(
-                "the loss divides its terms by counts that go apart from part to part, so their "
-                "totals are needed before the first: use micro_batch= instead of steps="
-            )
+            raise
         self.kept.give_back()
         self.drop()
         multiply(self._model, factor)
 
     # -- by hand -----------------------------------------------------------------------------------
 
+    def _forget_backward(self) -> None:
+        self._places = TermPlaces(holds=False)
+        self._read: list[PartFacts] = []
+        self._refusal: AccumulationError | None = None
+
+    def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
+        """Refuse functions that mix samples, and note where scalars are made."""
+        self._mixing.refuse(func, inputs)
+        outputs = proceed(func, inputs)
+        if chainer.config.enable_backprop:
+            self._places.note(outputs)
+        return outputs
+
     def read(self, outputs: Any) -> None:
-        """Read a loss's divisor from its tape, before the program's own backward."""
-        own = frozenset(id(parameter) for parameter in self._model.params())
+        """Read a loss from its tape, before the program's own backward."""
         for node, _ in outputs:
-            if all(id(leaf.get_variable_or_none()) not in own for leaf in leaves(node)):
+            if not _reaches(node, self._model):
                 continue
             try:
-                self._read.append(_one_count(node, own, self.sites))
+                name = str(len(self._read) or "")
+                entry = Entry(name, node, whole_weight(self._gradient.weight))
+                found = read([entry], Arguments((), {}), None, self._places, None)
+                self._read.append(found.without_tape())
             except AccumulationError as error:
-                self._read.append(str(error))
+                self._refusal = error
 
     def take_by_hand(self) -> None:
         """Move the gradients of the program's own backward into the group's sum, as one call's.
@@ -150,84 +168,73 @@ class Group:
                 the parameters' gradients are dropped.
         """
         try:
-            weight = self._gradient.weight
-            share = (
-                float(weight)
-                if isinstance(weight, (int, float))
-                else self._shares.of([self._count(weight)], self._steps)[0]
-            )
+            share = self._share_by_hand()
         except BaseException:
             self.drop()
             self._model.cleargrads()
             raise
+        self._comparison.turn_off(
+            "backward is called by hand, where umem cannot run the loss function on other samples "
+            "(give it to optimizer.update instead)"
+        )
         self.kept.add(share)
         self._called()
 
-    def _count(self, weight: Any) -> Count:
-        """Return the divisor of a call by hand: from ``weight``, or as read from the tape.
+    def _share_by_hand(self) -> float:
+        """Return the share of a call whose backward is by hand.
 
         Raises:
-            AccumulationError: it is unknown, or several losses differ.
+            AccumulationError: it is not known, or its terms have different ones.
         """
-        if weight is not None:
-            return Count("", weighed(weight, Arguments((), {})))
-        found = set(self._read)
-        if len(found) != 1:
-            told = "nothing went backward from a loss" if not found else "several losses differ"
-            raise AccumulationError(f"{told}: pass weight=, which is called without arguments")
-        (count,) = found
-        if isinstance(count, str):
-            raise AccumulationError(count)
-        return count
+        if self._refusal is not None:
+            raise self._refusal
+        if not self._read:
+            raise AccumulationError(
+                "no loss of this optimizer's model went backward since the last call of update"
+            )
+        terms = tuple(term for part in self._read for term in part.terms)
+        facts = self._read[0]._replace(terms=terms)
+        self._check_by_hand(facts.matched)
+        if self._first is not None:
+            check_alike(facts, self._first)
+            self._check_even([facts, self._first])
+        self._first = self._first or facts
+        shares = self._shares.of(terms, self._steps)
+        if any(not isclose(share, shares[0], rel_tol=1e-9) for share in shares):
+            raise AccumulationError(
+                "the loss has terms that were divided by counts that go apart from part to part: "
+                "give the loss function to optimizer.update and use micro_batch=, or pass "
+                f"{line_to_type(None)}"
+            )
+        return shares[0]
+
+    def _check_by_hand(self, matched: list[Term]) -> None:
+        """Refuse what would be taken for known only because nothing can be compared.
+
+        Raises:
+            AccumulationError: the loss is divided by the number of calls, as PyTorch's loops do it;
+                or it has terms of single rows, which may be samples or time steps.
+        """
+        habits = {1 / self._steps, 1 / len(self._read)} - {1.0}
+        if matched and all(habits.intersection(term.numbers) for term in matched):
+            raise AccumulationError(
+                f"{matched[0].text} is multiplied by {matched[0].numbers[0]:.6g}, as in PyTorch's "
+                "loops with loss / steps: umem divides by itself, so call backward on the loss "
+                f"without that, or pass {line_to_type(None)}"
+            )
+        rows = [term for term in matched if not term.shape or term.shape[0] == 1]
+        if len(matched) > 1 and rows:
+            raise AccumulationError(
+                f"{rows[0].text} is of a single row and beside other terms, and umem cannot tell "
+                f"whether these are samples: pass {line_to_type(None)}, or give the loss function "
+                "to optimizer.update"
+            )
 
 
-def _one_count(node: Any, own: frozenset[int], sites: CallSites) -> Count:
-    """Return the divisor of a loss as a whole.
-
-    Raises:
-        AccumulationError: it is unknown, or terms have different ones; names the place.
-    """
-    give = f"give the loss function to optimizer.update, or {WEIGHT}"
-    found: set[float | None] = set()
-    are_constant = False
-    for term in TapeReader(sites).terms(node):
-        value = term.counted
-        if term.is_opaque:
-            raise AccumulationError(
-                f"{term} stands between the loss and its sum or mean, and umem does not know by "
-                f"what it divides: {WEIGHT}"
-            )
-        if is_of_single_rows(term.node):
-            raise AccumulationError(
-                f"{term} is of single rows, and umem cannot tell whether a loop goes over the "
-                f"samples of this part: {give}"
-            )
-        for mark in term.marks:
-            is_whole = mark.site == term.site and len(term.marks) == 1
-            if not mark.is_mean or not (is_whole or not is_put_together(term.node)):
-                raise AccumulationError(
-                    f"the loss is {mark}, and umem cannot tell whether that is one over a count "
-                    f"of this part: {give}"
-                )
-            if mark.of_first:
-                value = (1.0 if value is None else value) / mark.values[0]
-        if is_of_parameters(term.node, own):
-            are_constant = True
-        elif is_beside_parameters(term.node, own) or all(
-            id(leaf.get_variable_or_none()) in own for leaf in leaves(term.node)
-        ):
-            raise AccumulationError(
-                f"{term} is of rows of a parameter, or of arrays of its shape, and umem cannot "
-                f"tell whether they depend on the samples of this part: {give}"
-            )
-        else:
-            found.add(value)
-    if are_constant and not found:
-        return Count("", None, is_constant=True)
-    if len(found) != 1 or (are_constant and None in found):
-        raise AccumulationError(f"the loss has terms that were divided by different counts: {give}")
-    value = found.pop()
-    return Count("" if value is None else "by hand", value)
+def _reaches(node: Any, model: Any) -> bool:
+    """Tell whether a graph has a parameter of a model."""
+    own = {id(parameter) for parameter in model.params()}
+    return any(id(one.get_variable_or_none()) in own for one in below(node))
 
 
 class _Uncut:

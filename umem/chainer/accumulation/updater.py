@@ -17,7 +17,7 @@ class AccumulatingUpdater(updaters.StandardUpdater):
     """A `StandardUpdater` that computes each batch's gradient in micro-batches.
 
     The gradient is that of the whole batch; see `umem.chainer.accumulate` for how, and for
-    ``weight``, ``check``, ``dropout`` and ``survive``. What the loss function reports is reported
+    ``weight``, ``check`` and ``survive``. What the loss function reports is reported
     for the whole batch: a loss by its share, other figures by samples. Other arguments are those of
     ``chainer.training.StandardUpdater``, by keyword.
 
@@ -45,14 +45,11 @@ class AccumulatingUpdater(updaters.StandardUpdater):
         *args: Any,
         weight: Weight = None,
         check: bool = True,
-        dropout: str = "micro",
         survive: bool = False,
         **kwargs: Any,
     ) -> None:
         main = optimizer["main"] if isinstance(optimizer, dict) else optimizer
-        self._micro = MicroBatches(
-            main, micro_batch, weight, check=check, dropout=dropout, survive=survive
-        )
+        self._micro = MicroBatches(main, micro_batch, weight, check=check, survive=survive)
         super().__init__(iterator, optimizer, *args, **kwargs)
 
     @property
@@ -61,9 +58,7 @@ class AccumulatingUpdater(updaters.StandardUpdater):
         return self._micro.size
 
     def serialize_parts(self, serializer: Any) -> None:
-        """Save or load what `StandardUpdater` does not: the micro-batch size and learned
-        divisors.
-        """
+        """Save or load what `StandardUpdater` does not: the micro-batch size."""
         self._micro.serialize(serializer)
 
     def update_core(self) -> None:

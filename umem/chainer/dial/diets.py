@@ -253,7 +253,7 @@ def turn_on(stack: ExitStack, chosen: Combination, model: Any, optimizer: Any) -
         stack.callback(workspace(change.cap_bytes).enable().disable)
     if change.micro_batch is not None:
         stack.callback(
-            accumulate(optimizer, micro_batch=change.micro_batch, dropout="batch").enable().disable
+            accumulate(optimizer, micro_batch=change.micro_batch).enable().disable
         )
     if chosen.budget is None:
         return None

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
-from umem.chainer.accumulation.step_state import StepState
 from umem.chainer.dial.diets import Diet, batch_of, diet_of
 from umem.chainer.dial.step_peak import StepPeak
 from umem.chainer.dial.two_sizes import recorded_at_parts
+from umem.chainer.step_state import StepState
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import (
     AccumulationError,

@@ -50,6 +50,12 @@ class StepState:
             for array, values in arrays:
                 array[...] = values
 
+    def has_drawn(self) -> bool:
+        """Tell whether NumPy's or Python's generator is elsewhere than in this state."""
+        now = np.random.get_state(legacy=False)
+        is_same = all(np.array_equal(now["state"][n], x) for n, x in self._numpy["state"].items())
+        return not is_same or random.getstate() != self._python
+
     def put_back_random(self) -> None:
         """Restore NumPy's global generator and Python's."""
         np.random.set_state(self._numpy)
@@ -91,12 +97,3 @@ def _persistent(link: Any) -> list[tuple[Any, Any]]:
     # Chainer has no public list of a link's persistent values.
     values = [getattr(link, name) for name in link._persistent]
     return [(value, value.copy()) for value in values if is_array(value)]
-
-
-def numpy_position() -> Any:
-    """Return a value that changes when NumPy's global generator is drawn from.
-
-    The second of two normal draws does not change it, as NumPy makes both at the first.
-    """
-    state = np.random.get_state(legacy=False)["state"]
-    return state["pos"], state["key"][:4].tobytes() if "key" in state else None

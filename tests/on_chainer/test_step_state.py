@@ -18,7 +18,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-from umem.chainer.accumulation.step_state import StepState
+from umem.chainer.step_state import StepState
 
 pytestmark = pytest.mark.thorough
 

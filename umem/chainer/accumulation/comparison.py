@@ -1,0 +1,326 @@
+"""The comparison: what parts of a few samples give, and what these give at once."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from umem.chainer.accumulation.loss_weight import weighed
+from umem.chainer.accumulation.part_facts import (
+    PartFacts,
+    adds_up,
+    check_alike,
+    check_sums,
+    check_weights,
+    uneven,
+)
+from umem.chainer.accumulation.part_reports import PartReports
+from umem.chainer.accumulation.splitting import Batch, ChosenSamples
+from umem.chainer.accumulation.whole_gradient import WholeGradient
+from umem.chainer.step_state import StepState
+from umem.chainer.tap import is_told
+from umem.errors import AccumulationError, AccumulationWarning, warn_at_program
+
+MOST_APART = 1e-5
+"""Largest accepted difference, relative to the gradient's norm; with float16, as many roundings of
+it if that is more."""
+SAVED_APART = 2.0**-7
+"""The same where activations are saved in bfloat16: a difference in the last bit of float32 can
+round to another bfloat16, and `Recompute` keeps in float32 the arrays that it manages."""
+ROUNDINGS = 64
+SAMPLES = 3
+"""Compared at once: the fewest that have parts of two sizes."""
+MOST_OTHERS = 8
+"""So many other threes are tried where one shows nothing."""
+SHOWN = 3
+"""So many threes have to agree: attention that is saturated in one mixes nothing there."""
+
+
+class Compared(NamedTuple):
+    """A batch whose parts have been run, and how: what is compared.
+
+    Attributes:
+        lossfun: the loss function.
+        batch: its samples.
+        parts: the samples of each part.
+        facts: those of each part's loss.
+        state: the state in which the first part began.
+        loss_scale: as of the parts.
+    """
+
+    lossfun: Any
+    batch: Batch
+    parts: Sequence[range]
+    facts: Sequence[PartFacts]
+    state: StepState
+    loss_scale: Any
+
+
+class Comparison:
+    """Compares the gradient in parts with that of the whole, wherever a list of terms is new.
+
+    Args:
+        is_on: False: nothing is compared.
+    """
+
+    def __init__(self, gradient: WholeGradient, model: Any, *, is_on: bool) -> None:
+        self._gradient, self._model, self.is_on = gradient, model, is_on
+        self._compared: set[Any] = set()
+        self._adding_up: set[Any] = set()
+        """Lists of terms that ``weight=`` speaks of, and whose divisors on the tape add up."""
+
+    def is_due(self, facts: Sequence[PartFacts]) -> bool:
+        """Tell whether parts have a list of terms that was not compared."""
+        found: set[Any] = {f"uneven {term.entry}" for term in uneven(facts)}
+        for part in facts:
+            kinds = frozenset(part.said_key)
+            found |= {part.key, kinds if kinds in self._compared else part.said_key}
+        return self.is_on and not self._compared.issuperset(found)
+
+    def turn_off(self, why: str) -> None:
+        """Compare nothing from here on, and warn."""
+        if self.is_on:
+            self.is_on = False
+            warn_at_program(
+                f"{why}, so the gradient of parts was not compared with that of a whole",
+                AccumulationWarning,
+            )
+
+    def see(self, one: Compared) -> None:
+        """Compare three samples at once with two and one of them, where that is due.
+
+        Leaves no trace. Gradients of the model are held aside meanwhile.
+
+        Raises:
+            AccumulationError: they differ, or parts do not add up by the rules.
+
+        Cost: two passes over three samples, three times, and two more copies of the gradients.
+        """
+        if one.facts[0].said_key in self._adding_up:
+            check_weights(one.facts)
+        if not self.is_due(one.facts) or one.batch.size < 2 or _count_nothing(one.facts):
+            return
+        after, made = StepState(self._model), len(self._gradient.made)
+        # Chainer notes a gradient's loss scale on its parameter, and has no public name for it.
+        gradients = [
+            (p, p.grad, p._loss_scale) for p in self._model.params() if p.array is not None
+        ]
+        try:
+            self._compare_all(one)
+        finally:
+            self._model.cleargrads()
+            for parameter, gradient, scale in gradients:
+                # Chainer's private: the scale that a gradient carries, and an update takes out.
+                parameter.grad, parameter._loss_scale = gradient, scale
+            after.put_back()
+            self._gradient.unmake(made)
+
+    def _compare_all(self, one: Compared) -> None:
+        """Compare threes until all lists of terms are shown.
+
+        Raises:
+            AccumulationError: one differs, or none shows them.
+        """
+        threes = list(islice(_threes(one, self._gradient.weight), 1 + MOST_OTHERS))
+        seen = 0
+        for three in threes:
+            shown = self._compare(one, ChosenSamples(one.batch, three))
+            if shown is None:
+                return
+            self._compared |= shown
+            seen += bool(shown)
+            if seen >= min(SHOWN, len(threes)) and not self.is_due(one.facts):
+                return
+        if self.is_due(one.facts):
+            raise AccumulationError(
+                f"{len(threes)} times up to {SAMPLES} samples of the batch show no gradient, or "
+                "not all terms of the loss, so umem does not know whether samples mix. Pass "
+                "check=False to go on without a comparison, or weight= where terms are of some "
+                "samples only"
+            )
+
+    def _compare(self, one: Compared, chosen: ChosenSamples) -> set[Any] | None:
+        """Compare some samples; returns the lists of terms that they show.
+
+        None is returned where it cannot be compared now, or at all.
+
+        Raises:
+            AccumulationError: parts and the whole differ.
+        """
+        try:
+            with PartReports().part(), self._gradient.compared():
+                whole, (of_whole,) = self._run(one, chosen, [chosen.size])
+                has_drawn = one.state.has_drawn() or self._gradient.has_drawn
+                check_alike(of_whole, one.facts[0])
+                parts, of_parts = self._run(one, chosen, [chosen.size - 1, 1])
+                check_alike(of_whole, of_parts[0])
+                check_sums(of_whole, of_parts)
+                if has_drawn:
+                    self.turn_off("something else than dropout draws random numbers")
+                    return None
+                norm = _norm(whole)
+                if not (math.isfinite(norm) and math.isfinite(_norm(parts))):
+                    return None
+                apart = _apart(whole, parts)
+                if not (norm or apart):
+                    return set()
+                if apart > _allowed(whole) * norm and not self._is_rounding(
+                    one, chosen, whole, apart, of_whole.loss
+                ):
+                    raise _refusal(apart / (norm or apart), chosen.size, self._gradient.weight)
+        except MemoryError:
+            self.turn_off(f"{chosen.size} samples do not fit in memory at once")
+            return None
+        except AccumulationError:
+            raise
+        except Exception as error:
+            kind = type(error).__name__
+            self.turn_off(f"the loss function raised {kind} for {chosen.size} samples ({error})")
+            return None
+        finally:
+            self._model.cleargrads()
+        return self._shown(of_whole, of_parts)
+
+    def _run(
+        self, one: Compared, samples: Batch, sizes: Sequence[int]
+    ) -> tuple[list[Any], list[PartFacts]]:
+        """Run some samples in parts; returns their gradients, and the facts of each part."""
+        one.state.put_back()
+        facts = self._gradient.leave(one.lossfun, samples, sizes, one.loss_scale)
+        found = [p.grad for p in self._model.params()]
+        self._model.cleargrads()
+        return found, facts
+
+    def _is_rounding(
+        self, one: Compared, chosen: ChosenSamples, whole: Sequence[Any], apart: float, loss: float
+    ) -> bool:
+        """Tell whether a difference is one of roundings, because the norm is near zero.
+
+        Then the same samples in another order are as far away; or the gradient is nothing but
+        roundings of the loss, as where that depends on no parameter.
+        """
+        scale = 1.0 if one.loss_scale is None else one.loss_scale
+        norm_of_parameters = _norm([p.array for p in self._model.params()])
+        if apart * norm_of_parameters <= ROUNDINGS * _coarsest(whole) * loss * scale:
+            return True
+        at_once = [ChosenSamples(chosen, [at]) for at in range(chosen.size)]
+        alone = max(_norm(self._run(one, sample, [1])[0]) for sample in at_once)
+        backwards = ChosenSamples(chosen, range(chosen.size)[::-1])
+        other_order = _apart(whole, self._run(one, backwards, [chosen.size])[0])
+        return apart <= min(3 * other_order, _allowed(whole) * alone)
+
+    def _shown(self, whole: PartFacts, parts: Sequence[PartFacts]) -> set[Any]:
+        """Return the lists of terms of compared samples, of which each kind of term counts."""
+        if adds_up(whole, parts):
+            self._adding_up.add(whole.said_key)
+            check_weights([whole, *parts])
+        counts: Counter[Any] = Counter()
+        for term in whole.terms:
+            if term.is_matched or (term.is_said and term.count is not None):
+                counts[term.entry, term.kind, term.numbers] += int((term.count or 0) > 0)
+        if not all(counts.values()):
+            return set()
+        is_fixed = all(part.said_key == whole.said_key for part in parts)
+        said = whole.said_key if is_fixed else frozenset(whole.said_key)
+        return {whole.key, said, *(f"uneven {term.entry}" for term in uneven(parts))}
+
+
+def _refusal(apart: float, size: int, weight: Any) -> AccumulationError:
+    return AccumulationError(
+        f"the gradient of {size} samples in parts of {size - 1} and 1 is {apart:.1e} of its norm "
+        "away from that of all at once. "
+        + ("A" if weight is None else "Either the loss was not divided by what weight= says, or a")
+        + " function mixes samples, such as a softmax over the batch axis; a link carries its "
+        "state from part to part; or a number depends on the samples: where that divides, pass "
+        "weight=. Otherwise umem.chainer.Recompute saves memory on the whole batch, exactly"
+    )
+
+
+# -- which samples ---------------------------------------------------------------------------------
+
+
+def _count_nothing(facts: Sequence[PartFacts]) -> bool:
+    """Tell whether terms have counts, and all are 0."""
+    counts = [term.count for part in facts for term in part.terms if not term.is_once]
+    return bool(counts) and not any(count is None or count for count in counts)
+
+
+def _threes(one: Compared, weight: Any) -> Iterator[list[int]]:
+    """Yield samples to compare: spread over the batch, different in what counts, then others."""
+    size = one.batch.size
+    found: list[list[int]] = []
+    counting = [
+        part
+        for part, facts in zip(one.parts, one.facts, strict=True)
+        if any(term.count for term in facts.terms)
+    ]
+    candidates = chain(
+        [_spread(size)],
+        _of_other_weights(one.batch, weight),
+        *(list(_groups(part))[:2] for part in counting[:MOST_OTHERS]),
+        _groups(range(size)),
+    )
+    for three in candidates:
+        if three not in found and len(set(three)) == min(SAMPLES, size):
+            found.append(three)
+            yield three
+
+
+def _spread(size: int, count: int = SAMPLES) -> list[int]:
+    return sorted({int(at) for at in np.linspace(0, size - 1, count)})
+
+
+def _groups(which: Sequence[int]) -> Iterator[list[int]]:
+    """Yield groups of samples in an order without a pattern, the same each time."""
+    order = np.random.RandomState(0).permutation(len(which)).tolist()
+    for at in range(0, len(order), SAMPLES):
+        yield sorted(which[i] for i in order[at : at + SAMPLES])
+
+
+def _of_other_weights(batch: Batch, weight: Any) -> Iterator[list[int]]:
+    """Yield samples for which the weight functions give different numbers, if there are such."""
+    for one in weight.values() if isinstance(weight, Mapping) else [weight]:
+        if callable(one):
+            found = [(weighed(one, batch.take([at])), at) for at in _spread(batch.size, 64)]
+            order = [at for _, at in sorted(found)]
+            yield [order[0], order[len(order) // 2], order[-1]]
+            yield [order[-1], order[-2], order[0]]
+
+
+# -- how far they are apart ------------------------------------------------------------------------
+
+
+def _allowed(gradients: Sequence[Any]) -> float:
+    coarsest = _coarsest(gradients)
+    least = SAVED_APART if is_told("SavedIn") else MOST_APART
+    return max(least, ROUNDINGS * coarsest if coarsest > 1e-5 else 0.0)
+
+
+def _coarsest(gradients: Sequence[Any]) -> float:
+    """Return the largest relative rounding error of the arrays' dtypes."""
+    return max((float(np.finfo(g.dtype).eps) for g in gradients if g is not None), default=0.0)
+
+
+def _norm(gradients: Sequence[Any]) -> float:
+    return math.sqrt(sum(_square(g) for g in gradients if g is not None))
+
+
+def _apart(whole: Sequence[Any], parts: Sequence[Any]) -> float:
+    """Return the norm of the difference of two gradients."""
+    total = 0.0
+    for a, b in zip(whole, parts, strict=True):
+        if a is None or b is None:
+            total += sum(_square(g) for g in (a, b) if g is not None)
+        else:
+            total += _square(a - b)
+    return math.sqrt(total)
+
+
+def _square(array: Any) -> float:
+    flat = array.ravel().astype("d")
+    return float(flat @ flat)

@@ -1,0 +1,234 @@
+"""What is known of the losses of a batch's parts, and the rules by which they add up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from math import isclose, prod
+from typing import Any, NamedTuple
+
+from umem.chainer.accumulation.loss_shares import SAID
+from umem.chainer.accumulation.loss_terms import Term, TermPlaces, terms_of
+from umem.chainer.accumulation.loss_weight import Entry, line_to_type, weighed
+from umem.chainer.accumulation.splitting import Arguments
+from umem.errors import AccumulationError
+
+NEAR = 1e-6
+"""Relative rounding error of a sum of weights, which may be a float32."""
+
+
+class PartFacts(NamedTuple):
+    """What is known of a part's loss.
+
+    Attributes:
+        samples: how many it is of; None where that is not known.
+        terms: those of the loss.
+        weights: what ``weight=`` gives for each of its losses, by name; None where it is 1, or
+            there is none.
+        loss: its absolute value.
+    """
+
+    samples: int | None
+    terms: tuple[Term, ...]
+    weights: dict[str, float | None]
+    loss: float = 0.0
+
+    @property
+    def matched(self) -> list[Term]:
+        """Return the terms that have a count of their own."""
+        return [term for term in self.terms if term.is_matched]
+
+    @property
+    def said(self) -> list[Term]:
+        """Return the terms of which ``weight=`` speaks."""
+        return [term for term in self.terms if term.is_said]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Return the list of terms that are the same ones in every part."""
+        return tuple(f"{t.entry}#{t.kind}#{t.is_once}" for t in self.terms if not t.is_said)
+
+    @property
+    def said_key(self) -> tuple[str, ...]:
+        """Return the list of terms of which ``weight=`` speaks."""
+        return tuple(f"{term.entry}{SAID}#{term.kind}" for term in self.said)
+
+    def without_tape(self) -> PartFacts:
+        """Return the facts alone."""
+        return self._replace(terms=tuple(term._replace(node=None) for term in self.terms))
+
+
+def read(
+    entries: Sequence[Entry],
+    given: Arguments,
+    samples: int | None,
+    places: TermPlaces,
+    lossfun: Any,
+) -> PartFacts:
+    """Read the terms of a part's losses.
+
+    Where the divisors of all terms of a loss are known and there is ``weight=`` nevertheless, that
+    speaks of all of them; otherwise it speaks of those that are not known.
+
+    Args:
+        entries: the losses.
+        given: the arguments of the part, for weight functions.
+        places: the program's lines.
+        lossfun: the loss function, for what a message says.
+
+    Raises:
+        AccumulationError: a term is not known, and nothing was said of it; names its line.
+    """
+    found: list[Term] = []
+    weights: dict[str, float | None] = {}
+    for name, loss, weight in entries:
+        weights[name] = count = weighed(weight, given) if callable(weight) else None
+        terms = [one._replace(entry=name, text=places.of(one)) for one in terms_of(loss)]
+        is_about_all = all(one.is_known for one in terms)
+        at = 0
+        for one in terms:
+            if weight is None and not one.is_known:
+                raise AccumulationError(
+                    f"umem does not know by what the loss is divided: its term {one.text} does not "
+                    f"end in a mean. Pass {line_to_type(lossfun, name)}, a function of the loss "
+                    "function's arguments that gives what the loss of these samples was divided "
+                    "by; or weight=1, if the losses of parts add up"
+                )
+            if one.kind == "Hinge" and one.divisor is not None and len(terms) > 1:
+                raise AccumulationError(
+                    f"{one.text} is beside other terms, and Chainer's backward of it divides their "
+                    'gradient in place, too. Use F.hinge(..., reduce="no") with F.mean or with '
+                    f"{line_to_type(lossfun, name)}"
+                )
+            if one.is_once:
+                found.append(one)
+            elif weight is not None and (is_about_all or one.divisor is None):
+                found.append(one._replace(total=f"{name}{SAID}", count=count, is_said=True))
+            else:
+                found.append(one._replace(total=f"{name}#{at}", count=one.divisor))
+                at += 1
+        if not terms and count != 0:
+            raise AccumulationError(
+                "the loss has no terms: it depends on no parameter. Where samples have no loss, "
+                f"let {line_to_type(lossfun, name)} give 0 for them"
+            )
+    return PartFacts(samples, tuple(found), weights)
+
+
+# -- the rules -------------------------------------------------------------------------------------
+
+
+def check_alike(mine: PartFacts, other: PartFacts) -> None:
+    """Check that two parts have the same terms at the same places, with the same numbers.
+
+    Beside another term, the elements a sample have to be the same, too: a term may be of a group of
+    samples or of a time step, and which it is stands on no tape.
+
+    Raises:
+        AccumulationError: they do not.
+    """
+    if mine.key != other.key or mine.weights.keys() != other.weights.keys():
+        raise AccumulationError(
+            f"the loss has the terms {_told(mine)} in one part and {_told(other)} in another, so "
+            "umem does not know which belong together: compute the same terms for all samples, or "
+            "pass weight= for the loss as a whole"
+        )
+    beside = Counter(term.entry for term in mine.matched)
+    parts = (mine, other)
+    # Where samples are not known, terms have to be alike in proportion to the first.
+    ratio = [part.samples or prod(part.matched[0].shape if beside else ()) for part in parts]
+    alike = [[term for term in part.terms if not term.is_said] for part in parts]
+    for one, two in zip(*alike, strict=True):
+        if one.numbers != two.numbers:
+            numbers = [" and ".join(map("{:.9g}".format, t.numbers)) or "1" for t in (one, two)]
+            raise AccumulationError(
+                f"{one.text} is multiplied by {numbers[0]} in one part and by {numbers[1]} in "
+                "another: multiply by what is the same for every part, or pass weight=, where the "
+                "number is one over a count of samples"
+            )
+        a, b = prod(one.shape), prod(two.shape)
+        if one.is_matched and beside[one.entry] > 1 and a * ratio[1] != b * ratio[0]:
+            raise AccumulationError(
+                f"{one.text} is beside other terms, and has other elements a sample in one part "
+                "than in another, so umem does not know which terms belong together, such as time "
+                "steps or groups of samples. Pad sequences before they are given to the loss "
+                "function, or pass weight="
+            )
+
+
+def _told(part: PartFacts) -> str:
+    kinds = [term.kind for term in part.terms if not term.is_said]
+    return f"{', '.join(kinds[:4]) or 'none'}{', ...' if len(kinds) > 4 else ''} ({len(kinds)})"
+
+
+def uneven(parts: Sequence[PartFacts]) -> list[Term]:
+    """Return terms alone in their loss whose divisor a sample differs between parts.
+
+    So it is where parts are padded to different lengths, whose counts do not add up, and where
+    sequences of different lengths are joined, whose counts do.
+    """
+    beside = Counter(term.entry for term in parts[0].matched)
+    return [
+        term
+        for at, term in enumerate(parts[0].matched)
+        if beside[term.entry] == 1 and not term.has_labels
+        and len({_rate(part.matched[at], part.samples) for part in parts}) > 1
+    ]  # fmt: skip
+
+
+def _rate(term: Term, samples: int | None) -> Any:
+    """Return the divisor a sample; where the samples are not known, the shape of one."""
+    return term.shape[1:] if samples is None else (term.divisor or 0.0) / samples
+
+
+def check_sums(whole: PartFacts, parts: Sequence[PartFacts]) -> None:
+    """Check that what is counted in parts adds up to what is counted in all of their samples.
+
+    Raises:
+        AccumulationError: it does not; names the term.
+    """
+    sums = [
+        (term.text, term.divisor, [part.matched[at].divisor or 0.0 for part in parts])
+        for at, term in enumerate(whole.matched)
+    ]
+    sums += [
+        ("the loss, as weight= says,", weight, [part.weights[name] or 0.0 for part in parts])
+        for name, weight in whole.weights.items()
+    ]
+    for text, total, counts in sums:
+        if total is not None and not isclose(sum(counts), total, rel_tol=NEAR):
+            raise AccumulationError(
+                f"{text} was divided by {' and '.join(map('{:.6g}'.format, counts))} in parts and "
+                f"by {total:.6g} in all of their samples at once, and such counts do not add up: "
+                "average over samples last, pad sequences before they are given to the loss "
+                "function, or pass weight= that adds up; weight=1, if losses of parts are added up"
+            )
+
+
+def adds_up(whole: PartFacts, parts: Sequence[PartFacts]) -> bool:
+    """Tell whether the divisors that the tape has of what ``weight=`` speaks of add up, too."""
+    return bool(whole.said) and all(
+        part.said_key == whole.said_key for part in parts
+    ) and all(
+        term.divisor is not None
+        and isclose(sum(part.said[at].divisor or 0.0 for part in parts), term.divisor, rel_tol=NEAR)
+        for at, term in enumerate(whole.said)
+    )  # fmt: skip
+
+
+def check_weights(parts: Sequence[PartFacts]) -> None:
+    """Check that ``weight=`` is in proportion to divisors that the tape has, and that add up.
+
+    Raises:
+        AccumulationError: it is not.
+    """
+    for part in parts[1:]:
+        if part.said_key != parts[0].said_key:
+            continue
+        for a, b in zip(parts[0].said, part.said, strict=True):
+            mine, others = (1.0 if term.count is None else term.count for term in (a, b))
+            if not isclose((a.divisor or 0) * others, (b.divisor or 0) * mine, rel_tol=NEAR):
+                raise AccumulationError(
+                    f"{a.text} was divided by {a.divisor:.6g} and {b.divisor:.6g}; weight= gives "
+                    f"{mine:.6g} and {others:.6g}: leave it out, the divisor is known"
+                )
