@@ -44,38 +44,28 @@ class MicroBatches:
             whatever the loss function raises. Gradients are cleared then; random generators and
                 what links keep are as before.
         """
-        state = StepState(self._model, holds_graphs=False)
-        while not self._fits(lossfun, batch, state):
+        while not self._fits(lossfun, batch):
             self.size = -(-min(self.size, batch.size) // 2)
             gc.collect()
 
-    def _fits(self, lossfun: Any, batch: Batch, state: StepState) -> bool:
+    def _fits(self, lossfun: Any, batch: Batch) -> bool:
         """Try a micro-batch size; tells whether it fits. The traceback is dropped, as it holds
         arrays.
         """
         try:
-            self._go(lossfun, batch, state)
+            with self.gradient.undone_by_errors() as state:
+                self._go(lossfun, batch, state)
         except MemoryError:
-            self._undo(state)
             if not self._survive or min(self.size, batch.size) == 1:
                 raise
             return False
-        except BaseException:
-            self._undo(state)
-            raise
         return True
-
-    def _undo(self, state: StepState) -> None:
-        self._model.cleargrads()
-        state.put_back()
-        self.gradient.unmake()
 
     def _go(self, lossfun: Any, batch: Batch, state: StepState) -> None:
         """Compute the gradient in parts of the present size, and have it compared where that is
         due.
         """
         is_ready = all(p.array is not None for p in self._model.params())
-        self.gradient.made.clear()
         sizes = even(batch.size, self.size)
         scale = loss_scale_of(self._optimizer)
         facts = self.gradient.leave(lossfun, batch, sizes, scale)

@@ -121,6 +121,15 @@ class KeptGradients:
         return scale if half is None else half.scale_in_force
 
 
+def multiply(model: Any, factor: float) -> None:
+    """Multiply the gradients of a link's parameters in place, one by one."""
+    if factor == 1.0:
+        return
+    for parameter in parameters(model):
+        if parameter.array is not None and parameter.grad is not None:
+            parameter.grad = times(parameter.grad, factor)
+
+
 def times(gradient: Any, factor: float) -> Any:
     """Return a gradient times a number, as an array even where it has no axes."""
     made = gradient.copy()

@@ -14,17 +14,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 import chainer
+from chainer.functions import loss as losses
 from chainer.functions.array import cast, get_item, reshape
-from chainer.functions.loss import (
-    contrastive,
-    ctc,
-    hinge,
-    mean_absolute_error,
-    mean_squared_error,
-    sigmoid_cross_entropy,
-    softmax_cross_entropy,
-    triplet,
-)
 from chainer.functions.math import average, basic_math, identity
 
 from umem.chainer.function_facts import owner_of
@@ -195,14 +186,14 @@ def _labels(func: Any, node: Any) -> Counted:
 
 COUNTS: dict[type, Callable[[Any, Any], Counted]] = {
     average.Mean: _elements,
-    softmax_cross_entropy.SoftmaxCrossEntropy: _labels,
-    sigmoid_cross_entropy.SigmoidCrossEntropy: _labels,
-    mean_squared_error.MeanSquaredError: _elements,
-    mean_absolute_error.MeanAbsoluteError: _elements,
-    hinge.Hinge: _first_axis(0),
-    contrastive.Contrastive: _first_axis(-1),
-    triplet.Triplet: _first_axis(-1),
-    ctc.ConnectionistTemporalClassification: _first_axis(2),
+    losses.softmax_cross_entropy.SoftmaxCrossEntropy: _labels,
+    losses.sigmoid_cross_entropy.SigmoidCrossEntropy: _labels,
+    losses.mean_squared_error.MeanSquaredError: _elements,
+    losses.mean_absolute_error.MeanAbsoluteError: _elements,
+    losses.hinge.Hinge: _first_axis(0),
+    losses.contrastive.Contrastive: _first_axis(-1),
+    losses.triplet.Triplet: _first_axis(-1),
+    losses.ctc.ConnectionistTemporalClassification: _first_axis(2),
 }
 """For each function that divides by a count: reads the count from its node, None where it has not
 divided, and whether the count is of labels."""

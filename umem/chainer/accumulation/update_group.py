@@ -8,13 +8,12 @@ from typing import Any
 import chainer
 
 from umem.chainer.accumulation.comparison import Compared, Comparison
-from umem.chainer.accumulation.kept_gradients import KeptGradients
+from umem.chainer.accumulation.kept_gradients import KeptGradients, multiply
 from umem.chainer.accumulation.loss_shares import LossShares
 from umem.chainer.accumulation.loss_terms import Term, TermPlaces, below
 from umem.chainer.accumulation.loss_weight import Entry, Weight, line_to_type, whole_weight
 from umem.chainer.accumulation.mixing import Mixing
 from umem.chainer.accumulation.part_facts import PartFacts, check_alike, read, uneven
-from umem.chainer.accumulation.seeded_backward import multiply
 from umem.chainer.accumulation.splitting import Arguments, ArgumentsBatch, Batch
 from umem.chainer.accumulation.whole_gradient import WholeGradient
 from umem.chainer.step_state import StepState
@@ -58,25 +57,21 @@ class Group:
                 parameters' gradients are dropped, and a `StepState` puts back all else.
         """
         batch = _batch(given)
-        state = StepState(self._model, holds_graphs=False)
         is_ready = all(p.array is not None for p in self._model.params())
-        self._gradient.made.clear()
         try:
-            with self._gradient.listening():
-                added = self._gradient.add(
-                    lossfun, batch, slice(0, batch.size), self._shares, self._steps, loss_scale,
-                    self._first, self.kept.give_back, is_cut=isinstance(batch, ArgumentsBatch),
-                )  # fmt: skip
-            self.kept.take()
-            facts = [one for one in (added.facts, self._first) if one is not None]
-            self._check_even(facts)
-            state_then = state if is_ready else StepState(self._model)
-            self._compare(lossfun, batch, facts[0], state_then, loss_scale)
+            with self._gradient.undone_by_errors() as state:
+                with self._gradient.listening():
+                    added = self._gradient.add(
+                        lossfun, batch, slice(0, batch.size), self._shares, self._steps, loss_scale,
+                        self._first, self.kept.give_back, is_cut=isinstance(batch, ArgumentsBatch),
+                    )  # fmt: skip
+                self.kept.take()
+                facts = [one for one in (added.facts, self._first) if one is not None]
+                self._check_even(facts)
+                state_then = state if is_ready else StepState(self._model)
+                self._compare(lossfun, batch, facts[0], state_then, loss_scale)
         except BaseException:
             self.drop()
-            self._model.cleargrads()
-            state.put_back()
-            self._gradient.unmake()
             raise
         self._first = facts[-1]
         self._called()

@@ -9,15 +9,16 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import chainer
+from chainer import _backprop
 from chainer.functions.noise.dropout import Dropout
 
+from umem.chainer.accumulation.kept_gradients import multiply
 from umem.chainer.accumulation.loss_shares import SAID, LossShares
 from umem.chainer.accumulation.loss_terms import TermPlaces
 from umem.chainer.accumulation.loss_weight import Weight, checked_weight, entries_of, weighed
 from umem.chainer.accumulation.mixing import Mixing
 from umem.chainer.accumulation.part_facts import NEAR, PartFacts, check_alike, read
 from umem.chainer.accumulation.part_reports import PartReports
-from umem.chainer.accumulation.seeded_backward import go_backward, multiply
 from umem.chainer.accumulation.splitting import Batch, slices
 from umem.chainer.step_state import StepState
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
@@ -95,6 +96,21 @@ class WholeGradient(Subscriber):
                     "together: let it give a count that adds up, such as the samples that count, "
                     "and 0 where there are none"
                 )
+
+    @contextmanager
+    def undone_by_errors(self) -> Iterator[StepState]:
+        """Yield the state at the beginning of a step; an error in the block puts it back.
+
+        Gradients are cleared then, and parameters that got their arrays have none again.
+        """
+        state = StepState(self._model, holds_graphs=False)
+        self.made.clear()
+        try:
+            yield state
+        except BaseException:
+            self._model.cleargrads()
+            self._again(state, 0)
+            raise
 
     def _again(self, state: StepState, made: int) -> None:
         """Restore the state, to run the parts once more."""
@@ -206,7 +222,7 @@ class WholeGradient(Subscriber):
                 if first is not None:
                     check_alike(first, facts)
         before_backward()
-        go_backward(seeds, entries[0].loss.device, loss_scale)
+        _go_backward(seeds, entries[0].loss.device, loss_scale)
         shown = dict((id(node), share) for node, share in seeds)
         return AddedPart(
             [(entry.loss.array, shown.get(id(entry.loss.node))) for entry in entries], facts
@@ -260,6 +276,22 @@ class WholeGradient(Subscriber):
             if threading.get_ident() == self._thread:
                 self.made.append((y, dict(vars(y))))
         proceed(y, *args, **kwargs)
+
+
+def _go_backward(seeds: Sequence[tuple[Any, float]], device: Any, loss_scale: Any) -> None:
+    """Run backward from several scalars' nodes, each with its own initial gradient.
+
+    It is what ``Variable.backward`` does with one of them.
+    """
+    outputs = []
+    with chainer.using_device(device):
+        for node, seed in seeds:
+            value = seed if loss_scale is None else seed * loss_scale
+            gradient = device.xp.full(node.shape, value, node.dtype)
+            outputs.append((node, chainer.Variable(gradient)))
+    with chainer.using_config("enable_backprop", False):
+        # What Variable.backward calls; it takes several scalars, which that does not.
+        _backprop._backprop_to_all(outputs, False, loss_scale)
 
 
 def _seeds(

@@ -252,9 +252,7 @@ def turn_on(stack: ExitStack, chosen: Combination, model: Any, optimizer: Any) -
     if change.cap_bytes is not None:
         stack.callback(workspace(change.cap_bytes).enable().disable)
     if change.micro_batch is not None:
-        stack.callback(
-            accumulate(optimizer, micro_batch=change.micro_batch).enable().disable
-        )
+        stack.callback(accumulate(optimizer, micro_batch=change.micro_batch).enable().disable)
     if chosen.budget is None:
         return None
     return stack.enter_context(Recompute(chosen.budget))
