@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,19 +26,23 @@ from umem.chainer.step_state import StepState
 from umem.chainer.tap import is_told
 from umem.errors import AccumulationError, AccumulationWarning, warn_at_program
 
-MOST_APART = 1e-5
-"""Largest accepted difference, relative to the gradient's norm; with float16, as many roundings of
-it if that is more."""
+MOST_APART = {"float64": 1e-10, "float32": 1e-5}
+"""Largest accepted difference, relative to the gradient's norm, by its coarsest type; with float16
+as many roundings of it."""
 SAVED_APART = 2.0**-7
 """The same where activations are saved in bfloat16: a difference in the last bit of float32 can
 round to another bfloat16, and `Recompute` keeps in float32 the arrays that it manages."""
 ROUNDINGS = 64
 SAMPLES = 3
 """Compared at once: the fewest that have parts of two sizes."""
+SPLITS = ((2, 1), (1, 1, 1), (1, 2))
+"""The parts in which they are compared, in turn."""
 MOST_OTHERS = 8
 """So many other threes are tried where one shows nothing."""
+NOT_FINITE = "not finite"
 SHOWN = 3
-"""So many threes have to agree: attention that is saturated in one mixes nothing there."""
+"""So many threes have to agree, and all the first time: what one shows, another may not, such as
+attention that is saturated in it."""
 
 
 class Compared(NamedTuple):
@@ -71,12 +75,14 @@ class Comparison:
     def __init__(self, gradient: WholeGradient, model: Any, *, is_on: bool) -> None:
         self._gradient, self._model, self.is_on = gradient, model, is_on
         self._compared: set[Any] = set()
+        self._numbers: set[float] = set()
         self._adding_up: set[Any] = set()
         """Lists of terms that ``weight=`` speaks of, and whose divisors on the tape add up."""
 
     def is_due(self, facts: Sequence[PartFacts]) -> bool:
         """Tell whether parts have a list of terms that was not compared."""
         found: set[Any] = {f"uneven {term.entry}" for term in uneven(facts)}
+        found |= {"ragged" for part in facts if part.is_ragged}
         for part in facts:
             kinds = frozenset(part.said_key)
             found |= {part.key, kinds if kinds in self._compared else part.said_key}
@@ -91,8 +97,11 @@ class Comparison:
                 AccumulationWarning,
             )
 
-    def see(self, one: Compared) -> None:
+    def see(self, one: Compared, *, again: bool = False) -> None:
         """Compare three samples at once with two and one of them, where that is due.
+
+        Args:
+            again: also where the list of terms was compared, because these are other samples.
 
         Leaves no trace. Gradients of the model are held aside meanwhile.
 
@@ -103,7 +112,11 @@ class Comparison:
         """
         if one.facts[0].said_key in self._adding_up:
             check_weights(one.facts)
-        if not self.is_due(one.facts) or one.batch.size < 2 or _count_nothing(one.facts):
+        if not self.is_on or one.batch.size < 2 or _count_nothing(one.facts):
+            return
+        numbers = set(one.facts[0].numbers)
+        is_due = again or self.is_due(one.facts)
+        if not is_due and self._numbers.issuperset(numbers):
             return
         after, made = StepState(self._model), len(self._gradient.made)
         # Chainer notes a gradient's loss scale on its parameter, and has no public name for it.
@@ -111,7 +124,11 @@ class Comparison:
             (p, p.grad, p._loss_scale) for p in self._model.params() if p.array is not None
         ]
         try:
-            self._compare_all(one)
+            if is_due:
+                self._compare_all(one)
+            else:
+                self._compare_numbers(one)
+            self._numbers |= numbers
         finally:
             self._model.cleargrads()
             for parameter, gradient, scale in gradients:
@@ -120,6 +137,19 @@ class Comparison:
             after.put_back()
             self._gradient.unmake(made)
 
+    def _compare_numbers(self, one: Compared) -> None:
+        """Check new numbers in parts of another size, to which they may owe what they are.
+
+        Raises:
+            AccumulationError: they do.
+        """
+        one.state.put_back()
+        size = 1 if len(one.parts[0]) > 1 else 2
+        with self._gradient.listening(), self._gradient.compared():
+            (found,) = self._gradient.look(one.lossfun, one.batch, [slice(0, size)])
+        if found.key == one.facts[0].key:
+            check_alike(found, one.facts[0])
+
     def _compare_all(self, one: Compared) -> None:
         """Compare threes until all lists of terms are shown.
 
@@ -127,16 +157,20 @@ class Comparison:
             AccumulationError: one differs, or none shows them.
         """
         threes = list(islice(_threes(one, self._gradient.weight), 1 + MOST_OTHERS))
-        seen = 0
-        for three in threes:
-            shown = self._compare(one, ChosenSamples(one.batch, three))
+        wanted = SHOWN if self._compared else len(threes)
+        seen, are_finite = 0, False
+        for three, sizes in zip(threes, cycle(SPLITS), strict=False):
+            shown = self._compare(
+                one, ChosenSamples(one.batch, three), sizes if len(three) == SAMPLES else [1, 1]
+            )
             if shown is None:
                 return
-            self._compared |= shown
-            seen += bool(shown)
-            if seen >= min(SHOWN, len(threes)) and not self.is_due(one.facts):
+            are_finite = are_finite or NOT_FINITE not in shown
+            self._compared |= shown - {NOT_FINITE}
+            seen += bool(shown - {NOT_FINITE})
+            if seen >= min(wanted, len(threes)) and not self.is_due(one.facts):
                 return
-        if self.is_due(one.facts):
+        if are_finite and self.is_due(one.facts):
             raise AccumulationError(
                 f"{len(threes)} times up to {SAMPLES} samples of the batch show no gradient, or "
                 "not all terms of the loss, so umem does not know whether samples mix. Pass "
@@ -144,7 +178,9 @@ class Comparison:
                 "samples only"
             )
 
-    def _compare(self, one: Compared, chosen: ChosenSamples) -> set[Any] | None:
+    def _compare(
+        self, one: Compared, chosen: ChosenSamples, sizes: Sequence[int]
+    ) -> set[Any] | None:
         """Compare some samples; returns the lists of terms that they show.
 
         None is returned where it cannot be compared now, or at all.
@@ -157,22 +193,22 @@ class Comparison:
                 whole, (of_whole,) = self._run(one, chosen, [chosen.size])
                 has_drawn = one.state.has_drawn() or self._gradient.has_drawn
                 check_alike(of_whole, one.facts[0])
-                parts, of_parts = self._run(one, chosen, [chosen.size - 1, 1])
+                parts, of_parts = self._run(one, chosen, sizes)
                 check_alike(of_whole, of_parts[0])
                 check_sums(of_whole, of_parts)
                 if has_drawn:
                     self.turn_off("something else than dropout draws random numbers")
                     return None
                 norm = _norm(whole)
-                if not (math.isfinite(norm) and math.isfinite(_norm(parts))):
-                    return None
                 apart = _apart(whole, parts)
+                if not (math.isfinite(norm) and math.isfinite(apart)):
+                    return {NOT_FINITE}
                 if not (norm or apart):
                     return set()
-                if apart > _allowed(whole) * norm and not self._is_rounding(
-                    one, chosen, whole, apart, of_whole.loss
+                if apart > _allowed(whole, of_whole) * norm and not self._is_rounding(
+                    one, chosen, whole, apart, of_whole
                 ):
-                    raise _refusal(apart / (norm or apart), chosen.size, self._gradient.weight)
+                    raise _refusal(apart / (norm or apart), sizes, self._gradient.weight)
         except MemoryError:
             self.turn_off(f"{chosen.size} samples do not fit in memory at once")
             return None
@@ -197,7 +233,12 @@ class Comparison:
         return found, facts
 
     def _is_rounding(
-        self, one: Compared, chosen: ChosenSamples, whole: Sequence[Any], apart: float, loss: float
+        self,
+        one: Compared,
+        chosen: ChosenSamples,
+        whole: Sequence[Any],
+        apart: float,
+        facts: PartFacts,
     ) -> bool:
         """Tell whether a difference is one of roundings, because the norm is near zero.
 
@@ -206,13 +247,13 @@ class Comparison:
         """
         scale = 1.0 if one.loss_scale is None else one.loss_scale
         norm_of_parameters = _norm([p.array for p in self._model.params()])
-        if apart * norm_of_parameters <= ROUNDINGS * _coarsest(whole) * loss * scale:
+        if apart * norm_of_parameters <= ROUNDINGS * _coarsest(whole) * facts.loss * scale:
             return True
         at_once = [ChosenSamples(chosen, [at]) for at in range(chosen.size)]
         alone = max(_norm(self._run(one, sample, [1])[0]) for sample in at_once)
         backwards = ChosenSamples(chosen, range(chosen.size)[::-1])
         other_order = _apart(whole, self._run(one, backwards, [chosen.size])[0])
-        return apart <= min(3 * other_order, _allowed(whole) * alone)
+        return apart <= min(3 * other_order, _allowed(whole, facts) * alone)
 
     def _shown(self, whole: PartFacts, parts: Sequence[PartFacts]) -> set[Any]:
         """Return the lists of terms of compared samples, of which each kind of term counts."""
@@ -227,13 +268,14 @@ class Comparison:
             return set()
         is_fixed = all(part.said_key == whole.said_key for part in parts)
         said = whole.said_key if is_fixed else frozenset(whole.said_key)
-        return {whole.key, said, *(f"uneven {term.entry}" for term in uneven(parts))}
+        shown = {f"uneven {term.entry}" for term in uneven(parts)}
+        return {whole.key, said, *shown, *(["ragged"] if whole.is_ragged else [])}
 
 
-def _refusal(apart: float, size: int, weight: Any) -> AccumulationError:
+def _refusal(apart: float, sizes: Sequence[int], weight: Any) -> AccumulationError:
     return AccumulationError(
-        f"the gradient of {size} samples in parts of {size - 1} and 1 is {apart:.1e} of its norm "
-        "away from that of all at once. "
+        f"the gradient of {sum(sizes)} samples in parts of {' and '.join(map(str, sizes))} is "
+        f"{apart:.1e} of its norm away from that of all at once. "
         + ("A" if weight is None else "Either the loss was not divided by what weight= says, or a")
         + " function mixes samples, such as a softmax over the batch axis; a link carries its "
         "state from part to part; or a number depends on the samples: where that divides, pass "
@@ -261,9 +303,10 @@ def _threes(one: Compared, weight: Any) -> Iterator[list[int]]:
     ]
     candidates = chain(
         [_spread(size)],
+        _of_equal_values(one.batch),
         _of_other_weights(one.batch, weight),
         *(list(_groups(part))[:2] for part in counting[:MOST_OTHERS]),
-        _groups(range(size)),
+        *(_groups(range(size), seed) for seed in range(32)),
     )
     for three in candidates:
         if three not in found and len(set(three)) == min(SAMPLES, size):
@@ -275,11 +318,28 @@ def _spread(size: int, count: int = SAMPLES) -> list[int]:
     return sorted({int(at) for at in np.linspace(0, size - 1, count)})
 
 
-def _groups(which: Sequence[int]) -> Iterator[list[int]]:
+def _groups(which: Sequence[int], seed: int = 0) -> Iterator[list[int]]:
     """Yield groups of samples in an order without a pattern, the same each time."""
-    order = np.random.RandomState(0).permutation(len(which)).tolist()
+    order = np.random.RandomState(seed).permutation(len(which)).tolist()
     for at in range(0, len(order), SAMPLES):
-        yield sorted(which[i] for i in order[at : at + SAMPLES])
+        yield [which[i] for i in order[at : at + SAMPLES]]
+
+
+def _of_equal_values(batch: Batch) -> Iterator[list[int]]:
+    """Yield samples of which two have the same label or identifier, by each such argument.
+
+    Losses that count classes, or identifiers once each, show themselves there.
+    """
+    given = batch.take(slice(0, batch.size))
+    for x in (*given.args, *given.kwargs.values()):
+        array = getattr(x, "array", x)
+        if getattr(array, "ndim", 0) == 1 and array.dtype.kind in "iu":
+            values = array.tolist()
+            first = {value: at for at, value in reversed(list(enumerate(values)))}
+            again = [at for at, value in enumerate(values) if first[value] != at]
+            for at in again[:2]:
+                other = next((i for i in range(batch.size) if i not in (at, first[values[at]])), at)
+                yield [first[values[at]], other, at]
 
 
 def _of_other_weights(batch: Batch, weight: Any) -> Iterator[list[int]]:
@@ -295,9 +355,10 @@ def _of_other_weights(batch: Batch, weight: Any) -> Iterator[list[int]]:
 # -- how far they are apart ------------------------------------------------------------------------
 
 
-def _allowed(gradients: Sequence[Any]) -> float:
-    coarsest = _coarsest(gradients)
-    least = SAVED_APART if is_told("SavedIn") else MOST_APART
+def _allowed(gradients: Sequence[Any], facts: PartFacts) -> float:
+    coarsest = max(_coarsest(gradients), facts.rounding)
+    kind = "float64" if coarsest < 1e-15 else "float32"
+    least = SAVED_APART if is_told("SavedIn") else MOST_APART[kind]
     return max(least, ROUNDINGS * coarsest if coarsest > 1e-5 else 0.0)
 
 

@@ -76,10 +76,9 @@ class LossShares:
         Where that is so in all parts, the program has divided by something else, such as 1, and
         the loss counts as it is. Where it is so in some, the loss has to be 0 there.
         """
-        value = term.value()
-        if math.isfinite(value) and value:
-            self._not_counted.setdefault(term.total, value)
-        return float(math.isfinite(value))  # 0 / 0 adds nothing
+        if math.isfinite(term.value) and term.value:
+            self._not_counted.setdefault(term.total, term.value)
+        return float(math.isfinite(term.value))  # 0 / 0 adds nothing
 
     def check(self) -> None:
         """Check that parts in which nothing was counted have no loss.

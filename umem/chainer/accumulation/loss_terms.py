@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from math import prod
+from numbers import Real
 from typing import Any, NamedTuple
 
 import chainer
@@ -38,6 +39,7 @@ class Term(NamedTuple):
         total: names the count that the whole is divided by, alike in every part.
         count: the part's contribution to that; None for terms that add up, or count once.
         is_said: ``weight=`` speaks of it.
+        value: the scalar, where the count is 0.
     """
 
     node: Any
@@ -53,6 +55,7 @@ class Term(NamedTuple):
     total: str = ""
     count: float | None = None  # type: ignore[assignment]  # hides tuple.count
     is_said: bool = False
+    value: float = 0.0
 
     @property
     def is_known(self) -> bool:
@@ -64,10 +67,11 @@ class Term(NamedTuple):
         """Tell whether it is the term at its place in every part, with a count of its own."""
         return not (self.is_said or self.is_once)
 
-    def value(self) -> float:
-        """Return the scalar; 0 if its variable is gone."""
-        y = self.node.get_variable_or_none()
-        return 0.0 if y is None else float(y.array.sum())
+    def counted(self, total: str, count: float | None, *, is_said: bool) -> Term:
+        """Return it with its count, and its value where that is 0."""
+        y = None if count != 0 else self.node.get_variable_or_none()
+        value = 0.0 if y is None else float(y.array.sum())
+        return self._replace(total=total, count=count, is_said=is_said, value=value)
 
 
 def terms_of(loss: Any) -> list[Term]:
@@ -205,6 +209,9 @@ divided, and whether the count is of labels."""
 class TermPlaces:
     """The program's line for each function that made a scalar, for the messages of refusals.
 
+    Attributes:
+        numbers: those that the program gave to functions, such as the factor in ``2 * x``.
+
     Args:
         holds: keep the scalars alive, and their graphs with them, so that their values are known.
 
@@ -214,9 +221,12 @@ class TermPlaces:
     def __init__(self, *, holds: bool = True) -> None:
         self._holds = holds
         self._found: dict[int, tuple[Any, Any, str]] = {}
+        self.numbers: list[float] = []
 
-    def note(self, outputs: Any) -> None:
-        """Record a call's scalars; called by `Subscriber.apply`."""
+    def note(self, func: Any, outputs: Any) -> None:
+        """Record a call's number and scalars; called by `Subscriber.apply`."""
+        if isinstance(number := getattr(func, "value", None), Real):
+            self.numbers.append(float(number))
         for y in outputs:
             if y.size == 1:
                 held = y if self._holds else None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from umem.chainer.accumulation.loss_shares import SAID
 from umem.chainer.accumulation.loss_terms import Term, TermPlaces, terms_of
 from umem.chainer.accumulation.loss_weight import Entry, line_to_type, weighed
-from umem.chainer.accumulation.splitting import Arguments
+from umem.chainer.accumulation.splitting import Arguments, is_ragged
 from umem.errors import AccumulationError
 
 NEAR = 1e-6
@@ -25,13 +25,19 @@ class PartFacts(NamedTuple):
         terms: those of the loss.
         weights: what ``weight=`` gives for each of its losses, by name; None where it is 1, or
             there is none.
+        is_ragged: it was given sequences of different lengths.
+        numbers: all numbers that the program gave to Chainer's functions, in their order.
         loss: its absolute value.
+        rounding: the relative rounding error of its type.
     """
 
     samples: int | None
     terms: tuple[Term, ...]
     weights: dict[str, float | None]
+    is_ragged: bool
+    numbers: tuple[float, ...]
     loss: float = 0.0
+    rounding: float = 0.0
 
     @property
     def matched(self) -> list[Term]:
@@ -46,7 +52,8 @@ class PartFacts(NamedTuple):
     @property
     def key(self) -> tuple[str, ...]:
         """Return the list of terms that are the same ones in every part."""
-        return tuple(f"{t.entry}#{t.kind}#{t.is_once}" for t in self.terms if not t.is_said)
+        terms = [term for term in self.terms if not term.is_said]
+        return tuple(f"{t.entry}#{t.kind}#{t.is_once}#{len(t.numbers)}" for t in terms)
 
     @property
     def said_key(self) -> tuple[str, ...]:
@@ -103,16 +110,16 @@ def read(
             if one.is_once:
                 found.append(one)
             elif weight is not None and (is_about_all or one.divisor is None):
-                found.append(one._replace(total=f"{name}{SAID}", count=count, is_said=True))
+                found.append(one.counted(f"{name}{SAID}", count, is_said=True))
             else:
-                found.append(one._replace(total=f"{name}#{at}", count=one.divisor))
+                found.append(one.counted(f"{name}#{at}", one.divisor, is_said=False))
                 at += 1
         if not terms and count != 0:
             raise AccumulationError(
                 "the loss has no terms: it depends on no parameter. Where samples have no loss, "
                 f"let {line_to_type(lossfun, name)} give 0 for them"
             )
-    return PartFacts(samples, tuple(found), weights)
+    return PartFacts(samples, tuple(found), weights, is_ragged(given), tuple(places.numbers))
 
 
 # -- the rules -------------------------------------------------------------------------------------
@@ -133,6 +140,14 @@ def check_alike(mine: PartFacts, other: PartFacts) -> None:
             "umem does not know which belong together: compute the same terms for all samples, or "
             "pass weight= for the loss as a whole"
         )
+    if not (mine.said or other.said) and len(mine.numbers) == len(other.numbers):
+        for one_number, other_number in zip(mine.numbers, other.numbers, strict=True):
+            if one_number != other_number:
+                raise AccumulationError(
+                    f"the loss function computes with {one_number:.9g} in one part and with "
+                    f"{other_number:.9g} in another: use a number that is the same for every "
+                    "part, or pass weight=, where the number is one over a count of samples"
+                )
     beside = Counter(term.entry for term in mine.matched)
     parts = (mine, other)
     # Where samples are not known, terms have to be alike in proportion to the first.

@@ -150,6 +150,39 @@ class ChosenSamples:
         return self._batch.take(chosen)
 
 
+def joined(one: Arguments, other: Arguments) -> Arguments | None:
+    """Join the samples of two calls; None if they cannot be."""
+    if len(one.args) != len(other.args) or one.kwargs.keys() != other.kwargs.keys():
+        return None
+    try:
+        sizes = ArgumentsBatch(*one).size, ArgumentsBatch(*other).size
+        args = tuple(_together(a, b, *sizes) for a, b in zip(one.args, other.args, strict=True))
+        kwargs = {name: _together(x, other.kwargs[name], *sizes) for name, x in one.kwargs.items()}
+        ArgumentsBatch(args, kwargs)
+    except (SizeError, ValueError, TypeError):  # of other shapes, or nothing to cut
+        return None
+    return Arguments(args, kwargs)
+
+
+def _together(a: Any, b: Any, size: int, other_size: int) -> Any:
+    """Concatenate an argument of two calls: arrays along the first axis, lists by appending."""
+    if _is_array_like(a) and a.ndim:
+        arrays = [getattr(x, "array", x) for x in (a, b)]
+        return chainer.backend.get_array_module(*arrays).concatenate(arrays)
+    if isinstance(a, (list, tuple)):
+        if _is_cut_inside(a, size) and _is_cut_inside(b, other_size):
+            return type(a)(_together(x, y, size, other_size) for x, y in zip(a, b, strict=True))
+        return type(a)([*a, *b])
+    return a
+
+
+def is_ragged(given: Arguments) -> bool:
+    """Tell whether an argument is a list of arrays of different lengths."""
+    lists = [x for x in (*given.args, *given.kwargs.values()) if isinstance(x, (list, tuple))]
+    shapes = [{len(y) for y in x if _is_array_like(y) and y.ndim} for x in lists]
+    return any(len(lengths) > 1 for lengths in shapes)
+
+
 def positive_count(value: Any, name: str) -> int:
     """Check and return an integer of at least 1.
 

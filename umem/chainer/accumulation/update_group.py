@@ -14,7 +14,7 @@ from umem.chainer.accumulation.loss_terms import Term, TermPlaces, below
 from umem.chainer.accumulation.loss_weight import Entry, Weight, line_to_type, whole_weight
 from umem.chainer.accumulation.mixing import Mixing
 from umem.chainer.accumulation.part_facts import PartFacts, check_alike, read, uneven
-from umem.chainer.accumulation.splitting import Arguments, ArgumentsBatch, Batch
+from umem.chainer.accumulation.splitting import Arguments, ArgumentsBatch, Batch, joined
 from umem.chainer.accumulation.whole_gradient import WholeGradient
 from umem.chainer.step_state import StepState
 from umem.chainer.tap import Proceed
@@ -32,6 +32,9 @@ class Group:
         self._gradient = WholeGradient(self._model, weight)
         self._comparison = Comparison(self._gradient, self._model, is_on=check)
         self._mixing = Mixing(self._model)
+        self._are_compared = False
+        """Samples of all calls of a group have been compared, or cannot be."""
+        self._together: Arguments | None = None
         self.kept = KeptGradients(optimizer)
         self.drop()
 
@@ -69,7 +72,9 @@ class Group:
                 facts = [one for one in (added.facts, self._first) if one is not None]
                 self._check_even(facts)
                 state_then = state if is_ready else StepState(self._model)
-                self._compare(lossfun, batch, facts[0], state_then, loss_scale)
+                self._compare(lossfun, given, facts[0], state_then, loss_scale)
+                if self.count + 1 == self._steps:
+                    self._factor()
         except BaseException:
             self.drop()
             raise
@@ -90,16 +95,33 @@ class Group:
             )
 
     def _compare(
-        self, lossfun: Any, batch: Batch, facts: PartFacts, state: StepState, loss_scale: Any
+        self, lossfun: Any, given: Arguments, facts: PartFacts, state: StepState, loss_scale: Any
     ) -> None:
-        """Compare samples of this call, where it has several."""
-        if not self._comparison.is_due([facts]):
+        """Compare samples of this call, and in the end of the first group those of all calls."""
+
+        def see(samples: ArgumentsBatch, *, again: bool = False) -> None:
+            whole = [range(samples.size)]
+            compared = Compared(lossfun, samples, whole, [facts], state, loss_scale)
+            self._comparison.see(compared, again=again)
+
+        is_last = self.count + 1 == self._steps
+        if facts.samples is not None:
+            see(ArgumentsBatch(*given))
+        if not self._comparison.is_on or self._are_compared:
             return
-        if facts.samples is None or facts.samples < 2:
-            self._comparison.turn_off("update is given one sample a call")
-            return
-        whole = [range(batch.size)]
-        self._comparison.see(Compared(lossfun, batch, whole, [facts], state, loss_scale))
+        self._together = joined(self._together, given) if self._together and self.count else given
+        if self._together is None or facts.samples is None:
+            self._are_compared = True
+            if (facts.samples or 1) < 2:
+                self._comparison.turn_off(
+                    "update is given one sample a call, and samples of two calls cannot be put "
+                    "together"
+                )
+        elif is_last:
+            self._are_compared = True
+            see(ArgumentsBatch(*self._together), again=True)
+        if self._are_compared:
+            self._together = None
 
     def _called(self) -> None:
         self.count += 1
@@ -112,20 +134,28 @@ class Group:
             AccumulationError: the loss divides by several counts that go apart; or nothing was
                 counted in some calls, which have a loss.
         """
-        shares = self._shares
         try:
-            shares.check()
-            if (factor := shares.factor()) is None:
-                raise AccumulationError(
-                    "the loss divides its terms by counts that go apart from part to part, so "
-                    "their totals are needed before the first: use micro_batch= instead of steps="
-                )
+            factor = self._factor()
         except AccumulationError:
             self.drop()
             raise
         self.kept.give_back()
         self.drop()
         multiply(self._model, factor)
+
+    def _factor(self) -> float:
+        """Return the factor that makes the sum of the calls' gradients that of all their samples.
+
+        Raises:
+            AccumulationError: see `leave_gradient`.
+        """
+        self._shares.check()
+        if (factor := self._shares.factor()) is None:
+            raise AccumulationError(
+                "the loss divides its terms by counts that go apart from part to part, so their "
+                "totals are needed before the first: use micro_batch= instead of steps="
+            )
+        return factor
 
     # -- by hand -----------------------------------------------------------------------------------
 
@@ -139,7 +169,7 @@ class Group:
         self._mixing.refuse(func, inputs)
         outputs = proceed(func, inputs)
         if chainer.config.enable_backprop:
-            self._places.note(outputs)
+            self._places.note(func, outputs)
         return outputs
 
     def read(self, outputs: Any) -> None:
@@ -218,10 +248,10 @@ class Group:
                 f"without that, or pass {line_to_type(None)}"
             )
         rows = [term for term in matched if not term.shape or term.shape[0] == 1]
-        if len(matched) > 1 and rows:
+        if len({(term.kind, term.numbers, term.shape) for term in rows}) < len(rows):
             raise AccumulationError(
-                f"{rows[0].text} is of a single row and beside other terms, and umem cannot tell "
-                f"whether these are samples: pass {line_to_type(None)}, or give the loss function "
+                f"{rows[0].text} is of a single row, and another term is like it: umem cannot tell "
+                f"whether these are samples. Pass {line_to_type(None)}, or give the loss function "
                 "to optimizer.update"
             )
 

@@ -7,8 +7,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import chainer
+import numpy as np
 from chainer import _backprop
 from chainer.functions.noise.dropout import Dropout
 
@@ -44,6 +46,12 @@ class WholeGradient(Subscriber):
         self._model = model
         self._mixing = Mixing(model)
         self._places: TermPlaces | None = None
+        self._refusal: AccumulationError | None = None
+        self._of_outside: list[Any] = []
+        """Nodes that the loss function was given or has kept: alive until the step is over, so
+        that what a link has kept is put back with its graph."""
+        self._run_of: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
+        """For each node of a tape: the part, or call of update, whose forward pass made it."""
         self._counts_first = self._is_comparing = self.has_drawn = False
         self._thread = 0
         self.made: list[tuple[Any, dict[str, Any]]] = []
@@ -66,7 +74,10 @@ class WholeGradient(Subscriber):
         state, made = StepState(self._model, holds_graphs=False), len(self.made)
         with self.listening():
             if self._counts_first and len(parts) > 1:
-                totals = self._totals(lossfun, batch, parts)
+                counted = LossShares()
+                for found in self.look(lossfun, batch, parts):
+                    counted.of(found.terms, 1.0)
+                totals = counted.totals
             shares, facts = self._run(lossfun, batch, parts, loss_scale, totals)
             if shares.factor() is None:  # counts go apart, and their totals are known now
                 self._counts_first = True
@@ -101,16 +112,23 @@ class WholeGradient(Subscriber):
     def undone_by_errors(self) -> Iterator[StepState]:
         """Yield the state at the beginning of a step; an error in the block puts it back.
 
-        Gradients are cleared then, and parameters that got their arrays have none again.
+        Gradients are cleared then, and parameters that got their arrays have none again. A loss
+        that was refused stays so: the next batch may be one that does not show why.
         """
         state = StepState(self._model, holds_graphs=False)
         self.made.clear()
         try:
+            if self._refusal is not None:
+                raise AccumulationError(str(self._refusal))
             yield state
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, AccumulationError):
+                self._refusal = self._refusal or error.with_traceback(None)
             self._model.cleargrads()
             self._again(state, 0)
             raise
+        finally:
+            self._of_outside.clear()
 
     def _again(self, state: StepState, made: int) -> None:
         """Restore the state, to run the parts once more."""
@@ -217,8 +235,11 @@ class WholeGradient(Subscriber):
                 samples = part.stop - part.start if is_cut else None
                 found = read(entries, given, samples, places, lossfun)
                 seeds = _seeds(found, seeds, shares.of(found.terms, scale))
-                size = sum(abs(float(entry.loss.array)) for entry in entries)
-                facts = found.without_tape()._replace(loss=size)
+                losses = [entry.loss.array for entry in entries]
+                facts = found.without_tape()._replace(
+                    loss=sum(abs(float(loss.sum())) for loss in losses),
+                    rounding=max(float(np.finfo(loss.dtype).eps) for loss in losses),
+                )
                 if first is not None:
                     check_alike(first, facts)
         before_backward()
@@ -237,21 +258,19 @@ class WholeGradient(Subscriber):
         finally:
             self._places = before
 
-    def _totals(self, lossfun: Any, batch: Batch, parts: Sequence[slice]) -> dict[str, float]:
-        """Return by name the divisors of the whole loss, found by forward passes only.
+    def look(self, lossfun: Any, batch: Batch, parts: Sequence[slice]) -> Iterator[PartFacts]:
+        """Yield what parts of a batch show in a forward pass.
 
-        Generators, links and parameters that were initialised are restored. Where the loss function
-        raises, nothing is.
+        Generators, links and parameters that were initialised are restored in the end. Where the
+        loss function raises, nothing is.
         """
-        state, made, shares = StepState(self._model), len(self.made), LossShares()
+        state, made = StepState(self._model), len(self.made)
         for part in parts:
             given = batch.take(part)
             with self._forward() as places, PartReports().part():
                 entries = entries_of(lossfun(*given.args, **given.kwargs), self.weight)
-                found = read(entries, given, part.stop - part.start, places, lossfun)
-                shares.of(found.terms, 1.0)
+                yield read(entries, given, part.stop - part.start, places, lossfun)
         self._again(state, made)
-        return shares.totals
 
     # -- what Chainer tells ----------------------------------------------------------------------
 
@@ -267,8 +286,28 @@ class WholeGradient(Subscriber):
                 func.mask = chainer.backend.get_array_module(x).ones_like(x)
         outputs = proceed(func, inputs)
         if self._places is not None:
-            self._places.note(outputs)
+            self._places.note(func, outputs)
+            self._check_inputs(func, inputs)
+            self._run_of.update((y.node, self._places) for y in outputs)
         return outputs
+
+    def _check_inputs(self, func: Any, inputs: Any) -> None:
+        """Refuse what an earlier part has made, such as the state of an LSTM.
+
+        Raises:
+            AccumulationError: see above; names the function.
+        """
+        for x in inputs:
+            node = getattr(x, "node", None)
+            if node is None or node.creator_node is None:
+                continue
+            if node not in self._run_of:
+                self._of_outside.append(node)
+            elif self._run_of[node] is not self._places:
+                raise AccumulationError(
+                    f"'{func.label}' is given what the loss function computed of an earlier part, "
+                    "such as the state of an LSTM: reset it at the beginning of the loss function"
+                )
 
     def set_array(self, proceed: Proceed, y: Any, *args: Any, **kwargs: Any) -> None:
         """Set a variable's array; note a parameter that gets its first, in the listening thread."""
@@ -303,7 +342,7 @@ def _seeds(
     return [
         (term.node, term.factor * share)
         for term, share in zip(part.terms, shares, strict=True)
-        if share or math.isfinite(term.value())  # a mean of nothing may be NaN
+        if share or math.isfinite(term.value)  # a mean of nothing may be NaN
     ]
 
 
