@@ -55,6 +55,7 @@ class Compared(NamedTuple):
         facts: those of each part's loss.
         state: the state in which the first part began.
         loss_scale: as of the parts.
+        is_finite: so is the gradient of the parts.
     """
 
     lossfun: Any
@@ -63,6 +64,7 @@ class Compared(NamedTuple):
     facts: Sequence[PartFacts]
     state: StepState
     loss_scale: Any
+    is_finite: bool = False
 
 
 class Comparison:
@@ -85,7 +87,7 @@ class Comparison:
         found |= {"ragged" for part in facts if part.is_ragged}
         for part in facts:
             kinds = frozenset(part.said_key)
-            found |= {part.key, kinds if kinds in self._compared else part.said_key}
+            found |= {part.key, kinds if kinds in self._compared else part.said_key} - {()}
         return self.is_on and not self._compared.issuperset(found)
 
     def turn_off(self, why: str) -> None:
@@ -110,9 +112,10 @@ class Comparison:
 
         Cost: two passes over three samples, three times, and two more copies of the gradients.
         """
-        if one.facts[0].said_key in self._adding_up:
-            check_weights(one.facts)
-        if not self.is_on or one.batch.size < 2 or _count_nothing(one.facts):
+        counting = [part for part in one.facts if part.said_key]
+        if counting and counting[0].said_key in self._adding_up:
+            check_weights(counting)
+        if not self.is_on or one.batch.size < 2:
             return
         numbers = set(one.facts[0].numbers)
         is_due = again or self.is_due(one.facts)
@@ -125,7 +128,8 @@ class Comparison:
         ]
         try:
             if is_due:
-                self._compare_all(one)
+                norm = _norm([gradient for _, gradient, _ in gradients])
+                self._compare_all(one._replace(is_finite=math.isfinite(norm)))
             else:
                 self._compare_numbers(one)
             self._numbers |= numbers
@@ -158,7 +162,8 @@ class Comparison:
         """
         threes = list(islice(_threes(one, self._gradient.weight), 1 + MOST_OTHERS))
         wanted = SHOWN if self._compared else len(threes)
-        seen, are_finite = 0, False
+        seen = tried = 0
+        are_finite, waits = False, bool(_not_counted(one.facts))
         for three, sizes in zip(threes, cycle(SPLITS), strict=False):
             shown = self._compare(
                 one, ChosenSamples(one.batch, three), sizes if len(three) == SAMPLES else [1, 1]
@@ -168,14 +173,17 @@ class Comparison:
             are_finite = are_finite or NOT_FINITE not in shown
             self._compared |= shown - {NOT_FINITE}
             seen += bool(shown - {NOT_FINITE})
+            tried += 1
             if seen >= min(wanted, len(threes)) and not self.is_due(one.facts):
                 return
-        if are_finite and self.is_due(one.facts):
+            if waits and tried >= SHOWN:
+                return  # for a batch in which each term counts
+        if (are_finite or one.is_finite) and not waits and self.is_due(one.facts):
             raise AccumulationError(
-                f"{len(threes)} times up to {SAMPLES} samples of the batch show no gradient, or "
-                "not all terms of the loss, so umem does not know whether samples mix. Pass "
-                "check=False to go on without a comparison, or weight= where terms are of some "
-                "samples only"
+                f"{len(threes)} times up to {SAMPLES} samples of the batch show no gradient, one that "
+                "is not finite, or not all terms of the loss, so umem does not know whether samples "
+                "mix. Pass check=False to go on without a comparison, or weight= where terms are "
+                "of some samples only"
             )
 
     def _compare(
@@ -212,7 +220,7 @@ class Comparison:
         except MemoryError:
             self.turn_off(f"{chosen.size} samples do not fit in memory at once")
             return None
-        except AccumulationError:
+        except (AccumulationError, AccumulationWarning):
             raise
         except Exception as error:
             kind = type(error).__name__
@@ -260,11 +268,7 @@ class Comparison:
         if adds_up(whole, parts):
             self._adding_up.add(whole.said_key)
             check_weights([whole, *parts])
-        counts: Counter[Any] = Counter()
-        for term in whole.terms:
-            if term.is_matched or (term.is_said and term.count is not None):
-                counts[term.entry, term.kind, term.numbers] += int((term.count or 0) > 0)
-        if not all(counts.values()):
+        if _not_counted([whole]):
             return set()
         is_fixed = all(part.said_key == whole.said_key for part in parts)
         said = whole.said_key if is_fixed else frozenset(whole.said_key)
@@ -286,10 +290,13 @@ def _refusal(apart: float, sizes: Sequence[int], weight: Any) -> AccumulationErr
 # -- which samples ---------------------------------------------------------------------------------
 
 
-def _count_nothing(facts: Sequence[PartFacts]) -> bool:
-    """Tell whether terms have counts, and all are 0."""
-    counts = [term.count for part in facts for term in part.terms if not term.is_once]
-    return bool(counts) and not any(count is None or count for count in counts)
+def _not_counted(facts: Sequence[PartFacts]) -> set[Any]:
+    """Return the kinds of terms of which no part counts anything."""
+    counts: Counter[Any] = Counter()
+    for term in chain.from_iterable(part.terms for part in facts):
+        if not term.is_once and term.count is not None:
+            counts[term.entry, term.kind, term.numbers] += int(term.count > 0)
+    return {kind for kind, count in counts.items() if not count}
 
 
 def _threes(one: Compared, weight: Any) -> Iterator[list[int]]:

@@ -107,8 +107,10 @@ def line_to_type(lossfun: Any, name: str = "") -> str:
     is_forward = isinstance(lossfun, chainer.Link) and "__call__" not in vars(type(lossfun))
     try:
         call = lossfun.forward if is_forward else lossfun
-        names = [] if lossfun is None else [*inspect.signature(call).parameters]
+        given = [] if lossfun is None else [*inspect.signature(call).parameters.values()]
     except (TypeError, ValueError):
-        names = ["x"]
-    function = f"lambda {', '.join(names)}: len({names[0]})" if names else "lambda: len(x)"
+        given = []
+    names = [str(one.replace(annotation=one.empty, default=one.empty)) for one in given]
+    of = f"{names[0][1:]}[0]" if names and names[0].startswith("*") else "".join(names[:1]) or "x"
+    function = f"lambda {', '.join(names)}: len({of})" if names else f"lambda: len({of})"
     return f'weight={{"{name}": {function}}}' if name else f"weight={function}"

@@ -30,7 +30,7 @@ class Mixing:
     """Refuses functions whose result for one sample depends on others. One for each model."""
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        self._model, self._has_instances = model, False
 
     def refuse(self, func: Any, inputs: Sequence[Any]) -> None:
         """Raise an error for a function that mixes samples; see `MIXING`.
@@ -38,7 +38,7 @@ class Mixing:
         Raises:
             AccumulationError: it is one; names it, and the link it belongs to.
         """
-        if not isinstance(owner_of(func), MIXING) or _is_by_sample(inputs):
+        if not isinstance(owner_of(func), MIXING) or self._is_by_sample(inputs):
             return
         mine = {id(x) for x in inputs}
         names = (name for name, p in self._model.namedparams() if id(p) in mine)
@@ -49,14 +49,15 @@ class Mixing:
             "memory and gives it exactly, on the whole batch"
         )
 
+    def _is_by_sample(self, inputs: Sequence[Any]) -> bool:
+        """Tell whether batch normalisation is used as instance or group normalisation.
 
-def _is_by_sample(inputs: Sequence[Any]) -> bool:
-    """Tell whether batch normalisation is used as instance or group normalisation.
-
-    Chainer's are made so: all samples' channels are reshaped into one image, and it has no
-    parameters of its own.
-    """
-    x, *others = inputs
-    if x.shape[0] != 1 or any(isinstance(y, chainer.Parameter) for y in others):
-        return False
-    return getattr(getattr(x, "creator_node", None), "label", None) == "Reshape"
+        Chainer's are made so: all samples' channels are reshaped into one image, and it has no
+        parameters of its own. One sample alone may need no reshaping.
+        """
+        x, *others = inputs
+        if x.shape[0] != 1 or any(isinstance(y, chainer.Parameter) for y in others):
+            return False
+        made_by = getattr(getattr(x, "creator_node", None), "label", None)
+        self._has_instances |= made_by == "Reshape"
+        return self._has_instances

@@ -57,8 +57,8 @@ class PartFacts(NamedTuple):
 
     @property
     def said_key(self) -> tuple[str, ...]:
-        """Return the list of terms of which ``weight=`` speaks."""
-        return tuple(f"{term.entry}{SAID}#{term.kind}" for term in self.said)
+        """Return the list of terms of which ``weight=`` speaks, and does not say 0."""
+        return tuple(f"{term.entry}{SAID}#{term.kind}" for term in self.said if term.count != 0)
 
     def without_tape(self) -> PartFacts:
         """Return the facts alone."""

@@ -194,14 +194,14 @@ class Group:
         """
         try:
             share = self._share_by_hand()
+            self._comparison.turn_off(
+                "backward is called by hand, where umem cannot run the loss function on other "
+                "samples (give it to optimizer.update instead)"
+            )
         except BaseException:
             self.drop()
             self._model.cleargrads()
             raise
-        self._comparison.turn_off(
-            "backward is called by hand, where umem cannot run the loss function on other samples "
-            "(give it to optimizer.update instead)"
-        )
         self.kept.add(share)
         self._called()
 

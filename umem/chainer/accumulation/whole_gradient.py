@@ -231,10 +231,17 @@ class WholeGradient(Subscriber):
             entries = entries_of(loss, self.weight)
             seeds = [(entry.loss.node, 1.0) for entry in entries]
             facts = None
+            shares_of: dict[str, float | None] = {}
             if shares is not None:
                 samples = part.stop - part.start if is_cut else None
                 found = read(entries, given, samples, places, lossfun)
-                seeds = _seeds(found, seeds, shares.of(found.terms, scale))
+                mine = shares.of(found.terms, scale)
+                seeds = _seeds(found, seeds, mine)
+                for entry in entries:
+                    of = {
+                        s for s, t in zip(mine, found.terms, strict=True) if t.entry == entry.name
+                    }
+                    shares_of[entry.name] = of.pop() if len(of) == 1 else None
                 losses = [entry.loss.array for entry in entries]
                 facts = found.without_tape()._replace(
                     loss=sum(abs(float(loss.sum())) for loss in losses),
@@ -244,10 +251,8 @@ class WholeGradient(Subscriber):
                     check_alike(first, facts)
         before_backward()
         _go_backward(seeds, entries[0].loss.device, loss_scale)
-        shown = dict((id(node), share) for node, share in seeds)
-        return AddedPart(
-            [(entry.loss.array, shown.get(id(entry.loss.node))) for entry in entries], facts
-        )
+        losses = [(entry.loss.array, shares_of.get(entry.name)) for entry in entries]
+        return AddedPart(losses, facts)
 
     @contextmanager
     def _forward(self) -> Iterator[TermPlaces]:
@@ -290,6 +295,19 @@ class WholeGradient(Subscriber):
             self._check_inputs(func, inputs)
             self._run_of.update((y.node, self._places) for y in outputs)
         return outputs
+
+    def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
+        """Refuse a loss function that calls backward itself: parts' gradients are there already.
+
+        Raises:
+            AccumulationError: it does.
+        """
+        if self._places is not None and threading.get_ident() == self._thread:
+            raise AccumulationError(
+                "the loss function calls backward, whose gradients would be added to those of "
+                "other parts: use chainer.grad in it"
+            )
+        proceed(*args, **kwargs)
 
     def _check_inputs(self, func: Any, inputs: Any) -> None:
         """Refuse what an earlier part has made, such as the state of an LSTM.
@@ -337,7 +355,7 @@ def _seeds(
     part: PartFacts, wholes: list[tuple[Any, float]], shares: list[float]
 ) -> list[tuple[Any, float]]:
     """Return the scalars from which backward starts, each with its gradient."""
-    if len(set(shares)) == 1:
+    if len(set(shares)) == 1 and shares[0]:
         return [(node, shares[0]) for node, _ in wholes]
     return [
         (term.node, term.factor * share)
