@@ -259,6 +259,16 @@ def test_what_cannot_be_compared_is_said_once(name: str, how: Any) -> None:
     assert optimizer.t == 2 and len(warned) == 1
 
 
+@pytest.mark.xfail(strict=True, reason="taken for an error of the loss function")
+@pytest.mark.filterwarnings("error::umem.errors.AccumulationWarning")
+def test_that_is_raised_where_warnings_are_errors() -> None:
+    net = Net(NOT_COMPARED["numpy"][0])
+    optimizer = optimizer_of(net)
+    with accumulate(optimizer, micro_batch=4):
+        with refused(optimizer, "something else than dropout", AccumulationWarning):
+            optimizer.update(net, *some())
+
+
 @pytest.mark.filterwarnings("ignore::umem.errors.AccumulationWarning")
 def test_then_only_what_is_known_or_said_goes_on() -> None:
     loss = lambda net, y, t: F.sum(F.rrelu(y, 0.1, 0.1 + 1e-12))  # noqa: E731
