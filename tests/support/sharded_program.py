@@ -404,7 +404,7 @@ def accumulated() -> list[str]:
     data = list(batches(4))
     with umem.chainer.accumulate(optimizer, steps=2):
         for x, t in data:
-            optimizer.update(lambda x=x, t=t: F.softmax_cross_entropy(model(x), t))
+            optimizer.update(lambda x, t: F.softmax_cross_entropy(model(x), t), x, t)
     for (x, t), (y, u) in (data[:2], data[2:]):
         other.cleargrads()
         F.softmax_cross_entropy(other(np.concatenate([x, y])), np.concatenate([t, u])).backward()

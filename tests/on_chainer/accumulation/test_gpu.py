@@ -20,7 +20,7 @@ from umem.errors import AccumulationError
 pytestmark = pytest.mark.gpu
 CHOSEN = (
     "valid labels", "labels", "mean", "sum by number", "a third of a mean", "weighted average",
-    "squared error", "two means", "a mean and a penalty", "all by a count of labels",
+    "squared error", "two means", "a mean and a penalty", "sum by a count of labels",
 )  # fmt: skip
 
 
@@ -54,47 +54,26 @@ def host(loss: Any) -> Any:
     return np.concatenate(found).astype("d")
 
 
-def of_numpy(name: str) -> Any:
-    """The same loss, where it makes arrays of NumPy: those go to the device."""
-    loss = LOSSES[name]
-    if name != "weighted average" and name != "squared error":
-        return loss
-    if name == "weighted average":
-        return lambda net, y, t: F.average(F.sum(y**2, axis=1), weights=(t + 2.5).astype(y.dtype))
-    return lambda net, y, t: F.mean_squared_error(y, y.xp.ones_like(y.array))
-
-
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("name", CHOSEN)
 def test_parts_give_the_gradient_of_the_whole(cupy: Any, name: str, size: int) -> None:
-    net, optimizer, batch = on_gpu(of_numpy(name))
+    net, optimizer, batch = on_gpu(LOSSES[name])
     with umem.chainer.accumulate(optimizer, micro_batch=size, weight=WEIGHTS.get(name)):
         optimizer.update(net, *batch)
     assert isinstance(net.first.W.grad, cupy.ndarray)
     assert apart(host(LOSSES[name]), gradients(net)) < 1e-5
 
 
-def test_dropout_of_the_batch_is_the_same_however_it_is_cut(cupy: Any) -> None:
-    found = []
-    for size in (11, 3):
-        net, optimizer, batch = on_gpu(LOSSES["mean"], ratio=0.4)
-        with umem.chainer.accumulate(optimizer, micro_batch=size, dropout="batch", check=False):
-            cupy.random.seed(5)
-            optimizer.update(net, *batch)
-        found.append(gradients(net))
-    assert apart(*found) < 1e-5
-
-
-def test_dropout_goes_through_the_proof(cupy: Any) -> None:
+def test_dropout_passes_its_input_through_in_the_comparison(cupy: Any) -> None:
     net, optimizer, batch = on_gpu(LOSSES["valid labels"], ratio=0.4)
     with umem.chainer.accumulate(optimizer, micro_batch=4):
         optimizer.update(net, *batch)
     assert optimizer.t == 1
 
 
-def test_what_mixes_samples_is_named(cupy: Any) -> None:
+def test_what_mixes_samples_is_refused(cupy: Any) -> None:
     net, optimizer, batch = on_gpu(lambda net, y, t: F.mean(F.normalize(y, axis=0) ** 3))
-    named = pytest.raises(AccumulationError, match=r"'NormalizeL2' .* mixes samples")
+    named = pytest.raises(AccumulationError, match="of its norm away")
     with umem.chainer.accumulate(optimizer, micro_batch=4), named:
         optimizer.update(net, *batch)
     norm = chainer.Sequential(L.Linear(5, 4), L.BatchNormalization(4))
@@ -133,6 +112,7 @@ def test_a_step_that_does_not_fit_is_done_with_half(cupy: Any) -> None:
     assert apart(whole, net.W.grad.get()) < 1e-5
 
 
+@pytest.mark.filterwarnings("ignore::umem.errors.AccumulationWarning")
 def test_calls_by_hand_and_with_a_loss_function_make_one_update(cupy: Any) -> None:
     whole = host(LOSSES["valid labels"])
     for by_hand in (True, False):

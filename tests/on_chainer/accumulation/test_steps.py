@@ -15,13 +15,30 @@ import umem.chainer  # isort: skip  (before chainer)
 import chainer
 import chainer.functions as F
 import chainer.links as L
-from accumulation_cases import FULL, LOSSES, Net, apart, gradients, optimizer_of, parameters, some
+from accumulation_cases import (
+    FULL,
+    KNOWN,
+    Net,
+    apart,
+    gradients,
+    optimizer_of,
+    parameters,
+    refused,
+    some,
+)
 from chainer import optimizer_hooks as hooks
 from chainer import optimizers
 
-from umem.errors import AccumulationError, OutOfMemoryError, SizeError, StateError, UnsupportedError
+from umem.errors import (
+    AccumulationError,
+    AccumulationWarning,
+    OutOfMemoryError,
+    SizeError,
+    StateError,
+    UnsupportedError,
+)
 
-MEAN, VALID = LOSSES["mean"], LOSSES["valid labels"]
+MEAN, VALID = KNOWN["mean"], KNOWN["valid labels"]
 accumulate, AccumulatingUpdater = umem.chainer.accumulate, umem.chainer.AccumulatingUpdater
 
 
@@ -60,21 +77,9 @@ def test_one_of_steps_and_micro_batch_is_given(sizes: Any) -> None:
         accumulate(optimizer_of(Net(MEAN)), **sizes)
 
 
-@pytest.mark.parametrize("options", [{"survive": True}, {"dropout": "batch"}])
-def test_what_needs_the_whole_batch_needs_micro_batch(options: Any) -> None:
-    with pytest.raises(StateError, match="need micro_batch="):
-        accumulate(optimizer_of(Net(MEAN)), 4, **options)
-
-
-def test_an_unknown_way_of_dropout_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match='is "micro" or "batch", not \'whole\''):
-        accumulate(optimizer_of(Net(MEAN)), micro_batch=4, dropout="whole")
-
-
-@pytest.mark.parametrize("weight", ["4", True, np.nan, np.ones(3), [1]])
-def test_a_weight_is_a_function_or_a_number(weight: Any) -> None:
-    with pytest.raises(UnsupportedError, match="weight= is a function or a finite number, not"):
-        accumulate(optimizer_of(Net(MEAN)), 4, weight=weight)
+def test_what_survives_needs_micro_batch() -> None:
+    with pytest.raises(StateError, match="needs micro_batch="):
+        accumulate(optimizer_of(Net(MEAN)), 4, survive=True)
 
 
 def test_an_optimizer_without_a_model_is_refused() -> None:
@@ -177,10 +182,8 @@ class Failing(Net):
     def __init__(self, at: int, error: BaseException) -> None:
         super().__init__(MEAN, ratio=0.2)
         self.calls, self.at, self.error = [0], at, error
-        self.add_persistent("seen", np.zeros(()))
 
     def __call__(self, x: Any, t: Any) -> Any:
-        self.seen += 1
         loss = super().__call__(x, t)
         self.calls[0] += 1
         if self.calls[0] == self.at:
@@ -189,21 +192,15 @@ class Failing(Net):
 
 
 @pytest.mark.parametrize("error", [KeyError("mine"), KeyboardInterrupt(), MemoryError()])
-@pytest.mark.parametrize("at", [1, 2, 5])
+@pytest.mark.parametrize("at", [1, 2, 3])
 def test_after_an_error_everything_is_as_before_the_step(at: int, error: BaseException) -> None:
     net = Failing(at, error)
-    before = parameters(net)
     optimizer = optimizer_of(net, optimizers.Adam)
-    np.random.seed(5)
-    random.seed(5)
-    state, python = np.random.get_state()[1].tolist(), random.getstate()
+    python = random.getstate()
     with accumulate(optimizer, micro_batch=4):
-        with pytest.raises(type(error)):
+        with refused(optimizer, "|".join(map(str, error.args)) or "^$", type(error)):
             optimizer.update(net, *some())
-        assert np.random.get_state()[1].tolist() == state and random.getstate() == python
-        assert (float(net.seen), optimizer.t) == (0.0, 0)
-        assert np.array_equal(parameters(net), before)
-        assert all(p.grad is None for p in net.params())
+        assert random.getstate() == python
         net.at = 0
         optimizer.update(net, *some())
     assert optimizer.t == 1
@@ -262,31 +259,28 @@ class Small(Net):
 def test_a_step_that_does_not_fit_is_done_again_with_half(
     most: int, error: type[BaseException]
 ) -> None:
+    """With the random numbers that this size draws at once."""
     net, plain = Small(most, error), Net(VALID, ratio=0.3)
-    optimizer = optimizer_of(net, lambda: optimizers.SGD(0))
-    with accumulate(optimizer, micro_batch=8, survive=True, dropout="batch", check=False) as parts:
-        np.random.seed(1)
-        optimizer.update(net, *some())
-        after = np.random.rand()
-        assert parts.micro_batch <= most and optimizer.t == 1
-        size = parts.micro_batch
-        optimizer.update(net, *some())
-        assert parts.micro_batch == size
-    np.random.seed(1)
-    optimizer_of(plain, lambda: optimizers.SGD(0)).update(plain, *some())
-    assert np.random.rand() == after
-    np.random.seed(1)
-    with accumulate(optimizer, micro_batch=size, dropout="batch"):
-        optimizer.update(net, *some())
-    assert apart(gradients(plain), gradients(net)) < 1e-13
+    for one, size in ((net, 8), (plain, {1: 1, 2: 2, 3: 2, 5: 4}[most])):
+        optimizer = optimizer_of(one, lambda: optimizers.SGD(0))
+        with accumulate(optimizer, micro_batch=size, survive=True) as parts:
+            np.random.seed(1)
+            optimizer.update(one, *some())
+            optimizer.update(one, *some())
+            assert parts.micro_batch <= most and optimizer.t == 2
+    assert np.array_equal(gradients(plain), gradients(net))
+    assert float(net.seen) == 2 * FULL
     assert not any(held() is not None for held in net.held)
 
 
-def test_a_proof_that_does_not_fit_is_done_with_half_too() -> None:
-    net = Small(4)
-    with accumulate(optimizer := optimizer_of(net), micro_batch=8, survive=True) as parts:
+def test_a_comparison_that_does_not_fit_is_left_out() -> None:
+    net = Small(2)
+    with (
+        accumulate(optimizer := optimizer_of(net), micro_batch=2),
+        pytest.warns(AccumulationWarning, match="3 samples do not fit in memory at once"),
+    ):
         optimizer.update(net, *some())
-    assert parts.micro_batch == 4 and optimizer.t == 1
+    assert optimizer.t == 1
 
 
 @pytest.mark.filterwarnings("ignore::umem.errors.AccumulationWarning")
@@ -303,12 +297,12 @@ def test_what_does_not_fit_at_all_is_raised(most: int, survive: bool) -> None:
 
 
 def test_an_updater_survives_with_the_same_batch() -> None:
-    net, plain = Small(2), Net(VALID)
+    net, plain = Small(4), Net(VALID)
     net.ratio = 0.0
     parts = updater(net, 8, survive=True)
     parts.update()
     optimizer_of(plain).update(plain, *some())
-    assert parts.micro_batch == 2 and parts.iteration == 1
+    assert parts.micro_batch == 4 and parts.iteration == 1
     assert apart(gradients(plain), gradients(net)) < 1e-13
 
 
@@ -346,6 +340,7 @@ SCALES: dict[str, Any] = {
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("kind", ["micro_batch", "steps", "by hand"])
+@pytest.mark.filterwarnings("ignore::umem.errors.AccumulationWarning")
 def test_hooks_and_the_loss_scale_act_once_an_update(kind: str, scale: str) -> None:
     found = []
     x, t = some()
@@ -375,6 +370,7 @@ def test_hooks_and_the_loss_scale_act_once_an_update(kind: str, scale: str) -> N
     assert np.abs(whole - parts).max() < 1e-13
 
 
+@pytest.mark.filterwarnings("ignore::umem.errors.AccumulationWarning")
 def test_two_optimizers_are_accumulated_beside_each_other() -> None:
     """As of a generator and a discriminator: each loss leaves gradients on both."""
     x, _ = some()
@@ -427,152 +423,7 @@ def test_it_is_on_from_enable_to_disable() -> None:
     assert sizes[-1] == 11
 
 
-# -- arguments -------------------------------------------------------------------------------------
-
-
-def test_arrays_variables_lists_and_keywords_are_cut_and_the_rest_goes_everywhere() -> None:
-    seen = []
-
-    def lossfun(x: Any, rows: Any, steps: Any, *, scale: float, y: Any, none: None) -> Any:
-        seen.append((x.shape, len(rows), [s.shape for s in steps], scale, y.shape, none))
-        assert type(rows) is tuple and isinstance(y, chainer.Variable)
-        return F.mean(net.first(x)) + 0 * F.mean(y)
-
-    net = Net(MEAN)
-    x, _ = some()
-    rows, steps = tuple(range(11)), [np.zeros((11, 2)), np.zeros((11, 3))]
-    with accumulate(optimizer := optimizer_of(net), micro_batch=6, check=False):
-        optimizer.update(
-            lossfun, x, rows, steps, scale=2.0, y=chainer.Variable(x[:, :1]), none=None
-        )
-    whole, half = ((6, 5), 6, [(6, 2), (6, 3)], 2.0, (6, 1), None), 5
-    assert seen[0] == whole and seen[-1][:2] == ((5, 5), half)
-
-
-def test_gradients_of_inputs_are_those_of_the_parts() -> None:
-    """A variable that the program made goes into the graph of each part."""
-    net = Net(MEAN)
-    x, _ = some()
-    made = chainer.Parameter(x.copy())
-    y = made * 2
-    with accumulate(optimizer := optimizer_of(net), micro_batch=4, check=False):
-        optimizer.update(lambda y: F.mean(net.first(y) ** 2), y)
-    found = made.grad
-    made.cleargrad()
-    plain = Net(MEAN)
-    F.mean(plain.first(made * 2) ** 2).backward()
-    assert apart(made.grad, found) < 1e-13
-
-
-# -- an updater ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("converter", ["padding", "ragged", "dict", "one"])
-def test_converters_of_any_kind(converter: str) -> None:
-    draw = np.random.RandomState(4)
-    rows = [draw.randn(n, 5) for n in (3, 1, 4, 2, 5, 2, 1)]
-
-    def loss(x: Any = None, **more: Any) -> Any:
-        x = more.get("rows", x)
-        if isinstance(x, list):
-            total = [F.reshape(F.sum(F.tanh(net.first(row))), (1,)) for row in x]
-            return F.mean(F.concat(total, 0))
-        y = F.tanh(net.first(x.reshape(-1, 5)))
-        return F.sum(y)
-
-    converters: dict[str, Any] = {
-        "padding": lambda b, d: chainer.dataset.concat_examples(b, d, padding=0),
-        "ragged": lambda b, d: (list(b),),
-        "dict": lambda b, d: {"rows": list(b)},
-        "one": lambda b, d: list(b),
-    }
-    found = []
-    for size in (7, 2):
-        net = Net(MEAN)
-        iterator = chainer.iterators.SerialIterator(rows, 7, shuffle=False)
-        one = AccumulatingUpdater(
-            iterator, optimizer_of(net), size, converter=converters[converter], loss_func=loss
-        )
-        one.update()
-        found.append(gradients(net.first))
-    assert apart(*found) < 1e-13
-
-
-def test_a_trainer_sees_the_loss_of_the_whole_batch() -> None:
-    seen = []
-    for size in (FULL, 4):
-        net = Net(VALID)
-        trainer = chainer.training.Trainer(updater(net, size), (1, "iteration"))
-        trainer.extend(lambda trainer: seen.append(dict(trainer.observation)))
-        trainer.run()
-    for whole, parts in [seen]:
-        assert abs(float(whole["main/loss"].item()) - float(parts["main/loss"])) < 1e-13
-        assert abs(parts["main/rows"] - (16 + 16 + 9) / 11) < 1e-13
-
-
-def test_an_updater_is_saved_as_chainers_and_goes_on(tmp_path: Any) -> None:
-    path = str(tmp_path / "run.npz")
-    nets = Net(VALID), Net(VALID), Net(VALID)
-    going, stopped, resumed = (updater(net, 2, count=4) for net in nets)
-    for _ in range(4):
-        going.update()
-    for _ in range(2):
-        stopped.update()
-    chainer.serializers.save_npz(path, stopped)
-    chainer.serializers.load_npz(path, resumed)
-    for _ in range(2):
-        resumed.update()
-    assert np.array_equal(parameters(nets[0]), parameters(nets[2]))
-    assert (resumed.iteration, resumed.epoch) == (going.iteration, going.epoch) == (4, 1)
-    plain = chainer.training.StandardUpdater(
-        chainer.iterators.SerialIterator(list(zip(*some(), strict=True)), 4, shuffle=False),
-        optimizer_of(Net(VALID)),
-    )
-    chainer.serializers.load_npz(path, plain)
-    assert plain.iteration == 2
-
-
-def test_of_several_optimizers_the_main_one_is_accumulated() -> None:
-    net, other = Net(VALID), optimizer_of(Net(MEAN))
-    samples = chainer.iterators.SerialIterator(list(zip(*some(), strict=True)), FULL)
-    optimizers_of = {"main": optimizer_of(net), "other": other}
-    one = AccumulatingUpdater({"main": samples}, optimizers_of, 4, loss_scale=8.0)
-    one.update()
-    assert (one.get_optimizer("main").t, other.t) == (1, 0)
-
-
-def test_an_epoch_ends_as_without() -> None:
-    net = Net(VALID)
-    one = updater(net, 2, count=4)
-    for _ in range(3):
-        one.update()
-    assert one.is_new_epoch and one.get_optimizer("main").epoch == 1
-
-
 # -- memory ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.thorough
-def test_masks_of_a_batch_are_kept_with_a_bit_an_element() -> None:
-    rows, width = 64, 20_000
-    net = L.Linear(1, width)
-    held = []
-
-    def loss(x: Any) -> Any:
-        gc.collect()
-        held.append(tracemalloc.get_traced_memory()[0])
-        return F.mean(F.dropout(net(x), 0.3))
-
-    x = np.ones((rows, 1), "f")
-    with accumulate(optimizer := optimizer_of(net), micro_batch=4, dropout="batch", check=False):
-        optimizer.update(loss, x)
-        held.clear()
-        tracemalloc.start()
-        optimizer.update(loss, x)
-        tracemalloc.stop()
-    gradients_bytes = 2 * 4 * width
-    assert 0 <= held[1] - held[0] - rows * width / 8 - gradients_bytes < 50_000
-    assert abs(held[-1] - held[1]) < 50_000
 
 
 @pytest.mark.thorough

@@ -244,7 +244,7 @@ def test_parts_of_a_batch_are_refused_since_each_would_move_the_ranges() -> None
     quantization_aware(model)
     x, labels = numbers(8, 4), (np.arange(8) % 3).astype("i")
     with umem.chainer.accumulate(optimizer, micro_batch=2):
-        with pytest.raises(AccumulationError, match="from call to call"):
+        with pytest.raises(AccumulationError, match="its state from part to part"):
             optimizer.update(lambda x, t: F.softmax_cross_entropy(model(x), t), x, labels)
 
 

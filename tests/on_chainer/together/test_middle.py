@@ -62,6 +62,7 @@ SCALES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::umem.errors.AccumulationWarning")
 @pytest.mark.parametrize("by_hand", [False, True], ids=["loss", "by hand"])
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_group_goes_on_to_the_bit_wherever_it_was_saved(
@@ -93,6 +94,7 @@ def test_a_group_goes_on_to_the_bit_wherever_it_was_saved(
 # -- half precision, or a loss scale, that comes or goes inside of a group -------------------------
 
 
+@pytest.mark.filterwarnings("ignore::umem.errors.AccumulationWarning")
 @pytest.mark.parametrize("by_hand", [False, True], ids=["loss", "by hand"])
 @pytest.mark.parametrize("begin, end", [(0, 1), (0, 2), (1, 2), (1, 3), (0, 3)])
 def test_half_precision_may_come_and_go_inside_of_a_group(
@@ -132,6 +134,7 @@ def test_gradients_that_overflowed_are_not_applied_where_half_precision_is_gone(
     optimizer.update(net, X)
 
 
+@pytest.mark.filterwarnings("ignore::umem.errors.AccumulationWarning")
 @pytest.mark.parametrize("by_hand", [False, True], ids=["loss", "by hand"])
 @pytest.mark.parametrize("scales", [(None, 64.0, 1024.0), (1024.0, 1.0, 64.0)])
 def test_a_loss_scale_may_change_inside_of_a_group(scales: Any, by_hand: bool) -> None:

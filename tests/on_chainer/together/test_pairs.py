@@ -48,11 +48,7 @@ REFUSED = {
 """The second is not turned on while the first is on, and a group has a call that waits."""
 STAYS = {("slimmer", "half"), ("slimmer", "group"), ("tie", "group")}
 """The first is not turned off while the second is on."""
-MIXES = {
-    ("aware", "group"): "StraightInput",
-    ("aware", "parts"): "StraightInput",
-    ("group", "aware"): "keeps from call to call",
-}
+MIXES = {("aware", "group"): "of its norm away", ("aware", "parts"): "of its norm away"}
 """Ranges that follow a batch are those of no part: refused in the call."""
 
 

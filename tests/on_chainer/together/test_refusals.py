@@ -133,7 +133,7 @@ CALLS: dict[str, Call] = {
     "accumulate: none": lambda n, o, _: umem.chainer.accumulate(o),
     "accumulate: size": lambda n, o, _: umem.chainer.accumulate(o, steps=0),
     "accumulate: weight": lambda n, o, _: umem.chainer.accumulate(o, 2, weight="4"),
-    "accumulate: dropout": lambda n, o, _: umem.chainer.accumulate(o, micro_batch=2, dropout="no"),
+    "accumulate: weights": lambda n, o, _: umem.chainer.accumulate(o, 2, weight={"a": 2}),
     "accumulate: off": lambda n, o, _: umem.chainer.accumulate(o, 2).disable(),
     "saved_in: type": lambda n, o, _: umem.chainer.saved_in("float16"),
     "8-bit: keep": lambda n, o, _: quantize_states(o, keep=["/no*"]),
