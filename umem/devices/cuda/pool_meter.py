@@ -251,9 +251,10 @@ class GpuPools:
 
     def give_back(self) -> None:
         """Give free blocks back to the GPU."""
-        before = self.reserved()
-        for one in levels():
-            one.free_all_blocks()
+        before, theirs, pools = self.reserved(), _current_pool(), open_cuda().pools
+        pools.give_back_everything()
+        if theirs is not None and theirs not in (own_pool(), *pools.made()):
+            pools.flush(theirs)
         if before - self.reserved() >= len(self._piece):
             self._piece = range(0)  # it may be gone
 
