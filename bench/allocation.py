@@ -189,7 +189,7 @@ def stub_device() -> CudaDevice:
             self.ordinal, self.name, self.cuda_major = 0, "stub", 12
             self.vram_bytes, self.integrated = 1 << 30, False
 
-        def current(self) -> Any:
+        def current(self, ordinal: int | None = None) -> Any:
             return nullcontext()
 
         def make_pool(self, grow: Callable[[int], Any]) -> Any:

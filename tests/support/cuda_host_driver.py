@@ -125,7 +125,7 @@ class HostDriver(Driver):
         self.calls: list[tuple] = []
         self._default = HostPool(self.allocate)
 
-    def current(self):
+    def current(self, ordinal: int | None = None):
         return contextlib.nullcontext()
 
     def bind(self) -> None:
@@ -206,6 +206,9 @@ class HostDriver(Driver):
 
     def prefetch_here(self, address: int, nbytes: int) -> None:
         self.calls.append((PREFETCH, nbytes))
+
+    def is_any_captured(self) -> bool:
+        return self.is_capturing
 
     def synchronize(self) -> None:
         self.synchronize_count += 1

@@ -305,21 +305,44 @@ class TestInstalling:
             device.install(MANAGED, everywhere=False)
         assert device.policy is None
 
-    def test_managed_memory_without_vram_has_the_default_pools_free_blocks_given_back(
+    def test_only_managed_and_pinned_memory_wait_and_none_is_freed_in_a_capture(
         self, device, driver, alone
     ):
+        for policy in (MANAGED, Policy("unmanaged", GIB)):
+            with installed(device, policy):
+                cupy.empty(4 * MIB, dtype="u1")
+                driver.is_capturing = True
+                device.pools.give_back_everything()
+                assert device.pools.ledger.reserved()[policy.mode] == 4 * MIB
+                driver.is_capturing = False
+                device.pools.give_back_everything()
+                assert device.pools.ledger.reserved()[policy.mode] == 0
+            assert driver.synchronize_count == 1
+
+    def test_entering_a_block_frees_nothing(self, device, driver, alone):
         with installed(device, MANAGED):
             keep = cupy.empty(4 * MIB, dtype="u1")
         with installed(device, UNMANAGED):
             cupy.empty(GIB - 2 * MIB, dtype="u1")
-        assert driver.default_pool.total_bytes() == GIB - 2 * MIB
-        driver.is_capturing = True
-        with installed(device, MANAGED):
-            assert driver.default_pool.total_bytes()  # cudaFree would end the capture
-        driver.is_capturing = False
-        with installed(device, MANAGED):
-            assert driver.default_pool.total_bytes() == 0
+        for policy in (MANAGED, HYBRID):
+            with installed(device, policy):
+                assert driver.default_pool.total_bytes() == GIB - 2 * MIB
         del keep
+
+    def test_managed_memory_larger_than_vram_leaves_the_default_pool_what_a_loop_needs(
+        self, device, driver, alone
+    ):
+        """Its free blocks are given back once as much has been grown, and not at each growth."""
+        with installed(device, MANAGED):
+            keep = [cupy.empty(GIB, dtype="u1")]
+        with installed(device, UNMANAGED):
+            cupy.empty(8 * MIB, dtype="u1")
+        left = []
+        for _ in range(4):
+            with installed(device, MANAGED):
+                keep.append(cupy.empty(2 * MIB, dtype="u1"))
+            left.append(driver.default_pool.total_bytes() // MIB)
+        assert left == [8, 8, 8, 0]
 
     def test_what_grows_without_vram_has_the_default_pools_free_blocks_given_back(
         self, device, driver, alone

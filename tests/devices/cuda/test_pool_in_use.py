@@ -307,6 +307,9 @@ alive_until_later()
 with umem.unmanaged():
     print(cp.zeros(4 << 20, "f4").nbytes >> 20)
 gc.collect()
+for ordinal in (0, 1):
+    with umem.hybrid(), cp.cuda.Device(ordinal):
+        pass
 print([one for one in gc.callbacks if "umem" in repr(one)])
 """
     assert run(program, kernel_cache, start="").splitlines() == ["16", "16", "16", "[]"]

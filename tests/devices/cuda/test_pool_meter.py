@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from software_programs import START, needs_compiler, needs_cupy, run
+import pytest
+from software_programs import START, lines, needs_compiler, needs_cupy, run
 
 pytestmark = [needs_compiler, needs_cupy]
 METER = """
@@ -250,3 +251,28 @@ pools.reserve(8 * KIB * KIB)
 print(pools.reserved())
 """
     assert said(program, kernel_cache) == ["hybrid 0", "managed 8", "0"]
+
+
+@pytest.mark.parametrize("mode", ["managed", "hybrid", "unmanaged"])
+def test_memory_counts_once_where_the_default_pool_is_set_as_the_allocator(
+    kernel_cache: Path, mode: str
+) -> None:
+    """The idiom of CuPy programs, under `umem.enable`, where that pool is umem's."""
+    program = f"""
+from umem.devices.cuda.pool_meter import PoolMeter, gpu_pools
+umem.enable({mode!r})
+x = cp.ones(8 << 20, "u1")
+def figures():
+    with PoolMeter() as meter:
+        y = cp.ones(4 << 20, "u1")
+        del y
+        pools = gpu_pools()
+        figures = pools.in_use(), pools.reserved(), meter.held().peak, pools.spare()
+    return [each >> 20 for each in figures], gpu_pools().is_vram
+before = figures()
+cp.cuda.set_allocator(cp.get_default_memory_pool().malloc)
+print(figures() == before, before[0][:3])
+umem.disable()
+print(gpu_pools().is_vram)
+"""
+    assert lines(program, kernel_cache) == ["True [8, 12, 12]", "True"]

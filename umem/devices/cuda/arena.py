@@ -82,10 +82,10 @@ class Arena:
             self.free_all_blocks()
 
     def free_all_blocks(self) -> None:
-        """Free segments without arrays; none during a capture of the stream."""
+        """Free segments without arrays; none while a stream is captured."""
         with self._lock:
             self._settle()
-            if not self._driver.capturing():
+            if self._driver.may_free(waits=False):  # `give_back` waits, where there are any
                 self._pool.free_all_blocks()
 
     def used_bytes(self) -> int:

@@ -26,6 +26,7 @@ from umem.devices.base import (
 )
 from umem.devices.cost import cuda_model
 from umem.devices.cuda import fork
+from umem.devices.cuda.ledger import has_plain_pool
 from umem.devices.host import host_view, unmanaged_text
 from umem.devices.page_moves import Now, Told
 from umem.devices.spans import byte_ranges
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from umem.devices.cuda.arena import Arena
     from umem.devices.cuda.driver import CupyPool, Driver, Malloc
     from umem.devices.cuda.ledger import Kind
+    from umem.devices.cuda.pools import Pools
     from umem.devices.cuda.ranges import CoreHints
     from umem.devices.cuda.watching import Telling
 
@@ -131,11 +133,9 @@ class CudaDevice(Device):
                 return theirs, self.driver.default_pool
         cuda_modes = importlib.import_module("umem.devices.cuda.modes")
         found: tuple[Malloc, CupyPool] = cuda_modes.allocator(policy, self.driver, self.pools)
-        if policy.mode == "hybrid" or (policy.mode == "unmanaged" and policy.limit_bytes):
+        if has_plain_pool(policy):
             each = cuda_modes.on_each_gpu(found[0], self.driver, lambda n: self._on_gpu(n, policy))
             return each, found[1]
-        if policy.mode == "managed" and self.pools.is_short("managed"):
-            self.pools.clear_default()
         return found
 
     def _on_gpu(self, ordinal: int, policy: Policy) -> Malloc:
@@ -158,8 +158,10 @@ class CudaDevice(Device):
     def _serve_all(self, scope: Scope, policy: Policy, how: tuple[Malloc, CupyPool]) -> None:
         """Install the allocator of a policy, and a default pool that acts on its memory."""
         from umem.devices.cuda.pool_in_use import PoolInUse
+        from umem.devices.cuda.pools import Pools
 
         malloc, pool = how
+        scope.at_close(lambda: self._tidy(Pools.release))  # undone in reverse: last
         own = self.driver.default_pool
         if pool is not own:
             kind: Kind = "managed" if policy.mode == "managed" else "unmanaged"
@@ -194,12 +196,23 @@ class CudaDevice(Device):
 
     def _left(self, scope: Scope) -> None:
         from umem.devices.cuda.install import clear
+        from umem.devices.cuda.pools import Pools
 
         clear()
         policies = [part.policy for part in scope.payload if isinstance(part, Served)]
-        if any(one.mode == "hybrid" or one.limit_bytes for one in policies):
-            for device in (self, *self._served_by):
-                device.pools.release_plain()
+        ended = [policy for policy in policies if has_plain_pool(policy)]
+        if ended and not has_plain_pool(self.policy):
+            keep = all(policy.limit_bytes is None for policy in ended)
+            self._tidy(lambda pools: Pools.release_plain(pools, keep))
+
+    def _tidy(self, free: Callable[[Pools], None]) -> None:
+        """Free memory of this GPU, and of others that served its policies, which may fail."""
+        if fork.is_child():
+            return
+        free(self.pools)
+        for device in self._served_by:
+            with contextlib.suppress(self.driver.error):
+                free(device.pools)
 
     @property
     def is_installed(self) -> bool:
@@ -382,10 +395,10 @@ class CudaDevice(Device):
         reason = self.driver.managed_problem()
         if reason is not None:
             raise DeviceError(f"the host cannot share an array of {self.name}: {reason}")
-        if self.driver.capturing():
+        if self.driver.is_any_captured():
             raise DeviceError(
-                "a host view waits for the GPU, which would end the capture of the current "
-                "stream; take it before or after"
+                "a host view waits for the GPU, which would end the capture of a stream; take it "
+                "before or after"
             )
         self.driver.synchronize()
         return host_view(array.data.ptr, array.shape, array.strides, array.dtype, array)

@@ -7,7 +7,9 @@ imports CuPy; no device is asked for anything until a function here is called.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -17,7 +19,7 @@ from cupy.cuda import runtime
 from umem.devices import host as host_memory
 from umem.devices import host as machine
 from umem.devices.base import Advice, Place, Span
-from umem.devices.cuda import fork
+from umem.devices.cuda import captures, fork
 from umem.devices.cuda import ranges as hints
 from umem.devices.cuda.ranges import CoreHints
 from umem.devices.presets import PRESETS
@@ -30,11 +32,11 @@ OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation; CuPy does not export the number
 NOT_INITIALISED = 3  # what the driver says in a child by fork
 INSUFFICIENT_DRIVER = 35
 NO_DEVICE = 100
-CAPTURE_IMPLICIT = 906  # another stream captures, so the legacy stream cannot be used
 MANAGED_POINTER = 3  # cudaMemoryTypeManaged
 _SET: dict[Advice, int] = {"read_mostly": 1, "preferred_location": 3, "accessed_by": 5}
 _CPU = -1
 LEAST_HEADROOM_BYTES = 512 << 20
+_flushing = threading.local()
 
 
 class CupyPool(Protocol):
@@ -62,6 +64,7 @@ class Driver:
     ``CUDARuntimeError`` where the driver refuses; nothing has changed then.
     """
 
+    error: type[Exception] = runtime.CUDARuntimeError
     core: CoreHints | None = None
     """Replaces CuPy's own calls after `check_advice`, on CUDA 13."""
 
@@ -72,18 +75,19 @@ class Driver:
         self.vram_bytes: int = properties["totalGlobalMem"]
         self.integrated = bool(properties.get("integrated", 0))
         self.cuda_major: int = runtime.runtimeGetVersion() // 1000
+        captures.follow()
 
-    def current(self) -> Any:
-        """Make this GPU current in the block."""
-        return cupy.cuda.Device(self.ordinal)
+    def current(self, ordinal: int | None = None) -> Any:
+        """Make a GPU current in the block, by default this one."""
+        return cupy.cuda.Device(self.ordinal if ordinal is None else ordinal)
 
     def bind(self) -> None:
         """Make the GPU's context current in this thread, which cuda.core does not do by itself."""
         runtime.setDevice(self.ordinal)
 
     def gpu_count(self) -> int:
-        """Return the number of visible GPUs."""
-        return int(runtime.getDeviceCount())
+        """Return the number of visible GPUs, which no process changes."""
+        return _gpu_count()
 
     def is_current(self) -> bool:
         """Tell whether this GPU is CuPy's current one in this thread."""
@@ -103,17 +107,45 @@ class Driver:
         """Allocate by cudaMallocManaged, without a pool."""
         return cupy.cuda.malloc_managed(nbytes)
 
-    def flush(self, pool: CupyPool) -> None:
-        """Free a pool's free blocks once no queued work can use them.
+    def flush(self, pool: CupyPool, *, waits: bool = True, ordinal: int | None = None) -> None:
+        """Free a pool's free blocks on a GPU, by default this one, if `may_free` allows it.
 
-        cudaFree and cudaFreeHost need not wait for that by themselves. Where there are such blocks
-        it waits for this GPU; while the current stream is captured, which a wait would end, nothing
-        is given back.
+        Does nothing inside another call of the same thread: CuPy 14's pool holds a lock there that
+        the thread cannot take twice, and garbage may be collected meanwhile.
+
+        Args:
+            pool: any of CuPy's.
+            waits: False for a pool of cudaMalloc's memory.
+            ordinal: of the GPU.
         """
-        with self.current():
-            if pool.n_free_blocks() and not self.capturing():
-                self.synchronize()
-                pool.free_all_blocks()
+        if getattr(_flushing, "now", False):
+            return
+        _flushing.now = True
+        try:
+            with self.current(ordinal):
+                if pool.n_free_blocks() and self.may_free(waits, ordinal):
+                    pool.free_all_blocks()
+        finally:
+            _flushing.now = False
+
+    def may_free(self, waits: bool = True, ordinal: int | None = None) -> bool:
+        """Wait until no queued work of a GPU can use what is to be freed; False in a capture.
+
+        cudaFree of managed memory and cudaFreeHost promise no wait, cudaFree of cudaMalloc's memory
+        waits by itself. While any stream is captured nothing is to be freed: a wait would end the
+        capture, and so may a free.
+        """
+        if self.is_any_captured():
+            return False
+        if waits and ordinal in (None, self.ordinal):
+            self.synchronize()
+        elif waits:
+            self.current(ordinal).synchronize()
+        return True
+
+    def is_any_captured(self) -> bool:
+        """Tell whether any stream is being captured, by any thread."""
+        return captures.is_any_captured()
 
     def allocate_pinned(self, nbytes: int) -> Any:
         """Allocate pinned host memory that this GPU accesses over the bus, without a pool.
@@ -230,12 +262,7 @@ class Driver:
         """
         if stream is None:
             stream = cupy.cuda.get_current_stream().ptr
-        try:
-            return bool(runtime.streamIsCapturing(stream))
-        except runtime.CUDARuntimeError as error:
-            if error.status == CAPTURE_IMPLICIT:
-                return True
-            raise
+        return captures.is_captured(stream)
 
     def is_managed(self, address: int) -> bool:
         """Tell whether an address is in managed memory."""
@@ -268,13 +295,7 @@ class Driver:
 
         Every visible GPU is asked: one without concurrent access brings the old rules to all.
         """
-        if runtime.is_hip:
-            return "this CuPy is built for ROCm, and umem knows managed memory on CUDA only"
-        for ordinal in range(runtime.getDeviceCount()):
-            problem = _managed_problem_of(ordinal)
-            if problem:
-                return problem
-        return None
+        return _managed_problem()
 
     def hybrid_problem(self) -> str | None:
         """Return why hybrid memory cannot spill here; None if it can.
@@ -304,6 +325,18 @@ class Driver:
             "cuda of driver": _version(runtime.driverGetVersion()),
             "cuda of cupy": _version(runtime.runtimeGetVersion()),
         }
+
+
+@functools.cache  # asked wherever a block is entered
+def _gpu_count() -> int:
+    return int(runtime.getDeviceCount())
+
+
+@functools.cache
+def _managed_problem() -> str | None:
+    if runtime.is_hip:
+        return "this CuPy is built for ROCm, and umem knows managed memory on CUDA only"
+    return next(filter(None, map(_managed_problem_of, range(_gpu_count()))), None)
 
 
 def _managed_problem_of(ordinal: int) -> str | None:

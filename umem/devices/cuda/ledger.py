@@ -13,10 +13,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
+from umem.devices.base import Policy
+
 Kind = Literal["managed", "spill", "pinned", "unmanaged"]
 """``spill`` is managed memory advised to stay on the host; ``pinned`` is host memory that the GPU
 maps, where managed memory cannot be oversubscribed; ``unmanaged`` is our own pool over cudaMalloc,
 for hybrid and for a limit; without a limit `unmanaged` uses CuPy's default pool."""
+
+
+def has_plain_pool(policy: Policy | None) -> bool:
+    """Tell whether a policy allocates from our own pool over cudaMalloc."""
+    if policy is None or policy.mode == "managed":
+        return False
+    return policy.mode == "hybrid" or policy.limit_bytes is not None
 
 
 class MemoryOwner:

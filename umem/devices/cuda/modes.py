@@ -111,7 +111,7 @@ class Hybrid:
 
     def _give_back(self) -> None:
         for pool in (self.pool, self._driver.default_pool):
-            self._driver.flush(pool)
+            self._driver.flush(pool, waits=False)
 
     def _collect(self) -> None:
         cuda_driver.collect_garbage()

@@ -30,13 +30,16 @@ class PoolInUse(cupy.cuda.MemoryPool):  # type: ignore[misc, unused-ignore]
         kind: of the memory that a limit applies to.
         malloc: the mode's allocator.
         own: CuPy's default pool.
+
+    Attributes:
+        serve: the allocator that it passes requests on to: the mode's, and ``own``'s after it.
     """
 
     # The base class is an extension type with an allocator of its own, which is never asked here;
     # its limit is that of `set_limit`, which it checks.
     def __init__(self, pools: Pools, kind: Kind, malloc: Malloc, own: CupyPool) -> None:
         super().__init__()
-        self._pools, self._serve, self.own = pools, malloc, own
+        self._pools, self.serve, self.own = pools, malloc, own
         self._kind: Kind | None = kind
 
     def __repr__(self) -> str:
@@ -45,11 +48,11 @@ class PoolInUse(cupy.cuda.MemoryPool):  # type: ignore[misc, unused-ignore]
     def end(self) -> None:
         """Allocate from CuPy's own pool from now on, and limit that: the mode is over."""
         self._pools.bounds.program_limit = None
-        self._kind, self._serve = None, self.own.malloc
+        self._kind, self.serve = None, self.own.malloc
 
     def malloc(self, size: int) -> Any:
         """Allocate in the process's mode."""
-        return self._serve(size)
+        return self.serve(size)
 
     def used_bytes(self) -> int:
         """Return the bytes that arrays use."""

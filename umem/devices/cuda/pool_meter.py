@@ -13,6 +13,7 @@ from cupy.cuda import memory_hook
 from umem.devices.cuda.arena import listeners
 from umem.devices.cuda.driver import CupyPool, own_pool
 from umem.devices.cuda.gpus import open_cuda
+from umem.devices.cuda.pool_in_use import PoolInUse
 from umem.devices.cuda.pools import Cache
 from umem.devices.cuda.retrying import bare
 from umem.trace.recording.meter import HeldBytes
@@ -250,9 +251,10 @@ class GpuPools:
 
     def give_back(self) -> None:
         """Give free blocks back to the GPU."""
-        before = self.reserved()
-        for one in levels():
-            one.free_all_blocks()
+        before, theirs, pools = self.reserved(), _current_pool(), open_cuda().pools
+        pools.give_back_everything()
+        if theirs is not None and theirs not in (own_pool(), *pools.made()):
+            pools.flush(theirs)
         if before - self.reserved() >= len(self._piece):
             self._piece = range(0)  # it may be gone
 
@@ -296,8 +298,13 @@ def levels() -> list[Level]:
 
 
 def _current_pool() -> CupyPool | None:
-    """Return the pool whose method the current allocator is; None if it is another function."""
+    """Return the pool whose method the current allocator is; None if it is another function.
+
+    Of a `PoolInUse`, which only passes requests on, the pool that serves it.
+    """
     theirs: Any = getattr(bare(cupy.cuda.get_allocator()), "__self__", None)
+    while isinstance(theirs, PoolInUse):
+        theirs = getattr(bare(theirs.serve), "__self__", None)
     return theirs if isinstance(theirs, cupy.cuda.memory.MemoryPool) else None
 
 

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol, TypeVar, get_args
 from weakref import WeakSet
 
 from cupy.cuda import MemoryPointer
@@ -23,10 +23,12 @@ from umem.devices.cuda import driver as cuda_driver
 from umem.devices.cuda import fork
 from umem.devices.cuda.bounds import Bounds
 from umem.devices.cuda.driver import CupyPool, Driver, Malloc
-from umem.devices.cuda.ledger import Kind, Ledger
+from umem.devices.cuda.ledger import Kind, Ledger, has_plain_pool
 from umem.devices.cuda.out_of_memory import CudaOutOfMemoryError
 from umem.errors import DeviceError, StateError
 from umem.units import format_bytes
+
+_Answer = TypeVar("_Answer")
 
 
 class Cache(Protocol):
@@ -105,6 +107,7 @@ class Growth:
             self._kind, nbytes, lambda after: self._pools.bounds.refusal(self._kind, nbytes, after)
         )
         try:
+            self._pools.gpus.add(self._driver.here())
             pointer = self._allocate(nbytes)
         except BaseException as error:
             self._ledger.give_back(self._kind, nbytes)
@@ -194,14 +197,20 @@ class Pools:
     """The pools of one GPU, made on first use and kept.
 
     Advice belongs to addresses, so managed memory of each preset has a pool of its own. They count
-    together: a limit bounds them all, and what one has free, another may grow into. Thread-safety:
-    any thread.
+    together: a limit bounds them all, and what one has free, another may grow into. Managed memory
+    that was allocated while another GPU was current counts here, too. Thread-safety: any thread.
+
+    Attributes:
+        gpus: the GPUs that were current when a pool grew; no other one is made current.
     """
 
     def __init__(self, driver: Driver, policy: Callable[[], Policy | None]) -> None:
         self.driver, self.policy = driver, policy
         self.ledger = Ledger()
         self.bounds = Bounds(driver, policy)
+        self.gpus = {driver.ordinal}
+        self._is_asked_for = False
+        self._grown_bytes = 0  # while CuPy's pool had free blocks
         self._lock = threading.RLock()  # a collection of garbage may come while it is held
         self._pools: dict[tuple[Kind, str | None], CupyPool] = {}
         self._mallocs: dict[tuple[Kind | None, str | None], Malloc] = {}
@@ -232,8 +241,11 @@ class Pools:
         caches = sum(cache.used_bytes() for cache in self._caches[kind])
         if kind == "managed":
             caches += sum(given.used_bytes() for given in list(self._given))
-        with self.driver.current():
-            return caches + sum(int(pool.used_bytes()) for pool in self._of(kind))
+        return caches + sum(self._on_each_gpu(lambda gpu: self._used_bytes_on(gpu, kind)))
+
+    def _used_bytes_on(self, gpu: int, kind: Kind) -> int:
+        with self.driver.current(gpu):
+            return sum(int(pool.used_bytes()) for pool in self._of(kind))
 
     def all_used_bytes(self) -> int:
         """Return the bytes that arrays use of all kinds, CuPy's default pool included."""
@@ -254,41 +266,75 @@ class Pools:
             return [*self._pools.values(), *(c for caches in self._caches.values() for c in caches)]
 
     def give_back(self, *kinds: Kind) -> None:
-        """Free these kinds' free blocks; waits for the GPU if there are any."""
-        for kind in kinds:
+        """Free these kinds' free blocks; waits for the GPU if there are any that are not plain."""
+        reserved = self.ledger.reserved()
+        for kind in filter(reserved.get, kinds):
             for pool in self._of(kind):
-                self.driver.flush(pool)
+                self.flush(pool, waits=kind != "unmanaged")
             for cache in self._caches[kind]:
                 cache.free_all_blocks()
 
-    def release_plain(self) -> None:
-        """Free the free blocks of plain memory if they are more than the VRAM that is free.
+    def flush(self, pool: CupyPool, waits: bool = True) -> None:
+        """Free a pool's free blocks on all GPUs; see `Driver.flush`."""
+        self._on_each_gpu(lambda gpu: self.driver.flush(pool, waits=waits, ordinal=gpu))
+
+    def _on_each_gpu(self, ask: Callable[[int], _Answer]) -> list[_Answer]:
+        """Call a function with the ordinal of each of `gpus`.
+
+        Another GPU than this one may fail: what is there is lost, and this one goes on.
+        """
+        found = []
+        for gpu in sorted(self.gpus):
+            try:
+                found.append(ask(gpu))
+            except self.driver.error:
+                if gpu == self.driver.ordinal:
+                    raise
+        return found
+
+    def release(self) -> None:
+        """Free the free blocks of all kinds, and of plain memory later ones, too."""
+        self.give_back_all()
+        self.release_plain()
+
+    def release_plain(self, keep: bool = False) -> None:
+        """Free the free blocks of plain memory; with ``keep``, if they are more than is free.
 
         CuPy's own pool knows nothing of them, and would run out of memory that nobody uses. While
-        there is such memory, as where arrays outlive their block, full collections of garbage look
-        again: CuPy's pool makes one before it gives up.
+        some are left, or arrays that outlive their block, collections of garbage that code asks for
+        free them: CuPy's pool asks for one before it gives up.
         """
-        if fork.is_child() or ("unmanaged", None) not in self._pools:
+        if ("unmanaged", None) not in self._pools:
             return
         cached = self.ledger.reserved()["unmanaged"] - self.used_bytes("unmanaged")
-        if cached > 0 and cached > self.driver.free_bytes():
+        if cached > 0 and not (keep and cached <= self.driver.free_bytes()):
             self.give_back("unmanaged")
         looks_again = self._after_collection in gc.callbacks
-        if bool(self.ledger.reserved()["unmanaged"]) is not looks_again:
-            change = gc.callbacks.remove if looks_again else gc.callbacks.append
-            change(self._after_collection)
+        if self.ledger.reserved()["unmanaged"] and not looks_again:
+            gc.callbacks.insert(0, self._after_collection)  # before others change the counts
+        elif looks_again and not self.ledger.reserved()["unmanaged"]:
+            gc.callbacks.remove(self._after_collection)
 
     def _after_collection(self, phase: str, info: Mapping[str, int]) -> None:
-        """Release plain memory after a full collection where CuPy's own pool allocates.
+        """Free plain memory after a full collection, where CuPy's own pool allocates.
 
-        Raises nothing.
+        Only after one that code asks for. Python starts others by itself wherever an object is
+        made, up to Python 3.11 also in the code of a pool, and there this thread holds the pool's
+        lock. It starts them only while the count of new objects is above its threshold.
+
+        Changes no list of callbacks: the collector walks it, and would leave one out. Raises
+        nothing.
         """
-        is_full = phase == "stop" and info["generation"] == 2
-        if is_full and not sys.is_finalizing():
+        if info["generation"] < 2 or sys.is_finalizing() or fork.is_child():
+            return
+        if phase == "start":
+            most = gc.get_threshold()[0]
+            self._is_asked_for = not (gc.isenabled() and most) or gc.get_count()[0] <= most
+        elif self._is_asked_for:
             with suppress(Exception):  # it may come at any time, also while CUDA is in error
                 policy = self.policy()
-                if policy is None or (policy.mode == "unmanaged" and policy.limit_bytes is None):
-                    self.release_plain()
+                if not has_plain_pool(policy):
+                    self.give_back("unmanaged")
 
     def give_back_all(self) -> None:
         """Free all free blocks but those of CuPy's default pool."""
@@ -303,25 +349,32 @@ class Pools:
         """Add a cache that grows by a `Growth` to the pools of a kind."""
         self._caches[kind].append(cache)
 
-    def make_room(self, kind: Kind, nbytes: int = 0) -> None:
-        """Free CuPy's own free blocks if ``nbytes`` need the space.
+    def make_room(self, kind: Kind, nbytes: int) -> None:
+        """Free CuPy's own free blocks if memory of a kind, which grows, needs the space.
 
         Memory of cudaMalloc is never evicted. Where VRAM has room, nothing is given back: CuPy
-        would only ask for it again. Costs a question to the driver.
+        would only ask for it again. Costs a question to the driver if there are free blocks.
         """
-        if self.is_short(kind, nbytes):
+        if kind not in ("managed", "unmanaged"):
+            return  # it stays on the host
+        own = self.driver.default_pool
+        with self.driver.current():
+            cached = int(own.total_bytes()) - int(own.used_bytes())
+        self._grown_bytes = self._grown_bytes + nbytes if cached else 0
+        if not cached:
+            return
+        free = self.driver.free_bytes()
+        is_short = nbytes + (self.bounds.headroom if kind == "unmanaged" else 0) > free
+        if kind == "managed" and self._grown_bytes >= cached:
+            # The driver may count managed memory as free, so all that is reserved has to fit. It
+            # need not at once: in a loop CuPy's pool would soon have as much again.
+            is_short = is_short or nbytes + self.ledger.reserved()["managed"] > free
+        if is_short:
             self.clear_default()
 
     def clear_default(self) -> None:
         """Free CuPy's own free blocks."""
-        self.driver.flush(self.pool(None))
-
-    def is_short(self, kind: Kind, nbytes: int = 0) -> bool:
-        """Tell whether ``nbytes`` of a kind do not fit into the free VRAM."""
-        # The driver may count managed memory as free, so all that is reserved has to fit there.
-        of_kind = {"managed": self.ledger.reserved()["managed"], "unmanaged": self.bounds.headroom}
-        wanted = nbytes + of_kind.get(kind, -nbytes)  # what stays on the host needs none
-        return wanted > 0 and wanted > self.driver.free_bytes()
+        self.driver.flush(self.driver.default_pool, waits=False)
 
     def _of(self, kind: Kind) -> list[CupyPool]:
         with self._lock:

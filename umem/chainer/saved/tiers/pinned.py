@@ -22,6 +22,7 @@ from chainer.backends import cuda
 from umem.chainer.saved.tiers.extents import PAGE, Extent, Extents
 from umem.chainer.saved.tiers.recorder_events import KnownAs, hear_fetch, hear_send, unheard
 from umem.chainer.saved.tiers.tier import Process
+from umem.devices.cuda import captures
 from umem.devices.host import HOST_SHARE, available_bytes
 from umem.errors import OffloadWarning, StateError, warn_at_program
 from umem.units import MIB, format_bytes
@@ -96,6 +97,7 @@ class Lane:
 
     def __init__(self, limit_bytes: int | None) -> None:
         xp = cuda.cupy.cuda
+        captures.follow()
         refused = (xp.runtime.CUDARuntimeError, xp.memory.OutOfMemoryError)
         self.slabs = Slabs(self._pin, refused, limit_bytes)
         self.down, self.up = (xp.Stream(non_blocking=True) for _ in range(2))
@@ -125,7 +127,7 @@ class PinnedUntilCopied:
     """Pinned memory that is freed when no copy can use it any more.
 
     cudaFreeHost promises no wait for copies. So the thread that drops the last reference, which may
-    be the garbage collector's, waits for the GPU first; while its stream is captured, where a wait
+    be the garbage collector's, waits for the GPU first; while any stream is captured, where a wait
     is not allowed, the memory is never freed. By then streams and events may be gone, as the
     collector finalises in any order: so the memory itself is in `held_memory`.
 
@@ -141,7 +143,7 @@ class PinnedUntilCopied:
     def __del__(self) -> None:
         if self._process.is_this() and not sys.is_finalizing():
             with self._device:
-                if not cuda.cupy.cuda.get_current_stream().is_capturing():
+                if not captures.is_any_captured():
                     self._device.synchronize()
                     del held_memory[self.ptr]
 

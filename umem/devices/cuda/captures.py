@@ -1,0 +1,68 @@
+"""Whether any stream is being captured: CUDA tells of one stream at a time.
+
+While a stream is captured, in any mode, cudaDeviceSynchronize fails and ends the capture (CUDA C++
+Programming Guide, "Prohibited and Unhandled Operations"); cudaFree fails too, unless the mode is
+relaxed or the capture is of another thread and local to it. cudaThreadExchangeStreamCaptureMode
+lifts the second rule for the calling thread, not the first. So code asks here before it waits or
+frees. The software GPU has the first rule for every device; none of this was tried on a real one.
+
+CUDA has no list of streams. CuPy's are remembered when their capture begins. Not found are captures
+that another library begins on a non-blocking stream, and one that begins between question and wait.
+
+Importing this module imports CuPy.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import cupy
+from cupy.cuda import runtime
+
+CAPTURE_IMPLICIT = 906  # another stream captures, so the legacy stream cannot be used
+LEGACY = 0
+_begun: dict[int, weakref.ref[Any]] = {}
+"""Streams of CuPy by address, from the beginning of their capture until it is seen to be over."""
+
+
+def is_captured(stream: int) -> bool:
+    """Tell whether a stream is being captured.
+
+    Also true of the legacy stream while another one's capture keeps it from being used.
+    """
+    try:
+        return bool(runtime.streamIsCapturing(stream))
+    except runtime.CUDARuntimeError as error:
+        if error.status == CAPTURE_IMPLICIT:
+            return True
+        raise
+
+
+def is_any_captured() -> bool:
+    """Tell whether any stream is being captured, by any thread."""
+    for address, stream in list(_begun.items()):
+        if stream() is not None and is_captured(address):
+            return True
+        _begun.pop(address, None)
+    return is_captured(LEGACY) or is_captured(cupy.cuda.get_current_stream().ptr)
+
+
+def follow() -> None:
+    """Remember every stream of CuPy whose capture begins from now on; a second call does nothing.
+
+    By CuPy's private base class of streams: there is no hook for captures.
+    """
+    streams: Any = cupy.cuda.stream._BaseStream
+    begin = streams.begin_capture
+    if hasattr(begin, "followed_by_umem"):
+        return
+
+    @functools.wraps(begin)
+    def begin_capture(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _begun[self.ptr] = weakref.ref(self)  # before: other threads may ask meanwhile
+        return begin(self, *args, **kwargs)
+
+    begin_capture.followed_by_umem = True  # type: ignore[attr-defined]
+    streams.begin_capture = begin_capture
