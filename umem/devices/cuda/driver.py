@@ -30,6 +30,7 @@ OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation; CuPy does not export the number
 NOT_INITIALISED = 3  # what the driver says in a child by fork
 INSUFFICIENT_DRIVER = 35
 NO_DEVICE = 100
+CAPTURE_ERRORS = range(900, 910)  # cudaErrorStreamCapture..., of what a capture cannot have
 CAPTURE_IMPLICIT = 906  # another stream captures, so the legacy stream cannot be used
 MANAGED_POINTER = 3  # cudaMemoryTypeManaged
 _SET: dict[Advice, int] = {"read_mostly": 1, "preferred_location": 3, "accessed_by": 5}
