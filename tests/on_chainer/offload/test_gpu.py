@@ -16,6 +16,7 @@ import umem
 import umem.chainer
 from umem.chainer.offload import journey, mover
 from umem.chainer.saved.tiers import pinned
+from umem.devices import host
 from umem.errors import OffloadWarning, StateError
 
 import chainer  # isort: skip
@@ -158,10 +159,13 @@ class TestPinnedMemory(OnGpu):
         assert len(asked) == count
 
     def test_no_more_is_pinned_than_the_host_can_spare(self, tier, cupy, monkeypatch):
-        left = [5 * MIB, MIB]
-        monkeypatch.setattr(pinned, "available_bytes", lambda: left.pop(0))
+        left = [10 * MIB]
+        for module in (pinned, host):
+            monkeypatch.setattr(module, "available_bytes", lambda: left[0])
         first = sent_of(tier, cupy.zeros(4 * MIB, "i1"))
-        with pytest.warns(OffloadWarning, match=r"of 1\.0 MiB that are available; 4\.5 MiB are"):
+        left[0] -= 5 * MIB  # half of it, in one slab
+        assert tier.send(cupy.zeros(MIB, "i1")) is not None
+        with pytest.warns(OffloadWarning, match=r"of 5\.0 MiB that are available; 5\.0 MiB are"):
             assert tier.send(cupy.zeros(MIB, "i1")) is None
         assert first.nbytes == 4 * MIB
 

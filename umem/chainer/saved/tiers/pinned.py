@@ -22,7 +22,7 @@ from chainer.backends import cuda
 from umem.chainer.saved.tiers.extents import PAGE, Extent, Extents
 from umem.chainer.saved.tiers.recorder_events import KnownAs, hear_fetch, hear_send, unheard
 from umem.chainer.saved.tiers.tier import Process
-from umem.devices.host import HOST_SHARE, available_bytes
+from umem.devices.host import available_bytes, pinned_room
 from umem.errors import OffloadWarning, StateError, warn_at_program
 from umem.units import MIB, format_bytes
 
@@ -35,8 +35,8 @@ class PinnedTier:
     not work. Not thread-safe: one thread at a time.
 
     Args:
-        limit_bytes: the most that is pinned for each GPU; None: nine tenths of the host's available
-            memory.
+        limit_bytes: the most that is pinned for each GPU, and at most half of the host's available
+            memory; None: no other limit.
 
     Attributes:
         process: the one that opened the target.
@@ -299,7 +299,8 @@ class Slabs:
     Args:
         pin: pins a number of bytes, and returns an object with their address as ``ptr``.
         refused: the exceptions that ``pin`` raises where the driver does not pin that much.
-        limit_bytes: the most to pin; None: nine tenths of the host's available memory.
+        limit_bytes: the most to pin, and at most half of the host's available memory; None: no
+            other limit.
 
     Not thread-safe. Where the host or the driver refuses to pin more, an `OffloadWarning` says so,
     once.
@@ -341,9 +342,8 @@ class Slabs:
         room = None if self._limit is None else self._limit - self.held_bytes
         if not self._may_grow or (room is not None and room < least):
             return False
-        available = available_bytes()
         size = max(least, self.held_bytes, FIRST_BYTES)
-        for most in (room, None if available is None else int(HOST_SHARE * available)):
+        for most in (room, pinned_room(self.held_bytes)):
             size = size if most is None else min(size, most)
         while size >= least:
             try:
@@ -351,7 +351,7 @@ class Slabs:
                 return True
             except self._refused:
                 size //= 2
-        self._may_grow = False
+        self._may_grow, available = False, available_bytes()
         has = "" if available is None else f", of {format_bytes(available)} that are available"
         warn_at_program(
             f"the host gives no {format_bytes(least)} more of pinned memory{has}; "
