@@ -87,6 +87,30 @@ print("right")
 
 
 @needs_software_gpu
+def test_the_per_thread_default_stream_is_another_stream_in_each_thread(kernel_cache: Path) -> None:
+    program = """
+import threading
+resource = umem.memory_resource()
+class Handle:
+    def __init__(self, ptr):
+        self.ptr = ptr
+def waits(first, second, other_thread):
+    address = resource.allocate(4000, Stream(Handle(first)))
+    before = gpu.calls.wait_count
+    free = lambda: resource.deallocate(address, 4000, Stream(Handle(second)))
+    if other_thread:
+        thread = threading.Thread(target=free)
+        thread.start()
+        thread.join()
+    else:
+        free()
+    return gpu.calls.wait_count - before
+print(waits(2, 2, True), waits(2, 2, False), waits(0, 1, True), waits(0, 2, False))
+"""
+    assert lines(program, kernel_cache, start=RMM) == ["1 0 0 1"]
+
+
+@needs_software_gpu
 def test_rmm_that_is_missing_old_or_asked_by_cupy_is_refused(kernel_cache: Path) -> None:
     program = """
 resource = umem.memory_resource()

@@ -147,7 +147,7 @@ class HostBlocks:
     def _back_row(self) -> int:
         """Return the bytes of one index along the axis that are written back."""
         if self._target is not None:
-            return self._row // self._item * int(np.dtype(self._target.dtype).itemsize)
+            return int(self._row // self._item * np.dtype(self._target.dtype).itemsize)
         return self._row if self._write else 0
 
     def _length(self) -> int:
@@ -189,12 +189,12 @@ class HostBlocks:
 
     def _fits(self, room: int, row: int) -> int:
         """Return how long blocks can be of which an index takes ``row`` bytes, beside halos."""
-        return (room - BUFFERS * 2 * self.halo * self._row) // (BUFFERS * row)
+        return int((room - BUFFERS * 2 * self.halo * self._row) // (BUFFERS * row))
 
     def pinned_bytes(self, length: int) -> int:
         """Return the bytes of pinned memory that a loop with blocks of some length takes."""
         longest = min(length + 2 * self.halo, self._source.shape[self.axis])
-        return BUFFERS * (longest * self._row + length * self._back_row)
+        return int(BUFFERS * (longest * self._row + length * self._back_row))
 
     def _room_bytes(self) -> int:
         """Return the bytes of VRAM that the loop may take.
@@ -471,8 +471,8 @@ def blocks(
     In the loop: StateError if the file of a memory map was cut short, or another loop over the same
     object is going on; OutOfMemoryError if the host has no room for its pinned memory: as much as
     two blocks each way, at most half of what the host has available, freed at the loop's end. Cost:
-    a copy in the host's memory each way, as the arrays are not pinned. Gain: bench/recipes.py, simulated; never run on a
-    GPU yet.
+    a copy in the host's memory each way, as the arrays are not pinned. Gain: bench/recipes.py,
+    simulated; never run on a GPU yet.
     """
     _check_array(x, "x")
     axis, halo = operator.index(axis), operator.index(halo)

@@ -229,14 +229,7 @@ class Driver:
 
         Also true while another stream's capture keeps the legacy stream from being used.
         """
-        if stream is None:
-            stream = cupy.cuda.get_current_stream().ptr
-        try:
-            return bool(runtime.streamIsCapturing(stream))
-        except runtime.CUDARuntimeError as error:
-            if error.status == CAPTURE_IMPLICIT:
-                return True
-            raise
+        return is_capturing(stream)
 
     def is_managed(self, address: int) -> bool:
         """Tell whether an address is in managed memory."""
@@ -318,6 +311,18 @@ def _managed_problem_of(ordinal: int) -> str | None:
         "so it is on Windows, under WSL2, before Pascal, on many Jetsons and some virtual GPUs "
         "(if another GPU is meant, hide this one with CUDA_VISIBLE_DEVICES)"
     )
+
+
+def is_capturing(stream: int | None = None) -> bool:
+    """Tell whether a stream, by default the current one, is being captured; see `Driver`."""
+    if stream is None:
+        stream = cupy.cuda.get_current_stream().ptr
+    try:
+        return bool(runtime.streamIsCapturing(stream))
+    except runtime.CUDARuntimeError as error:
+        if error.status == CAPTURE_IMPLICIT:
+            return True
+        raise
 
 
 def visible_gpus() -> int | str:

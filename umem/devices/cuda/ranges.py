@@ -16,11 +16,10 @@ from typing import Any
 
 from umem import extras
 from umem.devices.base import Advice, Location, Place, Span, common
+from umem.devices.cuda.streams import LEGACY_STREAMS, PER_THREAD_STREAM
 from umem.errors import DeviceError, HintError, MissingDependencyError
 from umem.extras import installed_version
 
-_LEGACY_STREAMS = (0, 1)
-_PER_THREAD_STREAM = 2
 _NOWHERE = -2  # cudaInvalidDeviceId
 _CPU = -1
 _DISCARD, _SINCE = b"cuMemDiscardBatchAsync", 13000
@@ -191,8 +190,8 @@ class CoreHints:
         return "cpu" if isinstance(place, self.core.Host) else int(place.device_id)
 
     def _stream(self, address: int) -> Any:
-        if address in _LEGACY_STREAMS:
+        if address in LEGACY_STREAMS:
             return self.core.LEGACY_DEFAULT_STREAM
-        if address == _PER_THREAD_STREAM:
+        if address == PER_THREAD_STREAM:
             return self.core.PER_THREAD_DEFAULT_STREAM
         return self.core.Stream.from_handle(address)
