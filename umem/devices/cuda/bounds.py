@@ -14,8 +14,8 @@ from umem.devices.host import HOST_SHARE
 from umem.units import format_bytes
 
 COVERED_SHARE, COVERED_SECONDS = 1 / 8, 1.0
-"""How far a look at the machine holds for another library's allocator, whose every allocation umem
-sees: an eighth of the room that it found, and a second. A look reads /proc and takes up to a
+"""The reach of a look at the machine for another library's allocator, whose every allocation umem
+sees: an eighth of the room that it found, for a second. A look reads /proc and takes up to a
 millisecond, so it costs at most a thousandth of the time; in a second other programs can take
 little of the other seven eighths."""
 

@@ -91,6 +91,7 @@ def _wsl() -> Feature:
 
 
 def _hints(driver: Driver) -> Feature:
+    """Return the feature of hints, or why there are none."""
     problem = driver.managed_problem()
     if problem is None:
         try:  # an import: versions alone do not tell whether the installed ones work together

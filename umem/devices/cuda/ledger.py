@@ -120,6 +120,7 @@ class Ledger:
             return self._peak
 
     def _settled(self) -> dict[Kind, int]:
+        """Return what is reserved, once what has been freed is taken off."""
         while self._given_over:
             self._reserved["managed"] -= self._given.pop(self._given_over.popleft())
         while self._returned:
