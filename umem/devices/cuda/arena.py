@@ -20,7 +20,6 @@ from umem.devices.cuda import driver as cuda_driver
 from umem.devices.cuda.driver import Driver, Malloc
 from umem.devices.cuda.ledger import MemoryOwner, MemoryOwnerRef
 from umem.devices.cuda.ranges import CoreHints
-from umem.devices.cuda.streams import stream_order
 from umem.devices.virtual.repeating_pool import RepeatingPool
 from umem.locks import safe_lock
 from umem.trace.recording.storage import settlers, tellers
@@ -55,7 +54,7 @@ class Arena:
         self._dead: deque[MemoryOwnerRef] = deque()
         self._pool = RepeatingPool(self, grain=BLOCK_BYTES)
         self._order = OrderedDiscards()
-        self.stream, self._served = 0, (0, 0)
+        self.stream = 0
 
     @property
     def is_open(self) -> bool:
@@ -66,7 +65,6 @@ class Arena:
         """Serve allocations of the current stream."""
         with self._lock:
             self.stream = self._driver.stream_address(None)
-            self._served = stream_order(self.stream)
             self._pool.repeats = True
         settlers.append(self._settle_now)
 
@@ -120,8 +118,7 @@ class Arena:
 
     def _serves(self) -> bool:
         # The default stream has the same number on every GPU.
-        is_same = stream_order(self._driver.stream_address(None)) == self._served
-        return is_same and self._driver.is_current()
+        return self._driver.stream_address(None) == self.stream and self._driver.is_current()
 
     def prefetch(self, hints: CoreHints, spans: Sequence[Span], to: Place, stream: int) -> int:
         """Move ranges of any managed memory, ordered with discards; returns the bytes."""
