@@ -38,6 +38,7 @@ from umem.units import MIB
 NBYTES = 64 << 10
 WANTED_HYBRID_US = 1.0
 WANTED_BLOCK_US = 0.1
+WANTED_UPSTREAM_US = 3.0
 FRAMES = 20
 MANAGED = Policy("managed")
 
@@ -116,11 +117,22 @@ def cuda_cases(device: CudaDevice, pool: str) -> list[Case]:
         case("managed", MANAGED),
         case("managed, limit", Policy("managed", limit_bytes=64 * MIB)),
         case("hybrid, before pressure", Policy("hybrid")),
+        case("managed, upstream", Policy("managed", upstream=upstream_of(device))),
         case("managed, statistics", MANAGED, umem.statistics),
         case("managed, track without stacks", MANAGED, lambda: umem.track(stacks=False)),
         case("managed, track", MANAGED, umem.track),
         case("managed, statistics and track", MANAGED, umem.statistics, umem.track),
     ]
+
+
+def upstream_of(device: CudaDevice) -> Malloc:
+    """An allocator of managed memory of another library: the stub's, or a pool of CuPy's."""
+    import cupy
+
+    if isinstance(device.driver.default_pool, cupy.cuda.MemoryPool):
+        return cupy.cuda.MemoryPool(cupy.cuda.malloc_managed).malloc
+    stub = device.driver.default_pool.malloc
+    return lambda nbytes: stub(nbytes)  # a pool of umem's own would be refused
 
 
 @contextmanager
@@ -204,6 +216,12 @@ def stub_device() -> CudaDevice:
         def managed_problem(self) -> str | None:
             return None
 
+        def is_managed(self, address: int) -> bool:
+            return True
+
+        def free_bytes(self) -> int:
+            return self.vram_bytes
+
     return CudaDevice(StubDriver())
 
 
@@ -267,6 +285,7 @@ def rows(found: list[Case], seconds: list[list[float]]) -> list[dict[str, Any]]:
 WORDS = {
     "managed": "a managed block",
     "hybrid, before pressure": "hybrid before pressure",
+    "managed, upstream": "an allocator given as `upstream=`",
     "managed, statistics": "statistics",
     "managed, track": "tracking with stacks",
 }
@@ -299,8 +318,8 @@ BENCH = common.Bench(
         quantity("added", "added_us", "us", places=3, signed=True),
     ),
     notes=lambda result: [
-        f"Wanted: a block adds at most {WANTED_BLOCK_US:g} microseconds, and hybrid less than "
-        f"{WANTED_HYBRID_US:g} before pressure."
+        f"Wanted: a block adds at most {WANTED_BLOCK_US:g} microseconds, hybrid less than "
+        f"{WANTED_HYBRID_US:g} before pressure, and `upstream=` at most {WANTED_UPSTREAM_US:g}."
     ],
 )
 
@@ -335,6 +354,7 @@ def main(device: str, repeats: int, quick: bool, path: Path | None) -> None:
         gpu={"name": open_cuda().name} if device == "cuda" else None,
         wanted_hybrid_added_us=WANTED_HYBRID_US,
         wanted_block_added_us=WANTED_BLOCK_US,
+        wanted_upstream_added_us=WANTED_UPSTREAM_US,
     )
 
 

@@ -321,6 +321,33 @@ for mode in ("managed", "hybrid", "unmanaged"):
     assert len(found) == 15 and all(line.endswith("{}") for line in found)
 
 
+@needs_software_gpu
+def test_a_device_memory_limit_of_dask_cuda_is_warned_of(kernel_cache: Path) -> None:
+    """By workers that are none: dask-cuda needs a card."""
+    program = """
+import warnings
+from types import SimpleNamespace as Made
+import zict
+stored = Made(device_buffer=zict.Buffer({}, {}, 8 << 20))
+proxies = Made(manager=Made(_device_memory_limit=9 << 20))
+for data in (stored, proxies, {}, Made(device_buffer=None)):
+    for mode in ("hybrid", "unmanaged"):
+        plugin = umem.dask.Plugin(mode)
+        worker = Made(metrics={}, address="tcp://127.0.0.1:1", data=data)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            plugin.setup(worker)
+        plugin.teardown(worker)
+        print(mode, *(f"{w.category.__name__} {w.message}" for w in caught))
+"""
+    found = lines(program, kernel_cache, start=START.format(hidden="", seed=None))
+    assert [" ".join(line.split()[:2]) for line in found] == [
+        *["hybrid DaskWarning", "unmanaged"] * 2, *["hybrid", "unmanaged"] * 2,
+    ]  # fmt: skip
+    assert "beyond 8.0 MiB of VRAM" in found[0] and "beyond 9.0 MiB of VRAM" in found[2]
+    assert "device_memory_limit=None" in found[0]
+
+
 def test_what_makes_no_sense_is_refused_where_it_is_made() -> None:
     program = """
 import umem.dask

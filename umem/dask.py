@@ -18,6 +18,7 @@ from umem.errors import DaskWarning, MissingDependencyError, StateError
 from umem.memory.blocks import checked_request
 from umem.memory.limits import Size
 from umem.memory.process import Handle, disable, enable, enabled
+from umem.units import format_bytes
 
 try:
     from distributed import WorkerPlugin, protocol
@@ -77,6 +78,15 @@ class Plugin(WorkerPlugin):
         if worker.address.startswith("ucx") and self.mode != "unmanaged":
             text = "memory has no CUDA IPC handle: UCX needs staging buffers (ucx-py#892), tcp none"
             warnings.warn(f"{self.mode} {text}", DaskWarning, stacklevel=2)
+        limit = _device_memory_limit(worker)
+        if limit is not None and self.mode != "unmanaged":
+            warnings.warn(
+                f"dask-cuda copies results to the host beyond {format_bytes(limit)} of VRAM, "
+                f"before {self.mode} memory is needed: LocalCUDACluster(device_memory_limit=None, "
+                "memory_limit=None), or 0 for both in dask cuda worker",
+                DaskWarning,
+                stacklevel=2,
+            )
 
     def teardown(self, worker: Any) -> None:
         """Disable what plugins have enabled, if this was the last one."""
@@ -86,6 +96,20 @@ class Plugin(WorkerPlugin):
             worker.metrics = {k: f for k, f in worker.metrics.items() if not k.startswith("umem")}
         if not _set_up and _made is not None and _made is enabled():
             disable()
+
+
+def _device_memory_limit(worker: Any) -> int | None:
+    """Return the bytes of results on the GPU beyond which dask-cuda moves some to the host.
+
+    By dask-cuda's DeviceHostFile and, with JIT-unspill, ProxifyHostFile, which have no public name
+    for it. None without a limit, and in workers of distributed itself.
+    """
+    data = getattr(worker, "data", None)
+    for owner, name in (("device_buffer", "n"), ("manager", "_device_memory_limit")):
+        limit = getattr(getattr(data, owner, None), name, None)
+        if isinstance(limit, (int, float)):
+            return int(limit)
+    return None
 
 
 def _figures(device: Any) -> dict[str, int]:

@@ -192,7 +192,7 @@ class AccumulationWarning(UserWarning):
 
 
 class DaskWarning(UserWarning):
-    """Workers exchange memory in a way that is slow, or may fail."""
+    """Workers exchange or spill memory in a way that is slow, or may fail."""
 
 
 class DataWarning(UserWarning):

@@ -9,6 +9,7 @@ from processes import python
 from software_programs import START, lines, needs_software_gpu
 
 import umem
+from umem.devices.specs import DRIVER_NAMES, GPUS, spec_of_driver
 from umem.errors import DeviceError, DeviceNotFoundError
 
 PROGRAM = """
@@ -306,3 +307,38 @@ print([one.place for one in found.held])
         "True",
         "['pieces, of the module <string>']",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-40gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb"),
+        ("Tesla V100-SXM2-16GB", "v100-16gb"),
+        ("Tesla V100-PCIE-32GB", "v100-32gb"),
+        ("Tesla P100-PCIE-16GB", "p100-16gb"),
+        ("NVIDIA A10", "rtx-3090"),
+        ("NVIDIA A10G", "rtx-3090"),
+        ("NVIDIA RTX A6000", "rtx-3090"),
+        ("NVIDIA GH200 480GB", "gh200-96gb"),
+        ("NVIDIA GH200 144G HBM3e", "gh200-144gb"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("Tesla K80", None),
+        ("", None),
+    ],
+)
+def test_times_are_of_the_gpu_that_the_driver_names(name: str, row: str | None) -> None:
+    found = spec_of_driver(name)
+    assert (found and found.name) == row
+
+
+def test_every_gpu_of_the_table_is_known_by_its_title() -> None:
+    assert all(spec_of_driver(spec.title) is spec for spec in GPUS.values())
+    assert set(DRIVER_NAMES.values()) <= GPUS.keys()

@@ -184,6 +184,86 @@ except umem.UmemError as error:
     ]  # fmt: skip
 
 
+PINS = """
+from umem.memory import host_blocks
+sizes, alive = [], set()
+class Pin(cp.cuda.PinnedMemory):
+    def __init__(self, nbytes):
+        super().__init__(nbytes)
+        sizes.append(nbytes)
+        alive.add(id(self))
+    def __del__(self):
+        alive.remove(id(self))
+        super().__del__()
+cp.cuda.PinnedMemory = Pin
+"""
+
+
+def test_as_much_is_pinned_as_the_copies_need_until_the_loop_ends(kernel_cache: Path) -> None:
+    program = """
+x = np.ones((24, 1 + (1 << 18)), "f4")
+for keywords in ({}, {"out": np.empty_like(x)}, {"write": True}, {"write": True, "halo": 1}):
+    sizes.clear()
+    for block in umem.blocks(x, room="24MiB", **keywords):
+        both = len(alive)
+    rows = [nbytes // x[0].nbytes for nbytes in sizes]
+    print(rows, sum(sizes) % x[0].nbytes, both, len(alive))
+for block in umem.blocks(x):
+    break
+del block
+print(len(alive))
+try:
+    for block in umem.blocks(x):
+        raise ValueError
+except ValueError:
+    print(len(alive))
+sizes.clear()
+print([block.shape for block in umem.blocks(x[:1])], [n // x[0].nbytes for n in sizes])
+print(list(umem.blocks(x[:0])), len(sizes))
+"""
+    assert lines(program, kernel_cache, start=START + PINS) == [
+        "[2, 2] 0 2 0", "[2, 2, 2, 2] 0 4 0", "[2, 2, 2, 2] 0 4 0", "[4, 4, 2, 2] 0 4 0",
+        "0", "0", "[(1, 262145)] [1, 1]", "[] 2",
+    ]  # fmt: skip
+
+
+def test_the_host_is_asked_before_memory_is_pinned(kernel_cache: Path) -> None:
+    program = """
+from umem.devices import host
+available = [64 << 20]
+host.available_bytes = lambda: available[0]
+x = np.ones((96, 1 << 18), "f4")
+def outcome(make):
+    try:
+        return float(sum(block.sum() for block in make())) == x.size
+    except (umem.UmemError, MemoryError) as error:
+        return f"{type(error).__name__} {error}"
+print(len(umem.blocks(x, room="60MiB")), outcome(lambda: umem.blocks(x)))
+available[0] = 9 << 20  # half of it: two blocks of two rows
+print(len(umem.blocks(x)), outcome(lambda: umem.blocks(x)), max(sizes) >> 20)
+available[0] = 3 << 20
+print(outcome(lambda: umem.blocks(x)))
+available[0] = 64 << 20
+parts = umem.blocks(x)
+available[0] = 9 << 20
+print(outcome(lambda: parts))
+available[0] = 64 << 20
+def refuse(nbytes):
+    raise cp.cuda.runtime.CUDARuntimeError(2)
+cp.cuda.PinnedMemory = refuse
+print(outcome(lambda: parts))
+host.available_bytes = lambda: None
+cp.cuda.PinnedMemory = Pin
+print(outcome(lambda: umem.blocks(x)), len(alive))
+"""
+    found = lines(program, kernel_cache, start=START + PINS)
+    assert found[:2] == ["24 True", "48 True 4"]
+    assert "needs 2.0 MiB of pinned memory, and the host has 1.5 MiB for it" in found[2]
+    assert found[3].startswith("OutOfMemoryError") and "the host has 4.5 MiB for them" in found[3]
+    assert found[4].startswith("OutOfMemoryError") and "the host refuses them" in found[4]
+    assert found[5] == "True 0"
+
+
 def test_what_is_refused(kernel_cache: Path) -> None:
     program = """
 x, small = np.ones((4, 1 << 22), "f4"), np.zeros((24, 16), "f4")

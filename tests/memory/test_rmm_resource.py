@@ -87,6 +87,30 @@ print("right")
 
 
 @needs_software_gpu
+def test_the_per_thread_default_stream_is_another_stream_in_each_thread(kernel_cache: Path) -> None:
+    program = """
+import threading
+resource = umem.memory_resource()
+class Handle:
+    def __init__(self, ptr):
+        self.ptr = ptr
+def waits(first, second, other_thread):
+    address = resource.allocate(4000, Stream(Handle(first)))
+    before = gpu.calls.wait_count
+    free = lambda: resource.deallocate(address, 4000, Stream(Handle(second)))
+    if other_thread:
+        thread = threading.Thread(target=free)
+        thread.start()
+        thread.join()
+    else:
+        free()
+    return gpu.calls.wait_count - before
+print(waits(2, 2, True), waits(2, 2, False), waits(0, 1, True), waits(0, 2, False))
+"""
+    assert lines(program, kernel_cache, start=RMM) == ["1 0 0 1"]
+
+
+@needs_software_gpu
 def test_rmm_that_is_missing_old_or_asked_by_cupy_is_refused(kernel_cache: Path) -> None:
     program = """
 resource = umem.memory_resource()
@@ -172,6 +196,9 @@ said(cp.cuda.MemoryPool().malloc)
 said(cp.cuda.alloc)
 said(out)
 said(lambda nbytes: 4096)
+small = cp.cuda.malloc_managed(512)
+said(lambda nbytes: small)
+said(lambda nbytes: cp.cuda.malloc_managed(1 << 40))
 umem.enable()
 kept = cp.cuda.get_allocator(), cp.get_default_memory_pool().malloc
 umem.disable()
@@ -184,10 +211,92 @@ print(umem.status().reserved_bytes)
     assert found[1].startswith("StateError upstream= asks CuPy's allocator")
     assert found[2] == "CudaOutOfMemoryError needs 7.8 KiB; upstream= has no more: std::bad_alloc"
     assert found[3].startswith("DeviceError upstream= returns int, and not CuPy's MemoryPointer")
-    assert [line.partition(":")[0] for line in found[4:6]] == [
+    assert found[4] == "DeviceError upstream= returns 512 B, and 7.8 KiB were asked for"
+    assert found[5].startswith("CudaOutOfMemoryError needs 7.8 KiB; upstream= has no more: cuda")
+    assert [line.partition(":")[0] for line in found[6:8]] == [
         "StateError upstream= is an allocator of umem itself"
     ] * 2
-    assert int(found[6]) <= 8192
+    assert int(found[8]) <= 8192
+
+
+@needs_software_gpu
+def test_an_upstreams_free_blocks_ask_the_machine_nothing(kernel_cache: Path) -> None:
+    """Reading /proc takes a hundred times as long as an allocation from a pool."""
+    program = """
+from types import SimpleNamespace
+from umem.devices.cuda import bounds, open_cuda
+theirs = cp.cuda.MemoryPool(cp.cuda.malloc_managed)
+driver, seconds, asked = open_cuda().driver, [0.0], []
+bounds.time = SimpleNamespace(monotonic=lambda: seconds[0])
+host = [1 << 30]
+driver.host_available_bytes = lambda: asked.append("host") or host[0]
+free_bytes = driver.free_bytes
+driver.free_bytes = lambda: asked.append("VRAM") or free_bytes()
+def loop(count, nbytes=1 << 20):
+    asked.clear()
+    for _ in range(count):
+        cp.empty(nbytes, "u1")
+    return asked.count("host")
+for _ in range(2):
+    with umem.managed(upstream=theirs.malloc):
+        asked.clear()
+        print(loop(100), asked.count("VRAM") < 5)
+        seconds[0] += 2
+        print(loop(100), loop(100), umem.status().reserved_bytes)
+kept = []
+with umem.managed(upstream=theirs.malloc):
+    asked.clear()
+    for _ in range(40):  # more than an eighth of the room
+        kept.append(cp.empty(8 << 20, "u1"))
+    print(1 < asked.count("host") < 10)
+    host[0] = 1 << 20
+    seconds[0] += 2
+    try:
+        cp.empty(40 << 20, "u1")
+    except umem.OutOfMemoryError as error:
+        print(error)
+    print(umem.status().managed_bytes >> 20, umem.status().peak_bytes >> 20)
+"""
+    found = lines(program, kernel_cache)
+    assert found[:4] == ["1 True", "1 0 0", "0 True", "1 0 0"] and found[4] == "True"
+    assert "320.0 MiB of managed memory are reserved" in found[5]
+    assert found[6] == "320 320"
+
+
+@needs_software_gpu
+def test_an_upstream_serves_a_capture_from_what_it_has_free(kernel_cache: Path) -> None:
+    program = """
+theirs, kept = cp.cuda.MemoryPool(cp.cuda.malloc_managed), []
+stream = cp.cuda.Stream(non_blocking=True)
+def captured(upstream, nbytes=4096, **limits):
+    stream.begin_capture()
+    try:
+        with umem.managed(upstream=upstream, **limits):
+            kept.append(cp.full(nbytes, 7, "u1"))
+    except (umem.UmemError, MemoryError) as error:
+        print(type(error).__name__, error)
+    try:
+        stream.end_capture()
+        print("captured", len(kept))
+    except Exception as error:
+        print(type(error).__name__)
+with stream:
+    for _ in range(4):
+        theirs.malloc(4096)
+    with umem.managed(upstream=theirs.malloc):
+        cp.full(4096, 7, "u1")
+    stream.synchronize()
+    captured(theirs.malloc)
+    captured(theirs.malloc, limit="4KiB")
+    def must_grow(nbytes):
+        cp.cuda.runtime.streamSynchronize(stream.ptr)  # refused, as a growth in a strict capture
+    captured(must_grow, 40 << 20)
+"""
+    found = lines(program, kernel_cache)
+    assert found[0] == "captured 1"
+    assert found[1].startswith("CudaLimitError") and found[2] == "captured 1"
+    assert found[3].startswith("DeviceError upstream= does not have 40.0 MiB free")
+    assert "has ended the capture" in found[3] and found[4] == "CUDARuntimeError"
 
 
 @needs_software_gpu

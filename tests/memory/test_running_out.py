@@ -89,6 +89,53 @@ print(cp.cuda.get_allocator() == plain)
 
 
 @needs_software_gpu
+@pytest.mark.parametrize(
+    "allocator",
+    [
+        "cp.cuda.MemoryPool().malloc", "cp.cuda.MemoryAsyncPool().malloc", "cp.cuda.malloc_async",
+        "cp.cuda.memory._malloc", "rmm_like",
+    ],
+)  # fmt: skip
+def test_any_allocator_that_runs_out_asks(allocator: str, kernel_cache: Path) -> None:
+    program = f"""
+import warnings
+warnings.simplefilter("ignore", FutureWarning)  # CuPy 13 says that malloc_async is experimental
+def rmm_like(nbytes):
+    try:
+        return cp.cuda.memory._malloc(nbytes)
+    except cp.cuda.runtime.CUDARuntimeError as error:
+        raise MemoryError("std::bad_alloc") from error
+cache.clear()
+cp.get_default_memory_pool().free_all_blocks()
+set_before = {allocator}
+cp.cuda.set_allocator(set_before)
+fill()
+with umem.on_out_of_memory(evict) as asked:
+    print(outcome(40 << 20), len(cache), asked.count > 0)
+    cache.clear()
+    try:
+        cp.empty(80 << 20, "u1")
+    except (MemoryError, cp.cuda.runtime.CUDARuntimeError) as error:
+        print("raised")
+    asked.count = 0
+    def wrong(nbytes):
+        cp.cuda.runtime.memAdvise(0, 1, 99, 0)
+    with cp.cuda.using_allocator(umem.devices.cuda.retrying.Retrying(wrong).malloc):
+        try:
+            cp.empty(3)
+        except cp.cuda.runtime.CUDARuntimeError:
+            print(asked.count)
+print(cp.cuda.get_allocator() == set_before)
+"""
+    assert lines(program, kernel_cache, start=START + CACHE) == [
+        "fits 6 True",
+        "raised",
+        "0",
+        "True",
+    ]
+
+
+@needs_software_gpu
 def test_callbacks_that_fail_allocate_or_free_nothing(kernel_cache: Path) -> None:
     program = """
 def say(nbytes):

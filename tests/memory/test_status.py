@@ -18,6 +18,7 @@ from umem.devices.cuda import cuda_reason
 from umem.devices.cuda import device as cuda
 from umem.devices.specs import GPUS
 from umem.devices.virtual import VirtualGPU
+from umem.errors import MissingDependencyError
 from umem.units import MIB
 
 NO_GPU = pytest.mark.skipif(cuda_reason() is None, reason="there is a CUDA device")
@@ -254,30 +255,17 @@ class TestCuda:
         driver.attributes["ManagedMemory"] = None
         assert _on(status(), "managed memory") is None
 
-    @pytest.mark.parametrize(
-        ("major", "version", "why"),
-        [
-            (12, None, r"not installed: pip install 'cuda-core\[cu12"),
-            (12, "1.1.0", "through"),
-            (13, "1.0.2", r"1\.0\.2 is installed: pip install 'cuda-core\[cu13"),
-            (13, "1.10", "thr"),
-        ],
-    )
-    def test_hints_need_a_new_enough_cuda_core(
-        self,
-        driver: Any,
-        status: Any,
-        monkeypatch: pytest.MonkeyPatch,
-        major: int,
-        version: str | None,
-        why: str,
+    def test_hints_are_what_cuda_core_gives_or_the_reason_why_not(
+        self, driver: Any, status: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from umem.devices.cuda import features
+        monkeypatch.setattr(driver, "load_hints", lambda: None, raising=False)
+        assert "through cuda-core" in _why(status(), "hints") and _on(status(), "hints")
 
-        driver.cuda_major = major
-        monkeypatch.setattr(features, "installed_version", lambda name: version)
-        assert re.search(why, _why(status(), "hints"))
-        assert _on(status(), "hints") == ("thr" in why)
+        def fail() -> None:
+            raise MissingDependencyError("cuda-core 1.2.2, cuda-bindings 12.8.0")
+
+        monkeypatch.setattr(driver, "load_hints", fail)
+        assert "cuda-bindings 12.8.0" in _why(status(), "hints") and not _on(status(), "hints")
 
     def test_a_host_that_does_not_say_is_not_checked(self, driver: Any, status: Any) -> None:
         driver.host = None

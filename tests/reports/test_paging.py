@@ -288,11 +288,22 @@ def test_an_error_at_the_end_of_the_block_leaves_cupti_off(
     assert cupti.calls[-1] == ("disable", 25)
 
 
-def test_without_cupti_it_says_what_to_install(
-    device: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("major", "wheels"),
+    [
+        (12, "cupti-python==12.8.0 nvidia-cuda-cupti-cu12"),
+        (13, "'cupti-python==13.*' 'nvidia-cuda-cupti==13.*' pyelftools"),
+    ],
+)
+def test_without_cupti_it_says_what_to_install_beside_cuda_core(
+    device: Any, monkeypatch: pytest.MonkeyPatch, major: int, wheels: str
 ) -> None:
+    device.driver.cuda_major = major
     monkeypatch.setitem(sys.modules, "cupti", None)
     monkeypatch.setitem(sys.modules, "cupti.cupti", None)
-    with pytest.raises(MissingDependencyError, match="pip install cupti-python"):
+    with pytest.raises(MissingDependencyError) as error:
         umem.paging().__enter__()
+    assert str(error.value).endswith(f": pip install --no-deps {wheels}")
+    page = Path(__file__).parents[2] / "docs" / "watching.md"
+    assert f"`pip install --no-deps {wheels}`" in page.read_text("utf-8")
     assert places() and not device.watches

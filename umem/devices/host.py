@@ -29,6 +29,9 @@ _UNLIMITED = 1 << 60
 HOST_SHARE = 0.9
 """Managed and pinned memory may use at most this share of the host memory available. The rest is
 for the program itself: staging buffers, page tables, the page cache."""
+PINNED_SHARE = 0.5
+"""Pinned memory of offload targets and of `umem.blocks` may use at most this share: the system can
+neither swap nor move it, and needs the rest for everything else that runs."""
 GPU_NODES: set[int] = set()
 """NUMA nodes of a GPU's memory, which the kernel counts as the host's (Grace Hopper); added when a
 GPU is opened."""
@@ -49,6 +52,14 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     """
     rooms = [*_machine(root), *_control_groups(root)]
     return max(0, min(rooms)) if rooms else None
+
+
+def pinned_room(pinned_bytes: int = 0) -> int | None:
+    """Return how much more may be pinned beside what is; None if unknown."""
+    available = available_bytes()
+    if available is None:
+        return None
+    return max(0, int(PINNED_SHARE * (available + pinned_bytes)) - pinned_bytes)
 
 
 def _read(path: Path) -> str:

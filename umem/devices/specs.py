@@ -204,6 +204,47 @@ _ROWS = (
 )  # fmt: skip
 
 GPUS: dict[str, GpuSpec] = {spec.name: spec for spec in _ROWS}
+DRIVER_NAMES = {
+    "p100-pcie-16gb": "p100-16gb",
+    "p100-sxm2-16gb": "p100-16gb",
+    "v100-pcie-16gb": "v100-16gb",
+    "v100-sxm2-16gb": "v100-16gb",
+    "v100-pcie-32gb": "v100-32gb",
+    "v100-sxm2-32gb": "v100-32gb",
+    "v100-sxm3-32gb": "v100-32gb",
+    "v100s-pcie-32gb": "v100-32gb",
+    "a10": "rtx-3090",
+    "a10g": "rtx-3090",
+    "rtx a6000": "rtx-3090",
+    "a100-pcie-40gb": "a100-40gb",
+    "a100-sxm4-40gb": "a100-40gb",
+    "a100 80gb pcie": "a100-80gb",
+    "a100-sxm4-80gb": "a100-80gb",
+    "h100 80gb hbm3": "h100-sxm",
+    "h200": "h200",
+    "gh200 480gb": "gh200-96gb",
+    "gh200 144g hbm3e": "gh200-144gb",
+}
+"""Names of the driver, without NVIDIA's own, that are no title of the table.
+
+A row stands for every board with its chip, for its link to the host: clocks, VRAM and memory
+bandwidth differ, as of V100 and A100 on PCIe, and of A10, A10G and RTX A6000, which have the GA102
+of an RTX 3090. The 480 GB of a GH200 are the host's."""
+
+
+def spec_of_driver(name: str) -> GpuSpec | None:
+    """Return a GPU of the table with the chip, and so the link, of one that the driver calls so.
+
+    None if the table has none.
+    """
+    words = name.replace("NVIDIA ", "").replace("Tesla ", "").casefold()
+    if words in DRIVER_NAMES:
+        return GPUS[DRIVER_NAMES[words]]
+    return next((gpu for gpu in GPUS.values() if _bare(gpu.title) == words), None)
+
+
+def _bare(title: str) -> str:
+    return title.replace("Tesla ", "").casefold()
 
 
 def gpu_spec(name: str | GpuSpec) -> GpuSpec:

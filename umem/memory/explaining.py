@@ -17,7 +17,7 @@ import numpy as np
 
 from umem.devices.host import HOST_SHARE
 from umem.devices.open import current_device
-from umem.devices.specs import GPUS, GpuSpec
+from umem.devices.specs import GpuSpec, spec_of_driver
 from umem.errors import DeviceError, LimitError, is_cupys_out_of_memory
 from umem.memory.tracking import Tracker
 from umem.units import MIB, format_bytes, parse_bytes
@@ -123,7 +123,7 @@ def explain(error: BaseException | None = None, by: Tracker | None = None) -> Ex
         DeviceNotFoundError: there is no CUDA device.
 
     Containers and objects are looked into, as far as the garbage collector knows what they hold.
-    Times are those of the GPU in the table of GPUs with this one's name, simulated; left out where
+    Times are those of the GPU in the table of GPUs with this one's chip, simulated; left out where
     it has none. Nothing is freed or changed. Host memory that is available now is counted on for
     memory that VRAM does not hold. Never run on a GPU yet.
     """
@@ -287,7 +287,7 @@ def _remedies(
         return
     in_pieces = asked <= free  # CuPy has given back free blocks before it raised
     over = asked if in_pieces else asked - free
-    spec = _spec(device.name)
+    spec = spec_of_driver(device.name)
     if limit is not None:
         yield Remedy(limit, "a limit has refused it, beside whatever VRAM is free")
     elif room is None or over <= room:
@@ -324,12 +324,6 @@ def _remedies(
 def _of_some(nbytes: int) -> str:
     """Format the size of blocks; empty below a MiB, where arrays have to be freed first."""
     return f" of some {format_bytes(nbytes)}" if nbytes >= MIB else ""
-
-
-def _spec(name: str) -> GpuSpec | None:
-    """Return the GPU of the table with a device's name; None without one."""
-    words = name.replace("NVIDIA ", "").replace("Tesla ", "").casefold()
-    return next((gpu for gpu in GPUS.values() if gpu.title.casefold() == words), None)
 
 
 def _seconds(nbytes: int, spec: GpuSpec | None) -> str:

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from umem.devices.host import pinned_room
 from umem.devices.open import current_device
-from umem.errors import DeviceError, SizeError, StateError
+from umem.errors import DeviceError, OutOfMemoryError, SizeError, StateError
 from umem.memory.blocks import unmanaged
 from umem.memory.limits import Size
 from umem.units import MIB, format_bytes, parse_bytes
@@ -142,10 +143,18 @@ class HostBlocks:
         size = self._source.shape[self.axis]
         return int(self._item * (prod(self._source.shape) // size)) if size else 0
 
+    @property
+    def _back_row(self) -> int:
+        """Return the bytes of one index along the axis that are written back."""
+        if self._target is not None:
+            return int(self._row // self._item * np.dtype(self._target.dtype).itemsize)
+        return self._row if self._write else 0
+
     def _length(self) -> int:
         """Return how long a block is along the axis.
 
-        Half of the room is for blocks, the rest for what the loop's body allocates.
+        Half of the room is for blocks, the rest for what the loop's body allocates. Pinned memory
+        bounds it too.
 
         Raises:
             SizeError: a block of length 1 does not fit.
@@ -153,16 +162,22 @@ class HostBlocks:
         size, row = self._source.shape[self.axis], self._row
         if not row:
             return 1
-        item = self._item
-        out_row = 0 if self._target is None else row // item * np.dtype(self._target.dtype).itemsize
-        whole = self._room_bytes()
-        room = whole // 2 - BUFFERS * 2 * self.halo * row
-        most = room // (BUFFERS * (row + out_row))
+        out_row = 0 if self._target is None else self._back_row
+        whole, host = self._room_bytes(), pinned_room()
+        most = self._fits(whole // 2, row + out_row)
         if most < 1:
             need = 2 * BUFFERS * (row + out_row + 2 * self.halo * row)
             raise SizeError(
                 f"blocks: a block of length 1 along axis {self.axis} needs {format_bytes(need)}, "
                 f"and {format_bytes(whole)} is the room: cut along another axis, or give more room"
+            )
+        if host is not None:
+            most = min(most, self._fits(host, row + self._back_row))
+        if most < 1:
+            raise SizeError(
+                f"blocks: a block of length 1 along axis {self.axis} needs "
+                f"{format_bytes(self.pinned_bytes(1))} of pinned memory, and the host has "
+                f"{format_bytes(host or 0)} for it: cut along another axis, or free host memory"
             )
         if self._write and most < min(self.halo, size):
             raise SizeError(
@@ -171,6 +186,15 @@ class HostBlocks:
             )
         wanted = max(-(-size // LEAST_COUNT), -(-SMALLEST_BYTES // row), self.halo)
         return int(max(1, min(most, wanted, size)))
+
+    def _fits(self, room: int, row: int) -> int:
+        """Return how long blocks can be of which an index takes ``row`` bytes, beside halos."""
+        return int((room - BUFFERS * 2 * self.halo * self._row) // (BUFFERS * row))
+
+    def pinned_bytes(self, length: int) -> int:
+        """Return the bytes of pinned memory that a loop with blocks of some length takes."""
+        longest = min(length + 2 * self.halo, self._source.shape[self.axis])
+        return int(BUFFERS * (longest * self._row + length * self._back_row))
 
     def _room_bytes(self) -> int:
         """Return the bytes of VRAM that the loop may take.
@@ -244,11 +268,18 @@ class _Copier:
         self._of, xp = of, of.xp
         self._up, self._down = (xp.cuda.Stream(non_blocking=True) for _ in range(2))
         longest = min(of.length + 2 * of.halo, of._source.shape[of.axis])
+        need, room = of.pinned_bytes(of.length), pinned_room()
+        if room is not None and need > room:
+            raise _no_pinned_memory(need, room)
         self._in = [_Buffer(xp, of.shape(longest), of.read_dtype) for _ in range(BUFFERS)]
         self._out = self._in
         if of.out_dtype is not None:
             shape = of.shape(of.length)
             self._out = [_Buffer(xp, shape, of.out_dtype) for _ in range(BUFFERS)]
+        for buffer in self._in:
+            buffer.host_in = pinned(xp, buffer.nbytes)
+        for buffer in self._out if of.writes else ():
+            buffer.host_out = pinned(xp, prod(of.shape(of.length)) * buffer.dtype.itemsize)
         self._pending: list[tuple[int, Piece]] = []
         # What allocated the buffers may still be at work on the current stream.
         begun = xp.cuda.get_current_stream().record()
@@ -307,38 +338,40 @@ class _Copier:
             self._of.store(piece, target.back(self._of.shape(piece.stop - piece.start)))
 
     def close(self) -> None:
-        """Write what is left, and wait for all copies, so that pinned memory may be freed."""
+        """Write what is left, wait for all copies, and free the pinned memory."""
         try:
             self._store(len(self._of))
         finally:
             self._up.synchronize()
             self._down.synchronize()
+            for buffer in (*self._in, *self._out):
+                buffer.host_in = buffer.host_out = None
 
 
 class _Buffer:
-    """Device memory of one block at a time, with as much pinned memory."""
+    """Device memory of one block at a time, with pinned memory for the ways that it is copied."""
 
     def __init__(self, xp: Any, shape: tuple[int, ...], dtype: Any) -> None:
-        self._xp, self._dtype = xp, np.dtype(dtype)
-        nbytes = prod(shape) * self._dtype.itemsize
+        self._xp, self.dtype = xp, np.dtype(dtype)
+        self.nbytes = prod(shape) * self.dtype.itemsize
         with unmanaged():
-            self._memory = xp.empty(nbytes, np.uint8)
-        self._host = xp.cuda.alloc_pinned_memory(nbytes)
-        self._host_out: Any = None
+            self._memory = xp.empty(self.nbytes, np.uint8)
+        self.host_in: Any = None
+        self.host_out: Any = None
         self.filled, self.used, self.written = (xp.cuda.Event() for _ in range(3))
 
     def array(self, shape: tuple[int, ...]) -> Any:
         """Return the block's memory as an array."""
-        nbytes = prod(shape) * self._dtype.itemsize
-        return self._memory[:nbytes].view(self._dtype).reshape(shape)
+        nbytes = prod(shape) * self.dtype.itemsize
+        return self._memory[:nbytes].view(self.dtype).reshape(shape)
 
     def pinned(self, shape: tuple[int, ...]) -> Any:
         """Return the pinned memory for a copy to the GPU as an array."""
-        return np.frombuffer(self._host, self._dtype, prod(shape)).reshape(shape)
+        return np.frombuffer(self.host_in, self.dtype, prod(shape)).reshape(shape)
 
     def back(self, shape: tuple[int, ...]) -> Any:
         """Return the pinned memory of a copy to the host as an array."""
-        return np.frombuffer(self._host_out, self._dtype, prod(shape)).reshape(shape)
+        return np.frombuffer(self.host_out, self.dtype, prod(shape)).reshape(shape)
 
     def send(self, array: Any, stream: Any) -> None:
         """Copy the pinned memory to an array on a stream."""
@@ -347,12 +380,30 @@ class _Buffer:
 
     def fetch(self, array: Any, stream: Any) -> None:
         """Copy an array to pinned memory on a stream."""
-        if self._host_out is None:
-            self._host_out = self._xp.cuda.alloc_pinned_memory(self._memory.nbytes)
         with stream:
             array = self._xp.ascontiguousarray(array)
             array.get(stream, out=self.back(array.shape), blocking=False)
         self.written.record(stream)
+
+
+def pinned(xp: Any, nbytes: int) -> Any:
+    """Pin so many bytes, without CuPy's pool, which rounds up to a power of two and keeps them.
+
+    Raises:
+        OutOfMemoryError: the host refuses.
+    """
+    try:
+        return xp.cuda.PinnedMemoryPointer(xp.cuda.PinnedMemory(nbytes), 0)
+    except xp.cuda.runtime.CUDARuntimeError as error:
+        raise _no_pinned_memory(nbytes, None) from error
+
+
+def _no_pinned_memory(nbytes: int, room: int | None) -> OutOfMemoryError:
+    has = "refuses them" if room is None else f"has {format_bytes(room)} for them"
+    return OutOfMemoryError(
+        f"blocks: needs {format_bytes(nbytes)} of pinned memory, and the host {has}: call "
+        "umem.blocks anew for smaller blocks, cut along another axis, or free host memory"
+    )
 
 
 def _check_file(x: Any) -> None:
@@ -418,9 +469,10 @@ def blocks(
         DeviceNotFoundError: there is no CUDA device.
 
     In the loop: StateError if the file of a memory map was cut short, or another loop over the same
-    object is going on. Cost: a copy in the host's
-    memory each way, as the arrays are not pinned. Gain: bench/recipes.py, simulated; never run on a
-    GPU yet.
+    object is going on; OutOfMemoryError if the host has no room for its pinned memory: as much as
+    two blocks each way, at most half of what the host has available, freed at the loop's end. Cost:
+    a copy in the host's memory each way, as the arrays are not pinned. Gain: bench/recipes.py,
+    simulated; never run on a GPU yet.
     """
     _check_array(x, "x")
     axis, halo = operator.index(axis), operator.index(halo)

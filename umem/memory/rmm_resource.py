@@ -10,6 +10,7 @@ import importlib
 import threading
 from typing import Any
 
+from umem.devices.cuda.streams import stream_order
 from umem.devices.open import current_device
 from umem.errors import DeviceError, MissingDependencyError, StateError
 
@@ -61,7 +62,7 @@ class LentMemory:
 
     def __init__(self, xp: Any) -> None:
         self._xp = xp
-        self._lent: dict[int, tuple[Any, int]] = {}  # with the stream of the allocation
+        self._lent: dict[int, tuple[Any, Any]] = {}  # with the stream of the allocation
         self._asking = threading.local()
 
     def allocate(self, nbytes: int, stream: Any) -> int:
@@ -78,7 +79,7 @@ class LentMemory:
         finally:
             self._asking.now = False
         if pointer.ptr:
-            self._lent[pointer.ptr] = pointer, order.ptr
+            self._lent[pointer.ptr] = pointer, stream_order(order.ptr)
         return int(pointer.ptr)
 
     def deallocate(self, address: int, nbytes: int, stream: Any) -> None:
@@ -91,7 +92,7 @@ class LentMemory:
             return
         pointer, order = self._lent.pop(address)
         last = self._stream(stream)
-        if last.ptr != order:
+        if stream_order(last.ptr) != order:
             last.synchronize()
         del pointer
 

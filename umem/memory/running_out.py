@@ -55,7 +55,8 @@ def on_out_of_memory(callback: Callable[[int], Any]) -> Asked:
 
     It is called with the bytes that were asked for, in the thread that asked, once the pools have
     given back what is free; it returns whether to try again, at most 16 times an allocation. It
-    applies in all threads, for plain memory and for every mode of umem, until `Asked.close`, or as
+    applies in all threads, for plain memory, for every mode of umem and for any allocator that the
+    program has set (a pool, ``cupy.cuda.malloc_async``, RMM's), until `Asked.close`, or as
     ``with umem.on_out_of_memory(free_some):`` until the end of the block. Several are called in the
     order in which they were given.
 
@@ -71,8 +72,7 @@ def on_out_of_memory(callback: Callable[[int], Any]) -> Asked:
 
     Managed memory seldom runs out: when it does, the host's memory has. An allocator that the
     program sets itself afterwards, or for a thread (``cupy.cuda.using_allocator``), asks no
-    callback. Cost: 0.04 us an allocation
-    (bench/allocation.py). Never run on a GPU yet.
+    callback. Cost: 0.04 us an allocation (bench/allocation.py). Never run on a GPU yet.
     """
     if not callable(callback):
         raise TypeError(f"on_out_of_memory: {callback!r} cannot be called")

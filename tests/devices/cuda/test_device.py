@@ -708,6 +708,7 @@ class TestPrefetchOnAllocation:
     ):
         driver.cuda_major = 13
         monkeypatch.setitem(sys.modules, "cuda.core", None)
+        monkeypatch.setattr("umem.devices.cuda.ranges.installed_version", lambda name: None)
         for policy in (Policy("managed", prefetch=True), HYBRID):
             with pytest.raises(MissingDependencyError, match=r"'cuda-core\[cu13\]"):
                 device.install(policy, everywhere=False)

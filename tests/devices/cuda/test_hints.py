@@ -254,19 +254,45 @@ def test_on_cuda_13_the_spill_pool_is_advised_through_cuda_core(driver, ranges):
     assert isinstance(mine["preferred"], Host) and [*mine["by"]] == [0]
 
 
-@pytest.mark.parametrize(("major", "extra"), [(12, "cuda12"), (13, "cuda13")])
-def test_without_cuda_core_the_error_names_the_extra(monkeypatch, major, extra):
+@pytest.mark.parametrize(
+    ("major", "version", "why"),
+    [
+        (12, None, r"it is not installed: pip install 'cuda-core\[cu12.*cuda12\)$"),
+        (13, "1.0.2", r"1\.0\.2 is installed: pip install 'cuda-core\[cu13.*cuda13\)$"),
+    ],
+)
+def test_without_a_new_cuda_core_the_error_names_the_extra(monkeypatch, major, version, why):
     monkeypatch.setitem(sys.modules, "cuda.core", None)
-    with pytest.raises(MissingDependencyError, match=rf"pip install 'cuda-core.*{extra}\)$"):
+    monkeypatch.setattr(cuda_hints, "installed_version", lambda name: version)
+    with pytest.raises(MissingDependencyError, match=why):
         cuda_hints.load(major)
 
 
-def test_a_cuda_core_before_1_1_is_too_old(monkeypatch):
+def test_a_cuda_core_without_managed_buffers_is_too_old(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.core", types.ModuleType("cuda.core"))
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", types.ModuleType("driver"))
     monkeypatch.setitem(sys.modules, "cuda.bindings", types.ModuleType("cuda.bindings"))
     with pytest.raises(MissingDependencyError, match=r"cuda-core 1\.1 or newer"):
         cuda_hints.load(12)
+
+
+@pytest.mark.parametrize("error", [ModuleNotFoundError, ValueError, TypeError])
+def test_a_cuda_core_that_does_not_import_names_what_is_installed(monkeypatch, error):
+    """As pip leaves it where cupti-python 12.8.0 has brought its own cuda-bindings."""
+    versions = {"cuda-core": "1.10", "cuda-bindings": "12.8.0", "cupti-python": "12.8.0"}
+
+    def fail(name):
+        raise error(f"no {name} with cynvvm\nmore")
+
+    monkeypatch.setattr(cuda_hints, "installed_version", versions.get)
+    monkeypatch.setattr(cuda_hints.importlib, "import_module", fail)
+    with pytest.raises(MissingDependencyError) as raised:
+        cuda_hints.load(12)
+    assert str(raised.value).endswith(
+        "(cuda-core 1.10, cuda-bindings 12.8.0, cupti-python 12.8.0) cuda.core cannot be "
+        "imported: no cuda.core with cynvvm. Get the newest bindings: "
+        "pip install --upgrade 'cuda-bindings==12.*'"
+    )
 
 
 class TestCudaCoreIsAsWeAssume:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 import warnings
 from contextlib import nullcontext
 
@@ -16,6 +17,7 @@ import umem
 import umem.chainer
 from umem.chainer.offload import journey, mover
 from umem.chainer.saved.tiers import pinned
+from umem.devices import host
 from umem.errors import OffloadWarning, StateError
 
 import chainer  # isort: skip
@@ -158,12 +160,15 @@ class TestPinnedMemory(OnGpu):
         assert len(asked) == count
 
     def test_no_more_is_pinned_than_the_host_can_spare(self, tier, cupy, monkeypatch):
-        left = [5 * MIB, MIB]
-        monkeypatch.setattr(pinned, "available_bytes", lambda: left.pop(0))
+        left = [10 * MIB]
+        for module in (pinned, host):
+            monkeypatch.setattr(module, "available_bytes", lambda: left[0])
         first = sent_of(tier, cupy.zeros(4 * MIB, "i1"))
-        with pytest.warns(OffloadWarning, match=r"of 1\.0 MiB that are available; 4\.5 MiB are"):
+        left[0] -= 5 * MIB  # half of it, in one slab
+        rest = sent_of(tier, cupy.zeros(MIB, "i1"))
+        with pytest.warns(OffloadWarning, match=r"of 5\.0 MiB that are available; 5\.0 MiB are"):
             assert tier.send(cupy.zeros(MIB, "i1")) is None
-        assert first.nbytes == 4 * MIB
+        assert first.nbytes == 4 * rest.nbytes
 
     def test_what_is_dropped_in_the_middle_of_its_copies_does_no_harm(self, tier, cupy):
         for turn in range(8):
@@ -189,6 +194,58 @@ class TestPinnedMemory(OnGpu):
                 before.array()
             stream.end_capture()
         assert int(before.array().sum()) == MIB
+
+    def test_a_forward_is_captured_after_one_whose_tensors_are_being_sent(self, cupy):
+        layers = [layer for _ in range(6) for layer in (L.Linear(16, 16), F.relu)]
+        model = chainer.Sequential(*layers)
+        model.to_device("@cupy:0")
+        x = cupy.ones((8 * ROWS, 16), "f4")
+        stream = cupy.cuda.Stream(non_blocking=True)
+
+        def gradient(y):
+            model.cleargrads()
+            F.sum(y).backward()
+            return cupy.asnumpy(model[0].W.grad).tobytes()
+
+        cupy.cuda.Device().synchronize()
+        with stream:
+            plain = gradient(model(x))
+        with stream, umem.chainer.Offload() as offload:
+            warm = model(x)
+            before = offload.tiers()[0].sent_bytes
+            stream.begin_capture()
+            captured = model(x)
+            gc.collect()
+            stream.end_capture()
+            assert before and offload.tiers()[0].sent_bytes == before
+            assert gradient(warm) == plain
+        del captured
+
+    def test_another_threads_default_stream_is_another_stream(self, tier, cupy, monkeypatch):
+        """The handle of the per-thread default stream is 2 in every thread."""
+        waits = []
+
+        class Event(cupy.cuda.Event):
+            def synchronize(self):
+                waits.append("host")
+                super().synchronize()
+
+        monkeypatch.setattr(cupy.cuda, "Event", Event)
+        with cupy.cuda.Stream.ptds:
+            one, other = (sent_of(tier, cupy.full(MIB, 7, "i1")) for _ in range(2))
+            one.let_go()
+            assert not waits
+
+        def work():
+            with cupy.cuda.Stream.ptds:
+                other.let_go()
+                back = one.array()
+                waits.append(int(back.sum()) // MIB)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert waits == ["host", 7]
 
     def test_a_forked_process_is_told_and_waits_for_nothing(self, tier, cupy):
         kept, gone = (sent_of(tier, cupy.ones(MIB, "i1")) for _ in range(2))

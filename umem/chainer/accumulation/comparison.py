@@ -180,10 +180,10 @@ class Comparison:
                 return  # for a batch in which each term counts
         if (are_finite or one.is_finite) and not waits and self.is_due(one.facts):
             raise AccumulationError(
-                f"{len(threes)} times up to {SAMPLES} samples of the batch show no gradient, one that "
-                "is not finite, or not all terms of the loss, so umem does not know whether samples "
-                "mix. Pass check=False to go on without a comparison, or weight= where terms are "
-                "of some samples only"
+                f"{len(threes)} times up to {SAMPLES} samples of the batch show no gradient, "
+                "one that is not finite, or not all terms of the loss: umem does not know whether "
+                "samples mix. Pass check=False to go on without a comparison, or weight= where "
+                "terms are of some samples only"
             )
 
     def _compare(

@@ -202,8 +202,9 @@ class OrderedDiscards:
     and for prefetches of the same blocks on any stream; the operations' stream, and later
     prefetches of these blocks, wait for it.
 
-    Cost: an event a prefetch, two a discard. The host never waits. One thread at a time, while the
-    GPU is current.
+    Cost: an event a prefetch, two a discard, and what the operations' stream waits for each, which
+    was never timed on a GPU. umem makes the host wait for none; whether the driver's call does is
+    not known. One thread at a time, while the GPU is current.
     """
 
     def __init__(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable
 
 from umem.devices.base import Policy
@@ -10,6 +12,12 @@ from umem.devices.cuda.ledger import Kind
 from umem.devices.cuda.out_of_memory import CudaLimitError, CudaOutOfMemoryError
 from umem.devices.host import HOST_SHARE
 from umem.units import format_bytes
+
+COVERED_SHARE, COVERED_SECONDS = 1 / 8, 1.0
+"""The reach of a look at the machine for another library's allocator, whose every allocation umem
+sees: an eighth of the room that it found, for a second. A look reads /proc and takes up to a
+millisecond, so it costs at most a thousandth of the time; in a second other programs can take
+little of the other seven eighths."""
 
 
 class Bounds:
@@ -23,8 +31,28 @@ class Bounds:
     def __init__(self, driver: Driver, policy: Callable[[], Policy | None]) -> None:
         self._driver, self._policy = driver, policy
         self._host_reference: int | None = None
+        self._covered_bytes, self._covered_until = 0, 0.0
         self.cap_bytes: int | None = None
         self.program_limit: tuple[Kind, int] | None = None
+
+    def covered_bytes(self, limit: int | None) -> int:
+        """Return how much managed memory may be reserved without a look at the machine.
+
+        By the last look, for as long as `COVERED_SECONDS`, and under a limit.
+        """
+        if time.monotonic() >= self._covered_until:
+            return 0
+        most = self._covered_bytes
+        is_limited = limit is not None or self.program_limit is not None
+        return self.limited(most, limit) if is_limited else most
+
+    def limited(self, nbytes: int, limit: int | None) -> int:
+        """Return the least of bytes of managed memory, a limit and what the program has set."""
+        if limit is not None and limit < nbytes:
+            nbytes = limit
+        if self.program_limit is not None and self.program_limit[0] == "managed":
+            nbytes = min(nbytes, self.program_limit[1])
+        return nbytes
 
     def refusal(self, kind: Kind, nbytes: int, after: dict[Kind, int]) -> Exception | None:
         """Return the error for reserving ``nbytes`` more; None if they fit."""
@@ -81,11 +109,20 @@ class Bounds:
         total = after["managed"] + on_host
         host = self._host_bytes(total - nbytes)
         if host is None:
+            self._cover(after, sys.maxsize)
             return None
         if kind != "managed" and on_host > host:
             return _host_error(nbytes, on_host - nbytes, host, 0)
         vram = self._vram_bytes(after["unmanaged"], total - nbytes)
+        self._cover(after, host + vram - total)
         return _host_error(nbytes, total - nbytes, host, vram) if total > host + vram else None
+
+    def _cover(self, after: dict[Kind, int], room: int) -> None:
+        """Remember that managed memory may grow for a while, by a share of the room found."""
+        if self.cap_bytes is not None:
+            room = min(room, self.cap_bytes - after["managed"] - after["spill"] - after["pinned"])
+        self._covered_bytes = after["managed"] + max(0, int(COVERED_SHARE * room))
+        self._covered_until = time.monotonic() + COVERED_SECONDS
 
     def _host_bytes(self, reserved: int) -> int | None:
         """Return the host bytes that managed memory may use; None if unknown."""

@@ -27,11 +27,13 @@ _begun: dict[int, weakref.ref[Any]] = {}
 """Streams of CuPy by address, from the beginning of their capture until it is seen to be over."""
 
 
-def is_captured(stream: int) -> bool:
-    """Tell whether a stream is being captured.
+def is_captured(stream: int | None = None) -> bool:
+    """Tell whether a stream, by default the current one, is being captured.
 
     Also true of the legacy stream while another one's capture keeps it from being used.
     """
+    if stream is None:
+        stream = cupy.cuda.get_current_stream().ptr
     try:
         return bool(runtime.streamIsCapturing(stream))
     except runtime.CUDARuntimeError as error:
@@ -46,7 +48,7 @@ def is_any_captured() -> bool:
         if stream() is not None and is_captured(address):
             return True
         _begun.pop(address, None)
-    return is_captured(LEGACY) or is_captured(cupy.cuda.get_current_stream().ptr)
+    return is_captured(LEGACY) or is_captured()
 
 
 def follow() -> None:

@@ -25,17 +25,25 @@ _CAUSES: dict[int, Cause] = {1: "prefetch", 2: "fault", 3: "driver", 4: "evictio
 eviction, access counters."""
 _FORCED = 1
 """CUPTI_ACTIVITY_FLAG_FLUSH_FORCED: records of buffers that are not full are delivered too."""
+_WHEELS = {
+    12: "cupti-python==12.8.0 nvidia-cuda-cupti-cu12",
+    13: "'cupti-python==13.*' 'nvidia-cuda-cupti==13.*' pyelftools",
+}
+"""By CUDA's major version, without their dependencies: cupti-python 12.8.0 asks for cuda-bindings
+12.8.0, with which cuda.core cannot be imported, and works with those of 12.9. Imported beside
+cuda-core 1.2.2 with cuda-bindings 12.9.0, 12.9.10, 13.0.2 and 13.5.0, without a GPU."""
 _told: list[Told] = []
 _starting = threading.Lock()
 
 
-def watch_pages(ordinal: int, told: Told, scope: Scope) -> Now:
+def watch_pages(ordinal: int, cuda_major: int, told: Told, scope: Scope) -> Now:
     """Report moves of pages of all GPUs of the process; see `Device.watch_pages`.
 
     Args:
         ordinal: of the GPU for which CUPTI is asked.
+        cuda_major: of CuPy's CUDA.
     """
-    cupti = _library()
+    cupti = _library(cuda_major)
     counters = [getattr(cupti.ActivityUnifiedMemoryCounterKind, name) for name in _COUNTERS]
     kind = cupti.ActivityKind.UNIFIED_MEMORY_COUNTER
 
@@ -76,13 +84,14 @@ def watch_pages(ordinal: int, told: Told, scope: Scope) -> Now:
     return lambda: 1e-9 * float(cupti.get_timestamp())
 
 
-def _library() -> Any:
+def _library(cuda_major: int) -> Any:
     try:
         return importlib.import_module("cupti.cupti")
-    except ImportError as error:
+    except Exception as error:  # modules of Cython that do not fit raise TypeError and ValueError
+        wheels = _WHEELS.get(cuda_major, _WHEELS[13])
         raise MissingDependencyError(
-            "pages are counted by NVIDIA's CUPTI: pip install cupti-python, for CUDA 12 "
-            f"cupti-python==12.8.0 ({error})"
+            "pages are counted by NVIDIA's CUPTI, which cannot be imported "
+            f"({str(error).strip().partition(chr(10))[0]}): pip install --no-deps {wheels}"
         ) from None
 
 

@@ -275,7 +275,7 @@ class CudaDevice(Device):
         if self._model is not None:
             return self._model.watch_pages(told, scope)
         part = importlib.import_module("umem.devices.cuda.cupti")
-        now: Now = part.watch_pages(self.ordinal, told, scope)
+        now: Now = part.watch_pages(self.ordinal, self.driver.cuda_major, told, scope)
         scope.at_close(self.synchronize)  # before CUPTI is asked for the last records
         return now
 

@@ -32,6 +32,7 @@ OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation; CuPy does not export the number
 NOT_INITIALISED = 3  # what the driver says in a child by fork
 INSUFFICIENT_DRIVER = 35
 NO_DEVICE = 100
+CAPTURE_ERRORS = range(900, 910)  # cudaErrorStreamCapture..., of what a capture cannot have
 MANAGED_POINTER = 3  # cudaMemoryTypeManaged
 _SET: dict[Advice, int] = {"read_mostly": 1, "preferred_location": 3, "accessed_by": 5}
 _CPU = -1
@@ -260,8 +261,6 @@ class Driver:
 
         Also true while another stream's capture keeps the legacy stream from being used.
         """
-        if stream is None:
-            stream = cupy.cuda.get_current_stream().ptr
         return captures.is_captured(stream)
 
     def is_managed(self, address: int) -> bool:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 
-from umem import extras
 from umem.devices import host as machine
 from umem.devices.base import Feature
 from umem.devices.cuda.driver import Driver
-from umem.extras import installed_version
+from umem.errors import MissingDependencyError
 from umem.units import format_bytes
 
-OLDEST_CORE = (1, 1)
 CUPY_LIMIT = "CUPY_GPU_MEMORY_LIMIT"
 _PROFILER_ONLY = "CUDA tells its profiler only"
 
@@ -20,7 +17,10 @@ _PROFILER_ONLY = "CUDA tells its profiler only"
 def features(driver: Driver, simulated: bool) -> tuple[Feature, ...]:
     """List every feature in reading order.
 
-    Costs about ten calls to the driver. Raises CuPy's error where the driver fails.
+    Costs about ten calls to the driver, and the first time the import of cuda.core (0.2 s).
+
+    Raises:
+        CuPy's error where the driver fails.
     """
     why = "counted by the model (simulated)" if simulated else _PROFILER_ONLY
     return (
@@ -91,30 +91,16 @@ def _wsl() -> Feature:
 
 
 def _hints(driver: Driver) -> Feature:
-    problem = driver.managed_problem() or _core_problem(driver.cuda_major)
+    """Return the feature of hints, or why there are none."""
+    problem = driver.managed_problem()
+    if problem is None:
+        try:  # an import: versions alone do not tell whether the installed ones work together
+            driver.load_hints()
+        except MissingDependencyError as error:
+            problem = str(error)
     if problem is not None:
         return Feature("hints", False, problem)
     return Feature("hints", True, "prefetch, advice and locations, through cuda-core")
-
-
-def _core_problem(cuda_major: int) -> str | None:
-    """Return why cuda.core is missing or too old for hints; None if it is not."""
-    # By its metadata: importing cuda.core takes longer than anybody wants to wait for a status.
-    version = installed_version("cuda-core")
-    if version is not None and _release(version) >= OLDEST_CORE:
-        return None
-    found = "it is not installed" if version is None else f"{version} is installed"
-    oldest = ".".join(map(str, OLDEST_CORE))
-    extra = "cuda13" if cuda_major == 13 else "cuda12"
-    return (
-        f"they need cuda-core {oldest} or newer, and {found}: {extras.command(extra, 'cuda-core')}"
-    )
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """Parse the leading numbers of a version; packaging is not installed with CUDA's extras."""
-    numbers = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(map(int, numbers[0].split("."))) if numbers else ()
 
 
 def _host_check(driver: Driver) -> Feature:

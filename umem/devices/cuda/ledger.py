@@ -58,7 +58,9 @@ class Ledger:
         self._reserved: dict[Kind, int] = dict.fromkeys(get_args(Kind), 0)
         self._returned: deque[tuple[Kind, int] | MemoryOwnerRef] = deque()
         self._leases: set[MemoryOwnerRef] = set()
-        self._peak = 0
+        self._given: dict[weakref.ref[Any], int] = {}
+        self._given_over: deque[weakref.ref[Any]] = deque()
+        self._peak = self._other_bytes = 0
 
     def claim(
         self, kind: Kind, nbytes: int, refuse: Callable[[dict[Kind, int]], Exception | None]
@@ -77,6 +79,23 @@ class Ledger:
                     del error  # else its traceback and this frame keep the callers' arrays alive
             self._reserved[kind] += nbytes
 
+    def claim_within(self, kind: Kind, nbytes: int, most: int) -> bool:
+        """Count ``nbytes`` as reserved unless the kind would have more than ``most``."""
+        with self._lock:
+            reserved = self._settled()
+            after = reserved[kind] + nbytes
+            if after > most:
+                return False
+            reserved[kind] = after
+            total = sum(reserved.values()) + self._other_bytes
+            if total > self._peak:
+                self._peak = total
+            return True
+
+    def follow_given(self, memory: Any, nbytes: int) -> None:
+        """Give claimed bytes of another library's managed memory back when it dies."""
+        self._given[weakref.ref(memory, self._given_over.append)] = nbytes
+
     def lease(self, kind: Kind, nbytes: int, memory: Any) -> MemoryOwner:
         """Make an owner of claimed memory that gives the bytes back when it dies."""
         held = MemoryOwner(memory)
@@ -94,15 +113,25 @@ class Ledger:
         with self._lock:
             return dict(self._settled())
 
+    def given_bytes(self) -> int:
+        """Return the bytes of managed memory that another library's allocator gave; walks them."""
+        with self._lock:
+            self._settled()
+            return sum(list(self._given.values()))
+
     def peak(self, other_bytes: int = 0) -> int:
         """Return the most that was reserved at once; ``other_bytes`` is what other pools hold
         now.
         """
         with self._lock:
+            self._other_bytes = other_bytes
             self._peak = max(self._peak, sum(self._settled().values()) + other_bytes)
             return self._peak
 
     def _settled(self) -> dict[Kind, int]:
+        """Return what is reserved, once what has been freed is taken off."""
+        while self._given_over:
+            self._reserved["managed"] -= self._given.pop(self._given_over.popleft())
         while self._returned:
             returned = self._returned.popleft()
             if isinstance(returned, MemoryOwnerRef):

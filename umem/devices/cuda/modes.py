@@ -140,7 +140,7 @@ def allocator(policy: Policy, driver: Driver, pools: Pools) -> tuple[Malloc, Cup
         driver.check_advice()
     malloc = pools.malloc(kind, policy.preset)
     if policy.upstream is not None:
-        malloc = pools.upstream(policy.upstream)
+        malloc = pools.upstream(policy.upstream, policy.limit_bytes)
     if policy.mode == "managed" and policy.prefetch:
         malloc = prefetching(malloc, driver)
     return malloc, pools.pool(kind, policy.preset)

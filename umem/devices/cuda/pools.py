@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar, get_args
-from weakref import WeakSet
 
-from cupy.cuda import MemoryPointer
+from cupy.cuda import MemoryPointer, UnownedMemory
+from cupy.cuda.runtime import CUDARuntimeError
 
 from umem.devices.base import Policy
 from umem.devices.cuda import driver as cuda_driver
@@ -147,31 +147,78 @@ class Growth:
         )
 
 
+class _Asking(threading.local):
+    now = False
+
+
+class GivenMemory(UnownedMemory):  # type: ignore[misc, unused-ignore]
+    """Memory of a given allocator, whose end the ledger counts."""
+
+    __slots__ = ("__weakref__",)
+
+
 class GivenAllocator(Growth):
     """Another library's allocator of managed memory, which is counted and bounded like a pool's.
 
-    It keeps its free blocks itself, so that all it has handed out is in use.
+    It keeps its free blocks itself, so that all it has handed out is in use, and every allocation
+    comes here: most are within what `Bounds.covered_bytes` knows to fit, and ask the machine
+    nothing (bench/allocation.py has the cost). In a capture it serves what it has free.
     """
 
-    def __init__(self, pools: Pools, malloc: Malloc) -> None:
+    def __init__(self, pools: Pools, malloc: Malloc, limit_bytes: int | None) -> None:
         super().__init__(pools, "managed")
-        self._malloc, self._own = malloc, Ledger()
-        self._asking = threading.local()
+        self._malloc, self._limit = malloc, limit_bytes
+        self._bounds, self._asking = pools.bounds, _Asking()
+        self._is_managed = False
 
-    def used_bytes(self) -> int:
-        """Return the bytes that arrays use."""
-        return self._own.reserved()["managed"]
+    def __call__(self, nbytes: int) -> Any:
+        """Allocate.
+
+        Raises:
+            as `Growth`, but that a capture refuses only what the allocator does not have free.
+        """
+        fork.refuse_child()
+        if not nbytes:
+            return self._allocate(0)
+        most = self._bounds.covered_bytes(self._limit)
+        if self._ledger.claim_within("managed", nbytes, most) or self._claim_in_capture(nbytes):
+            try:
+                return self._leased(self._allocate(nbytes), nbytes)
+            except BaseException as error:
+                self._ledger.give_back("managed", nbytes)
+                if not isinstance(error, CudaOutOfMemoryError):
+                    raise
+        return self._reserve(nbytes)
+
+    def _claim_in_capture(self, nbytes: int) -> bool:
+        """Count bytes within the limit alone in a capture, which a look at VRAM might end."""
+        most = self._bounds.limited(sys.maxsize, self._limit)
+        return self._driver.capturing() and self._ledger.claim_within("managed", nbytes, most)
 
     def _allocate(self, nbytes: int) -> Any:
-        """Allocate; raises DeviceError for plain memory, StateError where it asks this again."""
-        if getattr(self._asking, "now", False):
+        """Allocate.
+
+        Raises:
+            StateError: the allocator asks this one.
+            DeviceError: it returns no memory of so many bytes, or none that is managed (which the
+                first allocation shows), or it had to grow in a capture.
+        """
+        if self._asking.now:
             raise StateError("upstream= asks CuPy's allocator, which is umem's: give another one")
         self._asking.now = True
         try:
             pointer = self._malloc(nbytes)
-        except MemoryError as error:
-            raise CudaOutOfMemoryError(
-                f"needs {format_bytes(nbytes)}; upstream= has no more: {error}"
+        except (MemoryError, CUDARuntimeError) as error:
+            status = getattr(error, "status", cuda_driver.OUT_OF_MEMORY)
+            if status == cuda_driver.OUT_OF_MEMORY:
+                raise CudaOutOfMemoryError(
+                    f"needs {format_bytes(nbytes)}; upstream= has no more: {error}"
+                ) from error
+            if status not in cuda_driver.CAPTURE_ERRORS:
+                raise
+            raise DeviceError(
+                f"upstream= does not have {format_bytes(nbytes)} free, and asking the driver for "
+                "more has ended the capture of a stream. Run the step once before capturing it."
             ) from error
         finally:
             self._asking.now = False
@@ -179,18 +226,30 @@ class GivenAllocator(Growth):
             raise DeviceError(
                 f"upstream= returns {type(pointer).__name__}, and not CuPy's MemoryPointer"
             )
-        if nbytes and not self._driver.is_managed(pointer.ptr):
+        memory = pointer.mem
+        if memory.ptr + memory.size < pointer.ptr + nbytes:
+            raise DeviceError(
+                f"upstream= returns {format_bytes(memory.ptr + memory.size - pointer.ptr)}, and "
+                f"{format_bytes(nbytes)} were asked for"
+            )
+        if not self._is_managed and nbytes:
+            self._check(pointer)
+        return pointer
+
+    def _check(self, pointer: Any) -> None:
+        if not self._driver.is_managed(pointer.ptr):
             raise DeviceError(
                 "upstream= returns memory that is not managed: let it allocate managed memory, or "
                 "set it as CuPy's allocator, which umem.unmanaged() uses"
             )
-        return pointer
+        self._is_managed = True
 
     def _leased(self, pointer: Any, nbytes: int) -> Any:
-        self._own.claim("managed", nbytes, lambda after: None)
-        counted = self._own.lease("managed", nbytes, (pointer.mem, self))
-        lease = self._ledger.lease(self._kind, nbytes, counted)
-        return cuda_driver.borrowed(pointer, nbytes, lease)
+        # With the allocator: up to CuPy 13 a pool that dies frees blocks that arrays use.
+        owner, device = (pointer.mem, self._malloc), pointer.device_id
+        memory = GivenMemory(pointer.ptr, nbytes, owner, device)
+        self._ledger.follow_given(memory, nbytes)
+        return MemoryPointer(memory, 0)
 
 
 class Pools:
@@ -214,7 +273,6 @@ class Pools:
         self._lock = threading.RLock()  # a collection of garbage may come while it is held
         self._pools: dict[tuple[Kind, str | None], CupyPool] = {}
         self._mallocs: dict[tuple[Kind | None, str | None], Malloc] = {}
-        self._given: WeakSet[GivenAllocator] = WeakSet()  # those in use, or with arrays
         self._caches: dict[Kind, list[Cache]] = {kind: [] for kind in get_args(Kind)}
 
     def pool(self, kind: Kind | None, preset: str | None = None) -> CupyPool:
@@ -226,11 +284,9 @@ class Pools:
                 self._pools[kind, preset] = self._make(kind, preset)
             return self._pools[kind, preset]
 
-    def upstream(self, malloc: Malloc) -> Malloc:
+    def upstream(self, malloc: Malloc, limit_bytes: int | None) -> Malloc:
         """Return an allocator of managed memory that takes it from another one."""
-        found = GivenAllocator(self, malloc)
-        self._given.add(found)
-        return found
+        return GivenAllocator(self, malloc, limit_bytes)
 
     def malloc(self, kind: Kind | None, preset: str | None = None) -> Malloc:
         """Return the pool's bound method, the same object every time."""
@@ -240,7 +296,7 @@ class Pools:
         """Return the bytes that arrays use of a kind, in all presets; walks all pools."""
         caches = sum(cache.used_bytes() for cache in self._caches[kind])
         if kind == "managed":
-            caches += sum(given.used_bytes() for given in list(self._given))
+            caches += self.ledger.given_bytes()
         return caches + sum(self._on_each_gpu(lambda gpu: self._used_bytes_on(gpu, kind)))
 
     def _used_bytes_on(self, gpu: int, kind: Kind) -> int:

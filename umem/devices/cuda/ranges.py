@@ -9,39 +9,68 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
 from umem import extras
 from umem.devices.base import Advice, Location, Place, Span, common
+from umem.devices.cuda.streams import LEGACY_STREAMS, PER_THREAD_STREAM
 from umem.errors import DeviceError, HintError, MissingDependencyError
+from umem.extras import installed_version
 
-_LEGACY_STREAMS = (0, 1)
-_PER_THREAD_STREAM = 2
 _NOWHERE = -2  # cudaInvalidDeviceId
 _CPU = -1
 _DISCARD, _SINCE = b"cuMemDiscardBatchAsync", 13000
 """The driver's function for discards, and the CUDA version it came with."""
 
 
+OLDEST_CORE = (1, 1)
+"""The version of cuda-core that ManagedBuffer and Host came with."""
+_PARTS = ("cuda-core", "cuda-bindings", "cupti-python")
+
+
 def load(cuda_major: int) -> CoreHints:
     """Return the hints of cuda.core.
 
     Raises:
-        MissingDependencyError: cuda.core or its driver bindings are missing or too old.
+        MissingDependencyError: cuda.core or its driver bindings are missing, too old, or of
+            versions that do not work together; the message says which and what to install.
     """
     try:
         core = importlib.import_module("cuda.core")
         bindings = importlib.import_module("cuda.bindings.driver")
-        core.ManagedBuffer, core.Host  # noqa: B018  (both came with 1.1)
-    except (ImportError, AttributeError) as error:
-        extra = f"cuda{cuda_major}" if cuda_major in (12, 13) else "cuda12"
+        core.ManagedBuffer, core.Host  # noqa: B018
+    except Exception as error:  # modules of Cython that do not fit raise TypeError and ValueError
+        problem = _core_problem(cuda_major, error)
         raise MissingDependencyError(
-            f"prefetch, advice and locations need NVIDIA's cuda-core 1.1 or newer ({error}). "
-            f"Install it with: {extras.command(extra, 'cuda-core')}"
+            f"prefetch, advice and locations need NVIDIA's cuda-core 1.1 or newer, and {problem}"
         ) from error
     return CoreHints(core, bindings)
+
+
+def _core_problem(cuda_major: int, error: Exception) -> str:
+    """Describe why cuda.core cannot be imported, and the command that mends it."""
+    major = 13 if cuda_major == 13 else 12
+    core = installed_version("cuda-core")
+    if core is None or _release(core) < OLDEST_CORE:
+        found = "it is not installed" if core is None else f"{core} is installed"
+        return f"{found}: {extras.command(f'cuda{major}', 'cuda-core')}"
+    versions = [(name, installed_version(name)) for name in _PARTS]
+    found = ", ".join(f"{name} {version}" for name, version in versions if version is not None)
+    first = str(error).strip().partition("\n")[0]
+    # To install cuda-core again would change nothing: it takes any cuda-bindings of its CUDA.
+    return (
+        f"of what is installed ({found}) cuda.core cannot be imported: {first}. Get the newest "
+        f"bindings: pip install --upgrade 'cuda-bindings=={major}.*'"
+    )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Parse the leading numbers of a version; packaging is not installed with CUDA's extras."""
+    numbers = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, numbers[0].split("."))) if numbers else ()
 
 
 class CoreHints:
@@ -161,8 +190,8 @@ class CoreHints:
         return "cpu" if isinstance(place, self.core.Host) else int(place.device_id)
 
     def _stream(self, address: int) -> Any:
-        if address in _LEGACY_STREAMS:
+        if address in LEGACY_STREAMS:
             return self.core.LEGACY_DEFAULT_STREAM
-        if address == _PER_THREAD_STREAM:
+        if address == PER_THREAD_STREAM:
             return self.core.PER_THREAD_DEFAULT_STREAM
         return self.core.Stream.from_handle(address)

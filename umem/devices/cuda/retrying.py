@@ -10,15 +10,16 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
-from cupy.cuda.memory import OutOfMemoryError
+from cupy.cuda.runtime import CUDARuntimeError
 
-from umem.devices.cuda.driver import Malloc
+from umem.devices.cuda.driver import OUT_OF_MEMORY, Malloc
 
 MOST_TRIES = 16
 """Tries of one allocation for as long as a callback says that it has freed something."""
 Callback = Callable[[int], Any]
 callbacks: tuple[Callback, ...] = ()
 """In the order in which they were given; replaced as a whole, for threads that read it."""
+_OUT = MemoryError, CUDARuntimeError
 _asking = threading.local()
 
 
@@ -33,7 +34,9 @@ class Retrying:
     """An allocator that asks the callbacks for memory when it runs out.
 
     CuPy's default pool and those of umem have given their free blocks back by then. An allocation
-    of a callback itself that fails asks no callback.
+    of a callback itself that fails asks no callback. What counts as running out: a MemoryError, of
+    which CuPy's pools raise their own, and RMM Python's; and CUDA's error, which
+    ``cupy.cuda.malloc_async`` and allocators without a pool pass on.
 
     Args:
         inner: the allocator below.
@@ -44,20 +47,25 @@ class Retrying:
 
     def malloc(self, nbytes: int) -> Any:
         """Allocate; raises what the allocator below raises once no callback frees anything."""
-        # No error is kept in a variable: its traceback would keep the callers' arrays alive.
+        # No error is kept beyond its handler: its traceback would keep the callers' arrays alive.
         try:
             return self.inner(nbytes)
-        except OutOfMemoryError:
-            if not callbacks or getattr(_asking, "now", False):
+        except _OUT as error:
+            if not (_is_out(error) and callbacks) or getattr(_asking, "now", False):
                 raise
         give_back()
         for _ in range(MOST_TRIES):
             try:
                 return self.inner(nbytes)
-            except OutOfMemoryError:
-                if not _ask(nbytes):
+            except _OUT as error:
+                if not (_is_out(error) and _ask(nbytes)):
                     raise
         return self.inner(nbytes)
+
+
+def _is_out(error: Exception) -> bool:
+    """Tell whether memory has run out, of the errors that CUDA has beside that."""
+    return getattr(error, "status", OUT_OF_MEMORY) == OUT_OF_MEMORY
 
 
 def _ask(nbytes: int) -> bool:

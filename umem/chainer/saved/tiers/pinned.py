@@ -5,7 +5,8 @@ these: a copy to the host begins after the operations before it, the array is dr
 computing stream waits for that copy, a fetch begins after its memory is free in the computing
 stream's order, and the computing stream waits for the fetch before the array is used. The computing
 stream is the one that is current where this module has entered no other, so that a copying stream
-never waits for itself. The host never waits.
+never waits for itself. The host waits only where another thread frees an array of a per-thread
+default stream, which it cannot give work to.
 
 Never run on a real GPU; on the software GPU under streams that run late (docs/offload.md).
 """
@@ -22,8 +23,8 @@ from chainer.backends import cuda
 from umem.chainer.saved.tiers.extents import PAGE, Extent, Extents
 from umem.chainer.saved.tiers.recorder_events import KnownAs, hear_fetch, hear_send, unheard
 from umem.chainer.saved.tiers.tier import Process
-from umem.devices.cuda import captures
-from umem.devices.host import HOST_SHARE, available_bytes
+from umem.devices.cuda.streams import stream_order
+from umem.devices.host import available_bytes, pinned_room
 from umem.errors import OffloadWarning, StateError, warn_at_program
 from umem.units import MIB, format_bytes
 
@@ -36,8 +37,8 @@ class PinnedTier:
     not work. Not thread-safe: one thread at a time.
 
     Args:
-        limit_bytes: the most that is pinned for each GPU; None: nine tenths of the host's available
-            memory.
+        limit_bytes: the most that is pinned for each GPU, and at most half of the host's available
+            memory; None: no other limit.
 
     Attributes:
         process: the one that opened the target.
@@ -58,7 +59,7 @@ class PinnedTier:
         if not self.process.is_this():
             return None
         with array.device:
-            if cuda.cupy.cuda.get_current_stream().is_capturing():
+            if _is_capturing():
                 return None
             lane = self._lanes.get(array.device.id)
             if lane is None:
@@ -97,7 +98,7 @@ class Lane:
 
     def __init__(self, limit_bytes: int | None) -> None:
         xp = cuda.cupy.cuda
-        captures.follow()
+        _captures().follow()
         refused = (xp.runtime.CUDARuntimeError, xp.memory.OutOfMemoryError)
         self.slabs = Slabs(self._pin, refused, limit_bytes)
         self.down, self.up = (xp.Stream(non_blocking=True) for _ in range(2))
@@ -115,8 +116,10 @@ class Lane:
 
     def tidy(self) -> None:
         """Free the places of forgotten arrays; the next copies to them wait for the former ones."""
-        while self.forgotten:
-            self.forgotten.popleft().give_back()
+        for _ in range(len(self.forgotten)):
+            sent = self.forgotten.popleft()
+            if not sent.give_back():
+                self.forgotten.append(sent)
 
 
 held_memory: dict[int, Any] = {}
@@ -143,7 +146,7 @@ class PinnedUntilCopied:
     def __del__(self) -> None:
         if self._process.is_this() and not sys.is_finalizing():
             with self._device:
-                if not captures.is_any_captured():
+                if not _captures().is_any_captured():
                     self._device.synchronize()
                     del held_memory[self.ptr]
 
@@ -163,7 +166,7 @@ class PinnedSent:
         self.nbytes = int(array.nbytes)
         self._shape, self._dtype, self._strides = array.shape, array.dtype, array.strides
         self._here: Any = array
-        self._stream = cuda.cupy.cuda.get_current_stream()
+        self._computes_on(cuda.cupy.cuda.get_current_stream())
         self._gone, self._came = (cuda.cupy.cuda.Event(disable_timing=True) for _ in range(2))
         self._last = self._gone
         with unheard():
@@ -174,16 +177,32 @@ class PinnedSent:
         self._known: KnownAs = hear_send(array)
 
     def is_gone(self) -> bool:
-        """Tell whether the host's copy is complete, without waiting; False in a forked child."""
-        if not self._tier.process.is_this():
+        """Tell whether the host's copy is complete, without waiting.
+
+        False in a forked child, and in a capture, where an event from outside cannot be asked.
+        """
+        if not self._tier.process.is_this() or self._is_in_capture():
             return False
         return self._here is None or self._last is self._came or bool(self._gone.done)
 
     def let_go(self) -> None:
-        """Drop the array; the computing stream waits for its copy before it reuses the memory."""
-        if self._here is not None and self._tier.process.is_this():
+        """Drop the array; the computing stream waits for its copy before it reuses the memory.
+
+        In a capture, which a wait for an event from outside would end, the array is kept.
+        """
+        if self._here is None or not self._tier.process.is_this() or self._is_in_capture():
+            return
+        if stream_order(self._stream.ptr) == self._order:
             self._stream.wait_event(self._last)
-            self._here = None
+        else:  # the handle is that of this thread's own stream here
+            self._last.synchronize()
+        self._here = None
+
+    def _computes_on(self, stream: Any) -> None:
+        self._stream, self._order = stream, stream_order(stream.ptr)
+
+    def _is_in_capture(self) -> bool:
+        return _is_capturing() or _is_capturing(self._stream.ptr)
 
     def fetch(self) -> None:
         """Begin to bring the array back.
@@ -199,7 +218,7 @@ class PinnedSent:
         if self._is_forgotten or self._place is None:
             raise StateError("the array was forgotten")
         with self._device, unheard():
-            self._stream = _computing()
+            self._computes_on(_computing())
             self._lane.tidy()
             array = self._empty()
             self._lane.let_pass(self._stream, self._lane.up)
@@ -219,7 +238,7 @@ class PinnedSent:
         self.fetch()
         with self._device:
             current = _computing()
-        if current != self._stream:
+        if stream_order(current.ptr) != self._order:
             current.wait_event(self._last)
         found = self._here
         self.let_go()
@@ -236,11 +255,17 @@ class PinnedSent:
 
     __del__ = forget  # an exception may drop it while its copies run
 
-    def give_back(self) -> None:
-        """Free the place; the next copy to the host waits for all copies of this array."""
+    def give_back(self) -> bool:
+        """Free the place; the next copy to the host waits for all copies of this array.
+
+        Returns whether it could: not while another thread captures the computing stream.
+        """
         self.let_go()
+        if self._here is not None:
+            return False
         self._lane.down.wait_event(self._last)
         self._place = None
+        return True
 
     def _empty(self) -> Any:
         """Allocate an array of the same shape and strides on the computing stream."""
@@ -254,13 +279,23 @@ def _computing() -> Any:
     Raises:
         StateError: the stream is being captured, which a copy from outside cannot be part of.
     """
-    stream = cuda.cupy.cuda.get_current_stream()
-    if stream.is_capturing():
+    if _is_capturing():
         raise StateError(
             "an array that was sent to the host cannot come back while the stream is captured: "
             "run backward before the capture, or leave Offload"
         )
-    return stream
+    return cuda.cupy.cuda.get_current_stream()
+
+
+def _is_capturing(stream: int | None = None) -> bool:
+    """Tell whether a stream, by default the current one, is being captured."""
+    return bool(_captures().is_captured(stream))
+
+
+def _captures() -> Any:
+    from umem.devices.cuda import captures  # imports CuPy, which need not be there
+
+    return captures
 
 
 # -- slabs: pinning takes milliseconds each time, so memory is taken in few large pieces --------
@@ -301,7 +336,8 @@ class Slabs:
     Args:
         pin: pins a number of bytes, and returns an object with their address as ``ptr``.
         refused: the exceptions that ``pin`` raises where the driver does not pin that much.
-        limit_bytes: the most to pin; None: nine tenths of the host's available memory.
+        limit_bytes: the most to pin, and at most half of the host's available memory; None: no
+            other limit.
 
     Not thread-safe. Where the host or the driver refuses to pin more, an `OffloadWarning` says so,
     once.
@@ -343,9 +379,8 @@ class Slabs:
         room = None if self._limit is None else self._limit - self.held_bytes
         if not self._may_grow or (room is not None and room < least):
             return False
-        available = available_bytes()
         size = max(least, self.held_bytes, FIRST_BYTES)
-        for most in (room, None if available is None else int(HOST_SHARE * available)):
+        for most in (room, pinned_room(self.held_bytes)):
             size = size if most is None else min(size, most)
         while size >= least:
             try:
@@ -353,7 +388,7 @@ class Slabs:
                 return True
             except self._refused:
                 size //= 2
-        self._may_grow = False
+        self._may_grow, available = False, available_bytes()
         has = "" if available is None else f", of {format_bytes(available)} that are available"
         warn_at_program(
             f"the host gives no {format_bytes(least)} more of pinned memory{has}; "
