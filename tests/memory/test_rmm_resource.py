@@ -182,7 +182,7 @@ print(umem.status().reserved_bytes)
     found = lines(program, kernel_cache)
     assert found[0].startswith("DeviceError upstream= returns memory that is not managed")
     assert found[1].startswith("StateError upstream= asks CuPy's allocator")
-    assert found[2] == "CudaOutOfMemoryError needs 7.8 KiB; upstream= has no more: std::bad_alloc"
+    assert found[2] == "OutOfMemoryError needs 7.8 KiB; upstream= has no more: std::bad_alloc"
     assert found[3].startswith("DeviceError upstream= returns int, and not CuPy's MemoryPointer")
     assert [line.partition(":")[0] for line in found[4:6]] == [
         "StateError upstream= is an allocator of umem itself"
