@@ -16,8 +16,8 @@ from umem.predict.replaying import Replay
 class ModeRow(StepCost):
     """The figures of one memory mode; None for a figure that the device does not measure.
 
-    Bytes that moved, faults and ``seconds`` are those of a step, the mean of all. ``how`` is "run" for a step that was computed,
-    "replay" for a trace on the model of a GPU.
+    Bytes that moved, faults and ``seconds`` are those of a step, the mean of all. ``how`` is "run"
+    for a step that was computed, "replay" for a trace on the model of a GPU.
     """
 
     mode: Mode
