@@ -112,7 +112,7 @@ def fill(dask_worker):
         return type(error).__name__
 print(*client.run(fill).values(), *client.run(fill).values())
 """
-    assert in_cluster(program, kernel_cache) == ["None None CudaLimitError CudaLimitError"]
+    assert in_cluster(program, kernel_cache) == ["None None LimitError LimitError"]
 
 
 @on_software_gpu

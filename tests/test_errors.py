@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
+import importlib.util
 import inspect
 import pickle
 import re
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import umem
 from umem import errors
 from umem.errors import UmemError
+
+INSIDE = {
+    "LibraryFailure", "MissingValue", "NotGzipError", "RemoteError", "TooLargeError", "_Failed",
+    "_NoPrefetchError", "_Unlike",
+}  # fmt: skip
+"""Classes that umem raises and catches itself."""
 
 CLASSES = {
     name: value
@@ -67,3 +79,53 @@ def test_an_unfollowed_name_is_also_an_attribute_error_so_that_hasattr_works() -
     assert not hasattr(arrays, "linalg")
     with pytest.raises(errors.UnsupportedError, match="linalg"):
         _ = arrays.linalg
+
+
+def elsewhere() -> Iterator[tuple[str, str]]:
+    """Module and name of each class of an error that is not in umem.errors."""
+    package = Path(umem.__file__).parent
+    known = {*CLASSES, *(n for n, kind in vars(builtins).items() if inspect.isclass(kind))}
+    for path in sorted(package.rglob("*.py")):
+        module = ".".join((package.name, *path.relative_to(package).with_suffix("").parts))
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and module != errors.__name__:
+                bases = {base.id for base in node.bases if isinstance(base, ast.Name)} & known
+                if any(name.endswith(("Error", "Exception")) for name in bases):
+                    yield module, node.name
+
+
+def test_an_error_of_another_module_goes_by_a_name_that_can_be_imported() -> None:
+    found = [one for one in elsewhere() if one[1] not in INSIDE]
+    assert len(found) >= 7
+    for module, name in found:
+        if name.startswith("Cuda") and importlib.util.find_spec("cupy") is None:
+            continue
+        if module.startswith("umem.chainer") and importlib.util.find_spec("chainer") is None:
+            continue
+        kind = getattr(importlib.import_module(module), name)
+        try:
+            raise kind("the reason")
+        except UmemError as error:
+            *_, last = traceback.format_exception(error)
+            copy = pickle.loads(pickle.dumps(error))
+            assert type(copy) is kind and str(copy) == str(error) == "the reason"
+        public, _, told = last.partition(": ")
+        assert told == "the reason\n"
+        assert public in {f"umem.errors.{one}" for one in CLASSES}, (module, name)
+        assert issubclass(kind, CLASSES[public.rpartition(".")[2]])
+        assert kind.__name__ == kind.__qualname__ == public.rpartition(".")[2]
+
+
+def test_a_limit_on_cuda_is_named_as_one() -> None:
+    pytest.importorskip("cupy")
+    from umem.devices.cuda.out_of_memory import CudaLimitError, CudaOutOfMemoryError
+
+    assert repr(CudaLimitError) == "<class 'umem.errors.LimitError'>"
+    assert repr(CudaOutOfMemoryError) == "<class 'umem.errors.OutOfMemoryError'>"
+
+
+def test_an_error_of_a_program_keeps_its_own_name() -> None:
+    class MineError(UmemError):
+        pass
+
+    assert MineError.__module__ == __name__ and MineError.__name__ == "MineError"

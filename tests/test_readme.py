@@ -21,7 +21,9 @@ def test_the_start_for_a_gpu_runs_on_the_virtual_one(capsys: pytest.CaptureFixtu
     with umem.virtual_gpu("v100-16gb", vram="256MiB"):
         exec(compile(BLOCKS[0], "README block 0", "exec"), names)
     assert float(names["total"]) == 2 * 8192 * 4096
-    assert "managed" in capsys.readouterr().out
+    told = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["umem", "on"] in told and ["mode", "managed,", "limit", "8.0", "GiB"] in told
+    assert ["umem", "off"] not in told and not umem.status().on
 
 
 def test_the_start_for_a_chainer_model_keeps_to_its_budget(

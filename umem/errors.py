@@ -45,15 +45,31 @@ from __future__ import annotations
 
 import sys
 import warnings
+from importlib import import_module
+from types import FrameType
+from typing import ClassVar
 
 
 class UmemError(Exception):
     """Root of every error that umem raises on purpose."""
 
+    _defined_in: ClassVar[tuple[str, str] | None] = None
+    """Module and name of a class that goes by another one's; see `__init_subclass__`."""
+
+    # A class of another module of umem is an error of this one that some code has to tell apart.
+    # Tracebacks name it as what it is to the program: under a name that can be imported.
+    def __init_subclass__(cls) -> None:
+        if cls.__module__ != __name__ and _package(cls.__module__) == "umem":
+            public = next(one for one in cls.__mro__ if globals().get(one.__name__) is one)
+            cls._defined_in = cls.__module__, cls.__name__
+            cls.__module__, cls.__name__, cls.__qualname__ = __name__, *2 * [public.__name__]
+
     # Once distributed is imported, errors that have only the built-in method are pickled by tblib,
     # and are made again by a __new__ that refuses classes with two built-in bases.
     def __reduce__(self) -> str | tuple[object, ...]:
-        return super().__reduce__()
+        if self._defined_in is None:
+            return super().__reduce__()
+        return _made_again, (*self._defined_in, self.args)
 
 
 class OutOfMemoryError(UmemError, MemoryError):
@@ -230,13 +246,23 @@ class WorkspaceWarning(UserWarning):
 def warn_at_program(text: str, category: type[Warning]) -> None:
     """Warn at the program's own line: the innermost one that is neither umem's nor Chainer's."""
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and _package(frame.f_globals) in ("umem", "chainer"):
+    while frame.f_back is not None and _package(_name(frame)) in ("umem", "chainer"):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, category, stacklevel=level)
 
 
-def _package(module: dict[str, object]) -> str:
-    return str(module.get("__name__")).partition(".")[0]
+def _name(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _made_again(module: str, name: str, args: tuple[object, ...]) -> UmemError:
+    """Return an error of a class that goes by the name of another, from a pickle."""
+    error: UmemError = getattr(import_module(module), name)(*args)
+    return error
 
 
 def is_cupys_out_of_memory(error: BaseException) -> bool:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from glob import glob
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from umem_software_gpu import FORM, OFF, PACKAGES, VARIABLE, arm, disarm, parsed
+
+DEVICES = ("/dev/nvidia[0-9]*", "/dev/nvhost-gpu", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
+"""Files of GPUs: NVIDIA's, on Tegra, under WSL, AMD's. The driver is not asked, because a process
+that has initialised CUDA cannot fork children that use it."""
 
 
 def pytest_addoption(parser: Any) -> None:
@@ -93,9 +99,18 @@ def _importers(config: Any) -> Iterator[str]:
             yield f"the plugin {name}"
 
 
+def _has_cupy_alone() -> bool:
+    """Tell whether CuPy is installed on a machine without a GPU; CuPy is not imported for that."""
+    return find_spec("cupy") is not None and not any(map(glob, DEVICES))
+
+
 def pytest_report_header(config: Any) -> list[str]:
-    """Say that the GPU is simulated, and which it is."""
+    """Say that the GPU is simulated, and which it is; or that there could be one."""
     text = os.environ.get(VARIABLE, "")
+    if not text and _has_cupy_alone():
+        return [
+            "CuPy without a GPU: pytest --software-gpu t4 runs CuPy's tests on host memory (umem)"
+        ]
     if text in OFF:
         return []
     return [f"software GPU: {text} (umem; VRAM, pages and time are simulated)"]

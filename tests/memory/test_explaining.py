@@ -70,8 +70,8 @@ print(found)
 """
     figures, told, past, *more = lines(program, kernel_cache)
     assert figures == "0 64 0"
-    assert told.endswith("0 B of 64.0 MiB of VRAM are free, and arrays use 0 B:")
-    assert past.split()[:2] == ["64.0", "MiB"] and "values without a name" in past
+    assert told.endswith("are free, and arrays used up to 64.0 MiB until the error freed them:")
+    assert past.split()[:2] == ["64.0", "MiB"] and "a list that was being built" in past
     assert not any("lies between" in line for line in more)
 
 

@@ -115,7 +115,8 @@ with umem.managed():
     assert lines(program, kernel_cache) == ["False True"]
 
 
-def test_a_loop_that_is_left_early_writes_the_blocks_before(kernel_cache: Path) -> None:
+def test_a_loop_that_is_left_early_writes_what_its_body_has_done(kernel_cache: Path) -> None:
+    """By an error, a break, and a return inside a stream's block that the loop outlives."""
     program = """
 x = np.zeros((24, 1 << 20), "f4")
 def loop(end):
@@ -137,10 +138,33 @@ for block in parts:
         break
 del block
 print(x[:, 0].tolist()[:6], parts.done_count)
+x[...], held = 0, []
+def in_a_stream():
+    held.append(iter(umem.blocks(x, write=True)))
+    with cp.cuda.Stream(non_blocking=True):
+        for block in held[0]:
+            block += 1
+            return
+in_a_stream()
+held.clear()
+print(x[:3].min(axis=1).tolist(), x[:3].max(axis=1).tolist())
+y = np.full_like(x, 7)
+for block, to in umem.blocks(x, out=y):
+    to[...] = block
+    if float(block[0, 0]) == 0:
+        break
+print(y[:3].min(axis=1).tolist())
+for block in umem.blocks(x):
+    block += 5
+    break
+print(x.max())
 """
     assert lines(program, kernel_cache) == [
-        "in the body [1.0, 1.0, 1.0, 0.0, 0.0, 0.0] [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]",
-        "[2.0, 2.0, 1.0, 0.0, 0.0, 0.0] 2",
+        "in the body [1.0, 1.0, 1.0, 1.0, 0.0, 0.0] [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]",
+        "[2.0, 2.0, 2.0, 1.0, 0.0, 0.0] 2",
+        "[1.0, 0.0, 0.0] [1.0, 0.0, 0.0]",
+        "[1.0, 7.0, 7.0]",
+        "1.0",
     ]
 
 

@@ -121,6 +121,22 @@ def test_a_replay_is_the_live_run_in_every_figure(
     )
 
 
+def test_a_row_has_bytes_faults_and_time_of_the_same_steps() -> None:
+    with umem.virtual_gpu("v100-16gb", "16MiB") as gpu, umem.managed(), umem.record() as recorder:
+        held = [gpu.xp.ones(6 * MIB, "u1") for _ in range(4)]
+        for _ in range(3):
+            for x in held:
+                x += 1
+            umem.mark("step")
+    replay = umem.replay(recorder.trace, "v100-16gb", "managed", "16MiB")
+    row, figures = replayed_row(replay), replay.figures
+    assert len(figures.step_seconds) == 3 and (figures.migrated_in_bytes or 0) > 0
+    assert row.seconds == pytest.approx(sum(figures.step_seconds) / 3)
+    for name in ("migrated_in_bytes", "migrated_out_bytes", "remote_bytes", "fault_count"):
+        assert getattr(row, name) == round((getattr(figures, name) or 0) / 3)
+    assert row.peak_bytes == figures.peak_bytes
+
+
 def test_a_live_run_that_fails_is_replayed_as_one_that_fails() -> None:
     with umem.virtual_gpu("v100-16gb", "16MiB") as gpu, umem.record() as recorder:
         held = [gpu.xp.ones(6 * MIB, "u1") for _ in range(2)]

@@ -200,12 +200,12 @@ def _on_model(
 
 def _with_all_its_vram(trace: Trace, gpu: str) -> float | None:
     """Return simulated seconds of a step with the table's VRAM; None if it does not fit."""
-    from statistics import median
+    from statistics import mean
 
     from umem.predict.replaying import replay
 
     whole = replay(trace, gpu, "unmanaged")
-    return median(whole.step_seconds) if whole.fits and whole.step_seconds else None
+    return mean(whole.step_seconds) if whole.fits and whole.step_seconds else None
 
 
 def _on_cuda(console: Console, size: str, factor: float | None, steps: int) -> _Result:
@@ -283,14 +283,16 @@ def _report(console: Console, result: _Result, out: Path) -> None:
         f"{simulated}{result.device}, {vram} of VRAM: the step needs {result.factor:.2f} times that"
     )
     console.print(mode_table(result.rows, title, simulated=result.simulated), "")
+    if result.simulated:
+        console.print("What moved, faults and time are those of a step, the mean of all.\n")
     for row in result.rows:
         if not row.fits:
             console.print(f"{row.title}: {row.reason}\n")
         elif row.remote_bytes:
             read = format_bytes(row.remote_bytes)
             console.print(
-                f"{row.title}: nothing moved; {read} were read and written over the bus in place, "
-                f"on the host ({simulated.strip()}).\n"
+                f"{row.title}: nothing moved; {read} a step were read and written over the bus in "
+                f"place, on the host ({simulated.strip()}).\n"
             )
     _say_what_it_costs(console, result)
     written = _write(console, result, title, out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -29,17 +30,20 @@ from umem.units import format_bytes, format_seconds
 from umem_software_gpu import MOST_DEVICES, VARIABLE
 
 
-def _one(context: click.Context, option: click.Parameter, given: tuple[Path, ...]) -> Path | None:
-    """Return the value of an option that click would take the last of."""
-    if len(given) > 1:
-        raise click.UsageError(f"{option.opts[0]} is given more than once")
-    return given[0] if given else None
+class _RunCommand(click.Command):
+    """A command that refuses an option given twice, of which click would take the last."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line."""
+        _, _, given = self.make_parser(ctx).parse_args([*args])
+        for option, count in Counter(given).items():
+            if count > 1 and isinstance(option, click.Option) and not option.is_flag:
+                raise click.UsageError(f"{option.opts[0]} is given more than once")
+        return super().parse_args(ctx, args)
 
 
-_SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-
-
-@click.command("run", context_settings=_SETTINGS)
+# What follows the script is its own; an unknown option before it is a mistake.
+@click.command("run", cls=_RunCommand, context_settings={"allow_interspersed_args": False})
 @click.option(
     "--mode",
     type=click.Choice(["managed", "hybrid", "unmanaged"]),
@@ -87,8 +91,6 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.option(
     "--record",
     type=click.Path(path_type=Path),
-    multiple=True,
-    callback=_one,
     metavar="FILE",
     help="Write a trace of two training steps, such as out/run.umem.gz.",
 )

@@ -12,6 +12,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,6 +20,9 @@ from umem.errors import OutOfMemoryError, StateError, UmemError, is_cupys_out_of
 from umem.launch import this_rank
 from umem.printable import command_line, short
 from umem.trace.stacks import end_at_user
+
+if TYPE_CHECKING:
+    from umem.memory.explaining import Explanation
 
 
 @dataclass(frozen=True)
@@ -221,7 +225,10 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
         vram: the VRAM given in place of that GPU's own, if any.
     """
     causes = list(_causes(error))
-    held = "".join(f"umem: {text}\n" for text in map(_explained, causes) if text)
+    explained = [one for one in map(_explained, causes) if one is not None]
+    held = "".join(f"umem: {one}\n" for one in explained)
+    if any(one.graph is not None for one in explained):
+        return held.rstrip("\n")  # more memory would only put the end off
     if any(isinstance(cause, OutOfMemoryError) for cause in causes):
         asked = ["--gpu", gpu or "t4", *(["--vram", vram] if vram else [])]
         return held + _what_it_needs(command_line(*words), command_line(*asked))
@@ -254,16 +261,16 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
     return None
 
 
-def _explained(error: BaseException) -> str:
-    """Format who holds the memory if it is CuPy's that ran out; nothing if the GPU cannot tell."""
+def _explained(error: BaseException) -> Explanation | None:
+    """Return who holds the memory if it is CuPy's that ran out; None if the GPU cannot tell."""
     if not is_cupys_out_of_memory(error):
-        return ""
+        return None
     from umem.memory.explaining import explain
 
     try:
-        return str(explain(error))
+        return explain(error)
     except Exception:  # an error of the driver must not hide the script's
-        return ""
+        return None
 
 
 def _has_no_gpu(error: BaseException) -> bool:

@@ -6,7 +6,7 @@ import gc
 import re
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -19,11 +19,18 @@ from umem.devices.host import HOST_SHARE
 from umem.devices.open import current_device
 from umem.devices.specs import GpuSpec, spec_of_driver
 from umem.errors import DeviceError, LimitError, is_cupys_out_of_memory
+from umem.memory.held_graphs import HeldGraph, held_graphs
 from umem.memory.tracking import Tracker
 from umem.units import MIB, format_bytes, parse_bytes
 
 SHOWN = 8
 """Holders that are listed."""
+LIBRARIES = ("chainer", "umem")
+"""Packages whose own variables are looked into after those of the program."""
+PAST = (
+    "when it ran out: values without a name, such as those of a list that was being built, or gaps "
+    "between arrays"
+)
 PLAIN = (
     str, bytes, int, float, complex, np.ndarray, np.generic, type, ModuleType, FunctionType,
     FrameType, CodeType,
@@ -35,6 +42,10 @@ _CUPYS_LIMIT = re.compile(
     r"allocating ([\d,]+) bytes \(allocated so far: ([\d,]+) bytes, limit set to: ([\d,]+) bytes"
 )
 _NEEDS = re.compile(r"needs ([\d.]+ [KMGT]?i?B)")  # umem's message
+
+
+Scope = tuple[dict[str, Any], str]
+"""Variables by name, and where they are."""
 
 
 class Held(NamedTuple):
@@ -64,7 +75,10 @@ class Explanation:
         past_bytes: bytes that CuPy's pool held beside them when it ran out, by its message: arrays
             of an expression that the error ended, such as a list comprehension, and gaps.
         held: the holders, the largest first; an array is counted for the first that holds it.
-        remedies: what would fit, the least change first.
+        graph: the graph of Chainer with repeated calls that holds half of what arrays use, or more;
+            None without one.
+        remedies: what would fit, the least change first; where there is such a graph, how to cut
+            it, because any room is used up as it grows.
     """
 
     asked_bytes: int | None
@@ -74,6 +88,7 @@ class Explanation:
     held: tuple[Held, ...]
     remedies: tuple[Remedy, ...]
     past_bytes: int = 0
+    graph: HeldGraph | None = None
 
     @property
     def other_bytes(self) -> int:
@@ -83,17 +98,17 @@ class Explanation:
     def __str__(self) -> str:
         """Format the explanation as lines of text."""
         vram = format_bytes(self.vram_bytes)
-        lines = [
-            f"{format_bytes(self.free_bytes)} of {vram} of VRAM are free, and arrays use "
-            f"{format_bytes(self.used_bytes)}"
-        ]
+        used = f"arrays use {format_bytes(self.used_bytes)}"
+        if self.past_bytes and not self.used_bytes:
+            used = f"arrays used up to {format_bytes(self.past_bytes)} until the error freed them"
+        lines = [f"{format_bytes(self.free_bytes)} of {vram} of VRAM are free, and {used}"]
         if self.asked_bytes is not None:
             lines[0] = f"{format_bytes(self.asked_bytes)} were asked for; {lines[0]}"
         rows = [(format_bytes(one.nbytes), one.array_count, one.place) for one in self.held[:SHOWN]]
         for nbytes, place in (
             (sum(one.nbytes for one in self.held[SHOWN:]), f"in {len(self.held) - SHOWN} more"),
             (self.other_bytes, "elsewhere"),
-            (self.past_bytes, "when it ran out: values without a name, or gaps between arrays"),
+            (self.past_bytes, PAST),
         ):
             if nbytes:
                 rows.append((format_bytes(nbytes), 0, place))
@@ -102,7 +117,11 @@ class Explanation:
             f"  {size:>10}  {place}" + (f", {count} arrays" if count > 1 else "")
             for size, count, place in rows
         ]
-        if self.remedies:
+        if self.graph is not None:
+            size, count = format_bytes(self.graph.nbytes), self.graph.array_count
+            lines.append(f"{size} in {count} arrays are of {self.graph}")
+            lines.append("Calls that go on from it add to it, until it is cut:")
+        elif self.remedies:
             lines.append("What would fit:")
         lines += [f"  {one.line}\n      {one.why}" for one in self.remedies]
         return "\n".join(lines)
@@ -137,15 +156,21 @@ def explain(error: BaseException | None = None, by: Tracker | None = None) -> Ex
     asked = None if error is None else _asked_bytes(error)
     free = min(device.free_bytes + device.pools.free_plain_bytes(), device.vram_bytes)
     frames = _frames(None if error is None else error.__traceback__)
-    held = _by_variable(frames) if by is None else _by_line(by)
+    own, inside = _scopes(frames)
+    held = _by_variable([*own, *inside]) if by is None else _by_line(by)
     used = max(device.pools.all_used_bytes(), sum(one.nbytes for one in held))
     past = max(0, _so_far(error) - used)
     if not used:  # there are no arrays that gaps could be between
         free = max(0, free - past)
     host = device.host_available_bytes()
     room = None if host is None else int(host * HOST_SHARE)
+    graph = next((one for one in held_graphs(own) if 2 * one.nbytes >= used), None)
     remedies = _remedies(asked, used + past, free, device, room, _limit(error))
-    return Explanation(asked, device.vram_bytes, free, used, tuple(held), tuple(remedies), past)
+    if graph is not None:
+        remedies = _cuts(graph)
+    return Explanation(
+        asked, device.vram_bytes, free, used, tuple(held), tuple(remedies), past, graph
+    )
 
 
 def _so_far(error: BaseException | None) -> int:
@@ -200,12 +225,12 @@ def _frames(traceback: TracebackType | None) -> list[FrameType]:
     return found
 
 
-def _by_variable(frames: list[FrameType]) -> list[Held]:
-    """Return what the variables of frames and of their modules hold, each memory once."""
+def _by_variable(scopes: Iterable[Scope]) -> list[Held]:
+    """Return what the variables of scopes hold, each memory once."""
     addresses: set[int] = set()
     seen: set[int] = set()
     held: list[Held] = []
-    for variables, where in _scopes(frames):
+    for variables, where in scopes:
         for name, value in variables.items():
             found = _memory_of(value, seen)
             sizes = [size for address, size in found if not _known(address, addresses)]
@@ -214,17 +239,25 @@ def _by_variable(frames: list[FrameType]) -> list[Held]:
     return sorted(held, key=lambda one: -one.nbytes)
 
 
-def _scopes(frames: list[FrameType]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the variables of frames, then of their modules, with where they are."""
-    modules: dict[int, tuple[dict[str, Any], str]] = {}
+def _scopes(frames: list[FrameType]) -> tuple[list[Scope], list[Scope]]:
+    """Return the scopes of the program, frames before their modules, and those of libraries.
+
+    What a function of a library is given is the program's, which knows it by another name.
+    """
+    own: list[Scope] = []
+    inside: list[Scope] = []
+    modules: dict[int, Scope] = {}
     for frame in frames:
-        if str(frame.f_globals.get("__name__")).partition(".")[0] in ("cupy", "cupyx"):
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package in ("cupy", "cupyx"):
             continue  # the arguments of CuPy's own functions are held by the caller, too
         file = PurePath(frame.f_code.co_filename).name
         if frame.f_locals is not frame.f_globals and frame.f_code.co_name != "<module>":
-            yield _variables(frame), f"in {frame.f_code.co_name} of {file}"
-        modules[id(frame.f_globals)] = dict(frame.f_globals), f"of the module {file}"
-    yield from modules.values()
+            into = inside if package in LIBRARIES else own
+            into.append((_variables(frame), f"in {frame.f_code.co_name} of {file}"))
+        if package not in LIBRARIES:
+            modules[id(frame.f_globals)] = dict(frame.f_globals), f"of the module {file}"
+    return [*own, *modules.values()], inside
 
 
 def _variables(frame: FrameType) -> dict[str, Any]:
@@ -318,6 +351,25 @@ def _remedies(
     yield Remedy(
         "umem.on_out_of_memory(callback)",
         "where the program keeps what it could make again, such as a cache",
+    )
+
+
+def _cuts(graph: HeldGraph) -> Iterator[Remedy]:
+    """Yield the lines that free a graph which goes back through repeated calls."""
+    for link in graph.stateful[:1]:
+        yield Remedy(f"{link}.reset_state()", "where a new sequence begins: frees the last one's")
+    yield Remedy(
+        f"{graph.names[0]}.unchain_backward()",
+        "after an update: backward ends there from then on, and what is behind it is freed. Where "
+        f"the numbers alone are needed later, keep {graph.names[0]}.array instead",
+    )
+    yield Remedy(
+        "with chainer.no_backprop_mode():",
+        "around calls that no backward follows, as in evaluation: they make no graph",
+    )
+    yield Remedy(
+        'with umem.chainer.Recompute("card"):',
+        "only where one backward is to go through all of these calls",
     )
 
 

@@ -117,7 +117,15 @@ class HostBlocks:
                 if number + 1 < len(pieces):
                     copier.read(number + 1, pieces[number + 1])
                 self.piece = piece
-                yield copier.given(number, piece)
+                given = copier.given(number, piece)
+                stream = self.xp.cuda.get_current_stream()
+                try:
+                    yield given
+                except GeneratorExit:  # break, return, or an error in the body: all look alike
+                    if self._write:
+                        with stream:  # the body's, which may be current no more
+                            copier.used(number, piece)
+                    raise
                 copier.used(number, piece)
                 self.done_count += 1
         finally:
@@ -438,8 +446,10 @@ def blocks(
     a block to read, and one of ``out`` to fill. With ``write``, what the body leaves in a block is
     written to ``x``. The next block is copied in and the one before is copied back while the body
     works. A block's memory is used again two blocks later: copy what is to be kept, and do not
-    collect the blocks in a list. A loop that is left early, or by an error, writes the blocks
-    before; the block that it was at is not written. Copies are ordered with the stream that is
+    collect the blocks in a list. A loop that is left early, by ``break`` or by an error, writes
+    what its body has done so far, as a loop over slices of ``x`` would: with ``write`` also the
+    block that it was at. With ``out`` that block is not written, because the body may not have
+    filled it. Copies are ordered with the stream that is
     current where the loop takes the next block: a stream of the program's own goes around the
     loop, ``with stream:``, not into its body.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any, Literal
 
 from umem.as_json import named
@@ -17,8 +16,8 @@ from umem.predict.replaying import Replay
 class ModeRow(StepCost):
     """The figures of one memory mode; None for a figure that the device does not measure.
 
-    ``seconds`` is the median of ``step_seconds``. ``how`` is "run" for a step that was computed,
-    "replay" for a trace on the model of a GPU.
+    Bytes that moved, faults and ``seconds`` are those of a step, the mean of all. ``how`` is "run"
+    for a step that was computed, "replay" for a trace on the model of a GPU.
     """
 
     mode: Mode
@@ -58,9 +57,20 @@ def simulated_row(
     prefetch: bool = False,
     advice: str | None = None,
 ) -> ModeRow:
-    """Return the row of a virtual GPU's figures; ``seconds`` is None where the run did not end."""
-    timed = reason is None and figures.step_seconds
-    cost = replace(figures, seconds=median(figures.step_seconds) if timed else None)
+    """Return the row of a virtual GPU's figures, moved bytes and time as the mean of its steps.
+
+    ``seconds`` is None where the run did not end, and bytes are those up to there.
+    """
+    cost = replace(figures, seconds=None)
+    if reason is None and (count := len(figures.step_seconds)):
+        cost = replace(
+            figures,
+            seconds=sum(figures.step_seconds) / count,
+            migrated_in_bytes=_share(figures.migrated_in_bytes, count),
+            migrated_out_bytes=_share(figures.migrated_out_bytes, count),
+            remote_bytes=_share(figures.remote_bytes, count),
+            fault_count=_share(figures.fault_count, count),
+        )
     return ModeRow(
         mode,
         how,
@@ -72,6 +82,10 @@ def simulated_row(
         tuple(timeline),
         **vars(cost),
     )
+
+
+def _share(total: int | None, count: int) -> int | None:
+    return None if total is None else round(total / count)
 
 
 def replayed_row(replay: Replay, advice: str | None = None) -> ModeRow:

@@ -343,7 +343,7 @@ with umem.managed():
         assert run(program, kernel_cache).splitlines() == [
             "OutOfMemoryError",
             "CUDARuntimeError",
-            "CudaOutOfMemoryError True",
+            "OutOfMemoryError True",
             "{1}",
             "16",
         ]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from software_programs import is_installed, needs_cupy, needs_software_gpu
 import umem
 from umem.devices.software.opening import requirements
 from umem.errors import SizeError
-from umem_software_gpu import VARIABLE, parsed
+from umem_software_gpu import VARIABLE, parsed, plugin
 
 NAME = "import cupy; print(cupy.cuda.runtime.getDeviceProperties(0)['name'].decode())"
 GPU = "t4,vram=64MiB,force"
@@ -340,3 +341,41 @@ fcntl.flock = flock
 def test_pytest_can_turn_it_off(tmp_path: Path) -> None:
     found = pytest_run(tmp_path, "--software-gpu", "0", cache=tmp_path, UMEM_SOFTWARE_GPU="t44")
     assert "software GPU:" not in found.stdout and found.returncode != 4
+
+
+HINT = "CuPy without a GPU: pytest --software-gpu t4 runs CuPy's tests on host memory (umem)"
+
+
+@is_installed
+@needs_cupy
+@pytest.mark.skipif(any(map(glob, plugin.DEVICES)), reason="there may be a GPU")
+def test_pytest_says_how_to_run_where_cupy_has_no_gpu(tmp_path: Path) -> None:
+    """It is said in a line, and CuPy is not imported for it."""
+    (tmp_path / "test_it.py").write_text(
+        "import sys\ndef test_it(): assert 'cupy' not in sys.modules"
+    )
+    found = started("-m", "pytest", cwd=tmp_path, cache=tmp_path)
+    assert found.returncode == 0 and HINT in found.stdout.splitlines(), found.stdout
+    for words in (("--software-gpu", "0"), ("-q",)):
+        found = started("-m", "pytest", *words, cwd=tmp_path, cache=tmp_path)
+        assert found.returncode == 0 and HINT not in found.stdout, found.stdout
+
+
+@pytest.mark.parametrize(
+    ("device", "cupy", "variable", "lines"),
+    [
+        ("", "cupy", "", [HINT]),
+        ("", "cupy", "0", []),
+        ("", "no_such_cupy", "", []),
+        ("nvidia0", "cupy", "", []),
+    ],
+)
+def test_the_hint_is_for_cupy_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, cupy: str, variable: str,
+    lines: list[str],
+) -> None:  # fmt: skip
+    (tmp_path / device).touch() if device else None
+    monkeypatch.setattr(plugin, "DEVICES", (f"{tmp_path}/nvidia[0-9]*",))
+    monkeypatch.setattr(plugin, "find_spec", {"cupy": object()}.get if cupy == "cupy" else {}.get)
+    monkeypatch.setenv(VARIABLE, variable)
+    assert plugin.pytest_report_header(None) == lines

@@ -33,15 +33,10 @@ class WeightReadError(QuantizationError, AttributeError):
     """Code read the W of a quantised link, which has no float weight.
 
     Attributes:
-        link: the link.
+        link: the link; None in another process.
     """
 
-    def __init__(self, link: Any) -> None:
-        super().__init__(
-            f"{link.name or 'the link'!r} is a {type(link).__name__}, without W: its weight is "
-            f"of {link.scheme.bits} bits. Name it in keep to leave it in float32"
-        )
-        self.link = link
+    link: Any = None
 
 
 class _Initialized:
@@ -117,7 +112,12 @@ class QuantizedLayer(chainer.Chain):
         """
         if self.is_asked_whether:
             return _INITIALIZED
-        raise WeightReadError(self)
+        error = WeightReadError(
+            f"{self.name or 'the link'!r} is a {type(self).__name__}, without W: its weight is "
+            f"of {self.scheme.bits} bits. Name it in keep to leave it in float32"
+        )
+        error.link = self
+        raise error
 
     @property
     def nbytes(self) -> int:

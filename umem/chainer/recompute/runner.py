@@ -254,21 +254,21 @@ class PassRunner(Subscriber):
 
     def unchain(self, proceed: Proceed, func: Any) -> None:
         """Cut the graph behind a function, after recomputing what needs the graph whole."""
-        self._before_cut(func, gone=True)
+        self._before_cut(func)
         proceed(func)
 
     def unchain_variable(self, proceed: Proceed, y: Any) -> None:
         """Cut the graph behind a variable or its node, after recomputing as `unchain` does."""
-        self._before_cut(y.creator_node, gone=False)
+        self._before_cut(y.creator_node, getattr(y, "node", y))
         proceed(y)
 
     def set_array(self, proceed: Proceed, y: Any, *args: Any, **kwargs: Any) -> None:
         """Give a variable another array, after recomputing as `unchain` does."""
-        self._before_cut(y.creator_node, gone=False, why=ANOTHER_ARRAY)
+        self._before_cut(y.creator_node, why=ANOTHER_ARRAY)
         proceed(y, *args, **kwargs)
 
-    def _before_cut(self, func: Any, *, gone: bool, why: str = IT_IS_CUT) -> None:
-        """Prepare for a cut behind a function; ``gone``: the function itself leaves the graph.
+    def _before_cut(self, func: Any, node: Any = None, *, why: str = IT_IS_CUT) -> None:
+        """Prepare for a cut behind a function, or behind one of its outputs: ``node``.
 
         A current pass that the function is of is refused with the reason ``why``.
         """
@@ -285,7 +285,7 @@ class PassRunner(Subscriber):
             return
         self._inside = True
         try:
-            self._training.before_cut(call, func, gone=gone, why=why)
+            self._training.before_cut(call, func, node, why=why)
         finally:
             self._inside = False
 

@@ -56,6 +56,7 @@ class InputSource(NamedTuple):
 Leaves = dict[int, tuple[int, Any, InputSource]]
 """The nodes that come from outside, by identity: each with its place among them, and its array."""
 NOT_OFFLOADED: Mapping[What, Offloaded] = MappingProxyType({})
+NOT_CUT: Mapping[int, Any] = MappingProxyType({})
 
 
 class Call:
@@ -81,10 +82,12 @@ class Call:
         retained: a bit for each output whose array a variable node held before it was dropped, or
             has to hold for a later backward.
         from_elsewhere: whether an input was made in an earlier pass.
+        cut: the outputs behind which the graph was cut, by index: inputs of what is left of the
+            graph, so their arrays are held as those from outside are; None: it has to be made.
     """
 
     __slots__ = (
-        "__weakref__", "_func", "again", "checksums", "config", "from_elsewhere", "index", "is_cut",
+        "__weakref__", "_func", "again", "checksums", "config", "cut", "from_elsewhere", "index",
         "number", "offloaded", "output_count", "plain_rank", "reads", "rerun_seconds", "retained",
         "signature", "sources", "stash", "values",
     )  # fmt: skip
@@ -106,7 +109,7 @@ class Call:
         self.again = True
         self.reads = reads
         self._func: Callable[[], Any] = weakref.ref(func)
-        self.is_cut = False
+        self.cut = NOT_CUT
         self.plain_rank = func.rank
         self.values: tuple[Any, ...] | None = tuple([y._data[0] for y in outputs])
         ins = [x._data[0] if isinstance(x, chainer.Variable) else x for x in inputs]
@@ -139,6 +142,11 @@ class Call:
         """Return the function's name, for messages."""
         func = self._func()
         return str(self.signature[0].__name__ if func is None else func.label)
+
+    @property
+    def is_cut(self) -> bool:
+        """True once the graph was cut behind all its outputs."""
+        return len(self.cut) == self.output_count
 
     @property
     def has_graph(self) -> bool:
@@ -271,6 +279,8 @@ class Call:
         """Return an output held here, by the graph or by a variable; None if it is gone."""
         if self.values is not None:
             return self.values[output]
+        if output in self.cut:
+            return self.cut[output]
         func = self._func()
         node = None if func is None or self.is_cut else func.outputs[output]()
         return None if node is None else held_array(node)
@@ -348,12 +358,32 @@ class Call:
                     "backward: gradients would be wrong"
                 )
 
-    def keep(self, func: Any) -> None:
-        """Hold the function of a cut graph if arrays of it that others read were dropped."""
-        if self.values is None or self.stash.is_dropped:
-            del func._umem_call  # else a reference cycle
-            self._func = lambda: func
-            self.is_cut = True
+    def cut_behind(self, func: Any, node: Any = None) -> None:
+        """Hold what the readers of its outputs need once the graph is cut behind it.
+
+        That is the arrays of the outputs. The function, with all that it needs to run again, is
+        held where one of them was dropped and no variable of the program holds it.
+
+        Args:
+            func: the function, whose graph is still whole.
+            node: the output that loses its function; None: the function loses all its outputs.
+
+        Raises:
+            RecomputeError: the output was dropped, other outputs of the function stay in the graph,
+                and it cannot be recomputed. Nothing has changed.
+        """
+        if node is None or self.output_count == 1:
+            self.cut = {i: self.value(i) for i in range(self.output_count)}
+            del func._umem_call  # the graph leads here no more; and with `func` held, a cycle
+        else:
+            index = [reference() for reference in func.outputs].index(node)
+            if not self.find(index):
+                self.materialise()
+            self.cut = {**self.cut, index: self.value(index)}
+        if self.is_cut:
+            is_missing = any(array is None for array in self.cut.values())
+            self._func = (lambda: func) if is_missing else (lambda: None)
+            self.sources = self.sources if is_missing else ()
 
     def ensure(self) -> list[Call]:
         """Make the arrays that its backward reads available. Returns the calls recomputed."""

@@ -346,12 +346,12 @@ class Training:
             self._ends = True
             now.refuse(ELSEWHERE)
 
-    def before_cut(self, call: Call, func: Any, *, gone: bool, why: str) -> None:
-        """Restore the arrays that a graph has to have before it is cut behind a call.
+    def before_cut(self, call: Call, func: Any, node: Any, *, why: str) -> None:
+        """Restore or hold the arrays that a graph has to have before it is cut behind a call.
 
         Args:
             call, func: the call, and its function.
-            gone: whether the function itself leaves the graph.
+            node: the output that it is cut behind; None: all of them.
             why: the reason with which the current pass is refused, if the call is of that.
         """
         if (now := self.now) is not None and call.reads is now.reads and now.phase != "over":
@@ -359,10 +359,10 @@ class Training:
                 self.end_forward(now, why)
             if now.restore():
                 make_whole(now.calls)
-        elif gone:
-            call.keep(func)
-        else:
+        elif why == ANOTHER_ARRAY:  # which readers that retain the old one would lose
             self.make_whole(call.number)
+        else:
+            call.cut_behind(func, node)
 
     def make_whole(self, number: int) -> set[int]:
         """Restore all arrays of a pass's graph, and Chainer's ranks; return the pass's number."""

@@ -5,8 +5,6 @@ Importing this module imports CuPy.
 
 from __future__ import annotations
 
-from typing import Any
-
 from cupy.cuda.memory import OutOfMemoryError as CupyOutOfMemoryError
 
 from umem.errors import LimitError, OutOfMemoryError
@@ -18,9 +16,6 @@ class CudaOutOfMemoryError(OutOfMemoryError, CupyOutOfMemoryError):  # type: ign
     def __init__(self, message: str) -> None:
         # CuPy's own initialiser makes a message from sizes; ours says more than it could.
         MemoryError.__init__(self, message)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.args
 
 
 class CudaLimitError(CudaOutOfMemoryError, LimitError):

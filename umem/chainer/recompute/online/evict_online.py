@@ -128,7 +128,7 @@ class EvictOnline(PassPolicy):
         arrays = [x._data[0] if isinstance(x, chainer.Variable) else x for x in inputs]
         base = sum([x.nbytes for x in arrays])
         rise = kind.forward(shape_of(leaves))
-        if self.is_pressed and self._pressure is not None:
+        if self.is_pressed and self._pressure is not None and now.integrity == "intact":
             self._pressure.make_room_for(rise.nbytes(base), func)
         start = perf_counter()
         if rise.wants(base):
@@ -195,7 +195,7 @@ class EvictOnline(PassPolicy):
         known: dict[int, Any] = {}
         for ran in [Ran(*ran) for ran in self._ran]:
             func = ran.func()
-            if func is not None:
+            if func is not None and func.inputs is not None:  # else it was cut out of the graph
                 kind = self._kinds.of(type(owner_of(func)))
                 arrays = inputs_of(func, ran.leaves), outputs_of(func)
                 self._follow(now, func, kind, ran, arrays, known)

@@ -12,7 +12,7 @@ from chainer import Variable
 from umem.chainer.forward_state import ReadArrays, checksum
 from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.online.kinds import FunctionKind
-from umem.chainer.recompute.tape import NOT_OFFLOADED, STATISTICS, Call, source_of
+from umem.chainer.recompute.tape import NOT_CUT, NOT_OFFLOADED, STATISTICS, Call, source_of
 from umem.chainer.saved.slots import NO_STASH, Stash, held_array
 
 
@@ -71,7 +71,7 @@ class LateCall(Call):
         self.offloaded = NOT_OFFLOADED
         self.reads, self.kind, self.shape = reads, kind, shape_of(ran.leaves)
         self._func = ran.func
-        self.is_cut = False
+        self.cut = NOT_CUT
         self.plain_rank = func.rank
         sources, leaves = [], []
         knows_all, self.from_elsewhere = True, False
