@@ -36,9 +36,9 @@ from umem.switch import Switch
 _MENDED = ("chainer", *BESIDE)
 _MISSING = re.compile(
     r"module 'numpy' has no attribute '(\w+)'|`np\.(\w+)` was removed|"
-    r"cannot import name '(\w+)' from 'numpy'|No module named '(pkg_resources)'"
+    r"cannot import name '(\w+)' from 'numpy'"
 )
-"""What NumPy and Python say of a name that is gone."""
+"""What NumPy and Python say of a name of NumPy's that is gone."""
 _SAME = "__umem_same__"
 """The name, in the builtins of a lent module, of the function in the place of ``is``."""
 
@@ -122,8 +122,9 @@ def package_in_need(error: BaseException) -> str | None:
     """Return the package whose module failed for a name that could be lent; None if none did."""
     if not isinstance(error, (AttributeError, ImportError)):
         return None
-    named = _MISSING.search(str(error))
-    if not (named and named[named.lastindex or 0] in ("pkg_resources", *NAMES)):
+    found = _MISSING.search(str(error))
+    is_pkg_resources = isinstance(error, ImportError) and error.name == "pkg_resources"
+    if not is_pkg_resources and (found is None or found[found.lastindex or 0] not in NAMES):
         return None
     frames = traceback.walk_tb(error.__traceback__)
     tops = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames]
