@@ -38,7 +38,7 @@ _MISSING = re.compile(
     r"module 'numpy' has no attribute '(\w+)'|`np\.(\w+)` was removed|"
     r"cannot import name '(\w+)' from 'numpy'"
 )
-"""What NumPy and Python say of a name of NumPy's that is gone."""
+"""Messages of NumPy and Python about a name of NumPy's that is gone."""
 _SAME = "__umem_same__"
 """The name, in the builtins of a lent module, of the function in the place of ``is``."""
 
@@ -141,6 +141,7 @@ class _LendingFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Return a spec whose loader lends, or None for a module of another package."""
         if not _is_lent(fullname):
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
@@ -207,11 +208,12 @@ def _import(
 
 
 class _ByFunction(ast.NodeTransformer):
-    """Makes ``a is b`` a call, but where one side is a constant, which is no module."""
+    """Makes ``a is b`` a call of `is_same`."""
 
     changed = False
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        """Return the call, or the node itself where a side is a constant, which is no module."""
         self.generic_visit(node)
         sides = [node.left, *node.comparators]
         is_not = isinstance(node.ops[0], ast.IsNot)
