@@ -90,9 +90,9 @@ def lend_removed_names(package: str, path: Sequence[str] | None = None) -> LentN
             "names are lent to packages, not to a script: put its old code in a module beside it, "
             "and give that"
         )
-    for name, module in list(sys.modules.items()):
-        its_builtins = getattr(module, "__builtins__", None)  # none in compiled modules
-        if _covers(package, name) and its_builtins and _SAME not in its_builtins:
+    for name in [name for name in sys.modules if _covers(package, name)]:
+        its_builtins = getattr(sys.modules[name], "__builtins__", None)  # none in compiled modules
+        if its_builtins and _SAME not in its_builtins:
             raise StateError(
                 f"{name} was imported before, and has NumPy as it is: call "
                 f"lend_removed_names({package!r}) before the first import of it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -58,6 +59,8 @@ def star() -> ModuleType:
     ]
     module = ModuleType("numpy")
     vars(module).update({name: getattr(np, name) for name in np.__all__})
-    vars(module).update({name: removed_names.find(name) for name in removed})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy 2.5 warns of chararray, which may not be used
+        vars(module).update({name: removed_names.find(name) for name in removed})
     vars(module)["__all__"] = [*np.__all__, *removed]
     return module
