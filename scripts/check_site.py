@@ -20,6 +20,7 @@ PUBLIC = (
     "umem.chainer",
     "umem.chainer.layers",
     "umem.chainer.optimizers",
+    "umem.compat",
     "umem.planner",
     "umem.dask",
     "umem.data",

@@ -15,10 +15,11 @@ from project import ROOT
 
 from tests.compat.test_shims import chainer
 from umem.cli import compat as cli
-from umem.compat import check, cuda_devices, finder, installation, pth, support
+from umem.compat import cuda_devices, finder, installation, pth, support
 from umem.compat.catalogue import SHIMS
 from umem.compat.requirement import holds
 from umem.compat.shim import Replacement, Shim
+from umem.compat.shim_report import check
 from umem.errors import CompatError, MissingDependencyError
 
 

@@ -18,7 +18,7 @@ import umem
 ROOT = Path(umem.__file__).parent
 LOOSE = (
     "errors", "units", "extras", "printable", "as_json", "files", "safetensors_file", "checksums",
-    "locks", "scopes",
+    "locks", "scopes", "switch",
 )  # fmt: skip
 """Modules that lie at the top of umem/, beside `__init__` and `__main__`."""
 FOLDERS = ("trace", "devices", "planner", "memory", "predict", "reports", "chainer", "cli")

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from chainer import optimizers
 
-from umem.chainer.switch import Switch
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
+from umem.switch import Switch
 from umem.trace.analysis.updating import CHUNK_BYTES, CHUNKED_RULES
 from umem.trace.recording.meter import BlockMeter, HostMeter
 

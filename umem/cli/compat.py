@@ -13,10 +13,10 @@ from rich.text import Text
 
 from umem.as_json import json_text, plain
 from umem.cli.files_and_sizes import say
-from umem.compat import Row, check, get_chainer, install_pth, remove_pth
+from umem.compat.chainer_installer import get_chainer
 from umem.compat.installation import find_package, package_version
-from umem.compat.pth import installed_pth
-from umem.compat.shim_report import import_mended
+from umem.compat.pth import install_pth, installed_pth, remove_pth
+from umem.compat.shim_report import Row, check, import_mended
 from umem.errors import UmemError
 from umem.extras import installed_version
 from umem.printable import short

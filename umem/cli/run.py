@@ -20,8 +20,10 @@ from umem.cli.run_record import Recording, at_sizes, batch_sizes
 from umem.cli.run_resume import Resuming
 from umem.cli.run_script import Program, run_program
 from umem.cli.run_watch import Watching
+from umem.cli.startup.sitecustomize import OLD_NUMPY
 from umem.compat.finder import arm
 from umem.compat.installation import find_package
+from umem.compat.lending import LentNames, lend_removed_names
 from umem.errors import UmemError
 from umem.launch import local_count, this_rank
 from umem.memory import environment
@@ -86,6 +88,12 @@ class _RunCommand(click.Command):
     metavar="SIZE",
     help="Keep each step within a size, such as 4GiB, by the cheapest techniques that do.",
 )
+@click.option(
+    "--old-numpy",
+    multiple=True,
+    metavar="PACKAGE",
+    help="Lend a package's modules the names that NumPy has removed; may be repeated.",
+)
 @click.option("--report", is_flag=True, help="Say at the end what was used, on standard error.")
 @click.option("--paging", is_flag=True, help="Say at the end which pages moved, by line.")
 @click.option(
@@ -127,6 +135,9 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
 
     --recompute keeps each training step within a budget, and says at the end what it took.
 
+    --old-numpy chainercv lets the modules of chainercv, and no others, see np.float, np.product and
+    the like, and pkg_resources where it is not installed (docs/chainer.md).
+
     --budget records the first update's step, chooses the cheapest techniques that keep it to a
     size, turns them on, and says at the end whether it held.
 
@@ -161,6 +172,8 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     watching = Watching() if asked.watch else None
     with ExitStack() as stack:
         _prepare(stack, asked)
+        for package in asked.old_numpy:
+            stack.enter_context(_lent(package, program))
         if recording is not None:
             _import_chainer()
             recording.begin(stack)
@@ -195,6 +208,7 @@ class _RunOptions(NamedTuple):
     workspace: str | None
     budget: str | None
     resume: str | None
+    old_numpy: tuple[str, ...]
     report: bool
     paging: bool
     record: Path | None
@@ -232,13 +246,23 @@ def _recording(asked: _RunOptions, program: Program) -> Recording | None:
 
 
 def _where(asked: _RunOptions) -> Iterator[str]:
-    """Return the options that name the device, for a command that repeats the run."""
+    """Return the options that a command needs which repeats the run: the device, what is lent."""
     for name in ("mode", "limit", "prefetch", "virtual", "software", "no_model", "devices", "vram"):
         value = getattr(asked, name)
         if value:
             yield f"--{name.replace('_', '-')}"
             if value is not True:
                 yield str(value)
+    for package in asked.old_numpy:
+        yield from ("--old-numpy", package)
+
+
+def _lent(package: str, program: Program) -> LentNames:
+    """Lend a package, which may lie beside the program, the removed names of NumPy."""
+    try:
+        return lend_removed_names(package, [program.folder])
+    except UmemError as error:
+        raise click.BadParameter(str(error), param_hint="--old-numpy") from error
 
 
 def _prepare(stack: ExitStack, asked: _RunOptions) -> None:
@@ -286,6 +310,7 @@ def _variables(asked: _RunOptions) -> Iterator[None]:
         environment.LIMIT: asked.limit,
         environment.PREFETCH: "1" if asked.prefetch else None,
         VARIABLE: _software(asked),
+        OLD_NUMPY: ",".join(asked.old_numpy),
     }
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", *options)}
     _set({"PYTHONPATH": path, **{name: value for name, value in options.items() if value}})

@@ -87,5 +87,6 @@ def _given(context: click.Context) -> list[str]:
     for option in context.command.params:
         value = context.params.get(option.name or "")
         if isinstance(option, click.Option) and option.name not in _OPTIONS and value:
-            words += [option.opts[-1]] if option.is_flag else [option.opts[-1], str(value)]
+            for one in value if isinstance(value, tuple) else [value]:
+                words += [option.opts[-1]] if option.is_flag else [option.opts[-1], str(one)]
     return words

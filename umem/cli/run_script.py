@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from umem.compat.lending import package_in_need
 from umem.errors import OutOfMemoryError, StateError, UmemError, is_cupys_out_of_memory
 from umem.launch import this_rank
 from umem.printable import command_line, short
@@ -56,6 +57,13 @@ class Program:
         """Return its short name, for titles."""
         return self.words[1] if self.source is None else Path(self.words[0]).name
 
+    @property
+    def folder(self) -> str:
+        """Return the folder that Python puts first on the path to run it."""
+        if self.source is None:
+            return os.getcwd()
+        return str(Path(os.path.abspath(self.words[0])).resolve().parent)
+
     def begun(self) -> tuple[ModuleType, CodeType | None]:
         """Set up ``__main__``, arguments and path as Python does; returns the code, a module's
         included.
@@ -68,14 +76,14 @@ class Program:
         safe = getattr(sys.flags, "safe_path", False)  # python -P, from 3.11 on
         if self.source is None:
             if not safe:
-                sys.path[0] = os.getcwd()
+                sys.path[0] = self.folder
             sys.argv = ["-m", *self.arguments]
             module, code = _module(self.words[1])
             sys.argv[0] = str(module.__file__)
         else:
             path = os.path.abspath(self.words[0])
             if not safe:
-                sys.path[0] = str(Path(path).resolve().parent)
+                sys.path[0] = self.folder
             sys.argv = [*self.words]
             module, code = _main_module(path), None
         sys.modules["__main__"] = module
@@ -216,8 +224,8 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
     """Return umem's advice on the error that ended a script; None if it has none.
 
     There is advice on memory that ran out, on a missing GPU, on ``--recompute`` for a script that
-    has a Recompute of its own, and on arrays that NumPy 2.4 no longer takes for numbers. The causes
-    of the error are looked at, too.
+    has a Recompute of its own, on arrays that NumPy 2.4 no longer takes for numbers, and on names
+    that NumPy has removed. The causes of the error are looked at, too.
 
     Args:
         words: the script and its arguments.
@@ -257,6 +265,12 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
             "umem: NumPy up to 2.3 took an array of shape (1,) for a number, with a warning; "
             "newer ones do not. Write a.item() for int(a) and float(a), or run the script as it "
             "is with the older one: pip install 'numpy<2.4'"
+        )
+    if package := next(filter(None, map(package_in_need, causes)), None):
+        return (
+            f"umem: {package} asks for what NumPy or setuptools has removed. Lend it to {package}, "
+            "which stays as it is (docs/chainer.md):\n"
+            f"  umem run --old-numpy {package} {command_line(*words)}"
         )
     return None
 

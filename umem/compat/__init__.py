@@ -1,11 +1,9 @@
-"""Chainer 7.8 on today's NumPy, Python and CuPy.
+"""Chainer 7.8 on today's NumPy, Python and CuPy, and old packages on today's NumPy.
 
 Importing this package does not import Chainer, so that a start-up hook can use it.
 """
 
-from umem.compat.chainer_installer import get_chainer
 from umem.compat.finder import install, is_installed
-from umem.compat.pth import install_pth, remove_pth
-from umem.compat.shim_report import Row, check
+from umem.compat.lending import lend_removed_names
 
-__all__ = ["Row", "check", "get_chainer", "install", "install_pth", "is_installed", "remove_pth"]
+__all__ = ["install", "is_installed", "lend_removed_names"]

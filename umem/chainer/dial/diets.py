@@ -19,7 +19,6 @@ from umem.chainer.optimizers import dequantize_states, quantize_states
 from umem.chainer.parameters_once import parameter_bytes
 from umem.chainer.precision.half_precision import half_precision
 from umem.chainer.recompute.recompute import Recompute
-from umem.chainer.switch import Switch
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.devices.cost import cuda_model
 from umem.devices.open import entered_device
@@ -28,6 +27,7 @@ from umem.errors import BudgetError, SizeError, StateError
 from umem.predict.diet_places import SURE, HostArrays, Place, PlainPool
 from umem.predict.dieting import PARTS, Chosen, Combination, cheapest
 from umem.predict.techniques.step_variants import StepVariants
+from umem.switch import Switch
 from umem.trace.events import Event, Op
 from umem.trace.trace import Trace
 from umem.units import format_bytes, format_seconds, parse_bytes

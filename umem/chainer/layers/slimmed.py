@@ -19,8 +19,8 @@ from umem.chainer.layers.layer_costs import (
 from umem.chainer.layers.link_paths import LinkPlace, holders
 from umem.chainer.layers.tying import tie
 from umem.chainer.parameters_once import parameter_bytes
-from umem.chainer.switch import Switch
 from umem.errors import DataError, LayerError, SizeError, StateError
+from umem.switch import Switch
 
 __all__ = ["Slimmed", "slimmer"]
 

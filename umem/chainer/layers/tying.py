@@ -14,9 +14,9 @@ import chainer
 
 from umem.chainer.layers.exchange_conflicts import refuse_tie
 from umem.chainer.layers.link_paths import counterparts, link_at, parent_path
-from umem.chainer.switch import Switch
 from umem.errors import LayerError
 from umem.printable import quoted
+from umem.switch import Switch
 
 __all__ = ["Ties", "tie"]
 

@@ -14,9 +14,9 @@ from umem.chainer.precision.judged_updates import Updates
 from umem.chainer.precision.loss_scale import LossScale, ScaleState
 from umem.chainer.precision.masters import Masters, serialize
 from umem.chainer.precision.terms import check, chosen, halves, is_of_halves
-from umem.chainer.switch import Switch
 from umem.chainer.tap import Proceed, Subscriber, check_chainer, subscribe, unsubscribe
 from umem.errors import StateError
+from umem.switch import Switch
 
 LARGEST_OF_HALF = 32768.0
 """The largest power of two in float16: the most that a loss in float16 is scaled by."""

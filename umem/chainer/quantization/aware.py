@@ -15,8 +15,8 @@ from umem.chainer.quantization.aware_links import (
 from umem.chainer.quantization.exchanging import by_path, checked_names
 from umem.chainer.quantization.quantized_links import QuantizedLayer
 from umem.chainer.quantization.scheme import Scheme
-from umem.chainer.switch import Switch
 from umem.errors import QuantizationError, StateError
+from umem.switch import Switch
 
 __all__ = ["QuantizationAware", "quantization_aware"]
 

@@ -1,6 +1,7 @@
 """Python runs this as it starts, in the processes that a script under ``umem run`` starts.
 
-It waits for ``import chainer`` and mends it then; until then it imports neither umem nor NumPy.
+It waits for ``import chainer`` and mends it then, and for the packages of ``--old-numpy``, which
+are lent names then; until then it imports neither umem nor NumPy.
 In the workers of multiprocessing it takes away what mpiexec told a rank, which they are not: one
 that imports mpi4py, as its script does above ``__main__``, would join as a second rank of that
 number, and hang. There it sees itself alone.
@@ -18,24 +19,35 @@ from types import ModuleType
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
 
+OLD_NUMPY = "UMEM_OLD_NUMPY"
+"""The variable with the packages of ``--old-numpy``, by commas."""
+
 
 class WaitForChainer:
-    """A finder that finds nothing until Chainer is imported."""
+    """A finder that finds nothing until Chainer, or a package that is lent names, is imported."""
+
+    def __init__(self) -> None:
+        self.lent = [package for package in os.environ.get(OLD_NUMPY, "").split(",") if package]
 
     def find_spec(
         self, name: str, path: object = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find what the compatibility layer finds; nothing, where it cannot be imported."""
-        if name != "chainer":
+        if name not in ("chainer", *(package.partition(".")[0] for package in self.lent)):
             return None
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
         if PathFinder.find_spec("umem") is None:  # a checkout that is not installed
             sys.path.append(_ROOT)
         try:
             from umem.compat.finder import arm
+            from umem.compat.lending import LentNames
         except ImportError:  # another Python, without what umem needs
             return None
-        return arm().find_spec(name, None, target)
+        arm()
+        for package in self.lent:
+            LentNames(package)  # `umem run` has looked for it
+        specs = (finder.find_spec(name, None, target) for finder in sys.meta_path)
+        return next(filter(None, specs), None)
 
 
 def _be_no_rank() -> None:

@@ -1,0 +1,244 @@
+"""`lend_removed_names`: one package sees the names that NumPy has removed, and nobody else does.
+
+A finder at the front of `sys.meta_path` gives each module of the package builtins of its own, whose
+``__import__`` returns a stand-in for NumPy. Python takes the builtins of a module's code, and of
+its functions, from ``__builtins__`` in the module's globals. NumPy itself is not touched.
+
+The stand-in is another object than NumPy. Comparisons with ``==`` take both for the same by
+themselves; those with ``is``, such as ``xp is numpy``, are compiled to a call that does.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import difflib
+import importlib.util
+import pkgutil
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
+from types import CodeType, ModuleType
+from typing import Any
+
+from umem.compat import numpy_stand_in
+from umem.compat.installation import BESIDE
+from umem.compat.removed_names import NAMES
+from umem.errors import CompatError, MissingDependencyError, StateError
+from umem.switch import Switch
+
+_MENDED = ("chainer", *BESIDE)
+_MISSING = re.compile(
+    r"module 'numpy' has no attribute '(\w+)'|`np\.(\w+)` was removed|"
+    r"cannot import name '(\w+)' from 'numpy'"
+)
+"""Messages of NumPy and Python about a name of NumPy's that is gone."""
+_SAME = "__umem_same__"
+"""The name, in the builtins of a lent module, of the function in the place of ``is``."""
+
+
+class LentNames(Switch):
+    """The removed names of NumPy are lent to ``package`` until `undo`, or the end of ``with``.
+
+    Imports that run afterwards find NumPy as it is; what modules have bound before stays.
+    """
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+        _on.append(self)
+        if _finder not in sys.meta_path:
+            sys.meta_path.insert(0, _finder)
+
+    def _take_back(self) -> None:
+        _on.remove(self)
+        if not _on and _finder in sys.meta_path:
+            sys.meta_path.remove(_finder)
+
+
+def lend_removed_names(package: str, path: Sequence[str] | None = None) -> LentNames:
+    """Let the modules of a package see the names that NumPy has removed, such as ``np.float``.
+
+    The package's own Python modules get a stand-in for NumPy, in which everything else is NumPy's
+    very own, and one for pkg_resources where nothing provides it. No other module sees them. It is
+    called before the package is imported, and may be repeated.
+
+    Args:
+        package: its name in an import; ``package.part`` is that part alone.
+        path: folders in which it is looked for, beside those of `sys.path`.
+
+    Returns:
+        a handle: ``undo()``, or the end of ``with`` it, ends the lending for later imports.
+
+    Raises:
+        MissingDependencyError: there is no such package; nothing was changed.
+        StateError: one of its modules was imported before; nothing was changed.
+        CompatError: it is NumPy, umem, Chainer or the script itself; nothing was changed.
+    """
+    top = package.partition(".")[0]
+    if top in _MENDED:
+        raise CompatError(f"{top} is mended by umem.compat.install(), and needs no names lent")
+    if top in ("numpy", "umem"):
+        raise CompatError(f"{top} is lent no names: give the package that asks NumPy for them")
+    if top == "__main__":
+        raise CompatError(
+            "names are lent to packages, not to a script: put its old code in a module beside it, "
+            "and give that"
+        )
+    for name in [name for name in sys.modules if _covers(package, name)]:
+        its_builtins = getattr(sys.modules[name], "__builtins__", None)  # none in compiled modules
+        if its_builtins and _SAME not in its_builtins:
+            raise StateError(
+                f"{name} was imported before, and has NumPy as it is: call "
+                f"lend_removed_names({package!r}) before the first import of it"
+            )
+    _require(package, [*(path or ()), *sys.path])
+    return LentNames(package)
+
+
+def _require(package: str, path: Sequence[str]) -> None:
+    """Raise MissingDependencyError where there is no such package; imports nothing."""
+    parts, places = package.split("."), list(path)
+    for count, part in enumerate(parts, 1):
+        name = ".".join(parts[:count])
+        spec = PathFinder.find_spec(name, places)
+        if spec is None and count == 1 and part.isidentifier():
+            spec = importlib.util.find_spec(part)  # as finders of installed checkouts have it
+        if spec is None:
+            near = difflib.get_close_matches(
+                part, [one.name for one in pkgutil.iter_modules(places)]
+            )
+            hint = f"; near: {', '.join(near)}" if near else ""
+            raise MissingDependencyError(f"there is no package {name!r} to lend names to{hint}")
+        places = list(spec.submodule_search_locations or ())
+
+
+def package_in_need(error: BaseException) -> str | None:
+    """Return the package whose module failed for a name that could be lent; None if none did."""
+    if not isinstance(error, (AttributeError, ImportError)):
+        return None
+    found = _MISSING.search(str(error))
+    is_pkg_resources = isinstance(error, ImportError) and error.name == "pkg_resources"
+    if not is_pkg_resources and (found is None or found[found.lastindex or 0] not in NAMES):
+        return None
+    frames = traceback.walk_tb(error.__traceback__)
+    tops = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames]
+    top = next((top for top in reversed(tops) if top not in ("numpy", "umem")), "__main__")
+    return None if top in ("__main__", *_MENDED) else top
+
+
+# -- the modules of the package -------------------------------------------------------------------
+
+
+class _LendingFinder(MetaPathFinder):
+    """Finds the modules of lent packages by the other finders, and has them loaded with loans."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return a spec whose loader lends, or None for a module of another package."""
+        if not _is_lent(fullname):
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next(filter(None, specs), None)
+        if spec is not None:
+            _lend(spec)
+        return spec
+
+
+_on: list[LentNames] = []
+_finder = _LendingFinder()
+
+
+def _covers(package: str, module: str) -> bool:
+    return f"{module}.".startswith(f"{package}.")
+
+
+def _is_lent(module: str) -> bool:
+    return any(_covers(lent.package, module) for lent in _on)
+
+
+def _lend(spec: ModuleSpec) -> None:
+    """Have a module executed by `_execute`; compiled ones and folders without code are left."""
+    loader: Any = spec.loader
+    if hasattr(loader, "exec_module") and not isinstance(loader, (type, ExtensionFileLoader)):
+        spec.loader = loader = copy(loader)  # that of an archive is one for all of its modules
+        vars(loader)["exec_module"] = partial(_execute, loader.exec_module)
+
+
+def _execute(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+    names = vars(module)
+    lent = {"__import__": partial(_import, module.__name__), _SAME: numpy_stand_in.is_same}
+    names["__builtins__"] = {**vars(builtins), **lent}
+    code = None if module.__spec__ is None else _recompiled(module.__spec__)
+    if code is None:
+        execute(module)
+    else:
+        exec(code, names)
+
+
+def _import(
+    module: str,
+    name: str,
+    globals: Any = None,
+    locals: Any = None,
+    fromlist: Sequence[str] | None = (),
+    level: int = 0,
+) -> Any:
+    """Import ``name`` for the code of a lent module, as the built-in function does."""
+    try:
+        found = builtins.__import__(name, globals, locals, fromlist or (), level)
+    except ModuleNotFoundError as error:
+        if not (name == error.name == "pkg_resources" and _is_lent(module)):
+            raise
+        return importlib.import_module("umem.compat.pkg_resources")
+    if found is sys.modules.get("numpy") and _is_lent(module):
+        is_star = fromlist is not None and "*" in fromlist
+        return numpy_stand_in.star() if is_star else numpy_stand_in.STAND_IN
+    return found
+
+
+# -- comparisons with `is` ------------------------------------------------------------------------
+
+
+class _ByFunction(ast.NodeTransformer):
+    """Makes ``a is b`` a call of `is_same`."""
+
+    changed = False
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        """Return the call, or the node itself where a side is a constant, which is no module."""
+        self.generic_visit(node)
+        sides = [node.left, *node.comparators]
+        is_not = isinstance(node.ops[0], ast.IsNot)
+        if len(sides) > 2 or not (is_not or isinstance(node.ops[0], ast.Is)):
+            return node
+        if any(isinstance(side, ast.Constant) for side in sides):
+            return node
+        self.changed = True
+        call: ast.expr = ast.Call(ast.Name(_SAME, ast.Load()), sides, [])
+        call = ast.UnaryOp(ast.Not(), call) if is_not else call
+        return ast.fix_missing_locations(ast.copy_location(call, node))
+
+
+def _recompiled(spec: ModuleSpec) -> CodeType | None:
+    """Compile a module with its comparisons by function; None where its own code will do."""
+    source = getattr(spec.loader, "get_source", lambda _: None)(spec.name)
+    if source is None:
+        return None
+    by_function = _ByFunction()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the source's, which Python gives once, not each time
+        try:
+            tree = by_function.visit(ast.parse(source))
+        except SyntaxError:
+            return None  # Python's own loader says so better
+        if not by_function.changed:
+            return None
+        return compile(tree, spec.origin or "<unknown>", "exec", dont_inherit=True)
