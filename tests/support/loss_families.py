@@ -193,6 +193,17 @@ STEPWISE: tuple[Term, ...] = (
     chainer.report({'loss': loss.array, 'first': first, 'accuracy': F.accuracy(model.l2(h), t,
                     ignore_label=-1)}, model)
     return loss"""),
+    ("one loss, then another", "x t y", """h = F.tanh(model.l1(x))
+    if state.update % 2:
+        return F.mean_squared_error(model.out(h), y)
+    return 0.5 * F.softmax_cross_entropy(model.l2(h), t) + F.mean(h ** 2)"""),
+    ("Classifier", "x t",
+     "return L.Classifier(lambda v: model.l2(F.tanh(model.l1(v))))(x, t)"),
+    ("a term after the first update", "x t y", """h = F.tanh(model.l1(x))
+    loss = F.softmax_cross_entropy(model.l2(h), t)
+    if state.update > 0:
+        loss += 0.5 ** state.update * F.mean_absolute_error(model.out(h), y)
+    return loss"""),
     ("a dictionary of known terms", "x t y", """h = F.tanh(model.l1(x))
     terms = {'class': F.softmax_cross_entropy(model.l2(h), t)}
     terms['box'] = 0.2 * F.mean_squared_error(model.out(h), y)
@@ -313,7 +324,7 @@ DICTIONARIES: tuple[tuple[str, str, str, str, tuple[tuple[str, str, str], ...]],
      "{f't{i}': (lambda i: |(tt[:, i] >= 0).sum()|)(i) for i in range(3)}", ()),
     ("dict: mask of no sample", "x y c m", f"""return {{
         'masked': F.sum({_CE} * m) / max(1, m.sum()), 'box': F.mean({_SE})}}""",
-     "{'masked': |int(m.sum())|}", (("{'masked': 1}", "1", LEN),)),
+     "{'masked': |int(m.sum())|}", (("{'masked': 1}", "1", "float(m.sum())"),)),
     ("dict: order of names", "x y c r", f"""terms = [
         ('masked', F.sum({_CE} * r) / r.sum()), ('box', F.sum({_SE}) / len(x))]
     return dict(terms if c[0] % 2 else terms[::-1])""",

@@ -31,6 +31,7 @@ from umem.errors import AccumulationWarning, UmemError
 RATE = 0.1
 OUTCOMES = (
     "right",
+    "right, warned",
     "refused",
     "wrong",
     "wrong, warned",
@@ -84,7 +85,9 @@ class Side:
         self.model = _model(one)
         self.model.cleargrads()
         self.optimizer = chainer.optimizers.SGD(RATE).setup(self.model)
-        if one.hook:
+        if one.hook == "frozen":
+            next(iter(self.model.children())).disable_update()
+        elif one.hook:
             name, _, rest = one.hook.partition("(")
             values = [float(each) for each in rest.rstrip(")").split(",")]
             self.optimizer.add_hook(getattr(chainer.optimizer_hooks, name)(*values))
@@ -95,13 +98,22 @@ class Side:
         exec(compile(one.source, f"<program {one.seed}>", "exec"), self.names)
         self.loss = self.names["loss"]
         self.by_hand = self.names.get("one_round")
+        self.closed = self.loss.__code__.co_argcount == 0
 
     def plainly(self, args: tuple[Any, ...]) -> None:
         """Update by a whole batch; terms in a dictionary are summed."""
+        args = self.given(args)
         if self.by_hand is not None:
             self.by_hand(*args)
         else:
             self.optimizer.update(lambda *args: total(self.loss(*args)), *args)
+
+    def given(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Give a closure its arguments by the way."""
+        if not self.closed:
+            return args
+        self.state.part = args
+        return ()
 
     def values(self) -> list[np.ndarray]:
         return [np.array(each.array) for each in self.model.params()]
@@ -219,13 +231,13 @@ class Parts:
             block.__enter__()
             self.block = block
         if self.one.micro_batch:
-            self.side.optimizer.update(self.side.loss, *whole)
+            self.side.optimizer.update(self.side.loss, *self.side.given(whole))
             return
         for part in parts(columns, self.one.names, sizes):
             self.part = part
             self.mark()
             if self.one.how == "steps":
-                self.side.optimizer.update(self.side.loss, *self.part)
+                self.side.optimizer.update(self.side.loss, *self.side.given(part))
             else:
                 assert self.side.by_hand is not None
                 self.side.by_hand(*self.part)
@@ -287,7 +299,7 @@ def judged(one: Program) -> Verdict:
         finally:
             with contextlib.suppress(Exception):
                 run.close()
-        return first or Verdict("right", 0, "warned" if _warned(told) else "")
+        return first or Verdict("right, warned" if _warned(told) else "right", 0)
 
 
 def _warned(told: Sequence[warnings.WarningMessage]) -> bool:
@@ -386,25 +398,30 @@ def _refusal(
 
 def _own(one: Program, columns: Columns, sizes: Sequence[int], number: int) -> set[type[Exception]]:
     """Find what the loss function and the weight= raise themselves, on few samples."""
-    side = Side(one)
     count = sum(sizes)
     ends = np.cumsum((0, *sizes))
     some = [range(*pair) for pair in pairwise(ends)]
     some += [(n,) for n in range(count)]
     some += [(0, count // 2), (0, count - 1), (count // 2, count - 1)]
     some += [(0, count // 2, count - 1)] if count > 2 else []
-    weight = eval(one.weight, side.names) if one.weight else None
-    weights = weight.values() if isinstance(weight, dict) else [weight]
     raised: set[type[Exception]] = set()
-    side.state.update = number
-    for which in some:
-        try:
-            args = cut(columns, one.names, which)
-            side.plainly(args)
-            for each in filter(callable, weights):
-                each(*args)
-        except Exception as error:
-            raised.add(type(error))
+    for order in (
+        some,
+        some[::-1],
+        sorted(some, key=len),
+    ):  # a state that is carried over makes the order matter
+        side = Side(one)
+        side.state.update = number
+        weight = eval(one.weight, side.names) if one.weight else None
+        weights = weight.values() if isinstance(weight, dict) else [weight]
+        for which in order:
+            try:
+                args = cut(columns, one.names, which)
+                side.plainly(args)
+                for each in filter(callable, weights):
+                    each(*args)
+            except Exception as error:
+                raised.add(type(error))
     return raised
 
 

@@ -8,6 +8,7 @@ the program's own, with the number of the update.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ _SE = "F.squared_error(model.out(h), y)"
 _PADDED = "F.pad_sequence([model.step(each) for each in xs])"
 
 
-def _family(name: str, names: str, *bodies: str, **options: str) -> list[Family]:
-    return [Family(name, names, body, **options) for body in bodies]  # type: ignore[arg-type]
+def _family(name: str, names: str, *bodies: str, **options: Any) -> list[Family]:
+    return [Family(name, names, body, **options) for body in bodies]
 
 
 _UNSAID = (
@@ -216,7 +217,7 @@ _MIXED = (
         " + F.mean_squared_error(z, y)",
         "z = model.out(h)\nloss = F.mean((z - z[::-1]) ** 2)",
         "z = model.out(h)\nloss = F.mean((z - F.flip(z, 0)) ** 2)",
-        "z = model.out(h)\nloss = F.mean((z - F.roll(z, 1, 0)) ** 2)",
+        "z = model.out(h)\nloss = F.mean((z - F.concat([z[1:], z[:1]], axis=0)) ** 2)",
         "z = model.out(h)\nloss = F.mean((z[1:] - z[:-1]) ** 2)",
         "z = model.out(h)\nloss = F.mean(F.maximum(z[::2][:len(x) // 2], z[1::2]))",
         "mixed = 0.7 * x + 0.3 * x[::-1]\n"
@@ -344,7 +345,7 @@ _SHAPES = (
         f"loss = F.relu(F.mean({_SE}) - 0.1)",
         f"loss = F.absolute(F.mean({_CE}) - 0.5) + 0.5",
         f"loss = F.maximum(F.mean({_SE}), F.mean({_CE}))",
-        f"loss = F.clip(F.mean({_SE}), 0.0, 3.0)",
+        f"loss = F.clip(F.mean({_SE}), 0.0, 30.0)",
         f"loss = F.sum(F.mean({_SE})) + 0 * F.mean(h)",
         f"loss = F.squeeze(F.reshape(F.mean({_SE}), (1, 1)))",
         f"loss = F.sum(F.stack([F.mean({_SE}), 2 * F.mean({_CE})]))",
@@ -446,9 +447,44 @@ _FLOW = (
     _family("an argument for all samples", "y",
         "loss = F.mean_squared_error(F.matmul(F.softmax(F.matmul(h, np.ascontiguousarray("
         "np.tile(y, 2)), transb=True)), y), y)",
-        "logits = F.matmul(model.out(h), y, transb=True)\n"
-        "loss = F.softmax_cross_entropy(logits[:, :1] * np.ones((1, 3), x.dtype), "
-        "np.zeros(len(x), 'i'))"),
+        "loss = F.mean(F.matmul(model.out(h), y, transb=True)[:, 0] ** 2)"),
+    _family("an argument for all samples, not of them", "all",
+        "loss = F.mean(F.logsumexp(F.matmul(h, all, transb=True), axis=1))",
+        "loss = F.mean((h - F.broadcast_to(F.mean(model.emb.W), h.shape)) ** 2) "
+        "+ F.mean(F.matmul(h, all, transb=True)) ** 1",
+        "loss = F.softmax_cross_entropy(F.matmul(h, F.tanh(all), transb=True), "
+        "np.zeros(len(x), 'i'))", ways=("micro_batch", "steps", "by hand")),
+    _family("a number as an argument", "half y",
+        f"loss = half * F.mean({_SE})",
+        f"loss = F.mean(half * {_SE})", ways=("micro_batch", "steps", "by hand")),
+    _family("an argument that is a Variable", "vx y",
+        "loss = F.mean_squared_error(model.out(F.tanh(model.l1(vx))), y)",
+        "z = model.out(F.tanh(model.l1(vx)))\n"
+        "loss = F.mean((z - F.broadcast_to(F.mean(vx), z.shape)) ** 2)",
+        ways=("micro_batch", "steps", "by hand")),
+    _family("an argument changed in place", "y c t",
+        f"y *= 0.5\nloss = F.mean({_SE})",
+        f"y += 1\nloss = F.mean({_SE})",
+        "t[t == 2] = -1\nloss = F.softmax_cross_entropy(model.l2(h), t)",
+        "t[t >= 0] = (t[t >= 0] + 1) % 4\nloss = F.softmax_cross_entropy(model.l2(h), t)",
+        "x -= 0.1\nloss = F.mean(F.tanh(model.l1(x)) ** 2)"),
+    _family("backward inside the loss", "y",
+        "z = chainer.Variable(x)\nmodel.cleargrads()\n"
+        "F.mean(F.squared_error(model.out(F.tanh(model.l1(z))), y)).backward()\n"
+        "far = x + 0.1 * np.sign(z.grad)\nmodel.cleargrads()\n"
+        "loss = F.mean(F.squared_error(model.out(F.tanh(model.l1(far))), y))",
+        "z = chainer.Variable(x)\nF.sum(model.d(F.tanh(model.l1(z)))).backward()\n"
+        "loss = F.mean(F.squared_error(model.out(F.tanh(model.l1(x - 0.1 * z.grad))), y))"),
+    _family("random, without an effect", "y c",
+        "quiet = np.full((len(x), 3), -200, x.dtype)\n"
+        "loss = F.mean((F.gaussian(model.out(h), quiet) - y) ** 2)",
+        "quiet = np.full((len(x), 3), -200, x.dtype)\nz = F.gaussian(model.out(h), quiet)\n"
+        "loss = F.mean((z - F.broadcast_to(F.mean(z, axis=0), z.shape)) ** 2)",
+        f"noise = 0 * np.random.randn(len(x))\nloss = F.mean({_CE} + noise)",
+        "z = F.rrelu(h, 0.25, 0.25)\nloss = F.mean(model.out(z) ** 2)",
+        "z = F.zoneout(h, h, 0.5)\nloss = F.mean_squared_error(model.out(z), y)",
+        "quiet = np.full((len(x), 3), -200, x.dtype)\n"
+        "loss = F.sum((F.gaussian(model.out(h), quiet) - y) ** 2) / len(x)"),
     _family("a loss of its own class", "y c t",
         "class SoftmaxCrossEntropy(\n"
         "    F.loss.softmax_cross_entropy.SoftmaxCrossEntropy\n):\n"
@@ -471,7 +507,7 @@ _FLOW = (
         "        return F.broadcast_to(grads[0] / self.size, self.shape),\n"
         f"loss = Mean().apply(({_SE},))[0]",
         "class Halving(chainer.FunctionNode):\n"
-        "    def forward(self, inputs):\n        return inputs[0] / len(x),\n"
+        "    def forward(self, inputs):\n        return np.asarray(inputs[0] / len(x)),\n"
         "    def backward(self, indexes, grads):\n        return grads[0] / len(x),\n"
         f"loss = Halving().apply((F.mean({_SE}),))[0]",
         "class Identity(chainer.FunctionNode):\n"
@@ -503,8 +539,9 @@ _FLOW = (
         "loss = F.mean_squared_error(model.out(z), y.repeat(2, axis=0))",
         "a, b = F.split_axis(h, 2, axis=1)\nloss = F.mean(a * b) + F.mean((a - b) ** 2)",
         "a, b = F.separate(h[:, :2], axis=1)\nloss = F.mean(a * b)",
-        "loss = F.mean(F.matmul(h, model.l3.W) * h) - F.mean(F.bilinear(h, h, "
-        "F.reshape(model.l3.W, (6, 6, 1))))"),
+        "loss = F.mean(F.matmul(h, model.l3.W) * h)",
+        "loss = F.mean(F.dropout(h, 0.0) ** 2)",
+        "loss = F.mean(F.sum(F.get_item(h, np.arange(len(x))[::-1]) * 2, axis=1))"),
     _family("two backward calls", "y c",
         f"return F.mean({_SE}), F.softmax_cross_entropy(model.l2(h), c)",
         f"return F.mean({_SE}), F.sum({_CE}) / len(x)", round="twice"),
@@ -513,5 +550,86 @@ _FLOW = (
         round="vector"),
 )  # fmt: skip
 
-GROUPS = (*_UNSAID, *_SEQUENCES, *_MIXED, *_NUMBERS, *_SHAPES, *_FLOW)
+_HIDDEN = (
+    _family("a little mixing", "y c",
+        *(f"z = model.out(h)\nloss = F.mean({_SE}) + {factor} * "
+          "F.mean((z - F.broadcast_to(F.mean(z, axis=0), z.shape)) ** 2)"
+          for factor in ("1e-2", "1e-3", "1e-4", "1e-5", "1e-6")),
+        f"loss = F.mean({_SE}) + 1e-4 * F.sqrt(F.mean(h ** 2))"),
+    _family("mixing that comes later", "y m c t",
+        "z = model.out(h)\nmiddle = F.broadcast_to(F.mean(z, axis=0), z.shape)\n"
+        "loss = F.mean(F.where(np.broadcast_to(m[:, None] > 0, z.shape), z, z - middle) ** 2)",
+        "z = model.out(h)\nspread = F.mean((z - F.broadcast_to(F.mean(z, axis=0), z.shape)) ** 2)\n"
+        f"loss = F.mean({_SE}) + F.relu(spread - 1.5)",
+        f"each = {_CE} * m\nloss = F.mean(each * (1 + (m.mean() < 1) * len(x)))",
+        f"each = {_CE}\nloss = F.mean(each * m * (len(m) / max(1, m.sum())))",
+        f"each = {_CE}\nloss = F.mean(each * np.where(t < 0, 1 / max(1, (t < 0).sum()), 1))",
+        "z = model.out(h)\nif not m.all():\n    z = F.flip(z, 0)\nloss = F.mean((z - y) ** 2)"),
+    _family("centers of classes in the batch", "c",
+        "same = (c[:, None] == c[None]).astype(x.dtype)\n"
+        "same /= same.sum(axis=1, keepdims=True)\n"
+        "loss = F.mean((h - F.matmul(same, h)) ** 2) + 0.1 * F.mean(h ** 2)",
+        "same = (c[:, None] == c[None]).astype(x.dtype)\n"
+        "same /= same.sum(axis=1, keepdims=True)\n"
+        "loss = F.softmax_cross_entropy(model.l2(F.matmul(same, h)), c)"),
+    _family("classes of the batch", "c",
+        "loss = F.softmax_cross_entropy(model.l2(h)[:, :c.max() + 1], c)",
+        "seen, label = np.unique(c, return_inverse=True)\n"
+        "loss = F.softmax_cross_entropy(model.l2(h)[:, seen], label.astype('i'))",
+        "seen = np.bincount(c, minlength=4) > 0\n"
+        "loss = F.softmax_cross_entropy(model.l2(h) - 9 * ~seen, c)"),
+    _family("places in the batch", "c y",
+        f"loss = F.mean({_CE} * np.arange(len(x)))",
+        f"loss = F.mean({_CE} * 0.9 ** np.arange(len(x)))",
+        f"loss = F.mean({_CE} * (-1.0) ** np.arange(len(x)))",
+        f"loss = F.mean({_CE} * (np.arange(len(x)) % 2 == 0))",
+        f"loss = F.mean({_CE} * np.cumsum(y[:, 0]))",
+        f"loss = F.mean({_CE} * np.linspace(0, 1, len(x)))",
+        f"loss = F.mean({_SE}[:4])",
+        f"loss = F.mean({_SE}[0])",
+        f"loss = F.mean({_SE}[-1]) + 0.5 * F.mean({_SE})",
+        f"loss = F.mean({_SE}[:len(x) // 2 + 1]) + F.mean({_CE}[len(x) // 2:])"),
+    _family("shapes that broadcast", "y",
+        "loss = F.mean((model.d(h) - y[:, 0]) ** 2)",
+        "loss = F.mean((F.squeeze(model.d(h)) - F.squeeze(y[:, :1])) ** 2)",
+        "loss = F.mean(F.broadcast_to(F.mean(model.out(h), axis=0), y.shape) * y)"),
+    _family("no mean, weight=", "y c",
+        f"loss = F.sqrt(F.sum({_SE}) / len(x))",
+        f"loss = F.log(F.sum({_SE}) / len(x))",
+        f"loss = F.sum({_SE}) / len(x) * F.mean({_CE})",
+        "loss = F.sum(F.softmax(model.l2(h), axis=0) ** 2) / len(x)",
+        "logits = F.matmul(h, h, transb=True)\nloss = F.sum(F.softmax_cross_entropy("
+        "logits, np.arange(len(x), dtype='i'), reduce='no')) / len(x)",
+        "loss = F.sum(F.mean(model.out(h), axis=0) ** 2)",
+        "loss = F.max(model.d(h))",
+        f"loss = F.sum({_SE}) / len(x) ** 2",
+        "z = model.bn(h)\nloss = F.sum(model.out(z) ** 2) / len(x)", weight="len(x)"),
+    _family("no sum, weight=1", "y c",
+        "loss = F.sum(model.out(h)) ** 2",
+        "loss = F.sum(F.matmul(h, h, transb=True))",
+        f"loss = F.logsumexp(F.reshape({_CE}, (-1,)))",
+        "z = model.bn(h)\nloss = F.sum(model.out(z) ** 2)",
+        f"loss = F.sum({_SE}) * len(x)",
+        "loss = F.decov(h)", weight="1"),
+    _family("a mask that hides a wrong weight", "y m c",
+        f"loss = F.sum({_CE} * m) / max(1, m.sum())", weight="len(x)"),
+    _family("max(1, count) as the weight", "y m c",
+        f"loss = F.sum({_CE} * m) / max(1, m.sum())", weight="max(1, float(m.sum()))"),
+    _family("a weight that is no plain number", "y m c",
+        f"loss = F.sum({_SE}) / len(x)", weight="np.array(len(x))"),
+    _family("a loss in a closure", "y",
+        f"loss = F.mean({_SE})",
+        f"loss = F.sum({_SE})",
+        "z = model.out(h)\nloss = F.mean((z - F.broadcast_to(F.mean(z, axis=0), z.shape)) ** 2)",
+        ways=("steps", "steps", "micro_batch")),
+    _family("numbers in a dictionary", "y c",
+        f"return {{'a': F.mean({_SE}), 'note': 0.5}}",
+        f"return {{'a': F.mean({_SE}), 'b': F.mean({_CE}).array}}"),
+    _family("a regulariser alone", "y",
+        "loss = F.sum(model.l1.W ** 2)",
+        "loss = F.sum(model.l1.W ** 2) + model.s * 3",
+        "loss = F.mean(model.l1.W ** 2) * len(x)"),
+)  # fmt: skip
+
+GROUPS = (*_UNSAID, *_SEQUENCES, *_MIXED, *_NUMBERS, *_SHAPES, *_FLOW, *_HIDDEN)
 OTHER: tuple[Family, ...] = tuple(family for group in GROUPS for family in group)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import chainer
 import numpy as np
 from loss_families import DICTIONARIES, KNOWN, RAGGED, REGULARISERS, SAID, STEPWISE
 from odd_losses import GROUPS
@@ -29,7 +30,12 @@ STEPS, LABELS, IDS = 3, 4, 7
 WAYS = ("micro_batch",) * 5 + ("steps",) * 2 + ("by hand",) * 2 + ("updater",)
 BY_UPDATE = tuple(each for each in WAYS if each != "by hand")
 LATER = ("regular", "ignored", "empty part", "nothing", "ragged", "sorted", "equal", "clumped")
-HOOKS = ("WeightDecay(0.1)", "GradientClipping(0.05)", "GradientHardClipping(-0.01, 0.01)")
+HOOKS = (
+    "frozen",
+    "WeightDecay(0.1)",
+    "GradientClipping(0.05)",
+    "GradientHardClipping(-0.01, 0.01)",
+)
 TRUNKS = (
     "h = F.tanh(model.l1(x))",
     "h = F.tanh(model.l1(x))",
@@ -59,6 +65,20 @@ TWICE = (
 )
 Columns = dict[str, Any]
 """Arrays, whose first axis is the samples, and lists of an array a sample, by name."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """An argument that is the same for all samples."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class AsVariable:
+    """An argument that is given as a Variable."""
+
+    array: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -94,6 +114,10 @@ class Program:
 
 
 def _shown(column: Any) -> str:
+    if isinstance(column, AsVariable):
+        return f"Variable{list(column.array.shape)}"
+    if isinstance(column, Shared):
+        return f"for all: {column.value!r}".replace("\n", " ")
     if isinstance(column, list):
         return f"arrays of {[len(each) for each in column]}"
     if column.dtype.kind == "f" and column.ndim > 1:
@@ -131,7 +155,10 @@ def program(seed: int) -> Program:
     names = tuple(dict.fromkeys(draft.names.split()))
     dtype = "float32" if rng.random() < 0.12 else "float64"
     arguments = ", ".join(names)
-    source = f"def loss({arguments}):\n    {draft.body}"
+    if draft.kinds == ["a loss in a closure"]:
+        source = f"def loss():\n    {arguments} = state.part\n    {draft.body}"
+    else:
+        source = f"def loss({arguments}):\n    {draft.body}"
     if how == "by hand":
         text = draft.round or rng.choice(ROUNDS)
         source += f"\n\ndef one_round({arguments}):\n    {text.format(arguments)}"
@@ -143,9 +170,8 @@ def program(seed: int) -> Program:
             break
     kinds = [f"{kind}, by hand" if (grade, how) == ("other", "by hand") else kind
              for kind in draft.kinds]  # fmt: skip
-    if grade in ("known", "weight") and not micro and len(kinds) > 1 + ("one term" in kinds):
-        if set(modes) - {"regular", "sorted", "clumped"} and set(names) & {"t", "b", "tt", "m"}:
-            kinds.append("counts of terms that go apart, parts as given")
+    if grade in ("known", "weight") and not micro and _apart(draft, names, modes):
+        grade, kinds = "other", ["counts of terms that go apart, parts as given"]
     if grade == "wrong":
         shown = [n for n, (columns, sizes) in enumerate(updates)
                  if _shows(draft, names, columns, sizes, how)]  # fmt: skip
@@ -168,6 +194,20 @@ def program(seed: int) -> Program:
         dtype,
         rng.choice(HOOKS) if rng.random() < 0.08 else None,
     )
+
+
+def _apart(draft: Draft, names: Sequence[str], modes: Sequence[str]) -> bool:
+    """Say whether the terms count in another proportion in each part.
+
+    The first part is then gone through before anybody knows its share of each.
+    """
+    if len({*draft.kinds} - {"one term", "mixture"}) == 1 and draft.level is False:
+        return False
+    weight = draft.weight or ""
+    if weight == "1" or re.search(r"1,|\br\b|\bm\b|\[c\]|map\(len|>= 0", weight):
+        return True
+    labels = {"t", "b", "tt", "m"} & {*names}
+    return bool(labels and {*modes} - {"regular", "sorted", "clumped"}) or "tt" in labels
 
 
 def _weight(text: str | None, arguments: str) -> str | None:
@@ -256,7 +296,7 @@ def said(rng: random.Random) -> Draft:
     if rng.random() < 0.28:
         name, names, body, weight, _ = rng.choice(DICTIONARIES)
         body = f"{rng.choice(TRUNKS)}\n    {body}"
-        return Draft("weight", [name], f"x {names}", body, weight, ways=BY_UPDATE)
+        return Draft("weight", [name], f"x {names}", body, weight, ways=BY_UPDATE, level=True)
     name, names, text, weight, _ = rng.choice(SAID)
     terms, kinds, names = [text], [name], f"x {names}"
     if rng.random() < 0.3:
@@ -344,6 +384,9 @@ def _column(
     size = sum(sizes)
     part = np.repeat(np.arange(len(sizes)), sizes)
     empty = _left_out(numbers, part, mode)
+    if name == "vx":
+        name = "x"
+        return AsVariable(_real(name, numbers, part, mode).astype(dtype))
     if name in WIDTHS:
         return _real(name, numbers, part, mode).astype(dtype)
     if name in ("t", "c"):
@@ -365,6 +408,10 @@ def _column(
         return np.concatenate([numbers.permutation(IDS)[:each] for each in sizes]).astype(np.int32)
     if name in ("e", "tt"):
         return numbers.randint(0, IDS if name == "e" else LABELS, (size, STEPS)).astype(np.int32)
+    if name == "all":
+        return Shared(numbers.randn(5, 6).astype(dtype))
+    if name == "half":
+        return Shared(0.5)
     if name == "il":
         return np.full(size, STEPS, np.int32)
     if name == "lab":
@@ -429,10 +476,15 @@ def _agree(columns: Columns) -> None:
 
 def cut(columns: Columns, names: Sequence[str], which: Sequence[int]) -> tuple[Any, ...]:
     """Take some samples, as the arguments of the loss function."""
-    return tuple(
-        [column[n] for n in which] if isinstance(column, list) else column[list(which)]
-        for column in (columns[name] for name in names)
-    )
+    return tuple(_taken(columns[name], list(which)) for name in names)
+
+
+def _taken(column: Any, which: list[int]) -> Any:
+    if isinstance(column, Shared):
+        return column.value
+    if isinstance(column, AsVariable):
+        return chainer.Variable(column.array[which])
+    return [column[n].copy() for n in which] if isinstance(column, list) else column[which]
 
 
 def parts(columns: Columns, names: Sequence[str], sizes: Sequence[int]) -> list[tuple[Any, ...]]:
