@@ -26,7 +26,7 @@ import chainer.functions as F
 import chainer.links as L
 from random_losses import Columns, Program, cut, parts, program
 
-from umem.errors import AccumulationWarning, UmemError
+from umem.errors import AccumulationError, AccumulationWarning, UmemError
 
 RATE = 0.1
 OUTCOMES = (
@@ -335,7 +335,7 @@ def _updates(one: Program, whole: Side, other: Side, run: Parts) -> Iterator[Ver
             yield _refusal(run, other, start, number, error)
             run.close(type(error), error, error.__traceback__)
             other.restore(before)
-            other.plainly(args)
+            other.plainly(cut(columns, one.names, range(sum(sizes))))
             message = _differs(one, other, start, change)
             if message:
                 yield Verdict("wrong", number, f"a plain update after the refusal: {message}")
@@ -388,7 +388,7 @@ def _refusal(
             changed.append("random state")
     opened = run.block is not None or run.updater is not None
     grads = [each.grad for each in side.model.params() if each.grad is not None]
-    if opened and any(each.any() for each in grads):
+    if opened and isinstance(error, AccumulationError) and any(each.any() for each in grads):
         changed.append("gradients are left")
     message = f"{type(error).__name__}: {error}"
     if changed:
@@ -405,11 +405,8 @@ def _own(one: Program, columns: Columns, sizes: Sequence[int], number: int) -> s
     some += [(0, count // 2), (0, count - 1), (count // 2, count - 1)]
     some += [(0, count // 2, count - 1)] if count > 2 else []
     raised: set[type[Exception]] = set()
-    for order in (
-        some,
-        some[::-1],
-        sorted(some, key=len),
-    ):  # a state that is carried over makes the order matter
+    # Where a state is carried over, the order matters.
+    for order in (some, some[::-1], sorted(some, key=len)):
         side = Side(one)
         side.state.update = number
         weight = eval(one.weight, side.names) if one.weight else None

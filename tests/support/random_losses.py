@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import chainer
 import numpy as np
 from loss_families import DICTIONARIES, KNOWN, RAGGED, REGULARISERS, SAID, STEPWISE
 from odd_losses import GROUPS
+from odd_programs import MORE
 
 STEPS, LABELS, IDS = 3, 4, 7
 """Time steps of fixed length; labels; identifiers."""
@@ -331,7 +331,7 @@ def wrong(rng: random.Random) -> Draft:
 
 def other(rng: random.Random) -> Draft:
     """Draw what people write."""
-    family = rng.choice(rng.choice(GROUPS))
+    family = rng.choice(rng.choice(GROUPS + MORE))
     lines = [rng.choice(TRUNKS), *family.body.strip("\n").split("\n")]
     names = f"x {family.names}"
     if family.plain and rng.random() < 0.3:
@@ -342,7 +342,9 @@ def other(rng: random.Random) -> Draft:
     if family.plain:
         lines.append("return " + (_outside(rng, "loss") if rng.random() < 0.3 else "loss"))
     text = {"vector": VECTOR, "twice": TWICE}.get(family.round or "")
-    ways = ("by hand",) if text else family.ways or WAYS
+    # What is said by hand cannot be checked: there umem has no loss function to call.
+    ways = family.ways or (BY_UPDATE if family.weight else WAYS)
+    ways = ("by hand",) if text else ways
     draft = Draft("other", [family.name], names, "\n    ".join(lines), family.weight, ways=ways)
     draft.round = text
     return draft
@@ -483,7 +485,9 @@ def _taken(column: Any, which: list[int]) -> Any:
     if isinstance(column, Shared):
         return column.value
     if isinstance(column, AsVariable):
-        return chainer.Variable(column.array[which])
+        from chainer import Variable  # not above: umem.chainer has to be imported before
+
+        return Variable(column.array[which])
     return [column[n].copy() for n in which] if isinstance(column, list) else column[which]
 
 
