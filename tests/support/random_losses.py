@@ -514,6 +514,9 @@ def _shows(
     spread |= {(0, len(first) // 3, 2 * len(first) // 3)}
     spread |= {(len(first) // 6, len(first) // 2, 5 * len(first) // 6)}
     for chosen in spread:
+        labels = [columns[name][list(chosen)] for name in ("t", "b", "m") if name in names]
+        if any((each < 0).all() or (each.dtype.kind == "f" and not each.any()) for each in labels):
+            return False  # they have no gradient
         for one in chosen:
             halves = [tuple(each for each in chosen if each != one), (one,)]
             given, meant = (_shares(each, columns, names, halves) for each in pair)
