@@ -50,7 +50,6 @@ def test_what_changes_no_divisor_may_follow_a_mean(name: str) -> None:
     assert of_net(PASSES[name], micro_batch=4) < 1e-7
 
 
-@pytest.mark.xfail(strict=True, reason="float() of an array of one element that has axes")
 @pytest.mark.filterwarnings("ignore:Treating a variable with only one element:DeprecationWarning")
 @pytest.mark.parametrize("shape", [(1,), (1, 1)])
 def test_a_loss_of_one_element_may_have_axes(shape: Any) -> None:
@@ -102,11 +101,11 @@ NEITHER: dict[str, tuple[Any, str]] = {
     ),
     "a number that goes by the samples": (
         lambda net, y, t: F.mean(y**2) / len(t),
-        "is multiplied by 0.25 in one part and by 0.33.* in another",
+        "computes with 0.25 in one part and with 0.33.* in another",
     ),
     "a number that is another one in the comparison": (
         lambda net, y, t: F.mean(y**2) * (0.5 if len(t) == 4 else 0.25),
-        "is multiplied by",
+        "computes with 0.5 in one part and with 0.25 in another",
     ),
     "terms in another order": (
         lambda net, y, t: (
@@ -170,8 +169,7 @@ def test_two_terms_of_which_one_comes_to_count_nothing(size: int) -> None:
     x, t = some(12)
     none = np.full_like(t, -1)
     assert of_net(loss, (x, t), (x, none), (x, t), micro_batch=size) < 1e-12
-    refuse(loss, "not all terms of the loss.*check=False", (x, none), micro_batch=size)
-    assert of_net(loss, (x, none), micro_batch=size, check=False) < 1e-12
+    assert of_net(loss, (x, none), (x, t), micro_batch=size) < 1e-12
 
 
 def test_a_loss_that_hangs_on_nothing_is_accepted() -> None:

@@ -39,7 +39,7 @@ class Term(NamedTuple):
         total: names the count that the whole is divided by, alike in every part.
         count: the part's contribution to that; None for terms that add up, or count once.
         is_said: ``weight=`` speaks of it.
-        value: the scalar, where the count is 0.
+        value: the scalar times its factor, where the count is 0.
     """
 
     node: Any
@@ -70,7 +70,7 @@ class Term(NamedTuple):
     def counted(self, total: str, count: float | None, *, is_said: bool) -> Term:
         """Return it with its count, and its value where that is 0."""
         y = None if count != 0 else self.node.get_variable_or_none()
-        value = 0.0 if y is None else float(y.array.sum())
+        value = 0.0 if y is None else float(y.array.sum()) * self.factor
         return self._replace(total=total, count=count, is_said=is_said, value=value)
 
 
@@ -104,6 +104,9 @@ _SIGNS: dict[type, tuple[int, ...]] = {
     reshape.Reshape: (1,),
     identity.Identity: (1,),
 }
+
+
+_ADDED = (basic_math.AddConstant, basic_math.SubFromConstant)
 
 
 def _below(node: Any, factor: float, numbers: tuple[float, ...]) -> list[_Place] | None:
@@ -225,7 +228,9 @@ class TermPlaces:
 
     def note(self, func: Any, outputs: Any) -> None:
         """Record a call's number and scalars; called by `Subscriber.apply`."""
-        if isinstance(number := getattr(func, "value", None), Real):
+        number = getattr(func, "value", None)
+        is_added = type(func) in _ADDED and outputs[0].size == 1
+        if isinstance(number, Real) and not is_added:
             self.numbers.append(float(number))
         for y in outputs:
             if y.size == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from math import isclose, prod
+from math import isclose, isnan, prod
 from typing import Any, NamedTuple
 
 from umem.chainer.accumulation.loss_shares import SAID
@@ -142,7 +142,7 @@ def check_alike(mine: PartFacts, other: PartFacts) -> None:
         )
     if not (mine.said or other.said) and len(mine.numbers) == len(other.numbers):
         for one_number, other_number in zip(mine.numbers, other.numbers, strict=True):
-            if one_number != other_number:
+            if one_number != other_number and not (isnan(one_number) and isnan(other_number)):
                 raise AccumulationError(
                     f"the loss function computes with {one_number:.9g} in one part and with "
                     f"{other_number:.9g} in another: use a number that is the same for every "

@@ -7,12 +7,12 @@ from typing import Any
 
 import chainer
 
-from umem.chainer.accumulation.comparison import Compared, Comparison
 from umem.chainer.accumulation.kept_gradients import KeptGradients, multiply
 from umem.chainer.accumulation.loss_shares import LossShares
 from umem.chainer.accumulation.loss_terms import Term, TermPlaces, below
 from umem.chainer.accumulation.loss_weight import Entry, Weight, line_to_type, whole_weight
 from umem.chainer.accumulation.mixing import Mixing
+from umem.chainer.accumulation.part_comparison import Compared, PartComparison
 from umem.chainer.accumulation.part_facts import PartFacts, check_alike, read, uneven
 from umem.chainer.accumulation.splitting import Arguments, ArgumentsBatch, Batch, joined
 from umem.chainer.accumulation.whole_gradient import WholeGradient
@@ -30,7 +30,7 @@ class Group:
     def __init__(self, optimizer: Any, weight: Weight, steps: int, *, check: bool) -> None:
         self._model, self._steps = optimizer.target, steps
         self._gradient = WholeGradient(self._model, weight)
-        self._comparison = Comparison(self._gradient, self._model, is_on=check)
+        self._comparison = PartComparison(self._gradient, self._model, is_on=check)
         self._mixing = Mixing(self._model)
         self._are_compared = False
         """Samples of all calls of a group have been compared, or cannot be."""
@@ -107,7 +107,8 @@ class Group:
         is_last = self.count + 1 == self._steps
         if facts.samples is not None:
             see(ArgumentsBatch(*given))
-        if not self._comparison.is_on or self._are_compared:
+        has_weight = self._gradient.weight not in (None, 1)
+        if not has_weight and (self._are_compared or not self._comparison.is_on):
             return
         self._together = joined(self._together, given) if self._together and self.count else given
         if self._together is None or facts.samples is None:
@@ -118,10 +119,11 @@ class Group:
                     "together"
                 )
         elif is_last:
-            self._are_compared = True
-            see(ArgumentsBatch(*self._together), again=True)
-        if self._are_compared:
-            self._together = None
+            samples = ArgumentsBatch(*self._together)
+            self._gradient.check_weight(samples, self._shares)
+            if not self._are_compared:
+                self._are_compared = True
+                see(samples, again=True)
 
     def _called(self) -> None:
         self.count += 1

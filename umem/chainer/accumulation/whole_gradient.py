@@ -46,7 +46,6 @@ class WholeGradient(Subscriber):
         self._model = model
         self._mixing = Mixing(model)
         self._places: TermPlaces | None = None
-        self._refusal: AccumulationError | None = None
         self._of_outside: list[Any] = []
         """Nodes that the loss function was given or has kept: alive until the step is over, so
         that what a link has kept is put back with its graph."""
@@ -84,12 +83,12 @@ class WholeGradient(Subscriber):
                 self._again(state, made)
                 shares, facts = self._run(lossfun, batch, parts, loss_scale, shares.totals)
         shares.check()
-        self._check_weight(batch, shares)
+        self.check_weight(batch, shares)
         factor = shares.factor()
         multiply(self._model, 1.0 if factor is None else factor)
         return facts
 
-    def _check_weight(self, batch: Batch, shares: LossShares) -> None:
+    def check_weight(self, batch: Batch, shares: LossShares) -> None:
         """Check that what ``weight=`` gives for the parts adds up to what it gives for the whole.
 
         Raises:
@@ -112,18 +111,13 @@ class WholeGradient(Subscriber):
     def undone_by_errors(self) -> Iterator[StepState]:
         """Yield the state at the beginning of a step; an error in the block puts it back.
 
-        Gradients are cleared then, and parameters that got their arrays have none again. A loss
-        that was refused stays so: the next batch may be one that does not show why.
+        Gradients are cleared then, and parameters that got their arrays have none again.
         """
         state = StepState(self._model, holds_graphs=False)
         self.made.clear()
         try:
-            if self._refusal is not None:
-                raise AccumulationError(str(self._refusal))
             yield state
-        except BaseException as error:
-            if isinstance(error, AccumulationError):
-                self._refusal = self._refusal or error.with_traceback(None)
+        except BaseException:
             self._model.cleargrads()
             self._again(state, 0)
             raise

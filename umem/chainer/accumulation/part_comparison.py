@@ -67,7 +67,7 @@ class Compared(NamedTuple):
     is_finite: bool = False
 
 
-class Comparison:
+class PartComparison:
     """Compares the gradient in parts with that of the whole, wherever a list of terms is new.
 
     Args:
@@ -77,6 +77,10 @@ class Comparison:
     def __init__(self, gradient: WholeGradient, model: Any, *, is_on: bool) -> None:
         self._gradient, self._model, self.is_on = gradient, model, is_on
         self._compared: set[Any] = set()
+        self._said: list[Counter[str]] = []
+        """Terms that ``weight=`` speaks of and that were compared, as many in every part."""
+        self._varied: list[set[str]] = []
+        """The same, more of them in larger parts."""
         self._numbers: set[float] = set()
         self._adding_up: set[Any] = set()
         """Lists of terms that ``weight=`` speaks of, and whose divisors on the tape add up."""
@@ -85,10 +89,14 @@ class Comparison:
         """Tell whether parts have a list of terms that was not compared."""
         found: set[Any] = {f"uneven {term.entry}" for term in uneven(facts)}
         found |= {"ragged" for part in facts if part.is_ragged}
-        for part in facts:
-            kinds = frozenset(part.said_key)
-            found |= {part.key, kinds if kinds in self._compared else part.said_key} - {()}
-        return self.is_on and not self._compared.issuperset(found)
+        found |= {part.key for part in facts} - {()}
+        is_new = not self._compared.issuperset(found) or any(map(self._is_said_new, facts))
+        return self.is_on and is_new
+
+    def _is_said_new(self, part: PartFacts) -> bool:
+        kinds = Counter(part.said_key)
+        is_known = any(kinds <= one for one in self._said)
+        return bool(kinds) and not is_known and not any(kinds.keys() <= one for one in self._varied)
 
     def turn_off(self, why: str) -> None:
         """Compare nothing from here on, and warn."""
@@ -118,7 +126,8 @@ class Comparison:
         if not self.is_on or one.batch.size < 2:
             return
         numbers = set(one.facts[0].numbers)
-        is_due = again or self.is_due(one.facts)
+        terms = chain.from_iterable(part.terms for part in one.facts)
+        is_due = again or self.is_due(one.facts) or any(t.is_said and t.value for t in terms)
         if not is_due and self._numbers.issuperset(numbers):
             return
         after, made = StepState(self._model), len(self._gradient.made)
@@ -270,10 +279,13 @@ class Comparison:
             check_weights([whole, *parts])
         if _not_counted([whole]):
             return set()
-        is_fixed = all(part.said_key == whole.said_key for part in parts)
-        said = whole.said_key if is_fixed else frozenset(whole.said_key)
-        shown = {f"uneven {term.entry}" for term in uneven(parts)}
-        return {whole.key, said, *shown, *(["ragged"] if whole.is_ragged else [])}
+        kinds = Counter(whole.said_key)
+        if all(kinds[kind] == n for p in parts for kind, n in Counter(p.said_key).items()):
+            self._said.append(kinds)
+        else:
+            self._varied.append(set(kinds))
+        shown = {whole.key, *(f"uneven {term.entry}" for term in uneven(parts))}
+        return shown | ({"ragged"} if whole.is_ragged else set())
 
 
 def _refusal(apart: float, sizes: Sequence[int], weight: Any) -> AccumulationError:
