@@ -331,6 +331,7 @@ def _updates(one: Program, whole: Side, other: Side, run: Parts) -> Iterator[Ver
         if number == 0 and _largest(change) < 100 * _rounding(one, start):
             yield Verdict("skipped", 0, "a gradient below rounding")
             return
+        other.model.cleargrads()  # by hand, those of a plain update may be there still
         updates = other.optimizer.t
         run.before = []
         try:
