@@ -55,7 +55,7 @@ class Compared(NamedTuple):
         facts: those of each part's loss.
         state: the state in which the first part began.
         loss_scale: as of the parts.
-        is_finite: so is the gradient of the parts.
+        is_finite: so is the gradient of the parts, and not by a loss scale that is still sought.
     """
 
     lossfun: Any
@@ -137,8 +137,11 @@ class PartComparison:
         ]
         try:
             if is_due:
-                norm = _norm([gradient for _, gradient, _ in gradients])
-                self._compare_all(one._replace(is_finite=math.isfinite(norm)))
+                coarsest = _coarsest([parameter.array for parameter, _, _ in gradients])
+                is_finite = one.loss_scale is None and coarsest < 1e-5
+                is_finite &= math.isfinite(sum(part.loss for part in one.facts))
+                is_finite &= math.isfinite(_norm([gradient for _, gradient, _ in gradients]))
+                self._compare_all(one._replace(is_finite=is_finite))
             else:
                 self._compare_numbers(one)
             self._numbers |= numbers
@@ -397,7 +400,8 @@ def _apart(whole: Sequence[Any], parts: Sequence[Any]) -> float:
         if a is None or b is None:
             total += sum(_square(g) for g in (a, b) if g is not None)
         else:
-            total += _square(a - b)
+            with np.errstate(invalid="ignore"):  # of infinities: then no gradient is finite
+                total += _square(a - b)
     return math.sqrt(total)
 
 
