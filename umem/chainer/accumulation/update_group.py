@@ -110,7 +110,8 @@ class Group:
         has_weight = self._gradient.weight not in (None, 1)
         if not has_weight and (self._are_compared or not self._comparison.is_on):
             return
-        self._together = joined(self._together, given) if self._together and self.count else given
+        before = self._together  # None where it is of a group that was resumed, too
+        self._together = given if not self.count else before and joined(before, given)
         if self._together is None or facts.samples is None:
             self._are_compared = True
             if (facts.samples or 1) < 2:
