@@ -118,7 +118,8 @@ class PartComparison:
         Raises:
             AccumulationError: they differ, or parts do not add up by the rules.
 
-        Cost: two passes over three samples, three times, and two more copies of the gradients.
+        Cost: two passes over three samples, nine times at first and three times later, and two more
+        copies of the gradients.
         """
         counting = [part for part in one.facts if part.said_key]
         if counting and counting[0].said_key in self._adding_up:
@@ -310,7 +311,9 @@ def _not_counted(facts: Sequence[PartFacts]) -> set[Any]:
     counts: Counter[Any] = Counter()
     for term in chain.from_iterable(part.terms for part in facts):
         if not term.is_once and term.count is not None:
-            counts[term.entry, term.kind, term.numbers] += int(term.count > 0)
+            # What divides is a number of a term that weight= speaks of, another one in each part.
+            numbers = () if term.is_said else term.numbers
+            counts[term.entry, term.kind, numbers] += int(term.count > 0)
     return {kind for kind, count in counts.items() if not count}
 
 
