@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from umem.chainer.accumulation.comparison import Compared, Comparison
 from umem.chainer.accumulation.loss_weight import Weight
+from umem.chainer.accumulation.part_comparison import Compared, PartComparison
 from umem.chainer.accumulation.splitting import Batch, even, positive_count, slices
 from umem.chainer.accumulation.whole_gradient import WholeGradient
 from umem.chainer.step_state import StepState
@@ -29,7 +29,7 @@ class MicroBatches:
         self._optimizer = optimizer
         self.gradient = WholeGradient(self._model, weight)
         self._survive = survive
-        self._comparison = Comparison(self.gradient, self._model, is_on=check)
+        self._comparison = PartComparison(self.gradient, self._model, is_on=check)
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the micro-batch size, reduced after an out-of-memory error."""

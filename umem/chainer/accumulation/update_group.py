@@ -7,12 +7,12 @@ from typing import Any
 
 import chainer
 
-from umem.chainer.accumulation.comparison import Compared, Comparison
 from umem.chainer.accumulation.kept_gradients import KeptGradients, multiply
 from umem.chainer.accumulation.loss_shares import LossShares
 from umem.chainer.accumulation.loss_terms import Term, TermPlaces, below
 from umem.chainer.accumulation.loss_weight import Entry, Weight, line_to_type, whole_weight
 from umem.chainer.accumulation.mixing import Mixing
+from umem.chainer.accumulation.part_comparison import Compared, PartComparison
 from umem.chainer.accumulation.part_facts import PartFacts, check_alike, read, uneven
 from umem.chainer.accumulation.splitting import Arguments, ArgumentsBatch, Batch, joined
 from umem.chainer.accumulation.whole_gradient import WholeGradient
@@ -30,7 +30,7 @@ class Group:
     def __init__(self, optimizer: Any, weight: Weight, steps: int, *, check: bool) -> None:
         self._model, self._steps = optimizer.target, steps
         self._gradient = WholeGradient(self._model, weight)
-        self._comparison = Comparison(self._gradient, self._model, is_on=check)
+        self._comparison = PartComparison(self._gradient, self._model, is_on=check)
         self._mixing = Mixing(self._model)
         self._are_compared = False
         """Samples of all calls of a group have been compared, or cannot be."""
@@ -68,11 +68,11 @@ class Group:
                         lossfun, batch, slice(0, batch.size), self._shares, self._steps, loss_scale,
                         self._first, self.kept.give_back, is_cut=isinstance(batch, ArgumentsBatch),
                     )  # fmt: skip
-                self.kept.take()
                 facts = [one for one in (added.facts, self._first) if one is not None]
                 self._check_even(facts)
                 state_then = state if is_ready else StepState(self._model)
                 self._compare(lossfun, given, facts[0], state_then, loss_scale)
+                self.kept.take()
                 if self.count + 1 == self._steps:
                     self._factor()
         except BaseException:
