@@ -38,11 +38,11 @@ SAMPLES = 3
 SPLITS = ((2, 1), (1, 1, 1), (1, 2))
 """The parts in which they are compared, in turn."""
 MOST_OTHERS = 8
-"""So many other threes are tried where one shows nothing."""
+"""Other threes that are tried where one shows nothing."""
 NOT_FINITE = "not finite"
 SHOWN = 3
-"""So many threes have to agree, and all the first time: what one shows, another may not, such as
-attention that is saturated in it."""
+"""Threes that have to agree, all the first time: what one shows, another may not, such as attention
+that is saturated in it."""
 
 
 class Compared(NamedTuple):
@@ -55,7 +55,7 @@ class Compared(NamedTuple):
         facts: those of each part's loss.
         state: the state in which the first part began.
         loss_scale: as of the parts.
-        is_finite: so is the gradient of the parts, and not by a loss scale that is still sought.
+        is_finite: so is the gradient of the parts.
     """
 
     lossfun: Any
@@ -138,11 +138,8 @@ class PartComparison:
         ]
         try:
             if is_due:
-                coarsest = _coarsest([parameter.array for parameter, _, _ in gradients])
-                is_finite = one.loss_scale is None and coarsest < 1e-5
-                is_finite &= math.isfinite(sum(part.loss for part in one.facts))
-                is_finite &= math.isfinite(_norm([gradient for _, gradient, _ in gradients]))
-                self._compare_all(one._replace(is_finite=is_finite))
+                norm = _norm([gradient for _, gradient, _ in gradients])
+                self._compare_all(one._replace(is_finite=math.isfinite(norm)))
             else:
                 self._compare_numbers(one)
             self._numbers |= numbers
@@ -191,7 +188,12 @@ class PartComparison:
                 return
             if waits and tried >= SHOWN:
                 return  # for a batch in which each term counts
-        if (are_finite or one.is_finite) and not waits and self.is_due(one.facts):
+        if waits or not self.is_due(one.facts):
+            return
+        if one.is_finite and not are_finite and any(p.dtype == "e" for p in self._model.params()):
+            # A mean over more samples has smaller gradients, for which the loss scale is chosen.
+            self.turn_off(f"gradients of {SAMPLES} samples overflow in half precision")
+        elif are_finite or one.is_finite:
             raise AccumulationError(
                 f"{len(threes)} times up to {SAMPLES} samples of the batch show no gradient, "
                 "one that is not finite, or not all terms of the loss: umem does not know whether "
@@ -403,7 +405,7 @@ def _apart(whole: Sequence[Any], parts: Sequence[Any]) -> float:
         if a is None or b is None:
             total += sum(_square(g) for g in (a, b) if g is not None)
         else:
-            with np.errstate(invalid="ignore"):  # of infinities: then no gradient is finite
+            with np.errstate(invalid="ignore", over="ignore"):  # the norm then shows it
                 total += _square(a - b)
     return math.sqrt(total)
 

@@ -1,4 +1,4 @@
-"""What is known of the losses of a batch's parts, and the rules by which they add up."""
+"""Facts about the losses of a batch's parts, and the rules by which they add up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEAR = 1e-6
 
 
 class PartFacts(NamedTuple):
-    """What is known of a part's loss.
+    """Facts about a part's loss.
 
     Attributes:
         samples: how many it is of; None where that is not known.

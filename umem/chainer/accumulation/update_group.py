@@ -68,11 +68,11 @@ class Group:
                         lossfun, batch, slice(0, batch.size), self._shares, self._steps, loss_scale,
                         self._first, self.kept.give_back, is_cut=isinstance(batch, ArgumentsBatch),
                     )  # fmt: skip
-                self.kept.take()
                 facts = [one for one in (added.facts, self._first) if one is not None]
                 self._check_even(facts)
                 state_then = state if is_ready else StepState(self._model)
                 self._compare(lossfun, given, facts[0], state_then, loss_scale)
+                self.kept.take()
                 if self.count + 1 == self._steps:
                     self._factor()
         except BaseException:
