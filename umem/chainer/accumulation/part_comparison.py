@@ -250,7 +250,8 @@ class PartComparison:
     ) -> tuple[list[Any], list[PartFacts]]:
         """Run some samples in parts; returns their gradients, and the facts of each part."""
         one.state.put_back()
-        facts = self._gradient.leave(one.lossfun, samples, sizes, one.loss_scale)
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows here is not finite
+            facts = self._gradient.leave(one.lossfun, samples, sizes, one.loss_scale)
         found = [p.grad for p in self._model.params()]
         self._model.cleargrads()
         return found, facts
