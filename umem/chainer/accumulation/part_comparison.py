@@ -139,7 +139,7 @@ class PartComparison:
         try:
             if is_due:
                 norm = _norm([gradient for _, gradient, _ in gradients])
-                self._compare_all(one._replace(is_finite=math.isfinite(norm)))
+                self._compare_all(one._replace(is_finite=math.isfinite(norm)), again)
             else:
                 self._compare_numbers(one)
             self._numbers |= numbers
@@ -164,14 +164,14 @@ class PartComparison:
         if found.key == one.facts[0].key:
             check_alike(found, one.facts[0])
 
-    def _compare_all(self, one: Compared) -> None:
+    def _compare_all(self, one: Compared, again: bool) -> None:
         """Compare threes until all lists of terms are shown.
 
         Raises:
             AccumulationError: one differs, or none shows them.
         """
         threes = list(islice(_threes(one, self._gradient.weight), 1 + MOST_OTHERS))
-        wanted = SHOWN if self._compared else len(threes)
+        wanted = SHOWN if self._compared and not again else len(threes)
         seen = tried = 0
         are_finite, waits = False, bool(_not_counted(one.facts))
         for three, sizes in zip(threes, cycle(SPLITS), strict=False):
@@ -224,6 +224,11 @@ class PartComparison:
                     return None
                 norm = _norm(whole)
                 apart = _apart(whole, parts)
+                if math.isfinite(norm) > math.isfinite(apart) and _coarsest(whole) < 1e-5:
+                    raise AccumulationError(
+                        "samples alone have a gradient that is not finite, and all at once one that "
+                        "is: let weight= give 0 for samples of which nothing counts"
+                    )
                 if not (math.isfinite(norm) and math.isfinite(apart)):
                     return {NOT_FINITE}
                 if not (norm or apart):
@@ -365,7 +370,7 @@ def _of_equal_values(batch: Batch) -> Iterator[list[int]]:
             values = array.tolist()
             first = {value: at for at, value in reversed(list(enumerate(values)))}
             again = [at for at, value in enumerate(values) if first[value] != at]
-            for at in again[:2]:
+            for at in again[:1]:
                 other = next((i for i in range(batch.size) if i not in (at, first[values[at]])), at)
                 yield [first[values[at]], other, at]
 
