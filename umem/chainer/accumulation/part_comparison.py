@@ -226,8 +226,8 @@ class PartComparison:
                 apart = _apart(whole, parts)
                 if math.isfinite(norm) > math.isfinite(apart) and _coarsest(whole) < 1e-5:
                     raise AccumulationError(
-                        "samples alone have a gradient that is not finite, and all at once one that "
-                        "is: let weight= give 0 for samples of which nothing counts"
+                        "samples alone have a gradient that is not finite, and all at once one "
+                        "that is: let weight= give 0 for samples of which nothing counts"
                     )
                 if not (math.isfinite(norm) and math.isfinite(apart)):
                     return {NOT_FINITE}
