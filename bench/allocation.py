@@ -204,6 +204,9 @@ def stub_device() -> CudaDevice:
         def current(self, ordinal: int | None = None) -> Any:
             return nullcontext()
 
+        def here(self) -> int:
+            return 0
+
         def make_pool(self, grow: Callable[[int], Any]) -> Any:
             return Pool()
 

@@ -2,13 +2,14 @@
 
 Lines of umem/ (or another folder) that hold code: no blank lines, no comments, no docstrings, and
 no other strings that stand as statements. By the first folder, with the number of modules and the
-longest file (all its lines).
+longest file (all its lines). ``--against COMMIT`` adds how many lines more it is than at a commit.
 """
 
 from __future__ import annotations
 
 import ast
 import io
+import subprocess
 import tokenize
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -68,6 +69,28 @@ def in_folder(folder: Path) -> dict[PurePosixPath, str]:
     return {path: (folder / path).read_text(encoding="utf-8") for path in sorted(shown)}
 
 
+def at_commit(folder: Path, commit: str) -> dict[PurePosixPath, str]:
+    """Read every module of a folder as it was at a commit.
+
+    Raises:
+        click.ClickException: git does not know the commit, or is not there.
+    """
+    try:
+        inside = _git(folder, "ls-tree", "-r", "--name-only", "-z", commit, ".").split("\0")
+        names = [name for name in inside if name.endswith(".py")]
+        return {PurePosixPath(name): _git(folder, "show", f"{commit}:./{name}") for name in names}
+    except (OSError, subprocess.CalledProcessError) as error:
+        told = getattr(error, "stderr", "") or str(error)
+        raise click.ClickException(f"{commit!r} cannot be read: {told.strip()}") from error
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
 # -- the table -----------------------------------------------------------------------------------
 
 
@@ -101,10 +124,13 @@ def measure(sources: Sources) -> list[dict[str, Any]]:
 
 def answer(result: common.Result) -> str:
     whole = result["rows"][-1]
-    return (
+    told = (
         f"{whole['code_lines']:,} lines of code in {whole['modules']:,} modules, and the longest "
         f"file has {whole['longest_lines']:,} lines."
     )
+    if whole.get("more") is None:
+        return told
+    return f"{told} That is {whole['more']:+,} lines against {result['options']['against']}."
 
 
 BENCH = common.Bench(
@@ -114,6 +140,7 @@ BENCH = common.Bench(
     (
         text("folder", "folder"),
         counted("lines of code", "code_lines"),
+        counted("more than before", "more"),
         counted("modules", "modules"),
         counted("longest file's lines", "longest_lines"),
         text("longest file", "longest"),
@@ -127,13 +154,21 @@ BENCH = common.Bench(
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default=common.HERE.parent / "umem",
 )
+@click.option("--against", metavar="COMMIT", help="Count what has come and gone since then.")
 @click.option("--quick", is_flag=True, help="The modules that lie directly in the folder, alone.")
 @common.json_option
-def main(folder: Path, quick: bool, path: Path | None) -> None:
-    sources = in_folder(folder)
-    shown = {name: source for name, source in sources.items() if len(name.parts) == 1 or not quick}
-    options = {"folder": folder.resolve().name, "quick": quick}
-    BENCH.finish(measure(shown), path, simulated=False, options=options)
+def main(folder: Path, against: str | None, quick: bool, path: Path | None) -> None:
+    def shown(sources: Sources) -> Sources:
+        return {name: text for name, text in sources.items() if len(name.parts) == 1 or not quick}
+
+    rows = measure(shown(in_folder(folder)))
+    if against is not None:
+        before = {row["folder"]: row for row in measure(shown(at_commit(folder, against)))}
+        for row in rows:
+            there = before.get(row["folder"], {"code_lines": 0})
+            row["more"] = row["code_lines"] - there["code_lines"]
+    options = {"folder": folder.resolve().name, "quick": quick, "against": against}
+    BENCH.finish(rows, path, simulated=False, options=options)
 
 
 if __name__ == "__main__":

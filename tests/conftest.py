@@ -97,7 +97,7 @@ def ctrl_c() -> object:
 def kernel_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where programs on a software GPU keep what they compile: the same for all workers, and from
     run to run. A kernel's name is a digest of all that it depends on."""
-    if pytestconfig.cache is not None:
+    if getattr(pytestconfig, "cache", None) is not None:  # none with -p no:cacheprovider
         return Path(pytestconfig.cache.mkdir("software-gpu"))
     base = tmp_path_factory.getbasetemp()
     return (base.parent if base.name.startswith("popen-") else base) / "kernels"

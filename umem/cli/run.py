@@ -39,7 +39,8 @@ class _RunCommand(click.Command):
         """Parse the command line."""
         _, _, given = self.make_parser(ctx).parse_args([*args])
         for option, count in Counter(given).items():
-            if count > 1 and isinstance(option, click.Option) and not option.is_flag:
+            is_one = isinstance(option, click.Option) and not (option.is_flag or option.multiple)
+            if count > 1 and is_one:
                 raise click.UsageError(f"{option.opts[0]} is given more than once")
         return super().parse_args(ctx, args)
 

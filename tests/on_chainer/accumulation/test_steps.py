@@ -458,5 +458,5 @@ def test_it_takes_no_more_than_a_loop_that_lets_chainer_add_up() -> None:
             for start in range(0, rows, rows // parts):
                 optimizer.update(lambda x: F.mean(net(x)), x[start : start + rows // parts])
 
-    least = peak(loop)
-    assert peak(accumulated) < least + 100_000 and peak(in_steps) < least + 100_000
+    least = peak(loop)  # a gradient is 2.9 MB; beside it there are copies of a part's samples
+    assert peak(accumulated) < least + 200_000 and peak(in_steps) < least + 200_000

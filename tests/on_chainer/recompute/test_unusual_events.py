@@ -308,6 +308,8 @@ def test_a_pass_is_in_the_state_that_the_table_says(
 # -- the table itself ------------------------------------------------------------------------------
 
 OTHERS: dict[str, str] = {
+    "a graph that is cut after its backward":
+        "a_graph_that_was_cut_has_the_numbers_of_plain_chainer",
     "a pass without a plan has to have more than the budget":
         "a_budget_below_what_parameters_take_is_an_error_and_training_goes_on_outside",
     "a pass without a plan spends more time on running functions again than on the rest":

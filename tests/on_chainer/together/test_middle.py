@@ -134,6 +134,16 @@ def test_gradients_that_overflowed_are_not_applied_where_half_precision_is_gone(
     optimizer.update(net, X)
 
 
+def test_samples_that_overflow_alone_in_half_precision_are_not_compared() -> None:
+    net = Net()
+    optimizer = optimizers.MomentumSGD(0.1).setup(net)
+    with umem.chainer.half_precision(net, optimizer):
+        with umem.chainer.accumulate(optimizer, steps=CALLS):
+            with pytest.warns(umem.errors.AccumulationWarning, match="3 samples overflow in half"):
+                for at in range(CALLS):
+                    call(optimizer, net, at, by_hand=False)
+
+
 @pytest.mark.filterwarnings("ignore::umem.errors.AccumulationWarning")
 @pytest.mark.parametrize("by_hand", [False, True], ids=["loss", "by hand"])
 @pytest.mark.parametrize("scales", [(None, 64.0, 1024.0), (1024.0, 1.0, 64.0)])

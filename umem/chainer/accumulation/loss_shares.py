@@ -58,6 +58,7 @@ class LossShares:
         return [self._share(term, counted, is_first) for term in terms]
 
     def _share(self, term: Term, counted: dict[str, float], is_first: bool) -> float:
+        """Return the share of a part in a term of the loss."""
         if term.is_once:
             self._has_constants = True
             if not self._lead:

@@ -38,11 +38,11 @@ SAMPLES = 3
 SPLITS = ((2, 1), (1, 1, 1), (1, 2))
 """The parts in which they are compared, in turn."""
 MOST_OTHERS = 8
-"""So many other threes are tried where one shows nothing."""
+"""Other threes that are tried where one shows nothing."""
 NOT_FINITE = "not finite"
 SHOWN = 3
-"""So many threes have to agree, and all the first time: what one shows, another may not, such as
-attention that is saturated in it."""
+"""Threes that have to agree, all the first time: what one shows, another may not, such as attention
+that is saturated in it."""
 
 
 class Compared(NamedTuple):
@@ -118,7 +118,8 @@ class PartComparison:
         Raises:
             AccumulationError: they differ, or parts do not add up by the rules.
 
-        Cost: two passes over three samples, three times, and two more copies of the gradients.
+        Cost: two passes over three samples, nine times at first and three times later, and two more
+        copies of the gradients.
         """
         counting = [part for part in one.facts if part.said_key]
         if counting and counting[0].said_key in self._adding_up:
@@ -138,7 +139,7 @@ class PartComparison:
         try:
             if is_due:
                 norm = _norm([gradient for _, gradient, _ in gradients])
-                self._compare_all(one._replace(is_finite=math.isfinite(norm)))
+                self._compare_all(one._replace(is_finite=math.isfinite(norm)), again)
             else:
                 self._compare_numbers(one)
             self._numbers |= numbers
@@ -163,14 +164,14 @@ class PartComparison:
         if found.key == one.facts[0].key:
             check_alike(found, one.facts[0])
 
-    def _compare_all(self, one: Compared) -> None:
+    def _compare_all(self, one: Compared, again: bool) -> None:
         """Compare threes until all lists of terms are shown.
 
         Raises:
             AccumulationError: one differs, or none shows them.
         """
         threes = list(islice(_threes(one, self._gradient.weight), 1 + MOST_OTHERS))
-        wanted = SHOWN if self._compared else len(threes)
+        wanted = SHOWN if self._compared and not again else len(threes)
         seen = tried = 0
         are_finite, waits = False, bool(_not_counted(one.facts))
         for three, sizes in zip(threes, cycle(SPLITS), strict=False):
@@ -187,7 +188,12 @@ class PartComparison:
                 return
             if waits and tried >= SHOWN:
                 return  # for a batch in which each term counts
-        if (are_finite or one.is_finite) and not waits and self.is_due(one.facts):
+        if waits or not self.is_due(one.facts):
+            return
+        if one.is_finite and not are_finite and any(p.dtype == "e" for p in self._model.params()):
+            # A mean over more samples has smaller gradients, for which the loss scale is chosen.
+            self.turn_off(f"gradients of {SAMPLES} samples overflow in half precision")
+        elif are_finite or one.is_finite:
             raise AccumulationError(
                 f"{len(threes)} times up to {SAMPLES} samples of the batch show no gradient, "
                 "one that is not finite, or not all terms of the loss: umem does not know whether "
@@ -218,6 +224,11 @@ class PartComparison:
                     return None
                 norm = _norm(whole)
                 apart = _apart(whole, parts)
+                if math.isfinite(norm) > math.isfinite(apart) and _coarsest(whole) < 1e-5:
+                    raise AccumulationError(
+                        "samples alone have a gradient that is not finite, and all at once one "
+                        "that is: let weight= give 0 for samples of which nothing counts"
+                    )
                 if not (math.isfinite(norm) and math.isfinite(apart)):
                     return {NOT_FINITE}
                 if not (norm or apart):
@@ -244,7 +255,8 @@ class PartComparison:
     ) -> tuple[list[Any], list[PartFacts]]:
         """Run some samples in parts; returns their gradients, and the facts of each part."""
         one.state.put_back()
-        facts = self._gradient.leave(one.lossfun, samples, sizes, one.loss_scale)
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows here is not finite
+            facts = self._gradient.leave(one.lossfun, samples, sizes, one.loss_scale)
         found = [p.grad for p in self._model.params()]
         self._model.cleargrads()
         return found, facts
@@ -307,7 +319,9 @@ def _not_counted(facts: Sequence[PartFacts]) -> set[Any]:
     counts: Counter[Any] = Counter()
     for term in chain.from_iterable(part.terms for part in facts):
         if not term.is_once and term.count is not None:
-            counts[term.entry, term.kind, term.numbers] += int(term.count > 0)
+            # What divides is a number of a term that weight= speaks of, another one in each part.
+            numbers = () if term.is_said else term.numbers
+            counts[term.entry, term.kind, numbers] += int(term.count > 0)
     return {kind for kind, count in counts.items() if not count}
 
 
@@ -356,7 +370,7 @@ def _of_equal_values(batch: Batch) -> Iterator[list[int]]:
             values = array.tolist()
             first = {value: at for at, value in reversed(list(enumerate(values)))}
             again = [at for at, value in enumerate(values) if first[value] != at]
-            for at in again[:2]:
+            for at in again[:1]:
                 other = next((i for i in range(batch.size) if i not in (at, first[values[at]])), at)
                 yield [first[values[at]], other, at]
 
@@ -397,7 +411,8 @@ def _apart(whole: Sequence[Any], parts: Sequence[Any]) -> float:
         if a is None or b is None:
             total += sum(_square(g) for g in (a, b) if g is not None)
         else:
-            total += _square(a - b)
+            with np.errstate(invalid="ignore", over="ignore"):  # the norm then shows it
+                total += _square(a - b)
     return math.sqrt(total)
 
 

@@ -1,4 +1,4 @@
-"""What is known of the losses of a batch's parts, and the rules by which they add up."""
+"""Facts about the losses of a batch's parts, and the rules by which they add up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEAR = 1e-6
 
 
 class PartFacts(NamedTuple):
-    """What is known of a part's loss.
+    """Facts about a part's loss.
 
     Attributes:
         samples: how many it is of; None where that is not known.
@@ -191,9 +191,9 @@ def uneven(parts: Sequence[PartFacts]) -> list[Term]:
     ]  # fmt: skip
 
 
-def _rate(term: Term, samples: int | None) -> Any:
-    """Return the divisor a sample; where the samples are not known, the shape of one."""
-    return term.shape[1:] if samples is None else (term.divisor or 0.0) / samples
+def _rate(term: Term, samples: int | None) -> float:
+    """Return the divisor a sample; where the samples are not known, a row of the input."""
+    return (term.divisor or 0.0) / (samples or (term.shape[0] if term.shape else 1) or 1)
 
 
 def check_sums(whole: PartFacts, parts: Sequence[PartFacts]) -> None:

@@ -92,9 +92,12 @@ def _length(values: Sequence[Any], size: int) -> int:
 
 
 def _cut_array(value: Any, which: slice | list[int]) -> Any:
-    if not isinstance(value, chainer.Variable) or value.creator_node is not None:
+    """Return some of the rows, copied: a loss function may change them, and run on them again."""
+    if not isinstance(value, chainer.Variable):
+        return value[which].copy()
+    if value.creator_node is not None:
         return value[which]
-    return chainer.Variable(value.array[which], requires_grad=value.requires_grad)
+    return chainer.Variable(value.array[which].copy(), requires_grad=value.requires_grad)
 
 
 class SamplesBatch:

@@ -68,11 +68,11 @@ class Group:
                         lossfun, batch, slice(0, batch.size), self._shares, self._steps, loss_scale,
                         self._first, self.kept.give_back, is_cut=isinstance(batch, ArgumentsBatch),
                     )  # fmt: skip
-                self.kept.take()
                 facts = [one for one in (added.facts, self._first) if one is not None]
                 self._check_even(facts)
                 state_then = state if is_ready else StepState(self._model)
                 self._compare(lossfun, given, facts[0], state_then, loss_scale)
+                self.kept.take()
                 if self.count + 1 == self._steps:
                     self._factor()
         except BaseException:
@@ -110,7 +110,8 @@ class Group:
         has_weight = self._gradient.weight not in (None, 1)
         if not has_weight and (self._are_compared or not self._comparison.is_on):
             return
-        self._together = joined(self._together, given) if self._together and self.count else given
+        before = self._together  # None where it is of a group that was resumed, too
+        self._together = given if not self.count else before and joined(before, given)
         if self._together is None or facts.samples is None:
             self._are_compared = True
             if (facts.samples or 1) < 2:

@@ -180,13 +180,16 @@ class WholeGradient(Subscriber):
         """
         shares, reports = LossShares(totals), PartReports()
         facts: list[PartFacts] = []
+        # In a comparison all totals are guessed too large, so that a backward that is not linear
+        # in its gradient, such as one that takes the sign, shows.
+        guess = 2 if self._is_comparing and len(parts) > 1 else 1
         self._model.cleargrads()
         for part in parts:
             count = part.stop - part.start
             is_read = len(parts) > 1 or self._is_comparing
             with reports.part() as seen:
                 added = self.add(
-                    lossfun, batch, part, shares if is_read else None, batch.size / count,
+                    lossfun, batch, part, shares if is_read else None, guess * batch.size / count,
                     loss_scale, facts[0] if facts else None,
                 )  # fmt: skip
             if added.facts is not None:

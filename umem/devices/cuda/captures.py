@@ -1,4 +1,4 @@
-"""Whether any stream is being captured: CUDA tells of one stream at a time.
+"""Questions about captures: of one stream, as CUDA answers them, and of any.
 
 While a stream is captured, in any mode, cudaDeviceSynchronize fails and ends the capture (CUDA C++
 Programming Guide, "Prohibited and Unhandled Operations"); cudaFree fails too, unless the mode is

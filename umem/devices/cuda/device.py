@@ -195,6 +195,7 @@ class CudaDevice(Device):
         self._installer.enter(scope)
 
     def _left(self, scope: Scope) -> None:
+        """Give plain memory back where nothing of ours allocates it any more."""
         from umem.devices.cuda.install import clear
         from umem.devices.cuda.pools import Pools
 
