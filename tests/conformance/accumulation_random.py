@@ -161,12 +161,17 @@ def tables(result: common.Result) -> Iterator[Table]:
     yield Table((counted("first seed", "seed"), verdict()), [row])
 
 
+def _has_failed(row: Row) -> bool:
+    """Say whether a program is not what its class has to be."""
+    return row["class"] in ACCEPTED or row["outcome"] not in (LATER, WARNED)
+
+
 def notes(result: common.Result) -> Iterator[str]:
     """Write the families that are wrong later, and the first programs of each way to fail."""
     (row,) = result["rows"]
     later = [f"{each['name']} {each[LATER]}" for each in row["kinds"] if each[LATER]]
     yield f"Wrong in a later update only: {'; '.join(later) or 'none'}"
-    failed = row["failed"]
+    failed = [each for each in row["failed"] if _has_failed(each)]
     for name in (*FAILED, WARNED, OWN, "refused"):
         for each in [each for each in failed if each["outcome"] == name][:SHOWN]:
             message = " ".join(each["message"].split())[:200]
