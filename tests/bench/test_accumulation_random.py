@@ -25,6 +25,7 @@ def test_some_random_losses_are_judged_and_counted(tmp_path: Path) -> None:
     assert judged == 60 == sum(each["programs"] + each["skipped"] for each in row["ways"])
     assert done.returncode == (0 if row["passed"] else 1), done.stderr
     assert "random programs" in done.stdout and len(row["kinds"]) > 20
+    assert "Wrong in a later update only: " in done.stdout
     for each in row["failed"]:
         assert each["message"] and each["seed"] < 60
 
@@ -37,6 +38,6 @@ def test_a_program_is_printed_and_run_by_its_seed() -> None:
 
 
 @pytest.mark.skipif(not RESULT.exists(), reason="the long run has not been made")
-def test_the_results_are_of_ten_thousand_programs_and_none_is_wrong() -> None:
+def test_the_results_are_of_five_thousand_programs_and_none_fails() -> None:
     (row,) = json.loads(RESULT.read_text())["rows"]
-    assert sum(each["programs"] for each in row["classes"]) > 9_500 and row["passed"]
+    assert sum(each["programs"] for each in row["classes"]) > 5_000 and row["passed"]

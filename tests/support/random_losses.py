@@ -7,7 +7,8 @@ Its class (`grade`) says what has to come of it:
 - ``known``: sums with factors of Chainer's losses and of means; accepted, and right.
 - ``weight``: other losses with a right ``weight=``; accepted, and right.
 - ``wrong``: the same with a wrong one, which shows in three samples spread over a batch; refused.
-- ``other``: whatever people write (`loss_families`); refused, or right.
+- ``other``: whatever people write (`odd_losses`, `odd_programs`), and what the contract refuses by
+  name (`_refused_by_name`); refused, or right.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ TWICE = (
     "model.cleargrads()\n    first, second = loss({0})\n"
     "    first.backward()\n    second.backward()\n    optimizer.update()"
 )
+MEANS = ("mean", "average", "gaussian_nll", "gaussian_kl_divergence", "bernoulli_nll", "black_out")
+"""Functions that end in Chainer's mean."""
 Columns = dict[str, Any]
 """Arrays, whose first axis is the samples, and lists of an array a sample, by name."""
 
@@ -140,6 +143,8 @@ class Draft:
     round: str | None = None
     level: bool = False
     """Sequences are of the same length in all batches."""
+    known: Sequence[str] = ()
+    """The terms whose divisor is known, each with the factors that the program writes at it."""
     first: Sequence[str] = ("regular",) * 6 + ("sorted", "ignored", "equal", "ragged")
 
 
@@ -170,8 +175,10 @@ def program(seed: int) -> Program:
             break
     kinds = [f"{kind}, by hand" if (grade, how) == ("other", "by hand") else kind
              for kind in draft.kinds]  # fmt: skip
-    if grade in ("known", "weight") and not micro and _apart(draft, names, modes):
-        grade, kinds = "other", ["counts of terms that go apart, parts as given"]
+    if grade in ("known", "weight") and not micro:
+        refused = _refused_by_name(draft, names, modes, source, how, [each[1] for each in updates])
+        if refused:
+            grade, kinds = "other", [refused]
     if grade == "wrong":
         shown = [n for n, (columns, sizes) in enumerate(updates)
                  if _shows(draft, names, columns, sizes, how)]  # fmt: skip
@@ -196,6 +203,41 @@ def program(seed: int) -> Program:
     )
 
 
+def _refused_by_name(
+    draft: Draft,
+    names: Sequence[str],
+    modes: Sequence[str],
+    source: str,
+    how: str,
+    sizes: Sequence[tuple[int, ...]],
+) -> str:
+    """Name what the contract refuses where parts come one by one; "" if it accepts a program."""
+    if how == "by hand" and _is_divided_by_steps(draft, source, len(sizes[0])):
+        return "loss / steps, by hand"
+    if how == "by hand" and 1 in {each for of in sizes for each in of} and _has_like_terms(draft):
+        return "like terms of a single row, by hand"
+    if _apart(draft, names, modes):
+        return "counts of terms that go apart, parts as given"
+    return ""
+
+
+def _is_divided_by_steps(draft: Draft, source: str, steps: int) -> bool:
+    """Say whether all known terms have the factor 1 / steps, as in PyTorch's loops."""
+    habit = {2: r"\b0\.5 \*", 3: r"/ 3\b"}[steps]
+    by_hand = source.partition("def one_round")[2]
+    return bool(draft.known) and all(re.search(habit, each + by_hand) for each in draft.known)
+
+
+def _has_like_terms(draft: Draft) -> bool:
+    """Say whether several known terms may end in the same function."""
+    names = []
+    for each in draft.known:
+        end = re.search(r"F\.(?!identity|cast|reshape)(\w+)", each)
+        name = end[1] if end else ""
+        names.append("mean" if name in MEANS else name)
+    return draft.level or len({*names}) < len(names)
+
+
 def _apart(draft: Draft, names: Sequence[str], modes: Sequence[str]) -> bool:
     """Say whether the terms count in another proportion in each part.
 
@@ -207,7 +249,8 @@ def _apart(draft: Draft, names: Sequence[str], modes: Sequence[str]) -> bool:
     if weight == "1" or re.search(r"1,|\br\b|\bm\b|\[c\]|map\(len|>= 0", weight):
         return True
     labels = {"t", "b", "tt", "m"} & {*names}
-    return bool(labels and {*modes} - {"regular", "sorted", "clumped"}) or "tt" in labels
+    left_out = labels and {*modes} - {"regular", "sorted", "clumped"}
+    return bool(left_out) or "tt" in labels or "ignore_label=2" in draft.body
 
 
 def _weight(text: str | None, arguments: str) -> str | None:
@@ -228,7 +271,7 @@ def known(rng: random.Random) -> Draft:
     """Draw a sum with factors of Chainer's losses."""
     if rng.random() < 0.12:
         name, names, body = rng.choice(STEPWISE)
-        return Draft("known", [name], names, body, level=True)
+        return Draft("known", [name], names, body, level=True, known=[body])
     count = rng.choices((1, 2, 3, 4), (40, 30, 20, 10))[0]
     alone = count == 1
     pool = list(KNOWN) + list(RAGGED) * alone
@@ -239,12 +282,20 @@ def known(rng: random.Random) -> Draft:
         terms = [rng.choice(pool) for _ in range(count)]
         if not alone and rng.random() < 0.35:
             terms[rng.randrange(1, count)] = rng.choice(REGULARISERS)
-    summed, kind = _sum(rng, [text for _, _, text in terms])
+    summed, kind, factored = _sum(rng, [text for _, _, text in terms])
     names = " ".join(["x", *(each[1] for each in terms)])
     hinge = terms[0][0] == "hinge"
     body = f"{rng.choice(TRUNKS)}\n    "
     body += f"return {terms[0][2]}" if hinge else f"{summed}\n    return {_outside(rng, 'loss')}"
-    return Draft("known", [each[0] for each in terms] + [kind] * (not hinge), names, body)
+    kinds = [each[0] for each in terms] + [kind] * (not hinge)
+    known = _known([each[2] for each in terms], factored)
+    return Draft("known", kinds, names, body, known=known)
+
+
+def _known(terms: Sequence[str], factored: Sequence[str]) -> list[str]:
+    """Return those with a divisor of their own, with their factors."""
+    texts = {text for _, _, text in (*KNOWN, *RAGGED)}
+    return [each for each, term in zip(factored, terms, strict=True) if term in texts]
 
 
 def _outside(rng: random.Random, name: str) -> str:
@@ -268,8 +319,12 @@ def _factor(rng: random.Random, text: str) -> str:
     ).format(text)  # fmt: skip
 
 
-def _sum(rng: random.Random, terms: Sequence[str]) -> tuple[str, str]:
-    """Write the sum of terms as programs do; the lines set ``loss``."""
+def _sum(rng: random.Random, terms: Sequence[str]) -> tuple[str, str, list[str]]:
+    """Write the sum of terms as programs do; the lines set ``loss``.
+
+    Returns:
+        the lines, the name of the form, and each term with its factors.
+    """
     terms = [_factor(rng, each) for each in terms]
     if terms[0].startswith("0 *"):  # a loss that is nothing has no gradient to compare
         terms[0] = terms[0].replace("0 *", "1.5 *", 1)
@@ -278,17 +333,18 @@ def _sum(rng: random.Random, terms: Sequence[str]) -> tuple[str, str]:
         form = "a sum"
     if form == "a sum":
         text = terms[0] + "".join(rng.choice((" + ", " - ")) + each for each in terms[1:])
-        return f"loss = {text}", "one term" if len(terms) == 1 else form
+        return f"loss = {text}", "one term" if len(terms) == 1 else form, terms
     if form == "a running sum":
         later = (rng.choice(("loss += {}", "loss -= {}", "loss = loss + {}")).format(each)
                  for each in terms)  # fmt: skip
-        return "\n    ".join(("loss = 0", *later)), form
+        return "\n    ".join(("loss = 0", *later)), form, terms
     listed = ", ".join(terms)
     if form == "sum()":
-        return f"loss = sum([{listed}])", form
+        return f"loss = sum([{listed}])", form, terms
     if form == "F.add":
-        return f"loss = F.add({listed})", form
-    return f"loss = 0.5 * ({' + '.join(terms[:-1])} - 2 * ({terms[-1]}))", form
+        return f"loss = F.add({listed})", form, terms
+    text = f"loss = 0.5 * ({' + '.join(terms[:-1])} - 2 * ({terms[-1]}))"
+    return text, form, [f"0.5 * {each}" for each in terms]
 
 
 def said(rng: random.Random) -> Draft:
@@ -304,9 +360,9 @@ def said(rng: random.Random) -> Draft:
         extra, more, text = rng.choice(pool)
         terms.insert(rng.randrange(2), text)
         names, kinds = f"{names} {more}", [*kinds, "mixture", extra]
-    summed, _ = _sum(rng, terms)
+    summed, _, factored = _sum(rng, terms)
     body = f"{rng.choice(TRUNKS)}\n    {summed}\n    return {_outside(rng, 'loss')}"
-    return Draft("weight", kinds, names, body, weight)
+    return Draft("weight", kinds, names, body, weight, known=_known(terms, factored))
 
 
 def wrong(rng: random.Random) -> Draft:

@@ -2,51 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
+import loss_families
 import numpy as np
+import odd_losses
+import odd_programs
 import pytest
-from loss_verdicts import (
-    REFUSED,
-    RIGHT,
-    SKIPPED,
-    STATE,
-    TRACEBACK,
-    WARNED,
-    WRONG,
-    Accumulate,
-    judged,
-)
-from random_losses import CLASSES, KNOWN, MAKERS, OTHER, Program, program
+from loss_verdicts import judged
+from random_losses import WAYS, Program, program
 
+import umem.chainer
 from umem.errors import AccumulationError, AccumulationWarning
 
-KINDS = 50
-"""Kinds of terms at least."""
+Share = Callable[[Any, tuple[Any, ...], tuple[Any, ...], int], float]
+"""A part's share by the weight function, the part's and the batch's arguments, and the parts."""
 
 
-def drawn(count: int, how: str = "micro_batch", grade: str = KNOWN) -> list[Program]:
-    """The first programs of a class, parts of which are taken this way."""
-    found = (each for each in map(program, range(10**6)) if (each.how, each.grade) == (how, grade))
-    return [next(found) for _ in range(count)]
+def of_weight(weight: Any, part: tuple[Any, ...], batch: tuple[Any, ...], parts: int) -> float:
+    return float(weight(*part) / weight(*batch))
 
 
-def in_parts(factor: Any, before: Any = None) -> Accumulate:
-    """Make an `accumulate` that cuts batches and multiplies a part's gradient by a factor."""
+def of_samples(weight: Any, part: tuple[Any, ...], batch: tuple[Any, ...], parts: int) -> float:
+    return len(part[0]) / len(batch[0])
+
+
+def of_parts(weight: Any, part: tuple[Any, ...], batch: tuple[Any, ...], parts: int) -> float:
+    return 1 / parts
+
+
+def in_parts(share: Share, before: Callable[[Any], None] = lambda optimizer: None) -> Any:
+    """Make an `accumulate` that multiplies the loss of each part by a share."""
 
     @contextmanager
-    def block(optimizer: Any, micro_batch: int, **_: Any) -> Iterator[None]:
-        def update(loss: Any, *arguments: Any) -> None:
-            if before is not None:
-                before(optimizer)
-            size = len(arguments[0])
-            starts = range(0, size, micro_batch)
+    def accumulate(optimizer: Any, *, micro_batch: int, weight: Any) -> Iterator[None]:
+        def update(loss: Any, *batch: Any) -> None:
             optimizer.target.cleargrads()
+            before(optimizer)
+            starts = range(0, len(batch[0]), micro_batch)
             for start in starts:
-                part = [each[start : start + micro_batch] for each in arguments]
-                (loss(*part) * factor(len(part[0]) / size, len(starts))).backward()
+                part = tuple(each[start : start + micro_batch] for each in batch)
+                (loss(*part) * share(weight, part, batch, len(starts))).backward()
             type(optimizer).update(optimizer)
 
         optimizer.update = update
@@ -55,85 +55,117 @@ def in_parts(factor: Any, before: Any = None) -> Accumulate:
         finally:
             del optimizer.update
 
-    return block
+    return accumulate
 
 
-@contextmanager
-def nothing(optimizer: Any, **_: Any) -> Iterator[None]:
-    yield
+@cache
+def programs() -> list[Program]:
+    return [program(seed) for seed in range(1500)]
 
 
-def test_every_kind_of_term_comes_up_in_every_class() -> None:
-    programs = [program(seed) for seed in range(1500)]
-    kinds = {kind for each in programs for kind in each.kinds}
-    assert len(kinds) > KINDS
-    names = {maker.__name__ for makers in MAKERS.values() for maker in makers}
-    assert {"nonlinear", "mixing", "sometimes", "regulariser"} <= kinds & names
-    assert {each.grade for each in programs} == set(CLASSES)
-    assert {each.how for each in programs} == {"micro_batch", "steps", "by hand"}
-    assert {"lazy", "unused", ""} == {each.links for each in programs}
-    labelled = {(c.labelled, c.lengths) for each in programs for c in each.compositions}
-    assert len(labelled) == 5 * 3
-    assert sum(each.grade == KNOWN for each in programs) > 400
+def drawn(count: int, weight: str, grade: str = "weight") -> list[Program]:
+    """Return the first programs of one term that micro_batch= takes, by what weight= gives."""
+    found = [
+        one
+        for one in programs()
+        if (one.how, one.grade, len(one.kinds), one.hook) == ("micro_batch", grade, 1, None)
+        if f": {weight}" in f"{one.weight}" or weight in one.kinds
+        if grade == "other" or str(one.weight).startswith("lambda")
+    ]
+    assert len(found) >= count
+    return found[:count]
 
 
-def test_whole_batches_are_right() -> None:
-    found = [judged(one, nothing).outcome for one in drawn(10) + drawn(10, grade=OTHER)]
-    assert set(found) <= {RIGHT, SKIPPED} and found.count(RIGHT) > 15
+def outcomes(monkeypatch: pytest.MonkeyPatch, chosen: list[Program], accumulate: Any) -> list[str]:
+    monkeypatch.setattr(umem.chainer, "accumulate", accumulate)
+    return [judged(one).outcome for one in chosen]
 
 
-@pytest.mark.thorough
-def test_a_mean_of_the_parts_is_wrong_where_parts_differ() -> None:
-    found = [judged(one, in_parts(lambda share, parts: 1 / parts)) for one in drawn(30)]
-    assert sum(each.outcome == WRONG for each in found) > 15
-    assert all("of the change" in each.message for each in found if each.outcome == WRONG)
+BY_SAMPLES, BY_WEIGHT = "len(x)", "float(r.sum())"
 
 
-def test_a_refusal_has_to_leave_everything_as_it_was() -> None:
+def test_every_class_and_way_and_nearly_every_family_come_up() -> None:
+    assert {one.grade for one in programs()} == {"known", "weight", "wrong", "other"}
+    assert {one.how for one in programs()} == {*WAYS}
+    terms = (loss_families.KNOWN, loss_families.RAGGED, loss_families.STEPWISE)
+    names = {each[0] for of in (*terms, loss_families.REGULARISERS) for each in of}
+    names |= {each[0] for of in (loss_families.SAID, loss_families.DICTIONARIES) for each in of}
+    names |= {of[0].name for of in (*odd_losses.GROUPS, *odd_programs.MORE)}
+    seen = {
+        kind.removesuffix(", by hand").split(": ")[0] for one in programs() for kind in one.kinds
+    }
+    seen |= {kind for one in programs() for kind in one.kinds}
+    assert len(names & seen) > 0.95 * len(names)
+
+
+def test_a_program_is_a_function_of_its_seed() -> None:
+    assert [str(program(seed)) for seed in range(50)] == [str(program(seed)) for seed in range(50)]
+
+
+def test_parts_by_what_the_loss_is_divided_by_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = drawn(5, BY_SAMPLES) + drawn(3, BY_WEIGHT)
+    assert set(outcomes(monkeypatch, chosen, in_parts(of_weight))) == {"right"}
+
+
+def test_a_mean_of_the_parts_is_wrong_where_parts_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    uneven = [
+        one for one in drawn(12, BY_SAMPLES) if any(len({*sizes}) > 1 for _, sizes in one.updates)
+    ]
+    assert len(uneven) > 5
+    assert set(outcomes(monkeypatch, uneven, in_parts(of_parts))) == {"wrong"}
+
+
+def test_a_weight_that_is_ignored_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(outcomes(monkeypatch, drawn(3, BY_WEIGHT), in_parts(of_samples))) == {"wrong"}
+
+
+def test_what_is_wrong_only_later_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates: list[Any] = []
+
+    def later(*given: Any) -> float:
+        return of_samples(*given) * (2 if len(updates) > 1 else 1)
+
+    for grade, kinds, outcome in (
+        ("weight", BY_SAMPLES, "wrong"),
+        ("other", "an added number by the batch", "wrong, later"),
+    ):
+        updates.clear()
+        found = outcomes(monkeypatch, drawn(1, kinds, grade), in_parts(later, updates.append))
+        assert found == [outcome]
+
+
+def test_a_refusal_has_to_leave_everything_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(optimizer: Any) -> None:
         raise AccumulationError("no")
 
     def change(optimizer: Any) -> None:
-        optimizer.target.out.W.array[0, 0] += 1e-9
+        next(optimizer.target.params()).array[...] += 1e-9
         refuse(optimizer)
 
     def draw(optimizer: Any) -> None:
         np.random.rand()
         refuse(optimizer)
 
-    one = next(each for each in drawn(9) if not each.links and "model.out(" in each.source)
-    assert judged(one, in_parts(None, refuse)).outcome == REFUSED
-    for spoil, where in ((change, "out/W: "), (draw, "numpy.random: ")):
-        found = judged(one, in_parts(None, spoil))
-        assert found.outcome == STATE and where in found.message
+    def leave(optimizer: Any) -> None:
+        for parameter in optimizer.target.params():
+            parameter.grad = np.ones_like(parameter.array)
+        refuse(optimizer)
 
-    @contextmanager
-    def stays(optimizer: Any, **_: Any) -> Iterator[None]:
-        optimizer.update = lambda loss, *arguments: refuse(optimizer)
-        yield
-
-    found = judged(one, stays)
-    assert found.outcome == STATE and "then, alone, AccumulationError" in found.message
+    chosen = drawn(1, BY_SAMPLES)
+    assert outcomes(monkeypatch, chosen, in_parts(of_weight, refuse)) == ["refused"]
+    for spoil in (change, draw, leave):
+        found = outcomes(monkeypatch, chosen, in_parts(of_weight, spoil))
+        assert found == ["refused, state changed"], spoil
 
 
-def test_other_errors_warnings_and_numbers_that_were_drawn_are_told() -> None:
+def test_other_errors_and_warnings_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(optimizer: Any) -> None:
         raise KeyError("bare")
 
     def warn(optimizer: Any) -> None:
-        import warnings
-
         warnings.warn("not compared", AccumulationWarning, stacklevel=2)
 
-    one = next(e for e in drawn(50) if not e.links and e.compositions[0].size % 3 == 1)
-    assert judged(one, in_parts(None, fail)).outcome == TRACEBACK
-    assert "KeyError" in judged(one, in_parts(None, fail)).message
-    assert judged(one, in_parts(lambda share, parts: 2.0, warn)).outcome == WARNED
-
-    @contextmanager
-    def draws(optimizer: Any, **_: Any) -> Iterator[None]:
-        np.random.rand()
-        yield
-
-    assert judged(one, draws).outcome == WRONG
-    assert judged(one, draws).message == "numpy.random is elsewhere"
+    chosen = drawn(1, BY_WEIGHT)
+    assert outcomes(monkeypatch, chosen, in_parts(of_weight, fail)) == ["traceback"]
+    assert outcomes(monkeypatch, chosen, in_parts(of_weight, warn)) == ["right, warned"]
+    assert outcomes(monkeypatch, chosen, in_parts(of_parts, warn)) == ["wrong, warned"]
