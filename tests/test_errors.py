@@ -19,10 +19,10 @@ from umem import errors
 from umem.errors import UmemError
 
 INSIDE = {
-    "LibraryFailure", "MissingValue", "NotGzipError", "RemoteError", "TooLargeError", "_Failed",
-    "_NoPrefetchError", "_Unlike",
+    "DistributionNotFound", "LibraryFailure", "MissingValue", "NotGzipError", "RemoteError",
+    "TooLargeError", "_Failed", "_NoPrefetchError", "_Unlike",
 }  # fmt: skip
-"""Classes that umem raises and catches itself."""
+"""Classes that umem raises and catches itself, and that of pkg_resources."""
 
 CLASSES = {
     name: value

@@ -212,7 +212,7 @@ print(umem.status().reserved_bytes)
     assert found[2] == "OutOfMemoryError needs 7.8 KiB; upstream= has no more: std::bad_alloc"
     assert found[3].startswith("DeviceError upstream= returns int, and not CuPy's MemoryPointer")
     assert found[4] == "DeviceError upstream= returns 512 B, and 7.8 KiB were asked for"
-    assert found[5].startswith("CudaOutOfMemoryError needs 7.8 KiB; upstream= has no more: cuda")
+    assert found[5].startswith("OutOfMemoryError needs 7.8 KiB; upstream= has no more: cuda")
     assert [line.partition(":")[0] for line in found[6:8]] == [
         "StateError upstream= is an allocator of umem itself"
     ] * 2
@@ -294,7 +294,7 @@ with stream:
 """
     found = lines(program, kernel_cache)
     assert found[0] == "captured 1"
-    assert found[1].startswith("CudaLimitError") and found[2] == "captured 1"
+    assert found[1].startswith("LimitError") and found[2] == "captured 1"
     assert found[3].startswith("DeviceError upstream= does not have 40.0 MiB free")
     assert "has ended the capture" in found[3] and found[4] == "CUDARuntimeError"
 

@@ -146,6 +146,7 @@ class HostDriver(Driver):
             raise DriverError(2)
         self.unmanaged_left -= nbytes
         pointer = host_memory(nbytes)
+        self.managed_blocks.discard(pointer.ptr)  # of a block that was freed
         owner = _Vram(self, nbytes, pointer.mem)
         memory = cupy.cuda.UnownedMemory(pointer.ptr, nbytes, owner, device_id=0)
         return cupy.cuda.MemoryPointer(memory, 0)

@@ -247,7 +247,7 @@ def _recording(asked: _RunOptions, program: Program) -> Recording | None:
 
 
 def _where(asked: _RunOptions) -> Iterator[str]:
-    """Return the options that a command needs which repeats the run: the device, what is lent."""
+    """Return the options that a command to repeat the run needs: the device, and what is lent."""
     for name in ("mode", "limit", "prefetch", "virtual", "software", "no_model", "devices", "vram"):
         value = getattr(asked, name)
         if value:

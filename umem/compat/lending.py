@@ -65,8 +65,8 @@ def lend_removed_names(package: str, path: Sequence[str] | None = None) -> LentN
     """Let the modules of a package see the names that NumPy has removed, such as ``np.float``.
 
     The package's own Python modules get a stand-in for NumPy, in which everything else is NumPy's
-    very own, and one for pkg_resources where nothing provides it. No other module sees them. It is
-    called before the package is imported, and may be repeated.
+    very own object, and one for pkg_resources where nothing provides it. No other module sees them.
+    Call it before the package is imported; it may be called for several packages.
 
     Args:
         package: its name in an import; ``package.part`` is that part alone.

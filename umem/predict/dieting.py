@@ -104,8 +104,9 @@ class Combination:
 
     @property
     def exactness(self) -> str:
-        """Return the rank in words."""
-        return ("the same bits", "up to rounding", "8-bit states", "half precision")[self.rank]
+        """Return the rank in words; with micro-batches, that dropout draws for each of them."""
+        words = ("the same bits", "up to rounding", "8-bit states", "half precision")[self.rank]
+        return words if self.change.micro_batch is None else f"{words}, dropout's masks aside"
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,15 @@ def test_a_refusal_drops_the_group_and_the_next_begins_anew() -> None:
     assert optimizer.t == 1 and apart(gradients(plain), gradients(net)) < 1e-13
 
 
+def test_a_call_of_0_may_be_0_by_0() -> None:
+    def loss(net: Any, y: Any, t: Any) -> Any:
+        return F.sum(F.softmax_cross_entropy(y, t, reduce="no")) / y.dtype.type((t >= 0).sum())
+
+    cuts = (slice(0, 4), slice(4, 5), slice(5, 11))
+    with np.errstate(all="ignore"):
+        assert apart_by_hand(loss, weight=labelled, cuts=cuts) < 1e-13
+
+
 def test_a_warning_that_is_an_error_drops_the_group() -> None:
     net = Net(VALID)
     x, t = some()

@@ -28,17 +28,19 @@ pytestmark = pytest.mark.thorough
 class Net(chainer.Chain):
     """Linear layers with dropout; ``norm`` adds batch normalisation."""
 
-    def __init__(self, width: int = 256, depth: int = 6, norm: bool = False) -> None:
+    def __init__(
+        self, width: int = 256, depth: int = 6, norm: bool = False, ratio: float = 0.1
+    ) -> None:
         super().__init__()
         with self.init_scope():
             self.layers = chainer.ChainList(*[L.Linear(width, width) for _ in range(depth)])
             if norm:
                 self.norm = L.BatchNormalization(width)
-        self.has_norm = norm
+        self.has_norm, self.ratio = norm, ratio
 
     def forward(self, x: Any, t: Any) -> Any:
         for layer in self.layers:
-            x = F.dropout(F.relu(layer(x)), 0.1)
+            x = F.dropout(F.relu(layer(x)), self.ratio)
         x = self.norm(x) if self.has_norm else x
         return F.softmax_cross_entropy(x, t)
 
@@ -158,18 +160,19 @@ def test_without_splitting_results_are_the_same_bits() -> None:
 
 
 def test_micro_batches_give_the_same_results_up_to_rounding() -> None:
-    dieted, plain = Run("SGD"), Run("SGD")
+    dieted, plain = (Run("SGD", ratio=0.0) for _ in range(2))  # parts have masks of their own
     budget = round(0.5 * dieted.plain_bytes())
-    np.random.seed(3)
     with dieted.diet(budget, without=["recompute"]) as found:
         assert found.chosen.best.change.micro_batch in (256, 128, 64, 32)
+        assert found.chosen.best.exactness == "up to rounding, dropout's masks aside"
         for _ in range(3):
             dieted.step(512)
-    np.random.seed(3)
+    begun = plain.parameters()
     for _ in range(3):
         plain.step(512)
-    for one, other in zip(dieted.parameters(), plain.parameters(), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
+    for one, other, first in zip(dieted.parameters(), plain.parameters(), begun, strict=True):
+        # Rounding alone may have a unit of relu pass a sample in one run and not in the other.
+        assert np.linalg.norm(one - other) < 0.01 * np.linalg.norm(other - first)
 
 
 def test_states_of_eight_bits_and_micro_batches_together_and_undone() -> None:

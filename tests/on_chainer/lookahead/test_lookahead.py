@@ -28,6 +28,7 @@ from project import ROOT
 from traced_graphs import check
 
 import umem
+import umem.devices.cuda
 from umem.chainer import LookaheadPrefetch
 from umem.chainer.demo_workload import Workload
 from umem.chainer.lookahead import session as lookahead_session
@@ -546,11 +547,21 @@ class FakeCuPy:
 
     def get_current_stream(self) -> Any:
         self.events += 1
-        return type("Current", (), {"is_capturing": lambda stream: self.captures})()
+        return type("Current", (), {"ptr": 0})()
+
+    def is_captured(self, stream: int) -> bool:
+        return self.captures
 
 
-def test_moves_on_cuda_wait_for_the_operations_that_they_must_not_overtake():
-    xp = FakeCuPy()
+@pytest.fixture
+def xp(monkeypatch: pytest.MonkeyPatch) -> FakeCuPy:
+    """Streams without CuPy, of which the module that knows captures is asked."""
+    fake = FakeCuPy()
+    monkeypatch.setattr(umem.devices.cuda, "captures", fake, raising=False)
+    return fake
+
+
+def test_moves_on_cuda_wait_for_the_operations_that_they_must_not_overtake(xp: FakeCuPy) -> None:
     stream = CudaSideStream(xp)
     assert not stream.advance()  # nothing came before operation 1
     assert stream.advance()
@@ -561,8 +572,7 @@ def test_moves_on_cuda_wait_for_the_operations_that_they_must_not_overtake():
     assert xp.log[2:] == ["side waits for 2"]
 
 
-def test_nothing_moves_on_cuda_while_a_stream_is_captured():
-    xp = FakeCuPy()
+def test_nothing_moves_on_cuda_while_a_stream_is_captured(xp: FakeCuPy) -> None:
     stream = CudaSideStream(xp)
     stream.advance()
     xp.captures = True

@@ -70,7 +70,7 @@ class Term(NamedTuple):
     def counted(self, total: str, count: float | None, *, is_said: bool) -> Term:
         """Return it with its count, and its value where that is 0."""
         y = None if count != 0 else self.node.get_variable_or_none()
-        value = 0.0 if y is None else float(y.array.sum()) * self.factor
+        value = 0.0 if count != 0 else (0.0 if y is None else float(y.array.sum())) * self.factor
         return self._replace(total=total, count=count, is_said=is_said, value=value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, cycle, islice
+from itertools import chain, cycle, islice, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -359,20 +359,24 @@ def _groups(which: Sequence[int], seed: int = 0) -> Iterator[list[int]]:
 
 
 def _of_equal_values(batch: Batch) -> Iterator[list[int]]:
-    """Yield samples of which two have the same label or identifier, by each such argument.
+    """Yield samples of which two have the same label or identifier, two values an argument.
 
-    Losses that count classes, or identifiers once each, show themselves there.
+    Losses that count classes, or identifiers once each, show themselves there. Negative values go
+    first: such samples are often left out of a count.
     """
     given = batch.take(slice(0, batch.size))
+    found: list[list[list[int]]] = []
     for x in (*given.args, *given.kwargs.values()):
         array = getattr(x, "array", x)
         if getattr(array, "ndim", 0) == 1 and array.dtype.kind in "iu":
-            values = array.tolist()
-            first = {value: at for at, value in reversed(list(enumerate(values)))}
-            again = [at for at, value in enumerate(values) if first[value] != at]
-            for at in again[:1]:
-                other = next((i for i in range(batch.size) if i not in (at, first[values[at]])), at)
-                yield [first[values[at]], other, at]
+            places: dict[int, list[int]] = {}
+            for at, value in enumerate(array.tolist()):
+                places.setdefault(value, []).append(at)
+            found.append([at for _, at in sorted(places.items()) if len(at) > 1][:2])
+    for pairs in zip_longest(*found, fillvalue=[]):
+        for first, last in ((at[0], at[-1]) for at in pairs if at):
+            other = next((i for i in range(batch.size) if i not in (first, last)), first)
+            yield [first, other, last]
 
 
 def _of_other_weights(batch: Batch, weight: Any) -> Iterator[list[int]]:

@@ -205,6 +205,8 @@ class Group:
             self.drop()
             self._model.cleargrads()
             raise
+        if not share:  # 0 times a gradient that is not finite is no 0
+            self._model.cleargrads()
         self.kept.add(share)
         self._called()
 

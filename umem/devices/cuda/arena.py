@@ -85,7 +85,7 @@ class Arena:
         """Free segments without arrays; none while a stream is captured."""
         with self._lock:
             self._settle()
-            if self._driver.may_free(waits=False):  # `give_back` waits, where there are any
+            if self._driver.may_free(waits=False):  # `give_back` waits for what is freed
                 self._pool.free_all_blocks()
 
     def used_bytes(self) -> int:

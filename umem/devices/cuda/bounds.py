@@ -14,10 +14,11 @@ from umem.devices.host import HOST_SHARE
 from umem.units import format_bytes
 
 COVERED_SHARE, COVERED_SECONDS = 1 / 8, 1.0
-"""The reach of a look at the machine for another library's allocator, whose every allocation umem
-sees: an eighth of the room that it found, for a second. A look reads /proc and takes up to a
-millisecond, so it costs at most a thousandth of the time; in a second other programs can take
-little of the other seven eighths."""
+"""Share of the host's room, and seconds, for which one look at the machine counts.
+
+Under ``upstream=`` each allocation comes to umem, and a look reads /proc, which takes up to a
+millisecond. So allocations pass without another look for a second, up to an eighth of the room that
+was found: in a second other programs can take little of the other seven eighths."""
 
 
 class Bounds:
@@ -38,7 +39,7 @@ class Bounds:
     def covered_bytes(self, limit: int | None) -> int:
         """Return how much managed memory may be reserved without a look at the machine.
 
-        By the last look, for as long as `COVERED_SECONDS`, and under a limit.
+        The last look counts for `COVERED_SECONDS`; limits apply.
         """
         if time.monotonic() >= self._covered_until:
             return 0

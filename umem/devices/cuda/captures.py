@@ -6,8 +6,8 @@ relaxed or the capture is of another thread and local to it. cudaThreadExchangeS
 lifts the second rule for the calling thread, not the first. So code asks here before it waits or
 frees. The software GPU has the first rule for every device; none of this was tried on a real one.
 
-CUDA has no list of streams. CuPy's are remembered when their capture begins. Not found are captures
-that another library begins on a non-blocking stream, and one that begins between question and wait.
+CUDA has no list of streams. CuPy's are remembered when their capture begins. Captures that another
+library begins on a non-blocking stream are not found, nor those that begin after the question.
 
 Importing this module imports CuPy.
 """

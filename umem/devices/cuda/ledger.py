@@ -93,7 +93,7 @@ class Ledger:
             return True
 
     def follow_given(self, memory: Any, nbytes: int) -> None:
-        """Give claimed bytes of another library's managed memory back when it dies."""
+        """Count claimed bytes as returned when memory of another library's allocator dies."""
         self._given[weakref.ref(memory, self._given_over.append)] = nbytes
 
     def lease(self, kind: Kind, nbytes: int, memory: Any) -> MemoryOwner:

@@ -260,7 +260,7 @@ class Pools:
     that was allocated while another GPU was current counts here, too. Thread-safety: any thread.
 
     Attributes:
-        gpus: the GPUs that were current when a pool grew; no other one is made current.
+        gpus: the GPUs that were current when a pool grew; umem makes no other one current.
     """
 
     def __init__(self, driver: Driver, policy: Callable[[], Policy | None]) -> None:
@@ -337,7 +337,7 @@ class Pools:
     def _on_each_gpu(self, ask: Callable[[int], _Answer]) -> list[_Answer]:
         """Call a function with the ordinal of each of `gpus`.
 
-        Another GPU than this one may fail: what is there is lost, and this one goes on.
+        Errors of another GPU than this one are passed over: memory of a GPU that is lost is gone.
         """
         found = []
         for gpu in sorted(self.gpus):
@@ -349,7 +349,7 @@ class Pools:
         return found
 
     def release(self) -> None:
-        """Free the free blocks of all kinds, and of plain memory later ones, too."""
+        """Free the free blocks of all kinds; of plain memory also those that become free later."""
         self.give_back_all()
         self.release_plain()
 

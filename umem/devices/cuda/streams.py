@@ -10,9 +10,9 @@ cudaStreamPerThread of driver_types.h, which is another stream in each thread.""
 
 
 def stream_order(handle: int) -> tuple[int, int]:
-    """Return a key that is equal for two handles, each with its thread, of one stream.
+    """Return a key that handles share if they name the same stream.
 
-    It is of the calling thread, as CuPy's pool tells streams apart.
+    That of the per-thread stream is the calling thread's, as CuPy's pool tells streams apart.
     """
     if handle in LEGACY_STREAMS:
         return 0, 0
