@@ -214,6 +214,7 @@ class TermPlaces:
 
     Attributes:
         numbers: those that the program gave to functions, such as the factor in ``2 * x``.
+        functions: the names of all functions that were called.
 
     Args:
         holds: keep the scalars alive, and their graphs with them, so that their values are known.
@@ -225,9 +226,11 @@ class TermPlaces:
         self._holds = holds
         self._found: dict[int, tuple[Any, Any, str]] = {}
         self.numbers: list[float] = []
+        self.functions: set[str] = set()
 
     def note(self, func: Any, outputs: Any) -> None:
-        """Record a call's number and scalars; called by `Subscriber.apply`."""
+        """Record a call's name, number and scalars; called by `Subscriber.apply`."""
+        self.functions.add(type(func).__name__)
         number = getattr(func, "value", None)
         is_added = type(func) in _ADDED and outputs[0].size == 1
         if isinstance(number, Real) and not is_added:

@@ -81,6 +81,7 @@ class PartComparison:
         """Terms that ``weight=`` speaks of and that were compared, as many in every part."""
         self._varied: list[set[str]] = []
         """The same, more of them in larger parts."""
+        self._functions: set[str] = set()
         self._numbers: set[float] = set()
         self._adding_up: set[Any] = set()
         """Lists of terms that ``weight=`` speaks of, and whose divisors on the tape add up."""
@@ -129,6 +130,7 @@ class PartComparison:
         numbers = set(one.facts[0].numbers)
         terms = chain.from_iterable(part.terms for part in one.facts)
         is_due = again or self.is_due(one.facts) or any(t.is_said and t.value for t in terms)
+        is_due |= any(not part.functions <= self._functions for part in one.facts)
         if not is_due and self._numbers.issuperset(numbers):
             return
         after, made = StepState(self._model), len(self._gradient.made)
@@ -184,6 +186,8 @@ class PartComparison:
             self._compared |= shown - {NOT_FINITE}
             seen += bool(shown - {NOT_FINITE})
             tried += 1
+            if seen:
+                self._functions.update(*(part.functions for part in one.facts))
             if seen >= min(wanted, len(threes)) and not self.is_due(one.facts):
                 return
             if waits and tried >= SHOWN:

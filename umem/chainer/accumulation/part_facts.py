@@ -27,6 +27,7 @@ class PartFacts(NamedTuple):
             there is none.
         is_ragged: it was given sequences of different lengths.
         numbers: all numbers that the program gave to Chainer's functions, in their order.
+        functions: the names of these functions.
         loss: its absolute value.
         rounding: the relative rounding error of its type.
     """
@@ -36,6 +37,7 @@ class PartFacts(NamedTuple):
     weights: dict[str, float | None]
     is_ragged: bool
     numbers: tuple[float, ...]
+    functions: frozenset[str]
     loss: float = 0.0
     rounding: float = 0.0
 
@@ -119,7 +121,10 @@ def read(
                 "the loss has no terms: it depends on no parameter. Where samples have no loss, "
                 f"let {line_to_type(lossfun, name)} give 0 for them"
             )
-    return PartFacts(samples, tuple(found), weights, is_ragged(given), tuple(places.numbers))
+    return PartFacts(
+        samples, tuple(found), weights, is_ragged(given), tuple(places.numbers),
+        frozenset(places.functions),
+    )  # fmt: skip
 
 
 # -- the rules -------------------------------------------------------------------------------------
