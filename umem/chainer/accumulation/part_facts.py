@@ -177,7 +177,8 @@ def check_alike(mine: PartFacts, other: PartFacts) -> None:
 
 
 def _told(part: PartFacts) -> str:
-    kinds = [term.kind for term in part.terms if not term.is_said]
+    terms = [term for term in part.terms if not term.is_said]
+    kinds = [f"{term.entry!r}: {term.kind}" if term.entry else term.kind for term in terms]
     return f"{', '.join(kinds[:4]) or 'none'}{', ...' if len(kinds) > 4 else ''} ({len(kinds)})"
 
 
