@@ -49,8 +49,9 @@ class WholeGradient(Subscriber):
         self._of_outside: list[Any] = []
         """Nodes that the loss function was given or has kept: alive until the step is over, so
         that what a link has kept is put back with its graph."""
-        self._run_of: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
-        """For each node of a tape: the part, or call of update, whose forward pass made it."""
+        self._pass_of: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        """For each node of a tape: the number of the forward pass that made it."""
+        self._pass = 0
         self._counts_first = self._is_comparing = self.has_drawn = False
         self._thread = 0
         self.made: list[tuple[Any, dict[str, Any]]] = []
@@ -255,6 +256,7 @@ class WholeGradient(Subscriber):
     def _forward(self) -> Iterator[TermPlaces]:
         """Record where scalars are made in the block."""
         before, self._places = self._places, TermPlaces()
+        self._pass += 1
         try:
             yield self._places
         finally:
@@ -290,7 +292,7 @@ class WholeGradient(Subscriber):
         if self._places is not None:
             self._places.note(func, outputs)
             self._check_inputs(func, inputs)
-            self._run_of.update((y.node, self._places) for y in outputs)
+            self._pass_of.update((y.node, self._pass) for y in outputs)
         return outputs
 
     def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
@@ -316,9 +318,9 @@ class WholeGradient(Subscriber):
             node = getattr(x, "node", None)
             if node is None or node.creator_node is None:
                 continue
-            if node not in self._run_of:
+            if node not in self._pass_of:
                 self._of_outside.append(node)
-            elif self._run_of[node] is not self._places:
+            elif self._pass_of[node] != self._pass:
                 raise AccumulationError(
                     f"'{func.label}' is given what the loss function computed of an earlier part, "
                     "such as the state of an LSTM: reset it at the beginning of the loss function"
