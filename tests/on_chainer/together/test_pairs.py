@@ -48,7 +48,11 @@ REFUSED = {
 """The second is not turned on while the first is on, and a group has a call that waits."""
 STAYS = {("slimmer", "half"), ("slimmer", "group"), ("tie", "group")}
 """The first is not turned off while the second is on."""
-MIXES = {("aware", "group"): "of its norm away", ("aware", "parts"): "of its norm away"}
+MIXES = {
+    (first, second): "of its norm away"
+    for one in ("group", "parts")
+    for first, second in (("aware", one), (one, "aware"))
+}
 """Ranges that follow a batch are those of no part: refused in the call."""
 
 
