@@ -87,7 +87,7 @@ def test_without_it_the_script_ends_as_under_python_with_the_way_out(
     [
         "import numpy; numpy.float",
         "import numpy; numpy.product",
-        "from numpy import in1d",
+        "from numpy import product",
         "import pkg_resources",
     ],
 )
