@@ -56,7 +56,8 @@ class accumulate(Subscriber):
             are as before, gradients are cleared.
 
     Cost: no copy of gradients beside Chainer's own; with backward by hand one. The comparison has
-    two more, and takes two passes over three samples. Thread-safety: for the optimizer's thread.
+    two more, and takes two passes over three samples, nine times at first and three times later.
+    Thread-safety: for the optimizer's thread.
     """
 
     place = -2

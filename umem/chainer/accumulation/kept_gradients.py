@@ -36,10 +36,6 @@ class KeptGradients:
         self._kept: list[KeptGradient] = []
         self._terms: Any = None
 
-    def holds(self, parameter: Any) -> bool:
-        """Tell whether a parameter has a gradient here."""
-        return any(one.parameter is parameter for one in self._kept)
-
     def take(self) -> None:
         """Move the gradients out of the model's parameters."""
         model = self._optimizer.target
