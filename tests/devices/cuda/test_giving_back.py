@@ -215,7 +215,7 @@ captured(limited)
     first, then, view, limited = lines(CAPTURES + program, kernel_cache)
     assert first == "12 ndarray True" and then == "4"
     assert view.startswith("DeviceError: a host view waits for the GPU, which would end")
-    assert limited.startswith("CudaLimitError")
+    assert limited.startswith("LimitError")
     assert view.endswith(" ndarray True") and limited.endswith(" ndarray True")
 
 
@@ -308,7 +308,7 @@ with umem.managed(), cp.cuda.Device(1):
 print(tried(lambda: umem.managed(limit="8MiB").__enter__())[:26])
 """
     assert lines(TRIED + program, kernel_cache, start=TWO_GPUS) == [
-        "20 CudaLimitError 0 0", "20 CudaLimitError 0 0", "SizeError: a limit of 8.0 ",
+        "20 LimitError: ne 0 0", "20 LimitError: ne 0 0", "SizeError: a limit of 8.0 ",
     ]  # fmt: skip
 
 

@@ -16,7 +16,9 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeVar, get_args
 
 from cupy.cuda import MemoryPointer, UnownedMemory
-from cupy.cuda.runtime import CUDARuntimeError
+
+# From cupy.cuda: an import from cupy.cuda.runtime would replace the module by a copy.
+from cupy.cuda import runtime as cuda_runtime
 
 from umem.devices.base import Policy
 from umem.devices.cuda import driver as cuda_driver
@@ -208,7 +210,7 @@ class GivenAllocator(Growth):
         self._asking.now = True
         try:
             pointer = self._malloc(nbytes)
-        except (MemoryError, CUDARuntimeError) as error:
+        except (MemoryError, cuda_runtime.CUDARuntimeError) as error:
             status = getattr(error, "status", cuda_driver.OUT_OF_MEMORY)
             if status == cuda_driver.OUT_OF_MEMORY:
                 raise CudaOutOfMemoryError(

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
-from cupy.cuda.runtime import CUDARuntimeError
+# From cupy.cuda: an import from cupy.cuda.runtime would replace the module by a copy.
+from cupy.cuda import runtime as cuda_runtime
 
 from umem.devices.cuda.driver import OUT_OF_MEMORY, Malloc
 
@@ -19,7 +20,7 @@ MOST_TRIES = 16
 Callback = Callable[[int], Any]
 callbacks: tuple[Callback, ...] = ()
 """In the order in which they were given; replaced as a whole, for threads that read it."""
-_OUT = MemoryError, CUDARuntimeError
+_OUT = MemoryError, cuda_runtime.CUDARuntimeError
 _asking = threading.local()
 
 
