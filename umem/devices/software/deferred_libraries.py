@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from umem.devices.software.deferred_streams import DeferredRuntime
+from umem.devices.software.dry import DryLibrary, DryRuntime
 from umem.devices.software.linking import capsule_pointer
 from umem.devices.software.runtime import HostRuntime
 
@@ -132,6 +133,8 @@ def on_stream(runtime: HostRuntime, functions: Any) -> Any:
     """
     module: Any = importlib.import_module("cupy_backends.cuda.stream")
     stream = _current_stream(module.__pyx_capi__)
+    if isinstance(runtime, DryRuntime):
+        functions = DryLibrary(functions, runtime)
     if isinstance(runtime, DeferredRuntime):
         return DeferredLibrary(functions, runtime, stream)
     return ImmediateLibrary(functions, runtime, stream)

@@ -187,10 +187,8 @@ class HostSource(NamedTuple):
     """Compiler options by which the threads of a warp run in lockstep, if needed."""
 
 
-def for_host(
-    source: str, expressions: Sequence[str] = (), options: Sequence[str] = ()
-) -> HostSource:
-    """Rewrite CUDA C++ for a host compiler; ``expressions`` name template instances."""
+def _kernels_of(source: str, expressions: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the parameters of a source's kernels, and what C++ calls each."""
     code = without_macros(uncommented(source))
     found = {match[1]: match for match in KERNEL.finditer(code)}
     kernels = {
@@ -206,6 +204,22 @@ def for_host(
             raise DeviceError(f"the software GPU finds no kernel {expression!r} in its source")
         kernels[f"expression_{number}"] = found[name][2]
         named[f"expression_{number}"] = expression
+    return kernels, named
+
+
+def parameters_of(
+    source: str, expressions: Sequence[str] = (), options: Sequence[str] = ()
+) -> dict[str, str]:
+    """Return the parameters of a source's kernels, without compiling it."""
+    return _kernels_of(source, expressions)[0]
+
+
+def for_host(
+    source: str, expressions: Sequence[str] = (), options: Sequence[str] = ()
+) -> HostSource:
+    """Rewrite CUDA C++ for a host compiler; ``expressions`` name template instances."""
+    kernels, named = _kernels_of(source, expressions)
+    code = without_macros(uncommented(source))
     first = preamble(source, expressions) + definitions(source, options)
     hidden = [*taken(source), *macros(source, options)]
     source = translated(source)

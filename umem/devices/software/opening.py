@@ -21,6 +21,7 @@ from umem.devices.software.deferred_libraries import on_stream
 from umem.devices.software.deferred_streams import DeferredDriver, DeferredRuntime
 from umem.devices.software.device_state import DeviceState, DriverCalls, check_count, check_seed
 from umem.devices.software.driver import HostDriver
+from umem.devices.software.dry import DryDriver, DryNvrtc, DryRuntime, follow_blocks
 from umem.devices.software.fork import Lead, refuse_children
 from umem.devices.software.kernels import KernelCompiler, report_races, share_kernels
 from umem.devices.software.libcuda import HostHints
@@ -164,6 +165,8 @@ def software_gpu(
     checked: bool = False,
     stream_seed: int | None = None,
     devices: int = 1,
+    dry: bool = False,
+    limit: int | None = None,
 ) -> SoftwareGPU:
     """Run the real CuPy on host memory as if on a GPU, from now on, for the process.
 
@@ -207,7 +210,9 @@ def software_gpu(
     names += ["cupy/cuda/cufft", "cupy/cuda/jitify"]
     found = [path for name in names for path in folder.parent.glob(f"{name}.*.so")]
     runtime = (
-        HostRuntime(spec, model, devices)
+        DryRuntime(spec, model, devices, **({} if limit is None else {"limit": limit}))
+        if dry
+        else HostRuntime(spec, model, devices)
         if stream_seed is None
         else DeferredRuntime(spec, stream_seed, model, devices)
     )
@@ -284,10 +289,18 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     runtime.cuda_version = driver_api.get_build_version()
     runtime.hints.raise_version(runtime.cuda_version)
     compiler = KernelCompiler(tools, folder, runtime.cuda_version)
-    driver: Any = DeferredDriver if isinstance(runtime, DeferredRuntime) else HostDriver
+    is_dry = isinstance(runtime, DryRuntime)
+    driver: Any = (
+        DryDriver
+        if is_dry
+        else DeferredDriver
+        if isinstance(runtime, DeferredRuntime)
+        else HostDriver
+    )
+    nvrtc: Any = DryNvrtc if is_dry else HostNvrtc
     host_driver = driver(runtime, compiler, driver_fail)
     _point_at(driver_api, host_driver, tools)
-    _point_at(nvrtc_api, HostNvrtc(runtime, compiler, nvrtc_fail), tools)
+    _point_at(nvrtc_api, nvrtc(runtime, compiler, nvrtc_fail), tools)
     solver = cusolver.HostSolver(runtime)
     libraries = {
         "cupy_backends.cuda.libs.cublas": HostBlas(runtime),
@@ -318,6 +331,8 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
         bypass_pools(cupy, runtime)
     source = importlib.import_module("umem.devices.software.cupy_source").CupySource(runtime)
     add_source(source)
+    if isinstance(runtime, DryRuntime):
+        _kept.append(follow_blocks(cupy, runtime))
     _kept.extend((runtime, source))
     refuse_children(runtime, _leads)
 

@@ -69,6 +69,7 @@ class HostRuntime(HostPools):
         assert spec.chip is not None  # `software_gpu` refuses it
         self._chip = spec.chip
         self.attributes_type: Any = None
+        self.arrays: Any = None
         self.cuda_version = 0
         self.hints: Any = None
 

@@ -117,6 +117,7 @@ class HostLibrary:
             [a for x in each for a in (x if isinstance(x, list) else self._runtime.access_of(x))]
             for each in (reads, writes)
         ]
+        self._runtime.arrays = reads, writes
         self._runtime.operation(name, told[0], told[1], int(flops), gathered_bytes=gathered_bytes)
 
 
