@@ -49,6 +49,11 @@ class Recording:
         self._written = False
         self.error: str | None = None
 
+    @property
+    def last_step(self) -> int | None:
+        """Return the last of the steps to keep; None where there is none."""
+        return getattr(getattr(self._keeper, "steps", None), "last", None)
+
     def begin(self, stack: ExitStack) -> None:
         """Record until the stack unwinds.
 

@@ -151,3 +151,23 @@ def _line(code: CodeType, instruction: int) -> int:
         if start <= instruction < stop and line is not None:
             return line
     return code.co_firstlineno
+
+
+def user_line(error: BaseException | None = None) -> str:
+    """Return file and line of the user's innermost place, such as "train.py:41"; "?" without one.
+
+    Args:
+        error: whose traceback has it; None: the calling stack.
+    """
+    place = None
+    if error is None:
+        found = user_places(2)
+        if found:
+            place = found[0].co_filename, _line(found[0], found[1])
+    traceback = None if error is None else error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if not _is_library(code.co_filename) and os.path.exists(code.co_filename):
+            place = code.co_filename, traceback.tb_lineno
+        traceback = traceback.tb_next
+    return "?" if place is None else f"{os.path.basename(place[0])}:{place[1]}"

@@ -20,6 +20,7 @@ from umem.trace.axes import (
     size_text,
 )
 from umem.trace.events import Mark
+from umem.trace.recording.marks import listeners
 from umem.trace.recording.recorder import Measure, Recorder, active
 from umem.trace.scale import grows_faster
 from umem.trace.trace import Trace, tail
@@ -61,6 +62,8 @@ def mark(label: str = "step") -> None:
         raise StateError(f"a mark is a text, and neither 'start' nor 'backward'; got {label!r}")
     for recorder in active():
         recorder.emit(Mark(label))
+    for listener in listeners:
+        listener(Mark(label))
 
 
 def record_at(
