@@ -1,4 +1,4 @@
-"""``umem run --dry``: will the script fit on a GPU? Its own code answers, without the arithmetic."""
+"""``umem run --dry``: a script tells whether it fits on a GPU, by running without arithmetic."""
 
 from __future__ import annotations
 
