@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import click
 
 import umem
-from umem.cli.run_dry import VARIABLE as DRY
 from umem.cli.run_dry import Drying, with_dry
 from umem.cli.run_ranks import Ranking, with_ranks
 from umem.cli.run_recompute import Budgeting, Slimming
@@ -253,7 +252,8 @@ def _recording(asked: _RunOptions, program: Program) -> Recording | None:
             raise click.UsageError("--sizes goes without --steps, --stacks and --no-workspace")
         keeper = partial(at_sizes, batch_sizes(asked.sizes))
     again = [] if this_rank() is not None else [*_where(asked), *program.words]
-    return Recording(asked.record, keeper, program.name, again, stop=asked.stop, force=asked.force)
+    flags = {"stop": asked.stop, "force": asked.force, "at_end": asked.dry}
+    return Recording(asked.record, keeper, program.name, again, **flags)
 
 
 def _where(asked: _RunOptions) -> Iterator[str]:
@@ -332,7 +332,6 @@ def _variables(asked: _RunOptions) -> Iterator[None]:
         environment.LIMIT: asked.limit,
         environment.PREFETCH: "1" if asked.prefetch else None,
         VARIABLE: _software(asked),
-        DRY: "1" if asked.dry else None,
         OLD_NUMPY: ",".join(asked.old_numpy),
     }
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", *options)}

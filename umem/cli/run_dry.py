@@ -12,14 +12,13 @@ import click
 
 from umem.as_json import plain
 from umem.cli.files_and_sizes import say
+from umem.dry.disk import scratch_disk
 from umem.dry.dry_run import DryRun
 from umem.dry.dry_steps import LEAST_STEPS, StepLimit
 from umem.dry.verdict import report
 from umem.errors import SizeError
 from umem.launch import this_rank
 
-VARIABLE = "UMEM_DRY"
-"""Set to 1 for the script and its processes, so that they can tell."""
 _OPTIONS = ("dry", "answers", "dry_steps", "json_file", "writes", "programs")
 _REFUSED = ("virtual", "software", "checked", "no_model", "resume", "budget")
 
@@ -29,8 +28,8 @@ def with_dry(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
             "--programs",
-            type=click.Choice(["skip", "run"]),
-            help="With --dry: whether programs that the script starts run (default: skip).",
+            type=click.Choice(["stop", "run"]),
+            help="With --dry: whether other programs may be started (default: stop).",
         ),
         click.option(
             "--writes",
@@ -88,13 +87,9 @@ class Drying:
         self._answers = dict(map(_answer, taken["answers"]))
         self._steps: str | None = taken["dry_steps"]
         json_file = taken["json_file"]
-        self._json = (
-            None
-            if json_file is None
-            else json_file
-            if json_file == "-"
-            else Path(json_file).absolute()
-        )
+        self._json = json_file
+        if json_file not in (None, "-"):
+            self._json = Path(json_file).absolute()  # the script may change folders
         self._disk = {
             name: taken[name] for name in ("writes", "programs") if taken[name] is not None
         }
@@ -120,7 +115,7 @@ class Drying:
         """
         limit = StepLimit.parse(self._steps, max(LEAST_STEPS, least or 0))
         self.run = DryRun(gpu, mode or "unmanaged", limit, self._answers)
-        self.run.begin(stack)
+        self.run.begin(stack, stack.enter_context(scratch_disk(**self._disk)))
 
     def tell(self, script: str) -> int:
         """Print the report and write the JSON; returns the exit status."""

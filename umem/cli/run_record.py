@@ -31,6 +31,7 @@ class Recording:
         script: the script's short name.
         again: the words of a command that would run it so again; empty: none is offered.
         stop, force: as the command has them.
+        at_end: write at the end only: what a dry run writes meanwhile does not last.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class Recording:
         *,
         stop: bool,
         force: bool,
+        at_end: bool = False,
     ) -> None:
         self._named, self._make_keeper, self._script, self._again = path, make_keeper, script, again
-        self._stop, self._force = stop, force
+        self._stop, self._force, self._at_end = stop, force, at_end
         self._path = path.absolute()  # the script may change folders
         self._written = False
         self.error: str | None = None
@@ -67,7 +69,8 @@ class Recording:
         stack.callback(self._end)
 
     def _complete(self, kept: Kept) -> None:
-        self._write(kept)
+        if not self._at_end:
+            self._write(kept)
         if self._stop:
             raise SystemExit(0)  # the script's own clean-up runs
 

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from umem.dry.asked import Answers, AskedCounter, AskedTooOften
+from umem.dry.disk import ScratchDisk
 from umem.dry.dry_steps import DrySteps, GpuReading, StepLimit, StepsOver, Turns
-from umem.dry.network import FirstConnection
 from umem.dry.outcome import (
     DOES_NOT_FIT,
     FAILED,
@@ -26,7 +26,7 @@ from umem.dry.outcome import (
 from umem.errors import is_cupys_out_of_memory
 from umem.trace.events import Mark
 from umem.trace.recording.marks import listeners
-from umem.trace.stacks import user_line
+from umem.trace.stacks import error_line, program_line
 from umem.units import format_bytes
 
 
@@ -46,7 +46,6 @@ class DryRun:
         self._gpu, self._mode, self._limit = gpu, mode, limit
         self._answers, self._asked = Answers(answers or {}), AskedCounter()
         self._turns = Turns()
-        self._connection = FirstConnection()
         self._out: Counter[str] = Counter()
         self._failure: Failure | None = None
         self.ended: End = "script"
@@ -55,13 +54,12 @@ class DryRun:
         self._facts: Any = None
         self._evaluated = False
         self._notes: list[str] = []
-        self._disk: Any = None
         self._is_tty = sys.stderr.isatty()
         self._began = time.perf_counter()
 
     # -- the program runs ------------------------------------------------------------------
 
-    def begin(self, stack: ExitStack, disk: Any = None) -> None:
+    def begin(self, stack: ExitStack, disk: ScratchDisk) -> None:
         """Follow the program until the stack unwinds.
 
         Args:
@@ -78,7 +76,6 @@ class DryRun:
         self._steps = DrySteps(self._read, self._limit, self._step_ended)
         listeners.append(self._marked)
         stack.callback(listeners.remove, self._marked)
-        stack.callback(self._connection.stop)
         self._count_errors(stack)
         if "umem.chainer" in sys.modules:
             from umem.chainer.dry_training import DryTraining
@@ -90,16 +87,14 @@ class DryRun:
 
     def _count_errors(self, stack: ExitStack) -> None:
         """Count the errors that CuPy makes when memory runs out, caught ones included."""
-        import cupy
-
         # CuPy raises one for each request that fails for good; a callback by
         # `umem.on_out_of_memory` would have the request tried again, which is not what runs.
-        kind: Any = cupy.cuda.memory.OutOfMemoryError
+        kind: Any = sys.modules["cupy.cuda.memory"].OutOfMemoryError
         made = kind.__init__
 
         def noted(error: Any, *args: Any, **kwargs: Any) -> None:
             made(error, *args, **kwargs)
-            self._out[user_line()] += 1
+            self._out[program_line()] += 1
 
         kind.__init__ = noted
         stack.callback(setattr, kind, "__init__", made)
@@ -196,7 +191,7 @@ class DryRun:
             self.ended = "interrupted"
             return False
         self.ended = "error" if out is None else "out of memory"
-        line = user_line(error if out is None else out)
+        line = error_line(error if out is None else out)
         if out is None:
             text = f"{type(error).__name__}: {error}"
             self._failure = Failure(line, self._number, text)
@@ -257,8 +252,8 @@ class DryRun:
                 CaughtOutOfMemory(line, count) for line, count in self._out.items() if count > 0
             ),
             failure=self._failure,
-            first_connection=self._connection.place,
-            written=(),
+            first_connection=self._disk.first_connection,
+            written=self._disk.written,
             evaluated=None if facts is None else self._evaluated,
             unused_answers=tuple(self._answers.unused),
             notes=tuple(self._notes),
