@@ -74,6 +74,7 @@ class Drying:
     def __init__(self, options: dict[str, Any], *, has_ranks: bool) -> None:
         taken = {name: options.pop(name) for name in _OPTIONS}
         self.gpu: str | None = taken["dry"]
+        self.run: DryRun | None = None
         options["dry"] = self.is_on
         if not self.is_on:
             names = {"answers": "answer", "json_file": "json"}
@@ -97,7 +98,6 @@ class Drying:
         self._disk = {
             name: taken[name] for name in ("writes", "programs") if taken[name] is not None
         }
-        self.run: DryRun | None = None
         try:
             StepLimit.parse(self._steps)
         except SizeError as error:
