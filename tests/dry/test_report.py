@@ -46,7 +46,7 @@ def test_a_program_that_fits() -> None:
         "fits",
         "  peak       3.0 GiB in use, 4.0 GiB with CuPy's pool",
         "  time       250.0 ms a step (simulated)",
-        "  epoch      1 min 40 s for 400 steps (simulated)",
+        "  epoch      100.0 s for 400 steps (simulated)",
         "  whole run  16 min 40 s for 4,000 steps (simulated)",
         "  moved      0 B a step",
         "  ran        3 of 4,000 steps, until two were alike, and evaluation",

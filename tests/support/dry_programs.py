@@ -62,7 +62,7 @@ for _ in range(3):
     for k in range(8):
         mask = nearest == k
         n = int(mask.sum())
-        centres[k] = x[mask].sum(0) / n
+        centres[k] = cupy.where(mask[:, None], x, 0).sum(0) / n
 """
 CONVERGENCE = """
 import cupy

@@ -16,14 +16,19 @@ import click
 
 from umem.as_json import plain
 from umem.cli.files_and_sizes import say
+from umem.cli.run_dry_gpus import Elsewhere, lines
+from umem.cli.run_ranks import given_words
 from umem.dry.disk import scratch_disk
 from umem.dry.dry_run import DryRun
 from umem.dry.dry_steps import LEAST_STEPS, StepLimit
 from umem.dry.verdict import report
 from umem.errors import SizeError
 from umem.launch import this_rank
+from umem.memory import environment
 
-_OPTIONS = ("dry", "answers", "dry_steps", "json_file", "writes", "programs")
+_OPTIONS = ("dry", "answers", "dry_steps", "json_file", "writes", "programs", "all_gpus")
+_NOT_ELSEWHERE = ("dry", "json_file", "all_gpus", "vram", "record", "force", "traceback")
+"""Options that a run on another GPU goes without."""
 _REFUSED = ("virtual", "software", "checked", "no_model", "resume", "budget")
 
 
@@ -54,6 +59,9 @@ def with_dry(command: Callable[..., Any]) -> Callable[..., Any]:
             multiple=True,
             metavar="FILE:LINE=VALUE",
             help="With --dry: the value that a line reads from the GPU; may be repeated.",
+        ),
+        click.option(
+            "--all-gpus", is_flag=True, help="With --dry: say which GPUs of the table run it."
         ),
         click.option("--dry", metavar="GPU", help="Tell whether SCRIPT fits, without arithmetic."),
     ):
@@ -87,7 +95,7 @@ class Drying:
             if options[name]:
                 raise click.UsageError(f"--dry goes without --{name.replace('_', '-')}")
         if has_ranks or this_rank() is not None:
-            raise click.UsageError("--dry runs one process: leave out -n, and see umem ranks")
+            raise click.UsageError("--dry runs one process: leave out -n")
         options["software"] = self.gpu
         self._answers = dict(map(_answer, taken["answers"]))
         self._steps: str | None = taken["dry_steps"]
@@ -98,6 +106,15 @@ class Drying:
         self._disk = {
             name: taken[name] for name in ("writes", "programs") if taken[name] is not None
         }
+        self._elsewhere: Elsewhere | None = None
+        if taken["all_gpus"]:
+            if options["mode"] or environment.mode() not in (None, "off"):
+                raise click.UsageError("--all-gpus compares VRAM: leave out --mode and UMEM_MODE")
+            if options["recompute"] == "card":
+                raise click.UsageError("--all-gpus: --recompute card is another budget on each GPU")
+            context = click.get_current_context()
+            words = [*given_words(context, _NOT_ELSEWHERE), "--", str(context.params["script"])]
+            self._elsewhere = Elsewhere([*words, *context.params["arguments"]])
         try:
             StepLimit.parse(self._steps)
         except SizeError as error:
@@ -127,8 +144,12 @@ class Drying:
         outcome = self.run.outcome
         assert outcome is not None
         say(report(outcome, script), err=True)
+        found = plain(outcome)
+        if self._elsewhere is not None:
+            found["gpus"] = self._elsewhere.which_fit(found)
+            say("\n".join(lines(found["gpus"])), err=True)
         if self._json is not None:
-            text = json.dumps(plain(outcome), indent=1)
+            text = json.dumps(found, indent=1)
             if isinstance(self._json, Path):
                 self._json.write_text(text + "\n", encoding="utf-8")
             else:
