@@ -89,6 +89,16 @@ def user_places(skip: int = 1) -> Places:
     return tuple(found)
 
 
+def user_line() -> str:
+    """Return ``"file:line"`` of the program's line that is running: the innermost outside of the
+    libraries, else the outermost.
+    """
+    frame: FrameType = sys._getframe(1)
+    while _is_library(frame.f_code.co_filename) and frame.f_back is not None:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
 def end_at_user(error: BaseException) -> None:
     """Drop library frames from the inner end of an error's traceback.
 
