@@ -117,8 +117,11 @@ def is_own_work(ignored: Sequence[str] = ()) -> bool:
     return False
 
 
+_ARRAY_LIBRARIES = "/cupy/", "/cupyx/", "/numpy/", "/chainer/_backend.py", "/chainer/backends/"
+
+
 def _is_array_library(file: str) -> bool:
-    return any(f"{os.sep}{name}{os.sep}" in file for name in ("cupy", "cupyx", "numpy"))
+    return any(part in file for part in _ARRAY_LIBRARIES)
 
 
 def end_at_user(error: BaseException) -> None:

@@ -303,7 +303,8 @@ def follow_blocks(cupy: Any, runtime: DryRuntime) -> None:
         name = "umem dry run"
 
         def malloc_postprocess(self, **block: Any) -> None:
-            runtime.hand_out(block["mem_ptr"], block["mem_size"])
+            if block["mem_ptr"]:  # there is none where memory ran out
+                runtime.hand_out(block["mem_ptr"], block["mem_size"])
 
     hook = BlockHook()
     hook.__enter__()
