@@ -28,7 +28,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from errno import ENOENT
+from errno import ELOOP, ENOENT
 from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any
@@ -184,11 +184,15 @@ def _exchange(found: dict[int, Any]) -> None:
         if name in _UNTOUCHED or not isinstance(module, ModuleType):
             continue
         names = ModuleType.__getattribute__(module, "__dict__")  # which loads no lazy module
-        _exchange_in(names.items(), found, partial(names.__setitem__))
+        _exchange_in(names.items(), found, names.__setitem__)
         if name.partition(".")[0] in _WITH_CLASSES:
             for value in list(names.values()):
                 if isinstance(value, type) and value.__module__ == name:
                     _exchange_in(vars(value).items(), found, partial(setattr, value))
+    numpys = sys.modules.get("numpy.lib._datasource")
+    if numpys is not None:  # NumPy's private: a table with io.open in it, for text files
+        openers = numpys._file_openers._file_openers
+        _exchange_in(openers.items(), found, openers.__setitem__)
 
 
 _UNTOUCHED = ("posix", "_io", __name__)
@@ -197,7 +201,7 @@ _WITH_CLASSES = ("pathlib", "glob")
 """Modules whose classes keep functions of `os` as attributes, in some versions of Python."""
 
 
-def _exchange_in(items: Any, found: dict[int, Any], store: Callable[[str, Any], None]) -> None:
+def _exchange_in(items: Any, found: dict[int, Any], store: Callable[[Any, Any], None]) -> None:
     for name, value in list(items):
         function = value.__func__ if isinstance(value, staticmethod) else value
         new = found.get(id(function))
@@ -280,8 +284,28 @@ def _read(
         return real(path, *more, **named)
     try:
         follows = follow and named.get("follow_symlinks", True)
-        place = overlay.to_read(path, dir_fd, follow=follows)
-        return real(path if place is None else place, *more, **named)
+        return real(overlay.to_read(path, dir_fd, follow=follows), *more, **named)
+    except OSError as error:
+        if error.filename is not None:
+            error.filename = path
+        raise
+
+
+def _facts(
+    overlay: Overlay, real: Any, path: Any, *, dir_fd: Any = None, follow_symlinks: bool = True
+) -> Any:
+    """Be ``os.stat`` and ``os.lstat``."""
+    follow = follow_symlinks and real is posix.stat
+    if isinstance(path, int):
+        return real(path)
+    try:
+        place = overlay.unchanged(path) if dir_fd is None else None
+        if place is not None:
+            found = posix.lstat(place)
+            if not follow or not stat.S_ISLNK(found.st_mode):
+                return found
+        place = overlay.to_read(path, dir_fd, follow=follow)
+        return posix.stat(place) if follow else posix.lstat(place)
     except OSError as error:
         if error.filename is not None:
             error.filename = path
@@ -374,7 +398,7 @@ def _symlink(
     with _named(src, dst), overlay.lock:
         resolved = overlay.resolved(overlay.absolute(dst, dir_fd), follow=False)
         real(src, resolved if overlay.is_real(resolved) else overlay.to_make(resolved))
-        overlay.forget_folders()
+        overlay.note_change()
 
 
 def _link(
@@ -394,8 +418,8 @@ def _open_descriptor(
     with _named(path):
         if flags & WRITING:
             return real(overlay.to_open(path, flags, dir_fd), flags, mode)
-        place = overlay.to_read(path, dir_fd, follow=not flags & os.O_NOFOLLOW)
-        return real(path if place is None else place, flags, mode)
+        follow = not flags & os.O_NOFOLLOW
+        return real(overlay.to_read(path, dir_fd, follow=follow), flags, mode)
 
 
 def _open_file(
@@ -415,6 +439,9 @@ def _open_file(
             _opening.path = None
     try:
         if mode in _READING:
+            opened = _unchanged_file(overlay, real, file, mode, more)
+            if opened is not None:
+                return opened
             place = overlay.to_read(file)
         else:
             kind = [letter for letter in mode if letter in _MODES]
@@ -422,13 +449,34 @@ def _open_file(
             if len(kind) != 1 or not flags & WRITING:
                 return real(file, mode, *more)  # wrong, or an unusual way to say "r"
             place = overlay.to_open(file, flags | _MODES[kind[0]])
-        if place is None:
-            return real(file, mode, *more)
         opened = real(place, mode, *more)
     except OSError as error:
         if error.filename is not None:
             error.filename = file
         raise
+    return _renamed(opened, file)
+
+
+def _unchanged_file(overlay: Overlay, real: Any, file: Any, mode: str, more: Any) -> Any:
+    """Open a file for reading in a folder in which nothing was changed; None: it is none."""
+    place = overlay.unchanged(file)
+    if place is None or not more[-1]:
+        return None
+    try:
+        number = posix.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == ELOOP:
+            return None
+        raise
+    try:
+        return _renamed(real(number, mode, *more), file)
+    except BaseException:
+        posix.close(number)
+        raise
+
+
+def _renamed(opened: Any, file: Any) -> Any:
+    """Have an open file bear the name by which the program opened it."""
     raw = getattr(opened, "buffer", opened)
     getattr(raw, "raw", raw).name = file
     return opened
@@ -453,18 +501,16 @@ def _scan(overlay: Overlay, real: Any, path: Any = None) -> Any:
 
 
 def _listed(overlay: Overlay, path: Any) -> str | None:
-    """Return the folder whose names are not just the real ones; None: they are."""
+    """Return the folder whose names are not just those of ``path``; None: they are."""
     if isinstance(path, int):
-        resolved, is_plain = overlay.of_descriptor(path), True
-        if not resolved:
-            return None
+        absolute = overlay.of_descriptor(path)
+        is_here = bool(absolute)
     else:
-        given = "." if path is None else path
-        is_plain = overlay.to_read(given) is None
-        resolved = overlay.resolved(overlay.absolute(given))
-    if is_plain and not overlay.has_changed(resolved):
+        absolute = overlay.absolute("." if path is None else path)
+        is_here = overlay.to_read(absolute) == absolute
+    if not absolute or (is_here and not overlay.is_changed_folder(absolute)):
         return None
-    return resolved
+    return overlay.resolved(absolute)
 
 
 class Scanned:
@@ -553,8 +599,9 @@ def _current(overlay: Overlay, real: Any) -> Any:
 
 
 TREATMENTS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("stat", "listxattr", "getxattr", "statvfs", "chdir"), _read),
-    **dict.fromkeys(("lstat", "readlink"), partial(_read, follow=False)),
+    **dict.fromkeys(("stat", "lstat"), _facts),
+    **dict.fromkeys(("listxattr", "getxattr", "statvfs", "chdir"), _read),
+    "readlink": partial(_read, follow=False),
     **dict.fromkeys(("chmod", "chown", "utime", "setxattr", "removexattr"), _change),
     **dict.fromkeys(("fchmod", "fchown"), _change),
     "access": _may,

@@ -4,7 +4,8 @@ A path of the program's has its changed file at the same path below ``FOLDER/fil
 is opened for changing is copied there first; one that is removed has a socket there, which no
 program of the user's puts into it by these functions. A folder that is removed and made again has
 a socket for each of its files before. A folder that is in both places shows the names of both.
-The state is on disk alone, so processes share it by sharing the folder.
+The state is on disk alone, so processes share it by sharing the folder; a few bytes that they map
+tell each that another has changed something, so that most reads ask the system nothing more.
 
 All functions here are those of `posix`, which `umem.dry.disk` never replaces.
 """
@@ -20,13 +21,16 @@ from errno import (
     EACCES, EEXIST, EINVAL, EISDIR, ELOOP, ENOENT, ENOTDIR, ENOTEMPTY, EXDEV,
 )  # fmt: skip
 from itertools import count
-from typing import TypeAlias
+from mmap import mmap
+from typing import NamedTuple, TypeAlias
 
 Name: TypeAlias = "str | bytes | os.PathLike[str] | os.PathLike[bytes]"
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _TMPFILE = getattr(os, "O_TMPFILE", 0)
 _MOST_LINKS = 40  # as many as Linux follows
+_MOST_FOLDERS = 10_000  # known at a time: some MB
+_DOTS = ("", ".", "..")
 _PASSING = ("/dev", "/proc", "/sys")
 
 
@@ -46,6 +50,17 @@ def caches() -> tuple[str, ...]:
     return tuple(os.path.realpath(folder) for folder in found)
 
 
+class FolderFacts(NamedTuple):
+    """Where a folder is, links resolved, and whether anything in it may be changed.
+
+    ``token`` is what `Overlay` had as the last change at the time.
+    """
+
+    token: bytes
+    resolved: str
+    is_changed: bool
+
+
 class Overlay:
     """The disk as the program of a dry run sees it.
 
@@ -62,12 +77,13 @@ class Overlay:
         self.files = f"{self.folder}/files"
         self.temporary = f"{self.folder}/tmp"
         self._real = tuple(f"{one}/" for one in (self.folder, *_PASSING, *real))
-        self._folders: dict[str, str] = {}
+        self._folders: dict[str, FolderFacts] = {}
         self._numbers = count()
         self.lock = threading.RLock()
         for made in (self.files, self.temporary):
             if not _mode(made):
                 posix.mkdir(made, 0o700)
+        self._changes = _shared(f"{self.folder}/changes")
 
     # -- names -----------------------------------------------------------------------------------
 
@@ -99,6 +115,50 @@ class Overlay:
 
     def resolved(self, path: str, *, follow: bool = True) -> str:
         """Return where an absolute path leads, by the links that the program sees."""
+        head, _, name = path.rpartition("/")
+        if name not in _DOTS:
+            here = f"{self._facts(head).resolved}/{name}"
+            if not follow or self._target(here) is None:
+                return here
+        return self._walked(path, follow)
+
+    def _facts(self, path: str) -> FolderFacts:
+        """Return what is known of a folder by an absolute path, or "" for the root."""
+        token = self._changes[:]
+        known = self._folders.get(path)
+        if known is None or known.token != token:
+            if len(self._folders) > _MOST_FOLDERS:
+                self._folders.clear()
+            known = self._folders[path] = self._folder_facts(path, token)
+        return known
+
+    def _folder_facts(self, path: str, token: bytes) -> FolderFacts:
+        if not path:
+            return FolderFacts(token, "", True)
+        head, _, name = path.rpartition("/")
+        parent = self._facts(head)
+        resolved = f"{parent.resolved}/{name}"
+        if name in _DOTS:
+            resolved = self._walked(path, True)
+        elif parent.is_changed:
+            if self._target(resolved) is not None:
+                resolved = self._walked(path, True)
+        elif not stat.S_ISLNK(_mode(resolved)):
+            return FolderFacts(token, resolved, False)
+        else:
+            resolved = self._walked(path, True)
+        resolved = "" if resolved == "/" else resolved
+        if self.is_real(resolved):
+            return FolderFacts(token, resolved, False)
+        try:
+            posix.lstat(self.files + resolved)
+        except FileNotFoundError:
+            return FolderFacts(token, resolved, False)
+        except NotADirectoryError:
+            pass
+        return FolderFacts(token, resolved, True)
+
+    def _walked(self, path: str, follow: bool) -> str:
         todo = [name for name in reversed(path.split("/")) if name and name != "."]
         at, links = "", 0
         while todo:
@@ -149,38 +209,48 @@ class Overlay:
             return resolved
         return here
 
-    def forget_folders(self) -> None:
-        """Look up anew where folders lead, after a link was made."""
-        self._folders.clear()
+    def note_change(self) -> None:
+        """Have all processes look up anew where folders lead, and what was changed in them."""
+        self._changes[:] = os.urandom(len(self._changes))
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def to_read(self, path: Name, dir_fd: int | None = None, *, follow: bool = True) -> str | None:
-        """Return the path to read instead of ``path``; None: itself.
+    def unchanged(self, path: Name) -> str | None:
+        """Return the path on the disk of what the program has not changed; None: it may have.
 
-        Costs a few microseconds: where the folder leads is looked up once.
+        It is to be opened without following a link, because the program may have changed what a
+        link leads to. Costs a microsecond in a folder without changes, and no call of the system.
+        """
+        text = path if type(path) is str else os.fsdecode(path)
+        absolute = text if text[:1] == "/" else self.absolute(text)
+        head, _, name = absolute.rpartition("/")
+        folder = self._folders.get(head)
+        if folder is None or folder.token != self._changes[:]:
+            folder = self._facts(head)
+        if name in _DOTS:
+            return None
+        if folder.is_changed:
+            try:
+                posix.lstat(f"{self.files}{folder.resolved}/{name}")
+            except FileNotFoundError:
+                pass
+            except NotADirectoryError:
+                return None
+            else:
+                return None
+        return text if folder.resolved == head else f"{folder.resolved}/{name}"
+
+    def to_read(self, path: Name, dir_fd: int | None = None, *, follow: bool = True) -> str:
+        """Return the path to read instead of ``path``.
 
         Raises:
             FileNotFoundError: the program has removed it.
         """
-        text = self.absolute(path, dir_fd)
-        head, _, name = text.rpartition("/")
-        if name in ("", ".", ".."):
-            resolved = self.resolved(text, follow=follow)
-        else:
-            folder = self._folders.get(head)
-            if folder is None:
-                folder = self._folders[head] = self.resolved(head)
-            resolved = f"{folder}/{name}" if folder != "/" else f"/{name}"
-            try:
-                posix.lstat(self.files + resolved)
-            except FileNotFoundError:
-                if not follow or not stat.S_ISLNK(_mode(resolved)):
-                    return None if text is path and folder == head else resolved
-            except NotADirectoryError:
-                pass
-            if follow:
-                resolved = self.resolved(text)
+        if dir_fd is None:
+            place = self.unchanged(path)
+            if place is not None and not (follow and stat.S_ISLNK(_mode(place))):
+                return place
+        resolved = self.resolved(self.absolute(path, dir_fd), follow=follow)
         if self.is_real(resolved):
             return resolved
         found = self.place(resolved)
@@ -202,9 +272,9 @@ class Overlay:
                 found[name] = None
         return list(found)
 
-    def has_changed(self, resolved: str) -> bool:
-        """Tell whether a folder does not show just what is in the real one."""
-        return not self.is_real(resolved) and _mode(self.files + resolved) != 0
+    def is_changed_folder(self, path: str) -> bool:
+        """Tell whether a folder may not show just what is in the real one."""
+        return self._facts(path).is_changed
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -260,6 +330,7 @@ class Overlay:
         mode = _mode(place)
         if stat.S_ISDIR(mode):
             _make(here)
+            self.note_change()
         elif stat.S_ISLNK(mode):
             posix.symlink(posix.readlink(place), here)
         else:
@@ -289,16 +360,15 @@ class Overlay:
 
     def make_folder(self, resolved: str, mode: int = 0o777) -> None:
         """Make a folder, which is empty for the program."""
-        self._folders.clear()
         here = self.to_make(resolved)
         posix.mkdir(here, mode)
         if stat.S_ISDIR(_mode(resolved)):
             for name in posix.listdir(resolved):
                 _mark_removed(f"{here}/{name}")
+        self.note_change()
 
     def remove(self, resolved: str, *, folder: bool = False) -> None:
         """Remove a file, or an empty folder, for the program."""
-        self._folders.clear()
         place = self._existing(resolved)
         if stat.S_ISDIR(_mode(place)) != folder:
             error = ENOTDIR if folder else EISDIR
@@ -314,10 +384,10 @@ class Overlay:
         elif _mode(here):
             posix.unlink(here)
         self._hide(resolved)
+        self.note_change()
 
     def move(self, source: str, target: str) -> None:
         """Rename a file or a folder for the program; what it replaces is gone for the program."""
-        self._folders.clear()
         place = self._existing(source)
         is_folder = stat.S_ISDIR(_mode(place))
         if source == target:
@@ -353,6 +423,7 @@ class Overlay:
             self._copy_over(place, here)
         if not self.is_real(source):
             self._hide(source)
+        self.note_change()
 
     def _move_folder(self, source: str, target: str, is_there: bool) -> None:
         if f"{target}/".startswith(f"{source}/"):
@@ -405,11 +476,14 @@ class Overlay:
             raise PermissionError(EACCES, os.strerror(EACCES), resolved)
 
     def _make_parents(self, resolved: str) -> None:
+        parent = resolved.rpartition("/")[0]
+        if _mode(self.files + parent):
+            return
         at = self.files
-        for name in resolved.split("/")[1:-1]:
+        for name in parent.split("/")[1:]:
             at = f"{at}/{name}"
-            if not _mode(at):
-                _make(at)
+            _make(at)
+        self.note_change()
 
     def _hide(self, resolved: str) -> None:
         if _mode(resolved):
@@ -437,6 +511,16 @@ class Overlay:
         new = f"{self.folder}/{posix.getpid()}.{threading.get_ident()}.{next(self._numbers)}"
         _copy(source, new, empty)
         return new
+
+
+def _shared(path: str) -> mmap:
+    """Map a file of a few bytes that processes share."""
+    number = posix.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        posix.ftruncate(number, 8)
+        return mmap(number, 8)
+    finally:
+        posix.close(number)
 
 
 def _copy(source: str, target: str, empty: bool = False) -> None:

@@ -396,9 +396,9 @@ def _without_writing(module: ModuleType, writer: Writer, overlay: Overlay) -> It
                 what = f"opens a file for writing in {module.__name__}, which cannot be redirected"
                 raise refusal(f"{what}: {os.fsdecode(path)}", "--writes real")
             place = overlay.to_read(path)
-            if place is not None and is_named:
+            if is_named:
                 named[writer.path_name] = place
-            elif place is not None:
+            else:
                 given = (*given[:at], place, *given[at + 1 :])
         return real(*given, **named)
 
