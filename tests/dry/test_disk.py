@@ -76,7 +76,9 @@ def disk(work: Path) -> Iterator[ScratchDisk]:
 # -- what a program reads back ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["a.txt", "link", "sub/../a.txt", "./a.txt", "sub/deep/../../link"])
+@pytest.mark.parametrize(
+    "name", ["a.txt", "link", "sub/../a.txt", "./a.txt", "sub/deep/../../link"]
+)
 @pytest.mark.parametrize("kind", [str, os.fsencode, Path, os.path.abspath])
 def test_a_file_is_appended_to_in_the_scratch_folder(
     disk: ScratchDisk, work: Path, name: str, kind: Callable[[str], Any]
@@ -240,9 +242,13 @@ def test_folders_show_what_the_program_sees(disk: ScratchDisk, work: Path) -> No
     with os.scandir() as entries:
         found = {entry.name: entry for entry in entries}
     assert found["sub"].is_dir() and not found["sub"].is_symlink() and found["sub"].path == "./sub"
-    assert found["new.txt"].is_file() and found["sublink"].is_symlink() and found["sublink"].is_dir()
+    assert (
+        found["new.txt"].is_file() and found["sublink"].is_symlink() and found["sublink"].is_dir()
+    )
     assert found["new.txt"].inode() == os.stat("new.txt").st_ino
-    assert sorted(work.glob("**/*.txt")) == [work / f"{n}.txt" for n in ("new", "sub/b", "sub/deep/c")]
+    assert sorted(work.glob("**/*.txt")) == [
+        work / f"{n}.txt" for n in ("new", "sub/b", "sub/deep/c")
+    ]
 
 
 def test_libraries_write_and_read_back(disk: ScratchDisk) -> None:

@@ -57,7 +57,13 @@ def run(python: str, folder: Path, program: str, **given: str) -> subprocess.Com
     )
     names = {k: v for k, v in os.environ.items() if not k.startswith(("UMEM", "PYTHON", "COV"))}
     return subprocess.run(
-        [python, str(starter), str(script)], cwd=folder, env=names, capture_output=True, text=True
+        [python, str(starter), str(script)],
+        cwd=folder,
+        env=names,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=30,
     )
 
 
@@ -153,20 +159,14 @@ def test_a_fork_that_leaves_the_block_leaves_the_folder(python: str, work: Path)
         ('os.spawnve(os.P_WAIT, sys.executable, ["python", "-c", "1"], {})', "environment lacks"),
         ('os.posix_spawn(sys.executable, ["python", "-c", "1"], {})', "environment lacks"),
         ('os.execv(sys.executable, ["python"])', "replaces itself"),
-        ('os.unlink(LINE); subprocess.run([sys.executable])', "does not load"),
     ],
 )
 def test_a_python_that_would_not_share_it_stops_the_run(
     python: str, work: Path, start: str, why: str
 ) -> None:
-    line = "next(Path(sys.prefix).glob('lib/*/site-packages/umem_software_gpu.pth'))"
-    program = f"import os, subprocess, sys\nfrom pathlib import Path\nLINE = {line}\n{start}\n"
-    done = run(python, work, program)
-    if "unlink" in start:  # the scratch disk hides the removal; see the next test
-        assert done.returncode in (0, 1)
-    else:
-        last = done.stderr.splitlines()[-1]
-        assert done.returncode == 1 and "DryRunError: train.py:4 " in last and why in last
+    done = run(python, work, f"import os, subprocess, sys\n{start}\n")
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and "DryRunError: train.py:2 " in last and why in last
     assert is_as_before(work)
 
 
@@ -363,7 +363,8 @@ trainer.extend(extensions.snapshot(), trigger=(1, "epoch"))
 trainer.extend(extensions.snapshot_object(model, "model.npz"), trigger=(1, "epoch"))
 trainer.extend(extensions.PlotReport(["main/loss"], trigger=(1, "epoch")))
 trainer.run()
-assert len(json.load(open("result/log"))) == 4
+with open("result/log") as log:
+    assert len(json.load(log)) == 4
 chainer.serializers.load_npz("result/snapshot_iter_4", trainer)
 chainer.serializers.save_npz("a.txt", model)
 chainer.serializers.load_npz("a.txt", model)
@@ -372,7 +373,8 @@ print(sorted(os.listdir("result")))
 
 
 def test_a_script_of_chainers_saves_and_loads(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("chainer")
+    if importlib.util.find_spec("chainer") is None:
+        pytest.skip("Chainer is not installed")
     (work / "result").mkdir()
     (work / "result" / "log").write_text("of a year")
     before = (work / "result" / "log").stat()
@@ -380,7 +382,10 @@ def test_a_script_of_chainers_saves_and_loads(work: Path, monkeypatch: pytest.Mo
     with scratch_disk() as disk:
         exec(compile(TRAIN, "train.py", "exec"), {"__name__": "train"})
         found = sorted(os.listdir("result"))
-    assert found[:2] == ["log", "model.npz"] and found[-2:] == ["snapshot_iter_2", "snapshot_iter_4"]
+    assert found[:2] == ["log", "model.npz"] and found[-2:] == [
+        "snapshot_iter_2",
+        "snapshot_iter_4",
+    ]
     assert str(work / "a.txt") in disk.written
     assert sorted(os.listdir(work)) == ["a.txt", "result"] and os.listdir("result") == ["log"]
     assert (work / "result" / "log").stat() == before and (work / "a.txt").read_text() == "one"

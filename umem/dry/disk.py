@@ -128,6 +128,8 @@ def scratch_disk(*, writes: str = "scratch", programs: str = "stop") -> Iterator
 
 def join(setting: str) -> None:
     """Share the scratch disk of the process that started this one; for the rest of it."""
+    if _on.disk is not None:  # site.py reads a folder of packages again that has two names
+        return
     writes, programs, folder = setting.split(":", 2)
     _turn_on(ScratchDisk(folder, writes, programs))
 
@@ -659,7 +661,9 @@ def _audit(event: str, given: tuple[Any, ...]) -> None:
     elif event in _NET:
         if disk.overlay is not None:
             for path, dir_fd in _NET[event]:
-                _check_real(disk.overlay, given[path], given[dir_fd] if dir_fd >= 0 else None, event)
+                _check_real(
+                    disk.overlay, given[path], given[dir_fd] if dir_fd >= 0 else None, event
+                )
     else:
         disk.programs.judge(event, given)
 
@@ -682,9 +686,7 @@ def _check_real(overlay: Overlay, path: Any, dir_fd: int | None, event: str) -> 
         if found.startswith(f"{overlay.folder}/") and ".." not in found:
             return
         with suppress(FileNotFoundError):  # of an empty name
-            found = overlay.resolved(
-                overlay.absolute(found, dir_fd), follow=event not in _OF_NAMES
-            )
+            found = overlay.resolved(overlay.absolute(found, dir_fd), follow=event not in _OF_NAMES)
     if overlay.is_real(found):
         return
     try:
