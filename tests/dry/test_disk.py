@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from umem.dry.disk import TREATMENTS, ScratchDisk, scratch_disk
+from umem.dry.disk import ScratchDisk, scratch_disk
+from umem.dry.redirected import TREATMENTS
 from umem.errors import DryRunError, StateError
 
 
@@ -300,7 +301,7 @@ def test_shutil_copies_and_moves(disk: ScratchDisk) -> None:
 
 def test_temporary_files_are_gone_with_the_run(work: Path) -> None:
     outside = tempfile.gettempdir()
-    with scratch_disk() as disk:
+    with scratch_disk():
         number, name = tempfile.mkstemp()
         os.close(number)
         kept = tempfile.mkdtemp()

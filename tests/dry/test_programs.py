@@ -15,7 +15,6 @@ import textwrap
 import venv
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,7 +63,7 @@ def run(python: str, folder: Path, program: str, **given: str) -> subprocess.Com
         text=True,
         stdin=subprocess.DEVNULL,
         timeout=30,
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture

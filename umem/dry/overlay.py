@@ -12,14 +12,12 @@ All functions here are those of `posix`, which `umem.dry.disk` never replaces.
 
 from __future__ import annotations
 
+import errno
 import os
 import posix
 import stat
 import threading
 from collections.abc import Iterator
-from errno import (
-    EACCES, EEXIST, EINVAL, EISDIR, ELOOP, ENOENT, ENOTDIR, ENOTEMPTY, EXDEV,
-)  # fmt: skip
 from itertools import count
 from mmap import mmap
 from typing import NamedTuple, TypeAlias
@@ -92,7 +90,7 @@ class Overlay:
         text = os.fsdecode(path)
         if text[:1] != "/":
             if not text:
-                raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path)
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             base = self.current() if dir_fd in (None, -1) else self.of_descriptor(dir_fd)
             text = f"{base}/{text}"
         return text
@@ -173,7 +171,7 @@ class Overlay:
                 continue
             links += 1
             if links > _MOST_LINKS:
-                raise OSError(ELOOP, os.strerror(ELOOP), path)
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
             if target[:1] == "/":
                 at, target = "", self.seen(target)
             todo += [name for name in reversed(target.split("/")) if name and name != "."]
@@ -255,7 +253,7 @@ class Overlay:
             return resolved
         found = self.place(resolved)
         if found is None:
-            raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return found
 
     def names(self, resolved: str) -> list[str]:
@@ -296,19 +294,19 @@ class Overlay:
             mode = 0 if place is None else _mode(place)
             if not mode:
                 if not flags & os.O_CREAT:
-                    raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path)
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
                 return self.to_make(resolved)
             assert place is not None
             if exclusive:
-                raise FileExistsError(EEXIST, os.strerror(EEXIST), path)
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             if stat.S_ISDIR(mode):
-                raise IsADirectoryError(EISDIR, os.strerror(EISDIR), path)
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
             if stat.S_ISLNK(mode):
-                raise OSError(ELOOP, os.strerror(ELOOP), path)
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
             if not stat.S_ISREG(mode):
                 return place  # a pipe or a device is written for real
             if not posix.access(place, os.W_OK):
-                raise PermissionError(EACCES, os.strerror(EACCES), path)
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
             return self.copied(resolved, empty=bool(flags & os.O_TRUNC))
 
     def to_change(self, path: Name, dir_fd: int | None = None, *, follow: bool = True) -> str:
@@ -350,7 +348,7 @@ class Overlay:
         """
         place = self.place(resolved)
         if place is not None and _mode(place):
-            raise FileExistsError(EEXIST, os.strerror(EEXIST), resolved)
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), resolved)
         self._check_parent(resolved)
         self._make_parents(resolved)
         here = self.files + resolved
@@ -371,10 +369,10 @@ class Overlay:
         """Remove a file, or an empty folder, for the program."""
         place = self._existing(resolved)
         if stat.S_ISDIR(_mode(place)) != folder:
-            error = ENOTDIR if folder else EISDIR
+            error = errno.ENOTDIR if folder else errno.EISDIR
             raise OSError(error, os.strerror(error), resolved)
         if folder and self.names(resolved):
-            raise OSError(ENOTEMPTY, os.strerror(ENOTEMPTY), resolved)
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), resolved)
         self._check_parent(resolved)
         here = self.files + resolved
         if folder and _mode(here):
@@ -398,7 +396,7 @@ class Overlay:
         there = self.place(target)
         there_mode = 0 if there is None else _mode(there)
         if there_mode and stat.S_ISDIR(there_mode) != is_folder:
-            error = ENOTDIR if is_folder else EISDIR
+            error = errno.ENOTDIR if is_folder else errno.EISDIR
             raise OSError(error, os.strerror(error), source, None, target)
         if is_folder:
             self._move_folder(source, target, bool(there_mode))
@@ -415,7 +413,7 @@ class Overlay:
             try:
                 posix.rename(place, here)
             except OSError as error:
-                if error.errno != EXDEV:
+                if error.errno != errno.EXDEV:
                     raise
                 self._copy_over(place, here)
                 posix.unlink(place)
@@ -427,14 +425,14 @@ class Overlay:
 
     def _move_folder(self, source: str, target: str, is_there: bool) -> None:
         if f"{target}/".startswith(f"{source}/"):
-            raise OSError(EINVAL, os.strerror(EINVAL), source, None, target)
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), source, None, target)
         if self.is_real(source) or self.is_real(target):
             # As between two disks, where programs copy.
-            raise OSError(EXDEV, os.strerror(EXDEV), source, None, target)
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source, None, target)
         if not is_there:
             self.make_folder(target)
         elif self.names(target):
-            raise OSError(ENOTEMPTY, os.strerror(ENOTEMPTY), source, None, target)
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), source, None, target)
         for name in self.names(source):
             self.move(f"{source}/{name}", f"{target}/{name}")
         self.remove(source, folder=True)
@@ -459,7 +457,7 @@ class Overlay:
     def _existing(self, resolved: str) -> str:
         place = self.place(resolved)
         if place is None:
-            raise FileNotFoundError(ENOENT, os.strerror(ENOENT), resolved)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), resolved)
         posix.lstat(place)
         return place
 
@@ -469,11 +467,11 @@ class Overlay:
         place = self.place(parent)
         mode = 0 if place is None else _mode(place)
         if not mode:
-            raise FileNotFoundError(ENOENT, os.strerror(ENOENT), resolved)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), resolved)
         if not stat.S_ISDIR(mode):
-            raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), resolved)
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), resolved)
         if place is None or not posix.access(place, os.W_OK | os.X_OK):
-            raise PermissionError(EACCES, os.strerror(EACCES), resolved)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), resolved)
 
     def _make_parents(self, resolved: str) -> None:
         parent = resolved.rpartition("/")[0]
@@ -500,7 +498,7 @@ class Overlay:
         try:
             posix.rename(new, target)
         except OSError as error:
-            if error.errno != EXDEV:
+            if error.errno != errno.EXDEV:
                 raise
             beside = f"{target}.{posix.getpid()}.{next(self._numbers)}"
             _copy(new, beside)

@@ -13,7 +13,8 @@ import posix
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -302,13 +303,11 @@ def replace_at_imports(
         for name in ("sqlite3.dbapi2", "sqlite3"):
             steps[name] = lambda module: undo.append(_connects_no_files(module))
         for name, writer in WRITERS.items():
-            steps[name] = lambda module, writer=writer: undo.extend(
-                _without_writing(module, writer, overlay)
-            )
+            steps[name] = partial(_stop_writer, undo, writer, overlay)
     undo.append(_put(os, "_spawnvef", _judged_spawn(programs)))
     finder = AfterImport(steps)
-    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
-    undo.append(lambda: sys.meta_path.remove(finder))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, finder)
+    undo.append(lambda: sys.meta_path.remove(finder))
     for name in steps:
         module = sys.modules.get(name)
         if module is not None:
@@ -387,7 +386,7 @@ def _judged_spawn(programs: Programs) -> Any:
     return _spawnvef
 
 
-def _without_writing(module: ModuleType, writer: Writer, overlay: Overlay) -> Iterator[Undo]:
+def _stop_writer(undo: list[Undo], writer: Writer, overlay: Overlay, module: ModuleType) -> None:
     *owners, name = writer.name.split(".")
     owner: Any = module
     for one in owners:
@@ -412,7 +411,7 @@ def _without_writing(module: ModuleType, writer: Writer, overlay: Overlay) -> It
                 given = (*given[:at], place, *given[at + 1 :])
         return real(*given, **named)
 
-    yield _put(owner, name, judged)
+    undo.append(_put(owner, name, judged))
 
 
 def _reads(writer: Writer, given: Sequence[Any], named: Mapping[str, Any]) -> bool:
