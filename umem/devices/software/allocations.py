@@ -110,6 +110,10 @@ class HostMemory:
         """Raise CuPy's error for a status."""
         raise self.error_type(status)
 
+    def refuse_memory(self, nbytes: int) -> NoReturn:
+        """Raise where the machine has no memory for an allocation."""
+        self.fail(NO_MEMORY)
+
     @property
     def here(self) -> DeviceState:
         """Return the calling thread's current device."""
@@ -142,7 +146,7 @@ class HostMemory:
         if address is None:
             if kind != HOST:
                 self.tell(Free(number))
-            self.fail(NO_MEMORY)
+            self.refuse_memory(nbytes)
         self._count += 1
         self._addresses[number] = address
         self._allocations[address] = Allocation(address, nbytes, kind, number, self.here.ordinal)
