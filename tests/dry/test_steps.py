@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from umem.dry.asked import MOST_READS, Answers, AskedCounter, AskedTooOften
+from umem.dry.asked import MOST_READS, AskedCounter, AskedTooOften, is_answered, shortest
 from umem.dry.dry_steps import MOST_STEPS, DrySteps, GpuReading, StepLimit, Turns
 from umem.errors import SizeError
 
@@ -168,10 +168,14 @@ def test_a_step_and_a_new_line_begin_the_count_again() -> None:
 
 
 def test_answers_are_named_by_the_end_of_a_path() -> None:
-    answers = Answers({"src/train.py:41": 2, "b.py:1": 3})
-    assert "train.py:41" in answers and "/home/me/src/train.py:41" in answers
-    assert "other/train.py:41" not in answers and "train.py:4" not in answers
-    assert answers["train.py:41"] == 2
-    assert answers.unused == ["b.py:1"]
-    with pytest.raises(KeyError):
-        answers["train.py:42"]
+    assert is_answered("/home/me/src/train.py:41", "train.py:41")
+    assert is_answered("/home/me/src/train.py:41", "src/train.py:41")
+    assert not is_answered("/home/me/src/train.py:41", "rain.py:41")
+    assert not is_answered("/home/me/src/train.py:411", "train.py:41")
+
+
+def test_lines_are_named_by_the_shortest_path_that_is_one_files() -> None:
+    lines = ["/a/b/train.py:3", "/a/c/train.py:3", "/a/c/train.py:5", "/a/net.py:1"]
+    assert list(shortest(lines).values()) == [
+        "b/train.py:3", "c/train.py:3", "c/train.py:5", "net.py:1",
+    ]  # fmt: skip

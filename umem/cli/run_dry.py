@@ -15,11 +15,11 @@ from typing import Any
 import click
 
 from umem.as_json import plain
+from umem.cli.dry_run import DryRun
 from umem.cli.files_and_sizes import say
 from umem.cli.run_dry_gpus import Elsewhere, lines
 from umem.cli.run_ranks import given_words
 from umem.dry.disk import scratch_disk
-from umem.dry.dry_run import DryRun
 from umem.dry.dry_steps import LEAST_STEPS, StepLimit
 from umem.dry.verdict import report
 from umem.errors import SizeError
@@ -187,7 +187,7 @@ def _answer(text: str) -> tuple[str, float]:
         )
     for kind in (int, float):
         try:
-            return line, kind(value)
+            return line.removeprefix("./"), kind(value)
         except ValueError:
             pass
     raise click.BadParameter(f"{value!r} of {text!r} is no number", param_hint="--answer")
