@@ -65,8 +65,9 @@ class CupySource(CupyBlocks):
             reads = self._reaches(recorder, op.reads, addresses, name, uploaded=True)
             writes = self._reaches(recorder, op.writes, addresses, name)
             recorder.emit_op(
-                name, "array", reads, writes, op.flops, op.traffic_bytes, op.pattern, None, 0
-            )
+                name, "array", reads, writes, op.flops, op.traffic_bytes, op.pattern, None, 0,
+                arithmetic=op.arithmetic,
+            )  # fmt: skip
 
     def uploaded(self, access: Access, addresses: dict[int, int]) -> None:
         """Record a copy from the host: a new tensor's contents, or an operation."""
