@@ -1,11 +1,15 @@
-"""The arithmetic of Chainer's functions: which are matrix products, and in which type."""
+"""The arithmetic of Chainer's functions: which are matrix products, and in which type.
+
+CuPy up to 14.2 multiplies stacks of float16 matrices in float32 (``cupy.matmul``, which convolutions
+in groups are too), and asks for TF32 only for products of two matrices.
+"""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-from umem.trace.arithmetic import FLOAT32, TF32_PRODUCT, of_dtype, of_product
+from umem.trace.arithmetic import FLOAT16_PRODUCT, FLOAT32, TF32_PRODUCT, of_dtype, of_product
 
 _PRODUCTS = frozenset((
     "Convolution2DFunction", "Convolution2DGradW", "ConvolutionND", "ConvolutionNDGradW",
@@ -30,17 +34,14 @@ def arithmetic(func: Any, is_product: bool, outputs: list[Any]) -> str:
     if not is_product:
         return of_dtype(first.dtype)
     found = of_product(first.dtype)
-    return TF32_PRODUCT if found is FLOAT32 and _in_tf32(func, first) else found
+    if getattr(func, "groups", 1) > 1 or (func.label == "MatMul" and first.ndim > 2):
+        return FLOAT32 if found is FLOAT16_PRODUCT else found
+    return TF32_PRODUCT if first.dtype.char == "f" and _in_tf32(first) else found
 
 
-def _in_tf32(func: Any, output: Any) -> bool:
-    """Return True if CuPy is told to multiply float32 in TF32: CUPY_TF32=1, or by its setting.
-
-    It is not asked for by ``cupy.matmul`` of stacks, which convolutions in groups are, too.
-    """
+def _in_tf32(output: Any) -> bool:
+    """Return True if CuPy is told to multiply float32 in TF32: CUPY_TF32=1, or by its setting."""
     core = sys.modules.get("cupy._core")
     if core is None or not type(output).__module__.startswith("cupy"):
         return False
-    is_stack = getattr(func, "groups", 1) > 1 or (func.label == "MatMul" and output.ndim > 2)
-    # CuPy has no public name for it.
-    return not is_stack and output.dtype.char == "f" and core.get_compute_type("f") == _TF32
+    return bool(core.get_compute_type("f") == _TF32)  # CuPy has no public name for it

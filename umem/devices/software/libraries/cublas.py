@@ -218,7 +218,7 @@ class HostBlas(HostSystems):
         c: int, c_type: int, ldc: int, compute: int = 68, algorithm: int = -1,
     ) -> None:  # fmt: skip
         given = alpha, a, a_type, lda, 0, b, b_type, ldb, 0, beta, c, c_type, ldc, 0
-        self.gemmStridedBatchedEx(handle, ta, tb, m, n, k, *given, 1)
+        self.gemmStridedBatchedEx(handle, ta, tb, m, n, k, *given, 1, compute)
 
     def sgemmEx(self, *arguments: int) -> None:
         self.gemmEx(*arguments)
