@@ -1,7 +1,7 @@
 """The arithmetic of Chainer's functions: which are matrix products, and in which type.
 
-CuPy up to 14.2 multiplies stacks of float16 matrices in float32 (``cupy.matmul``, which convolutions
-in groups are too), and asks for TF32 only for products of two matrices.
+CuPy up to 14.2 multiplies stacks of float16 matrices in float32 (``cupy.matmul``, of which
+convolutions in groups are too), and asks for TF32 only for products of two matrices.
 """
 
 from __future__ import annotations

@@ -414,7 +414,9 @@ class _Writer:
             reads, writes = (*reads, *masters), (*writes, *masters)
         small = op._replace(reads=reads, writes=writes)
         # Chainer's are mostly of stacks, which CuPy multiplies in float32.
-        is_in_half = is_product(op) and (op.name != "MatMul" or "exported" in self._types.trace.meta)
+        is_in_half = is_product(op) and (
+            op.name != "MatMul" or "exported" in self._types.trace.meta
+        )
         if is_in_half and _in_halves(op, self._halves):
             small = small._replace(arithmetic=FLOAT16_PRODUCT)
         saved = before - _sum(small)
