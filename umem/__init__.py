@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from umem.memory.told_order import lookahead
     from umem.predict.batches.size_scaling import scale_each
     from umem.predict.choosing import choose
-    from umem.predict.ranks.choosing_ranks import choose_ranks
     from umem.predict.replaying import Replay, replay
     from umem.reports.paging import paging
     from umem.trace.recording.at_sizes import mark, record, record_at
@@ -42,7 +41,6 @@ __all__ = [
     "as_numpy",
     "blocks",
     "choose",
-    "choose_ranks",
     "disable",
     "enable",
     "explain",
@@ -73,7 +71,6 @@ __version__ = "0.1.0"
 _LATER = {
     "blocks": "umem.memory.host_blocks",
     "choose": "umem.predict.choosing",
-    "choose_ranks": "umem.predict.ranks.choosing_ranks",
     "explain": "umem.memory.explaining",
     "lookahead": "umem.memory.told_order",
     "mark": "umem.trace.recording.at_sizes",

@@ -19,11 +19,10 @@ from umem.files import reason
 from umem.printable import sentence
 
 COMMANDS = (
-    "advise", "batch", "choose", "compat", "demo", "doctor", "graph", "kernels", "ranks", "report",
-    "run",
+    "advise", "batch", "choose", "compat", "demo", "doctor", "graph", "kernels", "report", "run",
 )  # fmt: skip
 
-FILES = {"graph": "graph_cut", "kernels": "kernel_commands", "ranks": "ranks_command"}
+FILES = {"graph": "graph_cut", "kernels": "kernel_commands"}
 """Commands whose file bears another name, as theirs is taken."""
 EXTENDED = ("choose", "report")
 """Commands that other packages may add to."""

@@ -26,7 +26,6 @@ from umem.trace.axes import size_option, size_text, sizes_option
 from umem.trace.trace import Trace
 
 _BATCH, _ADVISE = "umem batch TRACE...", "umem advise TRACE..."
-_RANKS = "umem ranks TRACE... -n 1,2,4 --link LINK"
 
 
 class _ChooseCommand(NamesSuccessors):
@@ -37,11 +36,6 @@ class _ChooseCommand(NamesSuccessors):
         "--margin": f"{_BATCH} --margin SHARE",
         "--advise": _ADVISE,
         "--halved": f"{_ADVISE} --halved AXIS=FILE",
-        "--ranks": _RANKS,
-        "--link": _RANKS,
-        "--cut": f"{_RANKS} --cut FOLDER",
-        "--recorded": f"{_RANKS} --cut FOLDER --recorded FOLDER",
-        "--sharded": f"{_RANKS} --sharded",
         "--png": "umem choose TRACE... --json, which has every figure",
     }
 

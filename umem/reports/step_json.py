@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from umem.as_json import named, plain
-from umem.predict.ranks import RankedTraces
 from umem.trace.analysis.analysis import Analysis, Vram
 from umem.trace.analysis.bands import thinned
 from umem.trace.analysis.differences import Comparison, vram_share
 from umem.trace.analysis.leaks import Leak
+from umem.trace.analysis.rank_traces import RankedTraces
 from umem.trace.analysis.tensors import Tensor
 
 TENSORS = 100

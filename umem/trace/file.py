@@ -7,9 +7,10 @@ event, its kind first and its fields in the order of the classes of `umem.trace.
 ``["op", name, phase, reads, writes, flops, traffic_bytes, pattern, host_seconds,
 workspace_bytes, entry, kernels, arithmetic]``,
 ``["hint", action, accesses, place, unset, overlap]``, ``["mark", label, entry]``. Fields at the end
-may be missing, as ``entry`` is in version 2. An access is ``[tensor, start, stop]`` in bytes. The last line is ``["end", event_count]``, so that a
-truncated file is told from a short one. Loading parses JSON and executes nothing. The file is one
-gzip member, with nothing behind it, and no line is longer than `LINE_BYTES`.
+may be missing, as ``entry`` is in version 2. An access is ``[tensor, start, stop]`` in bytes. The
+last line is ``["end", event_count]``, so that a truncated file is told from a short one. Loading
+parses JSON and executes nothing. The file is one gzip member, with nothing behind it, and no line
+is longer than `LINE_BYTES`.
 
 A trace of several sizes has them in its first line, ``"sizes": [4, 8]``, ascending, and then the
 events of one size after another, each closed by its own ``["end", event_count]``. Where they are

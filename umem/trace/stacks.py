@@ -89,6 +89,38 @@ def user_places(skip: int = 1) -> Places:
     return tuple(found)
 
 
+def user_line() -> str:
+    """Return ``"file:line"`` of the program's line that is running: the innermost outside of the
+    libraries, else the outermost.
+    """
+    frame: FrameType = sys._getframe(1)
+    while _is_library(frame.f_code.co_filename) and frame.f_back is not None:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def is_own_work(ignored: Sequence[str] = ()) -> bool:
+    """Tell whether umem itself is what uses arrays now, and not the program or Chainer.
+
+    Args:
+        ignored: prefixes of umem's files that stand under the array library.
+    """
+    root = os.path.dirname(sys.modules["umem"].__file__ or "") + os.sep
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(root) and not file.startswith(tuple(ignored)):
+            return True
+        if not (file.startswith(root) or _is_array_library(file)):
+            return False
+        frame = frame.f_back
+    return False
+
+
+def _is_array_library(file: str) -> bool:
+    return any(f"{os.sep}{name}{os.sep}" in file for name in ("cupy", "cupyx", "numpy"))
+
+
 def end_at_user(error: BaseException) -> None:
     """Drop library frames from the inner end of an error's traceback.
 

@@ -99,7 +99,7 @@ class HostMemory:
         self._starts: list[int] = []
         self._allocations: dict[int, Allocation] = {}
         self._addresses: dict[int, int] = {}  # by number
-        self._blocks: dict[int, PoolBlocks] = {}  # by number
+        self._pool_blocks: dict[int, PoolBlocks] = {}  # by number
         self._new_blocks: OrderedDict[int, int] = OrderedDict()  # bytes by address
         self._count = 0
         self._freed: list[int] = []
@@ -115,6 +115,10 @@ class HostMemory:
     def fail(self, status: int) -> NoReturn:
         """Raise CuPy's error for a status."""
         raise self.error_type(status)
+
+    def refuse_memory(self, nbytes: int) -> NoReturn:
+        """Raise where the machine has no memory for an allocation."""
+        self.fail(NO_MEMORY)
 
     @property
     def here(self) -> DeviceState:
@@ -148,7 +152,7 @@ class HostMemory:
         if address is None:
             if kind != HOST:
                 self.tell(Free(number))
-            self.fail(NO_MEMORY)
+            self.refuse_memory(nbytes)
         self._count += 1
         self._addresses[number] = address
         self._allocations[address] = Allocation(address, nbytes, kind, number, self.here.ordinal)
@@ -186,7 +190,7 @@ class HostMemory:
                     found = self._allocations.pop(self._postponed.pop())
                     index = bisect.bisect_left(self._starts, found.address)
                     del self._starts[index], self._addresses[found.number]
-                    self._blocks.pop(found.number, None)
+                    self._pool_blocks.pop(found.number, None)
                     taken.append(found)
             finally:
                 self._is_searching = False
@@ -229,7 +233,7 @@ class HostMemory:
                 address, nbytes = self._new_blocks.popitem(last=False)
                 found = self.allocation_of(address)
                 if found is not None:
-                    blocks = self._blocks.setdefault(found.number, PoolBlocks())
+                    blocks = self._pool_blocks.setdefault(found.number, PoolBlocks())
                     blocks.add(address, address + nbytes)
         except KeyError:
             """There are no more, or another thread puts the last one at the end."""
@@ -246,7 +250,7 @@ class HostMemory:
             found = self.allocation_of(address)
             if found is None:
                 return address
-            blocks = self._blocks.get(found.number)
+            blocks = self._pool_blocks.get(found.number)
             end = None if blocks is None else blocks.end_of(address)
         return found.address + found.nbytes if end is None else end
 

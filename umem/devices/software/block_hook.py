@@ -5,6 +5,8 @@ Importing this module imports CuPy.
 
 from __future__ import annotations
 
+import atexit
+
 from cupy.cuda import memory_hook
 
 from umem.devices.cuda.arena import listeners
@@ -27,6 +29,8 @@ class BlockHook(memory_hook.MemoryHook):
         listeners.append(runtime.new_block)  # arenas call no hooks
         runtime.thread_begins = self.follow_thread
         self.follow_thread()
+        # CuPy asks for its hooks at every free, of which some come when its modules are gone.
+        atexit.register(memory_hook.get_memory_hooks().pop, self.name, None)
 
     def follow_thread(self) -> None:
         """Follow the calling thread."""

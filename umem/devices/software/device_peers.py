@@ -175,12 +175,15 @@ class JoinedMemory(HostMemory):
         device: DeviceState | None = None,
         gathered_bytes: int = 0,
         arithmetic: str = FLOAT32,
+        decisive: Sequence[Access] | None = None,
+        is_whole: bool = False,
     ) -> None:
         """Report an operation that accesses each byte once, or gathers what it writes.
 
         It runs on the current device, unless another is given. ``gathered_bytes`` is what it reads
         besides, where it reads rows of its last operand several times; ``arithmetic`` the kind of
-        its flops.
+        its flops. Dry runs ask for ``decisive``, the part of what it reads that its results' sizes
+        follow from, and whether it writes whole numbers and flags alone.
         """
         device = device or self.here
         if len(self.devices) > 1:

@@ -16,7 +16,7 @@ import numpy as np
 from umem.devices.software.libraries.batches import Each, Pointers, on_each
 from umem.devices.software.libraries.handles import DATA_TYPES, TYPES, Array, scipy_module
 from umem.devices.software.libraries.systems import HostSystems
-from umem.devices.software.runtime import HostRuntime
+from umem.devices.software.runtime import HostRuntime, LeftOut
 from umem.trace.arithmetic import (
     BFLOAT16_PRODUCT,
     FLOAT16_PRODUCT,
@@ -133,7 +133,10 @@ class HostBlas(HostSystems):
         found = found.swapaxes(-1, -2)
         if how == 1 or dtype.kind != "c":
             return found
-        self._tell("conj", (found,), ())  # what follows reads a copy, which the model does not know
+        try:  # what follows reads a copy, which the model does not know
+            self._tell("conj", (found,), ())
+        except LeftOut:  # and so is what follows, once it is reported
+            return found
         return found.conj()
 
     def _each(self, dtype: Any, addresses: int, columns: int, ld: int, count: int) -> list[Access]:

@@ -10,7 +10,6 @@ from typing import Any
 
 from umem.as_json import named
 from umem.errors import TraceError
-from umem.predict.ranks.graph_step import AGGREGATIONS
 from umem.printable import short
 from umem.trace.analysis.analysis import Analysis, OpTotal
 from umem.trace.trace import Trace
@@ -156,6 +155,6 @@ def sent_bytes(trace: Trace) -> int | None:
         return None
     nodes = starts[0] // START_BYTES - 1
     rows = sum(a.nbytes for a in allocs if a.label == "PartAggregation.sent") // ROW_BYTES
-    made = [op.writes[0] for op in trace.ops if op.name in AGGREGATIONS and op.writes]
+    made = [op.writes[0] for op in trace.ops if op.name == "PartAggregation" and op.writes]
     widths = sum((access.stop - access.start) // max(1, nodes) for access in made)
     return rows * widths // max(1, trace.step_count)
