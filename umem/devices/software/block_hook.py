@@ -13,7 +13,7 @@ from umem.devices.cuda.arena import listeners
 from umem.devices.software.runtime import HostRuntime
 
 
-class BlockHook(memory_hook.MemoryHook):
+class PoolBlockHook(memory_hook.MemoryHook):
     """CuPy's memory hook in every thread that uses the runtime, for the life of the process.
 
     It replaces no allocator. CuPy keeps hooks by thread; the runtime says when one begins.

@@ -350,7 +350,7 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
         follow_blocks(cupy, runtime)
     elif not isinstance(runtime.source, GuardedSource):  # which gives each array an allocation
         hooks = importlib.import_module("umem.devices.software.block_hook")
-        _kept.append(hooks.BlockHook(runtime))
+        _kept.append(hooks.PoolBlockHook(runtime))
     _kept.extend((runtime, source))
     refuse_children(runtime, _leads)
 
