@@ -348,6 +348,9 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     add_source(source)
     if isinstance(runtime, DryRuntime):
         follow_blocks(cupy, runtime)
+    elif not isinstance(runtime.source, GuardedSource):  # which gives each array an allocation
+        hooks = importlib.import_module("umem.devices.software.block_hook")
+        _kept.append(hooks.PoolBlockHook(runtime))
     _kept.extend((runtime, source))
     refuse_children(runtime, _leads)
 

@@ -33,6 +33,7 @@ from umem.devices.software.memory_sources import UntouchedSource, clear
 from umem.devices.software.runtime import HostRuntime, LeftOut
 from umem.devices.specs import GpuSpec
 from umem.errors import DeviceError
+from umem.trace.arithmetic import FLOAT32
 from umem.trace.events import Access
 from umem.trace.stacks import is_own_work, user_line
 from umem.units import format_bytes
@@ -212,10 +213,11 @@ class DryRuntime(HostRuntime):
         flops: int = 0,
         device: DeviceState | None = None,
         gathered_bytes: int = 0,
+        arithmetic: str = FLOAT32,
         decisive: Sequence[Access] | None = None,
         is_whole: bool = False,
     ) -> None:
-        super().operation(name, reads, writes, flops, device, gathered_bytes)
+        super().operation(name, reads, writes, flops, device, gathered_bytes, arithmetic)
         if get_ident() not in self._depths:
             return
         read = [self._range(access) for access in (reads if decisive is None else decisive)]
