@@ -6,7 +6,6 @@ values that the host reads from pinned memory, or through a view of managed memo
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import re
@@ -86,7 +85,6 @@ class DryRuntime(HostRuntime):
         self.reads: Counter[tuple[str, str]] = Counter()
         self.answers: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
-        self._blocks: dict[int, int] = {}
         self._depths: dict[int, int] = {}  # of calls of libraries, by thread
 
     def refuse_memory(self, nbytes: int) -> NoReturn:
@@ -98,18 +96,11 @@ class DryRuntime(HostRuntime):
 
     # -- blocks of pools ---------------------------------------------------------------------
 
-    def hand_out(self, address: int, nbytes: int) -> None:
+    def new_block(self, address: int, nbytes: int) -> None:
         """Note a pool's block: nobody may read it before it is written, so that it is known."""
-        self._blocks[address] = nbytes
+        super().new_block(address, nbytes)
         clear(address, nbytes)
         self.memory.put(address, address + nbytes, FULLY_KNOWN)
-
-    def end_of(self, address: int) -> int:
-        """Return the end of the memory that a plain pointer leads to."""
-        if address in self._blocks:
-            return address + self._blocks[address]
-        found = self.allocation_of(address)
-        return address + 1 if found is None else found.address + found.nbytes
 
     def release(self, ptr: int) -> None:
         found = self.allocation_of(ptr) if ptr else None
@@ -293,22 +284,3 @@ class DryRuntime(HostRuntime):
     def put_other_bytes(self, ranges: Sequence[tuple[int, int]], stream: int) -> None:
         for address, nbytes in ranges:
             self.memory.put(address, address + nbytes, Origin(UNKNOWN, "discard"))
-
-
-def follow_blocks(cupy: Any, runtime: DryRuntime) -> None:
-    """Have CuPy's pools tell a runtime what they hand out, in the calling thread.
-
-    Other threads' blocks are known as far as what they held before was.
-    """
-
-    class BlockHook(cupy.cuda.MemoryHook):
-        name = "umem dry run"
-
-        def malloc_postprocess(self, **block: Any) -> None:
-            if block["mem_ptr"]:  # there is none where memory ran out
-                runtime.hand_out(block["mem_ptr"], block["mem_size"])
-
-    hook = BlockHook()
-    hook.__enter__()
-    # CuPy asks for its hooks at every free, of which some come when its modules are gone.
-    atexit.register(hook.__exit__, None, None, None)
