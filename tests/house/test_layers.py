@@ -21,7 +21,7 @@ LOOSE = (
     "locks", "scopes", "switch",
 )  # fmt: skip
 """Modules that lie at the top of umem/, beside `__init__` and `__main__`."""
-FOLDERS = ("trace", "devices", "planner", "memory", "predict", "reports", "chainer", "cli")
+FOLDERS = ("trace", "dry", "devices", "planner", "memory", "predict", "reports", "chainer", "cli")
 """From the ground up: a folder imports the loose modules, itself and what comes before it."""
 FACES = ("dask",)
 """Modules at the top for another framework, on memory and what is below; nobody imports them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -89,6 +90,18 @@ def user_places(skip: int = 1) -> Places:
     return tuple(found)
 
 
+def program_line() -> str:
+    """Return file name and line of the program: the innermost outside of all libraries.
+
+    Libraries are what is installed, Python's own, and umem. Where nobody but these is on the
+    stack, it is the outermost line.
+    """
+    frame: FrameType = sys._getframe(1)
+    while frame.f_back is not None and _is_installed(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
 def user_line() -> str:
     """Return ``"file:line"`` of the program's line that is running: the innermost outside of the
     libraries, else the outermost.
@@ -163,6 +176,13 @@ class Reader:
         if key not in self._frames:
             self._frames[key] = Frame(code.co_filename, _line(code, instruction), code.co_name)
         return self._frames[key]
+
+
+@cache
+def _is_installed(file: str) -> bool:
+    inside = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
+    own = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
+    return file.startswith(own) or any(one in file for one in inside) or _is_library(file)
 
 
 _known: dict[str, bool] = {}
