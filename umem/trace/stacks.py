@@ -90,26 +90,20 @@ def user_places(skip: int = 1) -> Places:
     return tuple(found)
 
 
-def program_line() -> str:
-    """Return file name and line of the program: the innermost outside of all libraries.
+def program_line(*, whole_path: bool = False) -> str:
+    """Return ``"file:line"`` of the program: the innermost line outside of all libraries.
 
     Libraries are what is installed, Python's own, and umem. Where nobody but these is on the
     stack, it is the outermost line.
+
+    Args:
+        whole_path: of the file, instead of its name alone.
     """
     frame: FrameType = sys._getframe(1)
     while frame.f_back is not None and _is_installed(frame.f_code.co_filename):
         frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-
-
-def user_line() -> str:
-    """Return ``"file:line"`` of the program's line that is running: the innermost outside of the
-    libraries, else the outermost.
-    """
-    frame: FrameType = sys._getframe(1)
-    while _is_library(frame.f_code.co_filename) and frame.f_back is not None:
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    file = frame.f_code.co_filename
+    return f"{file if whole_path else os.path.basename(file)}:{frame.f_lineno}"
 
 
 def is_own_work(ignored: Sequence[str] = ()) -> bool:

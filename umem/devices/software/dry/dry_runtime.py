@@ -34,7 +34,7 @@ from umem.devices.specs import GpuSpec
 from umem.errors import DeviceError
 from umem.trace.arithmetic import FLOAT32
 from umem.trace.events import Access
-from umem.trace.stacks import is_own_work, user_line
+from umem.trace.stacks import is_own_work, program_line
 from umem.units import format_bytes
 
 COMPUTED_BYTES = 1 << 20
@@ -245,7 +245,7 @@ class DryRuntime(HostRuntime):
 
     def _read(self, dst: int, src: int, size: int, origin: Origin) -> None:
         """Have the host read what is not known: an answer, a count, or what is there."""
-        line = user_line()
+        line = program_line(whole_path=True)
         if not is_own_work(_UNDER_CUPY):  # whoever judges by values asks `is_dry`
             self.reads[line, origin.name] += 1
         answer = self._answer(line)
