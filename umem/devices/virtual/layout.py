@@ -223,7 +223,7 @@ class Replayer:
         if self.copies.are_running:
             self.copies.wait_before(op)
         if not self._managed:
-            self.clocks.compute(op.flops, op.traffic_bytes, copied_bytes)
+            self.clocks.compute(op.flops, op.traffic_bytes, copied_bytes, op.arithmetic)
             return
         waits: list[tuple[float, ...]] = []
         for blocks in touched if self._prefetches else ():
@@ -231,10 +231,13 @@ class Replayer:
         moves = self._touch(touched, own)
         for index, clock in enumerate(self.clocks):
             if moves is _STILL and not waits:
-                clock.compute(op.flops, op.traffic_bytes, copied_bytes)
+                clock.compute(op.flops, op.traffic_bytes, copied_bytes, op.arithmetic)
             else:
                 ready = max(wait[index] for wait in waits) if waits else 0.0
-                clock.run(op.flops, op.traffic_bytes, 0.0, moves, op.pattern, ready, copied_bytes)
+                clock.run(
+                    op.flops, op.traffic_bytes, 0.0, moves, op.pattern, ready, copied_bytes,
+                    op.arithmetic,
+                )  # fmt: skip
 
     def _touch(self, touched: Sequence[Blocks], own: Sequence[Span] = ()) -> BlockMoves:
         """Make blocks and those of a workspace resident; returns the moves."""

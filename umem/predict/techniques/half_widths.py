@@ -24,6 +24,7 @@ from umem.trace.analysis.half_functions import (
     UNSCALED_LAUNCHES,
     master_kernels,
 )
+from umem.trace.arithmetic import FLOAT16_PRODUCT
 from umem.trace.events import GET, LEAF, Access, Alloc, Event, Free, Hint, Kernels, Mark, Op
 from umem.trace.trace import Trace
 from umem.trace.walk import allocations
@@ -412,6 +413,12 @@ class _Writer:
             )
             reads, writes = (*reads, *masters), (*writes, *masters)
         small = op._replace(reads=reads, writes=writes)
+        # Chainer's are mostly of stacks, which CuPy multiplies in float32.
+        is_in_half = is_product(op) and (
+            op.name != "MatMul" or "exported" in self._types.trace.meta
+        )
+        if is_in_half and _in_halves(op, self._halves):
+            small = small._replace(arithmetic=FLOAT16_PRODUCT)
         saved = before - _sum(small)
         share = 1 - saved / before if before and saved > 0 else 1.0
         inside = None if op.workspace_bytes is None else self._inside(op, saved, before, cast)
