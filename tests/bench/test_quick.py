@@ -127,6 +127,19 @@ def overhead(report: dict[str, Any], printed: str) -> None:
     assert "times as long with a recorder" in printed
 
 
+@quick(needs=(needs_chainer, needs_cuts))
+def papers100m(report: dict[str, Any], printed: str) -> None:
+    rows = {(row["like"], row["ranks"]): row for row in report["rows"]}
+    assert rows.keys() == {(name, n) for name in ("communities", "R-MAT") for n in (32, 64, 128)}
+    for ranks in (32, 64, 128):
+        low, high = rows["communities", ranks], rows["R-MAT", ranks]
+        assert low["halo"] < high["halo"] and low["sent_gib"] < high["sent_gib"]
+    # a node's row of 128 numbers goes once for each of five exchanges
+    mean = rows["R-MAT", 64]["halo"] * 111_059_956 / 64 * 5 * 128 * 4 / 2**30
+    assert mean < rows["R-MAT", 64]["sent_gib"] < 3 * mean
+    assert "simulated" in printed
+
+
 @quick(needs=(needs_ranks, needs_cuts))
 def parallel_graph(report: dict[str, Any], printed: str) -> None:
     names = ("communities", "R-MAT", "half across")

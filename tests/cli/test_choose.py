@@ -283,9 +283,6 @@ def test_where_nothing_fits_there_is_another_status(
         (["--margin=0.1"], "umem batch TRACE... --margin SHARE"),
         (["--advise"], "umem advise TRACE..."),
         (["--halved", "depth=x"], "umem advise TRACE... --halved AXIS=FILE"),
-        (["--ranks", "1,2", "--link", "pcie4"], "umem ranks TRACE... -n 1,2,4 --link LINK"),
-        (["--cut", "x"], "umem ranks TRACE... -n 1,2,4 --link LINK --cut FOLDER"),
-        (["--sharded"], "umem ranks TRACE... -n 1,2,4 --link LINK --sharded"),
         (["--png", "x.png"], "umem choose TRACE... --json, which has every figure"),
     ],
 )

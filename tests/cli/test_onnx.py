@@ -1,4 +1,4 @@
-"""``umem choose, batch, ranks, advise MODEL.onnx``: a model of any framework, its schedule."""
+"""``umem choose, batch, advise MODEL.onnx``: a model of any framework, its schedule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import umem
 from tests.trace.exported.test_operators import ints, node, save, two_layers, weights
 from umem.cli import main
 from umem.devices.specs import gpu_spec
@@ -136,25 +135,10 @@ def test_the_largest_batch_of_convolutions_is_that_under_the_cap_on_their_worksp
     assert 0.8 * 96 * MIB < peak <= 96 * MIB
 
 
-def test_a_batch_is_split_between_ranks(deep: Path) -> None:
-    asked = ["--sizes", "batch=64", "--optimizer", "sgd", "-n", "1,2", "--link", "pcie4"]
-    done = run(deep, *asked, "--json", command="ranks")
-    assert done.exit_code == 0, done.output
-    one, two = json.loads(done.output)["steps"]
-    assert (one["share"], two["share"]) == ("size batch 64 on each", "size batch 32 on each")
-    whole = onnx_step(deep, {"batch": 64}, "sgd").trace
-    assert one["simulated_peak_bytes"] == umem.replay(whole, "t4").peak_bytes
-    assert two["simulated_summed_bytes"] == 8 * 256 * 256 * 4  # the gradients, and no activation
-
-
 def test_a_fixed_batch_is_refused_with_a_way_out(tmp_path: Path) -> None:
     path = two_layers(tmp_path / "m.onnx", 8)
-    for command, options in (
-        ("batch", []),
-        ("advise", []),
-        ("ranks", ["-n", "1,2", "--link", "pcie4"]),
-    ):
-        assert "dynamic_axes" in refused(path, *options, command=command)
+    for command in ("batch", "advise"):
+        assert "dynamic_axes" in refused(path, command=command)
 
 
 def test_a_graph_that_is_right_for_one_batch_is_refused_by_name(tmp_path: Path) -> None:

@@ -8,12 +8,42 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from mpi_programs import needs_ranks, run_ranks
 
 import umem
 from umem.cli import main
 from umem.errors import TraceError
-from umem.predict.ranks import rank_files
+from umem.graphs import communities, cut
 from umem.trace import Access, Alloc, Mark, Op
+from umem.trace.analysis.rank_traces import rank_files
+
+TRAIN = """
+import json, sys, tracemalloc
+from pathlib import Path
+import umem.chainer
+import chainer
+import numpy as np
+import umem
+from mpi4py import MPI
+
+folder, out = Path(sys.argv[1]), Path(sys.argv[2])
+comm = MPI.COMM_WORLD
+graph = umem.chainer.ParallelGraph(folder, comm)
+model = umem.chainer.ParallelGCN(comm, graph.feature_count, 12, graph.class_count)
+optimizer = chainer.optimizers.Adam(0.01).setup(model)
+features, labels = graph.load_features(), graph.labels_where(graph.train_mask)
+
+def step():
+    optimizer.update(lambda: graph.cross_entropy(model(graph, features), labels))
+
+step()
+before = graph.ranks.sent_bytes["halo"]
+with umem.record() as recorder:
+    step()
+sent = graph.ranks.sent_bytes["halo"] - before
+recorder.trace.save(out / f"run.rank{comm.rank}.umem.gz")
+(out / f"{comm.rank}.json").write_text(json.dumps(sent))
+"""
 
 
 def rank_trace(nodes: int, sent_rows: int) -> umem.Trace:
@@ -88,3 +118,18 @@ def test_a_missing_rank_another_run_and_an_empty_folder_are_refused(tmp_path: Pa
         rank_files([paths[0], rank_trace(3, 1).save(tmp_path / "other.rank1.umem.gz")])
     done = CliRunner().invoke(main, ["report", str(tmp_path), "--html", str(tmp_path / "x.html")])
     assert done.exit_code != 0 and not (tmp_path / "x.html").exists()
+
+
+@needs_ranks
+@pytest.mark.thorough
+def test_what_a_report_says_was_sent_is_what_was_sent(tmp_path: Path) -> None:
+    cut(communities(600, 6, 3000, across=0.1, seed=2, features=9, classes=4), 7, tmp_path / "cut")
+    out = tmp_path / "out"
+    out.mkdir()
+    done = run_ranks(3, TRAIN, tmp_path / "cut", out)
+    assert done.returncode == 0, done.stderr
+    sent = [json.loads((out / f"{rank}.json").read_text()) for rank in range(3)]
+    said = CliRunner().invoke(main, ["report", str(out), "--json"])
+    assert [row["sent_bytes"] for row in json.loads(said.output)["ranks"]] == sent and min(sent) > 0
+    shown = CliRunner().invoke(main, ["report", str(out)]).output
+    assert "PartAggregation" in shown and "PartLinear" in shown

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -20,12 +19,11 @@ from umem.cli.files_and_sizes import say
 from umem.devices.open import current_device, device_kind, parse_device
 from umem.devices.selftest import Check, run_selftest
 from umem.errors import DeviceError, DeviceNotFoundError, UmemError
-from umem.launch import MeasuredLink, measure_link, mpi
+from umem.launch import mpi
 from umem.memory import environment
 from umem.memory.process import DeviceBlock
 from umem.memory.status import columns
 from umem.printable import short
-from umem.units import format_bytes, format_seconds
 
 _WORDS = {True: "ok", False: "FAILED", None: "skipped"}
 _WIDTH = 28
@@ -65,37 +63,13 @@ class _Report:
 @click.command("doctor")
 @click.option("--device", metavar="DEVICE", help="virtual:NAME, or cuda (the default: a real GPU).")
 @click.option("--vram", metavar="SIZE", help="VRAM of the virtual GPU instead of the table's.")
-@click.option("--mpi", is_flag=True, help="Measure the link between two ranks instead.")
-@click.option(
-    "--hosts",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="With --mpi: machines, one a line; the link between the first two.",
-)
-@click.option("--allow-root", is_flag=True, help="With --mpi: start ranks as root, too.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
-def command(
-    device: str | None,
-    vram: str | None,
-    mpi: bool,
-    hosts: Path | None,
-    allow_root: bool,
-    as_json: bool,
-) -> None:
+def command(device: str | None, vram: str | None, as_json: bool) -> None:
     """Show what this machine can do and why not more, and test it.
 
     The test allocates at most 16 MiB in each mode, prefetches them there and back, gives advice,
     reads it back, takes it back, and frees. If anything fails, the exit code is 1.
-
-    With --mpi two ranks measure what a message between them takes, for `umem ranks --link`.
     """
-    if mpi:
-        if device or vram:
-            raise click.UsageError("--mpi is of ranks, not of a device: leave --device, --vram out")
-        _say_link(measure_link(hosts, allow_root=allow_root), as_json)
-        return
-    if hosts or allow_root:
-        raise click.UsageError("--hosts and --allow-root need --mpi")
     block = _block(device, vram)
     with ExitStack() as stack:
         try:
@@ -108,17 +82,6 @@ def command(
     else:
         _print(report)
     raise SystemExit(0 if report.reason is None else 1)
-
-
-def _say_link(link: MeasuredLink, as_json: bool) -> None:
-    if as_json:
-        say(json_text(link))
-        return
-    say(f"Between two ranks on {' and '.join(dict.fromkeys(map(short, link.hosts)))} (measured):")
-    for nbytes, seconds in link.seconds:
-        rate = f"{nbytes / seconds / 1e9:.3g} GB/s"
-        say(f"  {format_bytes(nbytes):>10}  {format_seconds(seconds):>9}  {rate}")
-    say(f"\nNext: umem ranks TRACE -n 1,2,4 --link {link.option}")
 
 
 def _block(device: str | None, vram: str | None) -> Callable[[], AbstractContextManager[Any]]:

@@ -21,10 +21,10 @@ from umem.as_json import json_text
 from umem.cli.files_and_sizes import Caps, caps, refuse, refuse_picture, say, write
 from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import TraceError, UmemError
-from umem.predict.ranks import RankedTraces, rank_files, ranked
 from umem.printable import command_line, short
 from umem.reports.outputs import JSON, OUTPUTS, TEXT, Output, ReportRequest
 from umem.trace.analysis.analysis import Analysis, Vram, analyse
+from umem.trace.analysis.rank_traces import RankedTraces, rank_files, ranked
 from umem.trace.trace import Trace
 from umem.units import parse_bytes
 

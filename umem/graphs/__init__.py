@@ -14,14 +14,12 @@ from umem.graphs.generator import rmat
 from umem.graphs.halo import HaloPlan, halo_plan
 from umem.graphs.karate import karate_club
 from umem.graphs.npz import load_npz, save_npz
-from umem.graphs.planned_cut import PlannedCut
 from umem.graphs.planted_partition import communities
 
 __all__ = [
     "Cut",
     "Graph",
     "HaloPlan",
-    "PlannedCut",
     "communities",
     "cut",
     "halo_plan",

@@ -18,7 +18,6 @@ from typing import NamedTuple
 from umem.errors import LaunchError
 from umem.launch import hosts, mpi
 from umem.launch.job import Job
-from umem.launch.measuring import MeasuredLink, measure_link
 from umem.launch.rank import Rank, local_count, this_rank
 from umem.printable import short
 from umem.units import format_bytes
@@ -27,15 +26,7 @@ BACKING = "OMPI_MCA_btl_sm_backing_directory"
 """Variable that tells Open MPI where to put messages between ranks of one machine."""
 _WATCHER = Path(__file__).with_name("watcher.py")
 
-__all__ = [
-    "AskedRanks",
-    "MeasuredLink",
-    "Rank",
-    "local_count",
-    "measure_link",
-    "run_ranks",
-    "this_rank",
-]
+__all__ = ["AskedRanks", "Rank", "local_count", "run_ranks", "this_rank"]
 
 
 class AskedRanks(NamedTuple):

@@ -132,25 +132,18 @@ def describe() -> str:
 
 
 def arguments(
-    mpiexec: Mpiexec,
-    count: int,
-    hosts: Path | None,
-    exported: Mapping[str, str],
-    *,
-    apart: bool = False,
+    mpiexec: Mpiexec, count: int, hosts: Path | None, exported: Mapping[str, str]
 ) -> list[str]:
-    """Return the mpiexec command for a number of ranks; ``apart`` places them one a host in
-    turn.
-    """
+    """Return the mpiexec command for a number of ranks."""
     line = [str(mpiexec.path), "-n", str(count)]
     if mpiexec.kind.family == OPEN_MPI:
-        line += ["--map-by", f"{'node' if apart else 'slot'}:OVERSUBSCRIBE", "--bind-to", "none"]
+        line += ["--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"]
         line += ["--hostfile", str(hosts)] if hosts else []
         if hosts:
             for name in (*exported, *(name for name in _PATHS if name in os.environ)):
                 line += ["-x", name]
         return line
-    return line + (["-f", str(hosts)] if hosts else []) + (["-ppn", "1"] if apart else [])
+    return line + (["-f", str(hosts)] if hosts else [])
 
 
 def tagging(mpiexec: Mpiexec) -> list[str]:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from umem.as_json import named, plain
-from umem.predict.ranks import RankedTraces
 from umem.trace.analysis.analysis import Analysis, Vram
 from umem.trace.analysis.bands import thinned
 from umem.trace.analysis.differences import Comparison, vram_share
 from umem.trace.analysis.leaks import Leak
+from umem.trace.analysis.rank_traces import RankedTraces
 from umem.trace.analysis.tensors import Tensor
 
 TENSORS = 100
@@ -29,7 +29,7 @@ def summary(analysis: Analysis, name: str, vram: Vram | None = None) -> dict[str
     trace = analysis.trace
     content = {
         "trace": name,
-        **named(trace, ("backend", "meta", "sizes")),
+        **named(trace, ("backend", "meta")),
         "event_count": len(trace),
         **named(analysis, ("op_count", "step_count", "first_step")),
         "tensor_count": len(analysis.reading.tensors),
