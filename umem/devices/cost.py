@@ -123,3 +123,9 @@ def cuda_model(ordinal: int | None = None) -> CudaModel | None:
     if not _cuda_models:
         return None
     return _cuda_models[_current[0]() if ordinal is None else ordinal]
+
+
+def is_dry() -> bool:
+    """Tell whether the process has a software GPU that leaves its arithmetic out."""
+    runtime = getattr(_cuda_models[0], "_runtime", None) if _cuda_models else None
+    return hasattr(runtime, "answers")

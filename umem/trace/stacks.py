@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -99,6 +100,34 @@ def user_line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+def program_line() -> str:
+    """Return file name and line of the program: the innermost outside of all libraries.
+
+    Libraries are what is installed, Python's own, and umem. Where nobody but these is on the
+    stack, it is the outermost line.
+    """
+    frame: FrameType = sys._getframe(1)
+    while frame.f_back is not None and _is_installed(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def error_line(error: BaseException) -> str:
+    """Return the program's innermost line in an error's traceback, as `program_line` does.
+
+    Where the traceback has libraries alone, it is their innermost line.
+    """
+    found = own = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        found = traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
+        if not _is_installed(found[0]):
+            own = found
+        traceback = traceback.tb_next
+    place = own or found
+    return "?" if place is None else f"{os.path.basename(place[0])}:{place[1]}"
+
+
 def end_at_user(error: BaseException) -> None:
     """Drop library frames from the inner end of an error's traceback.
 
@@ -138,6 +167,13 @@ class Reader:
         if key not in self._frames:
             self._frames[key] = Frame(code.co_filename, _line(code, instruction), code.co_name)
         return self._frames[key]
+
+
+@cache
+def _is_installed(file: str) -> bool:
+    inside = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
+    own = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
+    return file.startswith(own) or any(one in file for one in inside) or _is_library(file)
 
 
 _known: dict[str, bool] = {}
