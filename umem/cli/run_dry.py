@@ -12,6 +12,7 @@ import click
 
 from umem.as_json import plain
 from umem.cli.files_and_sizes import say
+from umem.dry.child import Trial
 from umem.dry.disk import scratch_disk
 from umem.dry.dry_run import DryRun
 from umem.dry.dry_steps import LEAST_STEPS, StepLimit
@@ -19,8 +20,8 @@ from umem.dry.verdict import report
 from umem.errors import SizeError
 from umem.launch import this_rank
 
-_OPTIONS = ("dry", "answers", "dry_steps", "json_file", "writes", "programs")
-_REFUSED = ("virtual", "software", "checked", "no_model", "resume", "budget")
+_OPTIONS = ("dry", "answers", "dry_steps", "json_file", "writes", "programs", "technique")
+_REFUSED = ("virtual", "software", "checked", "no_model", "resume")
 
 
 def with_dry(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,6 +52,8 @@ def with_dry(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="FILE:LINE=VALUE",
             help="With --dry: the value that a line reads from the GPU; may be repeated.",
         ),
+        # What `umem.choose` tells the process in which a technique is tried.
+        click.option("--technique", metavar="FILE", hidden=True),
         click.option("--dry", metavar="GPU", help="Tell whether SCRIPT fits, without arithmetic."),
     ):
         command = option(command)
@@ -93,6 +96,7 @@ class Drying:
         self._disk = {
             name: taken[name] for name in ("writes", "programs") if taken[name] is not None
         }
+        self._trial = None if taken["technique"] is None else Trial(taken["technique"])
         self.run: DryRun | None = None
         try:
             StepLimit.parse(self._steps)
@@ -113,6 +117,8 @@ class Drying:
             mode: where allocations come from; None is as without umem.
             least: the step that a recording ends with; None without one.
         """
+        if self._trial is not None:
+            self._trial.begin(stack)
         limit = StepLimit.parse(self._steps, max(LEAST_STEPS, least or 0))
         self.run = DryRun(gpu, mode or "unmanaged", limit, self._answers)
         self.run.begin(stack, stack.enter_context(scratch_disk(**self._disk)))
@@ -124,7 +130,8 @@ class Drying:
         assert outcome is not None
         say(report(outcome, script), err=True)
         if self._json is not None:
-            text = json.dumps(plain(outcome), indent=1)
+            facts = {} if self._trial is None else self._trial.facts()
+            text = json.dumps({**plain(outcome), **plain(facts)}, indent=1)
             if isinstance(self._json, Path):
                 self._json.write_text(text + "\n", encoding="utf-8")
             else:

@@ -197,22 +197,25 @@ class DryRun:
             self._failure = Failure(line, self._number, text)
             return True
         self._out.subtract([line])
-        holders, why = self._explained(out)
-        self._failure = Failure(line, self._number, str(out), holders, why)
+        self._failure = Failure(line, self._number, str(out), *self._explained(out))
         return False
 
     @property
     def _number(self) -> int:
         return self._steps.count + 1
 
-    def _explained(self, error: BaseException) -> tuple[tuple[Holder, ...], str | None]:
+    def _explained(
+        self, error: BaseException
+    ) -> tuple[tuple[Holder, ...], int | None, str | None]:
         from umem.memory.explaining import explain
 
         try:
             found = explain(error)
         except Exception:  # an error of the driver must not hide the script's
-            return (), None
-        return tuple(Holder(one.nbytes, one.place) for one in found.held), str(found)
+            return (), None, None
+        holders = tuple(Holder(one.nbytes, one.place) for one in found.held)
+        missing = None if found.asked_bytes is None else found.asked_bytes - found.free_bytes
+        return holders, missing, str(found)
 
     def sum_up(self) -> None:
         """Sum up what the run has shown as `outcome`, before the stack unwinds."""

@@ -107,7 +107,7 @@ def program_line() -> str:
     stack, it is the outermost line.
     """
     frame: FrameType = sys._getframe(1)
-    while frame.f_back is not None and _is_installed(frame.f_code.co_filename):
+    while frame.f_back is not None and is_installed(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
@@ -121,7 +121,7 @@ def error_line(error: BaseException) -> str:
     traceback = error.__traceback__
     while traceback is not None:
         found = traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
-        if not _is_installed(found[0]):
+        if not is_installed(found[0]):
             own = found
         traceback = traceback.tb_next
     place = own or found
@@ -170,7 +170,8 @@ class Reader:
 
 
 @cache
-def _is_installed(file: str) -> bool:
+def is_installed(file: str) -> bool:
+    """Tell whether a source file is of an installed package, Python's own, or umem's."""
     inside = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
     own = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
     return file.startswith(own) or any(one in file for one in inside) or _is_library(file)
