@@ -35,7 +35,7 @@ class LargeArrays(cupy.cuda.MemoryHook):  # type: ignore[misc]
         self, device_id: int, size: int, mem_size: int, mem_ptr: int, pmem_id: int
     ) -> None:
         """Note an allocation; CuPy calls this."""
-        if size < self._least:
+        if size < self._least or not mem_ptr:  # 0 where memory ran out
             return
         line = program_line()
         self.made[line] = max(self.made[line], size)

@@ -128,6 +128,28 @@ def error_line(error: BaseException) -> str:
     return "?" if place is None else f"{os.path.basename(place[0])}:{place[1]}"
 
 
+def is_own_work(ignored: Sequence[str] = ()) -> bool:
+    """Tell whether umem itself is what uses arrays now, and not the program or Chainer.
+
+    Args:
+        ignored: prefixes of umem's files that stand under the array library.
+    """
+    root = os.path.dirname(sys.modules["umem"].__file__ or "") + os.sep
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(root) and not file.startswith(tuple(ignored)):
+            return True
+        if not (file.startswith(root) or _is_array_library(file)):
+            return False
+        frame = frame.f_back
+    return False
+
+
+def _is_array_library(file: str) -> bool:
+    return any(f"{os.sep}{name}{os.sep}" in file for name in ("cupy", "cupyx", "numpy"))
+
+
 def end_at_user(error: BaseException) -> None:
     """Drop library frames from the inner end of an error's traceback.
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
+from time import perf_counter
 from typing import Any
 
 from umem.devices.cost import Sample, StepCost, set_cuda_models
@@ -82,6 +83,7 @@ class SoftwareGPU:
         self._model = state.model
         self.spec = runtime.spec
         self.name = runtime.spec.name
+        self.is_dry = isinstance(runtime, DryRuntime)
 
     def __repr__(self) -> str:
         vram = format_bytes(self.spec.usable_bytes)
@@ -106,6 +108,11 @@ class SoftwareGPU:
             return StepCost()
         with self._model.lock:
             return self._model.figures
+
+    @property
+    def seconds(self) -> float:
+        """Return the simulated time at which all work so far is done; the host's without model."""
+        return self._model.clock.seconds if self._runtime.is_modelled else perf_counter()
 
     def restart(self) -> None:
         """Restart time and counts at zero on all devices, and peaks at what is held now.

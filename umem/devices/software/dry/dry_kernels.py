@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from umem.devices.software.driver import HAS_SHARED, Code, HostDriver, LoadedModule
-from umem.devices.software.dry.dry_runtime import COUNTS, DryRuntime, Range, Written
+from umem.devices.software.dry.dry_runtime import BY_ADDRESS, COUNTS, DryRuntime, Range, Written
 from umem.devices.software.dry.numpy_kernels import Parameter, carray, numpy_kernel, parameters_in
 from umem.devices.software.kernels import Kernel, parameters_of
 from umem.devices.software.nvrtc import HostNvrtc
@@ -138,12 +138,15 @@ class DryDriver(HostDriver):
         read: list[Range] = []
         written: list[Written] = []
         counts, flags, is_whole = COUNTS.search(kernel.name) is not None, 0.0, True
+        by_address = BY_ADDRESS.search(kernel.name) is not None
         for low, high, item_count, parameter in kernel.arguments(given):
             end = runtime.end_of(low) if high is None else high
             accesses = runtime.access(low, end - low)
             if "r" in parameter.use:
                 reads += accesses
                 read.append((low, end))
+                if by_address and parameter.itemsize in (0, 8):
+                    read += runtime.pointed_at(low, end)
                 if counts:
                     flags = max(flags, runtime.flags_in(low, end, item_count))
             if "w" in parameter.use:
