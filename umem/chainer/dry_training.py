@@ -19,10 +19,14 @@ of the first is still there."""
 
 
 class TrainerFacts(NamedTuple):
-    """What a Trainer says of its run: steps of an epoch, and of the run; None where it does not."""
+    """What a Trainer says of its run: steps of an epoch, and of the run; None where it does not.
+
+    ``evaluates`` says whether it has an evaluator.
+    """
 
     epoch_steps: int | None
     run_steps: int | None
+    evaluates: bool
 
 
 class Followed(Protocol):
@@ -46,8 +50,11 @@ class Followed(Protocol):
     def trainer_began(self, facts: TrainerFacts) -> None:
         """Note that a Trainer runs, which ends the program itself."""
 
-    def called_early(self, name: str, error: Exception | None) -> None:
-        """Note an extension that was called before its turn, and how that failed."""
+    def calls_early(self, name: str) -> None:
+        """Note that an extension is called before its turn."""
+
+    def failed_early(self, name: str, error: Exception) -> None:
+        """Note how an extension failed that was called before its turn."""
 
     def evaluated(self) -> None:
         """Note that an evaluator has run."""
@@ -109,6 +116,8 @@ class DryTraining(Subscriber):
     def train(self, proceed: Proceed, trainer: Any, *args: Any, **kwargs: Any) -> None:
         """Run a trainer until there are enough steps, and then what of it has not run yet."""
         self._run.trainer_began(_facts(trainer))
+        if not args:  # the error that ends the run is told once, by the run
+            kwargs.setdefault("show_loop_exception_msg", False)
         self._is_in_trainer = True
         try:
             with _Extensions(trainer, self._run).followed():
@@ -163,17 +172,17 @@ class _Extensions:
         for name, entry in entries:
             if name in self._have_run:
                 continue
-            error: Exception | None = None
+            self._run.calls_early(name)
             try:
                 with _two_batches(entry.extension):
                     entry.extension(self._trainer)
-            except Exception as raised:
-                if is_cupys_out_of_memory(raised):
+            except Exception as error:
+                if is_cupys_out_of_memory(error):
                     raise
-                error = raised  # it was called before its time: no fault of the program's
-            if isinstance(entry.extension, chainers.Evaluator) and error is None:
+                self._run.failed_early(name, error)  # before its turn: no fault of the program's
+                continue
+            if isinstance(entry.extension, chainers.Evaluator):
                 self._run.evaluated()
-            self._run.called_early(name, error)
 
 
 class _Watched:
@@ -225,6 +234,9 @@ def _two_batches(extension: Any) -> Iterator[None]:
 
 def _facts(trainer: Any) -> TrainerFacts:
     """Read the lengths of an epoch and of the run, where the trainer's parts are Chainer's own."""
+    # Chainer's private: no public name lists the extensions.
+    entries = trainer._extensions.values()
+    evaluates = any(isinstance(entry.extension, chainers.Evaluator) for entry in entries)
     epoch = None
     try:
         iterator = trainer.updater.get_iterator("main")
@@ -235,7 +247,7 @@ def _facts(trainer: Any) -> TrainerFacts:
     trigger = getattr(trigger, "max_trigger", trigger)  # of an EarlyStoppingTrigger
     period, unit = getattr(trigger, "period", None), getattr(trigger, "unit", None)
     if unit == "iteration":
-        return TrainerFacts(epoch, period)
+        return TrainerFacts(epoch, period, evaluates)
     if unit == "epoch" and epoch is not None and period is not None:
-        return TrainerFacts(epoch, ceil(epoch * period))
-    return TrainerFacts(epoch, None)
+        return TrainerFacts(epoch, ceil(epoch * period), evaluates)
+    return TrainerFacts(epoch, None, evaluates)

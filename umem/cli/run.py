@@ -172,6 +172,7 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
         code, hint = run_program(program, *gpu, asked.traceback, drying.run)
     if drying.is_on:
         code = drying.tell(program.name)
+        drying.leave_threads(code)
     if hint is not None:
         click.echo(hint, err=True)
     if recording is not None and recording.error is not None and code in (0, None):

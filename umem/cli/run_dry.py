@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -137,6 +141,25 @@ class Drying:
             else:
                 say(text)
         return outcome.exit_status
+
+    def leave_threads(self, code: int) -> None:
+        """End the process if threads of a script that was ended in the middle go on without it."""
+        assert self.run is not None
+        if self.run.ended == "script":
+            return  # they have ended
+        here = threading.current_thread()
+        threads = [one for one in threading.enumerate() if one is not here and not one.daemon]
+        until = time.monotonic() + _PATIENCE_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        if any(thread.is_alive() for thread in threads):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+_PATIENCE_SECONDS = 5.0
+"""Threads of a script that was ended have so long: loaders look for an end every second or so."""
 
 
 def _answer(text: str) -> tuple[str, float]:

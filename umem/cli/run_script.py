@@ -184,9 +184,10 @@ def run_program(
         exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
         if dry is None or dry.ended == "error":
             hint = advice(error, [*program.words], virtual, vram)
+    if dry is None or dry.ended == "script":
+        _wait_for_threads()
     if dry is not None:
         dry.sum_up()
-    _wait_for_threads()
     if rank is not None:
         rank.over(exit_code)
     return exit_code, hint

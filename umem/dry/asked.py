@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import Counter
 from pathlib import PurePath
+from types import FrameType
+
+from umem.trace.stacks import is_installed
 
 MOST_READS = 10_000
 """Reads on one line, with nothing else new, after which a loop is taken for one that ends by a
@@ -22,14 +27,22 @@ class AskedTooOften(SystemExit):
 class AskedCounter(Counter[tuple[str, str]]):
     """Counts reads of unknown memory, by line and kernel, and stops a loop that has no end.
 
-    It takes the place of the dry runtime's ``reads``.
+    It takes the place of the dry runtime's ``reads``. What Chainer reads to print and to save is
+    counted apart: no step depends on it.
+
+    Attributes:
+        reported: the number of those.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._since: Counter[str] = Counter()
+        self.reported = 0
 
     def __setitem__(self, key: tuple[str, str], count: int) -> None:
+        if _is_for_report():
+            self.reported += 1
+            return
         is_new = key not in self
         super().__setitem__(key, count)
         if is_new:
@@ -42,6 +55,23 @@ class AskedCounter(Counter[tuple[str, str]]):
     def renew(self) -> None:
         """Note that something new has happened."""
         self._since = Counter()
+
+
+_REPORTING = tuple(
+    os.path.join("chainer", *path)
+    for path in (("training", "extensions", ""), ("serializers", ""), ("reporter.py",))
+)
+"""Parts of Chainer that print, plot and save values: snapshots, logs, mean values of an epoch."""
+
+
+def _is_for_report() -> bool:
+    """Tell whether Chainer reads by itself, inside of the program's innermost line."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and is_installed(frame.f_code.co_filename):
+        if any(part in frame.f_code.co_filename for part in _REPORTING):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Answers(dict[str, float]):

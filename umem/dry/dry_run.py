@@ -53,6 +53,7 @@ class DryRun:
         self._exit_code: Any = 0
         self._facts: Any = None
         self._evaluated = False
+        self._extension: str | None = None
         self._notes: list[str] = []
         self._is_tty = sys.stderr.isatty()
         self._began = time.perf_counter()
@@ -162,13 +163,16 @@ class DryRun:
         """Note what a Trainer says of its run."""
         self._facts = facts
 
-    def called_early(self, name: str, error: Exception | None) -> None:
-        """Note an extension that was called before its turn, and how that failed."""
-        if error is not None:
-            self._notes.append(
-                f"the extension {name}, called before its turn, ended with "
-                f"{type(error).__name__}: {error}"
-            )
+    def calls_early(self, name: str) -> None:
+        """Note that an extension is called before its turn."""
+        self._extension = name
+
+    def failed_early(self, name: str, error: Exception) -> None:
+        """Note how an extension failed that was called before its turn."""
+        self._notes.append(
+            f"the extension {name}, called before its turn, ended with "
+            f"{type(error).__name__}: {error}"
+        )
 
     def evaluated(self) -> None:
         """Note that an evaluator has run."""
@@ -194,10 +198,15 @@ class DryRun:
         line = error_line(error if out is None else out)
         if out is None:
             text = f"{type(error).__name__}: {error}"
-            self._failure = Failure(line, self._number, text)
+            missing = isinstance(error, FileNotFoundError) and error.filename
+            self._failure = Failure(line, self._number, text, missing=missing or None)
             return True
         self._out.subtract([line])
-        self._failure = Failure(line, self._number, str(out), *self._explained(out))
+        holders, too_much, why = self._explained(out)
+        self._failure = Failure(
+            line, self._number, str(out), holders, too_much, explanation=why,
+            extension=self._extension,
+        )  # fmt: skip
         return False
 
     @property
@@ -226,12 +235,12 @@ class DryRun:
             "script": FAILED if self._exit_code else 0, "out of memory": DOES_NOT_FIT,
             "error": FAILED, "asked too often": FAILED, "interrupted": INTERRUPTED,
         }.get(self.ended, 0)  # fmt: skip
-        before = self._steps.count
-        if not before:
-            self._steps.end()  # the whole program
-        self._steps.begin()
         steps = self._steps.steps
-        last = steps[-1]
+        count = len(steps)
+        if not count:
+            self._steps.end()  # the whole program
+        self._steps.begin()  # what came after the last step counts for the peak
+        is_whole = count or self.ended == "script"
         figures = [each.figures for each in self._gpu.devices]
         facts = self._facts
         self.outcome = DryOutcome(
@@ -243,10 +252,10 @@ class DryRun:
             exit_status=status,
             peak_bytes=self._steps.peak_bytes,
             reserved_peak_bytes=max(each.reserved_peak_bytes or 0 for each in figures),
-            step_seconds=last.seconds,
-            step_seconds_all=tuple(each.seconds for each in steps),
-            moved_bytes=last.moved_bytes,
-            steps_run=before,
+            step_seconds=steps[-1].seconds if is_whole else None,
+            step_seconds_all=tuple(each.seconds for each in steps if is_whole),
+            moved_bytes=steps[-1].moved_bytes,
+            steps_run=count,
             steps_in_script=None if facts is None else facts.run_steps,
             epoch_steps=None if facts is None else facts.epoch_steps,
             wall_seconds=wall,
@@ -257,10 +266,29 @@ class DryRun:
             failure=self._failure,
             first_connection=self._disk.first_connection,
             written=self._disk.written,
-            evaluated=None if facts is None else self._evaluated,
+            evaluated=self._evaluated if facts is not None and facts.evaluates else None,
+            reported=self._asked.reported,
+            own_exit_code=self._exit_code,
             unused_answers=tuple(self._answers.unused),
-            notes=tuple(self._notes),
+            notes=(*self._notes, *self._of_steps()),
         )
+
+    def _of_steps(self) -> Iterator[str]:
+        """Yield sentences on steps that are not alike."""
+        growth = self._steps.growth_bytes
+        if growth and self.ended == "steps":
+            free = self._gpu.spec.usable_bytes - self._steps.steps[-1].peak_bytes
+            yield (
+                f"each step holds {format_bytes(growth)} more than the one before: after about "
+                f"{max(0, free) // growth:,} more there is no room left"
+            )
+        batches = self._steps.batches
+        if batches is not None and self.ended in ("steady", "steps"):
+            least, most = map(format_bytes, batches)
+            yield (
+                f"batches differ, {least} to {most}: the largest may not have been among them; "
+                "--dry-steps all runs them all"
+            )
 
     def _asked_values(self) -> Iterator[AskedValue]:
         for (line, what), count in sorted(self._asked.items()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -18,6 +19,11 @@ depends on addresses, which differ by a few blocks from step to step."""
 TIME_TOLERANCE = 0.05
 """Relative difference of time: while the GPU still has uploads to do, the first steps seem short,
 because they hide the time of the host."""
+
+
+GROWING_STEPS = 5
+"""So many steps in a row that hold more than the one before are no accident of the garbage
+collector."""
 
 
 class StepsOver(SystemExit):
@@ -139,6 +145,24 @@ class DrySteps:
     def count(self) -> int:
         """Return the number of steps that have ended."""
         return len(self.steps)
+
+    @property
+    def growth_bytes(self) -> int:
+        """Return the bytes a step by which what is held has grown in each of the last steps."""
+        held = [step.held_bytes for step in self.steps[-GROWING_STEPS - 1 :]]
+        grows = all(one < other for one, other in itertools.pairwise(held))
+        if len(held) <= GROWING_STEPS or not grows:
+            return 0
+        return (held[-1] - held[0]) // GROWING_STEPS
+
+    @property
+    def batches(self) -> tuple[int, int] | None:
+        """Return the least and the most bytes that a step copied from the host, if they differ.
+
+        The first step is left out, which may copy parameters.
+        """
+        copied = [step.uploaded_bytes for step in self.steps[1:]]
+        return (min(copied), max(copied)) if len(set(copied)) > 1 else None
 
     @property
     def is_steady(self) -> bool:

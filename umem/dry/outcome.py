@@ -16,7 +16,7 @@ _KEYS = (
     "simulated", "gpu", "title", "vram_bytes", "mode", "fits", "ended", "exit_status", "peak_bytes",
     "reserved_peak_bytes", "step_seconds", "step_seconds_all", "moved_bytes", "steps_run",
     "steps_in_script", "epoch_seconds", "run_seconds", "wall_seconds", "asked",
-    "caught_out_of_memory", "failure", "first_connection", "written", "evaluated",
+    "caught_out_of_memory", "failure", "first_connection", "written", "evaluated", "reported",
 )  # fmt: skip
 
 
@@ -62,6 +62,8 @@ class Failure:
         missing_bytes: by how much the memory was exceeded, at least; None where that is unknown.
         explanation: who held the memory and what would fit, as text; None where that is unknown,
             or the error another.
+        extension: of a Trainer, that ran then, before its turn.
+        missing: the file that is not there.
     """
 
     line: str
@@ -70,6 +72,8 @@ class Failure:
     holders: tuple[Holder, ...] = ()
     missing_bytes: int | None = None
     explanation: str | None = None
+    extension: str | None = None
+    missing: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -87,8 +91,10 @@ class DryOutcome:
         step_seconds, moved_bytes: of the last step; of the whole program where it has none.
         steps_in_script, epoch_steps: by a Trainer; None without one.
         wall_seconds: what the script took here.
+        evaluated: whether evaluation was reached; None where a Trainer has none.
+        reported: values that Chainer read to print or save them.
+        own_exit_code: the script's.
         unused_answers: answers for lines that asked nothing.
-        other_steps: a sentence on steps that differ; None where they agree.
         notes: sentences on what else to know.
     """
 
@@ -113,6 +119,8 @@ class DryOutcome:
     first_connection: str | None
     written: tuple[str, ...]
     evaluated: bool | None
+    reported: int = 0
+    own_exit_code: object = 0
     unused_answers: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -121,7 +121,7 @@ def error_line(error: BaseException) -> str:
     traceback = error.__traceback__
     while traceback is not None:
         found = traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
-        if not is_installed(found[0]):
+        if not (is_installed(found[0]) or found[0].endswith(".pyx")):  # CuPy's own, relative
             own = found
         traceback = traceback.tb_next
     place = own or found
@@ -193,7 +193,7 @@ class Reader:
 
 @cache
 def is_installed(file: str) -> bool:
-    """Tell whether a source file is of an installed package, Python's own, or umem's."""
+    """Tell whether a file is part of what is installed, of Python or of umem."""
     inside = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
     own = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
     return file.startswith(own) or any(one in file for one in inside) or _is_library(file)
