@@ -22,9 +22,9 @@ import click
 import common
 from on_cupy import GRANULE, NETWORKS, PLENTY
 from report_tables import counted, quantity, text
+from umem.predict.choosing import Option, choose
 
 import umem
-from umem.predict.choosing import Option, choose
 from umem.units import MIB
 
 GPU = "t4"

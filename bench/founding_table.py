@@ -32,10 +32,10 @@ from founding_parts.worker import Settings
 from models import Region, build, call
 from models.roberta import half_products_left_out
 from report_tables import Column, figure, percent, quantity, span, text, verdict
+from umem.predict.techniques.small_states import with_small_states
 
 import umem
 import umem.chainer
-from umem.predict.techniques.small_states import with_small_states
 from umem.trace import Trace
 
 # isort: split

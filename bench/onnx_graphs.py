@@ -27,12 +27,12 @@ import numpy as np
 from models import build  # before chainer
 from models.model import labels
 from report_tables import Column, Row, counted, percent, quantity, text
+from umem.predict.cupy_differences import on_gpu
 
 import umem
 import umem.chainer
-from umem.predict.cupy_differences import on_gpu
+from umem.onnx import onnx_step
 from umem.trace import Alloc, Event, Free, Op, Trace
-from umem.trace.exported import onnx_step
 from umem.units import MIB
 
 # isort: split

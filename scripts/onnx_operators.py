@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from umem.trace.exported.operators import OPERATORS, Operator
+from umem.onnx.exported.operators import OPERATORS, Operator
 
 PAGE = Path(__file__).parent.parent / "docs" / "onnx.md"
 HEADING = "## The operators\n"

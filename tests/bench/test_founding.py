@@ -15,8 +15,8 @@ import umem.chainer  # isort: skip  (before chainer)
 import chainer
 import chainer.functions as F
 from chainer import gradient_check
-
 from umem.predict.techniques import small_states as states
+
 from umem.trace import Access, Alloc, Mark, Op, Trace
 
 pytestmark = pytest.mark.thorough

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trace.exported.test_operators import FLOAT, INT64, ints, kept_bytes, node, save, weights
+from tests.on_onnx.test_operators import FLOAT, INT64, ints, kept_bytes, node, save, weights
 from umem.errors import OnnxError
+from umem.onnx import onnx_step
 from umem.trace import Alloc, Checker, Trace
-from umem.trace.exported import onnx_step
 
 onnx = pytest.importorskip("onnx")
 

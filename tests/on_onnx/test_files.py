@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trace.exported.test_operators import (
+from tests.on_onnx.test_operators import (
     FLOAT,
     INT64,
     ints,
@@ -23,8 +23,7 @@ from tests.trace.exported.test_operators import (
 )
 from umem import extras
 from umem.errors import MissingDependencyError, OnnxError
-from umem.planner import Graph
-from umem.trace.exported import onnx_step, step_over_batch
+from umem.onnx import graph_of, onnx_step
 
 onnx = pytest.importorskip("onnx")
 GIB = 1 << 30
@@ -56,7 +55,7 @@ def test_dynamic_axes_are_asked_for_by_name(tmp_path: Path) -> None:
 
 def test_an_axis_without_a_name_is_called_by_its_place(tmp_path: Path) -> None:
     path = two_layers(tmp_path / "m.onnx", None)
-    assert "--sizes x[0]=N" in refused(path)
+    assert "--size x[0]=N" in refused(path)
     kept = 6 * 30 * 4 + 6 * 10 * 4
     assert kept_bytes(onnx_step(path, {"x[0]": 6}).trace) == kept
 
@@ -95,13 +94,9 @@ def test_what_a_model_says_of_its_output_is_not_relied_on(tmp_path: Path, said: 
 
 def test_a_negative_axis_is_one_without_a_size(tmp_path: Path) -> None:
     path = two_layers(tmp_path / "m.onnx", -1)
-    assert "--sizes x[0]=N" in refused(path)
+    assert "--size x[0]=N" in refused(path)
     kept = 6 * 30 * 4 + 6 * 10 * 4
     assert kept_bytes(onnx_step(path, {"x[0]": 6}).trace) == kept
-    assert (
-        step_over_batch(path).at({"batch": 6}).peak_bytes
-        == onnx_step(path, {"x[0]": 6}).trace.peak_bytes
-    )
 
 
 def test_an_input_without_a_rank_is_refused(tmp_path: Path) -> None:
@@ -256,7 +251,7 @@ def test_names_that_are_there_twice(tmp_path: Path) -> None:
 
 
 def test_dims_that_are_negative_or_of_no_machine(tmp_path: Path) -> None:
-    assert "--sizes x[0]=N" in broken(tmp_path, node("Relu", "h", "y"), shape=[-4, 4])
+    assert "--size x[0]=N" in broken(tmp_path, node("Relu", "h", "y"), shape=[-4, 4])
     huge = [1 << 40, 1 << 40]
     assert "no machine has" in broken(tmp_path, node("Relu", "h", "y"), shape=huge)
     tensor = onnx.TensorProto(name="b", data_type=FLOAT, dims=[1 << 62, 4])
@@ -357,7 +352,7 @@ def test_a_hostile_model_is_refused_within_two_gibibytes(tmp_path: Path, write: 
     path = tmp_path / "m.onnx"
     write(path)
     code = (
-        "import sys; from umem.errors import OnnxError; from umem.trace.exported import onnx_step\n"
+        "import sys; from umem.errors import OnnxError; from umem.onnx import onnx_step\n"
         "import onnx, onnx.helper, onnx.shape_inference, onnx.numpy_helper\n"
         "try: onnx_step(sys.argv[1])\n"
         "except OnnxError as error: print('refused:', str(error)[:300])"
@@ -377,5 +372,5 @@ def test_without_onnx_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     path = two_layers(tmp_path / "m.onnx", 4)
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(MissingDependencyError) as caught:
-        Graph.from_onnx(path)
+        graph_of(path)
     assert extras.command("onnx") in str(caught.value)

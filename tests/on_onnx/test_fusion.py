@@ -8,18 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trace.exported.test_operators import (
-    FLOAT,
-    check,
-    ints,
-    kept_bytes,
-    node,
-    ops,
-    save,
-    weights,
-)
+from tests.on_onnx.test_operators import FLOAT, check, ints, kept_bytes, node, ops, save, weights
+from umem.onnx import onnx_step
 from umem.trace import Trace
-from umem.trace.exported import onnx_step
 
 onnx = pytest.importorskip("onnx")
 ROWS, WIDTH = 4, 8

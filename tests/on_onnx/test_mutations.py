@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trace.exported import test_exporters as exporters
-from tests.trace.exported import test_fusion as fusion
-from tests.trace.exported.test_operators import ints, node, save, weights
+from tests.on_onnx import test_exporters as exporters
+from tests.on_onnx import test_fusion as fusion
+from tests.on_onnx.test_operators import ints, node, save, weights
 from umem.errors import OnnxError
-from umem.trace.exported import onnx_step
+from umem.onnx import onnx_step
 
 onnx = pytest.importorskip("onnx")
 MUTATIONS = 20

@@ -11,11 +11,11 @@ import pytest
 from processes import printed
 from project import ROOT
 
-from umem.planner import Graph, plan
+from umem.onnx import graph_of, onnx_step
+from umem.onnx.exported.operators import OPERATORS
+from umem.onnx.exported.strides import packed, reshaped
+from umem.planner import plan
 from umem.trace import Alloc, Checker, Free, Op, Trace
-from umem.trace.exported import onnx_step
-from umem.trace.exported.operators import OPERATORS
-from umem.trace.exported.strides import packed, reshaped
 
 onnx = pytest.importorskip("onnx")
 FLOAT, INT64 = 1, 7
@@ -208,7 +208,7 @@ def test_a_graph_can_be_planned(tmp_path: Path) -> None:
         nodes.append(node("Sigmoid", f"h{layer}", "y" if layer == 11 else f"r{layer}"))
         given.append(weights(f"W{layer}", 64, 64))
     path = save(tmp_path / "m.onnx", nodes, given, ["batch", 64], ["batch", 64], 13)
-    graph = Graph.from_onnx(path, {"batch": 256})
+    graph = graph_of(path, {"batch": 256})
     assert len(graph) == 24 and graph.names[:2] == ("MatMul#0", "Sigmoid#1")
     assert [node.saved for node in graph.nodes[:2]] == [False, True]
     layer_bytes = 256 * 64 * 4
@@ -256,7 +256,7 @@ def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
 def test_neither_chainer_nor_a_framework_is_loaded(tmp_path: Path) -> None:
     path = two_layers(tmp_path / "m.onnx", 8)
     code = (
-        "import sys; from umem.planner import Graph; print(len(Graph.from_onnx(sys.argv[1]))); "
+        "import sys; from umem.onnx import graph_of; print(len(graph_of(sys.argv[1]))); "
         "print([n for n in ('chainer', 'cupy', 'torch', 'onnx') if n in sys.modules])"
     )
     assert printed("-c", code, path).splitlines() == ["3", "['onnx']"]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trace.exported.test_exporters import kinds, refused
-from tests.trace.exported.test_operators import FLOAT, ints, kept_bytes, node, save, weights
+from tests.on_onnx.test_exporters import kinds, refused
+from tests.on_onnx.test_operators import FLOAT, ints, kept_bytes, node, save, weights
+from umem.onnx import onnx_step
 from umem.trace import Alloc
-from umem.trace.exported import onnx_step
 
 onnx = pytest.importorskip("onnx")
 

@@ -202,13 +202,6 @@ def test_one_step_cannot_tell_leaks() -> None:
     assert text_of(Trace([*two, Free(0)])).endswith("Tensors that outlive their step\nNone.")
 
 
-def test_of_a_trace_of_several_sizes_the_largest_is_shown() -> None:
-    events = training(1).events
-    trace = Trace(events, recordings={4: events, 8: events})
-    assert "; the largest of sizes 4, 8" in text_of(trace, 200)
-    assert step_json(analyse(trace), "t.gz")["sizes"] == [4, 8]
-
-
 def test_the_curve_is_as_high_as_the_bytes() -> None:
     events: list[Event] = []
     for n in range(8):  # 1/8, 2/8 ... of the peak, one column each

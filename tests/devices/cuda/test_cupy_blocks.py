@@ -46,10 +46,6 @@ print(found.peak.idle_bytes, [leak.total_bytes for leak in found.leaks])
 print(found.caveat)
 umem.mark("step")
 print(len(trace.events))
-try:
-    umem.choose(trace, "t4")
-except umem.UmemError as error:
-    print(error)
 for wrong in ("start", "", 3):
     try:
         umem.mark(wrong)

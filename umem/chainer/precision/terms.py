@@ -18,7 +18,7 @@ from umem.chainer.precision.halves import evaluate, from_columns, layer_norm_gra
 from umem.chainer.precision.masters import Masters
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import StateError, UnsupportedError
-from umem.trace.analysis.half_functions import PRODUCTS, SUMS
+from umem.chainer.precision.half_functions import PRODUCTS, SUMS
 
 _NO_BFLOAT16 = (
     "bfloat16 is no type to compute in: Chainer's functions ask for a float by dtype.kind, which "

@@ -310,20 +310,6 @@ def _input_dims(graph: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{x.name}[{axis}]", dim
 
 
-def dynamic_axes(path: str | PathLike[str]) -> dict[str, list[str]]:
-    """Return the dynamic axes of a model's inputs by name, with their places, ``x[0]``.
-
-    Raises:
-        OnnxError: no such file, or not a model in ONNX.
-        MissingDependencyError: onnx is not installed.
-    """
-    found: dict[str, list[str]] = {}
-    for own, dim in _input_dims(_parsed(_onnx(), Path(path)).graph):
-        if not is_fixed(dim):
-            found.setdefault(dim.dim_param or own, []).append(own)
-    return found
-
-
 def dims_of(x: Any) -> Any:
     """Return the axes of an input.
 

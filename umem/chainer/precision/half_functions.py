@@ -1,7 +1,4 @@
-"""Chainer's functions in mixed precision: which compute in float16, and which in float32.
-
-`umem.chainer.half_precision` and its prediction from a float32 trace follow the same lists.
-"""
+"""Chainer's functions in mixed precision: which compute in float16, and which in float32."""
 
 from __future__ import annotations
 
@@ -10,9 +7,8 @@ from umem.trace.events import Kernels
 PRODUCTS = frozenset((
     "Convolution2DFunction", "ConvolutionND", "Deconvolution2DFunction", "DeconvolutionND",
     "EinSum", "LinearFunction", "LocalConvolution2DFunction", "MatMul", "TensorDot",
-    "Conv", "ConvTranspose", "Einsum", "Gemm",
 ))  # fmt: skip
-"""Functions that compute in float16, by Chainer's and ONNX's names."""
+"""Functions that compute in float16."""
 SUMS = frozenset((
     "BatchDet", "BatchInv", "BatchL2NormSquared", "BatchMatMul", "BilinearFunction", "Cholesky",
     "Cumprod", "Cumsum", "FFT", "Inv", "LogSoftmax", "LogSumExp", "Mean", "NormalizeL2", "Prod",
@@ -32,9 +28,6 @@ MASTER_LAUNCHES, MASTER_BYTES = 7, 38
 move beside the update itself: the master is compared with its parameter, in three kernels (18
 bytes), the gradient is cast and divided by the scale (14), the parameter rounded from its master
 (6). umem/chainer/precision/masters.py, catch_up and update."""
-UNSCALED_LAUNCHES = 3
-"""Kernels of the update of a parameter without a master, whose gradient is divided by the loss
-scale before it, and multiplied after it."""
 
 
 def master_kernels(elements: int) -> Kernels:

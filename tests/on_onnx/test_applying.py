@@ -1,10 +1,7 @@
-"""A trace under a plan of recomputation: held against the planner's referee and against runs."""
+"""A trace under a plan of recomputation, held against the planner's referee."""
 
 from __future__ import annotations
 
-from collections import Counter
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -13,8 +10,8 @@ from hypothesis import strategies as st
 from traced_graphs import INPUT_BYTES, Call, check, contents_read, steps, trace_of
 
 from umem.errors import GraphError
+from umem.onnx.fitting.applying import apply
 from umem.planner import Graph, Plan, min_budget, plan, simulate
-from umem.predict.applying import apply
 from umem.trace import Access, Alloc, Free, Mark, Op, Trace
 
 pytestmark = pytest.mark.thorough
@@ -183,21 +180,6 @@ def test_what_no_backward_needs_does_not_run_again():
     assert [op.name for op in rewritten.ops] == ["a", "b", "c", "d", "d'", "SGD"]
 
 
-def test_what_is_left_of_the_graph_before_is_gone_under_a_plan():
-    # A loop that holds its loss holds the graph of the step before until the loss is a new one.
-    plain = chain().events
-    middle = next(i for i, e in enumerate(plain) if getattr(e, "name", "") == "c")
-    old = [Alloc(90, 700, "activation", "old", True), Alloc(91, 9, "gradient", "old", True)]
-    trace = Trace([*old, *plain[:middle], Free(90), Free(91), *plain[middle:]])
-    plan = plan_of_chain(("a#0", "b#1"), ("c#2", "d#3"))
-    assert trace.peak_bytes == 4 + 300 + 709
-    rewritten = apply(trace, plan)
-    check(rewritten)
-    assert rewritten.peak_bytes == 504
-    used = Trace([*old, Op("again", "array", (access(90, 700),), ()), *trace.events[2:]])
-    assert apply(used, plan).peak_bytes > 709
-
-
 def test_a_plan_of_another_graph_is_refused():
     other = Trace([event for event in chain().events if getattr(event, "name", "") != "b"])
     with pytest.raises(GraphError, match="no forward pass"):
@@ -206,74 +188,3 @@ def test_a_plan_of_another_graph_is_refused():
         apply(chain(), plan_of_chain(("a#0",), ("c#2", "d#3")))
     with pytest.raises(GraphError, match="no forward pass"):
         apply(Trace([]), plan_of_chain(("a#0", "b#1"), ("c#2", "d#3")))
-
-
-# -- a real run --------------------------------------------------------------------------------
-
-needs_chainer = pytest.mark.skipif(find_spec("chainer") is None, reason="Chainer is not installed")
-
-
-def recorded_under(budget: str, dropout: float) -> tuple[Trace, Trace, Plan]:
-    """A step of a small network: plain, and under `Recompute`, whose plan it is."""
-    import umem.chainer  # isort: skip  (before Chainer, which it makes ready)
-    import chainer
-    import chainer.functions as F
-    import chainer.links as L
-    import numpy as np
-
-    np.random.seed(0)
-    convolutions = chainer.ChainList(*[L.Convolution2D(None, 8, 3, pad=1) for _ in range(10)])
-    norms = chainer.ChainList(*[L.BatchNormalization(8) for _ in range(10)])
-    model = chainer.Chain(c=convolutions, n=norms, head=L.Linear(None, 3))
-    x, t = np.ones((4, 8, 16, 16), np.float32), np.zeros(4, np.int32)
-
-    def loss() -> Any:
-        h = x
-        for number, (convolution, norm) in enumerate(zip(convolutions, norms, strict=True)):
-            h = h + F.relu(norm(convolution(h)))
-            h = F.dropout(h, dropout) if dropout else h
-            h = F.max_pooling_2d(h, 2) if number == 4 else h
-        return F.softmax_cross_entropy(model.head(h), t)
-
-    optimizer = chainer.optimizers.Adam().setup(model)
-
-    def record() -> Trace:
-        with umem.record() as recorder:
-            optimizer.update(loss)
-        return recorder.trace
-
-    optimizer.update(loss)
-    plain = record()
-    with umem.chainer.Recompute(budget) as recompute:
-        for _ in range(4):
-            optimizer.update(loss)
-        planned = record()
-    learned = recompute._largest()
-    assert learned is not None and learned.plan is not None
-    return plain, planned, learned.plan.solution.plan
-
-
-@needs_chainer
-@pytest.mark.parametrize("budget", ["99%", "70%", "min"])
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_the_rewritten_trace_has_the_peak_and_the_operations_of_a_real_run(
-    budget, dropout, monkeypatch
-):
-    # Every call costs the same, so that the plan is the same on a busy machine.
-    timed = import_module("umem.chainer.recompute.observing").Timed
-    monkeypatch.setattr(timed, "stop", lambda self: (1.0, 1.0))
-    plain, real, plan = recorded_under(budget, dropout)
-    rewritten = apply(plain, plan)
-    check(rewritten)
-    assert any(plan.recomputed) is (budget != "99%")
-    assert real.peak_bytes < (0.99 if budget == "99%" else 0.9) * plain.peak_bytes
-    ours, theirs = ([(op.name, op.phase) for op in t.ops] for t in (rewritten, real))
-    extra, missing = Counter(ours) - Counter(theirs), Counter(theirs) - Counter(ours)
-    # The rewritten trace keeps its own order of backward, and a plan that frees early has another.
-    assert (extra + missing).total() <= (len(theirs) // 20 if plan.frees_early else 0)
-    # Recorders do not see the bits of dropout's masks, which are there.
-    masks = sum(
-        e.nbytes for e in plain.events if isinstance(e, Alloc) and e.label == "Dropout.mask"
-    )
-    seen = rewritten.peak_bytes - (masks // 32 if any(plan.recomputed) else 0)
-    assert seen == pytest.approx(real.peak_bytes, rel=0.01 if plan.frees_early else 0.001)

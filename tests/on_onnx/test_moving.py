@@ -1,4 +1,4 @@
-"""Moves in a trace, held against the planner's referee; and the techniques that move."""
+"""Moves in a trace, held against the planner's referee."""
 
 from __future__ import annotations
 
@@ -10,15 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traced_graphs import INPUT_BYTES, Call, check, contents_read, steps, trace_of
 
-from umem.devices.specs import COSTS, gpu_spec
-from umem.errors import StateError
+from umem.onnx.fitting.applying import apply
 from umem.planner import Graph, Link, min_budget, plan, simulate
-from umem.predict.applying import apply
-from umem.predict.techniques import offloading
-from umem.predict.techniques.gpu_times import op_seconds
-from umem.predict.techniques.step_variants import StepVariants
 from umem.trace import Access, Alloc, Free, Hint, Mark, Op, Trace
-from umem.units import MIB
 
 pytestmark = pytest.mark.thorough
 
@@ -159,65 +153,3 @@ def test_a_view_that_is_kept_keeps_what_it_lies_in() -> None:
         frees_early=True,
     )
     assert [op.name for op in apply(trace, by_view).ops] == [op.name for op in trace.ops]
-
-
-def test_everything_moved_fits_less_and_takes_longer() -> None:
-    trace = chain(64 * MIB, 10)
-    gpu = gpu_spec("t4").with_vram(800 * MIB)
-    subject = StepVariants(trace, [gpu], correct="off")
-    whole = subject.replays.step(subject.trace, gpu, "unmanaged")
-    with pytest.raises(StateError, match="fits with everything kept"):
-        offloading.prepare(subject, gpu)
-    small = gpu.with_vram(600 * MIB)
-    subject = StepVariants(trace, [small], correct="off")
-    made = offloading.prepare(subject, small)
-    step = subject.replays.step(made.trace, small, "unmanaged")
-    assert made.line == "with umem.chainer.Offload():"
-    assert whole.fits and step.fits and step.cost.sent_bytes
-    assert (step.cost.seconds or 0) > (whole.cost.seconds or 0)
-
-
-def test_a_gpu_without_a_link_has_nothing_below() -> None:
-    gpu = gpu_spec("jetson-orin-64gb").with_vram(8 * MIB)
-    subject = StepVariants(chain(4 * MIB), [gpu], correct="off")
-    for prepare in (offloading.prepare, offloading.prepare_quickest):
-        with pytest.raises(StateError, match="shares its memory with the host"):
-            prepare(subject, gpu)
-
-
-def test_what_operations_take_adds_up_to_the_step() -> None:
-    for nbytes in (64, 64 * MIB):  # the host is slower, then the GPU
-        gpu = gpu_spec("t4")
-        subject = StepVariants(chain(nbytes, 10), [gpu], correct="off")
-        seconds = op_seconds(subject.trace, gpu)
-        whole = subject.replays.step(subject.trace, gpu, "unmanaged").cost.seconds
-        steps = sum(event == Mark("step") for event in subject.trace.events)
-        total = sum(seconds[id(op)] for op in subject.trace.ops)
-        assert total == pytest.approx(steps * (whole or 0), rel=1e-6)
-
-
-def test_a_plan_that_moves_knows_what_a_call_takes_on_its_gpu() -> None:
-    subject = StepVariants(chain(64, 10), correct="off")
-    (on_any,) = subject.problems
-    (slow,) = subject.problems_on(gpu_spec("t4"))
-    (same,) = subject.problems_on(gpu_spec("t4").with_vram(MIB))
-    assert same is slow, "whatever its memory"
-    host = COSTS.launch + COSTS.python_forward
-    assert {call.cost for call in on_any.calls} == {0, 64}, "bytes of traffic"
-    assert [call.cost for call in slow.calls[2:]] == pytest.approx([host] * 9, rel=1e-4), (
-        "the host's time"
-    )
-
-
-def test_where_all_has_to_move_it_is_not_a_plan_of_three_fates() -> None:
-    gpu = gpu_spec("gh200-96gb").with_vram(400 * MIB)
-    subject = StepVariants(chain(64 * MIB, 10), [gpu], correct="off")
-    below = offloading.prepare(subject, gpu)
-    all_below = subject.replays.step(below.trace, gpu, "unmanaged")
-    assert all_below.fits
-    try:
-        made = offloading.prepare_quickest(subject, gpu)
-    except StateError:
-        return
-    step = subject.replays.step(made.trace, gpu, "unmanaged")
-    assert step.fits and (step.cost.seconds or 0) < (all_below.cost.seconds or 0)
