@@ -1,0 +1,100 @@
+"""``umem choose SCRIPT``: what makes a program fit a GPU, as text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+from umem.as_json import json_text
+from umem.cli.files_and_sizes import say
+from umem.dry.child import DryProgram
+from umem.dry.choosing import ScriptChoice, TriedTechnique, choose_for
+from umem.dry.technique_rows import TECHNIQUES
+from umem.printable import command_line
+from umem.reports.text.lines import Column, table, wrapped
+from umem.units import format_bytes, format_seconds
+
+
+def choose_script(program: DryProgram, *, as_json: bool) -> bool:
+    """Print what makes a program fit; returns whether anything does.
+
+    Raises:
+        DryRunError, UnknownGpuError, SizeError: see `umem.choose`.
+    """
+    choice = tried(program)
+    if as_json:
+        say(json_text(choice))
+    else:
+        console = Console(highlight=False, markup=False)
+        for line in _lines(choice, console.width):
+            console.print(line, soft_wrap=True)
+        sys.stdout.flush()
+    return bool(choice.fitting)
+
+
+def tried(program: DryProgram) -> ScriptChoice:
+    """Try all techniques, and show how far that is on a terminal."""
+    count = 0
+    name = command_line(*program.words())
+    with Console(stderr=True).status(f"Running {name} dry (Ctrl-C ends it)") as status:
+
+        def told(technique: str) -> None:
+            nonlocal count
+            count += 1
+            status.update(f"Running {name} dry: {count} of {len(TECHNIQUES)}, {technique}")
+
+        return choose_for(program, told)
+
+
+def _lines(choice: ScriptChoice, width: int) -> Iterator[Text]:
+    name = command_line(*choice.program.words())
+    on = f"{choice.title} with {format_bytes(choice.vram_bytes)} of VRAM"
+    title = f"{name} on {on}, quickest first (simulated)"
+    if not choice.fitting:
+        title = f"{name} on {on} (simulated): {choice.summary}"
+    yield from (Text(line, style="bold") for line in wrapped(title, width))
+    if choice.fitting:
+        yield from map(Text, table(_columns(choice), width))
+    dropped = [row for row in choice.rows if not row.fits]
+    if dropped:
+        yield Text()
+        yield Text("What does not fit, or does not apply", style="bold")
+    for row in dropped:
+        yield from map(Text, wrapped(f"{row.name}: {_why_not(row)}", width, hang=2))
+    for said in filter(None, (choice.advice, _asked(choice))):
+        yield Text()
+        yield from map(Text, wrapped(said, width, hang=2))
+
+
+def _columns(choice: ScriptChoice) -> list[Column]:
+    rows = choice.fitting
+    return [
+        Column("technique", [row.name for row in rows]),
+        Column("step", [_step(row) for row in rows]),
+        Column("peak", [format_bytes(row.peak_bytes) for row in rows]),
+        Column("pool", [format_bytes(row.reserved_peak_bytes) for row in rows], drop=2),
+        Column("moved", [format_bytes(row.moved_bytes) for row in rows], drop=1),
+        Column("type", [row.line for row in rows], left=True),
+    ]
+
+
+def _step(row: TriedTechnique) -> str:
+    low, high = format_seconds(row.seconds_low), format_seconds(row.seconds_high)
+    return low if low == high else f"{low} - {high}"
+
+
+def _why_not(row: TriedTechnique) -> str:
+    if row.missing_bytes is None:
+        return str(row.why_not)
+    return f"{row.why_not}; {format_bytes(row.missing_bytes)} missing at least"
+
+
+def _asked(choice: ScriptChoice) -> str:
+    if not choice.asked_lines:
+        return ""
+    lines = ", ".join(choice.asked_lines[:3])
+    first = choice.asked_lines[0]
+    return f"values that are not known are read at {lines}; --answer {first}=VALUE says another"
