@@ -17,6 +17,7 @@ from umem.memory.tracking import track
 
 if TYPE_CHECKING:
     from umem.devices.software.opening import software_gpu
+    from umem.dry.choosing import choose
     from umem.memory.explaining import explain
     from umem.memory.host_blocks import blocks
     from umem.memory.rmm_resource import memory_resource
@@ -38,6 +39,7 @@ __all__ = [
     "advise",
     "as_numpy",
     "blocks",
+    "choose",
     "disable",
     "enable",
     "explain",
@@ -65,6 +67,7 @@ __version__ = "0.1.0"
 
 _LATER = {
     "blocks": "umem.memory.host_blocks",
+    "choose": "umem.dry.choosing",
     "explain": "umem.memory.explaining",
     "lookahead": "umem.memory.told_order",
     "mark": "umem.trace.recording.recordings",

@@ -19,12 +19,13 @@ from umem.files import reason
 from umem.printable import sentence
 
 COMMANDS = (
-    "choose", "compat", "demo", "doctor", "graph", "kernels", "replay", "report", "run",
+    "advise", "batch", "choose", "compat", "demo", "doctor", "graph", "kernels", "replay", "report",
+    "run",
 )  # fmt: skip
 
 FILES = {"graph": "graph_cut", "kernels": "kernel_commands"}
 """Commands whose file bears another name, as theirs is taken."""
-EXTENDED = ("report",)
+EXTENDED = ("choose", "report")
 """Commands that other packages may add to."""
 
 

@@ -224,7 +224,7 @@ def choose_for(
     stop = Event()
     plain, *others = TECHNIQUES
     first = asked(program, plain, stop)
-    _check(program, first)
+    check_uses_gpu(program, first)
     told(plain.name)
     rows = [TriedTechnique(plain.name, plain.line, (first,))]
     suited = [
@@ -262,7 +262,7 @@ def _draws(row: Technique) -> range:
     return range(DRAWS if row.is_paging else 1)
 
 
-def _check(program: DryProgram, plain: Draw) -> None:
+def check_uses_gpu(program: DryProgram, plain: Draw) -> None:
     """Refuse a program that fails by itself, or does not use the GPU.
 
     Raises:

@@ -213,9 +213,7 @@ class DryRun:
     def _number(self) -> int:
         return self._steps.count + 1
 
-    def _explained(
-        self, error: BaseException
-    ) -> tuple[tuple[Holder, ...], int | None, str | None]:
+    def _explained(self, error: BaseException) -> tuple[tuple[Holder, ...], int | None, str | None]:
         from umem.memory.explaining import explain
 
         try:
@@ -223,8 +221,9 @@ class DryRun:
         except Exception:  # an error of the driver must not hide the script's
             return (), None, None
         holders = tuple(Holder(one.nbytes, one.place) for one in found.held)
-        missing = None if found.asked_bytes is None else found.asked_bytes - found.free_bytes
-        return holders, missing, str(found)
+        # What CuPy's pool had, gaps between arrays included, and what it could not add to it.
+        wanted = (found.asked_bytes or 0) + found.used_bytes + found.past_bytes
+        return holders, max(0, wanted - found.vram_bytes) or None, str(found)
 
     def sum_up(self) -> None:
         """Sum up what the run has shown as `outcome`, before the stack unwinds."""

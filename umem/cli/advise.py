@@ -1,0 +1,96 @@
+"""``umem advise SCRIPT``: what half of each of a program's sizes saves."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from umem.as_json import json_text
+from umem.cli.choose import NOTHING_FITS
+from umem.cli.files_and_sizes import say
+from umem.cli.script_options import of_a_script
+from umem.dry.batch_sizes import HalvedArguments, halve_each
+from umem.dry.child import Draw, DryProgram
+from umem.errors import SizeError
+from umem.printable import command_line
+from umem.reports.text.lines import Column, table, wrapped
+from umem.units import format_bytes, format_seconds
+
+
+@click.command("advise", context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--argument",
+    "names",
+    required=True,
+    multiple=True,
+    metavar="N",
+    help="A size: a place in SCRIPT's sys.argv, from 1, or an option of its own; may be repeated.",
+)
+@of_a_script
+def command(program: DryProgram, as_json: bool, names: tuple[str, ...]) -> None:
+    """Find how much memory and time half of each of SCRIPT's sizes saves.
+
+    SCRIPT runs unchanged and without its arithmetic, on the software GPU, as it is and with each
+    size halved in turn, in processes of their own.
+
+    All memory and times are simulated. The exit status is 3 where it fits neither as it is nor with
+    any one size halved.
+    """
+    with Console(stderr=True).status("Running SCRIPT dry (Ctrl-C ends it)") as status:
+        try:
+            found = halve_each(
+                program, names, lambda name: status.update(f"half of {name} has run")
+            )
+        except SizeError as error:
+            raise click.BadParameter(str(error), param_hint="--argument") from error
+    if as_json:
+        say(json_text(found))
+    else:
+        console = Console(highlight=False, markup=False)
+        on = f"{found.title} with {format_bytes(found.vram_bytes)} of VRAM"
+        title = f"{command_line(*program.words())} on {on} (simulated)"
+        for line in wrapped(title, console.width, hang=2):
+            console.print(Text(line, style="bold"), soft_wrap=True)
+        for line in table(_columns(found), console.width):
+            console.print(Text(line), soft_wrap=True)
+        sys.stdout.flush()
+    if not found.fits:
+        click.get_current_context().exit(NOTHING_FITS)
+
+
+def _columns(found: HalvedArguments) -> list[Column]:
+    draws = [found.whole, *(half.draw for half in found.halves)]
+    names = [
+        f"{argument.name}: {argument.value} to {half.value}" for argument, half in found.rows()
+    ]
+    return [
+        Column("half of", ["nothing", *names]),
+        Column("step", [_figure(one, format_seconds(_seconds(one))) for one in draws]),
+        Column("", ["", *(_share(found.whole, one, _seconds) for one in draws[1:])]),
+        Column("peak", [_figure(one, format_bytes(one.peak_bytes)) for one in draws]),
+        Column("", ["", *(_share(found.whole, one, _peak) for one in draws[1:])]),
+        Column("", [one.why_not or "fits" for one in draws], left=True),
+    ]
+
+
+def _seconds(one: Draw) -> float:
+    return one.seconds[-1] if one.seconds else 0.0
+
+
+def _peak(one: Draw) -> float:
+    return float(one.peak_bytes)
+
+
+def _figure(one: Draw, text: str) -> str:
+    return text if one.why_not is None else ""
+
+
+def _share(whole: Draw, half: Draw, of: Callable[[Draw], float]) -> str:
+    """Return what is saved as a share; nothing where one of the two did not run to its end."""
+    if whole.why_not is not None or half.why_not is not None or not of(whole):
+        return ""
+    return f"{of(half) / of(whole) - 1:+.0%}"

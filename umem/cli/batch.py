@@ -1,0 +1,83 @@
+"""``umem batch SCRIPT``: the largest batch with which a program fits a GPU."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from umem.as_json import json_text
+from umem.cli.choose import NOTHING_FITS
+from umem.cli.files_and_sizes import say
+from umem.cli.script_options import of_a_script
+from umem.dry.batch_sizes import BatchSearch, TriedSize, largest_batch
+from umem.dry.child import DryProgram
+from umem.errors import SizeError
+from umem.printable import command_line
+from umem.reports.text.lines import Column, table, wrapped
+from umem.units import format_bytes, format_seconds
+
+
+@click.command("batch", context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--argument",
+    required=True,
+    metavar="N",
+    help="The batch: a place in SCRIPT's sys.argv, from 1, or an option of its own: --batch.",
+)
+@click.option("--maximum", type=click.IntRange(1), metavar="N", help="Try no batch above N.")
+@of_a_script
+def command(program: DryProgram, as_json: bool, argument: str, maximum: int | None) -> None:
+    """Find the largest batch with which SCRIPT fits a GPU: by doubling, then by halves.
+
+    SCRIPT runs unchanged and without its arithmetic, on the software GPU, each size in a process of
+    its own. Its batch is a whole number among its arguments, which the search begins with.
+
+    All memory and times are simulated. The exit status is 3 where a batch of 1 does not fit.
+    """
+    with Console(stderr=True).status("Running SCRIPT dry (Ctrl-C ends it)") as status:
+
+        def told(one: TriedSize) -> None:
+            status.update(f"{argument} = {one.value} {'fits' if one.fits else 'does not fit'}")
+
+        try:
+            found = largest_batch(program, argument, maximum, told)
+        except SizeError as error:
+            raise click.BadParameter(str(error), param_hint="--argument") from error
+    if as_json:
+        say(json_text(found))
+    else:
+        console = Console(highlight=False, markup=False)
+        _print(found, program, console)
+        sys.stdout.flush()
+    if found.largest is None:
+        click.get_current_context().exit(NOTHING_FITS)
+
+
+def _print(found: BatchSearch, program: DryProgram, console: Console) -> None:
+    def show(text: str, **style: Any) -> None:
+        for line in wrapped(text, console.width, hang=2):
+            console.print(Text(line, **style), soft_wrap=True)
+
+    name = command_line(*program.words())
+    on = f"{found.title} with {format_bytes(found.vram_bytes)} of VRAM"
+    show(f"{name} on {on} (simulated)", style="bold")
+    tried = found.tried
+    columns = [
+        Column(found.argument.name, [str(one.value) for one in tried]),
+        Column("step", [format_seconds(one.seconds) if one.fits else "" for one in tried]),
+        Column("a sample", [format_seconds(one.sample_seconds) if one.fits else "" for one in tried]),
+        Column("peak", [format_bytes(one.draw.peak_bytes) if one.fits else "" for one in tried]),
+        Column("", [one.draw.why_not or "fits" for one in tried], left=True),
+    ]  # fmt: skip
+    for line in table(columns, console.width):
+        console.print(Text(line), soft_wrap=True)
+    largest, quickest = found.largest, found.quickest
+    if largest is None or quickest is None:
+        show("a batch of 1 does not fit; umem choose tries what makes it fit")
+        return
+    more = ", the maximum" if found.is_maximum else ""
+    show(f"the largest that fits is {largest.value}{more}; least time a sample: {quickest.value}")
