@@ -66,10 +66,11 @@ def _print(found: BatchSearch, program: DryProgram, console: Console) -> None:
     on = f"{found.title} with {format_bytes(found.vram_bytes)} of VRAM"
     show(f"{name} on {on} (simulated)", style="bold")
     tried = found.tried
+    shares = [format_seconds(one.sample_seconds) if one.fits else "" for one in tried]
     columns = [
         Column(found.argument.name, [str(one.value) for one in tried]),
         Column("step", [format_seconds(one.seconds) if one.fits else "" for one in tried]),
-        Column("a sample", [format_seconds(one.sample_seconds) if one.fits else "" for one in tried]),
+        Column("a sample", shares),
         Column("peak", [format_bytes(one.draw.peak_bytes) if one.fits else "" for one in tried]),
         Column("", [one.draw.why_not or "fits" for one in tried], left=True),
     ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -12,6 +12,7 @@ from umem.as_json import json_text
 from umem.cli.files_and_sizes import say
 from umem.dry.child import DryProgram
 from umem.dry.choosing import ScriptChoice, TriedTechnique, choose_for
+from umem.dry.technique import Technique
 from umem.dry.technique_rows import TECHNIQUES
 from umem.printable import command_line
 from umem.reports.text.lines import Column, table, wrapped
@@ -35,8 +36,8 @@ def choose_script(program: DryProgram, *, as_json: bool) -> bool:
     return bool(choice.fitting)
 
 
-def tried(program: DryProgram) -> ScriptChoice:
-    """Try all techniques, and show how far that is on a terminal."""
+def tried(program: DryProgram, techniques: Sequence[Technique] = TECHNIQUES) -> ScriptChoice:
+    """Try techniques, and show how far that is on a terminal."""
     count = 0
     name = command_line(*program.words())
     with Console(stderr=True).status(f"Running {name} dry (Ctrl-C ends it)") as status:
@@ -44,9 +45,9 @@ def tried(program: DryProgram) -> ScriptChoice:
         def told(technique: str) -> None:
             nonlocal count
             count += 1
-            status.update(f"Running {name} dry: {count} of {len(TECHNIQUES)}, {technique}")
+            status.update(f"Running {name} dry: {count} of {len(techniques)}, {technique}")
 
-        return choose_for(program, told)
+        return choose_for(program, told, techniques=techniques)
 
 
 def _lines(choice: ScriptChoice, width: int) -> Iterator[Text]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 import umem
+from umem.cli.run_budget import Budgeting
 from umem.cli.run_dry import Drying, with_dry
 from umem.cli.run_ranks import Ranking, with_ranks
 from umem.cli.run_recompute import Slimming
@@ -80,6 +81,12 @@ class _RunCommand(click.Command):
     help="Cap what Chainer's convolutions and poolings need inside, such as 16MiB.",
 )
 @click.option(
+    "--budget",
+    metavar="SIZE",
+    help="Choose, by dry runs, what keeps SCRIPT to so much VRAM, and run it with that.",
+)
+@click.option("--gpu", metavar="NAME", help="With --budget: a GPU of the table like the one here.")
+@click.option(
     "--resume",
     metavar="OPTIONS",
     help="Save a Trainer's run and go on from it: every=500 or every=1epoch,keep=3,folder=PATH.",
@@ -124,6 +131,9 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     --record keeps steps 2 and 3, where a step ends with an optimizer's update, and then records
     no more; --stop ends the script there.
 
+    --budget 8GiB runs SCRIPT dry under each technique in plain memory, with that much VRAM, and
+    then for real under the quickest that fits. The peak that is said at the end is measured.
+
     --recompute keeps each training step within a budget, and says at the end what it took.
 
     --old-numpy chainercv lets the modules of chainercv, and no others, see np.float, np.product and
@@ -133,6 +143,7 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
 
     -n runs the script as ranks of MPI, by mpiexec; where one fails, all are ended.
     """
+    budgeting = Budgeting(options)
     drying = Drying(options, has_ranks=options["ranks"] is not None)
     ranking = Ranking(options)
     asked = _RunOptions(**options)
@@ -151,6 +162,7 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
             "--record would keep the steps in which --recompute learns: record without it"
         )
     recording = _recording(asked, program)
+    budgeting.choose(program, is_module=asked.module)
     ranking.start()
     watching = Watching() if asked.watch else None
     with ExitStack() as stack:
@@ -164,6 +176,7 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
             _import_chainer()
             watching.follow(stack)
         Slimming(asked.recompute, asked.workspace).begin(stack)
+        budgeting.begin(stack)
         Resuming(asked.resume).begin(stack)
         if drying.is_on:
             _import_chainer()

@@ -267,7 +267,7 @@ def halve_each(
         asked: makes a dry run.
 
     Raises:
-        SizeError: see `number_argument`; or a number is 1, which has no half; or one is named twice.
+        SizeError: see `number_argument`; a number is 1, which has no half; or one is named twice.
         DryRunError: the program fails as it is for another reason than memory, or does not use the
             GPU.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
@@ -211,7 +211,7 @@ def choose_for(
     program: DryProgram,
     told: Callable[[str], object] = lambda name: None,
     asked: Asked = draw,
-    only: Iterable[str] | None = None,
+    techniques: Sequence[Technique] = TECHNIQUES,
 ) -> ScriptChoice:
     """Find what makes a program fit a GPU; see `choose`.
 
@@ -219,19 +219,15 @@ def choose_for(
         program: the program and the GPU.
         told: is called with the name of each technique that has been tried.
         asked: makes a dry run.
-        only: the names of the techniques that are tried; None: all.
+        techniques: those that are tried; the first is the program as it is.
     """
     stop = Event()
-    plain, *others = TECHNIQUES
+    plain, *others = techniques
     first = asked(program, plain, stop)
     check_uses_gpu(program, first)
     told(plain.name)
     rows = [TriedTechnique(plain.name, plain.line, (first,))]
-    suited = [
-        row
-        for row in others
-        if row.suits(has_chainer=first.uses_chainer) and (only is None or row.name in only)
-    ]
+    suited = [row for row in others if row.suits(has_chainer=first.uses_chainer)]
     with ThreadPoolExecutor(AT_A_TIME) as executor:
         try:
             running: list[tuple[Technique, list[Future[Draw]]]] = [
@@ -246,15 +242,15 @@ def choose_for(
             stop.set()
             executor.shutdown(cancel_futures=True)
             raise
-    draws = [one for row in rows for one in row.draws]
+    shown = [one for row in rows for one in row.draws]
     return ScriptChoice(
         program,
         first.title,
         first.vram_bytes,
         tuple(ordered(rows)),
         first.uses_chainer,
-        next((one.large_arrays for one in reversed(draws) if one.large_arrays), ()),
-        tuple(dict.fromkeys(line for one in draws for line in one.asked_lines)),
+        next((one.large_arrays for one in reversed(shown) if one.large_arrays), ()),
+        tuple(dict.fromkeys(line for one in shown for line in one.asked_lines)),
     )
 
 
@@ -273,8 +269,9 @@ def check_uses_gpu(program: DryProgram, plain: Draw) -> None:
         raise DryRunError(f"{name}, as it is, {plain.why_not}")
     if plain.why_not is None and not plain.peak_bytes:
         raise DryRunError(
-            f"{name} allocates nothing on the GPU, so that there is nothing to choose: a script on "
-            "NumPy takes an option for the GPU, such as -g 0 or --device 0"
+            f"{name} allocates nothing on the GPU, so that there is nothing to choose. Give its "
+            "option for the GPU, such as -g 0 or --device 0, if it has one; to keep a script on "
+            f"NumPy to a budget: umem run --recompute {program.vram or 'SIZE'}"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -34,12 +35,12 @@ def recompute(stack: ExitStack, budget: str, **options: Any) -> None:
     stack.enter_context(Recompute(budget, **options))
 
 
-def workspace(stack: ExitStack) -> None:
-    """Turn a cap on workspace on, and recomputation where a step exceeds the GPU's memory."""
+def workspace(stack: ExitStack, budget: str) -> None:
+    """Turn a cap on workspace on, and recomputation where a step exceeds a budget."""
     from umem.chainer import workspace
 
     stack.callback(workspace(CAP).enable().disable)
-    recompute(stack, "card")
+    recompute(stack, budget)
 
 
 def streaming(stack: ExitStack) -> None:
@@ -105,7 +106,8 @@ _LOOK = "with umem.chainer.LookaheadPrefetch():"
 TECHNIQUES = [
     Technique("nothing", _RUN, nothing, needs_chainer=False),
     Technique(
-        "workspace, recompute card", f"{_RUN} --workspace {CAP} --recompute card", workspace
+        "workspace, recompute card", f"{_RUN} --workspace {CAP} --recompute card",
+        partial(workspace, budget="card"),
     ),
     Technique("recompute card", f"{_RUN} --recompute card", partial(recompute, budget="card")),
     Technique("recompute 50%", f"{_RUN} --recompute 50%", partial(recompute, budget="50%")),
@@ -154,6 +156,30 @@ TECHNIQUES = [
     ),
 ]  # fmt: skip
 """All techniques, the least to do first: options with equal times keep this order."""
+
+
+def within(budget: str) -> list[Technique]:
+    """Return the techniques that keep a program to a budget of VRAM on a GPU that has more.
+
+    Recomputation that goes by the card goes by the budget, and managed memory is left out: it takes
+    what VRAM there is.
+
+    Args:
+        budget: such as "8GiB".
+    """
+    on_card = {"workspace, recompute card": workspace, "recompute card": recompute}
+    return [
+        replace(
+            row,
+            name=row.name.replace("card", budget),
+            line=row.line.replace("card", budget),
+            turn_on=partial(on_card[row.name], budget=budget),
+        )
+        if row.name in on_card
+        else row
+        for row in TECHNIQUES
+        if not row.is_paging
+    ]
 
 
 def register_technique(technique: Technique) -> None:
