@@ -258,7 +258,7 @@ def test_a_loop_that_calls_backward_itself_is_not_accumulated(tmp_path: Path) ->
     )
     found = draw(DryProgram(str(path)), technique("accumulate"), Event())
     assert found.failed and "no loss function and batch" in str(found.why_not)
-    assert f"by_hand.py:{len(head.splitlines()) + 4}" in str(found.why_not)
+    assert f"by_hand.py:{len(head.splitlines()) + 5}" in str(found.why_not)
 
 
 @needs_cupy
