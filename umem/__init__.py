@@ -16,8 +16,8 @@ from umem.memory.status import Status, status
 from umem.memory.tracking import track
 
 if TYPE_CHECKING:
+    from umem.choosing.choosing import choose
     from umem.devices.software.opening import software_gpu
-    from umem.dry.choosing import choose
     from umem.memory.explaining import explain
     from umem.memory.host_blocks import blocks
     from umem.memory.rmm_resource import memory_resource
@@ -67,7 +67,7 @@ __version__ = "0.1.0"
 
 _LATER = {
     "blocks": "umem.memory.host_blocks",
-    "choose": "umem.dry.choosing",
+    "choose": "umem.choosing.choosing",
     "explain": "umem.memory.explaining",
     "lookahead": "umem.memory.told_order",
     "mark": "umem.trace.recording.recordings",

@@ -22,7 +22,8 @@ LOOSE = (
 )  # fmt: skip
 """Modules that lie at the top of umem/, beside `__init__` and `__main__`."""
 FOLDERS = (
-    "trace", "devices", "planner", "memory", "predict", "reports", "onnx", "chainer", "dry", "cli",
+    "trace", "dry", "devices", "planner", "memory", "predict", "reports", "onnx", "chainer",
+    "choosing", "cli",
 )  # fmt: skip
 """From the ground up: a folder imports the loose modules, itself and what comes before it."""
 EDGES = ("onnx",)
@@ -87,14 +88,16 @@ def refused(importer: str, module: str) -> str | None:
         return f"{there} is a face"
     if there == "":
         return (
-            None if here in ("chainer", "dry", "cli") else f"{here} stands below the public names"
+            None
+            if here in ("chainer", "choosing", "cli")
+            else f"{here} stands below the public names"
         )
     if here in FACES:
         return None if there in FOLDERS[: FOLDERS.index("memory") + 1] else f"{here} is on memory"
     if here in LOOSE or here in ANNEXES:
         return f"{here} stands below {there}"
     if there in ANNEXES:
-        return None if here in ("chainer", "dry", "cli") else f"{there} is an annex"
+        return None if here in ("chainer", "choosing", "cli") else f"{there} is an annex"
     if there in EDGES:
         return None if here == "cli" else f"{there} is at the edge"
     if there == "__main__" or FOLDERS.index(there) > FOLDERS.index(here):

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.text import Text
 
 from umem.as_json import json_text
+from umem.choosing.batch_sizes import BatchSearch, TriedSize, largest_batch
+from umem.choosing.child import DryProgram
 from umem.cli.choose import NOTHING_FITS
 from umem.cli.files_and_sizes import say
 from umem.cli.script_options import of_a_script
-from umem.dry.batch_sizes import BatchSearch, TriedSize, largest_batch
-from umem.dry.child import DryProgram
 from umem.errors import SizeError
 from umem.printable import command_line
 from umem.reports.text.lines import Column, table, wrapped

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.text import Text
 
 from umem.as_json import json_text
+from umem.choosing.child import DryProgram
+from umem.choosing.choosing import ScriptChoice, TriedTechnique, choose_for
+from umem.choosing.technique import Technique
+from umem.choosing.technique_rows import TECHNIQUES
 from umem.cli.files_and_sizes import say
-from umem.dry.child import DryProgram
-from umem.dry.choosing import ScriptChoice, TriedTechnique, choose_for
-from umem.dry.technique import Technique
-from umem.dry.technique_rows import TECHNIQUES
 from umem.printable import command_line
 from umem.reports.text.lines import Column, table, wrapped
 from umem.units import format_bytes, format_seconds

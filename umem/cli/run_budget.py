@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
+from umem.choosing.child import DryProgram
+from umem.choosing.technique import Technique
+from umem.choosing.technique_rows import within
 from umem.cli.choose_script import tried
 from umem.cli.files_and_sizes import gpu_asked_for, say
 from umem.cli.run_script import Program
 from umem.devices.specs import spec_of_driver
-from umem.dry.child import DryProgram
-from umem.dry.technique import Technique
-from umem.dry.technique_rows import within
 from umem.errors import BudgetError, DeviceNotFoundError, UnknownGpuError
 from umem.units import format_bytes, format_seconds, parse_bytes
 

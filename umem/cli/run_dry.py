@@ -15,16 +15,33 @@ from typing import Any
 import click
 
 from umem.as_json import plain
+from umem.choosing.child import Trial
+from umem.cli.dry_run import DryRun
 from umem.cli.files_and_sizes import say
-from umem.dry.child import Trial
+from umem.cli.run_dry_gpus import Elsewhere, lines
+from umem.cli.run_ranks import given_words
 from umem.dry.disk import scratch_disk
-from umem.dry.dry_run import DryRun
 from umem.dry.dry_steps import LEAST_STEPS, StepLimit
 from umem.dry.verdict import report
 from umem.errors import SizeError
 from umem.launch import this_rank
+from umem.memory import environment
 
-_OPTIONS = ("dry", "answers", "dry_steps", "json_file", "writes", "programs", "technique")
+_OPTIONS = (
+    "dry", "answers", "dry_steps", "json_file", "writes", "programs", "all_gpus",
+    "technique",
+)  # fmt: skip
+_NOT_ELSEWHERE = (
+    "dry",
+    "json_file",
+    "all_gpus",
+    "technique",
+    "vram",
+    "record",
+    "force",
+    "traceback",
+)
+"""Options that a run on another GPU goes without."""
 _REFUSED = ("virtual", "software", "checked", "no_model", "resume")
 
 
@@ -56,6 +73,9 @@ def with_dry(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="FILE:LINE=VALUE",
             help="With --dry: the value that a line reads from the GPU; may be repeated.",
         ),
+        click.option(
+            "--all-gpus", is_flag=True, help="With --dry: say which GPUs of the table run it."
+        ),
         # What `umem.choose` tells the process in which a technique is tried.
         click.option("--technique", metavar="FILE", hidden=True),
         click.option("--dry", metavar="GPU", help="Tell whether SCRIPT fits, without arithmetic."),
@@ -77,6 +97,7 @@ class Drying:
     def __init__(self, options: dict[str, Any], *, has_ranks: bool) -> None:
         taken = {name: options.pop(name) for name in _OPTIONS}
         self.gpu: str | None = taken["dry"]
+        self.run: DryRun | None = None
         options["dry"] = self.is_on
         if not self.is_on:
             names = {"answers": "answer", "json_file": "json"}
@@ -89,7 +110,7 @@ class Drying:
             if options[name]:
                 raise click.UsageError(f"--dry goes without --{name.replace('_', '-')}")
         if has_ranks or this_rank() is not None:
-            raise click.UsageError("--dry runs one process: leave out -n, and see umem ranks")
+            raise click.UsageError("--dry runs one process: leave out -n")
         options["software"] = self.gpu
         self._answers = dict(map(_answer, taken["answers"]))
         self._steps: str | None = taken["dry_steps"]
@@ -102,6 +123,15 @@ class Drying:
         }
         self._trial = None if taken["technique"] is None else Trial(taken["technique"])
         self.run: DryRun | None = None
+        self._elsewhere: Elsewhere | None = None
+        if taken["all_gpus"]:
+            if options["mode"] or environment.mode() not in (None, "off"):
+                raise click.UsageError("--all-gpus compares VRAM: leave out --mode and UMEM_MODE")
+            if options["recompute"] == "card":
+                raise click.UsageError("--all-gpus: --recompute card is another budget on each GPU")
+            context = click.get_current_context()
+            words = [*given_words(context, _NOT_ELSEWHERE), "--", str(context.params["script"])]
+            self._elsewhere = Elsewhere([*words, *context.params["arguments"]])
         try:
             StepLimit.parse(self._steps)
         except SizeError as error:
@@ -133,9 +163,13 @@ class Drying:
         outcome = self.run.outcome
         assert outcome is not None
         say(report(outcome, script), err=True)
+        found = plain(outcome)
+        if self._elsewhere is not None:
+            found["gpus"] = self._elsewhere.which_fit(found)
+            say("\n".join(lines(found["gpus"])), err=True)
         if self._json is not None:
-            facts = {} if self._trial is None else self._trial.facts()
-            text = json.dumps({**plain(outcome), **plain(facts)}, indent=1)
+            found |= {} if self._trial is None else plain(self._trial.facts())
+            text = json.dumps(found, indent=1)
             if isinstance(self._json, Path):
                 self._json.write_text(text + "\n", encoding="utf-8")
             else:
@@ -173,7 +207,7 @@ def _answer(text: str) -> tuple[str, float]:
         )
     for kind in (int, float):
         try:
-            return line, kind(value)
+            return line.removeprefix("./"), kind(value)
         except ValueError:
             pass
     raise click.BadParameter(f"{value!r} of {text!r} is no number", param_hint="--answer")

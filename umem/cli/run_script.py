@@ -23,7 +23,7 @@ from umem.printable import command_line, short
 from umem.trace.stacks import end_at_user
 
 if TYPE_CHECKING:
-    from umem.dry.dry_run import DryRun
+    from umem.cli.dry_run import DryRun
     from umem.memory.explaining import Explanation
 
 

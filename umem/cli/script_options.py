@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
+from umem.choosing.child import DryProgram
 from umem.cli.files_and_sizes import gpu_asked_for
 from umem.cli.run_script import Program
-from umem.dry.child import DryProgram
 
 
 def of_a_script(command: Callable[..., Any]) -> Callable[..., Any]:

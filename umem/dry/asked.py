@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import PurePath
 from types import FrameType
 
@@ -74,38 +75,24 @@ def _is_for_report() -> bool:
     return False
 
 
-class Answers(dict[str, float]):
-    """Values for lines, as the user names them: by the end of a file's path.
+def is_answered(line: str, place: str) -> bool:
+    """Tell whether ``--answer`` means a line, by the end of its path, as the runtime does."""
+    return line == place or line.endswith(f"/{place}")
 
-    Attributes:
-        used: those that were looked up, as the user has them.
+
+def shortest(lines: Iterable[str]) -> dict[str, str]:
+    """Return the shortest end of each line's path that is no other file's.
+
+    >>> shortest(["/a/b/train.py:3", "/a/c/train.py:3", "/a/c/train.py:5", "/a/net.py:1"]).values()
+    dict_values(['b/train.py:3', 'c/train.py:3', 'c/train.py:5', 'net.py:1'])
     """
-
-    def __init__(self, given: dict[str, float]) -> None:
-        super().__init__(given)
-        self.used: set[str] = set()
-
-    def _named(self, line: object) -> str | None:
-        return next((given for given in self if _is_end(given, str(line))), None)
-
-    def __contains__(self, line: object) -> bool:
-        return self._named(line) is not None
-
-    def __getitem__(self, line: str) -> float:
-        given = self._named(line)
-        if given is None:
-            raise KeyError(line)
-        self.used.add(given)
-        return super().__getitem__(given)
-
-    @property
-    def unused(self) -> list[str]:
-        """Return those of lines that asked nothing."""
-        return [given for given in self if given not in self.used]
-
-
-def _is_end(one: str, other: str) -> bool:
-    """Tell whether the shorter of two paths is the end of the longer."""
-    parts, others = PurePath(one).parts, PurePath(other).parts
-    most = min(len(parts), len(others))
-    return parts[-most:] == others[-most:]
+    paths = {line: PurePath(line.rpartition(":")[0]).parts for line in lines}
+    found = {}
+    for line, parts in paths.items():
+        others = {other for other in paths.values() if other != parts}
+        count = next(
+            (n for n in range(1, len(parts)) if all(o[-n:] != parts[-n:] for o in others)),
+            len(parts),
+        )
+        found[line] = "/".join(parts[-count:]) + ":" + line.rpartition(":")[2]
+    return found

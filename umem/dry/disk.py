@@ -17,8 +17,6 @@ after the run it looks at one variable.
 
 from __future__ import annotations
 
-import builtins
-import io
 import os
 import posix
 import shutil
@@ -30,19 +28,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from errno import ENOENT
 from functools import partial
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
-from umem.dry.overlay import WRITING, Name, Overlay, caches
+from umem.dry.overlay import WRITING, Overlay, caches
 from umem.dry.programs import Programs, refusal, replace_at_imports
+from umem.dry.redirected import in_force, opening, replacements
 
 VARIABLE = "UMEM_DRY_DISK"
 """Tells spawned Pythons: what is written, whether programs are stopped, and the folder."""
 FLAG = "UMEM_DRY"
 """Is 1 while a run is on, for the program and for what it starts."""
-
-_MODES = {"r": 0, "w": os.O_CREAT | os.O_TRUNC, "a": os.O_CREAT | os.O_APPEND}
-_MODES["x"] = os.O_CREAT | os.O_EXCL
 
 
 class ScratchDisk:
@@ -128,6 +124,8 @@ def scratch_disk(*, writes: str = "scratch", programs: str = "stop") -> Iterator
 
 def join(setting: str) -> None:
     """Share the scratch disk of the process that started this one; for the rest of it."""
+    if _on.disk is not None:  # site.py reads a folder of packages again that has two names
+        return
     writes, programs, folder = setting.split(":", 2)
     _turn_on(ScratchDisk(folder, writes, programs))
 
@@ -147,23 +145,19 @@ class _On:
     disk: ScratchDisk | None = None
     pairs: tuple[tuple[Any, Any], ...] = ()
     has_hook = False
-
-    @staticmethod
-    def put_back() -> None:
-        """Undo `replace_at_imports`."""
+    put_back: Callable[[], None] | None = None
 
 
 _on = _On()
-_opening = threading.local()
-"""Of a thread, the path that a function of the program's opens; the hook lets it pass once."""
 _VARIABLES = (FLAG, VARIABLE, "TMPDIR")
 
 
 def _turn_on(disk: ScratchDisk) -> None:
     if disk.overlay is not None:
         tempfile.tempdir = disk.overlay.temporary
-        _on.pairs = tuple(_replacements())
+        _on.pairs = tuple(replacements())
         _exchange({id(original): new for original, new in _on.pairs})
+        in_force.overlay = disk.overlay
     _on.put_back = replace_at_imports(disk.programs, disk.overlay, disk.variables())
     if not _on.has_hook:
         sys.addaudithook(_audit)
@@ -172,8 +166,9 @@ def _turn_on(disk: ScratchDisk) -> None:
 
 
 def _turn_off() -> None:
-    _on.disk = None
-    _on.put_back()
+    _on.disk = in_force.overlay = None
+    if _on.put_back is not None:
+        _on.put_back()
     _exchange({id(new): original for original, new in _on.pairs})
     _on.pairs = ()
 
@@ -184,20 +179,24 @@ def _exchange(found: dict[int, Any]) -> None:
         if name in _UNTOUCHED or not isinstance(module, ModuleType):
             continue
         names = ModuleType.__getattribute__(module, "__dict__")  # which loads no lazy module
-        _exchange_in(names.items(), found, partial(names.__setitem__))
+        _exchange_in(names.items(), found, names.__setitem__)
         if name.partition(".")[0] in _WITH_CLASSES:
             for value in list(names.values()):
                 if isinstance(value, type) and value.__module__ == name:
                     _exchange_in(vars(value).items(), found, partial(setattr, value))
+    numpys = sys.modules.get("numpy.lib._datasource")
+    if numpys is not None:  # NumPy's private: a table with io.open in it, for text files
+        openers = numpys._file_openers._file_openers
+        _exchange_in(openers.items(), found, openers.__setitem__)
 
 
-_UNTOUCHED = ("posix", "_io", __name__)
-"""Modules that importing uses, and this one, keep the real functions."""
+_UNTOUCHED = ("posix", "_io")
+"""Modules that importing uses keep the real functions."""
 _WITH_CLASSES = ("pathlib", "glob")
 """Modules whose classes keep functions of `os` as attributes, in some versions of Python."""
 
 
-def _exchange_in(items: Any, found: dict[int, Any], store: Callable[[str, Any], None]) -> None:
+def _exchange_in(items: Any, found: dict[int, Any], store: Callable[[Any, Any], None]) -> None:
     for name, value in list(items):
         function = value.__func__ if isinstance(value, staticmethod) else value
         new = found.get(id(function))
@@ -221,366 +220,6 @@ def _restore_temporary(folder: str, before: str | None) -> None:
         config = process.current_process()._config
         if str(config.get("tempdir", "")).startswith(folder):
             del config["tempdir"]
-
-
-# -- the functions, and how each treats its paths --------------------------------------------------
-
-
-class Redirected:
-    """A function in the place of one of Python's, which it calls with other paths.
-
-    It is no Python function, so that as an attribute of a class it becomes no method; and it is
-    equal to what it stands for, so that ``os.supports_dir_fd`` and its like know it.
-    """
-
-    def __init__(self, real: Any, treatment: Callable[..., Any]) -> None:
-        self.real, self._treatment = real, treatment
-        self.__name__ = self.__qualname__ = real.__name__
-        self.__module__ = "io" if real is io.open else "os"
-        self.__doc__, self.__wrapped__ = real.__doc__, real
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        disk = _on.disk
-        if disk is None or disk.overlay is None:  # kept by somebody beyond the run
-            return self.real(*given, **named)
-        return self._treatment(disk.overlay, self.real, *given, **named)
-
-    def __eq__(self, other: object) -> bool:
-        return other is self or other is self.real
-
-    def __hash__(self) -> int:
-        return hash(self.real)
-
-    def __repr__(self) -> str:
-        return repr(self.real)
-
-    def __reduce__(self) -> str:
-        return self.__name__
-
-
-@contextmanager
-def _named(path: Any, other: Any = None) -> Iterator[None]:
-    """Have errors name the program's own paths."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None:
-            error.filename = path
-        if error.filename2 is not None:
-            error.filename2 = other
-        raise
-
-
-def _read(
-    overlay: Overlay, real: Any, path: Any, *more: Any, dir_fd: Any = None, follow: bool = True,
-    **named: Any,
-) -> Any:  # fmt: skip
-    """Read at a path: a file's facts, where a link points, whether one may."""
-    if isinstance(path, int):
-        return real(path, *more, **named)
-    try:
-        follows = follow and named.get("follow_symlinks", True)
-        place = overlay.to_read(path, dir_fd, follow=follows)
-        return real(path if place is None else place, *more, **named)
-    except OSError as error:
-        if error.filename is not None:
-            error.filename = path
-        raise
-
-
-def _may(overlay: Overlay, real: Any, path: Any, *more: Any, **named: Any) -> bool:
-    """Be ``os.access``, which raises nothing where there is no file."""
-    try:
-        return bool(_read(overlay, real, path, *more, **named))
-    except FileNotFoundError:
-        return False
-
-
-def _change(
-    overlay: Overlay, real: Any, path: Any, *more: Any, dir_fd: Any = None, follow: bool = True,
-    **named: Any,
-) -> Any:  # fmt: skip
-    """Change what is at a path: its mode, times, owner, length."""
-    if isinstance(path, int):
-        found = overlay.of_descriptor(path)
-        mode = os.fstat(path).st_mode
-        if not found or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or overlay.is_real(found):
-            return real(path, *more, **named)
-        real, followed = _OF_PATHS.get(real.__name__, real), found
-    else:
-        followed = path
-    follows = follow and named.get("follow_symlinks", True)
-    with _named(path):
-        return real(overlay.to_change(followed, dir_fd, follow=follows), *more, **named)
-
-
-_OF_PATHS = {"fchmod": posix.chmod, "fchown": posix.chown}
-
-
-def _truncate(overlay: Overlay, real: Any, path: Any, length: int) -> Any:
-    if isinstance(path, int):  # which is open for writing, so it is a copy or real on purpose
-        return real(path, length)
-    with _named(path):
-        place = overlay.to_open(path, os.O_WRONLY)
-        return real(place, length)
-
-
-def _make_node(
-    overlay: Overlay, real: Any, path: Name, *more: Any, dir_fd: int | None = None, **named: Any
-) -> Any:
-    """Make something new at a path: a pipe."""
-    with _named(path), overlay.lock:
-        resolved = overlay.resolved(overlay.absolute(path, dir_fd), follow=False)
-        place = resolved if overlay.is_real(resolved) else overlay.to_make(resolved)
-        return real(place, *more, **named)
-
-
-def _make_folder(
-    overlay: Overlay, real: Any, path: Name, mode: int = 0o777, *, dir_fd: int | None = None
-) -> None:
-    with _named(path), overlay.lock:
-        resolved = overlay.resolved(overlay.absolute(path, dir_fd), follow=False)
-        if overlay.is_real(resolved):
-            real(resolved, mode)
-        else:
-            overlay.make_folder(resolved, mode)
-
-
-def _remove(
-    overlay: Overlay, real: Any, path: Name, *, dir_fd: int | None = None, folder: bool = False
-) -> None:
-    with _named(path), overlay.lock:
-        resolved = overlay.resolved(overlay.absolute(path, dir_fd), follow=False)
-        if overlay.is_real(resolved):
-            real(resolved)
-        else:
-            overlay.remove(resolved, folder=folder)
-
-
-def _move(
-    overlay: Overlay, real: Any, src: Name, dst: Name, *,
-    src_dir_fd: int | None = None, dst_dir_fd: int | None = None,
-) -> None:  # fmt: skip
-    with _named(src, dst), overlay.lock:
-        source = overlay.resolved(overlay.absolute(src, src_dir_fd), follow=False)
-        target = overlay.resolved(overlay.absolute(dst, dst_dir_fd), follow=False)
-        overlay.move(source, target)
-
-
-def _symlink(
-    overlay: Overlay, real: Any, src: Name, dst: Name, target_is_directory: bool = False, *,
-    dir_fd: int | None = None,
-) -> None:  # fmt: skip
-    with _named(src, dst), overlay.lock:
-        resolved = overlay.resolved(overlay.absolute(dst, dir_fd), follow=False)
-        real(src, resolved if overlay.is_real(resolved) else overlay.to_make(resolved))
-        overlay.forget_folders()
-
-
-def _link(
-    overlay: Overlay, real: Any, src: Name, dst: Name, *, src_dir_fd: int | None = None,
-    dst_dir_fd: int | None = None, follow_symlinks: bool = True,
-) -> None:  # fmt: skip
-    with _named(src, dst), overlay.lock:
-        source = overlay.to_change(src, src_dir_fd, follow=False)
-        target = overlay.resolved(overlay.absolute(dst, dst_dir_fd), follow=False)
-        real(source, target if overlay.is_real(target) else overlay.to_make(target))
-
-
-def _open_descriptor(
-    overlay: Overlay, real: Any, path: Any, flags: int, mode: int = 0o777, *, dir_fd: Any = None
-) -> Any:
-    """Be ``os.open``."""
-    with _named(path):
-        if flags & WRITING:
-            return real(overlay.to_open(path, flags, dir_fd), flags, mode)
-        place = overlay.to_read(path, dir_fd, follow=not flags & os.O_NOFOLLOW)
-        return real(path if place is None else place, flags, mode)
-
-
-def _open_file(
-    overlay: Overlay, real: Any, file: Any, mode: Any = "r", buffering: int = -1,
-    encoding: Any = None, errors: Any = None, newline: Any = None, closefd: bool = True,
-    opener: Any = None,
-) -> Any:  # fmt: skip
-    """Be ``open``."""
-    more = (buffering, encoding, errors, newline, closefd)
-    if not isinstance(file, (str, bytes, os.PathLike)) or not isinstance(mode, str):
-        return real(file, mode, *more, opener)
-    if opener is not None:
-        _opening.path = file  # the opener's own call is judged
-        try:
-            return real(file, mode, *more, opener)
-        finally:
-            _opening.path = None
-    try:
-        if mode in _READING:
-            place = overlay.to_read(file)
-        else:
-            kind = [letter for letter in mode if letter in _MODES]
-            flags = os.O_RDWR if "+" in mode else os.O_WRONLY if kind != ["r"] else os.O_RDONLY
-            if len(kind) != 1 or not flags & WRITING:
-                return real(file, mode, *more)  # wrong, or an unusual way to say "r"
-            place = overlay.to_open(file, flags | _MODES[kind[0]])
-        if place is None:
-            return real(file, mode, *more)
-        opened = real(place, mode, *more)
-    except OSError as error:
-        if error.filename is not None:
-            error.filename = file
-        raise
-    raw = getattr(opened, "buffer", opened)
-    getattr(raw, "raw", raw).name = file
-    return opened
-
-
-_READING = ("r", "rb", "rt", "br", "tr")
-
-
-def _list(overlay: Overlay, real: Any, path: Any = None) -> Any:
-    with _named(path):
-        resolved = _listed(overlay, path)
-        if resolved is None:
-            return real(path)
-        found = overlay.names(resolved)
-        return [os.fsencode(name) for name in found] if isinstance(path, bytes) else found
-
-
-def _scan(overlay: Overlay, real: Any, path: Any = None) -> Any:
-    with _named(path):
-        resolved = _listed(overlay, path)
-        return real(path) if resolved is None else Scanned(overlay, resolved, path)
-
-
-def _listed(overlay: Overlay, path: Any) -> str | None:
-    """Return the folder whose names are not just the real ones; None: they are."""
-    if isinstance(path, int):
-        resolved, is_plain = overlay.of_descriptor(path), True
-        if not resolved:
-            return None
-    else:
-        given = "." if path is None else path
-        is_plain = overlay.to_read(given) is None
-        resolved = overlay.resolved(overlay.absolute(given))
-    if is_plain and not overlay.has_changed(resolved):
-        return None
-    return resolved
-
-
-class Scanned:
-    """What ``os.scandir`` gives, of a folder that the program has changed."""
-
-    def __init__(self, overlay: Overlay, resolved: str, path: Any) -> None:
-        self._entries = iter(
-            [ScannedEntry(overlay, resolved, path, name) for name in overlay.names(resolved)]
-        )
-
-    def __iter__(self) -> Scanned:
-        return self
-
-    def __next__(self) -> ScannedEntry:
-        return next(self._entries)
-
-    def close(self) -> None:
-        """Give no more entries."""
-        self._entries = iter(())
-
-    def __enter__(self) -> Scanned:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class ScannedEntry:
-    """What stands for an ``os.DirEntry``."""
-
-    def __init__(self, overlay: Overlay, resolved: str, path: Any, name: str) -> None:
-        self._overlay, self._resolved = overlay, f"{'' if resolved == '/' else resolved}/{name}"
-        self.name: Any = os.fsencode(name) if isinstance(path, bytes) else name
-        given = "." if path is None else path
-        self.path = self.name if isinstance(path, int) else os.path.join(given, self.name)
-
-    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Return the facts of the file, of a link itself on demand."""
-        place = self._overlay.to_read(self._resolved, follow=follow_symlinks)
-        found = self._resolved if place is None else place
-        return posix.stat(found) if follow_symlinks else posix.lstat(found)
-
-    def _is(self, kind: Callable[[int], bool], follow: bool) -> bool:
-        try:
-            return kind(self.stat(follow_symlinks=follow).st_mode)
-        except FileNotFoundError:
-            return False
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Tell whether it is a folder."""
-        return self._is(stat.S_ISDIR, follow_symlinks)
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Tell whether it is a file."""
-        return self._is(stat.S_ISREG, follow_symlinks)
-
-    def is_symlink(self) -> bool:
-        """Tell whether it is a link."""
-        return self._is(stat.S_ISLNK, False)
-
-    def is_junction(self) -> bool:
-        """Tell whether it is a link of Windows: never."""
-        return False
-
-    def inode(self) -> int:
-        """Return its number on the disk."""
-        return self.stat(follow_symlinks=False).st_ino
-
-    def __fspath__(self) -> Any:
-        return self.path
-
-    def __repr__(self) -> str:
-        return f"<DirEntry {self.name!r}>"
-
-
-def _current(overlay: Overlay, real: Any) -> Any:
-    found = real()
-    return os.fsencode(overlay.seen(os.fsdecode(found))) if isinstance(found, bytes) else (
-        overlay.seen(found)
-    )  # fmt: skip
-
-
-TREATMENTS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("stat", "listxattr", "getxattr", "statvfs", "chdir"), _read),
-    **dict.fromkeys(("lstat", "readlink"), partial(_read, follow=False)),
-    **dict.fromkeys(("chmod", "chown", "utime", "setxattr", "removexattr"), _change),
-    **dict.fromkeys(("fchmod", "fchown"), _change),
-    "access": _may,
-    "lchown": partial(_change, follow=False),
-    "truncate": _truncate,
-    **dict.fromkeys(("mkfifo", "mknod"), _make_node),
-    "mkdir": _make_folder,
-    **dict.fromkeys(("unlink", "remove"), _remove),
-    "rmdir": partial(_remove, folder=True),
-    **dict.fromkeys(("rename", "replace"), _move),
-    "symlink": _symlink,
-    "link": _link,
-    "open": _open_descriptor,
-    "listdir": _list,
-    "scandir": _scan,
-    **dict.fromkeys(("getcwd", "getcwdb"), _current),
-}
-"""Functions of `os`, each with how it treats its paths; `open` itself is beside them."""
-
-
-def _replacements() -> Iterator[tuple[Any, Any]]:
-    """Give each real function with what stands for it."""
-    for name, treatment in TREATMENTS.items():
-        real = getattr(posix, name)
-        yield real, Redirected(real, treatment)
-    yield builtins.open, Redirected(builtins.open, _open_file)
 
 
 # -- the net ---------------------------------------------------------------------------------------
@@ -620,8 +259,8 @@ def _audit(event: str, given: tuple[Any, ...]) -> None:
 
 
 def _check_opened(overlay: Overlay, path: Any) -> None:
-    if getattr(_opening, "path", None) is path and path is not None:
-        _opening.path = None
+    if getattr(opening, "path", None) is path and path is not None:
+        opening.path = None
     elif not isinstance(path, int):
         _check_real(overlay, path, None, "open")
 

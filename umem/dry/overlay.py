@@ -4,37 +4,31 @@ A path of the program's has its changed file at the same path below ``FOLDER/fil
 is opened for changing is copied there first; one that is removed has a socket there, which no
 program of the user's puts into it by these functions. A folder that is removed and made again has
 a socket for each of its files before. A folder that is in both places shows the names of both.
-The state is on disk alone, so processes share it by sharing the folder.
+The state is on disk alone, so processes share it by sharing the folder; a few bytes that they map
+tell each that another has changed something, so that most reads ask the system nothing more.
 
 All functions here are those of `posix`, which `umem.dry.disk` never replaces.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import posix
 import stat
 import threading
 from collections.abc import Iterator
-from errno import (
-    EACCES,
-    EEXIST,
-    EINVAL,
-    EISDIR,
-    ELOOP,
-    ENOENT,
-    ENOTDIR,
-    ENOTEMPTY,
-    EXDEV,
-)  # fmt: skip
 from itertools import count
-from typing import TypeAlias
+from mmap import mmap
+from typing import NamedTuple, TypeAlias
 
 Name: TypeAlias = "str | bytes | os.PathLike[str] | os.PathLike[bytes]"
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _TMPFILE = getattr(os, "O_TMPFILE", 0)
 _MOST_LINKS = 40  # as many as Linux follows
+_MOST_FOLDERS = 10_000  # known at a time: some MB
+_DOTS = ("", ".", "..")
 _PASSING = ("/dev", "/proc", "/sys")
 
 
@@ -54,6 +48,17 @@ def caches() -> tuple[str, ...]:
     return tuple(os.path.realpath(folder) for folder in found)
 
 
+class FolderFacts(NamedTuple):
+    """Where a folder is, links resolved, and whether anything in it may be changed.
+
+    ``token`` is what `Overlay` had as the last change at the time.
+    """
+
+    token: bytes
+    resolved: str
+    is_changed: bool
+
+
 class Overlay:
     """The disk as the program of a dry run sees it.
 
@@ -70,12 +75,13 @@ class Overlay:
         self.files = f"{self.folder}/files"
         self.temporary = f"{self.folder}/tmp"
         self._real = tuple(f"{one}/" for one in (self.folder, *_PASSING, *real))
-        self._folders: dict[str, str] = {}
+        self._folders: dict[str, FolderFacts] = {}
         self._numbers = count()
         self.lock = threading.RLock()
         for made in (self.files, self.temporary):
             if not _mode(made):
                 posix.mkdir(made, 0o700)
+        self._changes = _shared(f"{self.folder}/changes")
 
     # -- names -----------------------------------------------------------------------------------
 
@@ -84,7 +90,7 @@ class Overlay:
         text = os.fsdecode(path)
         if text[:1] != "/":
             if not text:
-                raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path)
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             base = self.current() if dir_fd in (None, -1) else self.of_descriptor(dir_fd)
             text = f"{base}/{text}"
         return text
@@ -107,6 +113,50 @@ class Overlay:
 
     def resolved(self, path: str, *, follow: bool = True) -> str:
         """Return where an absolute path leads, by the links that the program sees."""
+        head, _, name = path.rpartition("/")
+        if name not in _DOTS:
+            here = f"{self._facts(head).resolved}/{name}"
+            if not follow or self._target(here) is None:
+                return here
+        return self._walked(path, follow)
+
+    def _facts(self, path: str) -> FolderFacts:
+        """Return what is known of a folder by an absolute path, or "" for the root."""
+        token = self._changes[:]
+        known = self._folders.get(path)
+        if known is None or known.token != token:
+            if len(self._folders) > _MOST_FOLDERS:
+                self._folders.clear()
+            known = self._folders[path] = self._folder_facts(path, token)
+        return known
+
+    def _folder_facts(self, path: str, token: bytes) -> FolderFacts:
+        if not path:
+            return FolderFacts(token, "", True)
+        head, _, name = path.rpartition("/")
+        parent = self._facts(head)
+        resolved = f"{parent.resolved}/{name}"
+        if name in _DOTS:
+            resolved = self._walked(path, True)
+        elif parent.is_changed:
+            if self._target(resolved) is not None:
+                resolved = self._walked(path, True)
+        elif not stat.S_ISLNK(_mode(resolved)):
+            return FolderFacts(token, resolved, False)
+        else:
+            resolved = self._walked(path, True)
+        resolved = "" if resolved == "/" else resolved
+        if self.is_real(resolved):
+            return FolderFacts(token, resolved, False)
+        try:
+            posix.lstat(self.files + resolved)
+        except FileNotFoundError:
+            return FolderFacts(token, resolved, False)
+        except NotADirectoryError:
+            pass
+        return FolderFacts(token, resolved, True)
+
+    def _walked(self, path: str, follow: bool) -> str:
         todo = [name for name in reversed(path.split("/")) if name and name != "."]
         at, links = "", 0
         while todo:
@@ -121,7 +171,7 @@ class Overlay:
                 continue
             links += 1
             if links > _MOST_LINKS:
-                raise OSError(ELOOP, os.strerror(ELOOP), path)
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
             if target[:1] == "/":
                 at, target = "", self.seen(target)
             todo += [name for name in reversed(target.split("/")) if name and name != "."]
@@ -157,43 +207,53 @@ class Overlay:
             return resolved
         return here
 
-    def forget_folders(self) -> None:
-        """Look up anew where folders lead, after a link was made."""
-        self._folders.clear()
+    def note_change(self) -> None:
+        """Have all processes look up anew where folders lead, and what was changed in them."""
+        self._changes[:] = os.urandom(len(self._changes))
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def to_read(self, path: Name, dir_fd: int | None = None, *, follow: bool = True) -> str | None:
-        """Return the path to read instead of ``path``; None: itself.
+    def unchanged(self, path: Name) -> str | None:
+        """Return the path on the disk of what the program has not changed; None: it may have.
 
-        Costs a few microseconds: where the folder leads is looked up once.
+        It is to be opened without following a link, because the program may have changed what a
+        link leads to. Costs a microsecond in a folder without changes, and no call of the system.
+        """
+        text = path if type(path) is str else os.fsdecode(path)
+        absolute = text if text[:1] == "/" else self.absolute(text)
+        head, _, name = absolute.rpartition("/")
+        folder = self._folders.get(head)
+        if folder is None or folder.token != self._changes[:]:
+            folder = self._facts(head)
+        if name in _DOTS:
+            return None
+        if folder.is_changed:
+            try:
+                posix.lstat(f"{self.files}{folder.resolved}/{name}")
+            except FileNotFoundError:
+                pass
+            except NotADirectoryError:
+                return None
+            else:
+                return None
+        return text if folder.resolved == head else f"{folder.resolved}/{name}"
+
+    def to_read(self, path: Name, dir_fd: int | None = None, *, follow: bool = True) -> str:
+        """Return the path to read instead of ``path``.
 
         Raises:
             FileNotFoundError: the program has removed it.
         """
-        text = self.absolute(path, dir_fd)
-        head, _, name = text.rpartition("/")
-        if name in ("", ".", ".."):
-            resolved = self.resolved(text, follow=follow)
-        else:
-            folder = self._folders.get(head)
-            if folder is None:
-                folder = self._folders[head] = self.resolved(head)
-            resolved = f"{folder}/{name}" if folder != "/" else f"/{name}"
-            try:
-                posix.lstat(self.files + resolved)
-            except FileNotFoundError:
-                if not follow or not stat.S_ISLNK(_mode(resolved)):
-                    return None if text is path and folder == head else resolved
-            except NotADirectoryError:
-                pass
-            if follow:
-                resolved = self.resolved(text)
+        if dir_fd is None:
+            place = self.unchanged(path)
+            if place is not None and not (follow and stat.S_ISLNK(_mode(place))):
+                return place
+        resolved = self.resolved(self.absolute(path, dir_fd), follow=follow)
         if self.is_real(resolved):
             return resolved
         found = self.place(resolved)
         if found is None:
-            raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return found
 
     def names(self, resolved: str) -> list[str]:
@@ -210,9 +270,9 @@ class Overlay:
                 found[name] = None
         return list(found)
 
-    def has_changed(self, resolved: str) -> bool:
-        """Tell whether a folder does not show just what is in the real one."""
-        return not self.is_real(resolved) and _mode(self.files + resolved) != 0
+    def is_changed_folder(self, path: str) -> bool:
+        """Tell whether a folder may not show just what is in the real one."""
+        return self._facts(path).is_changed
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -234,19 +294,19 @@ class Overlay:
             mode = 0 if place is None else _mode(place)
             if not mode:
                 if not flags & os.O_CREAT:
-                    raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path)
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
                 return self.to_make(resolved)
             assert place is not None
             if exclusive:
-                raise FileExistsError(EEXIST, os.strerror(EEXIST), path)
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             if stat.S_ISDIR(mode):
-                raise IsADirectoryError(EISDIR, os.strerror(EISDIR), path)
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
             if stat.S_ISLNK(mode):
-                raise OSError(ELOOP, os.strerror(ELOOP), path)
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
             if not stat.S_ISREG(mode):
                 return place  # a pipe or a device is written for real
             if not posix.access(place, os.W_OK):
-                raise PermissionError(EACCES, os.strerror(EACCES), path)
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
             return self.copied(resolved, empty=bool(flags & os.O_TRUNC))
 
     def to_change(self, path: Name, dir_fd: int | None = None, *, follow: bool = True) -> str:
@@ -268,6 +328,7 @@ class Overlay:
         mode = _mode(place)
         if stat.S_ISDIR(mode):
             _make(here)
+            self.note_change()
         elif stat.S_ISLNK(mode):
             posix.symlink(posix.readlink(place), here)
         else:
@@ -287,7 +348,7 @@ class Overlay:
         """
         place = self.place(resolved)
         if place is not None and _mode(place):
-            raise FileExistsError(EEXIST, os.strerror(EEXIST), resolved)
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), resolved)
         self._check_parent(resolved)
         self._make_parents(resolved)
         here = self.files + resolved
@@ -297,22 +358,21 @@ class Overlay:
 
     def make_folder(self, resolved: str, mode: int = 0o777) -> None:
         """Make a folder, which is empty for the program."""
-        self._folders.clear()
         here = self.to_make(resolved)
         posix.mkdir(here, mode)
         if stat.S_ISDIR(_mode(resolved)):
             for name in posix.listdir(resolved):
                 _mark_removed(f"{here}/{name}")
+        self.note_change()
 
     def remove(self, resolved: str, *, folder: bool = False) -> None:
         """Remove a file, or an empty folder, for the program."""
-        self._folders.clear()
         place = self._existing(resolved)
         if stat.S_ISDIR(_mode(place)) != folder:
-            error = ENOTDIR if folder else EISDIR
+            error = errno.ENOTDIR if folder else errno.EISDIR
             raise OSError(error, os.strerror(error), resolved)
         if folder and self.names(resolved):
-            raise OSError(ENOTEMPTY, os.strerror(ENOTEMPTY), resolved)
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), resolved)
         self._check_parent(resolved)
         here = self.files + resolved
         if folder and _mode(here):
@@ -322,10 +382,10 @@ class Overlay:
         elif _mode(here):
             posix.unlink(here)
         self._hide(resolved)
+        self.note_change()
 
     def move(self, source: str, target: str) -> None:
         """Rename a file or a folder for the program; what it replaces is gone for the program."""
-        self._folders.clear()
         place = self._existing(source)
         is_folder = stat.S_ISDIR(_mode(place))
         if source == target:
@@ -336,7 +396,7 @@ class Overlay:
         there = self.place(target)
         there_mode = 0 if there is None else _mode(there)
         if there_mode and stat.S_ISDIR(there_mode) != is_folder:
-            error = ENOTDIR if is_folder else EISDIR
+            error = errno.ENOTDIR if is_folder else errno.EISDIR
             raise OSError(error, os.strerror(error), source, None, target)
         if is_folder:
             self._move_folder(source, target, bool(there_mode))
@@ -353,7 +413,7 @@ class Overlay:
             try:
                 posix.rename(place, here)
             except OSError as error:
-                if error.errno != EXDEV:
+                if error.errno != errno.EXDEV:
                     raise
                 self._copy_over(place, here)
                 posix.unlink(place)
@@ -361,17 +421,18 @@ class Overlay:
             self._copy_over(place, here)
         if not self.is_real(source):
             self._hide(source)
+        self.note_change()
 
     def _move_folder(self, source: str, target: str, is_there: bool) -> None:
         if f"{target}/".startswith(f"{source}/"):
-            raise OSError(EINVAL, os.strerror(EINVAL), source, None, target)
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), source, None, target)
         if self.is_real(source) or self.is_real(target):
             # As between two disks, where programs copy.
-            raise OSError(EXDEV, os.strerror(EXDEV), source, None, target)
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source, None, target)
         if not is_there:
             self.make_folder(target)
         elif self.names(target):
-            raise OSError(ENOTEMPTY, os.strerror(ENOTEMPTY), source, None, target)
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), source, None, target)
         for name in self.names(source):
             self.move(f"{source}/{name}", f"{target}/{name}")
         self.remove(source, folder=True)
@@ -396,7 +457,7 @@ class Overlay:
     def _existing(self, resolved: str) -> str:
         place = self.place(resolved)
         if place is None:
-            raise FileNotFoundError(ENOENT, os.strerror(ENOENT), resolved)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), resolved)
         posix.lstat(place)
         return place
 
@@ -406,18 +467,21 @@ class Overlay:
         place = self.place(parent)
         mode = 0 if place is None else _mode(place)
         if not mode:
-            raise FileNotFoundError(ENOENT, os.strerror(ENOENT), resolved)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), resolved)
         if not stat.S_ISDIR(mode):
-            raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), resolved)
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), resolved)
         if place is None or not posix.access(place, os.W_OK | os.X_OK):
-            raise PermissionError(EACCES, os.strerror(EACCES), resolved)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), resolved)
 
     def _make_parents(self, resolved: str) -> None:
+        parent = resolved.rpartition("/")[0]
+        if _mode(self.files + parent):
+            return
         at = self.files
-        for name in resolved.split("/")[1:-1]:
+        for name in parent.split("/")[1:]:
             at = f"{at}/{name}"
-            if not _mode(at):
-                _make(at)
+            _make(at)
+        self.note_change()
 
     def _hide(self, resolved: str) -> None:
         if _mode(resolved):
@@ -434,7 +498,7 @@ class Overlay:
         try:
             posix.rename(new, target)
         except OSError as error:
-            if error.errno != EXDEV:
+            if error.errno != errno.EXDEV:
                 raise
             beside = f"{target}.{posix.getpid()}.{next(self._numbers)}"
             _copy(new, beside)
@@ -445,6 +509,16 @@ class Overlay:
         new = f"{self.folder}/{posix.getpid()}.{threading.get_ident()}.{next(self._numbers)}"
         _copy(source, new, empty)
         return new
+
+
+def _shared(path: str) -> mmap:
+    """Map a file of a few bytes that processes share."""
+    number = posix.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        posix.ftruncate(number, 8)
+        return mmap(number, 8)
+    finally:
+        posix.close(number)
 
 
 def _copy(source: str, target: str, empty: bool = False) -> None:

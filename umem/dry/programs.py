@@ -13,7 +13,8 @@ import posix
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -66,7 +67,6 @@ class Programs:
             "pty.spawn": lambda args: self.started(args[0], args, None),
             "socket.connect": self._connected,
             "sqlite3.connect": self._database,
-            "sqlite3.connect/handle": self._attached,
         }
 
     def judge(self, event: str, given: tuple[Any, ...]) -> None:
@@ -106,8 +106,8 @@ class Programs:
             raise refusal(f"starts another program: {shown}", "--programs run")
 
     def _check_sharing(self, words: Sequence[str], env: Mapping[Any, Any]) -> None:
-        value = env.get(self._variable) or env.get(self._variable.encode())
-        if not value:
+        names = {os.fsdecode(name) for name, value in env.items() if value}
+        if self._variable not in names:
             raise refusal(
                 f"starts a Python whose environment lacks {self._variable}, so it would write for "
                 f"real", "--writes real"
@@ -135,10 +135,6 @@ class Programs:
         is_kept = text.startswith("file:") and re.search(r":memory:|mode=(memory|ro)\b", text)
         if self._shares and text not in ("", ":memory:") and not is_kept:
             raise refusal(f"opens a database that SQLite writes: {text}", "--writes real")
-
-    def _attached(self, connection: Any) -> None:
-        if self._shares:
-            connection.set_authorizer(_no_files)
 
     def _connected(self, _: Any, address: Any) -> None:
         if not isinstance(address, tuple) or len(address) < 2 or _is_loopback(str(address[0])):
@@ -224,8 +220,19 @@ def _is_loopback(host: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
+def _connects_no_files(module: ModuleType) -> Undo:
+    """Have databases in memory attach no files, of which no audit event tells."""
+    real = module.connect
+
+    def connect(*given: Any, **named: Any) -> Any:
+        connection = real(*given, **named)
+        connection.set_authorizer(_no_files)
+        return connection
+
+    return _put(module, "connect", connect)
+
+
 def _no_files(action: int, name: str | None, *more: Any) -> int:
-    """Deny SQLite to attach a file to a database in memory."""
     import sqlite3
 
     is_file = action == sqlite3.SQLITE_ATTACH and name not in ("", ":memory:")
@@ -293,14 +300,14 @@ def replace_at_imports(
         "subprocess": pythons, "multiprocessing.util": multiprocessing,
     }  # fmt: skip
     if overlay is not None:
+        for name in ("sqlite3.dbapi2", "sqlite3"):
+            steps[name] = lambda module: undo.append(_connects_no_files(module))
         for name, writer in WRITERS.items():
-            steps[name] = lambda module, writer=writer: undo.extend(
-                _without_writing(module, writer, overlay)
-            )
+            steps[name] = partial(_stop_writer, undo, writer, overlay)
     undo.append(_put(os, "_spawnvef", _judged_spawn(programs)))
     finder = AfterImport(steps)
-    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
-    undo.append(lambda: sys.meta_path.remove(finder))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, finder)
+    undo.append(lambda: sys.meta_path.remove(finder))
     for name in steps:
         module = sys.modules.get(name)
         if module is not None:
@@ -326,8 +333,8 @@ class AfterImport:
         step = self._steps.get(name)
         if step is None:
             return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
+        for finder in list(sys.meta_path):
+            spec = None if isinstance(finder, AfterImport) else finder.find_spec(name, path, target)
             if spec is not None and spec.loader is not None:
                 spec.loader = _Then(spec.loader, step)
                 return spec
@@ -379,7 +386,7 @@ def _judged_spawn(programs: Programs) -> Any:
     return _spawnvef
 
 
-def _without_writing(module: ModuleType, writer: Writer, overlay: Overlay) -> Iterator[Undo]:
+def _stop_writer(undo: list[Undo], writer: Writer, overlay: Overlay, module: ModuleType) -> None:
     *owners, name = writer.name.split(".")
     owner: Any = module
     for one in owners:
@@ -398,13 +405,13 @@ def _without_writing(module: ModuleType, writer: Writer, overlay: Overlay) -> It
                 what = f"opens a file for writing in {module.__name__}, which cannot be redirected"
                 raise refusal(f"{what}: {os.fsdecode(path)}", "--writes real")
             place = overlay.to_read(path)
-            if place is not None and is_named:
+            if is_named:
                 named[writer.path_name] = place
-            elif place is not None:
+            else:
                 given = (*given[:at], place, *given[at + 1 :])
         return real(*given, **named)
 
-    yield _put(owner, name, judged)
+    undo.append(_put(owner, name, judged))
 
 
 def _reads(writer: Writer, given: Sequence[Any], named: Mapping[str, Any]) -> bool:

@@ -91,25 +91,28 @@ def user_places(skip: int = 1) -> Places:
 
 
 def user_line() -> str:
-    """Return ``"file:line"`` of the program's line that is running: the innermost outside of the
-    libraries, else the outermost.
+    """Return ``"file:line"`` of the program's line that is running: the innermost outside of all
+    libraries, which are what is installed, Python's own, and umem.
+
+    Of an installed program it is the line of the module that was started; where nobody but
+    libraries is on the stack, it is the outermost line.
     """
     frame: FrameType = sys._getframe(1)
-    while _is_library(frame.f_code.co_filename) and frame.f_back is not None:
+    while frame.f_back is not None and _is_beside(frame.f_code.co_filename, frame.f_globals):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def program_line() -> str:
-    """Return file name and line of the program: the innermost outside of all libraries.
+def _is_beside(file: str, names: dict[str, Any]) -> bool:
+    """Tell whether a frame is not the program's, by its file and module."""
+    if file.endswith(".pyx"):  # CuPy's own, which are relative
+        return True
+    return is_installed(file) and names.get("__name__") != "__main__"
 
-    Libraries are what is installed, Python's own, and umem. Where nobody but these is on the
-    stack, it is the outermost line.
-    """
-    frame: FrameType = sys._getframe(1)
-    while frame.f_back is not None and is_installed(frame.f_code.co_filename):
-        frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+def program_line() -> str:
+    """Return `user_line` with the file's name alone."""
+    return os.path.basename(user_line())
 
 
 def error_line(error: BaseException) -> str:
@@ -120,12 +123,12 @@ def error_line(error: BaseException) -> str:
     found = own = None
     traceback = error.__traceback__
     while traceback is not None:
-        found = traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
-        if not (is_installed(found[0]) or found[0].endswith(".pyx")):  # CuPy's own, relative
+        frame = traceback.tb_frame
+        found = f"{os.path.basename(frame.f_code.co_filename)}:{traceback.tb_lineno}"
+        if not _is_beside(frame.f_code.co_filename, frame.f_globals):
             own = found
         traceback = traceback.tb_next
-    place = own or found
-    return "?" if place is None else f"{os.path.basename(place[0])}:{place[1]}"
+    return own or found or "?"
 
 
 def is_own_work(ignored: Sequence[str] = ()) -> bool:
@@ -146,8 +149,11 @@ def is_own_work(ignored: Sequence[str] = ()) -> bool:
     return False
 
 
+_ARRAY_LIBRARIES = "/cupy/", "/cupyx/", "/numpy/", "/chainer/_backend.py", "/chainer/backends/"
+
+
 def _is_array_library(file: str) -> bool:
-    return any(f"{os.sep}{name}{os.sep}" in file for name in ("cupy", "cupyx", "numpy"))
+    return any(part in file for part in _ARRAY_LIBRARIES)
 
 
 def end_at_user(error: BaseException) -> None:

@@ -8,7 +8,7 @@ import pytest
 from software_programs import START, needs_software_gpu, run
 
 from umem.devices.software.dialect import uncommented
-from umem.devices.software.kernels import parts_of, for_host
+from umem.devices.software.kernels import for_host, parts_of
 
 
 def test_comments_among_parameters_are_no_parameters() -> None:

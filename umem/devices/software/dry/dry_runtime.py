@@ -303,7 +303,7 @@ def follow_blocks(cupy: Any, runtime: DryRuntime) -> None:
         name = "umem dry run"
 
         def malloc_postprocess(self, **block: Any) -> None:
-            if block["mem_ptr"]:  # 0 where memory ran out, of which CuPy tells as well
+            if block["mem_ptr"]:  # there is none where memory ran out
                 runtime.hand_out(block["mem_ptr"], block["mem_size"])
 
     hook = BlockHook()

@@ -10,9 +10,9 @@ from threading import Event
 from typing import Any
 
 from umem.as_json import named
-from umem.dry.child import Draw, DryProgram, MadeAt, draw
-from umem.dry.technique import Technique
-from umem.dry.technique_rows import TECHNIQUES
+from umem.choosing.child import Draw, DryProgram, MadeAt, draw
+from umem.choosing.technique import Technique
+from umem.choosing.technique_rows import TECHNIQUES
 from umem.errors import DryRunError
 from umem.printable import command_line
 from umem.units import format_bytes

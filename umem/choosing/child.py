@@ -17,14 +17,14 @@ from threading import Event
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from umem.dry.technique import Technique
+from umem.choosing.technique import Technique
 from umem.errors import StateError
 from umem.memory import environment
 from umem.trace.stacks import is_installed
 from umem_software_gpu import VARIABLE
 
 if TYPE_CHECKING:
-    from umem.dry.large_arrays import LargeArrays
+    from umem.choosing.large_arrays import LargeArrays
 
 # -- in the process that asks ----------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class Trial:
         """
         self._technique.turn_on(stack)
         if not self._technique.needs_chainer:
-            from umem.dry.large_arrays import LargeArrays  # imports CuPy
+            from umem.choosing.large_arrays import LargeArrays  # imports CuPy
 
             self._large = stack.enter_context(LargeArrays())
 

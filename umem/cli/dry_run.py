@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
-from umem.dry.asked import Answers, AskedCounter, AskedTooOften
+from umem.dry.asked import AskedCounter, AskedTooOften, is_answered, shortest
 from umem.dry.disk import ScratchDisk
 from umem.dry.dry_steps import DrySteps, GpuReading, StepLimit, StepsOver, Turns
 from umem.dry.outcome import (
@@ -44,7 +44,7 @@ class DryRun:
         self, gpu: Any, mode: str, limit: StepLimit, answers: dict[str, float] | None = None
     ) -> None:
         self._gpu, self._mode, self._limit = gpu, mode, limit
-        self._answers, self._asked = Answers(answers or {}), AskedCounter()
+        self._answers, self._asked = answers or {}, AskedCounter()
         self._turns = Turns()
         self._out: Counter[str] = Counter()
         self._failure: Failure | None = None
@@ -184,7 +184,8 @@ class DryRun:
         """Note that the program ended itself, or was ended because enough had run."""
         if isinstance(stop, AskedTooOften):
             self.ended = "asked too often"
-            self._failure = Failure(stop.line, self._number, "asked too often")
+            line = self._shown()[stop.line]
+            self._failure = Failure(line, self._number, "asked too often")
         elif not isinstance(stop, StepsOver) and stop.code not in (0, None):
             self._exit_code = stop.code
 
@@ -268,7 +269,7 @@ class DryRun:
             evaluated=self._evaluated if facts is not None and facts.evaluates else None,
             reported=self._asked.reported,
             own_exit_code=self._exit_code,
-            unused_answers=tuple(self._answers.unused),
+            unused_answers=tuple(self._unused()),
             notes=(*self._notes, *self._of_steps()),
         )
 
@@ -290,8 +291,19 @@ class DryRun:
             )
 
     def _asked_values(self) -> Iterator[AskedValue]:
+        shown = self._shown()
         for (line, what), count in sorted(self._asked.items()):
-            yield AskedValue(line, what, count, line in self._answers)
+            answered = any(is_answered(line, place) for place in self._answers)
+            yield AskedValue(shown[line], what, count, answered)
+
+    def _shown(self) -> dict[str, str]:
+        """Return the lines that asked for values, with paths as short as they can be."""
+        return shortest(line for line, _ in self._asked)
+
+    def _unused(self) -> Iterator[str]:
+        for place in self._answers:
+            if not any(is_answered(line, place) for line, _ in self._asked):
+                yield place
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

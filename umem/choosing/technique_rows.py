@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 import umem
-from umem.dry.technique import Technique
+from umem.choosing.technique import Technique
 from umem.errors import StateError
 
 CAP = "16MiB"
@@ -45,7 +45,7 @@ def workspace(stack: ExitStack, budget: str) -> None:
 
 def streaming(stack: ExitStack) -> None:
     """Keep large arrays on the host, where the GPU reads them, in managed memory."""
-    from umem.dry.large_arrays import LargeArrays
+    from umem.choosing.large_arrays import LargeArrays
 
     mode(stack, "managed")
     stack.enter_context(LargeArrays("streaming"))

@@ -9,9 +9,9 @@ from threading import Event
 from typing import Any, NamedTuple
 
 from umem.as_json import named
-from umem.dry.child import Draw, DryProgram, draw
-from umem.dry.choosing import AT_A_TIME, Asked, check_uses_gpu
-from umem.dry.technique_rows import TECHNIQUES
+from umem.choosing.child import Draw, DryProgram, draw
+from umem.choosing.choosing import AT_A_TIME, Asked, check_uses_gpu
+from umem.choosing.technique_rows import TECHNIQUES
 from umem.errors import DryRunError, SizeError
 from umem.printable import quoted
 

@@ -15,12 +15,12 @@ from click.testing import CliRunner
 from software_programs import needs_cupy
 
 import umem
+from umem.choosing.child import Draw, DryProgram, MadeAt, draw
+from umem.choosing.choosing import DRAWS, ScriptChoice, TriedTechnique, choose_for, ordered
+from umem.choosing.technique import Technique
+from umem.choosing.technique_rows import TECHNIQUES, nothing, recompute, within
 from umem.cli import main
 from umem.compat.installation import find_package
-from umem.dry.child import Draw, DryProgram, MadeAt, draw
-from umem.dry.choosing import DRAWS, ScriptChoice, TriedTechnique, choose_for, ordered
-from umem.dry.technique import Technique
-from umem.dry.technique_rows import TECHNIQUES, nothing, recompute, within
 from umem.errors import DryRunError, SizeError, UnknownGpuError
 
 needs_chainer = pytest.mark.skipif(find_package() is None, reason="no Chainer")
@@ -291,7 +291,7 @@ def test_the_command_prints_the_table_or_json(
     network: DryProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = [technique(name) for name in ("nothing", "recompute min", "managed")]
-    monkeypatch.setattr("umem.dry.choosing.DRAWS", 1)
+    monkeypatch.setattr("umem.choosing.choosing.DRAWS", 1)
     monkeypatch.setattr("umem.cli.choose_script.TECHNIQUES", kept)
     monkeypatch.setattr(
         "umem.cli.choose_script.tried", lambda program: choose_for(program, techniques=kept)
