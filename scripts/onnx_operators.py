@@ -37,7 +37,7 @@ def text() -> str:
             source = operator.source.replace("|", "\\|")
             rows.append(f"| {name} | {kept(operator)} | {source} |")
     lines = [
-        f"{len(OPERATORS)} are known; the table is umem/trace/exported/operators.py, and this list "
+        f"{len(OPERATORS)} are known; the table is umem/onnx/exported/operators.py, and this list "
         "is made from it. `gy` is the gradient of the output `y`.\n",
         "| operator | what backward needs | why |\n|---|---|---|",
         "\n".join(rows),

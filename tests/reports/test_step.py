@@ -181,15 +181,6 @@ def test_the_vram_is_compared_with_the_peak() -> None:
     assert "Corrected for CuPy" not in text, "there is nothing to correct"
 
 
-def test_beside_vram_stands_what_cupy_would_need() -> None:
-    """NumPy's Adam takes temporaries as workspace; CuPy's takes none."""
-    update = Op("Adam", "update", access(0, MIB), access(0, MIB), 1, workspace_bytes=3 * MIB)
-    trace = Trace([Alloc(0, MIB, "parameter", "W", True), update, Mark("step")])
-    text = text_of(trace, 200, vram=Vram("t4", 16 * MIB))
-    assert "Corrected for CuPy, as replay and choose do, it is 1.0 MiB." in text
-    assert "Corrected for CuPy" not in text_of(trace, 200)
-
-
 @pytest.mark.parametrize("events", [[], [Mark("step")], [Op("F", "forward", (), ())]])
 def test_a_trace_without_tensors_says_so(events: list[Event]) -> None:
     assert "Nothing was allocated" in text_of(Trace(events), 30).replace("\n", " ")

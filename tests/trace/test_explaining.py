@@ -38,7 +38,7 @@ def test_what_the_peak_leaves_out_is_said() -> None:
         (): None,
     }
     for ops, sentence in said.items():
-        trace = Trace([alloc, *ops])
+        trace = Trace([alloc, *ops], "model")
         assert missing_workspace(trace) == sentence
         assert umem.replay(trace, "t4").caveat == sentence
 

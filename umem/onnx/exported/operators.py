@@ -278,9 +278,8 @@ OPERATORS: dict[str, Operator] = {
                                    stash={"mean": _rows, "inv_std": _rows}),
     "RMSNormalization": Operator("Zhang and Sennrich, 2019; x, gamma and one number a row",
                                  inputs=(0, 1), flops=_times(6), stash={"inv_std": _rows}),
-    "LRN": Operator("Chainer, LocalResponseNormalization: x, y, scale, unit_scale", inputs=(0,),
-                    output=True, flops=_times(8),
-                    stash={"scale": _like_input, "unit_scale": _like_input}),
+    "LRN": Operator("Chainer, LocalResponseNormalization on CuPy: x, y, scale", inputs=(0,),
+                    output=True, flops=_times(8), stash={"scale": _like_input}),
     "LpNormalization": _by_input("Chainer, NormalizeL2: retain_inputs((0,))", flops=_times(4)),
     # Drawn, looked up, recurrent.
     "Dropout": Operator("gx = gy mask; Chainer, Dropout.mask, as large as x",
