@@ -54,6 +54,11 @@ class TriedTechnique:
         return next((one.why_not for one in self.draws if one.why_not is not None), None)
 
     @property
+    def failed(self) -> bool:
+        """Tell whether an error other than memory that ran out ended a dry run."""
+        return any(one.failed for one in self.draws)
+
+    @property
     def missing_bytes(self) -> int | None:
         """Return by how much the memory was exceeded, at least; None where it is unknown."""
         return max((one.missing_bytes for one in self.draws if one.missing_bytes), default=None)
@@ -278,6 +283,8 @@ def check_uses_gpu(program: DryProgram, plain: Draw) -> None:
 def ordered(rows: Sequence[TriedTechnique]) -> list[TriedTechnique]:
     """Order rows: what fits first, the quickest first, and nothing at all before what is no better.
 
+    What does not fit follows, the least missing first, and what failed otherwise last.
+
     The first of ``rows`` is the program as it is. Where it fits, it goes before all rows that are
     not quicker by more than the width of their range. Rows of equal times keep their order.
     """
@@ -289,9 +296,4 @@ def ordered(rows: Sequence[TriedTechnique]) -> list[TriedTechnique]:
         better = [row for row in others if (row.seconds or 0.0) + row.width < plain.seconds]
         fitting = [*better, plain, *(row for row in others if row not in better)]
     missing = [row for row in rows if not row.fits]
-    return fitting + sorted(missing, key=_failed_by)
-
-
-def _failed_by(row: TriedTechnique) -> tuple[bool, int]:
-    """Order what does not fit: by what is missing, and what failed otherwise last."""
-    return row.missing_bytes is None, row.missing_bytes or 0
+    return fitting + sorted(missing, key=lambda row: (row.failed, row.missing_bytes or 0))

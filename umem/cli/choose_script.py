@@ -15,8 +15,11 @@ from umem.choosing.technique import Technique
 from umem.choosing.technique_rows import TECHNIQUES
 from umem.cli.files_and_sizes import say
 from umem.printable import command_line
-from umem.reports.text.lines import Column, table, wrapped
+from umem.reports.text.lines import Column, code_lines, table, wrapped
 from umem.units import format_bytes, format_seconds
+
+ENDLESS = 10_000
+"""A width that any table has room in."""
 
 
 def choose_script(program: DryProgram, *, as_json: bool) -> bool:
@@ -58,7 +61,7 @@ def _lines(choice: ScriptChoice, width: int) -> Iterator[Text]:
         title = f"{name} on {on} (simulated): {choice.summary}"
     yield from (Text(line, style="bold") for line in wrapped(title, width))
     if choice.fitting:
-        yield from map(Text, table(_columns(choice), width))
+        yield from map(Text, _table(choice, width))
     dropped = [row for row in choice.rows if not row.fits]
     if dropped:
         yield Text()
@@ -70,6 +73,22 @@ def _lines(choice: ScriptChoice, width: int) -> Iterator[Text]:
         yield from map(Text, wrapped(said, width, hang=2))
 
 
+def _table(choice: ScriptChoice, width: int) -> Iterator[str]:
+    """Format what fits, each with its line to type: beside it, or below where there is no room."""
+    columns, lines = _columns(choice), [row.line for row in choice.fitting]
+    beside = [*columns, Column("type", lines, left=True)]
+    if max(map(len, table(beside, ENDLESS))) <= width:
+        yield from table(beside, width)
+        return
+    head, *rows = table(columns, width)
+    if len(rows) != len(lines):  # names take several lines
+        head, *rows = table(columns, ENDLESS)
+    yield head
+    for row, line in zip(rows, lines, strict=True):
+        yield row
+        yield from code_lines("    ", line, width)
+
+
 def _columns(choice: ScriptChoice) -> list[Column]:
     rows = choice.fitting
     return [
@@ -78,7 +97,6 @@ def _columns(choice: ScriptChoice) -> list[Column]:
         Column("peak", [format_bytes(row.peak_bytes) for row in rows]),
         Column("pool", [format_bytes(row.reserved_peak_bytes) for row in rows], drop=2),
         Column("moved", [format_bytes(row.moved_bytes) for row in rows], drop=1),
-        Column("type", [row.line for row in rows], left=True),
     ]
 
 

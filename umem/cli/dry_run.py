@@ -27,7 +27,7 @@ from umem.errors import is_cupys_out_of_memory
 from umem.trace.events import Mark
 from umem.trace.recording.marks import listeners
 from umem.trace.stacks import error_line, program_line
-from umem.units import format_bytes
+from umem.units import BLOCK_BYTES, format_bytes
 
 
 class DryRun:
@@ -222,9 +222,10 @@ class DryRun:
         except Exception:  # an error of the driver must not hide the script's
             return (), None, None
         holders = tuple(Holder(one.nbytes, one.place) for one in found.held)
-        # What CuPy's pool had, gaps between arrays included, and what it could not add to it.
-        wanted = (found.asked_bytes or 0) + found.used_bytes + found.past_bytes
-        return holders, max(0, wanted - found.vram_bytes) or None, str(found)
+        # CuPy gave its free blocks back before it gave up: what the driver has is all there was.
+        asked = -(-(found.asked_bytes or 0) // BLOCK_BYTES) * BLOCK_BYTES
+        missing = asked - sys.modules["cupy"].cuda.runtime.memGetInfo()[0]
+        return holders, missing if missing > 0 else None, str(found)
 
     def sum_up(self) -> None:
         """Sum up what the run has shown as `outcome`, before the stack unwinds."""
