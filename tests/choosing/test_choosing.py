@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -140,7 +139,7 @@ def test_a_program_without_chainer_gets_modes_and_a_sentence_on_its_arrays() -> 
 
 def test_a_script_that_fails_by_itself_is_refused_with_its_line() -> None:
     asked = Asked(failing())
-    with pytest.raises(DryRunError, match=r"train\.py 64, as it is, fails at train\.py:9"):
+    with pytest.raises(DryRunError, match=r"train\.py 64 cannot be tried: fails at train\.py:9"):
         choose_for(PROGRAM, asked=asked)
     assert asked.ran == ["nothing"]
 
@@ -177,7 +176,6 @@ def test_the_line_to_type_has_the_program_in_it() -> None:
 # -- real scripts ----------------------------------------------------------------------------------
 
 NETWORK = """
-import sys
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -339,7 +337,9 @@ def test_choose_is_the_same_in_python(network: DryProgram) -> None:
 
 def test_a_gpu_that_is_none_is_refused_in_python() -> None:
     with pytest.raises(UnknownGpuError):
-        umem.choose(sys.executable, gpu="t44")
+        umem.choose("train.py", gpu="t44")
+    with pytest.raises(SizeError):
+        umem.choose("train.py", gpu="t4", vram="lots")
 
 
 def test_rows_are_told_to_another_process_by_name() -> None:

@@ -13,9 +13,10 @@ from umem.as_json import named
 from umem.choosing.child import Draw, DryProgram, MadeAt, draw
 from umem.choosing.technique import Technique
 from umem.choosing.technique_rows import TECHNIQUES
+from umem.devices.specs import gpu_spec
 from umem.errors import DryRunError
 from umem.printable import command_line
-from umem.units import format_bytes
+from umem.units import format_bytes, parse_bytes
 
 AT_A_TIME = 2
 """Dry runs at a time: the least that processors of laptops have, and each takes a few hundred MiB
@@ -209,6 +210,9 @@ def choose(script: str, *args: str, gpu: str = "t4", vram: str | None = None) ->
             uses no memory of the GPU.
         UnknownGpuError, SizeError: see `umem.software_gpu`.
     """
+    gpu_spec(gpu)
+    if vram is not None:
+        parse_bytes(vram, "vram")
     return choose_for(DryProgram(str(script), tuple(map(str, args)), gpu, vram))
 
 
@@ -271,7 +275,7 @@ def check_uses_gpu(program: DryProgram, plain: Draw) -> None:
     """
     name = command_line(*program.words())
     if plain.failed:
-        raise DryRunError(f"{name}, as it is, {plain.why_not}")
+        raise DryRunError(f"{name} cannot be tried: {plain.why_not}")
     if plain.why_not is None and not plain.peak_bytes:
         raise DryRunError(
             f"{name} allocates nothing on the GPU, so that there is nothing to choose. Give its "
