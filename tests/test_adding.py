@@ -1,7 +1,8 @@
-"""Planners and reports that another package adds to umem."""
+"""Techniques, planners and reports that another package adds to umem."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -12,8 +13,11 @@ from typing import IO, Any
 import pytest
 from click.testing import CliRunner
 from processes import python
+from software_programs import needs_cupy
 
 import umem
+from umem.choosing.technique import Technique
+from umem.choosing.technique_rows import TECHNIQUES, nothing, register_technique
 from umem.errors import GraphError, StateError
 from umem.planner import Family, Graph, Node, dispatch, min_budget, plan, register_method, simulate
 from umem.reports import outputs as reports
@@ -24,10 +28,50 @@ from umem.trace import Alloc, Trace
 @pytest.fixture(autouse=True)
 def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     outputs, methods = list(reports.OUTPUTS), dict(dispatch.METHODS)
+    rows = list(TECHNIQUES)
     yield
+    TECHNIQUES[:] = rows
     reports.OUTPUTS[:] = outputs
     dispatch.METHODS.clear()
     dispatch.METHODS.update(methods)
+
+
+# -- a technique -------------------------------------------------------------------------------
+
+TECHNIQUE = """
+from umem.choosing.technique import Technique
+from umem.choosing.technique_rows import TECHNIQUES, mode, register_technique
+
+def mine(stack):
+    mode(stack, "managed")
+
+del TECHNIQUES[1:]
+register_technique(Technique("mine", "mine.turn_on()", mine, needs_chainer=False))
+"""
+LARGE = """
+import cupy
+x = cupy.ones(64 << 20, "f")
+y = x + 1
+"""
+
+
+@needs_cupy
+def test_a_technique_from_outside_is_tried(tmp_path: Path) -> None:
+    path = add_package(tmp_path, "more_techniques", TECHNIQUE)
+    (tmp_path / "large.py").write_text(LARGE)
+    command = ("choose", "--gpu", "t4", "--vram", "384MiB", "--json", "large.py")
+    done = python("-m", "umem", *command, cwd=tmp_path, PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    first, last = json.loads(done.stdout)["rows"]
+    assert first["name"] == "mine" and first["fits"] and first["line"] == "mine.turn_on()"
+    assert last["name"] == "nothing" and "large.py:4" in last["why_not"]
+
+
+def test_a_name_is_registered_once() -> None:
+    register_technique(Technique("mine", "mine.turn_on()", nothing))
+    assert TECHNIQUES[-1].name == "mine"
+    with pytest.raises(StateError, match="there is a technique 'mine' already"):
+        register_technique(Technique("mine", "other()", nothing))
 
 
 # -- a planner ---------------------------------------------------------------------------------
@@ -90,18 +134,23 @@ register_output(CSV)
 """
 
 
+def add_package(folder: Path, name: str, source: str) -> str:
+    """Install a package in a folder; returns the path for Python to have it and umem."""
+    (folder / f"{name}.py").write_text(source)
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    shown = name.replace("_", "-")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {shown}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[umem]\nmore = {name}\n")
+    root = Path(umem.__file__).parent.parent
+    return os.pathsep.join(map(str, (folder, root, root / "tests" / "support")))
+
+
 @pytest.mark.parametrize("source", [PACKAGE, "raise RuntimeError('too old')"])
 def test_the_command_finds_what_an_installed_package_adds(tmp_path: Path, source: str) -> None:
-    (tmp_path / "more_reports.py").write_text(source)
-    info = tmp_path / "more_reports-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: more-reports\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[umem]\nmore = more_reports\n")
+    path = add_package(tmp_path, "more_reports", source)
     trace = Trace([Alloc(0, 5, "array", "a")]).save(tmp_path / "t.gz")
-    root = Path(umem.__file__).parent.parent
-    paths = (tmp_path, root, root / "tests" / "support")
     command = ("report", trace, "--export", "csv", "sizes.csv")
-    path = os.pathsep.join(map(str, paths))
     done = python("-m", "umem", *command, cwd=tmp_path, PYTHONPATH=path)
     if source == PACKAGE:
         assert (done.returncode, done.stderr) == (0, "")
