@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -12,55 +13,65 @@ from typing import IO, Any
 import pytest
 from click.testing import CliRunner
 from processes import python
+from software_programs import needs_cupy
 
 import umem
-from tests.predict.techniques.test_techniques import chain_of
-from umem.devices.specs import GpuSpec
+from umem.choosing.technique import Technique
+from umem.choosing.technique_rows import TECHNIQUES, nothing, register_technique
 from umem.errors import GraphError, StateError
 from umem.planner import Family, Graph, Node, dispatch, min_budget, plan, register_method, simulate
-from umem.predict.techniques import registry as techniques
-from umem.predict.techniques.step_variants import Prepared, StepVariants
-from umem.predict.techniques.technique import Technique
 from umem.reports import outputs as reports
 from umem.reports.outputs import Output, ReportRequest, register_output
-from umem.trace import Alloc, Mark, Trace
-from umem.units import MIB
+from umem.trace import Alloc, Trace
 
 
 @pytest.fixture(autouse=True)
 def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = list(techniques.TECHNIQUES), list(reports.OUTPUTS), dict(dispatch.METHODS)
+    outputs, methods = list(reports.OUTPUTS), dict(dispatch.METHODS)
+    rows = list(TECHNIQUES)
     yield
-    techniques.TECHNIQUES[:], reports.OUTPUTS[:] = before[:2]
+    TECHNIQUES[:] = rows
+    reports.OUTPUTS[:] = outputs
     dispatch.METHODS.clear()
-    dispatch.METHODS.update(before[2])
-
-
-def sized(size: int) -> Trace:
-    return Trace([*chain_of(12, size * MIB // 4), Mark("step")])
+    dispatch.METHODS.update(methods)
 
 
 # -- a technique -------------------------------------------------------------------------------
 
+TECHNIQUE = """
+from umem.choosing.technique import Technique
+from umem.choosing.technique_rows import TECHNIQUES, mode, register_technique
 
-def half_batches(subject: StepVariants, gpu: GpuSpec) -> Prepared:
-    """The step in two halves, of which the trace has one."""
-    assert subject.size is not None
-    return Prepared(subject.at(subject.size // 2).trace, "for half in halves(batch):")
+def mine(stack):
+    mode(stack, "managed")
+
+del TECHNIQUES[1:]
+register_technique(Technique("mine", "mine.turn_on()", mine, needs_chainer=False))
+"""
+LARGE = """
+import cupy
+x = cupy.ones(64 << 20, "f")
+y = x + 1
+"""
 
 
-@pytest.mark.thorough
-def test_a_technique_from_outside_is_chosen() -> None:
-    trace = Trace.join([sized(4), sized(8)], (4, 8))
-    assert "half batches" not in {o.name for o in umem.choose(trace, vram="40MiB", size=16).options}
-    techniques.register_technique(Technique("half batches", False, half_batches))
-    choice = umem.choose(trace, "t4", size=16, vram="40MiB")
-    (found,) = [option for option in choice.options if option.name == "half batches"]
-    whole = next(o for o in umem.choose(trace, "t4", size=8).options if o.name == "nothing")
-    assert (found.seconds, found.peak_bytes) == (whole.seconds, whole.peak_bytes)
-    assert found.line == "for half in halves(batch):" and not found.exact
-    with pytest.raises(StateError, match="there is a technique 'half batches' already"):
-        techniques.register_technique(Technique("half batches", True, half_batches))
+@needs_cupy
+def test_a_technique_from_outside_is_tried(tmp_path: Path) -> None:
+    path = add_package(tmp_path, "more_techniques", TECHNIQUE)
+    (tmp_path / "large.py").write_text(LARGE)
+    command = ("choose", "--gpu", "t4", "--vram", "384MiB", "--json", "large.py")
+    done = python("-m", "umem", *command, cwd=tmp_path, PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    first, last = json.loads(done.stdout)["rows"]
+    assert first["name"] == "mine" and first["fits"] and first["line"] == "mine.turn_on()"
+    assert last["name"] == "nothing" and "large.py:4" in last["why_not"]
+
+
+def test_a_name_is_registered_once() -> None:
+    register_technique(Technique("mine", "mine.turn_on()", nothing))
+    assert TECHNIQUES[-1].name == "mine"
+    with pytest.raises(StateError, match="there is a technique 'mine' already"):
+        register_technique(Technique("mine", "other()", nothing))
 
 
 # -- a planner ---------------------------------------------------------------------------------
@@ -123,18 +134,23 @@ register_output(CSV)
 """
 
 
+def add_package(folder: Path, name: str, source: str) -> str:
+    """Install a package in a folder; returns the path for Python to have it and umem."""
+    (folder / f"{name}.py").write_text(source)
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    shown = name.replace("_", "-")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {shown}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[umem]\nmore = {name}\n")
+    root = Path(umem.__file__).parent.parent
+    return os.pathsep.join(map(str, (folder, root, root / "tests" / "support")))
+
+
 @pytest.mark.parametrize("source", [PACKAGE, "raise RuntimeError('too old')"])
 def test_the_command_finds_what_an_installed_package_adds(tmp_path: Path, source: str) -> None:
-    (tmp_path / "more_reports.py").write_text(source)
-    info = tmp_path / "more_reports-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: more-reports\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[umem]\nmore = more_reports\n")
+    path = add_package(tmp_path, "more_reports", source)
     trace = Trace([Alloc(0, 5, "array", "a")]).save(tmp_path / "t.gz")
-    root = Path(umem.__file__).parent.parent
-    paths = (tmp_path, root, root / "tests" / "support")
     command = ("report", trace, "--export", "csv", "sizes.csv")
-    path = os.pathsep.join(map(str, paths))
     done = python("-m", "umem", *command, cwd=tmp_path, PYTHONPATH=path)
     if source == PACKAGE:
         assert (done.returncode, done.stderr) == (0, "")
@@ -148,7 +164,7 @@ def test_contributing_names_where_things_are() -> None:
     root = Path(umem.__file__).parent.parent
     text = (root / "CONTRIBUTING.md").read_text()
     listed = re.findall(r"`([A-Z]{4,})`[^`\n]*\(`(umem/[a-z_/]+\.py)`\)", text)
-    assert len(listed) == 3
+    assert len(listed) == 2
     for name, path in listed:
         assert re.search(rf"^{name}(:.*)? = ", (root / path).read_text(), re.MULTILINE), name
     count = len(list((root / "examples").glob("[0-9]*.py")))

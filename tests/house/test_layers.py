@@ -21,8 +21,13 @@ LOOSE = (
     "locks", "scopes", "switch",
 )  # fmt: skip
 """Modules that lie at the top of umem/, beside `__init__` and `__main__`."""
-FOLDERS = ("trace", "dry", "devices", "planner", "memory", "predict", "reports", "chainer", "cli")
+FOLDERS = (
+    "trace", "dry", "devices", "planner", "memory", "predict", "reports", "onnx", "chainer",
+    "choosing", "cli",
+)  # fmt: skip
 """From the ground up: a folder imports the loose modules, itself and what comes before it."""
+EDGES = ("onnx",)
+"""Folders that only cli imports."""
 FACES = ("dask",)
 """Modules at the top for another framework, on memory and what is below; nobody imports them."""
 ANNEXES = ("compat", "data", "graphs", "launch", "snapshots")
@@ -82,13 +87,19 @@ def refused(importer: str, module: str) -> str | None:
     if there in FACES:
         return f"{there} is a face"
     if there == "":
-        return None if here in ("chainer", "cli") else f"{here} stands below the public names"
+        return (
+            None
+            if here in ("chainer", "choosing", "cli")
+            else f"{here} stands below the public names"
+        )
     if here in FACES:
         return None if there in FOLDERS[: FOLDERS.index("memory") + 1] else f"{here} is on memory"
     if here in LOOSE or here in ANNEXES:
         return f"{here} stands below {there}"
     if there in ANNEXES:
-        return None if here in ("chainer", "cli") else f"{there} is an annex"
+        return None if here in ("chainer", "choosing", "cli") else f"{there} is an annex"
+    if there in EDGES:
+        return None if here == "cli" else f"{there} is at the edge"
     if there == "__main__" or FOLDERS.index(there) > FOLDERS.index(here):
         return f"{here} stands below {there}"
     if here == "planner" and there == "devices":

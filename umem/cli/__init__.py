@@ -19,7 +19,8 @@ from umem.files import reason
 from umem.printable import sentence
 
 COMMANDS = (
-    "advise", "batch", "choose", "compat", "demo", "doctor", "graph", "kernels", "report", "run",
+    "advise", "batch", "choose", "compat", "demo", "doctor", "graph", "kernels", "replay", "report",
+    "run",
 )  # fmt: skip
 
 FILES = {"graph": "graph_cut", "kernels": "kernel_commands"}

@@ -1,91 +1,96 @@
-"""``umem advise TRACE``: what half of each size of a step saves."""
+"""``umem advise SCRIPT``: what half of each of a program's sizes saves."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, NamedTuple
+import sys
+from collections.abc import Callable
 
 import click
+from rich.console import Console
+from rich.text import Text
 
-import umem
 from umem.as_json import json_text
-from umem.cli.files_and_sizes import load, one_trace, say
-from umem.cli.step_options import StepOptions, is_onnx, of_a_step
-from umem.printable import quoted
-from umem.trace.axes import StepSize
-from umem.trace.exported import halves_of
-from umem.trace.trace import Trace
+from umem.choosing.batch_sizes import HalvedArguments, halve_each
+from umem.choosing.child import Draw, DryProgram
+from umem.cli.choose import NOTHING_FITS
+from umem.cli.files_and_sizes import say
+from umem.cli.script_options import of_a_script
+from umem.errors import SizeError
+from umem.printable import command_line
+from umem.reports.text.lines import Column, table, wrapped
+from umem.units import format_bytes, format_seconds
 
 
-class _HalfType(click.ParamType):  # type: ignore[type-arg]
-    """The name of an axis and a file."""
-
-    name = "half"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, Path]:
-        """Parse the name of an axis and a file, such as depth=half.umem.gz."""
-        axis, _, path = str(value).partition("=")
-        if not axis.isidentifier() or not path:
-            raise click.BadParameter(
-                f"half of an axis is its name and a file, such as depth=half.umem.gz; "
-                f"got {quoted(value)}",
-                ctx,
-                param,
-            )
-        return axis, Path(path)
-
-
-@click.command("advise")
-@of_a_step
+@click.command("advise", context_settings={"allow_interspersed_args": False})
 @click.option(
-    "--halved",
-    type=_HalfType(),
+    "--argument",
+    "names",
+    required=True,
     multiple=True,
-    metavar="AXIS=FILE",
-    help="The trace, or model, with half of an axis that is not recorded, as depth.",
+    metavar="N",
+    help="A size: a place in SCRIPT's sys.argv, from 1, or an option of its own; may be repeated.",
 )
-def command(step: StepOptions, halved: tuple[tuple[str, Path], ...]) -> bool:
-    """Find how much memory and time half of each size of a step saves.
+@of_a_script
+def command(program: DryProgram, as_json: bool, names: tuple[str, ...]) -> None:
+    """Find how much memory and time half of each of SCRIPT's sizes saves.
 
-    TRACE is what umem.record() or umem.record_at(), saved, or `umem run --record` has written;
-    each TRACE may be along other axes. Or it is a model in ONNX whose batch is dynamic.
-    Nothing is run: memory and times are those of the model of a GPU, and simulated.
-    The exit status is 3 where the step fits neither as it is nor with any one size halved.
+    SCRIPT runs unchanged and without its arithmetic, on the software GPU, as it is and with each
+    size halved in turn, in processes of their own.
+
+    All memory and times are simulated. The exit status is 3 where it fits neither as it is nor with
+    any one size halved.
     """
-    names = [axis for axis, _ in halved]
-    if len(set(names)) < len(names):
-        raise click.UsageError(f"--halved names an axis twice: {', '.join(names)}")
-    gpu = step.spec
-    read = _of_onnx(step, halved) if step.is_onnx else _of_traces(step, halved)
-    found = umem.scale_each(read.traces, 0.5, gpu, read.size, scaled=read.halved)
-    say(json_text(found) if step.as_json else str(found))
-    return found.helps
-
-
-class _Halves(NamedTuple):
-    """The arguments of `umem.scale_each`."""
-
-    traces: list[Trace]
-    halved: dict[str, Trace]
-    size: StepSize | None
-
-
-def _of_traces(step: StepOptions, halved: tuple[tuple[str, Path], ...]) -> _Halves:
-    if step.sizes is None:
-        traces = load(step.paths, step.caps)
+    with Console(stderr=True).status("Running SCRIPT dry (Ctrl-C ends it)") as status:
+        try:
+            found = halve_each(
+                program, names, lambda name: status.update(f"half of {name} has run")
+            )
+        except SizeError as error:
+            raise click.BadParameter(str(error), param_hint="--argument") from error
+    if as_json:
+        say(json_text(found))
     else:
-        traces = [one_trace(step.paths, step.sizes, step.caps)]
-    apart = load([path for _, path in halved], step.caps)
-    names = [axis for axis, _ in halved]
-    return _Halves(traces, dict(zip(names, apart, strict=True)), step.size)
+        console = Console(highlight=False, markup=False)
+        on = f"{found.title} with {format_bytes(found.vram_bytes)} of VRAM"
+        title = f"{command_line(*program.words())} on {on} (simulated)"
+        for line in wrapped(title, console.width, hang=2):
+            console.print(Text(line, style="bold"), soft_wrap=True)
+        for line in table(_columns(found), console.width):
+            console.print(Text(line), soft_wrap=True)
+        sys.stdout.flush()
+    if not found.fits:
+        click.get_current_context().exit(NOTHING_FITS)
 
 
-def _of_onnx(step: StepOptions, halved: tuple[tuple[str, Path], ...]) -> _Halves:
-    """Read models in ONNX, all of them at the same sizes."""
-    sizes, optimizer = step.named_sizes, step.optimizer or "adam"
-    whole, found, now = halves_of(step.paths[0], sizes, optimizer)
-    for axis, path in halved:
-        if not is_onnx(path):
-            raise click.UsageError(f"half of a model in ONNX is a model in ONNX: --halved {axis}")
-        found[axis] = halves_of(path, sizes, optimizer)[0]
-    return _Halves([whole], found, now or None)
+def _columns(found: HalvedArguments) -> list[Column]:
+    draws = [found.whole, *(half.draw for half in found.halves)]
+    names = [
+        f"{argument.name}: {argument.value} to {half.value}" for argument, half in found.rows()
+    ]
+    return [
+        Column("half of", ["nothing", *names]),
+        Column("step", [_figure(one, format_seconds(_seconds(one))) for one in draws]),
+        Column("", ["", *(_share(found.whole, one, _seconds) for one in draws[1:])]),
+        Column("peak", [_figure(one, format_bytes(one.peak_bytes)) for one in draws]),
+        Column("", ["", *(_share(found.whole, one, _peak) for one in draws[1:])]),
+        Column("", [one.why_not or "fits" for one in draws], left=True),
+    ]
+
+
+def _seconds(one: Draw) -> float:
+    return one.seconds[-1] if one.seconds else 0.0
+
+
+def _peak(one: Draw) -> float:
+    return float(one.peak_bytes)
+
+
+def _figure(one: Draw, text: str) -> str:
+    return text if one.why_not is None else ""
+
+
+def _share(whole: Draw, half: Draw, of: Callable[[Draw], float]) -> str:
+    """Return what is saved as a share; nothing where one of the two did not run to its end."""
+    if whole.why_not is not None or half.why_not is not None or not of(whole):
+        return ""
+    return f"{of(half) / of(whole) - 1:+.0%}"

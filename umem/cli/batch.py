@@ -1,84 +1,84 @@
-"""``umem batch TRACE``: the largest batch that fits a GPU, and the one of least time a sample."""
+"""``umem batch SCRIPT``: the largest batch with which a program fits a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar
+import sys
+from typing import Any
 
 import click
+from rich.console import Console
+from rich.text import Text
 
-import umem
 from umem.as_json import json_text
-from umem.cli.files_and_sizes import NamesSuccessors, say
-from umem.cli.step_options import StepOptions, of_a_step
-from umem.devices.specs import GpuSpec
-from umem.errors import BudgetError
-from umem.predict.batches.finding import batches_of
-from umem.predict.batches.found_batches import FoundBatch
-from umem.trace.axes import StepSize
-from umem.trace.trace import Trace
+from umem.choosing.batch_sizes import BatchSearch, TriedSize, largest_batch
+from umem.choosing.child import DryProgram
+from umem.cli.choose import NOTHING_FITS
+from umem.cli.files_and_sizes import say
+from umem.cli.script_options import of_a_script
+from umem.errors import SizeError
+from umem.printable import command_line
+from umem.reports.text.lines import Column, table, wrapped
+from umem.units import format_bytes, format_seconds
 
 
-class _BatchCommand(NamesSuccessors):
-    successors: ClassVar = {"--effective": "umem choose TRACE... --size N"}
-
-
-@click.command("batch", cls=_BatchCommand)
-@of_a_step
-@click.option("--maximum", type=int, metavar="N", help="Ask for no batch above N.")
+@click.command("batch", context_settings={"allow_interspersed_args": False})
 @click.option(
-    "--margin",
-    type=float,
-    default=0.0,
-    metavar="SHARE",
-    help="The share of VRAM that is left free, as 0.05.",
+    "--argument",
+    required=True,
+    metavar="N",
+    help="The batch: a place in SCRIPT's sys.argv, from 1, or an option of its own: --batch.",
 )
-def command(step: StepOptions, maximum: int | None, margin: float) -> bool:
-    """Find the largest batch that fits a GPU, and the one of least time a sample.
+@click.option("--maximum", type=click.IntRange(1), metavar="N", help="Try no batch above N.")
+@of_a_script
+def command(program: DryProgram, as_json: bool, argument: str, maximum: int | None) -> None:
+    """Find the largest batch with which SCRIPT fits a GPU: by doubling, then by halves.
 
-    TRACE is a step of two sizes, as umem.record_at(), saved, or `umem run --record --sizes` has
-    written, or a model in ONNX whose batch is dynamic. Of a step along several axes --size gives
-    the other sizes: length=512.
-    Without --json the peak and time with each size doubled are printed, too.
-    Nothing is run: memory and times are those of the model of a GPU, and simulated.
-    The exit status is 3 where a batch of one does not fit.
+    SCRIPT runs unchanged and without its arithmetic, on the software GPU, each size in a process of
+    its own. Its batch is a whole number among its arguments, which the search begins with.
+
+    All memory and times are simulated. The exit status is 3 where a batch of 1 does not fit.
     """
-    gpu = step.spec
-    try:
-        trace, found = _found(step, maximum, margin)
-    except BudgetError as error:
-        say(str(error), err=True)
-        return False
-    if step.as_json:
+    with Console(stderr=True).status("Running SCRIPT dry (Ctrl-C ends it)") as status:
+
+        def told(one: TriedSize) -> None:
+            status.update(f"{argument} = {one.value} {'fits' if one.fits else 'does not fit'}")
+
+        try:
+            found = largest_batch(program, argument, maximum, told)
+        except SizeError as error:
+            raise click.BadParameter(str(error), param_hint="--argument") from error
+    if as_json:
         say(json_text(found))
-        return True
-    say(str(found))
-    for line in doublings(trace, gpu, found.size):
-        say(line)
-    return True
+    else:
+        console = Console(highlight=False, markup=False)
+        _print(found, program, console)
+        sys.stdout.flush()
+    if found.largest is None:
+        click.get_current_context().exit(NOTHING_FITS)
 
 
-def _found(step: StepOptions, maximum: int | None, margin: float) -> tuple[Trace, FoundBatch]:
-    """Search for the batch; return the step that the search was made on, and the result.
+def _print(found: BatchSearch, program: DryProgram, console: Console) -> None:
+    def show(text: str, **style: Any) -> None:
+        for line in wrapped(text, console.width, hang=2):
+            console.print(Text(line, **style), soft_wrap=True)
 
-    A model in ONNX is made anew at the batch that was found, until that stays: the workspace of its
-    convolutions is capped, so that no line through small batches meets that of a large one.
-    """
-    trace = step.over_batch()
-    found = batches_of(trace, step.spec, size=step.size, maximum=maximum, margin=margin)
-    seen: set[int] = set()
-    while step.is_onnx and found.largest.batch not in seen:
-        seen.add(found.largest.batch)
-        trace = step.over_batch(found.largest.batch)
-        found = batches_of(trace, step.spec, size=step.size, maximum=maximum, margin=margin)
-    return trace, found
-
-
-def doublings(trace: Trace, gpu: GpuSpec, size: StepSize | None) -> Iterator[str]:
-    """Yield a line for each size of a step: the peak and time with it doubled.
-
-    Sizes that cannot be scaled have no line; nor has a trace of one size.
-    """
-    for row in umem.scale_each(trace, 2, gpu, size).rows if trace.sizes else ():
-        if row.missing is None:
-            yield f"  {row}"
+    name = command_line(*program.words())
+    on = f"{found.title} with {format_bytes(found.vram_bytes)} of VRAM"
+    show(f"{name} on {on} (simulated)", style="bold")
+    tried = found.tried
+    shares = [format_seconds(one.sample_seconds) if one.fits else "" for one in tried]
+    columns = [
+        Column(found.argument.name, [str(one.value) for one in tried]),
+        Column("step", [format_seconds(one.seconds) if one.fits else "" for one in tried]),
+        Column("a sample", shares),
+        Column("peak", [format_bytes(one.draw.peak_bytes) if one.fits else "" for one in tried]),
+        Column("", [one.draw.why_not or "fits" for one in tried], left=True),
+    ]  # fmt: skip
+    for line in table(columns, console.width):
+        console.print(Text(line), soft_wrap=True)
+    largest, quickest = found.largest, found.quickest
+    if largest is None or quickest is None:
+        show("a batch of 1 does not fit; umem choose tries what makes it fit")
+        return
+    more = ", the maximum" if found.is_maximum else ""
+    show(f"the largest that fits is {largest.value}{more}; least time a sample: {quickest.value}")

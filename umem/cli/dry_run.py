@@ -27,7 +27,7 @@ from umem.errors import is_cupys_out_of_memory
 from umem.trace.events import Mark
 from umem.trace.recording.marks import listeners
 from umem.trace.stacks import error_line, program_line
-from umem.units import format_bytes
+from umem.units import BLOCK_BYTES, format_bytes
 
 
 class DryRun:
@@ -203,24 +203,29 @@ class DryRun:
             self._failure = Failure(line, self._number, text, missing=missing or None)
             return True
         self._out.subtract([line])
-        holders, why = self._explained(out)
+        holders, too_much, why = self._explained(out)
         self._failure = Failure(
-            line, self._number, str(out), holders, explanation=why, extension=self._extension
-        )
+            line, self._number, str(out), holders, too_much, explanation=why,
+            extension=self._extension,
+        )  # fmt: skip
         return False
 
     @property
     def _number(self) -> int:
         return self._steps.count + 1
 
-    def _explained(self, error: BaseException) -> tuple[tuple[Holder, ...], str | None]:
+    def _explained(self, error: BaseException) -> tuple[tuple[Holder, ...], int | None, str | None]:
         from umem.memory.explaining import explain
 
         try:
             found = explain(error)
         except Exception:  # an error of the driver must not hide the script's
-            return (), None
-        return tuple(Holder(one.nbytes, one.place) for one in found.held), str(found)
+            return (), None, None
+        holders = tuple(Holder(one.nbytes, one.place) for one in found.held)
+        # CuPy gave its free blocks back before it gave up: what the driver has is all there was.
+        asked = -(-(found.asked_bytes or 0) // BLOCK_BYTES) * BLOCK_BYTES
+        missing = asked - sys.modules["cupy"].cuda.runtime.memGetInfo()[0]
+        return holders, missing if missing > 0 else None, str(found)
 
     def sum_up(self) -> None:
         """Sum up what the run has shown as `outcome`, before the stack unwinds."""

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from umem.as_json import plain
+from umem.choosing.child import Trial
 from umem.cli.dry_run import DryRun
 from umem.cli.files_and_sizes import say
 from umem.cli.run_dry_gpus import Elsewhere, lines
@@ -26,10 +27,22 @@ from umem.errors import SizeError
 from umem.launch import this_rank
 from umem.memory import environment
 
-_OPTIONS = ("dry", "answers", "dry_steps", "json_file", "writes", "programs", "all_gpus")
-_NOT_ELSEWHERE = ("dry", "json_file", "all_gpus", "vram", "record", "force", "traceback")
+_OPTIONS = (
+    "dry", "answers", "dry_steps", "json_file", "writes", "programs", "all_gpus",
+    "technique",
+)  # fmt: skip
+_NOT_ELSEWHERE = (
+    "dry",
+    "json_file",
+    "all_gpus",
+    "technique",
+    "vram",
+    "record",
+    "force",
+    "traceback",
+)
 """Options that a run on another GPU goes without."""
-_REFUSED = ("virtual", "software", "checked", "no_model", "resume", "budget")
+_REFUSED = ("virtual", "software", "checked", "no_model", "resume")
 
 
 def with_dry(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,6 +76,8 @@ def with_dry(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--all-gpus", is_flag=True, help="With --dry: say which GPUs of the table run it."
         ),
+        # What `umem.choose` tells the process in which a technique is tried.
+        click.option("--technique", metavar="FILE", hidden=True),
         click.option("--dry", metavar="GPU", help="Tell whether SCRIPT fits, without arithmetic."),
     ):
         command = option(command)
@@ -106,6 +121,7 @@ class Drying:
         self._disk = {
             name: taken[name] for name in ("writes", "programs") if taken[name] is not None
         }
+        self._trial = None if taken["technique"] is None else Trial(taken["technique"])
         self._elsewhere: Elsewhere | None = None
         if taken["all_gpus"]:
             if options["mode"] or environment.mode() not in (None, "off"):
@@ -134,6 +150,8 @@ class Drying:
             mode: where allocations come from; None is as without umem.
             least: the step that a recording ends with; None without one.
         """
+        if self._trial is not None:
+            self._trial.begin(stack)
         limit = StepLimit.parse(self._steps, max(LEAST_STEPS, least or 0))
         self.run = DryRun(gpu, mode or "unmanaged", limit, self._answers)
         self.run.begin(stack, stack.enter_context(scratch_disk(**self._disk)))
@@ -149,6 +167,7 @@ class Drying:
             found["gpus"] = self._elsewhere.which_fit(found)
             say("\n".join(lines(found["gpus"])), err=True)
         if self._json is not None:
+            found |= {} if self._trial is None else plain(self._trial.facts())
             text = json.dumps(found, indent=1)
             if isinstance(self._json, Path):
                 self._json.write_text(text + "\n", encoding="utf-8")

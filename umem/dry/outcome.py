@@ -13,7 +13,7 @@ End = Literal[
 DOES_NOT_FIT, FAILED, INTERRUPTED = 3, 1, 130
 """Exit statuses; 0 is that it fits."""
 _KEYS = (
-    "simulated", "gpu", "vram_bytes", "mode", "fits", "ended", "exit_status", "peak_bytes",
+    "simulated", "gpu", "title", "vram_bytes", "mode", "fits", "ended", "exit_status", "peak_bytes",
     "reserved_peak_bytes", "step_seconds", "step_seconds_all", "moved_bytes", "steps_run",
     "steps_in_script", "epoch_seconds", "run_seconds", "wall_seconds", "asked",
     "caught_out_of_memory", "failure", "first_connection", "written", "evaluated", "reported",
@@ -59,6 +59,7 @@ class Failure:
     Attributes:
         line: the innermost of the program's own.
         step: the number of the step, from 1.
+        missing_bytes: by how much the memory was exceeded, at least; None where that is unknown.
         explanation: who held the memory and what would fit, as text; None where that is unknown,
             or the error another.
         extension: of a Trainer, that ran then, before its turn.
@@ -69,13 +70,14 @@ class Failure:
     step: int
     message: str
     holders: tuple[Holder, ...] = ()
+    missing_bytes: int | None = None
     explanation: str | None = None
     extension: str | None = None
     missing: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it for JSON."""
-        return named(self, ("line", "step", "message", "holders"))
+        return named(self, ("line", "step", "message", "holders", "missing_bytes"))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,298 @@
+"""The largest batch of a program that fits, and half of each size: by its own arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from threading import Event
+from typing import Any, NamedTuple
+
+from umem.as_json import named
+from umem.choosing.child import Draw, DryProgram, draw
+from umem.choosing.choosing import AT_A_TIME, Asked, check_uses_gpu
+from umem.choosing.technique_rows import TECHNIQUES
+from umem.errors import DryRunError, SizeError
+from umem.printable import quoted
+
+
+class NumberArgument(NamedTuple):
+    """A whole number among a program's arguments.
+
+    Attributes:
+        name: as the user names it: a place in ``sys.argv``, or an option.
+        place: in the arguments, from 0.
+        prefix: what stands before the number in that argument: empty, or ``--batch=``.
+    """
+
+    name: str
+    place: int
+    prefix: str
+    value: int
+
+    def given(self, arguments: Sequence[str], value: int) -> tuple[str, ...]:
+        """Return the arguments with another number."""
+        return (*arguments[: self.place], f"{self.prefix}{value}", *arguments[self.place + 1 :])
+
+
+def number_argument(arguments: Sequence[str], name: str) -> NumberArgument:
+    """Find the number that an argument has.
+
+    Args:
+        arguments: the program's.
+        name: its place in ``sys.argv``, from 1, or an option of the program's, such as
+            ``--batch``, for ``--batch 64`` and ``--batch=64``; of several the last counts.
+
+    Raises:
+        SizeError: there is none, or it is no whole number above zero.
+    """
+    found = _place(arguments, name)
+    if found is None:
+        shown = " ".join(arguments) or "none"
+        raise SizeError(f"there is no argument {name} for SCRIPT; its arguments are: {shown}")
+    place, prefix = found
+    text = arguments[place][len(prefix) :]
+    if not (text.isdecimal() and int(text)):
+        raise SizeError(
+            f"the argument {name} is {quoted(text)}, and no whole number above zero: give one to "
+            "begin with"
+        )
+    return NumberArgument(name, place, prefix, int(text))
+
+
+def _place(arguments: Sequence[str], name: str) -> tuple[int, str] | None:
+    if name.isdecimal():
+        place = int(name) - 1
+        return (place, "") if 0 <= place < len(arguments) else None
+    for place in reversed(range(len(arguments))):
+        if arguments[place].startswith(f"{name}="):
+            return place, f"{name}="
+        if place and arguments[place - 1] == name:
+            return place, ""
+    return None
+
+
+@dataclass(frozen=True)
+class TriedSize:
+    """A program with a number for an argument (simulated)."""
+
+    value: int
+    draw: Draw
+
+    simulated = True
+
+    @property
+    def fits(self) -> bool:
+        """Tell whether it ran in the GPU's memory."""
+        return self.draw.why_not is None
+
+    @property
+    def seconds(self) -> float | None:
+        """Return the time of a step; None where it does not fit."""
+        return self.draw.seconds[-1] if self.fits else None
+
+    @property
+    def sample_seconds(self) -> float | None:
+        """Return the time of a step for each of ``value``; None where it does not fit."""
+        return None if self.seconds is None else self.seconds / self.value
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        found = self.draw
+        return {
+            **named(self, ("value", "simulated", "fits", "seconds", "sample_seconds")),
+            **named(found, ("peak_bytes", "reserved_peak_bytes", "why_not", "missing_bytes")),
+        }
+
+
+@dataclass(frozen=True)
+class BatchSearch:
+    """What the search for the largest batch has shown (simulated).
+
+    Attributes:
+        argument: the program's argument that was changed, and what it was.
+        tried: each size that ran, in increasing order.
+        is_maximum: whether no larger one was asked for.
+    """
+
+    argument: NumberArgument
+    title: str
+    vram_bytes: int
+    tried: tuple[TriedSize, ...]
+    is_maximum: bool
+
+    simulated = True
+
+    @property
+    def largest(self) -> TriedSize | None:
+        """Return the largest that fits; None where not even 1 does."""
+        return next((one for one in reversed(self.tried) if one.fits), None)
+
+    @property
+    def quickest(self) -> TriedSize | None:
+        """Return that of the least time a sample, of those that ran; None where none fits."""
+        fitting = [one for one in self.tried if one.fits]
+        return min(fitting, key=lambda one: one.sample_seconds or 0.0, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        keys = ("simulated", "title", "vram_bytes", "largest", "quickest", "is_maximum", "tried")
+        return {"argument": self.argument.name, **named(self, keys)}
+
+
+def largest_batch(
+    program: DryProgram,
+    name: str,
+    maximum: int | None = None,
+    told: Callable[[TriedSize], object] = lambda one: None,
+    asked: Asked = draw,
+) -> BatchSearch:
+    """Find the largest number for an argument with which a program fits: by doubling, then halves.
+
+    Each size runs dry in a process of its own, which takes seconds.
+
+    Args:
+        program: the program and the GPU.
+        name: of the argument, see `number_argument`.
+        maximum: no larger one is tried.
+        told: is called with each size that has run.
+        asked: makes a dry run.
+
+    Raises:
+        SizeError: see `number_argument`; or the number given is above the maximum.
+        DryRunError: the program fails with the number given for another reason than memory, does
+            not use the GPU, or needs as much memory with twice the number.
+    """
+    argument = number_argument(program.arguments, name)
+    if maximum is not None and argument.value > maximum:
+        raise SizeError(f"the argument {name} is {argument.value}, above the maximum {maximum}")
+    tried: dict[int, TriedSize] = {}
+    stop = Event()
+
+    def fits(value: int) -> bool:
+        one = replace(program, arguments=argument.given(program.arguments, value))
+        tried[value] = TriedSize(value, asked(one, TECHNIQUES[0], stop))
+        told(tried[value])
+        return tried[value].fits
+
+    low, high = 0, argument.value
+    if fits(high):
+        check_uses_gpu(program, tried[high].draw)
+        low, high = high, 0
+        while high == 0 and low != maximum:
+            value = 2 * low if maximum is None else min(2 * low, maximum)
+            if not fits(value):
+                high = value
+            else:
+                _check_grows(name, tried[low], tried[value])
+                low = value
+    else:
+        check_uses_gpu(program, tried[high].draw)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    first = tried[argument.value].draw
+    rows = tuple(tried[value] for value in sorted(tried))
+    return BatchSearch(argument, first.title, first.vram_bytes, rows, high == 0)
+
+
+def _check_grows(name: str, less: TriedSize, more: TriedSize) -> None:
+    """Refuse an argument on which memory does not depend, before it is doubled without end.
+
+    Raises:
+        DryRunError: the peak is the same.
+    """
+    if more.draw.peak_bytes <= less.draw.peak_bytes:
+        raise DryRunError(
+            f"the peak does not grow with the argument {name}: it is {more.draw.peak_bytes:,} "
+            f"bytes with {less.value} and with {more.value}, so that it is no batch size"
+        )
+
+
+@dataclass(frozen=True)
+class HalvedArguments:
+    """A program as it is, and with half of each argument in turn (simulated).
+
+    Attributes:
+        arguments: those that were halved, as they were.
+        whole: the program as it is.
+        halves: for each argument, the program with half of it.
+    """
+
+    arguments: tuple[NumberArgument, ...]
+    title: str
+    vram_bytes: int
+    whole: Draw
+    halves: tuple[TriedSize, ...]
+
+    simulated = True
+
+    @property
+    def fits(self) -> bool:
+        """Tell whether the program fits as it is, or with one of the halves."""
+        return self.whole.why_not is None or any(one.fits for one in self.halves)
+
+    def rows(self) -> Iterator[tuple[NumberArgument, TriedSize]]:
+        """Yield each argument with the program that has half of it."""
+        yield from zip(self.arguments, self.halves, strict=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        halves = [
+            {"argument": argument.name, "from": argument.value, **half.to_json()}
+            for argument, half in self.rows()
+        ]
+        whole = TriedSize(1, self.whole).to_json()
+        for name in ("value", "sample_seconds"):
+            del whole[name]
+        keys = ("simulated", "title", "vram_bytes", "fits")
+        return {**named(self, keys), "whole": whole, "halves": halves}
+
+
+def halve_each(
+    program: DryProgram,
+    names: Sequence[str],
+    told: Callable[[str], object] = lambda name: None,
+    asked: Asked = draw,
+) -> HalvedArguments:
+    """Find what half of each of a program's arguments saves, by dry runs, two at a time.
+
+    Args:
+        program: the program and the GPU.
+        names: of the arguments, see `number_argument`.
+        told: is called with the name of each argument that has been halved.
+        asked: makes a dry run.
+
+    Raises:
+        SizeError: see `number_argument`; a number is 1, which has no half; or one is named twice.
+        DryRunError: the program fails as it is for another reason than memory, or does not use the
+            GPU.
+    """
+    found = [number_argument(program.arguments, name) for name in names]
+    if len({one.place for one in found}) < len(found):
+        raise SizeError("an argument is named twice")
+    for one in found:
+        if one.value == 1:
+            raise SizeError(f"the argument {one.name} is 1, which has no half")
+    stop = Event()
+    whole = asked(program, TECHNIQUES[0], stop)
+    check_uses_gpu(program, whole)
+    halved = [
+        (one.value // 2, replace(program, arguments=one.given(program.arguments, one.value // 2)))
+        for one in found
+    ]
+    halves = []
+    with ThreadPoolExecutor(AT_A_TIME) as executor:
+        try:
+            draws = [executor.submit(asked, each, TECHNIQUES[0], stop) for _, each in halved]
+            for one, (value, _), future in zip(found, halved, draws, strict=True):
+                halves.append(TriedSize(value, future.result()))
+                told(one.name)
+        except BaseException:  # an interrupt: end the processes, too
+            stop.set()
+            executor.shutdown(cancel_futures=True)
+            raise
+    return HalvedArguments(tuple(found), whole.title, whole.vram_bytes, whole, tuple(halves))

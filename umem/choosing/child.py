@@ -1,0 +1,229 @@
+"""A dry run of a program under a technique, in a process of its own, from both sides of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from umem.choosing.technique import Technique
+from umem.errors import StateError
+from umem.memory import environment
+from umem.trace.stacks import is_installed
+from umem_software_gpu import VARIABLE
+
+if TYPE_CHECKING:
+    from umem.choosing.large_arrays import LargeArrays
+
+# -- in the process that asks ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DryProgram:
+    """A program, and the GPU that it is tried on.
+
+    Attributes:
+        script: a file, or the name of a module.
+        arguments: the program's own.
+        gpu: a name of the table.
+        vram: the VRAM instead of the table's, such as "8GiB".
+        answers: values for lines that read unknown memory, as ``umem run --answer`` takes them.
+    """
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    gpu: str = "t4"
+    vram: str | None = None
+    is_module: bool = False
+    answers: tuple[str, ...] = ()
+
+    def words(self) -> list[str]:
+        """Return the program as it stands on a command line."""
+        return [*["-m"] * self.is_module, self.script, *self.arguments]
+
+
+class MadeAt(NamedTuple):
+    """Large arrays of a program: the line that made them, and the bytes of the largest."""
+
+    line: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What one dry run under a technique has shown (simulated).
+
+    Attributes:
+        seconds: of the last two steps, which are alike where steps are; of the whole program where
+            it has none; empty where it did not come so far.
+        why_not: why it does not fit, or is not known to; None where it fits.
+        missing_bytes: by how much the memory was exceeded, at least; None where that is unknown.
+        failed: whether an error other than memory that ran out ended it.
+        line: the program's line that ended it, if any.
+    """
+
+    seconds: tuple[float, ...]
+    peak_bytes: int
+    reserved_peak_bytes: int
+    moved_bytes: int
+    why_not: str | None = None
+    missing_bytes: int | None = None
+    failed: bool = False
+    line: str | None = None
+    asked_lines: tuple[str, ...] = ()
+    uses_chainer: bool = False
+    large_arrays: tuple[MadeAt, ...] = ()
+    vram_bytes: int = 0
+    title: str = ""
+
+    @classmethod
+    def read(cls, found: dict[str, Any]) -> Draw:
+        """Read the JSON of a dry run."""
+        failure = found["failure"]
+        steps = found["step_seconds_all"]
+        seconds = tuple(steps[-2:] if found["ended"] == "steady" else steps[-1:])
+        fits = bool(found["fits"])
+        return cls(
+            seconds=seconds if fits else (),
+            peak_bytes=found["peak_bytes"],
+            reserved_peak_bytes=found["reserved_peak_bytes"],
+            moved_bytes=found["moved_bytes"],
+            why_not=None if fits else _why_not(found),
+            missing_bytes=None if failure is None else failure["missing_bytes"],
+            failed=not fits and found["ended"] != "out of memory",
+            line=None if failure is None else failure["line"],
+            asked_lines=tuple(dict.fromkeys(one["line"] for one in found["asked"])),
+            uses_chainer=found["uses_chainer"],
+            large_arrays=tuple(MadeAt(*one) for one in found["large_arrays"]),
+            vram_bytes=found["vram_bytes"],
+            title=found["title"],
+        )
+
+
+def _why_not(found: dict[str, Any]) -> str:
+    failure, ended = found["failure"], found["ended"]
+    if ended == "out of memory":
+        return f"out of memory at {failure['line']}, in step {failure['step']}"
+    if ended == "asked too often":
+        line = failure["line"]
+        return f"{line} reads values without end: --answer {line}=VALUE says which"
+    if failure is not None:
+        return f"fails at {failure['line']}, in step {failure['step']}: {failure['message']}"
+    if ended == "interrupted":
+        return "interrupted"
+    return "ends itself with an exit status other than 0"
+
+
+def draw(program: DryProgram, technique: Technique, stop: Event) -> Draw:
+    """Run a program dry under a technique, in a process of its own; returns what it has shown.
+
+    Args:
+        program: the program and the GPU.
+        technique: it is turned on there before the program begins.
+        stop: once it is set, the process is ended.
+
+    Raises:
+        StateError: the technique cannot be told to another process.
+    """
+    try:
+        row = pickle.dumps(technique)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise StateError(
+            f"the technique {technique.name!r} runs in a process of its own, which has to find "
+            f"turn_on by its module and name: {error}"
+        ) from error
+    with tempfile.TemporaryDirectory(prefix="umem-choose-") as folder:
+        told, result, said = (Path(folder) / name for name in ("technique", "result", "said"))
+        told.write_bytes(row)
+        given = ["--dry", program.gpu, "--technique", str(told), "--json", str(result)]
+        if program.vram is not None:
+            given += ["--vram", program.vram]
+        for answer in program.answers:
+            given += ["--answer", answer]
+        with said.open("wb") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "umem", "run", *given, *program.words()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env=_environment(),
+            )
+            try:
+                while process.poll() is None and not stop.is_set():
+                    stop.wait(0.02)
+            finally:
+                process.kill()  # nothing where it has ended
+                process.wait()
+        if result.exists():
+            return Draw.read(json.loads(result.read_text(encoding="utf-8")))
+        lines = said.read_text(encoding="utf-8", errors="replace").split("\n")
+    last = next(filter(None, reversed(lines)), f"exit status {process.returncode}")
+    return Draw((), 0, 0, 0, last.removeprefix("Error: "), failed=True)
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables of a child: without a mode or a GPU of its own, and with this path."""
+    left_out = (*environment.NAMES, VARIABLE)
+    found = {name: value for name, value in os.environ.items() if name not in left_out}
+    return {**found, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+# -- in the process that runs the program ----------------------------------------------------------
+
+
+class Trial:
+    """The technique of this process's dry run, and what the one that asks is told beside figures.
+
+    Args:
+        path: the file with the technique.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._technique: Technique = pickle.loads(Path(path).read_bytes())
+        self._large: LargeArrays | None = None
+
+    def begin(self, stack: ExitStack) -> None:
+        """Turn the technique on until the stack unwinds.
+
+        Raises:
+            UmemError: it does not apply.
+        """
+        self._technique.turn_on(stack)
+        if not self._technique.needs_chainer:
+            from umem.choosing.large_arrays import LargeArrays  # imports CuPy
+
+            self._large = stack.enter_context(LargeArrays())
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the JSON of the dry run has beside the figures."""
+        made: Counter[str] = Counter() if self._large is None else self._large.made
+        return {"uses_chainer": _uses_chainer(), "large_arrays": made.most_common(3)}
+
+
+def _uses_chainer() -> bool:
+    """Tell whether a module of the program's own has a name of Chainer's in it."""
+    return any(
+        str(getattr(value, "__module__", None) or getattr(value, "__name__", "")).startswith(
+            ("chainer.", "umem.chainer")
+        ) or (isinstance(value, ModuleType) and value.__name__ == "chainer")
+        for module in _own_modules()
+        for value in list(vars(module).values())
+    )  # fmt: skip
+
+
+def _own_modules() -> Iterator[ModuleType]:
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file is not None and not is_installed(file):
+            yield module

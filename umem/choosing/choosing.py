@@ -1,0 +1,303 @@
+"""`choose`: a program runs dry under each technique, and the quickest that fits comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from statistics import median
+from threading import Event
+from typing import Any
+
+from umem.as_json import named
+from umem.choosing.child import Draw, DryProgram, MadeAt, draw
+from umem.choosing.technique import Technique
+from umem.choosing.technique_rows import TECHNIQUES
+from umem.devices.specs import gpu_spec
+from umem.errors import DryRunError
+from umem.printable import command_line
+from umem.units import format_bytes, parse_bytes
+
+AT_A_TIME = 2
+"""Dry runs at a time: the least that processors of laptops have, and each takes a few hundred MiB
+of host memory."""
+DRAWS = 3
+"""Dry runs of a technique by which the driver moves memory: which chunk CuPy's pool hands out
+depends on addresses, and with it the time, by tens of percent from process to process."""
+
+Asked = Callable[[DryProgram, Technique, Event], Draw]
+
+
+@dataclass(frozen=True)
+class TriedTechnique:
+    """A program under a technique (simulated).
+
+    Attributes:
+        name: of the technique.
+        line: what to type to have it.
+        draws: what its dry runs have shown.
+    """
+
+    name: str
+    line: str
+    draws: tuple[Draw, ...]
+
+    simulated = True
+
+    @property
+    def fits(self) -> bool:
+        """Tell whether every dry run ran in the GPU's memory."""
+        return all(one.why_not is None for one in self.draws)
+
+    @property
+    def why_not(self) -> str | None:
+        """Return why it does not fit, or is not known to; None where it fits."""
+        return next((one.why_not for one in self.draws if one.why_not is not None), None)
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether an error other than memory that ran out ended a dry run."""
+        return any(one.failed for one in self.draws)
+
+    @property
+    def missing_bytes(self) -> int | None:
+        """Return by how much the memory was exceeded, at least; None where it is unknown."""
+        return max((one.missing_bytes for one in self.draws if one.missing_bytes), default=None)
+
+    @property
+    def seconds(self) -> float | None:
+        """Return the time of a step, the median of the dry runs; None where it does not fit."""
+        return median(one.seconds[-1] for one in self.draws) if self.fits else None
+
+    @property
+    def seconds_low(self) -> float | None:
+        """Return the shortest time."""
+        return min(second for one in self.draws for second in one.seconds) if self.fits else None
+
+    @property
+    def seconds_high(self) -> float | None:
+        """Return the longest time."""
+        return max(second for one in self.draws for second in one.seconds) if self.fits else None
+
+    @property
+    def width(self) -> float:
+        """Return the width of the range of times."""
+        return (self.seconds_high or 0.0) - (self.seconds_low or 0.0)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the most that arrays used."""
+        return max(one.peak_bytes for one in self.draws)
+
+    @property
+    def reserved_peak_bytes(self) -> int:
+        """Return the most that CuPy's pool took."""
+        return max(one.reserved_peak_bytes for one in self.draws)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Return the bytes that a step moved over the bus, the median of the dry runs."""
+        return round(median(one.moved_bytes for one in self.draws))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        keys = (
+            "name", "line", "simulated", "fits", "seconds", "seconds_low", "seconds_high",
+            "peak_bytes", "reserved_peak_bytes", "moved_bytes", "why_not", "missing_bytes",
+        )  # fmt: skip
+        return named(self, keys)
+
+
+@dataclass(frozen=True)
+class ScriptChoice:
+    """A program under every technique (simulated).
+
+    Attributes:
+        program: what ran, and where.
+        title, vram_bytes: of the GPU.
+        rows: what fits, the quickest first, and then what does not, the least missing first.
+        uses_chainer: whether the program does; the techniques differ.
+        large_arrays: of a program without Chainer, the lines that make them.
+        asked_lines: lines that read values which are not known.
+    """
+
+    program: DryProgram
+    title: str
+    vram_bytes: int
+    rows: tuple[TriedTechnique, ...]
+    uses_chainer: bool
+    large_arrays: tuple[MadeAt, ...] = ()
+    asked_lines: tuple[str, ...] = ()
+
+    simulated = True
+
+    @property
+    def fitting(self) -> tuple[TriedTechnique, ...]:
+        """Return the rows that fit."""
+        return tuple(row for row in self.rows if row.fits)
+
+    @property
+    def best(self) -> TriedTechnique | None:
+        """Return the first row that fits; None where none does."""
+        return next(iter(self.fitting), None)
+
+    @property
+    def summary(self) -> str:
+        """Return a sentence where nothing fits, on how much the least one misses; empty elsewhere.
+
+        What ran out first is known, and not what would have been asked for after it.
+        """
+        if self.fitting:
+            return ""
+        short = [row for row in self.rows if row.missing_bytes is not None]
+        if not short:
+            return "nothing fits"
+        least = min(short, key=lambda row: row.missing_bytes or 0)
+        return (
+            f"nothing fits; {least.name} misses the least: "
+            f"{format_bytes(least.missing_bytes)} at least"
+        )
+
+    @property
+    def advice(self) -> str:
+        """Return a sentence on ways that change a program without Chainer; empty with Chainer.
+
+        They need the order in which the program uses its arrays, which it says itself.
+        """
+        if self.uses_chainer or not self.large_arrays:
+            return ""
+        made = ", ".join(f"{one.line} ({format_bytes(one.nbytes)})" for one in self.large_arrays)
+        return (
+            "where the program is changed: umem.blocks computes on parts of arrays on the host, "
+            "and umem.lookahead moves managed arrays before they are used; here they would be for "
+            f"the arrays made at {made}"
+        )
+
+    def line_of(self, row: TriedTechnique) -> str:
+        """Return the line to type for a row, with the program in it where it is a command."""
+        return row.line if not row.line.startswith("umem run") else full_line(row, self.program)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        rows = [{**row.to_json(), "line": self.line_of(row)} for row in self.rows]
+        keys = (
+            "simulated", "title", "vram_bytes", "uses_chainer", "summary", "advice", "asked_lines",
+        )  # fmt: skip
+        words = {"gpu": self.program.gpu, "program": self.program.words()}
+        return {**named(self, keys), **words, "rows": rows}
+
+
+def full_line(row: TriedTechnique, program: DryProgram) -> str:
+    """Return a row's command with the program in it, before its comment."""
+    command, mark, comment = row.line.partition("  # ")
+    return f"{command} {command_line(*program.words())}{mark}{comment}"
+
+
+def choose(script: str, *args: str, gpu: str = "t4", vram: str | None = None) -> ScriptChoice:
+    """Find what makes a program fit a GPU, by running it dry under every technique.
+
+    Each technique's own code runs, without arithmetic, in processes of their own, two at a time. A
+    dry run takes seconds; techniques by which the driver moves memory run three times.
+
+    Args:
+        script: a Python program that trains or computes on a GPU by CuPy; it is not edited.
+        args: the program's arguments, as on a command line.
+        gpu: a GPU of the table.
+        vram: its VRAM, such as "8GiB"; None: the table's.
+
+    Raises:
+        DryRunError: the program fails without any technique, for another reason than memory, or
+            uses no memory of the GPU.
+        UnknownGpuError, SizeError: see `umem.software_gpu`.
+    """
+    gpu_spec(gpu)
+    if vram is not None:
+        parse_bytes(vram, "vram")
+    return choose_for(DryProgram(str(script), tuple(map(str, args)), gpu, vram))
+
+
+def choose_for(
+    program: DryProgram,
+    told: Callable[[str], object] = lambda name: None,
+    asked: Asked = draw,
+    techniques: Sequence[Technique] = TECHNIQUES,
+) -> ScriptChoice:
+    """Find what makes a program fit a GPU; see `choose`.
+
+    Args:
+        program: the program and the GPU.
+        told: is called with the name of each technique that has been tried.
+        asked: makes a dry run.
+        techniques: those that are tried; the first is the program as it is.
+    """
+    stop = Event()
+    plain, *others = techniques
+    first = asked(program, plain, stop)
+    check_uses_gpu(program, first)
+    told(plain.name)
+    rows = [TriedTechnique(plain.name, plain.line, (first,))]
+    suited = [row for row in others if row.suits(has_chainer=first.uses_chainer)]
+    with ThreadPoolExecutor(AT_A_TIME) as executor:
+        try:
+            running: list[tuple[Technique, list[Future[Draw]]]] = [
+                (row, [executor.submit(asked, program, row, stop) for _ in _draws(row)])
+                for row in suited
+            ]
+            for row, futures in running:
+                draws = tuple(future.result() for future in futures)
+                told(row.name)
+                rows.append(TriedTechnique(row.name, row.line, draws))
+        except BaseException:  # an interrupt: end the processes, too
+            stop.set()
+            executor.shutdown(cancel_futures=True)
+            raise
+    shown = [one for row in rows for one in row.draws]
+    return ScriptChoice(
+        program,
+        first.title,
+        first.vram_bytes,
+        tuple(ordered(rows)),
+        first.uses_chainer,
+        next((one.large_arrays for one in reversed(shown) if one.large_arrays), ()),
+        tuple(dict.fromkeys(line for one in shown for line in one.asked_lines)),
+    )
+
+
+def _draws(row: Technique) -> range:
+    return range(DRAWS if row.is_paging else 1)
+
+
+def check_uses_gpu(program: DryProgram, plain: Draw) -> None:
+    """Refuse a program that fails by itself, or does not use the GPU.
+
+    Raises:
+        DryRunError: it does.
+    """
+    name = command_line(*program.words())
+    if plain.failed:
+        raise DryRunError(f"{name} cannot be tried: {plain.why_not}")
+    if plain.why_not is None and not plain.peak_bytes:
+        raise DryRunError(
+            f"{name} allocates nothing on the GPU, so that there is nothing to choose. Give its "
+            "option for the GPU, such as -g 0 or --device 0, if it has one; to keep a script on "
+            f"NumPy to a budget: umem run --recompute {program.vram or 'SIZE'}"
+        )
+
+
+def ordered(rows: Sequence[TriedTechnique]) -> list[TriedTechnique]:
+    """Order rows: what fits first, the quickest first, and nothing at all before what is no better.
+
+    What does not fit follows, the least missing first, and what failed otherwise last.
+
+    The first of ``rows`` is the program as it is. Where it fits, it goes before all rows that are
+    not quicker by more than the width of their range. Rows of equal times keep their order.
+    """
+    fitting = sorted((row for row in rows if row.fits), key=lambda row: row.seconds or 0.0)
+    plain = rows[0]
+    if plain.fits:
+        assert plain.seconds is not None
+        others = [row for row in fitting if row is not plain]
+        better = [row for row in others if (row.seconds or 0.0) + row.width < plain.seconds]
+        fitting = [*better, plain, *(row for row in others if row not in better)]
+    missing = [row for row in rows if not row.fits]
+    return fitting + sorted(missing, key=lambda row: (row.failed, row.missing_bytes or 0))

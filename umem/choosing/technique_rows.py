@@ -1,0 +1,193 @@
+"""Every technique that `umem.choose` tries; a new one of the library is one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import umem
+from umem.choosing.technique import Technique
+from umem.errors import StateError
+
+CAP = "16MiB"
+"""The cap on workspace: of the caps that ``umem report`` proposes (64, 16, 4 and 1 MiB) the largest
+that no longer shows in the peak of ResNet50 at 224 px."""
+
+
+def nothing(stack: ExitStack) -> None:
+    """Turn nothing on."""
+
+
+def mode(
+    stack: ExitStack, name: Literal["managed", "hybrid"], prefetch: bool | None = None
+) -> None:
+    """Turn a mode on, as ``umem run --mode`` does."""
+    stack.enter_context(umem.enable(name, prefetch=prefetch))
+
+
+def recompute(stack: ExitStack, budget: str, **options: Any) -> None:
+    """Turn recomputation on, as ``umem run --recompute`` does."""
+    from umem.chainer import Recompute
+
+    stack.enter_context(Recompute(budget, **options))
+
+
+def workspace(stack: ExitStack, budget: str) -> None:
+    """Turn a cap on workspace on, and recomputation where a step exceeds a budget."""
+    from umem.chainer import workspace
+
+    stack.callback(workspace(CAP).enable().disable)
+    recompute(stack, budget)
+
+
+def streaming(stack: ExitStack) -> None:
+    """Keep large arrays on the host, where the GPU reads them, in managed memory."""
+    from umem.choosing.large_arrays import LargeArrays
+
+    mode(stack, "managed")
+    stack.enter_context(LargeArrays("streaming"))
+
+
+def offload(stack: ExitStack) -> None:
+    """Offload all saved tensors."""
+    from umem.chainer import Offload
+
+    stack.enter_context(Offload())
+
+
+def lookahead(stack: ExitStack) -> None:
+    """Prefetch managed memory by a plan."""
+    from umem.chainer import LookaheadPrefetch
+
+    mode(stack, "managed")
+    stack.enter_context(LookaheadPrefetch())
+
+
+def half(stack: ExitStack) -> None:
+    """Train in half precision, from each ``optimizer.setup`` on."""
+    from umem.chainer import half_precision
+    from umem.chainer.at_setup import AtSetup
+
+    stack.enter_context(AtSetup(lambda optimizer, link: half_precision(link, optimizer)))
+
+
+def eight_bit(stack: ExitStack) -> None:
+    """Keep states in 8 bits, from each ``optimizer.setup`` on."""
+    from umem.chainer.at_setup import AtSetup
+    from umem.chainer.optimizers import quantize_states
+
+    stack.enter_context(AtSetup(lambda optimizer, link: quantize_states(optimizer)))
+
+
+def accumulate(stack: ExitStack) -> None:
+    """Accumulate the gradients of two halves of each batch."""
+    from umem.chainer.at_setup import HalvedBatches
+
+    stack.enter_context(HalvedBatches())
+
+
+def together(stack: ExitStack, parts: tuple[Callable[[ExitStack], None], ...]) -> None:
+    """Turn several techniques on, one after another."""
+    for turn_on in parts:
+        turn_on(stack)
+
+
+_least = partial(recompute, budget="min")
+_managed = partial(mode, name="managed")
+_paging = partial(Technique, is_paging=True)
+_RUN, _MIN = "umem run", "umem run --recompute min"
+_HALF = "umem.chainer.half_precision(model, optimizer)"
+_SMALL = "umem.chainer.optimizers.quantize_states(optimizer)"
+_LOOK = "with umem.chainer.LookaheadPrefetch():"
+
+TECHNIQUES = [
+    Technique("nothing", _RUN, nothing, needs_chainer=False),
+    Technique(
+        "workspace, recompute card", f"{_RUN} --workspace {CAP} --recompute card",
+        partial(workspace, budget="card"),
+    ),
+    Technique("recompute card", f"{_RUN} --recompute card", partial(recompute, budget="card")),
+    Technique("recompute 50%", f"{_RUN} --recompute 50%", partial(recompute, budget="50%")),
+    Technique("recompute min", _MIN, _least),
+    Technique(
+        "recompute min, offload",
+        'with umem.chainer.Recompute("min", offload=True):',
+        partial(recompute, budget="min", offload=True),
+    ),
+    Technique("offload", "with umem.chainer.Offload():", offload),
+    Technique("half precision", _HALF, half),
+    Technique("8-bit states", _SMALL, eight_bit),
+    Technique(
+        "accumulate", "umem.chainer.accumulate(optimizer, micro_batch=BATCH // 2)", accumulate
+    ),
+    _paging("managed", f"{_RUN} --mode managed", _managed, needs_chainer=False),
+    _paging(
+        "managed, prefetch",
+        f"{_RUN} --mode managed --prefetch",
+        partial(mode, name="managed", prefetch=True),
+        needs_chainer=False,
+    ),
+    _paging(
+        "managed, streaming",
+        f'{_RUN} --mode managed  # umem.preset(x, "streaming") of large arrays',
+        streaming,
+        needs_chainer=None,
+    ),
+    _paging("lookahead", f"{_RUN} --mode managed  # {_LOOK}", lookahead),
+    _paging("hybrid", f"{_RUN} --mode hybrid", partial(mode, name="hybrid"), needs_chainer=False),
+    Technique(
+        "8-bit states, recompute min", f"{_MIN}  # {_SMALL}",
+        partial(together, parts=(eight_bit, _least)),
+    ),
+    _paging(
+        "recompute min, managed", f"{_MIN} --mode managed",
+        partial(together, parts=(_managed, _least)),
+    ),
+    _paging(
+        "recompute min, lookahead", f"{_MIN} --mode managed  # {_LOOK}",
+        partial(together, parts=(lookahead, _least)),
+    ),
+    Technique(
+        "8-bit, half, recompute min", f"{_MIN}  # {_HALF}, {_SMALL}",
+        partial(together, parts=(eight_bit, half, _least)),
+    ),
+]  # fmt: skip
+"""All techniques, the least to do first: options with equal times keep this order."""
+
+
+def within(budget: str) -> list[Technique]:
+    """Return the techniques that keep a program to a budget of VRAM on a GPU that has more.
+
+    Recomputation that goes by the card goes by the budget, and managed memory is left out: it takes
+    what VRAM there is.
+
+    Args:
+        budget: such as "8GiB".
+    """
+    on_card = {"workspace, recompute card": workspace, "recompute card": recompute}
+    return [
+        replace(
+            row,
+            name=row.name.replace("card", budget),
+            line=row.line.replace("card", budget),
+            turn_on=partial(on_card[row.name], budget=budget),
+        )
+        if row.name in on_card
+        else row
+        for row in TECHNIQUES
+        if not row.is_paging
+    ]
+
+
+def register_technique(technique: Technique) -> None:
+    """Have `umem.choose` and ``umem choose`` try one more technique, after all others.
+
+    Raises:
+        StateError: a technique of that name is registered; the list is unchanged.
+    """
+    if any(known.name == technique.name for known in TECHNIQUES):
+        raise StateError(f"there is a technique {technique.name!r} already: choose another name")
+    TECHNIQUES.append(technique)

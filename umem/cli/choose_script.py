@@ -1,0 +1,119 @@
+"""``umem choose SCRIPT``: what makes a program fit a GPU, as text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from umem.as_json import json_text
+from umem.choosing.child import DryProgram
+from umem.choosing.choosing import ScriptChoice, TriedTechnique, choose_for
+from umem.choosing.technique import Technique
+from umem.choosing.technique_rows import TECHNIQUES
+from umem.cli.files_and_sizes import say
+from umem.printable import command_line
+from umem.reports.text.lines import Column, code_lines, table, wrapped
+from umem.units import format_bytes, format_seconds
+
+ENDLESS = 10_000
+"""A width that any table has room in."""
+
+
+def choose_script(program: DryProgram, *, as_json: bool) -> bool:
+    """Print what makes a program fit; returns whether anything does.
+
+    Raises:
+        DryRunError, UnknownGpuError, SizeError: see `umem.choose`.
+    """
+    choice = tried(program)
+    if as_json:
+        say(json_text(choice))
+    else:
+        console = Console(highlight=False, markup=False)
+        for line in _lines(choice, console.width):
+            console.print(line, soft_wrap=True)
+        sys.stdout.flush()
+    return bool(choice.fitting)
+
+
+def tried(program: DryProgram, techniques: Sequence[Technique] = TECHNIQUES) -> ScriptChoice:
+    """Try techniques, and show how far that is on a terminal."""
+    count = 0
+    name = command_line(*program.words())
+    with Console(stderr=True).status(f"Running {name} dry (Ctrl-C ends it)") as status:
+
+        def told(technique: str) -> None:
+            nonlocal count
+            count += 1
+            status.update(f"Running {name} dry: {count} of {len(techniques)}, {technique}")
+
+        return choose_for(program, told, techniques=techniques)
+
+
+def _lines(choice: ScriptChoice, width: int) -> Iterator[Text]:
+    name = command_line(*choice.program.words())
+    on = f"{choice.title} with {format_bytes(choice.vram_bytes)} of VRAM"
+    title = f"{name} on {on}, quickest first (simulated)"
+    if not choice.fitting:
+        title = f"{name} on {on} (simulated): {choice.summary}"
+    yield from (Text(line, style="bold") for line in wrapped(title, width))
+    if choice.fitting:
+        yield from map(Text, _table(choice, width))
+    dropped = [row for row in choice.rows if not row.fits]
+    if dropped:
+        yield Text()
+        yield Text("What does not fit, or does not apply", style="bold")
+    for row in dropped:
+        yield from map(Text, wrapped(f"{row.name}: {_why_not(row)}", width, hang=2))
+    for said in filter(None, (choice.advice, _asked(choice))):
+        yield Text()
+        yield from map(Text, wrapped(said, width, hang=2))
+
+
+def _table(choice: ScriptChoice, width: int) -> Iterator[str]:
+    """Format what fits, each with its line to type: beside it, or below where there is no room."""
+    columns, lines = _columns(choice), [row.line for row in choice.fitting]
+    beside = [*columns, Column("type", lines, left=True)]
+    if max(map(len, table(beside, ENDLESS))) <= width:
+        yield from table(beside, width)
+        return
+    head, *rows = table(columns, width)
+    if len(rows) != len(lines):  # names take several lines
+        head, *rows = table(columns, ENDLESS)
+    yield head
+    for row, line in zip(rows, lines, strict=True):
+        yield row
+        yield from code_lines("    ", line, width)
+
+
+def _columns(choice: ScriptChoice) -> list[Column]:
+    rows = choice.fitting
+    return [
+        Column("technique", [row.name for row in rows]),
+        Column("step", [_step(row) for row in rows]),
+        Column("peak", [format_bytes(row.peak_bytes) for row in rows]),
+        Column("pool", [format_bytes(row.reserved_peak_bytes) for row in rows], drop=2),
+        Column("moved", [format_bytes(row.moved_bytes) for row in rows], drop=1),
+    ]
+
+
+def _step(row: TriedTechnique) -> str:
+    low, high = format_seconds(row.seconds_low), format_seconds(row.seconds_high)
+    return low if low == high else f"{low} - {high}"
+
+
+def _why_not(row: TriedTechnique) -> str:
+    if row.missing_bytes is None:
+        return str(row.why_not)
+    return f"{row.why_not}; {format_bytes(row.missing_bytes)} missing at least"
+
+
+def _asked(choice: ScriptChoice) -> str:
+    if not choice.asked_lines:
+        return ""
+    lines = ", ".join(choice.asked_lines[:3])
+    first = choice.asked_lines[0]
+    return f"values that are not known are read at {lines}; --answer {first}=VALUE says another"

@@ -1,0 +1,56 @@
+"""The options of commands that run a script dry: choose, batch and advise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import click
+
+from umem.choosing.child import DryProgram
+from umem.cli.files_and_sizes import gpu_asked_for
+from umem.cli.run_script import Program
+
+
+def of_a_script(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the script and its GPU to a command, which is given a ``program``.
+
+    The script is found, and the GPU looked up, before anything runs.
+    """
+
+    @wraps(command)
+    def found(
+        script: str,
+        arguments: tuple[str, ...],
+        gpu: str,
+        vram: str | None,
+        answers: tuple[str, ...],
+        is_module: bool,
+        **options: Any,
+    ) -> Any:
+        gpu_asked_for(gpu, vram)
+        if not script.endswith(".onnx"):
+            Program.found(script, arguments, is_module=is_module)
+        program = DryProgram(script, arguments, gpu, vram, is_module, answers)
+        return command(program=program, **options)
+
+    for option in (
+        click.argument("arguments", nargs=-1, type=click.UNPROCESSED),
+        click.argument("script"),
+        click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module."),
+        click.option("--json", "as_json", is_flag=True, help="JSON on standard output."),
+        click.option(
+            "--answer",
+            "answers",
+            multiple=True,
+            metavar="FILE:LINE=VALUE",
+            help="The value that a line reads from the GPU; may be repeated.",
+        ),
+        click.option("--vram", metavar="SIZE", help="Usable VRAM instead of the table's: 8GiB."),
+        click.option(
+            "--gpu", default="t4", show_default=True, metavar="NAME", help="A GPU of the table."
+        ),
+    ):
+        found = option(found)
+    return found
