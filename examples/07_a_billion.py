@@ -1,14 +1,10 @@
-"""Say what training 1.1 billion parameters takes on a GPU of 16 GB; they are never allocated.
+"""Train a language model whose width and depth are given; 1920 and 24 make 1.1 billion parameters.
 
-python examples/07_a_billion.py [--hidden 1920] [--layers 24] [--batch 16]
-
-A small network of the same depth takes a few steps at several widths and batches; what its arrays
-and operations would be at the width asked for is computed from that, and a model of the GPU says
-what fits, with which technique, and how long a step takes: all of it simulated.
+python examples/07_a_billion.py [--hidden 1920] [--layers 24] [--batch 16] [--recompute min]
 """
 
 import argparse
-from functools import cache
+from contextlib import nullcontext
 
 import umem.chainer  # isort: skip  (before Chainer, which it makes ready for today's NumPy)
 import chainer
@@ -18,36 +14,27 @@ from masked_lm.network import MaskedLanguageModel
 LENGTH, VOCABULARY = 128, 8192
 
 
-@cache
-def made(hidden):
-    """A network of a width, and its optimizer."""
-    model = MaskedLanguageModel(VOCABULARY, hidden, asked.layers, LENGTH)
-    return model, chainer.optimizers.Adam(1e-4).setup(model)
-
-
-def step(batch, hidden):
-    model, optimizer = made(hidden)
+def train(model, batch, steps):
+    """Some steps on words that are all the same; returns the last loss."""
+    optimizer = chainer.optimizers.Adam(1e-4).setup(model)
     words = np.zeros((batch, LENGTH), np.int32)
-    optimizer.update(model, words, words)
-
-
-def parameters(hidden):
-    """How many parameters a width has: it is a polynomial of degree two."""
-    found = {width: made(width)[0].count_params() for width in (64, 128, 192)}
-    return round(np.polyval(np.polyfit(list(found), list(found.values()), 2), hidden))
+    for _ in range(steps):
+        loss = model(words, words)
+        model.cleargrads()
+        loss.backward()
+        optimizer.update()
+    return float(loss.array)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gpu", default="v100-16gb")
-    parser.add_argument("--hidden", type=int, default=1920)
-    parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--recompute", help="a budget for umem.chainer.Recompute")
     asked = parser.parse_args()
-    trace = umem.record_at(step, {"batch": (2, 4), "hidden": (128, 192)})
-    choice = umem.choose(trace, asked.gpu, {"batch": asked.batch, "hidden": asked.hidden})
-    print(f"{parameters(asked.hidden) / 1e9:.2f} billion parameters on a simulated {choice.title}:")
-    for option in choice.options:
-        print(f"  {option.seconds:7.2f} s  {option.peak_bytes / 2**30:5.1f} GiB  {option.name}")
-    for option in choice.dropped:
-        print(f"  does not fit: {option.name} ({option.reason})")
+    model = MaskedLanguageModel(VOCABULARY, asked.hidden, asked.layers, LENGTH)
+    print(f"{model.count_params():,} parameters")
+    with umem.chainer.Recompute(asked.recompute) if asked.recompute else nullcontext():
+        print(f"loss {train(model, asked.batch, asked.steps):.2f} after {asked.steps} steps")

@@ -25,7 +25,7 @@ PUBLIC = (
     "umem.dask",
     "umem.data",
     "umem.graphs",
-    "umem.trace.exported",
+    "umem.onnx",
 )
 """The packages and modules whose __all__ is the public interface."""
 ELSEWHERE = re.compile(r"\s*(https?:)?//", re.IGNORECASE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from umem.trace.exported.operators import OPERATORS, Operator
+from umem.onnx.exported.operators import OPERATORS, Operator
 
 PAGE = Path(__file__).parent.parent / "docs" / "onnx.md"
 HEADING = "## The operators\n"
@@ -37,7 +37,7 @@ def text() -> str:
             source = operator.source.replace("|", "\\|")
             rows.append(f"| {name} | {kept(operator)} | {source} |")
     lines = [
-        f"{len(OPERATORS)} are known; the table is umem/trace/exported/operators.py, and this list "
+        f"{len(OPERATORS)} are known; the table is umem/onnx/exported/operators.py, and this list "
         "is made from it. `gy` is the gradient of the output `y`.\n",
         "| operator | what backward needs | why |\n|---|---|---|",
         "\n".join(rows),

@@ -1,4 +1,4 @@
-"""Techniques, planners and reports that another package adds to umem."""
+"""Planners and reports that another package adds to umem."""
 
 from __future__ import annotations
 
@@ -14,53 +14,20 @@ from click.testing import CliRunner
 from processes import python
 
 import umem
-from tests.predict.techniques.test_techniques import chain_of
-from umem.devices.specs import GpuSpec
 from umem.errors import GraphError, StateError
 from umem.planner import Family, Graph, Node, dispatch, min_budget, plan, register_method, simulate
-from umem.predict.techniques import registry as techniques
-from umem.predict.techniques.step_variants import Prepared, StepVariants
-from umem.predict.techniques.technique import Technique
 from umem.reports import outputs as reports
 from umem.reports.outputs import Output, ReportRequest, register_output
-from umem.trace import Alloc, Mark, Trace
-from umem.units import MIB
+from umem.trace import Alloc, Trace
 
 
 @pytest.fixture(autouse=True)
 def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = list(techniques.TECHNIQUES), list(reports.OUTPUTS), dict(dispatch.METHODS)
+    outputs, methods = list(reports.OUTPUTS), dict(dispatch.METHODS)
     yield
-    techniques.TECHNIQUES[:], reports.OUTPUTS[:] = before[:2]
+    reports.OUTPUTS[:] = outputs
     dispatch.METHODS.clear()
-    dispatch.METHODS.update(before[2])
-
-
-def sized(size: int) -> Trace:
-    return Trace([*chain_of(12, size * MIB // 4), Mark("step")])
-
-
-# -- a technique -------------------------------------------------------------------------------
-
-
-def half_batches(subject: StepVariants, gpu: GpuSpec) -> Prepared:
-    """The step in two halves, of which the trace has one."""
-    assert subject.size is not None
-    return Prepared(subject.at(subject.size // 2).trace, "for half in halves(batch):")
-
-
-@pytest.mark.thorough
-def test_a_technique_from_outside_is_chosen() -> None:
-    trace = Trace.join([sized(4), sized(8)], (4, 8))
-    assert "half batches" not in {o.name for o in umem.choose(trace, vram="40MiB", size=16).options}
-    techniques.register_technique(Technique("half batches", False, half_batches))
-    choice = umem.choose(trace, "t4", size=16, vram="40MiB")
-    (found,) = [option for option in choice.options if option.name == "half batches"]
-    whole = next(o for o in umem.choose(trace, "t4", size=8).options if o.name == "nothing")
-    assert (found.seconds, found.peak_bytes) == (whole.seconds, whole.peak_bytes)
-    assert found.line == "for half in halves(batch):" and not found.exact
-    with pytest.raises(StateError, match="there is a technique 'half batches' already"):
-        techniques.register_technique(Technique("half batches", True, half_batches))
+    dispatch.METHODS.update(methods)
 
 
 # -- a planner ---------------------------------------------------------------------------------
@@ -148,7 +115,7 @@ def test_contributing_names_where_things_are() -> None:
     root = Path(umem.__file__).parent.parent
     text = (root / "CONTRIBUTING.md").read_text()
     listed = re.findall(r"`([A-Z]{4,})`[^`\n]*\(`(umem/[a-z_/]+\.py)`\)", text)
-    assert len(listed) == 3
+    assert len(listed) == 2
     for name, path in listed:
         assert re.search(rf"^{name}(:.*)? = ", (root / path).read_text(), re.MULTILINE), name
     count = len(list((root / "examples").glob("[0-9]*.py")))

@@ -22,11 +22,9 @@ if TYPE_CHECKING:
     from umem.memory.rmm_resource import memory_resource
     from umem.memory.running_out import on_out_of_memory
     from umem.memory.told_order import lookahead
-    from umem.predict.batches.size_scaling import scale_each
-    from umem.predict.choosing import choose
     from umem.predict.replaying import Replay, replay
     from umem.reports.paging import paging
-    from umem.trace.recording.at_sizes import mark, record, record_at
+    from umem.trace.recording.recordings import mark, record
     from umem.trace.trace import Trace
 
 __all__ = [
@@ -40,7 +38,6 @@ __all__ = [
     "advise",
     "as_numpy",
     "blocks",
-    "choose",
     "disable",
     "enable",
     "explain",
@@ -55,9 +52,7 @@ __all__ = [
     "prefetch",
     "preset",
     "record",
-    "record_at",
     "replay",
-    "scale_each",
     "software_gpu",
     "statistics",
     "status",
@@ -70,16 +65,13 @@ __version__ = "0.1.0"
 
 _LATER = {
     "blocks": "umem.memory.host_blocks",
-    "choose": "umem.predict.choosing",
     "explain": "umem.memory.explaining",
     "lookahead": "umem.memory.told_order",
-    "mark": "umem.trace.recording.at_sizes",
+    "mark": "umem.trace.recording.recordings",
     "memory_resource": "umem.memory.rmm_resource",
     "on_out_of_memory": "umem.memory.running_out",
     "paging": "umem.reports.paging",
-    "record": "umem.trace.recording.at_sizes",
-    "record_at": "umem.trace.recording.at_sizes",
-    "scale_each": "umem.predict.batches.size_scaling",
+    "record": "umem.trace.recording.recordings",
     "software_gpu": "umem.devices.software.opening",
     "Replay": "umem.predict.replaying",
     "replay": "umem.predict.replaying",
@@ -88,21 +80,13 @@ _LATER = {
 """Names whose modules are loaded when they are first used: traces, planners and the virtual GPU
 take longer to load than everything else together, and a program that trains needs none of them."""
 
-_SCALING = {"double_each": 2, "halve_each": 0.5}
-"""Removed names, and the factor for `scale_each` that does the same."""
-
 
 def __getattr__(name: str) -> Any:
     """Load a public name's module when the name is first used.
 
     Raises:
-        AttributeError: there is no such name; for removed ones the message names the successor.
+        AttributeError: there is no such name.
     """
-    if name in _SCALING:
-        raise AttributeError(
-            f"umem.{name} is gone: umem.scale_each(traces, {_SCALING[name]}, gpu, size) scales "
-            "each size of a step"
-        )
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

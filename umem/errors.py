@@ -22,7 +22,6 @@
     +-- DistillationError       also ValueError: a teacher that cannot teach this student
     +-- SpanError               also ValueError: a span freed twice, or never handed out
     +-- TraceError              also ValueError: a trace that cannot be read or replayed
-    +-- ScalingError            also ValueError: a trace that cannot be taken to another size
     +-- OnnxError               also ValueError: a model in ONNX that no step can be made of
     +-- LayerError              also ValueError: a layer that cannot be exchanged or tied
     +-- DataError               also ValueError: data, or an order of it, not as it should be
@@ -157,10 +156,6 @@ class SpanError(UmemError, ValueError):
 
 class TraceError(UmemError, ValueError):
     """A trace that cannot be read, or does not hold together."""
-
-
-class ScalingError(UmemError, ValueError):
-    """A trace of one size, or of sizes at which the step does not do the same."""
 
 
 class OnnxError(UmemError, ValueError):

@@ -40,7 +40,7 @@ def test_a_case_runs_again_by_its_number() -> None:
     first, second = (run("hostile_traces.py", "--case", "3") for _ in range(2))
     assert first.returncode == second.returncode == 0, first.stderr
     assert first.stdout.splitlines()[0] == second.stdout.splitlines()[0]
-    assert first.stdout.startswith("case 3: ") and "-- choose: status " in first.stdout
+    assert first.stdout.startswith("case 3: ") and "-- replay: status " in first.stdout
 
 
 @pytest.mark.thorough

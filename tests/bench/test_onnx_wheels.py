@@ -12,7 +12,7 @@ import click
 import pytest
 from bench_scripts import module
 
-from tests.trace.exported.test_operators import two_layers
+from tests.on_onnx.test_operators import two_layers
 
 pytest.importorskip("onnx")
 

@@ -90,7 +90,7 @@ OWN = (
     "umem.devices.open umem.devices.presets umem.errors "
     "umem.locks umem.memory umem.memory.blocks umem.memory.environment umem.memory.hints "
     "umem.memory.limits umem.memory.process umem.memory.statistics umem.memory.status "
-    "umem.memory.tracking umem.printable umem.scopes umem.trace umem.trace.axes umem.trace.events "
+    "umem.memory.tracking umem.printable umem.scopes umem.trace umem.trace.events "
     "umem.trace.frameworks umem.trace.recording umem.trace.recording.sources umem.trace.stacks "
     "umem.trace.trace umem.trace.walk umem.units"
 )
@@ -107,7 +107,7 @@ def test_importing_umem_loads_these_modules_and_no_other() -> None:
 def test_a_name_that_is_loaded_later_is_there_as_any_other() -> None:
     code = (
         "import umem; assert set(umem.__all__) <= set(dir(umem))\n"
-        "from umem import *; print(Trace.__name__, record.__name__, choose is umem.choose)\n"
+        "from umem import *; print(Trace.__name__, record.__name__, replay is umem.replay)\n"
         "umem.nothing"
     )
     done = python("-c", code)

@@ -22,7 +22,7 @@ from umem.trace import Access, Alloc, Op, Trace
 
 HEADER = {"format": "umem-trace", "version": 2, "backend": "numpy", "meta": {}}
 ESCAPE = "\x1b[31mred\x1b[0m\n\u202e"
-COMMANDS = ("report", "choose")
+COMMANDS = ("report", "replay")
 needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is full")
 
 
@@ -114,7 +114,7 @@ def test_names_of_files_are_printed_without_control_characters(trace: Path) -> N
         assert "\\x1b[31m" in failure(command, strange, f"--x{ESCAPE}", code=2)
     assert "\\x1b[31m" in failure("report", trace, "--png", f"x{ESCAPE}.foo", code=2)
     assert "\\x1b[31m" in failure("report", strange, "--png", f"/{ESCAPE}/x.png")
-    assert "\\x1b[31m" in failure("choose", strange, "--sizes", ESCAPE, code=2)
+    assert "\\x1b[31m" in failure("replay", strange, "--mode", ESCAPE, code=2)
     assert "\\x1b[31m" in failure(f"no{ESCAPE}", code=2)
     assert "\\x1b[31m" in failure("demo", "--device", ESCAPE, code=2)
     assert "\\x1b[31m" in failure("doctor", "--device", f"virtual:{ESCAPE}")
@@ -166,7 +166,7 @@ def test_texts_of_a_trace_are_short_in_every_view(tmp_path: Path) -> None:
     [
         ["report", "{}"],
         ["report", "{}", "--json"],
-        ["choose", "{}"],
+        ["replay", "{}"],
         ["--help"],
         ["report", "--help"],
         ["compat", "--json"],
@@ -179,7 +179,7 @@ def test_a_full_disk_while_printing_is_one_sentence(args: list[str], trace: Path
     assert done.stderr == "Error: cannot write the output: no space left on device\n"
 
 
-@pytest.mark.parametrize("args", [["report", "{}", "--json"], ["choose", "{}"]])
+@pytest.mark.parametrize("args", [["report", "{}", "--json"], ["replay", "{}"]])
 def test_a_reader_that_has_gone_is_no_traceback(args: list[str], trace: Path) -> None:
     read, write = os.pipe()
     os.close(read)
@@ -190,7 +190,7 @@ def test_a_reader_that_has_gone_is_no_traceback(args: list[str], trace: Path) ->
     assert done.returncode == 1 and done.stderr == ""
 
 
-@pytest.mark.parametrize("args", [["report", "{}"], ["report", "{}", "--json"], ["choose", "{}"]])
+@pytest.mark.parametrize("args", [["report", "{}"], ["report", "{}", "--json"], ["replay", "{}"]])
 def test_commands_in_one_process_keep_nothing_of_what_they_printed(
     args: list[str], trace: Path
 ) -> None:

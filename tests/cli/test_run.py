@@ -406,7 +406,7 @@ def test_out_of_memory_it_is_told_how_to_find_out_what_is_needed(run: Run, how: 
     assert result.returncode == 1
     assert result.stderr.splitlines()[-2:] == [
         f"  umem run --record out/run.umem.gz script.py {how} 'a b'",
-        "  umem choose out/run.umem.gz --gpu t4 --vram 64MiB",
+        "  umem replay out/run.umem.gz --gpu t4 --vram 64MiB",
     ]
     assert result.stderr.index("OutOfMemoryError") < result.stderr.index("moved")
 

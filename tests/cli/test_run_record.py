@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 
 import umem
-from tests.cli.test_run import execute
 from umem.cli import main
 from umem.trace.events import Alloc
 
@@ -82,62 +81,8 @@ def test_two_steps_are_written_and_the_next_commands_told(tmp_path: Path, run: R
         f"umem: wrote out/deep/run.umem.gz: steps 2-3, {count} operations, peak "
     )
     assert said[1] == "  umem report out/deep/run.umem.gz"
-    assert said[2].startswith("  umem choose out/deep/run.umem.gz")
-    assert said[-2] == ("  umem run --record out/deep/run.umem.gz --sizes 4,8 --force script.py")
-    assert said[-1] == "  umem choose out/deep/run.umem.gz --size 64 --gpu t4"
+    assert said[2:] == ["  umem replay out/deep/run.umem.gz --gpu t4"]
     assert [p.name for p in path.parent.iterdir()] == ["run.umem.gz"]
-
-
-GIVEN = """
-model.predictor.W.array[...] = np.arange(32).reshape(4, 8) / 32
-x = np.ones((16, 8), "f")
-for _ in range(3):
-    optimizer.update(lambda x: F.mean(model.predictor(x) ** 2), x)
-print(float(abs(model.predictor.W.array).sum()), optimizer.t)
-"""
-
-
-def test_a_script_recorded_at_two_sizes_can_be_taken_to_any_other(tmp_path: Path, run: Run) -> None:
-    found = run(GIVEN, "--sizes", "4,8")
-    plain = execute("-m", "umem", "run", "script.py", cwd=tmp_path)
-    assert (found.returncode, found.stdout) == (0, plain.stdout), found.stderr
-    trace = umem.Trace.load(tmp_path / "a.umem.gz")
-    assert trace.sizes == (4, 8) and trace.at(64).peak_bytes > trace.at(8).peak_bytes
-    line = next(line for line in found.stderr.splitlines() if "umem choose" in line)
-    command = line.partition("#")[0].split()
-    chosen = execute("-m", *command, cwd=tmp_path)
-    assert chosen.returncode == 0, chosen.stderr
-    assert "64" in chosen.stdout
-
-
-def test_two_sizes_are_recorded_on_the_software_gpu(
-    tmp_path: Path, run: Run, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("cupy")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(kernel_cache))
-    there = "model.to_gpu()\nx, t = chainer.cuda.to_gpu(x), chainer.cuda.to_gpu(t)\n"
-    found = run(
-        there + GIVEN.replace("np.", "chainer.cuda.cupy."), "--software", "t4", "--sizes", "4,8"
-    )
-    assert found.returncode == 0, found.stderr
-    assert umem.Trace.load(tmp_path / "a.umem.gz").sizes == (4, 8)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        ("for _ in range(3): step()", "the first update is given no batch"),
-        (GIVEN.replace("(16, 8)", "(6, 8)"), "is given a batch of 6, where"),
-        ("print(1)", "no optimizer of Chainer's updated"),
-    ],
-)
-def test_where_no_batch_can_be_taken_apart_the_two_runs_are_named(
-    run: Run, code: str, said: str
-) -> None:
-    found = run(code, "--sizes", "4,8")
-    assert found.returncode == 1 and said in found.stderr
-    assert "Record the script at two of its own batch sizes" in found.stderr
 
 
 def test_a_trainer_on_a_virtual_gpu_in_a_mode_with_stacks(tmp_path: Path, run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,15 +27,14 @@ MOST_OPS = 200
 
 
 class Base(NamedTuple):
-    """A trace that is whole: its lines, without their ends, and whether it has several sizes."""
+    """A trace that is whole: its lines, without their ends."""
 
     name: str
     lines: tuple[bytes, ...]
-    sized: bool
 
 
 def bases() -> list[Base]:
-    """All of them; none has more than `MOST_OPS` operations at any size."""
+    """All of them; none has more than `MOST_OPS` operations."""
     rng = np.random.RandomState(0)
     mlp, deep, conv, lstm = _mlp(rng), _deep(rng), _conv(rng), _lstm(rng)
     found = {
@@ -42,20 +42,24 @@ def bases() -> list[Base]:
         "mlp, three steps": _recorded(mlp, count=3), "mlp, cut": _cut(_recorded(mlp, count=3)),
         "deep, workspace": _measured(deep), "conv": _measured(conv), "lstm": _recorded(lstm),
         "lstm, two steps": _recorded(lstm, count=2), "arrays": _by_hand(), "hints": _hinted(),
-        "mlp, sizes": umem.record_at(mlp, sizes=(4, 8)),
-        "conv, sizes": umem.record_at(conv, sizes=(2, 4, 8)),
         "deep, cupy": replace(_recorded(deep), backend="cupy"),
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        return [_base(name, trace, Path(folder)) for name, trace in found.items()]
+        whole = [_base(name, trace, Path(folder)) for name, trace in found.items()]
+    return [*whole, _of_two_sizes(whole[0], whole[0])]
+
+
+def _of_two_sizes(small: Base, large: Base) -> Base:
+    """A file of two sizes, as an older umem has written it."""
+    header = json.dumps({**json.loads(small.lines[0]), "sizes": [4, 8]}).encode()
+    return Base("mlp, sizes", (header, *small.lines[1:], *large.lines[1:]))
 
 
 def _base(name: str, trace: Trace, folder: Path) -> Base:
-    for events in (trace.events, *trace.recordings.values()):
-        assert sum(isinstance(event, Op) for event in events) <= MOST_OPS, name
+    assert sum(isinstance(event, Op) for event in trace.events) <= MOST_OPS, name
     path = trace.save(folder / "base", force=True)
     lines = gzip.decompress(path.read_bytes()).split(b"\n")[:-1]
-    return Base(name, tuple(lines), bool(trace.recordings))
+    return Base(name, tuple(lines))
 
 
 # -- what is recorded --------------------------------------------------------------------------

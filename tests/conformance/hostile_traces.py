@@ -1,9 +1,9 @@
-"""Does any broken or hostile trace break `umem report` or `umem choose`?
+"""Does any broken or hostile trace break `umem report` or `umem replay`?
 
 Small recorded steps (at most 200 operations) are changed, from single bytes of the compressed
 file to the sense of its events, and go through both commands with options drawn at random, all in
 one process. A command may say one sentence and exit with a status of its own; it must not end in a
-traceback, take 5 s of processor time (`choose --all-gpus`: for each of its GPUs), bring the
+traceback, take 5 s of processor time (`replay --all-gpus`: for each of its GPUs), bring the
 process 300 MiB above what it had before the first case, or print a control character. Every case
 has a number, from which alone it is drawn: `--seed S --case N` runs one again and prints what it
 says.
@@ -50,7 +50,7 @@ BROKEN = ("tracebacks", "too_slow", "too_large", "other")
 
 
 class Ran(NamedTuple):
-    """One command on one file; ``share`` is how many choices it was."""
+    """One command on one file; ``share`` is how many GPUs it was for."""
 
     command: str
     share: int
@@ -68,8 +68,8 @@ class TooLongError(BaseException):
 # -- what is run -------------------------------------------------------------------------------
 
 
-def commands(path: Path, base: Path, sized: bool, rng: random.Random) -> Iterator[list[str]]:
-    """One `report` and one `choose`, with options drawn."""
+def commands(path: Path, base: Path, rng: random.Random) -> Iterator[list[str]]:
+    """One `report` and one `replay`, with options drawn."""
     out = str(path.with_name("out"))
     views: list[list[str]] = [[], [], [], ["--json"], ["--json"], ["--gpu", "t4"],
                               ["--html", out, "--force"], ["--export", "perfetto", out, "--force"],
@@ -80,11 +80,9 @@ def commands(path: Path, base: Path, sized: bool, rng: random.Random) -> Iterato
     gpu = rng.choice(("t4", "t4", "v100-16gb", "h100-sxm", "jetson-orin-64gb"))
     options = [["--gpu", gpu], ["--gpu", gpu, "--vram", rng.choice(("2MiB", "8MiB", "64MiB"))]]
     chosen = rng.choice(options) if rng.random() > 0.01 else ["--all-gpus"]
-    if sized and rng.random() < 0.5:
-        chosen += ["--size", str(rng.choice((1, 3, 16, 1000, 10**6, 10**12, 10**30)))]
-    if "--all-gpus" not in chosen and rng.random() < 0.3:
-        chosen += ["--all"]
-    yield ["choose", str(path), *chosen, *(["--json"] if rng.random() < 0.4 else [])]
+    if rng.random() < 0.3:
+        chosen += ["--mode", rng.choice(("unmanaged", "managed", "hybrid"))]
+    yield ["replay", str(path), *chosen, *(["--json"] if rng.random() < 0.4 else [])]
 
 
 def run(arguments: list[str], before_bytes: int) -> Ran:
@@ -150,8 +148,7 @@ def case(number: int, seed: int, found: list[Base], folder: Path, before: int) -
     path.write_bytes(content)
     try:
         runs = [
-            run(each, before)
-            for each in commands(path, folder / f"base{found.index(base)}", base.sized, rng)
+            run(each, before) for each in commands(path, folder / f"base{found.index(base)}", rng)
         ]
     finally:
         path.unlink()

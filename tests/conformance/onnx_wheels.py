@@ -30,11 +30,11 @@ import onnx
 from report_tables import Row, Table, counted, percent, quantity, text
 
 from umem.errors import OnnxError
-from umem.predict.recorded_problem import problems_of
-from umem.predict.techniques.steady_state import steady
-from umem.trace.exported import onnx_step
-from umem.trace.exported.onnx_inference import inferred
-from umem.trace.exported.onnx_reading import dynamic_axes, read_onnx
+from umem.onnx import onnx_step
+from umem.onnx.exported.onnx_inference import inferred
+from umem.onnx.exported.onnx_reading import dims_of, is_fixed, read_onnx
+from umem.onnx.fitting.repeated_step import repeated
+from umem.onnx.fitting.step_problem import problem_of
 from umem.units import GIB, MIB
 
 LIST = Path(__file__).parent / "wheel_models.json"
@@ -91,11 +91,14 @@ def wheel(entry: dict[str, Any], cache: Path) -> Path:
 def sizes_of(path: Path, given: dict[str, int]) -> dict[str, int]:
     """The listed sizes, and for the other dynamic axes: 2 of a batch, 320 of a side, else 64."""
     found = {}
-    for name, places in dynamic_axes(path).items():
-        usual = 2 if places[0].endswith("[0]") else 64
-        if places[0].endswith(("[2]", "[3]")):
-            usual = 320
-        found[name] = given.get(name, usual)
+    graph = onnx.load(path, load_external_data=False).graph
+    weights = {x.name for x in graph.initializer}
+    for x in graph.input:
+        for axis, dim in enumerate(() if x.name in weights else dims_of(x)):
+            if not is_fixed(dim):
+                name = dim.dim_param or f"{x.name}[{axis}]"
+                usual = 2 if axis == 0 else 320 if axis in (2, 3) else 64
+                found.setdefault(name, given.get(name, usual))
     return found
 
 
@@ -151,15 +154,15 @@ def row_of(entry: dict[str, Any], cache: Path) -> Row:
         return {**row, "refused": str(error)}
     row["read_seconds"] = time.perf_counter() - start
     graph = inferred(read_onnx(path, sizes))
-    trace = steady(step.trace, 2)
-    least = [problem.least() for problem in problems_of(trace)]
+    trace = repeated(step.trace, 2)
+    least = problem_of(trace).least().peak_bytes
     theirs = runtime_bytes(path, sizes)
     shared = theirs.keys() & graph.tensors.keys()
     return {
         **row,
         "nodes": len(step.names),
         "peak_bytes": trace.peak_bytes,
-        "least_bytes": max((plan.peak_bytes for plan in least), default=None),
+        "least_bytes": least,
         "tensors": len(theirs),
         "missing": sorted(theirs.keys() - shared)[:5],
         "runtime_bytes": sum(theirs.values()),

@@ -21,8 +21,10 @@ LOOSE = (
     "locks", "scopes", "switch",
 )  # fmt: skip
 """Modules that lie at the top of umem/, beside `__init__` and `__main__`."""
-FOLDERS = ("trace", "devices", "planner", "memory", "predict", "reports", "chainer", "cli")
+FOLDERS = ("trace", "devices", "planner", "memory", "predict", "reports", "onnx", "chainer", "cli")
 """From the ground up: a folder imports the loose modules, itself and what comes before it."""
+EDGES = ("onnx",)
+"""Folders that only cli imports."""
 FACES = ("dask",)
 """Modules at the top for another framework, on memory and what is below; nobody imports them."""
 ANNEXES = ("compat", "data", "graphs", "launch", "snapshots")
@@ -89,6 +91,8 @@ def refused(importer: str, module: str) -> str | None:
         return f"{here} stands below {there}"
     if there in ANNEXES:
         return None if here in ("chainer", "cli") else f"{there} is an annex"
+    if there in EDGES:
+        return None if here == "cli" else f"{there} is at the edge"
     if there == "__main__" or FOLDERS.index(there) > FOLDERS.index(here):
         return f"{here} stands below {there}"
     if here == "planner" and there == "devices":

@@ -181,15 +181,6 @@ def test_the_vram_is_compared_with_the_peak() -> None:
     assert "Corrected for CuPy" not in text, "there is nothing to correct"
 
 
-def test_beside_vram_stands_what_cupy_would_need() -> None:
-    """NumPy's Adam takes temporaries as workspace; CuPy's takes none."""
-    update = Op("Adam", "update", access(0, MIB), access(0, MIB), 1, workspace_bytes=3 * MIB)
-    trace = Trace([Alloc(0, MIB, "parameter", "W", True), update, Mark("step")])
-    text = text_of(trace, 200, vram=Vram("t4", 16 * MIB))
-    assert "Corrected for CuPy, as replay and choose do, it is 1.0 MiB." in text
-    assert "Corrected for CuPy" not in text_of(trace, 200)
-
-
 @pytest.mark.parametrize("events", [[], [Mark("step")], [Op("F", "forward", (), ())]])
 def test_a_trace_without_tensors_says_so(events: list[Event]) -> None:
     assert "Nothing was allocated" in text_of(Trace(events), 30).replace("\n", " ")
@@ -200,13 +191,6 @@ def test_one_step_cannot_tell_leaks() -> None:
     two = [Alloc(0, 5, "input", "x", True), Mark("step"), Mark("step")]
     assert "None that can be seen; one more recorded step would tell" in text_of(Trace(two))
     assert text_of(Trace([*two, Free(0)])).endswith("Tensors that outlive their step\nNone.")
-
-
-def test_of_a_trace_of_several_sizes_the_largest_is_shown() -> None:
-    events = training(1).events
-    trace = Trace(events, recordings={4: events, 8: events})
-    assert "; the largest of sizes 4, 8" in text_of(trace, 200)
-    assert step_json(analyse(trace), "t.gz")["sizes"] == [4, 8]
 
 
 def test_the_curve_is_as_high_as_the_bytes() -> None:

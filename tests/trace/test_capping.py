@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-import umem
-from umem.reports.choice_report import choice_text
 from umem.reports.step_json import step_json
 from umem.reports.text.step import step_text
 from umem.trace.analysis.analysis import analyse
@@ -84,27 +82,10 @@ def test_updates_go_in_chunks_under_a_cap() -> None:
     assert under_cap(Trace(mixed), MIB).peak_bytes == 80 * MIB
 
 
-def test_reports_and_choices_say_it() -> None:
+def test_reports_say_it() -> None:
     said = cap_advice(step())
     assert said is not None
     analysis = analyse(step())
     text = [line.plain for line in step_text(analysis, "t", 200)]
     assert text.count(said) == 1
     assert step_json(analysis, "t")["cap_advice"] == said
-    choice = umem.choose(step(), "t4")
-    assert choice.cap_advice == choice.to_json()["cap_advice"]
-    assert "workspace of convolutions" in str(choice.cap_advice)  # of 120 MiB, with CuPy's own
-    assert str(choice.cap_advice) in [line.plain for line in choice_text(choice, 200)]
-    assert umem.choose(step(name="LinearFunction"), "t4").cap_advice is None
-
-
-def test_a_cap_makes_a_step_fit_and_is_not_said_to_keep_the_bits() -> None:
-    choice = umem.choose(step(), "t4", vram="94MiB")
-    names = [option.name for option in choice.options]
-    assert "workspace" in names and "nothing" not in names
-    (capped,) = [option for option in choice.options if option.name == "workspace"]
-    assert capped.line == 'with umem.chainer.workspace("16MiB"):' and not capped.exact
-    assert capped.peak_bytes == 76 * MIB  # CuPy makes another output, and drops it
-    small = umem.choose(step(name="LinearFunction"), "t4")
-    (dropped,) = [option for option in small.dropped if option.name == "workspace"]
-    assert "no convolution or pooling is known to need more than 1 MiB" in str(dropped.reason)

@@ -38,7 +38,7 @@ def test_what_the_peak_leaves_out_is_said() -> None:
         (): None,
     }
     for ops, sentence in said.items():
-        trace = Trace([alloc, *ops])
+        trace = Trace([alloc, *ops], "model")
         assert missing_workspace(trace) == sentence
         assert umem.replay(trace, "t4").caveat == sentence
 
@@ -107,8 +107,10 @@ def test_a_word_embedding_that_is_most_of_a_step_is_named() -> None:
         x = np.arange(size, dtype=np.int32)
         optimizer.update(lambda: F.sum(model(x)))
 
-    trace = umem.record_at(step)
-    because = umem.replay(trace, "t4", size=size).because
+    step(size)
+    with umem.record() as recorder:
+        step(size)
+    because = umem.replay(recorder.trace, "t4").because
     assert because is not None
     assert because.startswith("'EmbedID' ")
     assert "Adam state" in because
@@ -124,10 +126,17 @@ def test_a_single_step_does_not_know_what_the_one_before_it_left() -> None:
         Mark("step"),
     ]
     weights = Alloc(0, 8, "parameter", "W", True)
-    assert umem.replay(Trace([weights, *step]), "t4").caveat == said
-    assert umem.replay(Trace([weights, Mark("start"), *step]), "t4").caveat is None
-    assert umem.replay(Trace([weights, *step, Free(1), *step]), "t4").caveat is None
-    assert umem.choose(Trace([weights, *step]), "t4").caveat is None
-    assert umem.choose(Trace([weights, *step[:-1]]), "t4").caveat == (
-        "No step ends in the trace: all of it counts as one."
-    )
+
+    def caveat(*events: Event) -> str | None:
+        return umem.replay(Trace([weights, *events], "cupy"), "t4").caveat
+
+    assert caveat(*step) == said
+    assert caveat(Mark("start"), *step) is None
+    assert caveat(*step, Free(1), *step) is None
+
+
+def test_a_replay_of_numpy_says_whose_bytes_these_are() -> None:
+    events: list[Event] = [Alloc(0, 8, "input", "x", True)]
+    said = umem.replay(Trace(events), "t4").caveat
+    assert said == "The trace is of NumPy, and so are its bytes: those of CuPy may differ."
+    assert umem.replay(Trace(events, "cupy"), "t4").caveat != said

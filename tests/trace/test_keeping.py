@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 import umem
 from umem.devices.virtual import VirtualGPU
 from umem.errors import SizeError
-from umem.trace import Trace
 from umem.trace.events import Alloc, Checker, Event, Free, Mark, Op
 from umem.trace.recording.kept_steps import Keeper, Kept, Steps, calibrate
 from umem.trace.recording.recorder import active
@@ -456,16 +455,6 @@ def test_tracemalloc_that_the_script_started_stays_on(training: Training) -> Non
         assert tracemalloc.is_tracing()
     finally:
         tracemalloc.stop()
-
-
-def test_traces_of_two_batches_tell_the_peak_of_a_third() -> None:
-    def traced(batch: int) -> umem.Trace:
-        training = Training()
-        return run(Keeper(), [lambda: training.step(batch)] * 4).trace
-
-    joined = Trace.join([traced(64), traced(128)], (64, 128))
-    recorded = traced(512).peak_bytes
-    assert abs(joined.at(512).peak_bytes - recorded) < 0.02 * recorded
 
 
 def test_a_replay_starts_its_clock_where_the_kept_steps_begin(training: Training) -> None:

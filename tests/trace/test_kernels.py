@@ -11,7 +11,6 @@ import pytest
 import umem
 from umem.devices.virtual import VirtualGPU
 from umem.errors import TraceError
-from umem.predict.cupy_differences import on_gpu
 from umem.trace import Trace
 from umem.trace.analysis.capping import under_cap
 from umem.trace.events import Access, Alloc, Event, Free, Kernels, Mark, Op
@@ -99,12 +98,6 @@ def test_a_host_that_gets_numbers_waits_for_them() -> None:
     )  # fmt: skip
     assert free.seconds is not None and waits.seconds is not None
     assert waits.seconds - free.seconds > 8 * umem.devices.specs.COSTS.launch
-
-
-def test_with_cudnn_there_are_no_columns() -> None:
-    trace = Trace(step(Kernels(4, 20 * MIB, COLUMNS, 23)).events, "numpy")
-    (op,) = on_gpu(trace, "cudnn").ops
-    assert op.kernels is None and op.traffic_bytes == 2 * MIB
 
 
 def test_a_file_has_kernels_and_one_without_is_of_an_older_version(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from umem.trace.events import Access, Alloc, Event, Free, Hint, Mark, Op
 from umem.trace.trace import Trace
-from umem.trace.walk import Alive, lifetimes, numbered_by_birth, renumbered, used_bytes
+from umem.trace.walk import Alive, used_bytes
 
 
 @st.composite
@@ -66,26 +66,6 @@ def test_the_bytes_in_use_are_those_of_what_is_alive_and_of_workspace(events: li
     assert walk.nbytes == sum(alloc.nbytes for alloc in walk.tensors.values())
 
 
-@given(programs())
-def test_numbers_by_birth_are_each_used_once_and_change_nothing_else(events: list[Event]) -> None:
-    found = list(numbered_by_birth(events))
-    births = [event.tensor for event in found if isinstance(event, Alloc)]
-    assert births == list(range(len(births)))
-    assert list(used_bytes(found)) == list(used_bytes(events))
-    names = {event.tensor: event.label for event in found if isinstance(event, Alloc)}
-    for before, after, place in zip(events, found, range(len(events)), strict=True):
-        assert type(before) is type(after)
-        if isinstance(before, Op) and isinstance(after, Op):
-            (old,), (new,) = before.reads, after.reads
-            assert names[new.tensor] == alive_by_looking(events, place)[old.tensor].label
-            assert renumbered(after, {new.tensor: old.tensor}) == before
-    for life in lifetimes(found).values():
-        assert found[life.birth] is life.alloc
-        assert life.death is None or found[life.death] == Free(life.alloc.tensor)
-
-
 def test_what_is_not_alive_cannot_be_freed_or_used() -> None:
     with pytest.raises(KeyError):
         Alive([Free(3)])
-    with pytest.raises(KeyError):
-        list(numbered_by_birth([Op("f", "forward", (Access(0, 0, 1),), ())]))

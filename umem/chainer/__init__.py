@@ -12,11 +12,9 @@ from umem.chainer import layers as layers  # noqa: E402
 from umem.chainer import optimizers as optimizers  # noqa: E402
 from umem.chainer.accumulation.accumulating import accumulate  # noqa: E402
 from umem.chainer.accumulation.updater import AccumulatingUpdater  # noqa: E402
-from umem.chainer.batch_finder import find_batch  # noqa: E402
 from umem.chainer.checkpointing.regions import checkpoint, checkpoint_sequential, checkpointed  # noqa: E402
 from umem.chainer.chunking.capped import workspace  # noqa: E402
 from umem.chainer.current_device import device  # noqa: E402
-from umem.chainer.dial.diets import diet  # noqa: E402
 from umem.chainer.distillation.distilling_loss import DistillingLoss  # noqa: E402
 from umem.chainer.distillation.distilling_updater import DistillingUpdater  # noqa: E402
 from umem.chainer.framework import CHAINER  # noqa: E402
@@ -61,8 +59,6 @@ __all__ = [
     "checkpointed",
     "chunked_updates",
     "device",
-    "diet",
-    "find_batch",
     "half_precision",
     "load_quantized",
     "quantization_aware",

@@ -19,12 +19,12 @@ from umem.files import reason
 from umem.printable import sentence
 
 COMMANDS = (
-    "advise", "batch", "choose", "compat", "demo", "doctor", "graph", "kernels", "report", "run",
+    "choose", "compat", "demo", "doctor", "graph", "kernels", "replay", "report", "run",
 )  # fmt: skip
 
 FILES = {"graph": "graph_cut", "kernels": "kernel_commands"}
 """Commands whose file bears another name, as theirs is taken."""
-EXTENDED = ("choose", "report")
+EXTENDED = ("report",)
 """Commands that other packages may add to."""
 
 

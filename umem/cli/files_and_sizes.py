@@ -1,23 +1,22 @@
-"""Input and output of commands: sizes of a step, traces, files that must not be overwritten."""
+"""Input and output of commands: limits, a GPU by name, files that must not be overwritten."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any, ClassVar, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import click
 
 from umem import extras
+from umem.devices.specs import GpuSpec, gpu_spec
 from umem.errors import FileError, SizeError
 from umem.files import check_target, reason, whole
-from umem.printable import quoted, short
-from umem.trace.axes import StepSize
+from umem.printable import short
 from umem.trace.file import MAX_BYTES, MAX_EVENTS
-from umem.trace.trace import Trace
 from umem.units import format_bytes, parse_bytes
 
 
@@ -129,102 +128,11 @@ def caps(command: Callable[..., Any]) -> Callable[..., Any]:
     return events(nbytes(command))
 
 
-def load(paths: Sequence[Path], caps: Caps) -> list[Trace]:
-    """Read traces, within the limits given by options.
+def gpu_asked_for(gpu: str, vram: str | None) -> GpuSpec:
+    """Return a GPU of the table, with the given usable VRAM if any.
 
     Raises:
-        TraceError: see `Trace.load`.
+        UnknownGpuError, SizeError: see `umem.virtual_gpu`.
     """
-    return [Trace.load(path, **caps._asdict()) for path in paths]
-
-
-def one_trace(paths: Sequence[Path], sizes: Sequence[StepSize] | None, caps: Caps) -> Trace:
-    """Read one trace from files; files of several sizes are joined.
-
-    Raises:
-        click.UsageError: other sizes than files. UmemError: see `Trace.load`, `Trace.join`.
-    """
-    if sizes is None and len(paths) > 1:
-        raise click.UsageError(
-            f"{len(paths)} traces need --sizes, the size that each was recorded at: --sizes 4,8"
-        )
-    if sizes is not None and len(sizes) != len(paths):
-        raise click.UsageError(
-            f"--sizes names {_counted(len(sizes), 'size')}, and there "
-            f"{'is' if len(paths) == 1 else 'are'} {_counted(len(paths), 'trace')}: each has one"
-        )
-    loaded = load(paths, caps)
-    return loaded[0] if sizes is None else Trace.join(loaded, sizes)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-class StepSizeType(click.ParamType):  # type: ignore[type-arg]
-    """An integer, or one for each axis by name."""
-
-    name = "size"
-
-    def convert(self, value: object, param: object, ctx: object) -> StepSize:
-        return _size(str(value), "--size")
-
-
-class StepSizesType(click.ParamType):  # type: ignore[type-arg]
-    """Integers separated by commas, or sizes by axis separated by semicolons."""
-
-    name = "sizes"
-
-    def convert(self, value: object, param: object, ctx: object) -> tuple[StepSize, ...]:
-        """Parse sizes separated by commas, or sizes by axis separated by semicolons."""
-        text = str(value)
-        parts = text.split(";") if "=" in text else text.split(",")
-        try:
-            return tuple(_size(part, "--sizes") for part in parts)
-        except click.BadParameter:
-            raise click.BadParameter(
-                "sizes are whole numbers with commas, such as 4,8, or along axes "
-                f"'batch=4,length=16;batch=8,length=16'; got {quoted(value)}",
-                param_hint="--sizes",
-            ) from None
-
-
-def _size(text: str, option: str) -> StepSize:
-    """Parse one size: an integer, or integers by axis."""
-    try:
-        if "=" not in text:
-            return int(text)
-        pairs = [part.split("=") for part in text.split(",")]
-        found = {axis.strip(): int(value) for axis, value in pairs}
-        if len(found) < len(pairs):
-            raise ValueError("an axis twice")
-        return found
-    except ValueError:
-        raise click.BadParameter(
-            "a size is a whole number, or one for each axis, such as batch=64,length=512; "
-            f"got {quoted(text)}",
-            param_hint=option,
-        ) from None
-
-
-class NamesSuccessors(click.Command):
-    """A command that names the successors of options that it had.
-
-    Attributes:
-        successors: by option, the command line that replaces it.
-    """
-
-    successors: ClassVar[Mapping[str, str]] = {}
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options; for a removed one the error names its successor."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if error.option_name not in self.successors:
-                raise
-            raise click.UsageError(
-                f"{ctx.command_path} has no {error.option_name} any more; run "
-                f"{self.successors[error.option_name]}",
-                ctx,
-            ) from None
+    spec = gpu_spec(gpu)
+    return spec if vram is None else spec.with_vram(parse_bytes(vram, "vram"))

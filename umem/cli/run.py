@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +14,8 @@ import click
 
 import umem
 from umem.cli.run_ranks import Ranking, with_ranks
-from umem.cli.run_recompute import Budgeting, Slimming
-from umem.cli.run_record import Recording, at_sizes, batch_sizes
+from umem.cli.run_recompute import Slimming
+from umem.cli.run_record import Recording
 from umem.cli.run_resume import Resuming
 from umem.cli.run_script import Program, run_program
 from umem.cli.run_watch import Watching
@@ -25,7 +24,7 @@ from umem.compat.finder import arm
 from umem.compat.installation import find_package
 from umem.compat.lending import LentNames, lend_removed_names
 from umem.errors import UmemError
-from umem.launch import local_count, this_rank
+from umem.launch import local_count
 from umem.memory import environment
 from umem.trace.recording.kept_steps import Keeper, Steps
 from umem.units import format_bytes, format_seconds
@@ -85,11 +84,6 @@ class _RunCommand(click.Command):
     help="Save a Trainer's run and go on from it: every=500 or every=1epoch,keep=3,folder=PATH.",
 )
 @click.option(
-    "--budget",
-    metavar="SIZE",
-    help="Keep each step within a size, such as 4GiB, by the cheapest techniques that do.",
-)
-@click.option(
     "--old-numpy",
     multiple=True,
     metavar="PACKAGE",
@@ -102,11 +96,6 @@ class _RunCommand(click.Command):
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Write a trace of two training steps, such as out/run.umem.gz.",
-)
-@click.option(
-    "--sizes",
-    metavar="SIZES",
-    help="Record the first update at parts of its batch, 4,8, for umem choose --size.",
 )
 @click.option("--steps", metavar="STEPS", help="Record these instead of 2-3: 5, 10-12 or all.")
 @click.option("--stacks", is_flag=True, help="Record the lines that made each tensor.")
@@ -131,16 +120,12 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     cupti-python.
 
     --record keeps steps 2 and 3, where a step ends with an optimizer's update, and then records
-    no more; --stop ends the script there. With --sizes 4,8 it records the first update at so many
-    samples of its batch instead, so that umem choose can take it to any size.
+    no more; --stop ends the script there.
 
     --recompute keeps each training step within a budget, and says at the end what it took.
 
     --old-numpy chainercv lets the modules of chainercv, and no others, see np.float, np.product and
     the like, and pkg_resources where it is not installed (docs/chainer.md).
-
-    --budget records the first update's step, chooses the cheapest techniques that keep it to a
-    size, turns them on, and says at the end whether it held.
 
     --resume saves the whole run beside the Trainer's results; the same command goes on from there.
 
@@ -158,15 +143,9 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     ):  # fmt: skip
         if given and not asked.software:
             raise click.UsageError(f"{name} needs --software GPU")
-    if asked.budget and (asked.recompute or asked.workspace or asked.record):
-        raise click.UsageError(
-            "--budget records a step and chooses what to do: leave out --recompute, --workspace "
-            "and --record"
-        )
     if asked.recompute and asked.record:
         raise click.UsageError(
-            "--record would keep the steps in which --recompute learns. Record without it: "
-            "umem choose says what a plan would make of the step"
+            "--record would keep the steps in which --recompute learns: record without it"
         )
     recording = _recording(asked, program)
     ranking.start()
@@ -182,7 +161,6 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
             _import_chainer()
             watching.follow(stack)
         Slimming(asked.recompute, asked.workspace).begin(stack)
-        Budgeting(asked.budget).begin(stack)
         Resuming(asked.resume).begin(stack)
         gpu = asked.virtual, asked.vram
         code, hint = run_program(program, *gpu, asked.traceback)
@@ -207,13 +185,11 @@ class _RunOptions(NamedTuple):
     vram: str | None
     recompute: str | None
     workspace: str | None
-    budget: str | None
     resume: str | None
     old_numpy: tuple[str, ...]
     report: bool
     paging: bool
     record: Path | None
-    sizes: str | None
     steps: str | None
     stacks: bool
     no_workspace: bool
@@ -227,7 +203,7 @@ class _RunOptions(NamedTuple):
 def _recording(asked: _RunOptions, program: Program) -> Recording | None:
     """Return the requested recording, None without one."""
     if asked.record is None:
-        for name in ("sizes", "steps", "stacks", "no_workspace", "stop", "force"):
+        for name in ("steps", "stacks", "no_workspace", "stop", "force"):
             if getattr(asked, name):
                 raise click.UsageError(f"--{name.replace('_', '-')} needs --record FILE")
         return None
@@ -237,25 +213,8 @@ def _recording(asked: _RunOptions, program: Program) -> Recording | None:
         raise click.BadParameter(str(error), param_hint="--steps") from error
     if asked.stop and steps.last is None:
         raise click.UsageError("--stop needs --steps that end; all of them have no end")
-    keeper: Any = partial(Keeper, steps, asked.stacks, not asked.no_workspace)
-    if asked.sizes is not None:
-        if asked.steps or asked.stacks or asked.no_workspace:
-            raise click.UsageError("--sizes goes without --steps, --stacks and --no-workspace")
-        keeper = partial(at_sizes, batch_sizes(asked.sizes))
-    again = [] if this_rank() is not None else [*_where(asked), *program.words]
-    return Recording(asked.record, keeper, program.name, again, stop=asked.stop, force=asked.force)
-
-
-def _where(asked: _RunOptions) -> Iterator[str]:
-    """Return the options that a command to repeat the run needs: the device, and what is lent."""
-    for name in ("mode", "limit", "prefetch", "virtual", "software", "no_model", "devices", "vram"):
-        value = getattr(asked, name)
-        if value:
-            yield f"--{name.replace('_', '-')}"
-            if value is not True:
-                yield str(value)
-    for package in asked.old_numpy:
-        yield from ("--old-numpy", package)
+    keeper = Keeper(steps, asked.stacks, not asked.no_workspace)
+    return Recording(asked.record, keeper, program.name, stop=asked.stop, force=asked.force)
 
 
 def _lent(package: str, program: Program) -> LentNames:

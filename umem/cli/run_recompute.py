@@ -1,4 +1,4 @@
-"""``umem run`` with --recompute, --workspace or --budget: a script that takes less memory."""
+"""``umem run`` with --recompute or --workspace: a script that takes less memory."""
 
 from __future__ import annotations
 
@@ -59,49 +59,6 @@ class Slimming:
     def _tell(self, process: int) -> None:
         if os.getpid() == process:  # no child by fork that came to the end of the script
             say(f"umem: --recompute {self._budget}: {self._memory.summary()}", err=True)
-
-
-class Budgeting:
-    """Applies a budget at a script's first update, and prints the choice and its result.
-
-    Args:
-        budget: as `umem.chainer.diet` takes it, or None.
-
-    Raises:
-        click.ClickException: Chainer is missing, or the budget is no size.
-    """
-
-    def __init__(self, budget: str | None) -> None:
-        self._budget = budget
-        self._watch: Any = None
-        if budget is None:
-            return
-        if find_package() is None:
-            raise click.ClickException(
-                f"--budget is for Chainer, which is missing: {command('chainer')}"
-            )
-        import umem.chainer.dial.first_update as watching
-
-        try:
-            self._watch = watching.FirstUpdate(budget, _say)
-        except UmemError as error:
-            raise click.BadParameter(str(error), param_hint="--budget") from error
-
-    def begin(self, stack: ExitStack) -> None:
-        """Wait for the first update until the stack unwinds."""
-        if self._watch is None:
-            return
-        self._watch.begin(stack)
-        stack.callback(self._tell, os.getpid())
-
-    def _tell(self, process: int) -> None:
-        if os.getpid() != process:
-            return  # a child by fork that came to the end of the script
-        _say(f"--budget {self._budget}: {self._watch.outcome()}")
-
-
-def _say(line: str) -> None:
-    say(f"umem: {line}", err=True)
 
 
 def _made(option: str, make: Any, size: str) -> Any:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import click
-
-from umem import extras
-from umem.cli.files_and_sizes import StepSizesType, say
-from umem.compat.installation import find_package
+from umem.cli.files_and_sizes import say
 from umem.errors import TraceError, UmemError
 from umem.files import claimed
 from umem.printable import command_line, short
 from umem.trace.frameworks import names
-from umem.trace.recording.kept_steps import Kept
+from umem.trace.recording.kept_steps import Keeper, Kept
 from umem.units import format_bytes
 
 
@@ -26,24 +20,13 @@ class Recording:
 
     Args:
         path: where to.
-        make_keeper: returns the recorder, when recording begins: one of sizes imports Chainer, and
-            with it CuPy, which the software GPU has to come before.
+        keeper: the recorder.
         script: the script's short name.
-        again: the words of a command that would run it so again; empty: none is offered.
         stop, force: as the command has them.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        make_keeper: Callable[[], Any],
-        script: str,
-        again: Sequence[str],
-        *,
-        stop: bool,
-        force: bool,
-    ) -> None:
-        self._named, self._make_keeper, self._script, self._again = path, make_keeper, script, again
+    def __init__(self, path: Path, keeper: Keeper, script: str, *, stop: bool, force: bool) -> None:
+        self._named, self._keeper, self._script = path, keeper, script
         self._stop, self._force = stop, force
         self._path = path.absolute()  # the script may change folders
         self._written = False
@@ -56,7 +39,6 @@ class Recording:
             TraceError: the file cannot be written; nothing has begun.
         """
         stack.enter_context(claimed(self._path, force=self._force))
-        self._keeper = self._make_keeper()
         self._keeper.complete = self._complete
         self._keeper.start()
         stack.callback(self._end)
@@ -114,40 +96,4 @@ class Recording:
         say(f"  umem report {name}", err=True)
         if not count:
             return
-        if kept.trace.sizes:
-            say(f"  umem choose {name} --size 64 --gpu t4      # at any size", err=True)
-            return
-        say(f"  umem choose {name} --gpu t4", err=True)
-        if self._again and any(op.phase == "update" for op in kept.trace.ops):
-            words = command_line(*self._again)
-            say(
-                "for other batches, where the script calls optimizer.update(lossfun, *arrays):\n"
-                f"  umem run --record {name} --sizes 4,8 --force {words}\n"
-                f"  umem choose {name} --size 64 --gpu t4",
-                err=True,
-            )
-
-
-def batch_sizes(text: str) -> tuple[int, ...]:
-    """Read the batch sizes at which the first update is recorded.
-
-    Raises:
-        click.ClickException: Chainer is missing, or these are no sizes of a batch.
-    """
-    sizes: tuple[Any, ...] = StepSizesType().convert(text, None, None)
-    if not 2 <= len(set(sizes)) == len(sizes) <= 3 or not all(
-        isinstance(size, int) and size > 0 for size in sizes
-    ):
-        raise click.BadParameter("two or three numbers of samples: 4,8", param_hint="--sizes")
-    if find_package() is None:
-        raise click.ClickException(
-            f"--sizes is for Chainer, which is missing: {extras.command('chainer')}"
-        )
-    return sizes
-
-
-def at_sizes(sizes: Sequence[int]) -> Any:
-    """Return a recorder of the first update at several batch sizes, in place of a `Keeper`."""
-    from umem.chainer.dial.two_sizes import TwoSizes
-
-    return TwoSizes(sizes)
+        say(f"  umem replay {name} --gpu t4", err=True)

@@ -299,7 +299,7 @@ def _what_it_needs(command: str, asked: str) -> str:
         "umem: what the script would need is told by a recording of two steps, made where there "
         "is room for them (without --virtual, or with --mode managed):\n"
         f"  umem run --record out/run.umem.gz {command}\n"
-        f"  umem choose out/run.umem.gz {asked}"
+        f"  umem replay out/run.umem.gz {asked}"
     )
 
 

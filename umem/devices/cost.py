@@ -18,7 +18,6 @@ class StepCost:
         seconds: the time; ``seconds_low`` and ``seconds_high`` with every cost constant of the
             model at the quick, and at the slow end of its range. ``step_seconds`` has the time of
             each step, from one update to the next.
-        host_seconds: time of the host to issue the ``op_count`` operations: no GPU is quicker.
         compute_seconds: the operations alone; ``stall_seconds`` what they waited for memory.
         peak_bytes: the most that tensors and workspace held at once.
         reserved_peak_bytes: the most that the pools reserved for that.
@@ -36,7 +35,6 @@ class StepCost:
     seconds_low: float | None = None
     seconds_high: float | None = None
     step_seconds: tuple[float, ...] = ()
-    host_seconds: float | None = None
     compute_seconds: float | None = None
     stall_seconds: float | None = None
     peak_bytes: int | None = None
@@ -51,7 +49,6 @@ class StepCost:
     sent_bytes: int | None = None
     fetched_bytes: int | None = None
     fault_count: int | None = None
-    op_count: int | None = None
 
     @property
     def migrated_bytes(self) -> int | None:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import heapq
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from umem.errors import GraphError
@@ -277,25 +276,6 @@ class Graph:
         from umem.planner.from_trace import nodes_and_edges
 
         return cls(*nodes_and_edges(trace, cost))
-
-    @classmethod
-    def from_onnx(
-        cls, path: str | PathLike[str], sizes: Mapping[str, int] | None = None, cost: Cost = "flops"
-    ) -> Graph:
-        """Make the graph of an ONNX model's forward pass; Chainer is not needed.
-
-        Args:
-            path: the file; weights in files beside it need not be there.
-            sizes: the sizes of dynamic axes, by name, such as ``{"batch": 32}``.
-            cost: see `umem.planner.from_trace`; no time was measured.
-
-        Raises:
-            OnnxError: the file cannot be read, see `umem.trace.exported.onnx_step`.
-            MissingDependencyError: onnx is not installed. GraphError: ``cost`` is unknown.
-        """
-        from umem.trace.exported import onnx_step
-
-        return cls.from_trace(onnx_step(path, sizes, "none").trace, cost)
 
 
 def _pair(edge: Any) -> tuple[str, str]:

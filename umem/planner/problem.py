@@ -1,6 +1,6 @@
 """The planning problem of one pass: its calls, and the bytes beside them.
 
-`umem.chainer.Recompute` makes one from the passes that it observes, `umem.choose` from a trace. A
+`umem.chainer.Recompute` makes one from the passes that it observes, `umem.onnx` from a trace. A
 constant is in use all the time: parameters, optimizer state and inputs, random numbers that calls
 have drawn (a dropout's mask, packed to one bit an element or not), and outputs of calls that must
 not be recomputed. The rest is a `Graph`, for which plans are made.

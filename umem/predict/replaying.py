@@ -16,9 +16,7 @@ from umem.devices.virtual.clock import Clock
 from umem.devices.virtual.model import Allocator
 from umem.errors import HintError, OutOfMemoryError, StateError, TraceError
 from umem.memory.limits import Size
-from umem.predict.cupy_differences import CORRECT, Correct, on_gpu
 from umem.trace.analysis.explain import missing, why_peak
-from umem.trace.axes import StepSize, size_text
 from umem.trace.trace import Access, Alloc, Checker, Event, Hint, Trace, check_trace
 from umem.units import format_bytes, format_seconds, parse_bytes
 
@@ -32,8 +30,8 @@ class Replay:
     with every cost constant at the quick, and at the slow end of its range
     (`umem.devices.specs.RANGES`). ``needed_bytes`` is the peak of the whole trace, also where it
     does not fit; ``because`` names the tensors that hold most of it, None for a peak of nothing.
-    ``size`` is the size that the trace was scaled to, None where it is as recorded. ``caveat``
-    names memory that the trace leaves out, so that the real step needs more; None without such.
+    ``caveat`` says that the trace is one of NumPy, and names memory that it leaves out; None
+    without either.
     """
 
     gpu: str
@@ -48,17 +46,15 @@ class Replay:
     seconds_high: float
     needed_bytes: int
     because: str | None
-    size: StepSize | None = None
     caveat: str | None = None
     simulated: Literal[True] = True
 
     def __repr__(self) -> str:
-        size = "" if self.size is None else f", size {size_text(self.size)}"
         count = len(self.step_seconds)
         steps = f" for {count} steps" if count > 1 else ""
         found = f"{format_seconds(self.seconds)}{steps}" if self.fits else "does not fit"
         needed = f"needs {format_bytes(self.needed_bytes)} of {format_bytes(self.vram_bytes)}"
-        return f"<Replay on {self.gpu}, {self.mode}{size}: {found}, {needed}; simulated>"
+        return f"<Replay on {self.gpu}, {self.mode}: {found}, {needed}; simulated>"
 
     @property
     def seconds(self) -> float:
@@ -97,8 +93,6 @@ def replay(
     mode: Mode = "managed",
     vram: Size | None = None,
     *,
-    size: StepSize | None = None,
-    correct: Correct = "auto",
     prefetch: bool = False,
     limit: Size | None = None,
     spill: Literal["host", "migrate"] = "host",
@@ -113,10 +107,6 @@ def replay(
         gpu: a name of the table, such as ``"v100-16gb"``.
         mode: the memory mode that allocations come from.
         vram: usable VRAM instead of the table's figure, as an int or text.
-        size: replay the step at this size, such as a batch, or one number an axis,
-            ``{"batch": 64, "length": 512}``; `Trace.at` with degree 1.
-        correct: the correction of a trace recorded on NumPy: ``"auto"`` for CuPy without cuDNN,
-            ``"cudnn"`` with cuDNN, ``"off"``; see `umem.predict.cupy_differences`.
         prefetch: make memory resident as it is allocated.
         limit: as in `umem.managed`.
         spill: as in `umem.hybrid`.
@@ -126,20 +116,18 @@ def replay(
         costs: the cost constants.
 
     A trace that does not fit raises nothing: `Replay.fits` is False. The trace is replayed once, as
-    it was recorded: a loop of one step has gaps in its pool, and may need a little more.
-    `umem.choose` and `umem.chainer.find_batch` repeat the step until it has settled.
+    it was recorded: a loop of one step has gaps in its pool, and may need a little more. A trace of
+    NumPy is replayed with NumPy's bytes: CuPy's indexes, workspace and casts may differ.
 
     Raises:
         UnknownGpuError, SizeError: see `umem.virtual_gpu`.
-        ScalingError: ``size`` of a trace that cannot be scaled, see `Trace.at`.
-        StateError: unknown mode, spill, allocator or correction. HintError: unknown advice.
+        StateError: unknown mode, spill or allocator. HintError: unknown advice.
         TraceError: ``trace`` is no trace, has no event, or uses a tensor that is not allocated
             (only where events were written by hand, not in a recorded or loaded trace).
     """
     check_trace(trace)
-    _check_choices(mode, spill, allocator, correct, advice or {})
+    _check_choices(mode, spill, allocator, advice or {})
     spec = gpu_spec(gpu)
-    trace = on_gpu(trace if size is None else trace.at(size), correct)
     if not trace.events:
         raise TraceError("the trace is empty: there is no event to replay")
     device = VirtualGPU(
@@ -172,23 +160,25 @@ def replay(
         seconds_high=slow.seconds,
         needed_bytes=needed_bytes,
         because=because,
-        size=size,
-        caveat=missing(trace),
+        caveat=" ".join(filter(None, (_of_numpy(trace), missing(trace)))) or None,
     )
 
 
-def _check_choices(
-    mode: str, spill: str, allocator: str, correct: str, advice: Mapping[str, str]
-) -> None:
-    """Refuse unknown modes, spills, allocators, corrections and advice."""
+def _of_numpy(trace: Trace) -> str | None:
+    """Return a sentence if a trace was recorded on NumPy; None otherwise."""
+    if trace.backend != "numpy":
+        return None
+    return "The trace is of NumPy, and so are its bytes: those of CuPy may differ."
+
+
+def _check_choices(mode: str, spill: str, allocator: str, advice: Mapping[str, str]) -> None:
+    """Refuse unknown modes, spills, allocators and advice."""
     if mode not in MODES:
         raise StateError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
     if spill not in ("host", "migrate"):
         raise StateError(f"spill must be 'host' or 'migrate'; got {spill!r}")
     if allocator not in ("caching", "plain"):
         raise StateError(f"allocator must be 'caching' or 'plain'; got {allocator!r}")
-    if correct not in CORRECT:
-        raise StateError(f"correct must be one of {', '.join(CORRECT)}; got {correct!r}")
     for name in advice.values():
         if name not in ADVICE:
             raise HintError(f"advice must be one of {', '.join(ADVICE)}; got {name!r}")

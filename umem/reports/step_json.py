@@ -29,7 +29,7 @@ def summary(analysis: Analysis, name: str, vram: Vram | None = None) -> dict[str
     trace = analysis.trace
     content = {
         "trace": name,
-        **named(trace, ("backend", "meta", "sizes")),
+        **named(trace, ("backend", "meta")),
         "event_count": len(trace),
         **named(analysis, ("op_count", "step_count", "first_step")),
         "tensor_count": len(analysis.reading.tensors),

@@ -11,10 +11,11 @@ access is ``[tensor, start, stop]`` in bytes. The last line is ``["end", event_c
 truncated file is told from a short one. Loading parses JSON and executes nothing. The file is one
 gzip member, with nothing behind it, and no line is longer than `LINE_BYTES`.
 
-A trace of several sizes has them in its first line, ``"sizes": [4, 8]``, ascending, and then the
-events of one size after another, each closed by its own ``["end", event_count]``. Where they are
-along axes with names, which version 4 adds, it has the names too, and one number an axis for each
-size: ``"axes": ["batch", "length"], "sizes": [[4, 16], [4, 32], [8, 16], [8, 32]]``, a whole grid.
+A file that an older umem has written may hold a step at several sizes. They are in its first line,
+``"sizes": [4, 8]``, ascending; the events of one size after another follow, each closed by its own
+``["end", event_count]``. Along axes with names, which version 4 adds, a size is a list with one
+number an axis: ``"axes": ["batch", "length"], "sizes": [[4, 16], [4, 32], ...]``. The last one, the
+largest, is what is read.
 Version 5 adds the hints ``"send"`` and ``"fetch"``, version 6 an operation's ``kernels``,
 ``[launch_count, copied_bytes, piece_bytes, part_launch_count]``. A file is of the lowest version
 from 3 up.
@@ -27,14 +28,13 @@ import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from umem.errors import FileError, TraceError
 from umem.files import check_target, open_regular, reason, whole
 from umem.printable import quoted, short
-from umem.trace.axes import Point, in_order, points_of
 from umem.trace.events import CODES, COPIES, LONGEST_TEXT, TYPES, Checker, Event, Hint, Op, decode
 from umem.units import format_bytes
 
@@ -110,8 +110,7 @@ class Inflating(io.RawIOBase):
 FORMAT = "umem-trace"
 VERSION = 6
 WITHOUT_KERNELS = 5
-WITHOUT_COPIES = 4
-WITHOUT_AXES = 3
+WITHOUT_COPIES = 3
 """Versions of files that an older umem can read."""
 LINE_BYTES = 1 << 20
 """The longest line that is read; no event is longer."""
@@ -127,23 +126,19 @@ _MORE_BYTES = "max_bytes=, or --max-bytes, reads more"
 
 
 class Header(NamedTuple):
-    """The first line of a file, without the format's name; ``points`` is empty for one section."""
+    """The first line of a file, without the format's name."""
 
     backend: str
     meta: Mapping[str, str]
-    points: tuple[Point, ...] = ()
-    axes: tuple[str, ...] = ()
 
 
-def write(
-    file_path: str | Path, header: Header, sections: list[list[Event]], *, force: bool
-) -> Path:
-    """Write a file with a section for each size, atomically; see `umem.Trace.save`."""
+def write(file_path: str | Path, header: Header, events: list[Event], *, force: bool) -> Path:
+    """Write a file, atomically; see `umem.Trace.save`."""
     path = Path(file_path)
     try:
         check_target(path, force=force, way_out="pass force=True to overwrite it")
         with whole(path, force=force) as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
-            file.writelines(map(_encoded, _lines(header, sections)))
+            file.writelines(map(_encoded, _lines(header, events)))
     except FileError as error:
         raise TraceError(str(error)) from None
     except TraceError:
@@ -161,33 +156,29 @@ def _encoded(line: str) -> bytes:
     return text
 
 
-def _lines(header: Header, sections: list[list[Event]]) -> Iterator[str]:
+def _lines(header: Header, events: list[Event]) -> Iterator[str]:
     """Yield the lines of a file, in the oldest version that can hold the events."""
-    version = _version(header, sections)
-    first = {"format": FORMAT, "version": version, "backend": header.backend}
-    axes = {"axes": list(header.axes)} if header.axes else {}
-    sizes = {"sizes": list(header.points)} if header.points else {}
-    yield json.dumps({**first, "meta": dict(header.meta), **axes, **sizes}) + "\n"
-    for events in sections:
-        for event in events:
-            fields = event[:-1] if isinstance(event, Op) and event.kernels is None else event
-            yield json.dumps([CODES[type(event)], *fields], separators=(",", ":")) + "\n"
-        yield json.dumps(["end", len(events)]) + "\n"
+    first = {"format": FORMAT, "version": _version(events), "backend": header.backend}
+    yield json.dumps({**first, "meta": dict(header.meta)}) + "\n"
+    for event in events:
+        fields = event[:-1] if isinstance(event, Op) and event.kernels is None else event
+        yield json.dumps([CODES[type(event)], *fields], separators=(",", ":")) + "\n"
+    yield json.dumps(["end", len(events)]) + "\n"
 
 
-def _version(header: Header, sections: list[list[Event]]) -> int:
+def _version(events: list[Event]) -> int:
     """Return the lowest version that can hold the events."""
-    if any(isinstance(each, Op) and each.kernels is not None for each in chain(*sections)):
+    if any(isinstance(each, Op) and each.kernels is not None for each in events):
         return VERSION
-    if any(isinstance(each, Hint) and each.action in COPIES for each in chain(*sections)):
+    if any(isinstance(each, Hint) and each.action in COPIES for each in events):
         return WITHOUT_KERNELS
-    return WITHOUT_COPIES if header.axes else WITHOUT_AXES
+    return WITHOUT_COPIES
 
 
 def read(
     file_path: str | Path, max_events: int | None = None, max_bytes: int | None = None
-) -> tuple[Header, list[list[Event]]]:
-    """Read the header and the events of all sections; see `umem.Trace.load`."""
+) -> tuple[Header, list[Event]]:
+    """Read the header and the events, those of the last section; see `umem.Trace.load`."""
     path = Path(file_path)
     name = short(path)
     max_events = MAX_EVENTS if max_events is None else max_events
@@ -195,8 +186,8 @@ def read(
     try:
         with open_regular(path) as file:
             lines = _Lines(name, io.BufferedReader(Inflating(file, max_bytes), _BUFFER_BYTES))
-            header = _header(name, lines.next())
-            return header, _sections(name, lines, max(1, len(header.points)), max_events)
+            header, count = _header(name, lines.next())
+            return header, _last_section(name, lines, count, max_events)
     except EOFError as error:
         raise TraceError(f"{name} is truncated: {error}") from None
     except TooLargeError:
@@ -231,8 +222,8 @@ class _Lines:
         return line
 
 
-def _header(name: str, line: bytes) -> Header:
-    """Parse and check the first line.
+def _header(name: str, line: bytes) -> tuple[Header, int]:
+    """Parse and check the first line; return it with the number of sections.
 
     Raises:
         TraceError: it is no header, or of a newer version.
@@ -257,12 +248,12 @@ def _header(name: str, line: bytes) -> Header:
             raise ValueError("the name of the backend is too long")
         if not all(isinstance(value, str) for value in meta.values()):
             raise ValueError("meta holds something other than text")
-        axes, points = _points(header.get("axes", []), header.get("sizes", []))
+        count = _section_count(header.get("axes", []), header.get("sizes", []))
     except TraceError:
         raise
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{name} is not a umem trace (line 1: {error})") from error
-    return Header(backend, meta, points, axes)
+    return Header(backend, meta), count
 
 
 def _json(line: bytes) -> Any:
@@ -279,50 +270,43 @@ def _no_number(text: str) -> Any:
 _JSON = json.JSONDecoder(parse_constant=_no_number)
 
 
-def _points(axes: Any, value: Any) -> tuple[tuple[str, ...], tuple[Point, ...]]:
-    """Check the axes and sizes of a header.
+def _section_count(axes: Any, sizes: Any) -> int:
+    """Return how many sections follow a header: one a size, ascending, or one without sizes.
 
     Raises:
-        ValueError: they are not valid.
+        ValueError: the axes or sizes are not valid.
     """
-    if axes == []:
-        return (), _sizes(value)
-    if not isinstance(axes, list) or not all(isinstance(axis, str) for axis in axes):
-        raise ValueError(f"axes are a list of names; got {quoted(axes)}")
-    if not isinstance(value, list) or not all(isinstance(each, list) for each in value):
-        raise ValueError(f"sizes along axes are lists; got {quoted(value)}")
-    if len(set(axes)) < len(axes) or any(len(each) != len(axes) for each in value):
-        raise ValueError("each of its sizes has one number for each axis, and no two share a name")
-    _, points, _ = points_of([dict(zip(axes, each, strict=True)) for each in value])
-    if points != in_order(points):
-        raise ValueError(f"sizes ascend, those of the last axis first; got {quoted(value)}")
-    return tuple(axes), tuple(points)
+    if axes == [] and sizes == []:
+        return 1
+    if not isinstance(axes, list) or not isinstance(sizes, list):
+        raise ValueError(f"axes and sizes are lists; got {quoted(axes)} and {quoted(sizes)}")
+    points = sizes if axes else [[size] for size in sizes]
+    if not all(isinstance(point, list) and len(point) == max(1, len(axes)) for point in points):
+        raise ValueError("each of its sizes has one number for each axis")
+    if not all(type(n) is int and 0 < n < 1 << 63 for point in points for n in point):
+        raise ValueError(f"sizes are whole numbers; got {quoted(sizes)}")
+    if len(points) < 2 or any(before >= after for before, after in pairwise(points)):
+        raise ValueError(f"sizes are two or more, and ascend; got {quoted(sizes)}")
+    return len(points)
 
 
-def _sizes(value: Any) -> tuple[int, ...]:
-    counts = isinstance(value, list) and all(
-        type(size) is int and 0 < size < 1 << 63 for size in value
-    )
-    if not counts or len(value) == 1 or sorted(set(value)) != value:
-        raise ValueError(f"sizes are two or more ascending whole numbers; got {quoted(value)}")
-    return tuple(value)
-
-
-def _sections(name: str, lines: _Lines, count: int, max_events: int) -> list[list[Event]]:
-    sections: list[list[Event]] = []
+def _last_section(name: str, lines: _Lines, count: int, max_events: int) -> list[Event]:
+    """Return the events of the last section; all sections count against the limits."""
+    events: list[Event] = []
+    left = max_events
     for _ in range(count):
-        sections.append(_events(name, lines, max_events, sections))
+        events = _events(name, lines, left, max_events)
+        left -= len(events)
     if lines.next():
         raise TraceError(f"{name} goes on after its end")
-    return sections
+    return events
 
 
-def _events(name: str, lines: _Lines, max_events: int, before: list[list[Event]]) -> list[Event]:
-    """Yield the events of a section; raises if all sections exceed the limits."""
+def _events(name: str, lines: _Lines, left: int, max_events: int) -> list[Event]:
+    """Return the events of a section, of which at most ``left`` are read."""
     events: list[Event] = []
     checker = Checker()
     check, append = checker.check, events.append
-    left = max_events - sum(map(len, before))
     texts: dict[Any, Any] = {}
     while line := lines.next():
         try:

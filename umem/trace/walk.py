@@ -108,21 +108,3 @@ def renumbered(event: Event, numbers: Mapping[int, int]) -> Event:
 def _moved(numbers: Mapping[int, int], accesses: Accesses) -> Accesses:
     make = tuple.__new__  # half the time of `Access`, of which a step has ten thousands
     return tuple([make(Access, (numbers[each[0]], each[1], each[2])) for each in accesses])
-
-
-def numbered_by_birth(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield the events with tensors renumbered uniquely in the order of birth.
-
-    Raises:
-        KeyError: an event uses or frees what is not alive.
-    """
-    numbers: dict[int, int] = {}
-    count = 0
-    for event in events:
-        if isinstance(event, Free):
-            yield Free(numbers.pop(event.tensor))
-            continue
-        if isinstance(event, Alloc):
-            numbers[event.tensor] = count
-            count += 1
-        yield renumbered(event, numbers)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.devices.virtual.test_layout import steps
 from umem.devices.base import Mode, Policy
 from umem.devices.specs import COSTS, GpuSpec
 from umem.devices.virtual.clock import BlockMoves, Clock
@@ -207,6 +207,59 @@ def test_a_trace_with_copies_is_saved_in_the_version_that_has_them(tmp_path: Pat
     path = trace.save(tmp_path / "step.gz")
     assert json.loads(gzip.open(path).readline())["version"] == 5
     assert Trace.load(path).events == trace.events
+
+
+SIZES = st.sampled_from((0, 100, 700_000, BLOCK, 5 * BLOCK, 23 << 20))
+
+
+@st.composite
+def steps(draw: Any) -> list[Any]:
+    """A step, twice: tensors that come and go, operations, prefetches and copies in between."""
+    events: list[Any] = [Alloc(0, 3 << 20, "parameter", "W", True), Mark("start")]
+    number = 0
+    for _ in range(2):
+        alive = {0: 3 << 20}
+        for _ in range(draw(st.integers(1, 25))):
+            what = draw(st.sampled_from(("alloc", "alloc", "op", "op", "free", "hint")))
+            mine = [tensor for tensor in alive if tensor]
+            if what == "alloc":
+                number += 1
+                alive[number] = draw(SIZES)
+                uploaded = draw(st.booleans())
+                events.append(Alloc(number, alive[number], "array", "a", uploaded))
+            elif what == "free" and mine:
+                gone = draw(st.sampled_from(mine))
+                del alive[gone]
+                events.append(Free(gone))
+            elif what == "hint":
+                events.append(hint(draw, alive))
+            else:
+                events.append(operation(draw, alive))
+        events += [operation(draw, alive), *(Free(tensor) for tensor in alive if tensor)]
+        events.append(Mark("step"))
+    return events
+
+
+def hint(draw: Any, alive: dict[int, int]) -> Hint:
+    tensor = draw(st.sampled_from(list(alive)))
+    whole = (Access(tensor, 0, alive[tensor]),)
+    if draw(st.booleans()):
+        return Hint(draw(st.sampled_from(("send", "fetch"))), whole, overlap=True)
+    place, overlap = draw(st.sampled_from((0, "cpu"))), draw(st.booleans())
+    return Hint("prefetch", whole, place, overlap=overlap)
+
+
+def operation(draw: Any, alive: dict[int, int]) -> Op:
+    def accesses() -> tuple[Access, ...]:
+        tensors = draw(st.lists(st.sampled_from(list(alive)), max_size=3))
+        return tuple(
+            Access(t, draw(st.sampled_from((0, alive[t] // 3))), alive[t]) for t in tensors
+        )
+
+    phase = draw(st.sampled_from(("forward", "backward", "update", "array")))
+    pattern = draw(st.sampled_from(("stream", "random", "strided")))
+    workspace = draw(st.sampled_from((None, 0, 512, 9 << 20)))
+    return Op("f", phase, accesses(), accesses(), 10**9, 10**8, pattern, 0.01, workspace)
 
 
 @pytest.mark.thorough

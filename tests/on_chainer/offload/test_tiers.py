@@ -188,7 +188,7 @@ def test_a_step_that_does_not_fit_fits_with_offload_and_has_the_same_bits(
     assert figures.stall_seconds > whole.stall_seconds
 
 
-def test_a_trace_with_copies_can_be_reported_and_chosen_for(
+def test_a_trace_with_copies_can_be_reported_and_replayed(
     little_at_a_time: None, tmp_path: Path
 ) -> None:
     recorder = umem.record()
@@ -208,23 +208,5 @@ def test_a_trace_with_copies_can_be_reported_and_chosen_for(
         given = [str(tmp_path / each) if "." in each else each for each in options]
         assert run(umem_command, ["report", path, *given]).exit_code == 0
     assert run(umem_command, ["report", path, path]).exit_code == 0
-    choice = umem.choose(trace, gpu="t4")
-    options = {option.name: option for option in choice.options}
-    assert 0 < options["half precision"].sent_bytes < options["nothing"].sent_bytes
-    assert choice.caveat is not None and "record the step without them" in choice.caveat
-
-
-def test_nothing_is_planned_for_a_trace_in_which_things_move() -> None:
-    recorder = umem.record()
-
-    @contextmanager
-    def both() -> Iterator[None]:
-        with umem.chainer.Offload(), recorder:
-            yield
-
-    trained(both(), "96MiB", 1 << 12)
-    trace = recorder.trace
-    choice = umem.choose(trace, gpu="t4", vram=trace.peak_bytes // 2)
-    dropped = {option.name: option.reason for option in choice.dropped}
-    for name in ("recompute to fit", "recompute min", "offload", "recompute, offload to fit"):
-        assert "record the step without them" in str(dropped[name])
+    replay = umem.replay(trace, "t4")
+    assert replay.fits and replay.figures.sent_bytes

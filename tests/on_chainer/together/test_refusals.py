@@ -172,9 +172,6 @@ CALLS: dict[str, Call] = {
     "workspace: size": lambda n, o, _: umem.chainer.workspace("-3"),
     "Recompute: budget": lambda n, o, _: umem.chainer.Recompute("much"),
     "Offload: folder": lambda n, o, path: umem.chainer.Offload(str(path / "no")),
-    "diet: budget": lambda n, o, _: umem.chainer.diet(
-        n, o, lambda size: o.update(n, X[:size], T[:size]), budget="1KiB"
-    ),
 }
 CALLS_OF_UPDATE: dict[str, Call] = {
     "parts: empty": in_parts(lambda net: net, X[:0], T[:0]),

@@ -10,7 +10,7 @@ from typing import Any
 import chainer
 
 import umem
-from umem.chainer.dial.as_it_was import as_it_was
+from umem.chainer.as_it_was import as_it_was
 from umem.trace.events import Op
 from umem.units import format_bytes
 

@@ -13,7 +13,7 @@ import chainer
 import numpy as np
 
 from umem.chainer.precision.floats import HALF, SINGLE, layer_norm_back, quiet, to_half
-from umem.trace.analysis.half_functions import MOVES
+from umem.chainer.precision.half_functions import MOVES
 
 Proceed = Callable[..., Any]
 _AS_THEY_ARE = MOVES | {"Cast"}

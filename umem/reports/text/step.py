@@ -9,14 +9,12 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from umem.predict.cupy_differences import on_gpu
 from umem.printable import short
 from umem.reports.text.lines import Column, clipped, table, wrapped
 from umem.trace.analysis.analysis import Analysis, OpTotal, Vram
 from umem.trace.analysis.bands import thinned
 from umem.trace.analysis.leaks import Leak
 from umem.trace.analysis.tensors import Tensor
-from umem.trace.axes import listed
 from umem.trace.frameworks import DATA_CACHE
 from umem.trace.stacks import innermost
 from umem.units import format_bytes, format_seconds
@@ -83,8 +81,6 @@ def _heading(analysis: Analysis, name: str, width: int) -> Iterator[Text]:
         f"{name}: {_count(len(trace), 'event')}, {_count(analysis.op_count, 'operation')}, "
         f"{_steps(analysis)}, recorded on {trace.backend}"
     )
-    if len(trace.sizes) > 1:
-        what += f"; the largest of sizes {listed(trace.sizes)}"
     yield from (Text(line, style="bold") for line in wrapped(what, width))
     if analysis.seconds is not None:
         time = f"{format_seconds(analysis.seconds)} of host time in operations"
@@ -119,10 +115,6 @@ def _peak(analysis: Analysis, width: int, vram: Vram | None) -> Iterator[Text]:
         share = _percent(peak.total_bytes / vram.nbytes)
         size = format_bytes(vram.nbytes)
         sentences.append(f"That is {share} of the {size} of VRAM of {vram.gpu}.")
-        corrected = on_gpu(analysis.trace).peak_bytes
-        if corrected != peak.total_bytes:
-            needed = format_bytes(corrected)
-            sentences.append(f"Corrected for CuPy, as replay and choose do, it is {needed}.")
     if analysis.caveat is not None:
         sentences.append(analysis.caveat)
     if analysis.cap_advice is not None:

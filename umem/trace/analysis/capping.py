@@ -8,7 +8,7 @@ where it was more, and each part of a convolution takes launches of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from umem.trace.analysis.updating import chunked_update
 from umem.trace.events import Alloc, Event, Op
@@ -53,17 +53,12 @@ def _capped(event: Event, cap_bytes: int, allocs: Mapping[int, Alloc]) -> Event:
     return event
 
 
-def cap_advice(trace: Trace, elsewhere: Callable[[Trace], Trace] | None = None) -> str | None:
+def cap_advice(trace: Trace) -> str | None:
     """Return a sentence such as ``60% of the peak is workspace of convolutions: ...``.
 
     None where a cap would not change the peak by much. Cost: some passes over the events.
-
-    Args:
-        trace: as it was recorded.
-        elsewhere: converts it to the trace of the same step elsewhere, such as on a GPU.
     """
-    there = elsewhere or (lambda trace: trace)
-    events = there(trace).events
+    events = trace.events
     used = list(used_bytes(events))
     peak = max(used, default=0)
     op = events[used.index(peak)] if used else None
@@ -71,7 +66,7 @@ def cap_advice(trace: Trace, elsewhere: Callable[[Trace], Trace] | None = None) 
         return None
     if op.name not in CAPPED and op.phase != "update":
         return None
-    peaks = [there(under_cap(trace, cap)).peak_bytes for cap in CAPS]
+    peaks = [under_cap(trace, cap).peak_bytes for cap in CAPS]
     columns_bytes = 0 if op.kernels is None else op.kernels.piece_bytes
     return advice(op.name, op.workspace_bytes, peak, peaks, columns_bytes)
 

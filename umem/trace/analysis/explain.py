@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from umem.printable import quoted
-from umem.trace.events import COPIES, Alloc, Free, Hint, Mark, Op
+from umem.trace.events import Alloc, Free, Mark, Op
 from umem.trace.trace import Trace
 from umem.trace.walk import used_bytes
 
@@ -67,14 +67,6 @@ def missing(trace: Trace) -> str | None:
     return _together(missing_workspace(trace), unseen(trace), _missing_beginning(trace))
 
 
-def missing_when_repeated(trace: Trace) -> str | None:
-    """Return what the peak leaves out of a step that is repeated until it has settled."""
-    end = None
-    if not trace.step_count:
-        end = "No step ends in the trace: all of it counts as one."
-    return _together(moved(trace), missing_workspace(trace), unseen(trace), end, varied(trace))
-
-
 def unseen(trace: Trace) -> str | None:
     """Return a sentence if operations of CuPy on a GPU are not in a trace; None otherwise."""
     if trace.backend != "cupy":
@@ -86,48 +78,6 @@ def unseen(trace: Trace) -> str | None:
         "CuPy tells of allocations only, not of kernels and copies: what runs outside of Chainer's "
         "functions has no time here. On a software GPU it has: umem run --software t4 --record."
     )
-
-
-def moved(trace: Trace) -> str | None:
-    """Return a sentence if a trace has copies to the host and back, as Offload makes; None
-    otherwise.
-    """
-    if not any(isinstance(each, Hint) and each.action in COPIES for each in trace.events):
-        return None
-    return (
-        "It was recorded under Offload, or a Recompute that moves, and what these moved is not "
-        "there to be kept or recomputed: record the step without them."
-    )
-
-
-def varied(trace: Trace) -> str | None:
-    """Return a sentence if steps of a trace differ in operations or shapes; None otherwise.
-
-    Optimizers that take turns have a step each.
-    """
-    last: dict[frozenset[int], list[tuple[str, str, int, int]]] = {}
-    for updated, calls in _steps(trace):
-        if last.get(updated, calls) != calls:
-            return (
-                "Its steps differ in shapes or operations, and others may need more: pad what "
-                "varies to the longest, and record one step with umem.record_at."
-            )
-        last[updated] = calls
-    return None
-
-
-def _steps(trace: Trace) -> Iterator[tuple[frozenset[int], list[tuple[str, str, int, int]]]]:
-    """Return what each step's update writes, and its operations with arithmetic and bytes."""
-    updated: set[int] = set()
-    calls: list[tuple[str, str, int, int]] = []
-    for event in trace.events:
-        if isinstance(event, Op) and event.phase == "update":
-            updated.update(access.tensor for access in event.writes)
-        elif isinstance(event, Op):
-            calls.append((event.name, event.phase, event.flops, event.traffic_bytes))
-        elif event == Mark("step"):
-            yield frozenset(updated), calls
-            updated, calls = set(), []
 
 
 def _together(*sentences: str | None) -> str | None:

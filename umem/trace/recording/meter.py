@@ -151,16 +151,6 @@ class HostMeter:
         tracemalloc.reset_peak()
 
 
-def is_host_measured() -> bool:
-    """Tell whether tracemalloc is on, whether umem or the program has turned it on."""
-    return tracemalloc.is_tracing()
-
-
-def was_followed(array: Any) -> bool:
-    """Tell whether an array of NumPy was made while tracemalloc was on."""
-    return tracemalloc.get_object_traceback(array) is not None
-
-
 HOST: Meter = HostMeter()
 """Measures the workspace of operations on NumPy, while tracemalloc is on."""
 of_gpu: list[Meter] = []

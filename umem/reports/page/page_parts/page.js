@@ -31,7 +31,6 @@ function title(data) {
   byId("subtitle").textContent = printable([
     counted(data.event_count, "event"), counted(data.op_count, "operation"),
     sayCount(data), "recorded on " + data.backend,
-    ...(data.sizes.length > 1 ? ["the largest of sizes " + data.sizes.join(", ")] : []),
   ].join(" \u00b7 "));
 }
 

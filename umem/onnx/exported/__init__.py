@@ -1,0 +1,1 @@
+"""Steps of models that were exported: what a file in ONNX says of a step, without a run."""

@@ -1,0 +1,174 @@
+"""The shape of every tensor, node by node, by ONNX's own inference.
+
+ONNX infers the types of one node at a time; what shapes are made of is computed in between
+(`onnx_folding`). A file of a few hundred bytes could have a rank doubled at each node: so each is
+checked before the next node sees it.
+
+The model's own statements on shapes of intermediate tensors are not read: exporters write them
+wrongly, and ONNX Runtime does not keep to them either.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from itertools import chain, count
+from typing import Any
+
+from umem.errors import OnnxError
+from umem.onnx.exported.computed_weights import with_made_weights
+from umem.onnx.exported.onnx_folding import count_of_nonzero, fold
+from umem.onnx.exported.onnx_graph import OnnxGraph, OnnxNode
+from umem.onnx.exported.onnx_lowering import Lowering
+from umem.onnx.exported.onnx_reading import CheckedModel, node_said
+from umem.onnx.exported.onnx_weights import KnownTensors
+from umem.onnx.exported.operators import OPERATORS
+from umem.printable import quoted
+
+SAME_SHAPES = {"GreaterOrEqual": "Greater", "LessOrEqual": "Less"}
+"""Operators without ONNX shape inference in some versions, each with one of equal shapes."""
+
+
+def inferred(read: CheckedModel) -> OnnxGraph:
+    """Return the graph of a model with the type of every tensor.
+
+    Raises:
+        OnnxError: shapes that do not go together, depend on data, or are of no machine; a branch or
+            sequence that depends on data. Names the node.
+    """
+    onnx, graph, known = read.onnx, read.model.graph, read.known
+    opsets = list(read.model.opset_import)
+    version = max((o.version for o in opsets if o.domain in ("", "ai.onnx")), default=1)
+    lowering = Lowering(onnx, known, version, read.folder)
+    nodes = []
+    todo = deque(enumerate(graph.node))
+    while todo:
+        place, node = todo.popleft()
+        if node.op_type == "Constant":
+            continue
+        instead = lowering.lowered(node, place)
+        if instead is not None:
+            todo.extendleft((place, each) for each in reversed(instead))
+            continue
+        _infer(onnx, node, place, version, opsets, known)
+        fold(onnx, node, known, opsets)
+        nodes.append(_node(onnx, node, place))
+    weights = known.initializers
+    outputs = tuple(dict.fromkeys(x.name for x in graph.output))
+    for name in outputs:
+        if name not in known.types:
+            raise OnnxError(f"the output {quoted(name)} is a sequence, which has no gradient")
+    return with_made_weights(
+        OnnxGraph(
+            tuple(_told_apart(nodes)),
+            known.types,
+            read.inputs,
+            frozenset(w for w in weights if known.types[w].is_float and known.types[w].shape),
+            frozenset(weights | known.constants),
+            outputs,
+            known.values,
+        )
+    )
+
+
+def _infer(
+    onnx: Any, node: Any, place: int, version: int, opsets: list[Any], known: KnownTensors
+) -> None:
+    """Add the types of a node's outputs."""
+    found = _types(onnx, node, place, version, opsets, known)
+    for name in filter(None, node.output):
+        if name in known.types:
+            raise OnnxError(f"{node_said(node, place)} makes {quoted(name)}, which is there twice")
+        kind = found.get(name)
+        shape = _shape(kind, node, name, known)
+        shape = count_of_nonzero(node, known) if shape is None else shape
+        if shape is None:
+            raise OnnxError(
+                f"{node_said(node, place)} ({node.op_type}) makes {quoted(name)}, whose shape is "
+                f"not known before the data are{_absent(known)}"
+            )
+        said = 0 if kind is None else kind.tensor_type.elem_type
+        elements = said or known.elements[node.input[0]]
+        made = known.add(onnx, name, elements, shape)
+        given = known.types.get(node.input[0]) if node.input else None
+        if node.op_type == "Reshape" and given is not None and made.size != given.size:
+            raise OnnxError(  # which ONNX's inference lets pass
+                f"{node_said(node, place)} (Reshape): shapes do not go together: {made.size} "
+                f"elements of {given.size}; the graph may be right for the size alone that it was "
+                "exported at"
+            )
+
+
+def _absent(known: KnownTensors) -> str:
+    if not known.absent:
+        return ""
+    names = ", ".join(quoted(name) for name in sorted(known.absent)[:3])
+    return f"; external data that a shape may need are not there: {names}"
+
+
+def _types(
+    onnx: Any, node: Any, place: int, version: int, opsets: list[Any], known: KnownTensors
+) -> dict[str, Any]:
+    """Infer the types of a node's outputs by ONNX.
+
+    Raises:
+        OnnxError: shapes contradict each other, or cannot be inferred.
+    """
+    make = onnx.helper.make_tensor_type_proto
+    names = [name for name in node.input if name]
+    types = {name: make(known.elements[name], known.types[name].shape) for name in names}
+    data = {n: onnx.numpy_helper.from_array(known.values[n]) for n in names if n in known.values}
+    try:
+        schema = onnx.defs.get_schema(SAME_SHAPES.get(node.op_type, node.op_type), version, "")
+        infer = onnx.shape_inference.infer_node_outputs
+        return dict(infer(schema, node, types, data, opset_imports=opsets))
+    except MemoryError as error:
+        raise OnnxError("the shapes of the model need more memory than there is") from error
+    except Exception as error:  # InferenceError, SchemaError, RuntimeError or ValueError
+        raise OnnxError(
+            f"{node_said(node, place)} ({node.op_type}): shapes do not go together, or are not "
+            f"known: {quoted(str(error))}{_absent(known)}"
+        ) from error
+
+
+def _shape(kind: Any, node: Any, name: str, known: KnownTensors) -> list[int] | None:
+    """Return a shape with every axis known; the input's if ONNX leaves it so."""
+    if kind is not None and kind.HasField("tensor_type") and kind.tensor_type.HasField("shape"):
+        dims = kind.tensor_type.shape.dim
+        return [d.dim_value for d in dims] if all(d.HasField("dim_value") for d in dims) else None
+    operator = OPERATORS[node.op_type]  # the first versions of many have no inference
+    if operator.statistics and name != node.output[0]:
+        return list(known.types[node.input[operator.statistics[0]]].shape)
+    is_group_norm = node.op_type == "GroupNormalization"  # no version has inference
+    if is_group_norm or (operator.elementwise and len(node.input) == 1):
+        return list(known.types[node.input[0]].shape)
+    return None
+
+
+def _node(onnx: Any, node: Any, place: int) -> OnnxNode:
+    values = {a.name: _value(onnx, a) for a in node.attribute if a.name != "value"}
+    name = node.name or next(filter(None, node.output), "") or f"{node.op_type}_{place}"
+    return OnnxNode(name, node.op_type, tuple(node.input), tuple(node.output), values)
+
+
+def _told_apart(nodes: list[OnnxNode]) -> list[OnnxNode]:
+    """Make node names unique: a repeated one is replaced by the output's name, or the place.
+
+    A schedule names them.
+    """
+    taken: set[str] = set()
+    found = []
+    for place, node in enumerate(nodes):
+        outputs = tuple(filter(None, node.outputs))
+        names = chain((node.name, *outputs), (f"{node.name}_{n}" for n in count(place)))
+        name = next(name for name in names if name not in taken)
+        taken.add(name)
+        found.append(node if name == node.name else replace(node, name=name))
+    return found
+
+
+def _value(onnx: Any, attribute: Any) -> Any:
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, (int, float, str)) else tuple(value) if value else ()

@@ -1,0 +1,181 @@
+"""Initialisers and constants of an ONNX graph: their types, and contents only where they are small.
+
+Tensors that a shape may depend on are small. All others are weights, of which the shape is enough,
+so that neither their contents nor their files are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from umem.errors import OnnxError
+from umem.onnx.exported.onnx_graph import TensorType
+from umem.printable import quoted
+from umem.trace.events import LARGEST_BYTES
+
+SMALL = 4096
+"""Arrays of at most this many elements may affect a shape; larger ones are weights."""
+SMALL_FLOATS = 64
+"""The same for floating-point arrays, such as scales of a resize."""
+MOST_AXES = 64
+"""A tensor may have this many axes, as in NumPy."""
+
+
+@dataclass
+class KnownTensors:
+    """The types, and small contents, of tensors by name.
+
+    Attributes:
+        types: their types.
+        elements: their types of elements, by ONNX's numbers.
+        values: the contents of small ones.
+        initializers: names of the file's initialisers.
+        constants: names of the file's constant nodes.
+        absent: small ones whose file is not there.
+    """
+
+    types: dict[str, TensorType] = field(default_factory=dict)
+    elements: dict[str, int] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    initializers: set[str] = field(default_factory=set)
+    constants: set[str] = field(default_factory=set)
+    absent: set[str] = field(default_factory=set)
+
+    def add(self, onnx: Any, name: str, elements: int, shape: Sequence[int]) -> TensorType:
+        """Add a tensor's type.
+
+        Raises:
+            OnnxError: no machine has such a tensor.
+        """
+        self.types[name] = found = type_of(onnx, name, elements, tuple(shape))
+        self.elements[name] = elements
+        return found
+
+    def is_small(self, name: str) -> bool:
+        """Tell whether a tensor is so small that its contents may affect a shape."""
+        kind = self.types[name]
+        return kind.size <= (SMALL_FLOATS if kind.is_float else SMALL)
+
+
+def given_tensors(onnx: Any, graph: Any, folder: Path) -> KnownTensors:
+    """Return the types of a graph's initialisers and constants, and the contents of small ones.
+
+    Args:
+        folder: the folder of the model's file, in which its external data is.
+
+    Raises:
+        OnnxError: a tensor is too large for any machine, is sparse, or has contents that do not fit
+            its type.
+    """
+    known = KnownTensors()
+    take_given(onnx, graph, known, folder)
+    return known
+
+
+def take_given(onnx: Any, graph: Any, known: KnownTensors, folder: Path) -> None:
+    """Add a graph's initialisers and constants to known tensors; raises as `given_tensors` does."""
+    for tensor in graph.initializer:
+        known.initializers.add(tensor.name)
+        _take(onnx, tensor, tensor.name, known, folder)
+    for node in graph.node:
+        if node.op_type == "Constant":
+            if len(node.output) != 1:
+                raise OnnxError(f"a constant of the model has {len(node.output)} outputs")
+            known.constants.add(node.output[0])
+            _take_constant(onnx, node, known, folder)
+
+
+def _take_constant(onnx: Any, node: Any, known: KnownTensors, folder: Path) -> None:
+    """Add the tensor of a Constant node, whose contents are an attribute, to those known.
+
+    Raises:
+        OnnxError: it is sparse, is no number, or has not one value; or as `_take`.
+    """
+    name = node.output[0]
+    if len(node.attribute) != 1 or node.attribute[0].HasField("sparse_tensor"):
+        raise OnnxError(f"the constant {quoted(name)} is sparse, or has not one value")
+    attribute = node.attribute[0]
+    if attribute.HasField("t"):
+        _take(onnx, attribute.t, name, known, folder)
+        return
+    if attribute.name not in ("value_int", "value_ints", "value_float", "value_floats"):
+        raise OnnxError(f"the constant {quoted(name)} is no number")
+    is_float = "float" in attribute.name
+    value = onnx.helper.get_attribute_value(attribute)
+    array = np.array(value, np.float32 if is_float else np.int64)
+    elements = onnx.TensorProto.FLOAT if is_float else onnx.TensorProto.INT64
+    known.add(onnx, name, elements, array.shape)
+    if known.is_small(name):
+        known.values[name] = array
+
+
+def _take(onnx: Any, tensor: Any, name: str, known: KnownTensors, folder: Path) -> None:
+    """Add a tensor's type to those known, and its contents if it is small and they are there.
+
+    A small tensor whose file cannot be read is marked absent.
+
+    Raises:
+        OnnxError: no machine has such a tensor, or its contents are not of its shape.
+    """
+    kind = known.add(onnx, name, tensor.data_type, tensor.dims)
+    if not known.is_small(name):
+        return
+    is_external = tensor.data_location == onnx.TensorProto.EXTERNAL
+    try:
+        if is_external:
+            raw = _beside(tensor, folder, kind.nbytes)
+            tensor = onnx.TensorProto(raw_data=raw, dims=kind.shape, data_type=known.elements[name])
+        known.values[name] = onnx.numpy_helper.to_array(tensor)
+    except Exception as error:  # of several classes, by what is wrong
+        if not is_external:
+            raise OnnxError(
+                f"{quoted(name)} has other contents than its shape says: {quoted(str(error))}"
+            ) from error
+        known.absent.add(name)
+
+
+def _beside(tensor: Any, folder: Path, nbytes: int) -> bytes:
+    """Read a tensor's contents from a file beside the model.
+
+    Raises:
+        OSError, ValueError: there is no such file in the model's folder, or it is too short.
+    """
+    told = {entry.key: entry.value for entry in tensor.external_data}
+    file = (folder / told["location"]).resolve(strict=True)
+    if not file.is_relative_to(folder.resolve()) or not file.is_file():
+        raise ValueError("external data lie in a file of the model's folder")
+    with file.open("rb") as opened:
+        opened.seek(int(told.get("offset", 0)))
+        found: bytes = opened.read(nbytes)
+    if len(found) < nbytes:
+        raise ValueError("the file is too short")
+    return found
+
+
+def type_of(onnx: Any, name: str, data_type: int, shape: tuple[int, ...]) -> TensorType:
+    """Return a tensor's type, after checking that a machine could hold it.
+
+    Raises:
+        OnnxError: its element type is unknown or text, its shape is not valid, or it is too large.
+    """
+    try:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(data_type)
+    except (KeyError, ValueError, TypeError) as error:
+        raise OnnxError(f"{quoted(name)} has a type that umem does not know") from error
+    if dtype.kind in "OSU":
+        raise OnnxError(f"{quoted(name)} holds text, which no GPU computes with")
+    if any(length < 0 for length in shape) or len(shape) > MOST_AXES:
+        raise OnnxError(f"{quoted(name)} has the shape {quoted(shape)}")
+    if prod(shape) * max(1, dtype.itemsize) > LARGEST_BYTES:
+        raise OnnxError(
+            f"{quoted(name)} has the shape {quoted(shape)}: {prod(shape) * dtype.itemsize} bytes; "
+            f"no machine has more than {LARGEST_BYTES}"
+        )
+    is_float = dtype.kind == "f" or "float" in dtype.name
+    return TensorType(shape, dtype.itemsize, is_float)

@@ -1,0 +1,1 @@
+"""What makes the step of an exported model fit a GPU: modes, recomputation, offload."""

@@ -1,0 +1,263 @@
+"""What makes a step of an exported model fit a GPU, and what it costs; all of it simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+from typing import Any, Literal, NamedTuple
+
+from umem.as_json import named
+from umem.devices.base import Mode
+from umem.devices.cost import StepCost
+from umem.devices.specs import GpuSpec
+from umem.devices.virtual import VirtualGPU
+from umem.errors import BudgetError, GraphError, StateError
+from umem.onnx.exported.exported_step import ExportedStep
+from umem.onnx.fitting.applying import apply
+from umem.onnx.fitting.gpu_times import link_of, op_seconds
+from umem.onnx.fitting.offloading import all_offloaded
+from umem.onnx.fitting.repeated_step import repeated
+from umem.onnx.fitting.schedule_of_plan import Schedule, schedule_of
+from umem.onnx.fitting.step_problem import problem_of
+from umem.planner.link import Link
+from umem.planner.problem import Problem, Solution
+from umem.predict.stepping import SteadyStep, steady_step
+from umem.trace.events import check_figures
+from umem.trace.trace import Trace
+from umem.units import MIB, format_bytes
+
+TRIES = 6
+"""At most this many budgets are tried in the search for the largest that fits."""
+NEAR = 1 / 64
+"""The search ends when its bounds are within this share of VRAM."""
+_FITS = "the step fits with everything kept"
+
+
+@dataclass(frozen=True)
+class ModelOption(StepCost):
+    """A way to run a model's step, and its cost in the steady state; simulated.
+
+    Where the step does not fit, its figures are None, except ``peak_bytes`` where it could be
+    replayed. That the host has ``host_bytes`` is not checked.
+
+    Attributes:
+        name: of the way.
+        reason: why the step does not fit, or nothing is gained; None where it fits.
+        schedule: the plan that it follows; None for a memory mode.
+    """
+
+    name: str
+    reason: str | None = None
+    schedule: Schedule | None = None
+    simulated: Literal[True] = True
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a dict for a JSON file; simulated figures are under names that say so."""
+        return named(self, ("name", "reason", *_FIGURES, "schedule"), _FIGURES)
+
+
+_FIGURES = (
+    "seconds", "seconds_low", "seconds_high", "peak_bytes", "resident_peak_bytes", "moved_bytes",
+    "host_bytes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """The ways to run a model's step on a GPU; simulated.
+
+    Attributes:
+        gpu: the GPU's name in the table; ``title`` in full.
+        vram_bytes: its usable VRAM.
+        options: the ways in which the step fits, the shortest step first.
+        dropped: the ways in which it does not fit or nothing is gained, each with its reason.
+    """
+
+    gpu: str
+    title: str
+    vram_bytes: int
+    options: tuple[ModelOption, ...]
+    dropped: tuple[ModelOption, ...]
+    simulated: Literal[True] = True
+
+
+def choose_for_model(step: ExportedStep, gpu: GpuSpec) -> ModelChoice:
+    """Try the memory modes, recomputation and offload on a step of an exported model.
+
+    Cost: some replays, and up to a dozen plans.
+
+    Raises:
+        SizeError: the GPU has VRAM of less than a block. TraceError: bytes that no machine has.
+    """
+    check_figures(step.trace.events)
+    VirtualGPU(gpu)  # refuses VRAM of less than a block
+    found = _Fitting(step, gpu)
+    tried = [found.tried(name, prepare) for name, prepare in _WAYS.items()]
+    fit = sorted((one for one in tried if one.reason is None), key=lambda one: one.seconds or inf)
+    return ModelChoice(
+        gpu.name,
+        gpu.title,
+        gpu.usable_bytes,
+        tuple(fit),
+        tuple(one for one in tried if one.reason is not None),
+    )
+
+
+class _Prepared(NamedTuple):
+    """A step to be replayed, the memory mode, and the plan that it follows."""
+
+    trace: Trace
+    mode: Mode = "unmanaged"
+    prefetch: bool = False
+    schedule: Schedule | None = None
+
+
+class _Fitting:
+    """A step repeated until its steady state, and its variants under plans, for one GPU."""
+
+    def __init__(self, step: ExportedStep, gpu: GpuSpec) -> None:
+        self.gpu, self._names = gpu, step.names
+        self.trace = repeated(step.trace)
+        self._replayed: dict[tuple[object, ...], SteadyStep] = {}
+        self._under: dict[tuple[object, ...], Trace] = {}
+
+    def tried(self, name: str, prepare: Callable[[_Fitting], _Prepared]) -> ModelOption:
+        """Try one way; return its figures, or the reason against it."""
+        try:
+            prepared = prepare(self)
+        except (BudgetError, GraphError, StateError) as error:  # it has nothing to offer
+            return ModelOption(name, str(error))
+        step = self._step(prepared.trace, prepared.mode, prefetch=prepared.prefetch)
+        option = ModelOption(name, step.reason, prepared.schedule, **vars(step.cost))
+        return option if step.fits else replace(option, peak_bytes=prepared.trace.peak_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """True if the step as it is fits plain memory."""
+        return self._step(self.trace, "unmanaged").fits
+
+    def _step(self, trace: Trace, mode: Mode, *, prefetch: bool = False) -> SteadyStep:
+        """Replay a trace of this step, once."""
+        key = id(trace), mode, prefetch
+        if key not in self._replayed:
+            self._replayed[key] = steady_step(trace, self.gpu, mode, prefetch=prefetch)
+        return self._replayed[key]
+
+    # -- plans -----------------------------------------------------------------------------
+
+    @cached_property
+    def problem(self) -> Problem:
+        """Return what there is to plan for recomputation; raises GraphError if nothing."""
+        return problem_of(self.trace)
+
+    @cached_property
+    def _timed_problem(self) -> Problem:
+        """Return the same with costs in this GPU's seconds, to plan offload."""
+        seconds = op_seconds(self.trace, self.gpu)
+        return problem_of(self.trace, lambda op: seconds[id(op)])
+
+    def planned(self, solution: Solution) -> _Prepared:
+        """Prepare the step under a plan."""
+        schedule = schedule_of(self.problem, solution, self._names)
+        return _Prepared(self._trace_under(solution), schedule=schedule)
+
+    def _trace_under(self, solution: Solution) -> Trace:
+        """Return the trace under a plan, one for all plans that make the same."""
+        plan = solution.plan
+        key = plan.blocks, plan.kept, plan.recomputed, plan.stashed, plan.moves
+        if key not in self._under:
+            self._under[key] = apply(self.trace, plan)
+        return self._under[key]
+
+    def within_vram(self, link: Link | None = None) -> Solution:
+        """Return the plan of the largest budget found to fit, in whole MiB or the least of all.
+
+        A plan for all of VRAM often fits except for the pool's gaps: the search strides down from
+        there, in growing strides, to a budget that fits, then bisects up to the last that does not.
+
+        Args:
+            link: to the offload target; None: nothing is offloaded.
+
+        Raises:
+            BudgetError: the step fits with no budget. GraphError: there is nothing to plan.
+        """
+        problem = self.problem if link is None else self._timed_problem
+        least, room = problem.least(link=link), self.gpu.usable_bytes
+        if least.peak_bytes > room or not self._has_room(least):
+            needed, vram = format_bytes(least.peak_bytes), format_bytes(room)
+            raise BudgetError(f"the least that a plan takes is {needed}, of {vram} of VRAM")
+        best, low = least, -(-least.peak_bytes // MIB)
+        high = max(low, min(room, problem.keep_all.peak_bytes) // MIB)
+        near = stride = max(1, round(NEAR * room / MIB))
+        has_fit, budget = False, high
+        for _ in range(TRIES):
+            found = problem.within(max(least.peak_bytes, budget * MIB), link=link)
+            if self._has_room(found):
+                best, low, has_fit = found, budget, True
+            else:
+                high = budget
+            if high - low <= near:
+                break
+            middle = (low + high) // 2
+            budget = middle if has_fit else max(middle, high - stride)
+            stride *= 2
+        return best
+
+    def _has_room(self, solution: Solution) -> bool:
+        return self._step(self._trace_under(solution), "unmanaged").fits
+
+    def all_offloaded(self) -> Solution:
+        """Return the plan that offloads every saved tensor."""
+        link_of(self.gpu)  # raises where there is none
+        return self.problem.keep_all._replace(plan=all_offloaded(self.problem))
+
+    def check_needed(self) -> None:
+        """Raise StateError if the step fits as it is, so that nothing is gained."""
+        if self.fits:
+            raise StateError(_FITS)
+
+
+def _plain(step: _Fitting) -> _Prepared:
+    return _Prepared(step.trace)
+
+
+def _mode(mode: Mode, *, prefetch: bool = False) -> Callable[[_Fitting], _Prepared]:
+    def prepare(step: _Fitting) -> _Prepared:
+        step.check_needed()
+        return _Prepared(step.trace, mode, prefetch)
+
+    return prepare
+
+
+def _recomputed(step: _Fitting) -> _Prepared:
+    step.check_needed()
+    return step.planned(step.within_vram())
+
+
+def _least(step: _Fitting) -> _Prepared:
+    return step.planned(step.problem.least())
+
+
+def _offloaded(step: _Fitting) -> _Prepared:
+    step.check_needed()
+    return step.planned(step.all_offloaded())
+
+
+def _quickest(step: _Fitting) -> _Prepared:
+    step.check_needed()
+    return step.planned(step.within_vram(link_of(step.gpu)))
+
+
+_WAYS: dict[str, Callable[[_Fitting], _Prepared]] = {
+    "plain": _plain,
+    "hybrid": _mode("hybrid"),
+    "managed": _mode("managed"),
+    "managed, prefetch": _mode("managed", prefetch=True),
+    "recompute to fit": _recomputed,
+    "recompute min": _least,
+    "offload": _offloaded,
+    "recompute, offload to fit": _quickest,
+}
+"""All ways to run a step, the least to do first: those of equal times keep this order."""

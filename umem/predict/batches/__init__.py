@@ -1,1 +1,0 @@
-"""The largest batch that fits, that of least time a sample, and the cost of scaled sizes."""

@@ -1,1 +1,0 @@
-"""Techniques for a step that does not fit, each a function of its trace."""
