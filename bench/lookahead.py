@@ -2,12 +2,10 @@
 
 Three loops over managed memory on the software GPU with its model on, at 1.5 and 3 times VRAM: a
 stencil over blocks, k-means over chunks of points, and conjugate gradients with a sparse matrix in
-blocks of rows. Each runs as it is, with the driver's own paging, with its order told, and with
-advice for the arrays that `umem.choose` would leave on the host. It is recorded before, and what
-`umem.choose` says of each way is held against the live time. The bound is the least that the link
-can carry for all blocks of a recorded round, those of temporary arrays included
-(`bench/paging_bound.py`). Counted are the rounds after the first two, in which the order is
-learned. Results are compared by their bits.
+blocks of rows. Each runs as it is, with the driver's own paging, and with its order told. The bound
+is the least that the link can carry for all blocks of a recorded round, those of temporary arrays
+included (`bench/paging_bound.py`). Counted are the rounds after the first two, in which the order
+is learned. Results are compared by their bits.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,24 +31,21 @@ from umem.units import BLOCK_BYTES, MIB
 
 GPU, VRAM = "t4", 256 * MIB
 TIMES = (1.5, 3.0)
-MANAGED, LOOKAHEAD, STREAMING = WAYS = "managed", "managed, lookahead", "managed, streaming"
-"""As `umem.choose` calls them."""
-SAID = {"managed_said": MANAGED, "told_said": LOOKAHEAD, "streaming_said": STREAMING}
+MANAGED, LOOKAHEAD = WAYS = "managed", "managed, lookahead"
 ROUNDS, LEARNED = 6, 2
 Uses = Callable[..., None]
 
 
 # -- the programs ------------------------------------------------------------------------------
-# Each yields after a round, and tells what it uses and which arrays outlive the rounds.
+# Each yields after a round, and tells what it uses.
 
 
-def stencil(cp: Any, nbytes: int, uses: Uses, lasts: Uses) -> Iterator[Any]:
+def stencil(cp: Any, nbytes: int, uses: Uses) -> Iterator[Any]:
     """Smooth a vector in blocks, from one copy into another and back."""
     count = 48
     shape = (nbytes // (2 * count) // 4,)
     one = [cp.arange(shape[0], dtype=cp.float32) % (7 + i) for i in range(count)]
     other = [cp.zeros(shape, cp.float32) for _ in range(count)]
-    lasts(*one, *other)
     while True:
         for old, new in ((one, other), (other, one)):
             for i in range(count):
@@ -63,7 +57,7 @@ def stencil(cp: Any, nbytes: int, uses: Uses, lasts: Uses) -> Iterator[Any]:
         yield one
 
 
-def k_means(cp: Any, nbytes: int, uses: Uses, lasts: Uses) -> Iterator[Any]:
+def k_means(cp: Any, nbytes: int, uses: Uses) -> Iterator[Any]:
     """Assign points in chunks to the nearest of four centres, which move to their means."""
     count, width = 48, 8
     rows = nbytes // count // (4 * width)
@@ -72,7 +66,6 @@ def k_means(cp: Any, nbytes: int, uses: Uses, lasts: Uses) -> Iterator[Any]:
         for i in range(count)
     ]
     centres = cp.arange(4 * width, dtype=cp.float32).reshape(4, width)
-    lasts(*points)
     while True:
         sums, counts = cp.zeros_like(centres), cp.zeros((4, 1), cp.float32)
         for chunk in points:
@@ -88,7 +81,7 @@ def k_means(cp: Any, nbytes: int, uses: Uses, lasts: Uses) -> Iterator[Any]:
         yield [centres]
 
 
-def conjugate_gradients(cp: Any, nbytes: int, uses: Uses, lasts: Uses) -> Iterator[Any]:
+def conjugate_gradients(cp: Any, nbytes: int, uses: Uses) -> Iterator[Any]:
     """Solve with a matrix of five diagonals, in blocks of rows."""
     from cupyx.scipy import sparse
 
@@ -108,7 +101,6 @@ def conjugate_gradients(cp: Any, nbytes: int, uses: Uses, lasts: Uses) -> Iterat
     x, q = cp.zeros(size, cp.float32), cp.zeros(size, cp.float32)
     r = cp.ones(size, cp.float32)
     p, rho = r.copy(), cp.vdot(r, r)
-    lasts(*(getattr(one, name) for name in ("indices", "data", "indptr") for one in blocks), x, q)
     while True:
         for i, block in enumerate(blocks):
             uses(block, p, q)
@@ -139,7 +131,7 @@ def recorded(vram: int, name: str, times: float) -> Trace:
 
     current_device().give_back()  # what the run before has left
     with umem.managed():
-        rounds = PROGRAMS[name](cp, round(times * vram), _nothing, _nothing)
+        rounds = PROGRAMS[name](cp, round(times * vram), _nothing)
         with umem.record() as recorder:
             for _ in range(3):
                 next(rounds)
@@ -154,18 +146,7 @@ def bound(trace: Trace, vram: int) -> int:
     return sum(least_moves(period, vram // BLOCK_BYTES)) * BLOCK_BYTES
 
 
-def said(trace: Trace, vram: int) -> tuple[dict[str, float], int]:
-    """Return the seconds that `umem.choose` says for each way, and how many arrays to advise.
-
-    A way is left out that it says gains nothing.
-    """
-    options = umem.choose(trace, GPU, vram=vram).options
-    found = {option.name: option.seconds or 0 for option in options if option.name in WAYS}
-    lines = [option.line or "" for option in options if option.name == STREAMING]
-    return found, sum(int(line.partition("# ")[2].partition(" ")[0]) for line in lines)
-
-
-def run(gpu: Any, vram: int, name: str, times: float, way: str, advised: int) -> dict[str, Any]:
+def run(gpu: Any, vram: int, name: str, times: float, way: str) -> dict[str, Any]:
     """Run a program for some rounds; return what it cost after those that are learned."""
     import cupy as cp
 
@@ -173,8 +154,7 @@ def run(gpu: Any, vram: int, name: str, times: float, way: str, advised: int) ->
     with umem.managed():
         look: Lookahead[Any] = umem.lookahead()
         uses = look.uses if way == LOOKAHEAD else _nothing
-        lasts = partial(_advise, advised) if way == STREAMING else _nothing
-        rounds = PROGRAMS[name](cp, round(times * vram), uses, lasts)
+        rounds = PROGRAMS[name](cp, round(times * vram), uses)
         start: Any = None
         for number in range(ROUNDS):
             if number == LEARNED:
@@ -199,11 +179,6 @@ def _nothing(*arrays: Any) -> None:
     """Tell nothing."""
 
 
-def _advise(count: int, *arrays: Any) -> None:
-    """Leave the first arrays on the host."""
-    umem.preset(arrays[:count], "streaming")
-
-
 def measure(names: list[str], vram: int) -> list[dict[str, Any]]:
     """A row a program and size."""
     gpu = umem.software_gpu(GPU, vram=vram, force=True)
@@ -211,8 +186,7 @@ def measure(names: list[str], vram: int) -> list[dict[str, Any]]:
     for name in names:
         for times in TIMES:
             trace = recorded(vram, name, times)
-            foretold, advised = said(trace, vram)
-            live = {way: run(gpu, vram, name, times, way, advised) for way in WAYS}
+            live = {way: run(gpu, vram, name, times, way) for way in WAYS}
             assert len({one["digest"] for one in live.values()}) == 1, name
             plain, told = live[MANAGED], live[LOOKAHEAD]
             bytes_of_bound = bound(trace, vram)
@@ -227,12 +201,6 @@ def measure(names: list[str], vram: int) -> list[dict[str, Any]]:
                     "managed_ms": plain["seconds"] * 1e3,
                     "told_ms": told["seconds"] * 1e3,
                     "of_managed": told["seconds"] / plain["seconds"],
-                    "streaming_ms": live[STREAMING]["seconds"] * 1e3,
-                    "advised_count": advised,
-                    **{
-                        key: foretold[way] / live[way]["seconds"] if way in foretold else None
-                        for key, way in SAID.items()
-                    },
                 }
             )
             click.echo(f"{name}, {times}: {rows[-1]}", err=True)
@@ -241,12 +209,11 @@ def measure(names: list[str], vram: int) -> list[dict[str, Any]]:
 
 def answer(result: common.Result) -> str:
     rows = result["rows"]
-    of_live = [row[key] for row in rows for key in SAID if row[key]]
     return (
         f"With its order told a loop moves {span(row['of_bound'] for row in rows)} times the least "
         f"that is possible (at most {figure(1.15)} is wanted), in "
         f"{span(row['of_managed'] for row in rows)} of managed memory's time (at most "
-        f"{figure(0.8)}); umem.choose says {span(of_live)} of the live times."
+        f"{figure(0.8)})."
     )
 
 
@@ -264,10 +231,6 @@ BENCH = common.Bench(
         quantity("managed", "managed_ms", "ms"),
         quantity("told", "told_ms", "ms"),
         quantity("of managed", "of_managed"),
-        quantity("streaming", "streaming_ms", "ms"),
-        quantity("managed said, of live", "managed_said"),
-        quantity("told said", "told_said"),
-        quantity("streaming said", "streaming_said"),
     ),
 )
 

@@ -14,7 +14,7 @@ steps, in whole blocks of 2 MiB. ``--techniques`` adds one of what else lowers m
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ MODES = ("plain", "plain, 4 MiB", "min", "min, 4 MiB", "card, 4 MiB")
 """With "4 MiB" that is the cap on the workspace of convolutions."""
 TECHNIQUES = (
     "offload, 4 MiB", "min and offload, 4 MiB", "accumulate, 4 MiB", "Adam8bit, 4 MiB",
-    "half precision, 4 MiB", "diet, 4 MiB",
+    "half precision, 4 MiB",
 )  # fmt: skip
 FEW = ("residual", "transformer", "perceptron")
 """The networks that train by each technique."""
@@ -72,11 +72,8 @@ def train(network: str, mode: str, vram: int) -> dict[str, Any]:
     pool, watch = cupy.get_default_memory_pool(), watching()
     recompute, found = None, dict[str, Any](in_use=[], error=None)
 
-    def step(size: int) -> None:
-        optimizer.update(model.loss, *sent(model.inputs(size), place))
-
     try:
-        with watch, context(mode, model.link, optimizer, step, batch) as recompute:
+        with watch, context(mode, model.link, optimizer, batch) as recompute:
             for _ in range(STEPS):
                 watch.peak, begun = pool.used_bytes(), gpu.figures.seconds or 0.0
                 optimizer.update(model.loss, *inputs)
@@ -105,9 +102,7 @@ def watching() -> Any:
 
 
 @contextmanager
-def context(
-    mode: str, link: Any, optimizer: Any, step: Callable[[int], None], batch: int
-) -> Iterator[Any]:
+def context(mode: str, link: Any, optimizer: Any, batch: int) -> Iterator[Any]:
     """What is on while it trains; gives the `Recompute`, or None."""
     from umem import chainer as on_chainer
 
@@ -121,14 +116,6 @@ def context(
             stack.enter_context(on_chainer.accumulate(optimizer, micro_batch=max(1, batch // 4)))
         elif what == "half precision":
             stack.callback(on_chainer.half_precision(link, optimizer).undo)
-        elif what == "diet":
-            from umem.devices.cuda.pool_meter import gpu_pools
-
-            sizes = max(2, batch // 8), max(3, batch // 4)
-            most = gpu_pools().spare()
-            stack.enter_context(
-                on_chainer.diet(link, optimizer, step, most, size=batch, sizes=sizes, quiet=True)
-            )
         elif not what.startswith(("plain", "Adam8bit")):
             budget, *also = what.split(" and ")
             yield stack.enter_context(on_chainer.Recompute(budget, offload=bool(also)))
@@ -152,7 +139,7 @@ def least(network: str, mode: str) -> dict[str, Any]:
     wide = asked(network, mode, PLENTY)
     if wide["error"]:
         return {"network": network, "mode": mode, "error": wide["error"]}
-    knows_card = mode.startswith(("card", "diet"))  # does less where there is plenty
+    knows_card = mode.startswith("card")  # does less where there is plenty
     low = 0 if knows_card else min(wide["in_use"]) // GRANULE
     high, last = -(-wide["reserved"] // GRANULE), wide
     while asked(network, mode, high * GRANULE)["error"]:

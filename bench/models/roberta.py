@@ -10,8 +10,7 @@ products are taken in half precision, normalisation, softmax and loss in single.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +19,6 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 from chainer import function_node
-from chainer.functions.connection import linear
-from chainer.functions.math import matmul
 from scipy.special import erf
 
 from models.model import Model, Region, call, labels
@@ -196,56 +193,3 @@ MODELS = {
         "2 narrow layers": lambda: roberta(Sizes(2, 32, 2, 300, 40, 16)),
     }
 }
-
-
-# -- products that are not taken -----------------------------------------------------------------
-
-
-@contextmanager
-def half_products_left_out() -> Iterator[None]:
-    """Products in half precision give zeros of the right shape: NumPy has no fast ones.
-
-    A trace holds sizes and no contents, so that it is the same trace.
-    """
-    product = matmul._matmul
-    classes = (linear.LinearFunction, linear.LinearGradData, linear.LinearGradWeight)
-    originals = [cls.forward for cls in classes]
-
-    def product_or_zeros(a: Any, b: Any, *trans: bool) -> Any:
-        if a.dtype != np.float16:
-            return product(a, b, *trans)
-        return np.zeros(_shape(a, b, *trans), np.float16)
-
-    def forward(self: Any, inputs: Any) -> Any:
-        which = classes.index(type(self))
-        a, b = inputs[:2]
-        if a.dtype != np.float16:
-            return originals[which](self, inputs)
-        self._config_use_ideep = chainer.config.use_ideep
-        self.retain_inputs((0, 1))
-        shape = (
-            (len(a), len(b)),  # x, W
-            (len(b), a.shape[1]),  # W, gy
-            (b.shape[1], a.shape[1]),  # x, gy
-        )[which]
-        return (np.zeros(shape, np.float16),)
-
-    matmul._matmul = product_or_zeros
-    for cls in classes:
-        cls.forward = forward
-    try:
-        yield
-    finally:
-        matmul._matmul = product
-        for cls, original in zip(classes, originals, strict=True):
-            cls.forward = original
-
-
-def _shape(
-    a: Any, b: Any, transa: bool = False, transb: bool = False, transout: bool = False
-) -> tuple[int, ...]:
-    if transout:
-        transa, transb, a, b = not transb, not transa, b, a
-    rows = a.shape[-1 if transa else -2]
-    columns = b.shape[-2 if transb else -1]
-    return (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), rows, columns)
