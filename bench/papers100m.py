@@ -18,7 +18,7 @@ import umem.chainer  # isort: skip
 import click
 import common
 import numpy as np
-from report_tables import Row, counted, quantity, span, text
+from report_tables import Row, counted, listed, quantity, span, text
 
 from umem.graphs import Graph, HaloPlan, communities, cut, halo_plan, open_cut, rmat
 
@@ -64,12 +64,12 @@ def _row(like: str, plan: HaloPlan, nodes: int) -> Row:
 
 
 def answer(result: common.Result) -> str:
-    sent = {
-        ranks: span(row["sent_gib"] for row in result["rows"] if row["ranks"] == ranks)
-        for ranks in RANKS
-    }
-    found = ", ".join(f"{gib} GiB on {ranks} ranks" for ranks, gib in sent.items())
-    return f"The rank that sends most sends {found}, by the halo of one graph or the other."
+    rows = result["rows"]
+    found = [
+        f"{span(row['sent_gib'] for row in rows if row['ranks'] == ranks)} GiB on {ranks} ranks"
+        for ranks in sorted({row["ranks"] for row in rows})
+    ]
+    return f"The rank that sends most sends {listed(found)}, by the halo of one graph or the other."
 
 
 COLUMNS = (

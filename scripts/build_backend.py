@@ -17,10 +17,11 @@ from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403  (what a frontend calls beside the two below)
 
 NAME = "umem_software_gpu.pth"
-# Python runs it as it starts: without the variable it is one look at a dictionary.
+# Python runs it as it starts: without the variables it is two looks at a dictionary.
 LINE = (
-    'import os; os.environ.get("UMEM_SOFTWARE_GPU", "0") in ("", "0")'
-    ' or __import__("umem_software_gpu").arm()\n'
+    'import os; (os.environ.get("UMEM_DRY_DISK")'
+    ' or os.environ.get("UMEM_SOFTWARE_GPU", "0") not in ("", "0"))'
+    ' and __import__("umem_software_gpu").start()\n'
 )
 
 

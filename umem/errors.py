@@ -30,6 +30,7 @@
     |                           or there is no room for it
     +-- SnapshotError           also ValueError: a saved run that cannot be loaded
     +-- LaunchError             also RuntimeError: ranks that cannot be started, or cannot go on
+    +-- DryRunError             also RuntimeError: what a dry run cannot keep from taking effect
     +-- UnsupportedError        also NotImplementedError: outside what umem follows
     +-- CompatError             also ImportError: Chainer cannot be made to run here
     +-- MissingDependencyError  also ImportError: names what to install
@@ -184,6 +185,10 @@ class SnapshotError(UmemError, ValueError):
 
 class LaunchError(UmemError, RuntimeError):
     """Ranks cannot be started together, or not go on; none was started, or all are ended."""
+
+
+class DryRunError(UmemError, RuntimeError):
+    """A dry run would start another program or write a file for real; nothing was done."""
 
 
 class UnsupportedError(UmemError, NotImplementedError):

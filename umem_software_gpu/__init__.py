@@ -1,4 +1,4 @@
-"""The software GPU by the environment: ``UMEM_SOFTWARE_GPU=t4``.
+"""The software GPU by the environment, ``UMEM_SOFTWARE_GPU=t4``, and the scratch disk of a dry run.
 
 A package of its own, beside umem: each Python process of an environment with umem runs a line of
 ``umem_software_gpu.pth`` as it starts, and pytest loads `umem_software_gpu.plugin`. Neither may
@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from types import ModuleType
 from typing import Any
 
 VARIABLE = "UMEM_SOFTWARE_GPU"
 OFF = ("", "0")
 """Values that ask for none."""
-FORM = "GPU[,vram=SIZE][,model=off][,checked][,seed=N][,devices=N][,force]"
+FORM = "GPU[,vram=SIZE][,model=off][,checked][,seed=N][,devices=N][,dry][,force]"
 MOST_DEVICES = 8
 """The most GPUs that ``devices=`` gives: as many as are in NVIDIA's own servers."""
 PACKAGES = ("cupy", "cupy_backends")
 """Whose first import opens the GPU."""
+DRY_DISK = "UMEM_DRY_DISK"
+"""Tells a Python that a dry run has started to share its scratch disk."""
 
 
 def parsed(text: str) -> tuple[str, dict[str, Any]]:
@@ -41,7 +45,7 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
             given["vram"] = value
         elif option in ("model=on", "model=off"):
             given["model"] = value == "on"
-        elif name in ("checked", "force") and not is_given:
+        elif name in ("checked", "dry", "force") and not is_given:
             given[name] = True
         elif name == "seed" and value.isdecimal():
             given["stream_seed"] = int(value)
@@ -102,6 +106,37 @@ class _Opening(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._spec
+
+
+def start() -> None:
+    """Do what the environment asks of a Python that starts."""
+    setting = os.environ.get(DRY_DISK)
+    if setting:
+        try:
+            _join_disk(setting)
+        except BaseException:  # which site.py would print, and go on to write for real
+            import traceback
+
+            traceback.print_exc()
+            os._exit(1)
+    arm()
+
+
+def _join_disk(setting: str) -> None:
+    """Load the room `umem.dry` without umem, which imports NumPy, and share the scratch disk."""
+    name = "umem.dry"
+    if name not in sys.modules:
+        found = find_spec("umem")
+        if found is None or found.origin is None:
+            raise ImportError("umem is not installed")
+        folder = os.path.join(os.path.dirname(found.origin), "dry")
+        spec = spec_from_file_location(
+            name, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+        )
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    import_module("umem.dry.disk").join(setting)
 
 
 def arm(text: str | None = None) -> None:

@@ -21,7 +21,9 @@ LOOSE = (
     "locks", "scopes", "switch",
 )  # fmt: skip
 """Modules that lie at the top of umem/, beside `__init__` and `__main__`."""
-FOLDERS = ("trace", "devices", "planner", "memory", "predict", "reports", "onnx", "chainer", "cli")
+FOLDERS = (
+    "trace", "dry", "devices", "planner", "memory", "predict", "reports", "onnx", "chainer", "cli",
+)  # fmt: skip
 """From the ground up: a folder imports the loose modules, itself and what comes before it."""
 EDGES = ("onnx",)
 """Folders that only cli imports."""

@@ -17,6 +17,7 @@ from umem.chainer.chunking.capped import workspace  # noqa: E402
 from umem.chainer.current_device import device  # noqa: E402
 from umem.chainer.distillation.distilling_loss import DistillingLoss  # noqa: E402
 from umem.chainer.distillation.distilling_updater import DistillingUpdater  # noqa: E402
+from umem.chainer.dry_initializers import leave_out_initializers  # noqa: E402
 from umem.chainer.framework import CHAINER  # noqa: E402
 from umem.chainer.host_time import follow_python  # noqa: E402
 from umem.chainer.layers.slimmed import slimmer  # noqa: E402
@@ -40,6 +41,7 @@ from umem.trace.frameworks import register  # noqa: E402
 
 register(CHAINER)
 follow_python()
+leave_out_initializers()
 
 __all__ = [
     "AccumulatingUpdater",

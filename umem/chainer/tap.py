@@ -74,6 +74,18 @@ class Subscriber:
         """Wrap an optimizer's update of all its parameters."""
         proceed(method, *args, **kwargs)
 
+    def generate(self, proceed: Proceed, initializer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Wrap the making of a parameter's array, or of its gradient's."""
+        return proceed(initializer, *args, **kwargs)
+
+    def initialize(self, proceed: Proceed, initializer: Any, array: Any) -> None:
+        """Wrap an initializer's filling of an array."""
+        proceed(initializer, array)
+
+    def make_parameter(self, proceed: Proceed, parameter: Any, *args: Any, **kwargs: Any) -> None:
+        """Wrap the making of a parameter."""
+        proceed(parameter, *args, **kwargs)
+
     def setup(self, proceed: Proceed, method: Any, link: Any) -> Any:
         """Wrap an optimizer's setup with a model."""
         return proceed(method, link)
@@ -170,6 +182,13 @@ def _computing() -> Iterator[tuple[Any, str]]:
             )  # fmt: skip
 
 
+def _initializers() -> Iterator[Any]:
+    """List Chainer's initializers that fill arrays by themselves."""
+    for kind in dict.fromkeys(_below(chainer.Initializer)):
+        if kind.__module__.startswith("chainer.initializers.") and "__call__" in vars(kind):
+            yield kind
+
+
 def _below(kind: Any) -> Iterator[Any]:
     for one in kind.__subclasses__():
         yield one
@@ -189,6 +208,10 @@ POINTS = (
     Point(optimizer.UpdateRule, "update_core", "update_core"),
     Point(optimizer.GradientMethod, "update", "step"),
     Point(optimizer.Optimizer, "setup", "setup"),
+    # The making of parameters; variable looks the first up in its package at each call.
+    Point(chainer.initializers, "generate_array", "generate"),
+    *(Point(kind, "__call__", "initialize") for kind in _initializers()),
+    Point(variable.Parameter, "__init__", "make_parameter"),
     Point(optimizer.GradientMethod, "call_hook", "call_hook"),
     Point(optimizer.Optimizer, "check_nan_in_grads", "check_gradients"),
     # Every way to cut a graph ends in one of the three; the graph itself keeps no note of it.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 import umem
+from umem.cli.run_dry import Drying, with_dry
 from umem.cli.run_ranks import Ranking, with_ranks
 from umem.cli.run_recompute import Slimming
 from umem.cli.run_record import Recording
@@ -104,6 +105,7 @@ class _RunCommand(click.Command):
 @click.option("--force", is_flag=True, help="Overwrite the trace if it exists.")
 @click.option("--watch", is_flag=True, help="Print memory and speed while the script runs.")
 @click.option("--traceback", is_flag=True, help="Show umem's own part of its errors' tracebacks.")
+@with_dry
 @with_ranks
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.argument("script")
@@ -129,8 +131,12 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
 
     --resume saves the whole run beside the Trainer's results; the same command goes on from there.
 
+    --dry t4 tells whether the script fits on that GPU and how long it takes there: it runs without
+    its arithmetic until its steps are alike, and writes to a scratch folder (docs/dry-runs.md).
+
     -n runs the script as ranks of MPI, by mpiexec; where one fails, all are ended.
     """
+    drying = Drying(options, has_ranks=options["ranks"] is not None)
     ranking = Ranking(options)
     asked = _RunOptions(**options)
     program = Program.found(script, arguments, is_module=asked.module)
@@ -151,7 +157,7 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     ranking.start()
     watching = Watching() if asked.watch else None
     with ExitStack() as stack:
-        _prepare(stack, asked)
+        software = _prepare(stack, asked)
         for package in asked.old_numpy:
             stack.enter_context(_lent(package, program))
         if recording is not None:
@@ -162,8 +168,14 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
             watching.follow(stack)
         Slimming(asked.recompute, asked.workspace).begin(stack)
         Resuming(asked.resume).begin(stack)
+        if drying.is_on:
+            _import_chainer()
+            drying.begin(stack, software, asked.mode or environment.mode(), _last_step(recording))
         gpu = asked.virtual, asked.vram
-        code, hint = run_program(program, *gpu, asked.traceback)
+        code, hint = run_program(program, *gpu, asked.traceback, drying.run)
+    if drying.is_on:
+        code = drying.tell(program.name)
+        drying.leave_threads(code)
     if hint is not None:
         click.echo(hint, err=True)
     if recording is not None and recording.error is not None and code in (0, None):
@@ -178,6 +190,7 @@ class _RunOptions(NamedTuple):
     limit: str | None
     prefetch: bool
     virtual: str | None
+    dry: bool
     software: str | None
     no_model: bool
     checked: bool
@@ -214,7 +227,8 @@ def _recording(asked: _RunOptions, program: Program) -> Recording | None:
     if asked.stop and steps.last is None:
         raise click.UsageError("--stop needs --steps that end; all of them have no end")
     keeper = Keeper(steps, asked.stacks, not asked.no_workspace)
-    return Recording(asked.record, keeper, program.name, stop=asked.stop, force=asked.force)
+    flags = {"stop": asked.stop, "force": asked.force, "at_end": asked.dry}
+    return Recording(asked.record, keeper, program.name, **flags)
 
 
 def _lent(package: str, program: Program) -> LentNames:
@@ -225,20 +239,26 @@ def _lent(package: str, program: Program) -> LentNames:
         raise click.BadParameter(str(error), param_hint="--old-numpy") from error
 
 
-def _prepare(stack: ExitStack, asked: _RunOptions) -> None:
-    """Set everything up for the run; the stack undoes it, the report first."""
+def _prepare(stack: ExitStack, asked: _RunOptions) -> Any:
+    """Set everything up for the run; the stack undoes it, the report first.
+
+    Returns the software GPU, None without one.
+    """
     mode = asked.mode or environment.mode()
     on = mode not in (None, "off")
     for name, value in (("--limit", asked.limit), ("--prefetch", asked.prefetch)):
         if value and not on:
             raise click.UsageError(f"{name} needs a --mode")
+    software = None
     if asked.software:
-        umem.software_gpu(
+        software = umem.software_gpu(
             asked.software,
             asked.vram,
             model=not asked.no_model,
             checked=asked.checked,
             devices=_devices(asked),
+            dry=asked.dry,
+            force=asked.dry,  # it is to leave a card alone that is there
         )
     arm()
     if asked.virtual:
@@ -252,6 +272,11 @@ def _prepare(stack: ExitStack, asked: _RunOptions) -> None:
         stack.callback(_report, os.getpid())
     if asked.paging:
         stack.enter_context(_paging(os.getpid()))
+    return software
+
+
+def _last_step(recording: Recording | None) -> int | None:
+    return None if recording is None else recording.last_step
 
 
 def _import_chainer() -> None:
@@ -288,7 +313,8 @@ def _software(asked: _RunOptions) -> str | None:
     is_checked = ["checked"] if asked.checked else []
     devices = [f"devices={_devices(asked)}"] if _devices(asked) > 1 else []
     is_off = ["model=off"] * asked.no_model
-    return ",".join([asked.software, *vram, *devices, *is_off, *is_checked])
+    is_dry = ["dry", "force"] * asked.dry
+    return ",".join([asked.software, *vram, *devices, *is_off, *is_checked, *is_dry])
 
 
 def _devices(asked: _RunOptions) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class Ranking:
         if self._asked is None:
             return
         context = click.get_current_context()
-        words = [*_given(context), "--", str(context.params["script"])]
+        words = [*given_words(context, _OPTIONS), "--", str(context.params["script"])]
         run = f"import sys; sys.path[0] = {str(_ROOT)!r}; from umem.cli import main; main()"
         command = [sys.executable, "-c", run, "run", *words, *context.params["arguments"]]
         raise SystemExit(run_ranks(command, self._asked, lambda line: say(line, err=True)))
@@ -81,12 +81,12 @@ def rank_path(path: Path, number: int) -> Path:
     return path.with_name(f"{name}.rank{number}{dot}{rest}")
 
 
-def _given(context: click.Context) -> list[str]:
-    """Return the command's other options, as given."""
+def given_words(context: click.Context, without: Collection[str]) -> list[str]:
+    """Return the command's options as given, but for some."""
     words = []
     for option in context.command.params:
         value = context.params.get(option.name or "")
-        if isinstance(option, click.Option) and option.name not in _OPTIONS and value:
+        if isinstance(option, click.Option) and option.name not in without and value:
             for one in value if isinstance(value, tuple) else [value]:
                 words += [option.opts[-1]] if option.is_flag else [option.opts[-1], str(one)]
     return words

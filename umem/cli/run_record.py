@@ -23,14 +23,29 @@ class Recording:
         keeper: the recorder.
         script: the script's short name.
         stop, force: as the command has them.
+        at_end: write at the end only: what a dry run writes meanwhile does not last.
     """
 
-    def __init__(self, path: Path, keeper: Keeper, script: str, *, stop: bool, force: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        keeper: Keeper,
+        script: str,
+        *,
+        stop: bool,
+        force: bool,
+        at_end: bool = False,
+    ) -> None:
         self._named, self._keeper, self._script = path, keeper, script
-        self._stop, self._force = stop, force
+        self._stop, self._force, self._at_end = stop, force, at_end
         self._path = path.absolute()  # the script may change folders
         self._written = False
         self.error: str | None = None
+
+    @property
+    def last_step(self) -> int | None:
+        """Return the last of the steps to keep; None where there is none."""
+        return getattr(getattr(self._keeper, "steps", None), "last", None)
 
     def begin(self, stack: ExitStack) -> None:
         """Record until the stack unwinds.
@@ -44,7 +59,8 @@ class Recording:
         stack.callback(self._end)
 
     def _complete(self, kept: Kept) -> None:
-        self._write(kept)
+        if not self._at_end:
+            self._write(kept)
         if self._stop:
             raise SystemExit(0)  # the script's own clean-up runs
 

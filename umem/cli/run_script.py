@@ -23,6 +23,7 @@ from umem.printable import command_line, short
 from umem.trace.stacks import end_at_user
 
 if TYPE_CHECKING:
+    from umem.cli.dry_run import DryRun
     from umem.memory.explaining import Explanation
 
 
@@ -151,9 +152,16 @@ def _spec(name: str) -> ModuleSpec | None:
 
 
 def run_program(
-    program: Program, virtual: str | None, vram: str | None, whole: bool
+    program: Program, virtual: str | None, vram: str | None, whole: bool, dry: DryRun | None = None
 ) -> tuple[int | str | None, str | None]:
-    """Run a program as ``__main__`` as Python would; returns its exit status and advice."""
+    """Run a program as ``__main__`` as Python would; returns its exit status and advice.
+
+    Args:
+        program: what to run.
+        virtual, vram: the virtual GPU that it runs on, if any.
+        whole: show umem's own part of tracebacks.
+        dry: the dry run that follows it, if any, which sums up before variables are gone.
+    """
     exit_code: int | str | None = 0
     hint = None
     rank = this_rank()
@@ -166,13 +174,20 @@ def run_program(
         exec(code, module.__dict__)
     except SystemExit as stop:
         exit_code = stop.code
+        if dry is not None:
+            dry.exited(stop)
     except BaseException as error:
-        _show(error, path, whole)
+        if dry is None or dry.stopped(error) or whole:
+            _show(error, path, whole)
         if rank is not None:
             rank.raised(error)
         exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
-        hint = advice(error, [*program.words], virtual, vram)
-    _wait_for_threads()
+        if dry is None or dry.ended == "error":
+            hint = advice(error, [*program.words], virtual, vram)
+    if dry is None or dry.ended == "script":
+        _wait_for_threads()
+    if dry is not None:
+        dry.sum_up()
     if rank is not None:
         rank.over(exit_code)
     return exit_code, hint

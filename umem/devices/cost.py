@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from umem.devices.page_moves import Now, Told
@@ -95,6 +96,13 @@ class CudaModel(Protocol):
     def watch_pages(self, told: Told, scope: Scope) -> Now:
         """Report moves of pages by the program's addresses; see `Device.watch_pages`."""
 
+    is_dry: bool
+    """Whether it leaves out the arithmetic, so that values say nothing."""
+
+    @property
+    def seconds(self) -> float:
+        """Return the simulated time at which all work so far is done."""
+
     def host_worked(self, phase: str) -> None:
         """Advance the host by the time of a framework's Python for an operation of a phase."""
 
@@ -120,3 +128,19 @@ def cuda_model(ordinal: int | None = None) -> CudaModel | None:
     if not _cuda_models:
         return None
     return _cuda_models[_current[0]() if ordinal is None else ordinal]
+
+
+def is_dry() -> bool:
+    """Tell whether the process's CUDA devices leave out the arithmetic.
+
+    Whoever judges by values does its usual work once then, and takes its verdict as passed.
+    """
+    return bool(_cuda_models) and _cuda_models[0].is_dry
+
+
+def work_seconds() -> float:
+    """Return the time by which work is measured: a simulated GPU's own, elsewhere the host's.
+
+    So what is planned by it does not depend on the host that simulates.
+    """
+    return _cuda_models[_current[0]()].seconds if _cuda_models else perf_counter()

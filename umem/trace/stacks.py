@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -89,6 +90,71 @@ def user_places(skip: int = 1) -> Places:
     return tuple(found)
 
 
+def program_line(*, whole_path: bool = False) -> str:
+    """Return ``"file:line"`` of the program: the innermost line outside of all libraries.
+
+    Libraries are what is installed, Python's own, and umem. Of an installed program it is the line
+    of the module that was started; where nobody but libraries is on the stack, the outermost line.
+
+    Args:
+        whole_path: of the file, instead of its name alone.
+    """
+    frame: FrameType = sys._getframe(1)
+    while frame.f_back is not None and _is_beside(frame):
+        frame = frame.f_back
+    file = frame.f_code.co_filename
+    return f"{file if whole_path else os.path.basename(file)}:{frame.f_lineno}"
+
+
+def _is_beside(frame: FrameType) -> bool:
+    """Tell whether a frame is not the program's, by its file and module."""
+    file = frame.f_code.co_filename
+    if file.endswith(".pyx"):  # CuPy's own, which are relative
+        return True
+    return is_installed(file) and frame.f_globals.get("__name__") != "__main__"
+
+
+def error_line(error: BaseException) -> str:
+    """Return the program's innermost line in an error's traceback, as `program_line` does.
+
+    Where the traceback has libraries alone, it is their innermost line.
+    """
+    found = own = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame = traceback.tb_frame
+        found = f"{os.path.basename(frame.f_code.co_filename)}:{traceback.tb_lineno}"
+        if not _is_beside(frame):
+            own = found
+        traceback = traceback.tb_next
+    return own or found or "?"
+
+
+def is_own_work(ignored: Sequence[str] = ()) -> bool:
+    """Tell whether umem itself is what uses arrays now, and not the program or Chainer.
+
+    Args:
+        ignored: prefixes of umem's files that stand under the array library.
+    """
+    root = os.path.dirname(sys.modules["umem"].__file__ or "") + os.sep
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(root) and not file.startswith(tuple(ignored)):
+            return True
+        if not (file.startswith(root) or _is_array_library(file)):
+            return False
+        frame = frame.f_back
+    return False
+
+
+_ARRAY_LIBRARIES = "/cupy/", "/cupyx/", "/numpy/", "/chainer/_backend.py", "/chainer/backends/"
+
+
+def _is_array_library(file: str) -> bool:
+    return any(part in file for part in _ARRAY_LIBRARIES)
+
+
 def end_at_user(error: BaseException) -> None:
     """Drop library frames from the inner end of an error's traceback.
 
@@ -128,6 +194,14 @@ class Reader:
         if key not in self._frames:
             self._frames[key] = Frame(code.co_filename, _line(code, instruction), code.co_name)
         return self._frames[key]
+
+
+@cache
+def is_installed(file: str) -> bool:
+    """Tell whether a file is part of what is installed, of Python or of umem."""
+    inside = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
+    own = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
+    return file.startswith(own) or any(one in file for one in inside) or _is_library(file)
 
 
 _known: dict[str, bool] = {}

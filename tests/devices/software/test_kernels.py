@@ -8,12 +8,12 @@ import pytest
 from software_programs import START, needs_software_gpu, run
 
 from umem.devices.software.dialect import uncommented
-from umem.devices.software.kernels import _parts, for_host
+from umem.devices.software.kernels import for_host, parts_of
 
 
 def test_comments_among_parameters_are_no_parameters() -> None:
     source = "__global__ void f(int* x,  // of (n, m), in rows\n float y) {}"
-    assert len(_parts(for_host(source).kernels["f"])) == 2
+    assert len(parts_of(for_host(source).kernels["f"])) == 2
 
 
 @needs_software_gpu

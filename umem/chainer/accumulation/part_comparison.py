@@ -24,6 +24,7 @@ from umem.chainer.accumulation.splitting import Batch, ChosenSamples
 from umem.chainer.accumulation.whole_gradient import WholeGradient
 from umem.chainer.step_state import StepState
 from umem.chainer.tap import is_told
+from umem.devices.cost import is_dry
 from umem.errors import AccumulationError, AccumulationWarning, warn_at_program
 
 MOST_APART = {"float64": 1e-10, "float32": 1e-5}
@@ -235,6 +236,8 @@ class PartComparison:
                     )
                 if not (math.isfinite(norm) and math.isfinite(apart)):
                     return {NOT_FINITE}
+                if is_dry():
+                    return self._shown(of_whole, of_parts)
                 if not (norm or apart):
                     return set()
                 if apart > _allowed(whole, of_whole) * norm and not self._is_rounding(

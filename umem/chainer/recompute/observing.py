@@ -6,7 +6,6 @@ import ctypes
 import weakref
 import zlib
 from collections.abc import Iterable
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import chainer
@@ -16,7 +15,7 @@ from chainer import configuration
 from umem.chainer.function_facts import output_gradient_bytes, owner_of, running_rules
 from umem.chainer.recompute.tape import Call
 from umem.chainer.saved.slots import NODE_ATTRIBUTES, arrays_in, arrays_on, holds_nothing, packing
-from umem.devices.cost import cuda_model
+from umem.devices.cost import cuda_model, work_seconds
 from umem.devices.open import entered_device
 from umem.errors import UnsupportedError
 from umem.planner.from_trace import DRAWS
@@ -246,11 +245,11 @@ class Timed:
 
     def __init__(self, *, by_model: bool) -> None:
         self._modelled = model_seconds() if by_model else None
-        self._start = perf_counter()
+        self._start = work_seconds()
 
     def stop(self) -> tuple[float, float]:
         """Return the seconds on this host, and the cost model's; without one, the same twice."""
-        seconds = perf_counter() - self._start
+        seconds = work_seconds() - self._start
         if self._modelled is None:
             return seconds, seconds
         return seconds, (model_seconds() or 0.0) - self._modelled

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -28,6 +27,7 @@ from umem.chainer.recompute.training import ANOTHER_ARRAY, INTO_EARLIER, IT_IS_C
 from umem.chainer.recompute.whole_graph import bring, bring_one, check, functions, roots_of
 from umem.chainer.saved.slots import put_state_back
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
+from umem.devices.cost import work_seconds
 from umem.planner.from_trace import DRAWS
 
 TWICE = "it is differentiated twice"
@@ -119,7 +119,7 @@ class PassRunner(Subscriber):
     def _observe(self, now: Pass, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """Apply a function, and add a `Call` with its time, workspace and state to the pass."""
         training = self._training
-        begun = time.perf_counter()
+        begun = work_seconds()
         now.catch_up()
         if now.looks:  # as it does at the first call of each pass
             check_tape(func, inputs)
@@ -145,7 +145,7 @@ class PassRunner(Subscriber):
             now.add(func, inputs, outputs, before, cost, training.peaks.workspace())
             if followed and now.learns:
                 training.left_plan(now)
-        self._own_seconds += time.perf_counter() - begun - seconds
+        self._own_seconds += work_seconds() - begun - seconds
         return outputs
 
     # -- backward --------------------------------------------------------------------------
@@ -333,7 +333,7 @@ class PassRunner(Subscriber):
                 bring_one(func)
                 proceed(func, *args)
                 return
-            begun = time.perf_counter()
+            begun = work_seconds()
             now.before(call)
             self._training.peaks.backward_begins(func, args)
             learns = now.learns and self._training.offload is not None
@@ -343,7 +343,7 @@ class PassRunner(Subscriber):
                 wait_for([x for x in args[1] if x is not None])
             seconds, cost = timed.stop()
             now.after(call, self._training.peaks.workspace(), cost)
-            self._own_seconds += time.perf_counter() - begun - seconds
+            self._own_seconds += work_seconds() - begun - seconds
         finally:
             self._inside = False
             self._stepping = None

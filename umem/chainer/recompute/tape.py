@@ -8,7 +8,6 @@ functions by rank.
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -32,6 +31,7 @@ from umem.chainer.saved.slots import (
     refill_outputs,
 )
 from umem.chainer.saved.tiers.tier import Tier
+from umem.devices.cost import work_seconds
 from umem.errors import RecomputeError, StateError
 
 STATISTICS = ("running_mean", "running_var")
@@ -286,11 +286,11 @@ class Call:
         return None if node is None else held_array(node)
 
     def _run(self) -> None:
-        start, inputs = time.perf_counter(), self.inputs()
+        start, inputs = work_seconds(), self.inputs()
         device = chainer.backend.get_device_from_array(*inputs)
         with chainer.using_device(device), as_in_forward(self.config):
             self.run_here(inputs)
-        self.rerun_seconds += time.perf_counter() - start
+        self.rerun_seconds += work_seconds() - start
 
     def inputs(self) -> tuple[Any, ...]:
         """Return the input arrays for a recompute; all of them have to be alive.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -27,6 +26,7 @@ from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.seen import Roots, SeenGraph, Target
 from umem.chainer.recompute.tape import Call
 from umem.chainer.recompute.whole_graph import make_whole, reaches_more, watch_over
+from umem.devices.cost import work_seconds
 from umem.errors import RecomputeError
 from umem.trace.recording.meter import HostMeter, MeteredPools
 
@@ -181,7 +181,7 @@ class Training:
         self.graphs.aim_at_card(self._pools)
         alike = self.graphs.plan(func, inputs)
         self._number += 1
-        self._began = time.perf_counter()
+        self._began = work_seconds()
         self.now = now = self._new(alike)
         self._reads.add(now.reads)
         what = None
@@ -487,7 +487,7 @@ class Training:
             self._look_at_peak(rule.seen)
             measured = self.peaks.what == "peak"
             seconds = None if measured else sum(call.rerun_seconds for call in now.calls)
-            taken = time.perf_counter() - self._began
+            taken = work_seconds() - self._began
             self.graphs.finish_following(rule.seen, seconds, taken, own_seconds)
 
     def _give_back(self) -> None:

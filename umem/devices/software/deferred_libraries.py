@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from umem.devices.software.deferred_streams import DeferredRuntime
-from umem.devices.software.dry import DryLibrary, DryRuntime
+from umem.devices.software.dry.dry_libraries import DryLibrary
+from umem.devices.software.dry.dry_runtime import DryRuntime
 from umem.devices.software.linking import capsule_pointer
 from umem.devices.software.runtime import HostRuntime
 

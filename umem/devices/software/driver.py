@@ -28,14 +28,22 @@ SHARED_BYTES, MOST_SHARED_BYTES = 49152, 65536
 _STATIC_SHARED, _DYNAMIC_SHARED, _CARVEOUT = 1, 8, 9
 _ATTRIBUTES = {0: MOST_THREADS, 2: 0, 3: 0, 4: 32, 5: 75, 6: 75, 7: 0, _CARVEOUT: -1}
 """Values of CUfunction_attribute from cuda.h: threads of a block, registers (a guess), versions."""
-_HAS_SHARED = re.compile(r"(?<!extern )\b__shared__\b")
+HAS_SHARED = re.compile(r"(?<!extern )\b__shared__\b")
 
 
-class _Module(NamedTuple):
-    """A module loaded on a device: its kernels, and the handles given out."""
+Code = tuple[str, list[str], list[str]]
+"""A source, compiler options, and the names of template instances."""
 
-    library: ctypes.CDLL
-    path: Path
+
+class LoadedModule(NamedTuple):
+    """A module loaded on a device: its kernels' parameters, and the handles given out.
+
+    Without a library it has not been compiled yet.
+    """
+
+    code: Code
+    library: ctypes.CDLL | None
+    path: Path | None
     kernels: dict[str, str]
     has_shared: bool
     device: int
@@ -58,7 +66,7 @@ class HostDriver:
         self, runtime: HostRuntime, compiler: KernelCompiler, fail: Callable[[int], None]
     ) -> None:
         self._runtime, self._compiler, self._fail = runtime, compiler, fail
-        self._modules: dict[int, _Module] = {}
+        self._modules: dict[int, LoadedModule] = {}
         self._loaded: set[Path] = set()
         self._kernels: dict[int, Kernel] = {}
         self._devices: dict[int, int] = {}  # of kernels
@@ -86,12 +94,17 @@ class HostDriver:
                 raise NotImplementedError("the software GPU reads neither PTX nor cubin")
             self._fail(INVALID_IMAGE)
         assert found is not None
-        path, kernels = self._compiler.compile(*found)
+        loaded = self._loaded_module(found)
         handle = self._runtime.new_handle()
-        has_shared = _HAS_SHARED.search(found[0]) is not None
-        here = self._runtime.device_here
-        self._modules[handle] = _Module(self._library(path), path, kernels, has_shared, here, [])
+        self._modules[handle] = loaded
         return handle
+
+    def _loaded_module(self, code: Code) -> LoadedModule:
+        """Compile a module and load it on the current device."""
+        path, kernels = self._compiler.compile(*code)
+        has_shared = HAS_SHARED.search(code[0]) is not None
+        here = self._runtime.device_here
+        return LoadedModule(code, self._library(path), path, kernels, has_shared, here, [])
 
     def _library(self, path: Path) -> ctypes.CDLL:
         """Load a shared object; a second time as a copy, so that it has its own variables."""
@@ -114,7 +127,7 @@ class HostDriver:
             self._with_shared.discard(handle)
             self._shared_limits.pop(handle, None)
 
-    def _module(self, module: int) -> _Module:
+    def _module(self, module: int) -> LoadedModule:
         if module not in self._modules:
             self._fail(INVALID_HANDLE)
         return self._modules[module]
@@ -125,15 +138,21 @@ class HostDriver:
         if name not in found.kernels:
             self._fail(NOT_FOUND)
         handle = self._runtime.new_handle()
-        self._kernels[handle] = Kernel(found.library, name, found.kernels[name], found.path)
+        self._kernels[handle] = self._kernel_of(module, name)
         self._devices[handle] = found.device
         found.handles.append(handle)
         if found.has_shared:
             self._with_shared.add(handle)
         return handle
 
+    def _kernel_of(self, module: int, name: str) -> Kernel:
+        found = self._module(module)
+        assert found.library is not None and found.path is not None
+        return Kernel(found.library, name, found.kernels[name], found.path)
+
     def moduleGetGlobal(self, module: int, name: str) -> int:
         library = self._module(module).library
+        assert library is not None
         name = OWN + name if hasattr(library, OWN + name) else name
         try:
             return ctypes.addressof(ctypes.c_char.in_dll(library, name))
@@ -203,7 +222,7 @@ class HostDriver:
             reads: list[Access] = []
             writes: list[Access] = []
             for low, high, use in kernel.ranges(given):
-                accesses = self._runtime.access(low, high - low if high else 1 << 62)
+                accesses = self._runtime.access(low, (high or self._runtime.end_of(low)) - low)
                 reads += accesses if "r" in use else []
                 writes += accesses if "w" in use else []
             self._runtime.operation(kernel.name, reads, writes)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from umem.dry.disk import real_temporary_folder
 from umem.units import parse_bytes
 
 VARIABLE = "UMEM_KERNEL_CACHE_SIZE"
@@ -32,7 +32,7 @@ def default_folder() -> Path:
 
 def headers_folder() -> Path:
     """Return this user's folder of precompiled headers, shared by all caches of the machine."""
-    return Path(tempfile.gettempdir()) / f"umem-headers-{os.getuid()}"
+    return Path(real_temporary_folder()) / f"umem-headers-{os.getuid()}"
 
 
 def cache_limit() -> int:

@@ -91,8 +91,8 @@ class Kernel:
 
     def __init__(self, library: ctypes.CDLL, name: str, parameters: str, path: Path) -> None:
         self.name, self._path = name, path
-        self._texts = _parts(parameters)
-        self.uses = [_use(part.strip()) for part in self._texts]
+        self._texts = parts_of(parameters)
+        self.uses = [use_of(part.strip()) for part in self._texts]
         self._run = getattr(library, f"umem_run_{name}")
         self._reach = getattr(library, f"umem_reach_{name}")
         self._run.restype = None
@@ -144,9 +144,9 @@ class Kernel:
     def pointers(self, given: int) -> list[tuple[tuple[int, str], int]]:
         """Return each pointer parameter by number and text, with its value: 0 of an empty array."""
         self.ranges(given)
-        texts = enumerate(text.strip().removeprefix(_WRITTEN) for text in self._texts)
+        texts = enumerate(text.strip().removeprefix(WRITTEN) for text in self._texts)
         pairs = zip(texts, self._ranges, strict=False)
-        return [(it, found.low) for it, found in pairs if found.low or _POINTER.search(it[1])]
+        return [(it, found.low) for it, found in pairs if found.low or POINTER.search(it[1])]
 
     def captured(self, given: int) -> Captured:
         """Copy the arguments, not what they point to."""
@@ -207,9 +207,7 @@ def _kernels_of(source: str, expressions: Sequence[str]) -> tuple[dict[str, str]
     return kernels, named
 
 
-def parameters_of(
-    source: str, expressions: Sequence[str] = (), options: Sequence[str] = ()
-) -> dict[str, str]:
+def parameters_of(source: str, expressions: Sequence[str] = ()) -> dict[str, str]:
     """Return the parameters of a source's kernels, without compiling it."""
     return _kernels_of(source, expressions)[0]
 
@@ -246,8 +244,8 @@ def _may_wait(code: str) -> bool:
 
 
 _ARRAY = re.compile(r"(?<!const )CArray<[^<>]*(?:<[^<>]*>)?[^<>]*>\s+_raw_(\w+)")
-_WRITTEN = "written "
-_POINTER = re.compile(r"\*|^(const )?CArray\b")
+WRITTEN = "written "
+POINTER = re.compile(r"\*|^(const )?CArray\b")
 
 
 def _marked(source: str, parameters: str) -> str:
@@ -258,18 +256,16 @@ def _marked(source: str, parameters: str) -> str:
         uses = re.findall(rf"(?<![&\w]){name}\b\s*(=(?!=)|.)", source)
         if stored or (by_name and all(use == "=" for use in uses)):
             place = parameters.rindex("CArray", 0, parameters.index(f"_raw_{name}"))
-            parameters = f"{parameters[:place]}{_WRITTEN}{parameters[place:]}"
+            parameters = f"{parameters[:place]}{WRITTEN}{parameters[place:]}"
     return parameters
 
 
-def _use(parameter: str) -> str:
+def use_of(parameter: str) -> str:
     """Return a pointer parameter's use: "r", "w" or "rw"."""
-    return (
-        "w" if parameter.startswith(_WRITTEN) else "r" if parameter.startswith("const ") else "rw"
-    )
+    return "w" if parameter.startswith(WRITTEN) else "r" if parameter.startswith("const ") else "rw"
 
 
-def _parts(parameters: str) -> list[str]:
+def parts_of(parameters: str) -> list[str]:
     """Split a parameter list at its own commas, not at those of templates."""
     found, depth = [""], 0
     for letter in re.sub(r"//[^\n]*|/\*.*?\*/", "", parameters, flags=re.DOTALL):
@@ -323,7 +319,7 @@ class KernelCompiler:
         Raises:
             DeviceError: the compiler refuses the source; what it says is in the message.
         """
-        made = for_host(self._expanded(source, options), expressions, options)
+        made = for_host(self.expanded(source, options), expressions, options)
         if not ctypes.c_void_p.from_buffer(_PROCESS, _HANDLE).value:
             self._handle_divisions()
         if can_step(self._tools.version):
@@ -333,11 +329,11 @@ class KernelCompiler:
 
     def warnings(self, source: str, options: Sequence[str], expressions: Sequence[str] = ()) -> str:
         """Return the compiler's warnings on a source."""
-        made = for_host(self._expanded(source, options), expressions, options)
+        made = for_host(self.expanded(source, options), expressions, options)
         given = (*self._places(source, options), *self._options(options))
         return self._tools.remarks(made.text, "c++", given)
 
-    def _expanded(self, source: str, options: Sequence[str]) -> str:
+    def expanded(self, source: str, options: Sequence[str]) -> str:
         """Expand macros if they hide kernels; raises for PTX."""
         if not needs_expansion(uncommented(source), options):
             return source

@@ -1,4 +1,4 @@
-"""Sources of the memory that a program gets: plain, or between inaccessible pages.
+"""Sources of the memory that a program gets: plain, between inaccessible pages, or address space.
 
 Checked, each piece lies between pages that nothing may touch, and ends right before one. What was
 freed cannot be touched either, until much else was freed after it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import mmap
+import sys
 from collections import deque
 from dataclasses import dataclass
 
@@ -30,7 +31,8 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ct
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", 14)
+_HUGE_PAGES, _NO_HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", 14), 15
+_DONT_NEED = getattr(mmap, "MADV_DONTNEED", 4)
 _NO_ACCESS, _FIXED, _NO_RESERVE, _FAILED = 0, 0x10, 0x4000, ctypes.c_void_p(-1).value
 
 
@@ -159,3 +161,46 @@ class GuardedSource(PlainSource):
             return False
         ctypes.memset(begin, PATTERN, region.slack)
         return True
+
+
+class UntouchedSource(PlainSource):
+    """Address space, of which the machine backs only the pages that are touched.
+
+    There is no cap, because a dry run touches little of what it allocates.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(cap_bytes=sys.maxsize)
+        self._mapped: dict[int, tuple[int, int]] = {}
+
+    def _taken(self, nbytes: int) -> int | None:
+        alignment = max(mmap.PAGESIZE, _alignment(nbytes))
+        spare = 0 if alignment == mmap.PAGESIZE else alignment
+        length = -(-max(1, nbytes) // alignment) * alignment + spare
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+        base = _libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+        if base in (None, _FAILED):
+            return None
+        _libc.madvise(base, length, _NO_HUGE_PAGES)  # a byte that is touched costs one page
+        address: int = -(-base // alignment) * alignment
+        self._mapped[address] = base, length
+        return address
+
+    def _given(self, address: int) -> None:
+        _libc.munmap(*self._mapped.pop(address))
+
+
+LEAST_CLEARED = 1 << 16
+"""Bytes; less is overwritten with zeros, which costs less than two calls of the kernel."""
+
+
+def clear(address: int, nbytes: int) -> None:
+    """Make private memory zero; of much of it by giving its whole pages back."""
+    low = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    high = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if high - low < LEAST_CLEARED:
+        ctypes.memset(address, 0, nbytes)
+        return
+    ctypes.memset(address, 0, low - address)
+    _libc.madvise(low, high - low, _DONT_NEED)
+    ctypes.memset(high, 0, address + nbytes - high)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
+from time import perf_counter
 from typing import Any
 
 from umem.devices.cost import Sample, StepCost, set_cuda_models
@@ -21,7 +22,8 @@ from umem.devices.software.deferred_libraries import on_stream
 from umem.devices.software.deferred_streams import DeferredDriver, DeferredRuntime
 from umem.devices.software.device_state import DeviceState, DriverCalls, check_count, check_seed
 from umem.devices.software.driver import HostDriver
-from umem.devices.software.dry import DryDriver, DryNvrtc, DryRuntime, follow_blocks
+from umem.devices.software.dry.dry_kernels import DryDriver, DryNvrtc
+from umem.devices.software.dry.dry_runtime import DryRuntime
 from umem.devices.software.fork import Lead, refuse_children
 from umem.devices.software.kernels import KernelCompiler, report_races, share_kernels
 from umem.devices.software.libcuda import HostHints
@@ -81,6 +83,7 @@ class SoftwareGPU:
         self._model = state.model
         self.spec = runtime.spec
         self.name = runtime.spec.name
+        self.is_dry = isinstance(runtime, DryRuntime)
 
     def __repr__(self) -> str:
         vram = format_bytes(self.spec.usable_bytes)
@@ -105,6 +108,11 @@ class SoftwareGPU:
             return StepCost()
         with self._model.lock:
             return self._model.figures
+
+    @property
+    def seconds(self) -> float:
+        """Return the simulated time at which all work so far is done; the host's without model."""
+        return self._model.clock.seconds if self._runtime.is_modelled else perf_counter()
 
     def restart(self) -> None:
         """Restart time and counts at zero on all devices, and peaks at what is held now.
@@ -166,7 +174,6 @@ def software_gpu(
     stream_seed: int | None = None,
     devices: int = 1,
     dry: bool = False,
-    limit: int | None = None,
 ) -> SoftwareGPU:
     """Run the real CuPy on host memory as if on a GPU, from now on, for the process.
 
@@ -185,17 +192,25 @@ def software_gpu(
             one, streams do their work at once.
         devices: how many such GPUs there are, at most 8, each with VRAM, streams and counts of its
             own; what is returned is the first, and its ``devices`` all of them.
+        dry: leaves out the arithmetic. Memory, out of memory, simulated pages and time are those
+            of a run; values are zeros, but for what is small and follows from known values.
 
     Raises:
         StateError: CuPy is imported already, or this was called before.
         MissingDependencyError: no CuPy, or no compiler.
         DeviceError: a CuPy whose inside is not known, a real GPU and no ``force``, a `GpuSpec` of
-            yours without a ``chip``, or no such number of devices.
+            yours without a ``chip``, no such number of devices, or what a dry run does not go
+            with.
         UnknownGpuError, SizeError: see `umem.virtual_gpu`; or ``stream_seed`` is no whole number
             of at least 0. Nothing has changed after any of these.
         DeviceError: the compiler fails. Then the process cannot go on to use CuPy.
     """
     check_seed(stream_seed)
+    if dry and (checked or stream_seed is not None or not model):
+        raise DeviceError(
+            "a dry run computes nothing that checked=True or stream_seed= could check, and without"
+            " its model it would say nothing: leave them out"
+        )
     spec, folder = requirements(gpu, vram, force=force, devices=devices)
     if any(name in sys.modules for name in ("cupy", "cupy_backends")):
         raise StateError(
@@ -210,7 +225,7 @@ def software_gpu(
     names += ["cupy/cuda/cufft", "cupy/cuda/jitify"]
     found = [path for name in names for path in folder.parent.glob(f"{name}.*.so")]
     runtime = (
-        DryRuntime(spec, model, devices, **({} if limit is None else {"limit": limit}))
+        DryRuntime(spec, devices)
         if dry
         else HostRuntime(spec, model, devices)
         if stream_seed is None
@@ -331,8 +346,9 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
         bypass_pools(cupy, runtime)
     source = importlib.import_module("umem.devices.software.cupy_source").CupySource(runtime)
     add_source(source)
-    if isinstance(runtime, DryRuntime):
-        _kept.append(follow_blocks(cupy, runtime))
+    if not isinstance(runtime.source, GuardedSource):  # which gives each array an allocation
+        hooks = importlib.import_module("umem.devices.software.block_hook")
+        _kept.append(hooks.PoolBlockHook(runtime))
     _kept.extend((runtime, source))
     refuse_children(runtime, _leads)
 

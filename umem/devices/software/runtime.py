@@ -52,6 +52,16 @@ def overwrite(ranges: Sequence[tuple[int, int]]) -> None:
         ctypes.memset(address, FORGOTTEN, nbytes)
 
 
+class LeftOut(Exception):
+    """A library's work is left out of a dry run, after the model was told of it.
+
+    Attributes:
+        returned: what the library's function returns then, if it returns anything.
+    """
+
+    returned = 0
+
+
 class HostRuntime(HostPools):
     """Functions of ``cupy_backends.cuda.api.runtime``, by their names there.
 
@@ -69,7 +79,6 @@ class HostRuntime(HostPools):
         assert spec.chip is not None  # `software_gpu` refuses it
         self._chip = spec.chip
         self.attributes_type: Any = None
-        self.arrays: Any = None
         self.cuda_version = 0
         self.hints: Any = None
 

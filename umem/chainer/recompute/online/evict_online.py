@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from time import perf_counter
 from typing import Any
 
 import chainer
@@ -32,6 +31,7 @@ from umem.chainer.recompute.online.late_call import (
 from umem.chainer.recompute.online.pressure import AHEAD, Pressure, Room
 from umem.chainer.recompute.pass_policies import PassPolicy, PassSoFar
 from umem.chainer.recompute.seen import TapeAction
+from umem.devices.cost import work_seconds
 from umem.trace.recording.storage import root_of
 
 FROM_EARLIER = "it goes on from an earlier pass"
@@ -99,9 +99,9 @@ class EvictOnline(PassPolicy):
             return self._apply_closely(now, proceed, func, inputs)
         stash = new_stash(kind, func) if kind.stash else ()
         leaves = leaves_of(inputs)
-        start = perf_counter()
+        start = work_seconds()
         outputs = proceed(func, inputs)
-        seconds = perf_counter() - start
+        seconds = work_seconds() - start
         if func.inputs is not None:
             made = 0
             for y in outputs:
@@ -130,7 +130,7 @@ class EvictOnline(PassPolicy):
         rise = kind.forward(shape_of(leaves))
         if self.is_pressed and self._pressure is not None and now.integrity == "intact":
             self._pressure.make_room_for(rise.nbytes(base), func)
-        start = perf_counter()
+        start = work_seconds()
         if rise.wants(base):
             outputs, risen = rise_of(lambda: proceed(func, inputs), arrays)
             if risen is not None:
@@ -138,7 +138,7 @@ class EvictOnline(PassPolicy):
                 self._experience.rose(risen)
         else:
             outputs = proceed(func, inputs)
-        seconds = perf_counter() - start
+        seconds = work_seconds() - start
         if before is not None:
             kind.learn(func, before)
             stash = tuple(n for n in kind.stash if before.state.get(n) is None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from time import perf_counter
 from typing import Any
 
 import chainer
@@ -14,6 +13,7 @@ from umem.chainer.recompute.observing import gradient_bytes
 from umem.chainer.recompute.online.account import Account, Arrays
 from umem.chainer.recompute.online.kinds import Experience, rise_of
 from umem.chainer.recompute.online.late_call import LateCall, leaf_nodes
+from umem.devices.cost import work_seconds
 from umem.errors import BudgetError
 from umem.trace.recording.storage import root_of
 from umem.units import format_bytes
@@ -284,7 +284,7 @@ class Pressure:
             uses[call] += 1
         locked = self._account.lock(sources)
         made: dict[Any, list[int]] = {}
-        start = perf_counter()
+        start = work_seconds()
         with ExitStack() as stack:
             config = None
             for call in sorted(needed, key=lambda one: one.index):
@@ -301,7 +301,7 @@ class Pressure:
                             self._account.let_values_go(source.call)
                             self._account.unlock(made[source.call])
         self._account.unlock(locked)
-        self.rerun_seconds += perf_counter() - start
+        self.rerun_seconds += work_seconds() - start
         if self.rerun_seconds > THRASH * self.seconds:
             self._told(self._overhead(), True)
         return [number for call in dict.fromkeys(wanted) for number in made[call]]
@@ -326,7 +326,7 @@ class Pressure:
         rise, base = call.kind.backward(call.shape), self._base
         beside = self._gradients.nbytes
         self._gradients.begin_step(sums)
-        start = perf_counter()
+        start = work_seconds()
         if rise.wants(base):
             arrays = [g.raw_array for g in grads if g is not None]
             _, risen = rise_of(lambda: proceed(func, *args), arrays)
@@ -334,7 +334,7 @@ class Pressure:
                 rise.learn(base, risen)
         else:
             proceed(func, *args)
-        self.seconds += perf_counter() - start
+        self.seconds += work_seconds() - start
         self._gradients.end_step(sums, grads)
         self._most_beside = max(self._most_beside, beside + rise.nbytes(base))
 

@@ -7,12 +7,15 @@ matrices by descriptors.
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from umem.devices.software.libraries.cusparse_rows import HostRows, from_zero
 from umem.devices.software.libraries.handles import DATA_TYPES, Array, HostLibrary, scipy_module
+from umem.devices.software.runtime import LeftOut
 
 VERSION = 12500
 INDEX_TYPES = {2: np.int32, 3: np.int64}
@@ -24,6 +27,18 @@ FILL, DIAGONAL = 0, 1
 
 TURNED_ROWS = 256
 """Rows copied at a time into column order, so that they stay in the cache."""
+
+
+class LeftOutMatrix:
+    """What a dry run knows of a sparse result that it has not computed.
+
+    Attributes:
+        nnz: the entries it may have.
+        decisive: the arrays that its structure would follow from.
+    """
+
+    def __init__(self, nnz: int, decisive: tuple[Array, ...]) -> None:
+        self.nnz, self.decisive = nnz, decisive
 
 
 class Sparse:
@@ -40,6 +55,11 @@ class Sparse:
         self.form, self.shape, self.parts = form, shape, parts
         self.attributes: dict[int, int] = {}
         self.found: Any = None
+
+    @property
+    def decisive(self) -> tuple[Array, ...]:
+        """Return the arrays that say where its entries are."""
+        return self.parts[1:]
 
     @property
     def matrix(self) -> Any:
@@ -192,7 +212,13 @@ class HostSparse(HostRows):
     ) -> int:  # fmt: skip
         """Multiply two sparse matrices; the result is kept until it is copied."""
         left, right, found = self._made[a], self._made[b], self._made[c]
-        self._tell("spgemm", (*left.parts, *right.parts), (), 20 * len(left.parts[0]))
+        places = *left.decisive, *right.decisive
+        reads = *left.parts, *right.parts
+        try:
+            self._tell("spgemm", reads, (), 20 * len(left.parts[0]), decisive=places)
+        except LeftOut:
+            found.found = LeftOutMatrix(_expected_count(left, right, found.shape), places)
+            raise
         made = _operated(left.matrix, how) @ _operated(right.matrix, how_other)
         found.found = (self._vector(made.dtype, alpha, 1)[0] * made).tocsr()
         found.found.sort_indices()
@@ -202,8 +228,12 @@ class HostSparse(HostRows):
         self, handle: int, how: int, how_other: int, alpha: int, a: int, b: int, beta: int, c: int,
         compute_type: int, algorithm: int, kept: int,
     ) -> None:  # fmt: skip
-        found = self._made[c]
-        self._tell("spgemm", (), found.parts)
+        self._fill("spgemm", self._made[c])
+
+    def _fill(self, name: str, found: Sparse) -> None:
+        """Copy a sparse result that was found to the memory that has been given for it."""
+        decisive = found.found.decisive if isinstance(found.found, LeftOutMatrix) else None
+        self._tell(name, (), found.parts, decisive=decisive)
         found.fill(found.found)
 
     def spSM_solve(
@@ -241,17 +271,31 @@ class HostSparse(HostRows):
     def denseToSparse_analysis(
         self, handle: int, dense: int, sparse: int, algorithm: int, buffer: int
     ) -> None:
-        self._tell("denseToSparse", (self._made[dense],), ())
-        found = self._made[sparse]
+        found, read = self._made[sparse], self._made[dense]
+        try:
+            self._tell("denseToSparse", (read,), (), decisive=(read,))
+        except LeftOut:
+            found.found = LeftOutMatrix(read.size, (read,))
+            raise
         found.found = getattr(scipy_module("sparse"), f"{found.form}_matrix")(self._made[dense])
 
     def denseToSparse_convert(
         self, handle: int, dense: int, sparse: int, algorithm: int, buffer: int
     ) -> None:
         found = self._made[sparse]  # another one than was analysed, with memory for all
-        self.denseToSparse_analysis(handle, dense, sparse, algorithm, buffer)
-        self._tell("denseToSparse", (), found.parts)
-        found.fill(found.found)
+        with suppress(LeftOut):
+            self.denseToSparse_analysis(handle, dense, sparse, algorithm, buffer)
+        self._fill("denseToSparse", found)
+
+
+def _expected_count(left: Sparse, right: Sparse, shape: tuple[int, int]) -> int:
+    """Return the entries that a product has on average, if those of its factors lie anywhere.
+
+    Each pair of entries meets in a row and column of the result with one chance in ``inner``.
+    """
+    inner, places = max(1, left.shape[1]), max(1, shape[0] * shape[1])
+    pairs = len(left.parts[0]) * len(right.parts[0]) / inner
+    return math.ceil(-places * math.expm1(-pairs / places))
 
 
 def _operated(matrix: Any, how: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from umem.devices.software.libraries.handles import (
     HostLibrary,
     scipy_module,
 )
-from umem.devices.software.runtime import HostRuntime
+from umem.devices.software.runtime import HostRuntime, LeftOut
 
 ZERO_PIVOT = 9
 """CUSPARSE_STATUS_ZERO_PIVOT of cusparseStatus_t."""
@@ -109,14 +109,16 @@ class HostRows(HostLibrary):
 
     # -- sorting ---------------------------------------------------------------------------
 
-    def _sort(self, order: Array, *moved: Array) -> None:
-        self._tell("sort", moved, moved, 20 * order.size)
+    def _sort(self, keys: Callable[[], Sequence[Array]], *moved: Array) -> None:
+        """Sort arrays by keys, of which the last is the first to count."""
+        self._tell("sort", moved, moved, 20 * moved[0].size)
+        order = np.lexsort(keys())
         for each in moved:
             each[...] = each[order]
 
     def _coosort(self, first: int, then: int, count: int, permutation: int) -> None:
         keys = [self._vector("i4", p, count) for p in (then, first)]
-        self._sort(np.lexsort(keys), *keys, self._vector("i4", permutation, count))
+        self._sort(lambda: keys, *keys, self._vector("i4", permutation, count))
 
     def xcoosortByRow(
         self, handle: int, rows: int, columns: int, count: int, row: int, column: int,
@@ -134,10 +136,12 @@ class HostRows(HostLibrary):
         self, handle: int, rows: int, columns: int, count: int, kind: int, starts: int,
         indexes: int, permutation: int, buffer: int,
     ) -> None:  # fmt: skip
-        row = np.repeat(np.arange(rows), np.diff(self._vector("i4", starts, rows + 1)))
-        column = self._vector("i4", indexes, count)
-        order = np.lexsort((column, row))
-        self._sort(order, column, self._vector("i4", permutation, count))
+        bounds, column = self._vector("i4", starts, rows + 1), self._vector("i4", indexes, count)
+
+        def keys() -> Sequence[Array]:
+            return column, np.repeat(np.arange(rows), np.diff(bounds))
+
+        self._sort(keys, column, self._vector("i4", permutation, count))
 
     def xcscsort(
         self, handle: int, rows: int, columns: int, count: int, kind: int, starts: int,
@@ -153,8 +157,13 @@ class HostRows(HostLibrary):
     ) -> int:  # fmt: skip
         """Count the entries of each row above a tolerance; returns their sum."""
         bounds = self._vector("i4", starts, rows + 1)
-        read, found = self._vector(dtype, values, int(bounds[-1])), self._vector("i4", counts, rows)
-        self._tell("nnz_compress", (bounds, read), (found,))
+        count, found = int(bounds[-1]), self._vector("i4", counts, rows)
+        read = self._vector(dtype, values, count)
+        try:
+            self._tell("nnz_compress", (bounds, read), (found,), decisive=(bounds, read))
+        except LeftOut as left_out:
+            left_out.returned = count
+            raise
         kept = np.concatenate(([0], np.cumsum(np.abs(read) > abs(tolerance))))
         found[...] = np.diff(kept[bounds])
         return int(kept[-1])
@@ -166,14 +175,16 @@ class HostRows(HostLibrary):
     ) -> None:  # fmt: skip
         """Copy the entries above a tolerance to another CSR matrix."""
         read, column = self._vector(dtype, values, count), self._vector("i4", indexes, count)
-        kept = np.abs(read) > abs(tolerance)
-        total = int(kept.sum())
-        bounds = self._vector("i4", found_starts, rows + 1)
+        bounds, kept_counts = (
+            self._vector("i4", found_starts, rows + 1), self._vector("i4", counts, rows)
+        )  # fmt: skip
+        total = int(kept_counts.sum())
         made = self._vector(dtype, found_values, total), self._vector("i4", found_indexes, total)
         self._tell("csr2csr_compress", (read, column), (*made, bounds))
+        kept = np.abs(read) > abs(tolerance)
         made[0][...], made[1][...] = read[kept], column[kept]
         bounds[0] = 0
-        bounds[1:] = np.cumsum(self._vector("i4", counts, rows))
+        bounds[1:] = np.cumsum(kept_counts)
 
     # -- sums ------------------------------------------------------------------------------
 
@@ -196,12 +207,23 @@ class HostRows(HostLibrary):
         starts_c: int, result: int, buffer: int,
     ) -> None:  # fmt: skip
         """Compute the row pointer and count of a sum of two CSR matrices."""
+        found = self._vector("i4", starts_c, rows + 1)
+        places = [
+            self._vector("i4", address, count)
+            for address, count in (
+                (starts_a, rows + 1), (indexes_a, count_a), (starts_b, rows + 1),
+                (indexes_b, count_b),
+            )
+        ]  # fmt: skip
+        try:
+            self._tell("csrgeam", (), (found,), decisive=places)
+        except LeftOut:  # none of their entries may be in the same place
+            found[-1] = self._vector("i4", result, 1)[0] = count_a + count_b
+            raise
         made = self._both(
             (rows, columns),
             (np.ones(count_a), starts_a, indexes_a), (np.ones(count_b), starts_b, indexes_b),
         )  # fmt: skip
-        found = self._vector("i4", starts_c, rows + 1)
-        self._tell("csrgeam", (), (found,))
         found[...] = made.indptr
         self._vector("i4", result, 1)[0] = made.nnz
 
@@ -214,15 +236,16 @@ class HostRows(HostLibrary):
         """Compute alpha a + beta b of CSR matrices."""
         one = self._vector(dtype, values_a, count_a)
         other = self._vector(dtype, values_b, count_b)
+        bounds = self._vector("i4", starts_c, rows + 1)  # of `xcsrgeam2Nnz`
+        total = int(bounds[-1])
+        found = self._vector(dtype, values_c, total), self._vector("i4", indexes_c, total)
+        self._tell("csrgeam", (one, other), found, 2 * total)
         made = self._both(
             (rows, columns),
             (self._vector(dtype, alpha, 1)[0] * one, starts_a, indexes_a),
             (self._vector(dtype, beta, 1)[0] * other, starts_b, indexes_b),
         )
-        found = self._vector(dtype, values_c, made.nnz), self._vector("i4", indexes_c, made.nnz)
-        self._tell("csrgeam", (one, other), found, 2 * made.nnz)
-        found[0][...], found[1][...] = made.data, made.indices
-        self._vector("i4", starts_c, rows + 1)[...] = made.indptr
+        found[0][...], found[1][...], bounds[...] = made.data, made.indices, made.indptr
 
     # -- incomplete factors ----------------------------------------------------------------
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from umem.devices.software.deferred_streams import DeferredRuntime
 from umem.devices.software.device_state import DeviceState
+from umem.devices.software.dry.dry_runtime import DryRuntime
 from umem.devices.software.libraries.handles import Array, HostLibrary
 from umem.devices.software.libraries.mailboxes import (
     Mailboxes,
@@ -294,6 +295,10 @@ class HostNccl(HostLibrary):
                 runtime.operation("nccl", reads, writes, device=call.device)
             except runtime.error_type as error:
                 raise LibraryFailure(CUDA_ERROR, str(error)) from None
+        if isinstance(runtime, DryRuntime):
+            for array in (array for call in calls for array in call.writes):
+                runtime.leave_out("nccl", array)
+            return
         try:
             carry_out((t for call in calls for t in call.transfers), FUNCTIONS.__getitem__)
         except RemoteError as error:

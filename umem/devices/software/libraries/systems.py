@@ -58,13 +58,14 @@ class HostSystems(HostLibrary):
         Leaves the LU factors in ``a``. A zero pivot's number is in ``info``, and ``x`` holds no
         solution then.
         """
+        left, row = self._matrix(dtype, a, n, n, lda), self._pivots(pivots, n)
         right = self._matrix(dtype, b, n, columns, ldb)
         found = self._matrix(dtype, x, n, columns, ldx)
-        self._tell("gesv", (right,), (found,))
-        found[...] = right
-        self._getrf(dtype, handle, n, n, a, lda, 0, pivots, info)
+        self._tell("gesv", (left, right), (left, row, found), n**3 + 2 * n * n * columns)
+        left[...], order, self._info(info)[0] = lapack(dtype, "getrf")(left)
+        row[...], found[...] = order + 1, right
         if not self._info(info)[0]:
-            self._getrs(dtype, handle, 0, n, columns, a, lda, pivots, x, ldx, info)
+            found[...], self._info(info)[0] = lapack(dtype, "getrs")(left, order, found, 0)
         return 0
 
     def _gels(

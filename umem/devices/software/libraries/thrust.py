@@ -33,7 +33,10 @@ class HostThrust:
 
     def _tell(self, name: str, read: Any, written: Any) -> None:
         access = self._runtime.access_of
-        self._runtime.operation(name, access(read), access(written), 20 * read.size)
+        is_whole = written.dtype.kind in "biu"
+        self._runtime.operation(
+            name, access(read), access(written), 20 * read.size, is_whole=is_whole
+        )
 
     def sort(self, dtype: Any, data: int, keys: int, shape: Sequence[int]) -> None:
         found = self._array(dtype, data, shape)

@@ -1,0 +1,193 @@
+"""``umem run --dry``: a script tells whether it fits on a GPU, by running without arithmetic."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+from umem.as_json import plain
+from umem.cli.dry_run import DryRun
+from umem.cli.files_and_sizes import say
+from umem.cli.run_dry_gpus import Elsewhere, lines
+from umem.cli.run_ranks import given_words
+from umem.dry.disk import scratch_disk
+from umem.dry.dry_steps import LEAST_STEPS, StepLimit
+from umem.dry.verdict import report
+from umem.errors import SizeError
+from umem.launch import this_rank
+from umem.memory import environment
+
+_OPTIONS = ("dry", "answers", "dry_steps", "json_file", "writes", "programs", "all_gpus")
+_NOT_ELSEWHERE = ("dry", "json_file", "all_gpus", "vram", "record", "force", "traceback")
+"""Options that a run on another GPU goes without."""
+_REFUSED = ("virtual", "software", "checked", "no_model", "resume", "budget")
+
+
+def with_dry(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of dry runs to a command."""
+    for option in (
+        click.option(
+            "--programs",
+            type=click.Choice(["stop", "run"]),
+            help="With --dry: whether other programs may be started (default: stop).",
+        ),
+        click.option(
+            "--writes",
+            type=click.Choice(["scratch", "real"]),
+            help="With --dry: where files are written: to a scratch folder (default), or as usual.",
+        ),
+        click.option(
+            "--json", "json_file", metavar="FILE", help="With --dry: write the result; - prints it."
+        ),
+        click.option(
+            "--dry-steps",
+            metavar="N",
+            help="With --dry: run so many steps, or all (default: until two agree).",
+        ),
+        click.option(
+            "--answer",
+            "answers",
+            multiple=True,
+            metavar="FILE:LINE=VALUE",
+            help="With --dry: the value that a line reads from the GPU; may be repeated.",
+        ),
+        click.option(
+            "--all-gpus", is_flag=True, help="With --dry: say which GPUs of the table run it."
+        ),
+        click.option("--dry", metavar="GPU", help="Tell whether SCRIPT fits, without arithmetic."),
+    ):
+        command = option(command)
+    return command
+
+
+class Drying:
+    """The dry run that a command asks for, if it does.
+
+    Args:
+        options: the command's; those of dry runs are taken out, and ``software`` is the GPU.
+
+    Raises:
+        click.UsageError: an option does not go with ``--dry``, or needs it.
+    """
+
+    def __init__(self, options: dict[str, Any], *, has_ranks: bool) -> None:
+        taken = {name: options.pop(name) for name in _OPTIONS}
+        self.gpu: str | None = taken["dry"]
+        self.run: DryRun | None = None
+        options["dry"] = self.is_on
+        if not self.is_on:
+            names = {"answers": "answer", "json_file": "json"}
+            for name, given in taken.items():
+                if given:
+                    option = names.get(name, name).replace("_", "-")
+                    raise click.UsageError(f"--{option} needs --dry GPU")
+            return
+        for name in _REFUSED:
+            if options[name]:
+                raise click.UsageError(f"--dry goes without --{name.replace('_', '-')}")
+        if has_ranks or this_rank() is not None:
+            raise click.UsageError("--dry runs one process: leave out -n")
+        options["software"] = self.gpu
+        self._answers = dict(map(_answer, taken["answers"]))
+        self._steps: str | None = taken["dry_steps"]
+        json_file = taken["json_file"]
+        self._json = json_file
+        if json_file not in (None, "-"):
+            self._json = Path(json_file).absolute()  # the script may change folders
+        self._disk = {
+            name: taken[name] for name in ("writes", "programs") if taken[name] is not None
+        }
+        self._elsewhere: Elsewhere | None = None
+        if taken["all_gpus"]:
+            if options["mode"] or environment.mode() not in (None, "off"):
+                raise click.UsageError("--all-gpus compares VRAM: leave out --mode and UMEM_MODE")
+            if options["recompute"] == "card":
+                raise click.UsageError("--all-gpus: --recompute card is another budget on each GPU")
+            context = click.get_current_context()
+            words = [*given_words(context, _NOT_ELSEWHERE), "--", str(context.params["script"])]
+            self._elsewhere = Elsewhere([*words, *context.params["arguments"]])
+        try:
+            StepLimit.parse(self._steps)
+        except SizeError as error:
+            raise click.BadParameter(str(error), param_hint="--dry-steps") from error
+
+    @property
+    def is_on(self) -> bool:
+        """Tell whether there is one."""
+        return self.gpu is not None
+
+    def begin(self, stack: ExitStack, gpu: Any, mode: str | None, least: int | None) -> None:
+        """Follow the script until the stack unwinds.
+
+        Args:
+            stack: undoes it.
+            gpu: the dry software GPU.
+            mode: where allocations come from; None is as without umem.
+            least: the step that a recording ends with; None without one.
+        """
+        limit = StepLimit.parse(self._steps, max(LEAST_STEPS, least or 0))
+        self.run = DryRun(gpu, mode or "unmanaged", limit, self._answers)
+        self.run.begin(stack, stack.enter_context(scratch_disk(**self._disk)))
+
+    def tell(self, script: str) -> int:
+        """Print the report and write the JSON; returns the exit status."""
+        assert self.run is not None
+        outcome = self.run.outcome
+        assert outcome is not None
+        say(report(outcome, script), err=True)
+        found = plain(outcome)
+        if self._elsewhere is not None:
+            found["gpus"] = self._elsewhere.which_fit(found)
+            say("\n".join(lines(found["gpus"])), err=True)
+        if self._json is not None:
+            text = json.dumps(found, indent=1)
+            if isinstance(self._json, Path):
+                self._json.write_text(text + "\n", encoding="utf-8")
+            else:
+                say(text)
+        return outcome.exit_status
+
+    def leave_threads(self, code: int) -> None:
+        """End the process if threads of a script that was ended in the middle go on without it."""
+        assert self.run is not None
+        if self.run.ended == "script":
+            return  # they have ended
+        here = threading.current_thread()
+        threads = [one for one in threading.enumerate() if one is not here and not one.daemon]
+        until = time.monotonic() + _PATIENCE_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        if any(thread.is_alive() for thread in threads):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+_PATIENCE_SECONDS = 5.0
+"""Threads of a script that was ended have so long: loaders look for an end every second or so."""
+
+
+def _answer(text: str) -> tuple[str, float]:
+    """Read ``FILE:LINE=VALUE``; a whole number stays one."""
+    line, _, value = text.rpartition("=")
+    file, _, number = line.rpartition(":")
+    if not (file and number.isdecimal()):
+        raise click.BadParameter(
+            f"an answer is FILE:LINE=VALUE, such as train.py:41=1000; got {text!r}",
+            param_hint="--answer",
+        )
+    for kind in (int, float):
+        try:
+            return line.removeprefix("./"), kind(value)
+        except ValueError:
+            pass
+    raise click.BadParameter(f"{value!r} of {text!r} is no number", param_hint="--answer")

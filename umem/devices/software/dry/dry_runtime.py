@@ -1,0 +1,286 @@
+"""The runtime of a dry run: it decides what is computed and what is left out.
+
+Models: which bytes are known, by address; counts of flags, of which all are set. Does not model:
+values that the host reads from pinned memory, or through a view of managed memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from threading import get_ident
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.lib.array_utils import byte_bounds
+from numpy.typing import NDArray
+
+from umem.devices.software.allocations import HOST
+from umem.devices.software.device_state import DeviceState
+from umem.devices.software.dry.known_memory import (
+    FULLY_KNOWN,
+    GUESSED,
+    KNOWN,
+    UNKNOWN,
+    KnownMemory,
+    Origin,
+)
+from umem.devices.software.memory_sources import UntouchedSource, clear
+from umem.devices.software.runtime import HostRuntime, LeftOut
+from umem.devices.specs import GpuSpec
+from umem.errors import DeviceError
+from umem.trace.arithmetic import FLOAT32
+from umem.trace.events import Access
+from umem.trace.stacks import is_own_work, program_line
+from umem.units import format_bytes
+
+COMPUTED_BYTES = 1 << 20
+"""A call that touches at most this much is computed: some 0.1 ms, as what it takes to judge it."""
+COMPUTED_WHOLE_BYTES = 32 << 20
+"""The same of calls that write whole numbers and flags alone, because these decide sizes."""
+COPIED_BYTES = 8 << 20
+"""A copy from the host up to this size is made: larger ones are data, not indexes or tables."""
+GUESSED_BYTES, GUESSED_WHOLE_BYTES = 64, 1 << 12
+"""Results up to this size of calls that are left out are guessed: of fractions, whole numbers."""
+GUESSES = {"cupy_all": 1, "cupy_isfinite": 1}
+"""Guessed bytes by kernel: the answer by which a program goes on. Elsewhere they are zero."""
+SUMS = re.compile("bsum|sum$|count_nonzero|cupy_sum")
+"""Kernels that count flags once; other kernels of `COUNTS` (scans) add up along the way."""
+COUNTS = re.compile("bsum_shfl|scan|cumsum|count_nonzero|^cupy_sum")
+"""Kernels that count flags: of unknown ones all are set, which asks for the most memory."""
+BY_ADDRESS = re.compile("concatenate|any_not_finite")
+"""Kernels that read memory whose addresses are in an array: CuPy's, and those of umem."""
+_UNDER_CUPY = (os.path.dirname(os.path.dirname(__file__)) + os.sep,)
+_WHOLE_KINDS = {1: "?", 2: "i2", 4: "i4", 8: "i8"}
+_REAL_KINDS = {1: "?", 2: "f2", 4: "f4", 8: "f8", 16: "c16"}
+"""Dtypes in which `answers` are written, by the bytes of an item."""
+
+Range = tuple[int, int]
+"""The first address, and the one behind the last."""
+Written = tuple[int, int, int]
+"""A range, and the bytes of an item, 0 if not known."""
+
+
+class DryRuntime(HostRuntime):
+    """CuPy's runtime on address space that is hardly touched.
+
+    Args:
+        spec, count: as for `HostMemory`.
+
+    Attributes:
+        reads: how often the host read what is not known, by the line of the program as
+            ``"file:line"`` and the kernel that would have written it.
+        answers: values by ``"file:line"`` that the host reads there instead; ``file`` may be the
+            last part of the path.
+        counts: calls that ran and that were left out.
+    """
+
+    def __init__(self, spec: GpuSpec, count: int = 1) -> None:
+        super().__init__(spec, True, count)
+        self.source = UntouchedSource()
+        self.memory = KnownMemory()
+        self.reads: Counter[tuple[str, str]] = Counter()
+        self.answers: dict[str, float] = {}
+        self.counts: Counter[str] = Counter()
+        self._depths: dict[int, int] = {}  # of calls of libraries, by thread
+
+    def refuse_memory(self, nbytes: int) -> NoReturn:
+        raise DeviceError(
+            f"this machine gives no address space for {format_bytes(nbytes)}: a dry run needs as"
+            " much as the program allocates, though hardly any memory. Raise the limit"
+            " (`ulimit -v unlimited`, or the container's)"
+        )
+
+    # -- blocks of pools ---------------------------------------------------------------------
+
+    def new_block(self, address: int, nbytes: int) -> None:
+        """Note a pool's block: nobody may read it before it is written, so that it is known."""
+        super().new_block(address, nbytes)
+        clear(address, nbytes)
+        self.memory.put(address, address + nbytes, FULLY_KNOWN)
+
+    def release(self, ptr: int) -> None:
+        found = self.allocation_of(ptr) if ptr else None
+        if found is not None:
+            self.memory.put(found.address, found.address + max(1, found.nbytes), FULLY_KNOWN)
+        super().release(ptr)
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def is_run(
+        self,
+        name: str,
+        reads: Iterable[Range],
+        writes: Sequence[Written],
+        *,
+        is_whole: bool = False,
+        flags: float = 0,
+        can_run: bool = True,
+    ) -> bool:
+        """Decide whether a call is computed, and note what is known of its results.
+
+        Args:
+            name: the kernel, or the library's operation.
+            reads, writes: the memory that it accesses.
+            is_whole: whether it writes whole numbers and flags alone.
+            flags: how many flags it counts; 0 if it counts none.
+            can_run: False leaves it out in any case.
+        """
+        level, touched = KNOWN, sum(each[1] - each[0] for each in writes)
+        for low, high in reads:
+            touched += high - low
+            level = max(level, self.memory.worst(low, high).level)
+        most = COMPUTED_WHOLE_BYTES if is_whole else COMPUTED_BYTES
+        runs = can_run and level < UNKNOWN and touched <= most
+        self.counts["computed" if runs else "left out"] += 1
+        for low, high, itemsize in writes:
+            if not runs:
+                self._leave_out(name, low, high, itemsize, is_whole, flags)
+            elif level == KNOWN:
+                self.memory.put(low, high, FULLY_KNOWN)
+            else:
+                self.memory.put(low, high, Origin(GUESSED, name, is_whole=is_whole))
+        return runs
+
+    def _leave_out(
+        self, name: str, low: int, high: int, itemsize: int, is_whole: bool, flags: float
+    ) -> None:
+        """Note a result that is not computed, and guess it where it is small."""
+        nbytes = high - low
+        weight = flags * itemsize / nbytes if flags else 0.0
+        level = (
+            GUESSED if nbytes <= (GUESSED_WHOLE_BYTES if is_whole else GUESSED_BYTES) else UNKNOWN
+        )
+        origin = Origin(level, name, itemsize, low, weight, not SUMS.search(name), is_whole)
+        if nbytes <= GUESSED_WHOLE_BYTES:
+            ctypes.memset(low, GUESSES.get(name.partition("__")[0], 0), nbytes)
+            if weight and itemsize in (4, 8):
+                kind = np.dtype(_WHOLE_KINDS[itemsize])
+                counts = self.view(low, kind, (nbytes // itemsize,), (itemsize,))
+                counts[...] = [origin.count(number) for number in range(len(counts))]
+        self.memory.put(low, high, origin)
+
+    def leave_out(self, name: str, array: NDArray[Any]) -> None:
+        """Note that a call's result is not computed."""
+        if array.size:
+            low, high = byte_bounds(array)
+            self._leave_out(name, low, high, array.itemsize, array.dtype.kind in "biu", 0)
+
+    def pointed_at(self, low: int, high: int) -> list[Range]:
+        """Return the blocks that the addresses in a known range lead to."""
+        if self.memory.worst(low, high).level == UNKNOWN or high - low > COMPUTED_BYTES:
+            return []
+        word = np.dtype("u8")
+        found = self.view(low, word, ((high - low) // 8,), (8,)).tolist()
+        return [
+            (address, self.end_of(address))
+            for address in found
+            if self.allocation_of(address) is not None
+        ]
+
+    def flags_in(self, low: int, high: int, item_count: int) -> float:
+        """Return how many flags a range counts: an item that is no count is one."""
+        return item_count * (self.memory.worst(low, high).weight or 1.0)
+
+    def enter_library(self) -> None:
+        """Have `operation` of this thread raise LeftOut, until `leave_library`."""
+        thread = get_ident()
+        self._depths[thread] = self._depths.get(thread, 0) + 1
+
+    def leave_library(self) -> None:
+        thread = get_ident()
+        self._depths[thread] -= 1
+        if not self._depths[thread]:
+            del self._depths[thread]
+
+    def operation(
+        self,
+        name: str,
+        reads: Sequence[Access],
+        writes: Sequence[Access],
+        flops: int = 0,
+        device: DeviceState | None = None,
+        gathered_bytes: int = 0,
+        arithmetic: str = FLOAT32,
+        decisive: Sequence[Access] | None = None,
+        is_whole: bool = False,
+    ) -> None:
+        super().operation(name, reads, writes, flops, device, gathered_bytes, arithmetic)
+        if get_ident() not in self._depths:
+            return
+        read = [self._range(access) for access in (reads if decisive is None else decisive)]
+        written = [(*self._range(access), 0) for access in writes]
+        if not self.is_run(name, read, written, is_whole=is_whole):
+            raise LeftOut(name)
+
+    def _range(self, access: Access) -> Range:
+        base = self._addresses[access.tensor]
+        return base + access.start, base + access.stop
+
+    # -- copies and fills -----------------------------------------------------------------------
+
+    def copy(self, dst: int, src: int, size: int, stream: int = 0) -> None:
+        self.tell_copy(dst, src, size, self.device_of(stream), stream)
+        source, target = self.allocation_of(src), self.allocation_of(dst)
+        origin = FULLY_KNOWN if source is None else self.memory.worst(src, src + size)
+        if target is None:
+            if origin.level == KNOWN:
+                ctypes.memmove(dst, src, size)
+            else:
+                self._read(dst, src, size, origin)
+            return
+        is_from_host = source is None or HOST in (source.kind, target.kind)
+        most = COPIED_BYTES if is_from_host else COMPUTED_BYTES
+        if size <= most and origin.level < UNKNOWN:
+            ctypes.memmove(dst, src, size)
+        else:
+            origin = Origin(
+                UNKNOWN, origin.name or "copy", origin.itemsize, dst, origin.weight,
+                origin.is_running, origin.is_whole,
+            )  # fmt: skip
+        self.memory.put(dst, dst + size, origin)
+
+    def _read(self, dst: int, src: int, size: int, origin: Origin) -> None:
+        """Have the host read what is not known: an answer, a count, or what is there."""
+        line = program_line(whole_path=True)
+        if not is_own_work(_UNDER_CUPY):  # whoever judges by values asks `is_dry`
+            self.reads[line, origin.name] += 1
+        answer = self._answer(line)
+        itemsize = origin.itemsize or size
+        kinds = _WHOLE_KINDS if origin.is_whole else _REAL_KINDS
+        if answer is not None and itemsize in kinds:
+            kind = np.dtype(kinds[itemsize])
+            self.view(dst, kind, (size // itemsize,), (itemsize,))[...] = answer
+        elif (
+            origin.level == UNKNOWN and origin.weight and size == origin.itemsize and size in kinds
+        ):
+            kind = np.dtype(kinds[size])
+            self.view(dst, kind, (1,), (size,))[0] = origin.count((src - origin.low) // size)
+        elif size <= COPIED_BYTES:
+            ctypes.memmove(dst, src, size)  # zeros, but for what was guessed
+        else:
+            ctypes.memset(dst, 0, size)
+
+    def _answer(self, line: str) -> float | None:
+        for place, value in self.answers.items():
+            if line == place or line.endswith(f"/{place}"):
+                return value
+        return None
+
+    def fill(self, ptr: int, value: int, size: int) -> None:
+        self.tell_fill(ptr, size)
+        origin = FULLY_KNOWN
+        if not value:
+            clear(ptr, size)
+        elif size <= COMPUTED_WHOLE_BYTES:
+            ctypes.memset(ptr, value, size)
+        else:
+            origin = Origin(UNKNOWN, "memset", 0, ptr)
+        self.memory.put(ptr, ptr + size, origin)
+
+    def put_other_bytes(self, ranges: Sequence[tuple[int, int]], stream: int) -> None:
+        for address, nbytes in ranges:
+            self.memory.put(address, address + nbytes, Origin(UNKNOWN, "discard"))

@@ -1,0 +1,436 @@
+"""Functions of `os` and `open` with other paths: one table of how each treats its paths.
+
+A function of the table stands for Python's own while an overlay is in force, and calls it with
+paths of that overlay. Errors name the program's own paths.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import posix
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from errno import ELOOP
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from umem.dry.overlay import WRITING, Name, Overlay
+
+_MODES = {"r": 0, "w": os.O_CREAT | os.O_TRUNC, "a": os.O_CREAT | os.O_APPEND}
+_MODES["x"] = os.O_CREAT | os.O_EXCL
+
+
+class InForce:
+    """The overlay that the functions ask; None: they are Python's own."""
+
+    overlay: Overlay | None = None
+
+
+in_force = InForce()
+opening = threading.local()
+"""Of a thread, the path that an opener is asked for; the audit hook lets that event pass once."""
+
+
+class Redirected:
+    """A function in the place of one of Python's, which it calls with other paths.
+
+    It is no Python function, so that as an attribute of a class it becomes no method; and it is
+    equal to what it stands for, so that ``os.supports_dir_fd`` and its like know it.
+    """
+
+    def __init__(self, real: Any, treatment: Callable[..., Any]) -> None:
+        self.real, self._treatment = real, treatment
+        self.__name__ = self.__qualname__ = real.__name__
+        self.__module__ = "io" if real is io.open else "os"
+        self.__doc__, self.__wrapped__ = real.__doc__, real
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        overlay = in_force.overlay
+        if overlay is None:  # kept by somebody beyond the run
+            return self.real(*given, **named)
+        return self._treatment(overlay, self.real, *given, **named)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self.real
+
+    def __hash__(self) -> int:
+        return hash(self.real)
+
+    def __repr__(self) -> str:
+        return repr(self.real)
+
+    def __reduce__(self) -> str:
+        return str(self.real.__name__)
+
+
+@contextmanager
+def _named(path: Any, other: Any = None) -> Iterator[None]:
+    """Have errors name the program's own paths."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            error.filename = path
+        if error.filename2 is not None:
+            error.filename2 = other
+        raise
+
+
+def _read(
+    overlay: Overlay, real: Any, path: Any, *more: Any, dir_fd: Any = None, follow: bool = True,
+    **named: Any,
+) -> Any:  # fmt: skip
+    """Read at a path: a file's facts, where a link points, whether one may."""
+    if isinstance(path, int):
+        return real(path, *more, **named)
+    try:
+        follows = follow and named.get("follow_symlinks", True)
+        return real(overlay.to_read(path, dir_fd, follow=follows), *more, **named)
+    except OSError as error:
+        if error.filename is not None:
+            error.filename = path
+        raise
+
+
+def _facts(
+    overlay: Overlay, real: Any, path: Any, *, dir_fd: Any = None, follow_symlinks: bool = True
+) -> Any:
+    """Be ``os.stat`` and ``os.lstat``."""
+    follow = follow_symlinks and real is posix.stat
+    if isinstance(path, int):
+        return real(path)
+    try:
+        place = overlay.unchanged(path) if dir_fd is None else None
+        if place is not None:
+            found = posix.lstat(place)
+            if not follow or not stat.S_ISLNK(found.st_mode):
+                return found
+        place = overlay.to_read(path, dir_fd, follow=follow)
+        return posix.stat(place) if follow else posix.lstat(place)
+    except OSError as error:
+        if error.filename is not None:
+            error.filename = path
+        raise
+
+
+def _may(overlay: Overlay, real: Any, path: Any, *more: Any, **named: Any) -> bool:
+    """Be ``os.access``, which raises nothing where there is no file."""
+    try:
+        return bool(_read(overlay, real, path, *more, **named))
+    except FileNotFoundError:
+        return False
+
+
+def _change(
+    overlay: Overlay, real: Any, path: Any, *more: Any, dir_fd: Any = None, follow: bool = True,
+    **named: Any,
+) -> Any:  # fmt: skip
+    """Change what is at a path: its mode, times, owner, length."""
+    if isinstance(path, int):
+        found = overlay.of_descriptor(path)
+        mode = os.fstat(path).st_mode
+        if not found or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or overlay.is_real(found):
+            return real(path, *more, **named)
+        real, followed = _OF_PATHS.get(real.__name__, real), found
+    else:
+        followed = path
+    follows = follow and named.get("follow_symlinks", True)
+    with _named(path):
+        return real(overlay.to_change(followed, dir_fd, follow=follows), *more, **named)
+
+
+_OF_PATHS = {"fchmod": posix.chmod, "fchown": posix.chown}
+
+
+def _truncate(overlay: Overlay, real: Any, path: Any, length: int) -> Any:
+    if isinstance(path, int):  # which is open for writing, so it is a copy or real on purpose
+        return real(path, length)
+    with _named(path):
+        place = overlay.to_open(path, os.O_WRONLY)
+        return real(place, length)
+
+
+def _make_node(
+    overlay: Overlay, real: Any, path: Name, *more: Any, dir_fd: int | None = None, **named: Any
+) -> Any:
+    """Make something new at a path: a pipe."""
+    with _named(path), overlay.lock:
+        resolved = overlay.resolved(overlay.absolute(path, dir_fd), follow=False)
+        place = resolved if overlay.is_real(resolved) else overlay.to_make(resolved)
+        return real(place, *more, **named)
+
+
+def _make_folder(
+    overlay: Overlay, real: Any, path: Name, mode: int = 0o777, *, dir_fd: int | None = None
+) -> None:
+    with _named(path), overlay.lock:
+        resolved = overlay.resolved(overlay.absolute(path, dir_fd), follow=False)
+        if overlay.is_real(resolved):
+            real(resolved, mode)
+        else:
+            overlay.make_folder(resolved, mode)
+
+
+def _remove(
+    overlay: Overlay, real: Any, path: Name, *, dir_fd: int | None = None, folder: bool = False
+) -> None:
+    with _named(path), overlay.lock:
+        resolved = overlay.resolved(overlay.absolute(path, dir_fd), follow=False)
+        if overlay.is_real(resolved):
+            real(resolved)
+        else:
+            overlay.remove(resolved, folder=folder)
+
+
+def _move(
+    overlay: Overlay, real: Any, src: Name, dst: Name, *,
+    src_dir_fd: int | None = None, dst_dir_fd: int | None = None,
+) -> None:  # fmt: skip
+    with _named(src, dst), overlay.lock:
+        source = overlay.resolved(overlay.absolute(src, src_dir_fd), follow=False)
+        target = overlay.resolved(overlay.absolute(dst, dst_dir_fd), follow=False)
+        overlay.move(source, target)
+
+
+def _symlink(
+    overlay: Overlay, real: Any, src: Name, dst: Name, target_is_directory: bool = False, *,
+    dir_fd: int | None = None,
+) -> None:  # fmt: skip
+    with _named(src, dst), overlay.lock:
+        resolved = overlay.resolved(overlay.absolute(dst, dir_fd), follow=False)
+        real(src, resolved if overlay.is_real(resolved) else overlay.to_make(resolved))
+        overlay.note_change()
+
+
+def _link(
+    overlay: Overlay, real: Any, src: Name, dst: Name, *, src_dir_fd: int | None = None,
+    dst_dir_fd: int | None = None, follow_symlinks: bool = True,
+) -> None:  # fmt: skip
+    with _named(src, dst), overlay.lock:
+        source = overlay.to_change(src, src_dir_fd, follow=False)
+        target = overlay.resolved(overlay.absolute(dst, dst_dir_fd), follow=False)
+        real(source, target if overlay.is_real(target) else overlay.to_make(target))
+
+
+def _open_descriptor(
+    overlay: Overlay, real: Any, path: Any, flags: int, mode: int = 0o777, *, dir_fd: Any = None
+) -> Any:
+    """Be ``os.open``."""
+    with _named(path):
+        if flags & WRITING:
+            return real(overlay.to_open(path, flags, dir_fd), flags, mode)
+        follow = not flags & os.O_NOFOLLOW
+        return real(overlay.to_read(path, dir_fd, follow=follow), flags, mode)
+
+
+def _open_file(
+    overlay: Overlay, real: Any, file: Any, mode: Any = "r", buffering: int = -1,
+    encoding: Any = None, errors: Any = None, newline: Any = None, closefd: bool = True,
+    opener: Any = None,
+) -> Any:  # fmt: skip
+    """Be ``open``."""
+    more = (buffering, encoding, errors, newline, closefd)
+    if not isinstance(file, (str, bytes, os.PathLike)) or not isinstance(mode, str):
+        return real(file, mode, *more, opener)
+    if opener is not None:
+        opening.path = file  # the opener's own call is judged
+        try:
+            return real(file, mode, *more, opener)
+        finally:
+            opening.path = None
+    try:
+        if mode in _READING:
+            opened = _unchanged_file(overlay, real, file, mode, more)
+            if opened is not None:
+                return opened
+            place = overlay.to_read(file)
+        else:
+            kind = [letter for letter in mode if letter in _MODES]
+            flags = os.O_RDWR if "+" in mode else os.O_WRONLY if kind != ["r"] else os.O_RDONLY
+            if len(kind) != 1 or not flags & WRITING:
+                return real(file, mode, *more)  # wrong, or an unusual way to say "r"
+            place = overlay.to_open(file, flags | _MODES[kind[0]])
+        opened = real(place, mode, *more)
+    except OSError as error:
+        if error.filename is not None:
+            error.filename = file
+        raise
+    return _renamed(opened, file)
+
+
+def _unchanged_file(overlay: Overlay, real: Any, file: Any, mode: str, more: Any) -> Any:
+    """Open a file for reading in a folder in which nothing was changed; None: it is none."""
+    place = overlay.unchanged(file)
+    if place is None or not more[-1]:
+        return None
+    try:
+        number = posix.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == ELOOP:
+            return None
+        raise
+    try:
+        return _renamed(real(number, mode, *more), file)
+    except BaseException:
+        posix.close(number)
+        raise
+
+
+def _renamed(opened: Any, file: Any) -> Any:
+    """Have an open file bear the name by which the program opened it."""
+    raw = getattr(opened, "buffer", opened)
+    getattr(raw, "raw", raw).name = file
+    return opened
+
+
+_READING = ("r", "rb", "rt", "br", "tr")
+
+
+def _list(overlay: Overlay, real: Any, path: Any = None) -> Any:
+    with _named(path):
+        resolved = _listed(overlay, path)
+        if resolved is None:
+            return real(path)
+        found = overlay.names(resolved)
+        return [os.fsencode(name) for name in found] if isinstance(path, bytes) else found
+
+
+def _scan(overlay: Overlay, real: Any, path: Any = None) -> Any:
+    with _named(path):
+        resolved = _listed(overlay, path)
+        return real(path) if resolved is None else Scanned(overlay, resolved, path)
+
+
+def _listed(overlay: Overlay, path: Any) -> str | None:
+    """Return the folder whose names are not just those of ``path``; None: they are."""
+    if isinstance(path, int):
+        absolute = overlay.of_descriptor(path)
+        is_here = bool(absolute)
+    else:
+        absolute = overlay.absolute("." if path is None else path)
+        is_here = overlay.to_read(absolute) == absolute
+    if not absolute or (is_here and not overlay.is_changed_folder(absolute)):
+        return None
+    return overlay.resolved(absolute)
+
+
+class Scanned:
+    """What ``os.scandir`` gives, of a folder that the program has changed."""
+
+    def __init__(self, overlay: Overlay, resolved: str, path: Any) -> None:
+        self._entries = iter(
+            [ScannedEntry(overlay, resolved, path, name) for name in overlay.names(resolved)]
+        )
+
+    def __iter__(self) -> Scanned:
+        return self
+
+    def __next__(self) -> ScannedEntry:
+        return next(self._entries)
+
+    def close(self) -> None:
+        """Give no more entries."""
+        self._entries = iter(())
+
+    def __enter__(self) -> Scanned:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class ScannedEntry:
+    """What stands for an ``os.DirEntry``."""
+
+    def __init__(self, overlay: Overlay, resolved: str, path: Any, name: str) -> None:
+        self._overlay, self._resolved = overlay, f"{'' if resolved == '/' else resolved}/{name}"
+        self.name: Any = os.fsencode(name) if isinstance(path, bytes) else name
+        given: Any = "." if path is None else path
+        self.path = self.name if isinstance(path, int) else os.path.join(given, self.name)
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Return the facts of the file, of a link itself on demand."""
+        place = self._overlay.to_read(self._resolved, follow=follow_symlinks)
+        found = self._resolved if place is None else place
+        return posix.stat(found) if follow_symlinks else posix.lstat(found)
+
+    def _is(self, kind: Callable[[int], bool], follow: bool) -> bool:
+        try:
+            return kind(self.stat(follow_symlinks=follow).st_mode)
+        except FileNotFoundError:
+            return False
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """Tell whether it is a folder."""
+        return self._is(stat.S_ISDIR, follow_symlinks)
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """Tell whether it is a file."""
+        return self._is(stat.S_ISREG, follow_symlinks)
+
+    def is_symlink(self) -> bool:
+        """Tell whether it is a link."""
+        return self._is(stat.S_ISLNK, False)
+
+    def is_junction(self) -> bool:
+        """Tell whether it is a link of Windows: never."""
+        return False
+
+    def inode(self) -> int:
+        """Return its number on the disk."""
+        return self.stat(follow_symlinks=False).st_ino
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
+
+
+def _current(overlay: Overlay, real: Any) -> Any:
+    found = real()
+    return os.fsencode(overlay.seen(os.fsdecode(found))) if isinstance(found, bytes) else (
+        overlay.seen(found)
+    )  # fmt: skip
+
+
+TREATMENTS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("stat", "lstat"), _facts),
+    **dict.fromkeys(("listxattr", "getxattr", "statvfs", "chdir"), _read),
+    "readlink": partial(_read, follow=False),
+    **dict.fromkeys(("chmod", "chown", "utime", "setxattr", "removexattr"), _change),
+    **dict.fromkeys(("fchmod", "fchown"), _change),
+    "access": _may,
+    "lchown": partial(_change, follow=False),
+    "truncate": _truncate,
+    **dict.fromkeys(("mkfifo", "mknod"), _make_node),
+    "mkdir": _make_folder,
+    **dict.fromkeys(("unlink", "remove"), _remove),
+    "rmdir": partial(_remove, folder=True),
+    **dict.fromkeys(("rename", "replace"), _move),
+    "symlink": _symlink,
+    "link": _link,
+    "open": _open_descriptor,
+    "listdir": _list,
+    "scandir": _scan,
+    **dict.fromkeys(("getcwd", "getcwdb"), _current),
+}
+"""Functions of `os`, each with how it treats its paths; `open` itself is beside them."""
+
+
+def replacements() -> Iterator[tuple[Any, Any]]:
+    """Give each real function with what stands for it."""
+    for name, treatment in TREATMENTS.items():
+        real = getattr(posix, name)
+        yield real, Redirected(real, treatment)
+    yield builtins.open, Redirected(builtins.open, _open_file)
