@@ -5,7 +5,6 @@ python examples/07_a_billion.py [--hidden 1920] [--layers 24] [--batch 16]
 
 import argparse
 
-import umem.chainer  # isort: skip  (before Chainer, which it makes ready for today's NumPy)
 import chainer
 import numpy as np
 from masked_lm.network import MaskedLanguageModel
