@@ -44,7 +44,8 @@ COMPUTED_WHOLE_BYTES = 32 << 20
 COPIED_BYTES = 8 << 20
 """A copy from the host up to this size is made: larger ones are data, not indexes or tables."""
 GUESSED_BYTES, GUESSED_WHOLE_BYTES = 64, 1 << 12
-"""Results up to this size of calls that are left out are guessed: of fractions, whole numbers."""
+"""Results up to this size of calls that are left out are guessed: of fractions, whole numbers.
+Several flags are not: of a mask that is unknown, all are set."""
 GUESSES = {"cupy_all": 1, "cupy_isfinite": 1}
 """Guessed bytes by kernel: the answer by which a program goes on. Elsewhere they are zero."""
 SUMS = re.compile("bsum|sum$|count_nonzero|cupy_sum")
@@ -135,6 +136,8 @@ class DryRuntime(HostRuntime):
             level = max(level, self.memory.worst(low, high).level)
         most = COMPUTED_WHOLE_BYTES if is_whole else COMPUTED_BYTES
         runs = can_run and level < UNKNOWN and touched <= most
+        if level == GUESSED and any(is_whole and _are_flags(each) for each in writes):
+            runs = False  # flags by guessed numbers: a mask of these would be empty
         self.counts["computed" if runs else "left out"] += 1
         for low, high, itemsize in writes:
             if not runs:
@@ -151,9 +154,9 @@ class DryRuntime(HostRuntime):
         """Note a result that is not computed, and guess it where it is small."""
         nbytes = high - low
         weight = flags * itemsize / nbytes if flags else 0.0
-        level = (
-            GUESSED if nbytes <= (GUESSED_WHOLE_BYTES if is_whole else GUESSED_BYTES) else UNKNOWN
-        )
+        is_mask = is_whole and _are_flags((low, high, itemsize))
+        most = GUESSED_WHOLE_BYTES if is_whole else GUESSED_BYTES
+        level = GUESSED if nbytes <= most and not is_mask else UNKNOWN
         origin = Origin(level, name, itemsize, low, weight, not SUMS.search(name), is_whole)
         if nbytes <= GUESSED_WHOLE_BYTES:
             ctypes.memset(low, GUESSES.get(name.partition("__")[0], 0), nbytes)
@@ -284,3 +287,9 @@ class DryRuntime(HostRuntime):
     def put_other_bytes(self, ranges: Sequence[tuple[int, int]], stream: int) -> None:
         for address, nbytes in ranges:
             self.memory.put(address, address + nbytes, Origin(UNKNOWN, "discard"))
+
+
+def _are_flags(written: Written) -> bool:
+    """Tell whether a range has several flags or bytes: a mask, of which all may be set."""
+    low, high, itemsize = written
+    return itemsize == 1 and high - low > 1
