@@ -25,3 +25,26 @@ print(bool(cp.isnan(sums).any()), bool(cp.isfinite(sums).all()), bool((sums > 5)
 """
     shown = programs.lines(program, tmp_path, start=START)
     assert shown == ["(800, 700) (800, 700) (800,)", "False True False"]
+
+
+@needs_software_gpu
+def test_copies_of_counts_count_as_much(tmp_path: Path) -> None:
+    program = """
+import cupyx.scipy.sparse as sparse
+x = cp.ones(300_000) + 1
+print(sparse.diags([x, x[1:]], [0, 1]).tocsr().data.shape)
+"""
+    assert programs.lines(program, tmp_path, start=START) == ["(600000,)"]
+
+
+@needs_software_gpu
+def test_a_product_by_entries_has_no_fewer_than_it_can_have(tmp_path: Path) -> None:
+    program = """
+import cupyx.scipy.sparse as sparse
+import scipy.sparse
+host = scipy.sparse.random(5000, 5000, 0.01, "csr", random_state=np.random.default_rng(0))
+a = sparse.csr_matrix(host)
+found = a.multiply(a)
+print(len(found.data) >= host.nnz, len(found.indices) >= host.nnz)
+"""
+    assert programs.lines(program, tmp_path, start=START) == ["True True"]

@@ -48,10 +48,12 @@ GUESSED_BYTES, GUESSED_WHOLE_BYTES = 64, 1 << 12
 Several flags are not: of a mask that is unknown, all are set."""
 GUESSES = {"cupy_all": 1, "cupy_isfinite": 1}
 """Guessed bytes by kernel: the answer by which a program goes on. Elsewhere they are zero."""
-SUMS = re.compile("bsum|sum$|count_nonzero|cupy_sum")
+SUMS = re.compile("bsum|sum$|count_nonzero|cupy_sum|by_csr_step1$")
 """Kernels that count flags once; other kernels of `COUNTS` (scans) add up along the way."""
-COUNTS = re.compile("bsum_shfl|scan|cumsum|count_nonzero|^cupy_sum")
+COUNTS = re.compile("bsum_shfl|scan|cumsum|count_nonzero|^cupy_sum|by_csr_step1$")
 """Kernels that count flags: of unknown ones all are set, which asks for the most memory."""
+COUNTS_BESIDE = re.compile("by_csr_step1$")
+"""Those that write fractions, too: the products whose places they count."""
 BY_ADDRESS = re.compile("concatenate|any_not_finite")
 """Kernels that read memory whose addresses are in an array: CuPy's, and those of umem."""
 _UNDER_CUPY = (os.path.dirname(os.path.dirname(__file__)) + os.sep,)
@@ -187,6 +189,15 @@ class DryRuntime(HostRuntime):
     def flags_in(self, low: int, high: int, item_count: int) -> float:
         """Return how many flags a range counts: an item that is no count is one."""
         return item_count * (self.memory.worst(low, high).weight or 1.0)
+
+    def counts_copied(self, name: str, low: int, high: int, item_count: int) -> tuple[str, float]:
+        """Return who wrote the counts that a call copies, and their flags; else its name and 0."""
+        origin = self.memory.worst(low, high)
+        if origin.weight and low == origin.low:
+            return origin.name, origin.weight * item_count
+        if origin.weight and item_count == 1:  # sums of a longer part would begin anew
+            return origin.name, origin.count((low - origin.low) // origin.itemsize)
+        return name, 0.0
 
     def enter_library(self) -> None:
         """Have `operation` of this thread raise LeftOut, until `leave_library`."""
