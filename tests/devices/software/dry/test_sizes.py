@@ -48,3 +48,18 @@ found = a.multiply(a)
 print(len(found.data) >= host.nnz, len(found.indices) >= host.nnz)
 """
     assert programs.lines(program, tmp_path, start=START) == ["True True"]
+
+
+@needs_software_gpu
+def test_libraries_whose_work_is_left_out_report_success_and_all_entries(tmp_path: Path) -> None:
+    program = """
+import cupyx.scipy.sparse as sparse
+import scipy.sparse
+a, b = cp.ones((200, 40, 40)) + 1, cp.ones((200, 40, 2)) + 1
+print(cp.linalg.solve(a, b).shape)
+s = sparse.csr_matrix(scipy.sparse.random(5000, 5000, 0.01, "csr"))
+s.data = s.data * 1.0
+s.eliminate_zeros()
+print(s.data.shape == s.indices.shape == (250_000,))
+"""
+    assert programs.lines(program, tmp_path, start=START) == ["(200, 40, 2)", "True"]
