@@ -1,6 +1,8 @@
-"""What makes a program fit a GPU: it runs dry under each technique, in processes of their own.
+"""The choice of what makes a program fit a GPU: it runs dry under each technique.
+
+Each run is in a process of its own.
 
 `technique` is a row of the table, `technique_rows` the table, and `child` a dry run under one, from
 both sides. `choosing` orders what was tried, `batch_sizes` looks for the largest batch that fits
-and halves sizes, `large_arrays` follows the allocations of programs with CuPy alone.
+and halves sizes.
 """

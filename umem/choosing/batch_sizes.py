@@ -61,6 +61,9 @@ def number_argument(arguments: Sequence[str], name: str) -> NumberArgument:
 
 
 def _place(arguments: Sequence[str], name: str) -> tuple[int, str] | None:
+    """Find an argument by number or option: its place, and what stands before the value there;
+    None if it is absent.
+    """
     if name.isdecimal():
         place = int(name) - 1
         return (place, "") if 0 <= place < len(arguments) else None
@@ -107,7 +110,7 @@ class TriedSize:
 
 @dataclass(frozen=True)
 class BatchSearch:
-    """What the search for the largest batch has shown (simulated).
+    """The result of the search for the largest batch (simulated).
 
     Attributes:
         argument: the program's argument that was changed, and what it was.

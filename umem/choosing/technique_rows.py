@@ -8,9 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-import umem
 from umem.choosing.technique import Technique
 from umem.errors import StateError
+from umem.memory.hints import preset
+from umem.memory.process import enable
 
 CAP = "16MiB"
 """The cap on workspace: of the caps that ``umem report`` proposes (64, 16, 4 and 1 MiB) the largest
@@ -25,7 +26,7 @@ def mode(
     stack: ExitStack, name: Literal["managed", "hybrid"], prefetch: bool | None = None
 ) -> None:
     """Turn a mode on, as ``umem run --mode`` does."""
-    stack.enter_context(umem.enable(name, prefetch=prefetch))
+    stack.enter_context(enable(name, prefetch=prefetch))
 
 
 def recompute(stack: ExitStack, budget: str, **options: Any) -> None:
@@ -45,10 +46,10 @@ def workspace(stack: ExitStack, budget: str) -> None:
 
 def streaming(stack: ExitStack) -> None:
     """Keep large arrays on the host, where the GPU reads them, in managed memory."""
-    from umem.choosing.large_arrays import LargeArrays
+    from umem.devices.cuda.large_arrays import LargeArrays
 
     mode(stack, "managed")
-    stack.enter_context(LargeArrays("streaming"))
+    stack.enter_context(LargeArrays(partial(preset, name="streaming")))
 
 
 def offload(stack: ExitStack) -> None:

@@ -58,6 +58,8 @@ def command(program: DryProgram, as_json: bool, argument: str, maximum: int | No
 
 
 def _print(found: BatchSearch, program: DryProgram, console: Console) -> None:
+    """Print the sizes that were tried, and the largest that fits."""
+
     def show(text: str, **style: Any) -> None:
         for line in wrapped(text, console.width, hang=2):
             console.print(Text(line, **style), soft_wrap=True)
