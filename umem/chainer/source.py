@@ -17,10 +17,10 @@ from chainer.function import FunctionAdapter
 from umem.chainer.flops import Estimator, estimator
 from umem.chainer.function_facts import enter, is_array
 from umem.chainer.function_kernels import NO_KERNEL, Rule, launches
+from umem.chainer.precision.half_functions import master_kernels
 from umem.chainer.saved.slots import arrays_in, arrays_on, holds_nothing, values_on
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.scopes import derived
-from umem.chainer.precision.half_functions import master_kernels
 from umem.trace.events import Mark
 from umem.trace.recording.recorder import Audience, Measured, Reach, Recorder, active
 from umem.trace.recording.thread import thread_state

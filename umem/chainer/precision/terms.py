@@ -14,11 +14,11 @@ from umem.chainer.agreement import refuse_in_shards
 from umem.chainer.function_facts import owner_of
 from umem.chainer.parameters_once import overlapping
 from umem.chainer.precision.floats import HALF, SINGLE, constant_to_half, quiet
+from umem.chainer.precision.half_functions import PRODUCTS, SUMS
 from umem.chainer.precision.halves import evaluate, from_columns, layer_norm_gradients
 from umem.chainer.precision.masters import Masters
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import StateError, UnsupportedError
-from umem.chainer.precision.half_functions import PRODUCTS, SUMS
 
 _NO_BFLOAT16 = (
     "bfloat16 is no type to compute in: Chainer's functions ask for a float by dtype.kind, which "
