@@ -27,13 +27,9 @@ def record(batch, pixels=32):
     model = network()
     optimizer = chainer.optimizers.Adam().setup(model)
     x, t = np.ones((batch, 3, pixels, pixels), np.float32), np.zeros(batch, np.int32)
-
-    def step():
-        optimizer.update(lambda: F.softmax_cross_entropy(model(x), t))
-
-    step()
+    optimizer.update(lambda: F.softmax_cross_entropy(model(x), t))
     with umem.record() as recorder:
-        step()
+        optimizer.update(lambda: F.softmax_cross_entropy(model(x), t))
     return recorder.trace
 
 
@@ -41,20 +37,17 @@ def tell(trace, gpu, vram):
     """One line for a trace: what it needs, and its time in the first mode in which it fits."""
     for mode in ("unmanaged", "managed"):
         found = umem.replay(trace, gpu, mode, vram)
+        line = f"{found.needed_bytes / 2**20:,.0f} MiB"
         if found.fits:
-            break
-    line = f"{found.needed_bytes / 2**20:,.0f} MiB"
-    if not found.fits:
-        return f"{line}, does not fit"
-    return (
-        f"{line}, fits {mode}, {found.seconds_low * 1e3:.0f} to {found.seconds_high * 1e3:.0f} ms"
-    )
+            ms = [1e3 * seconds for seconds in (found.seconds_low, found.seconds_high)]
+            return f"{line}, fits {mode}, {ms[0]:.0f} to {ms[1]:.0f} ms"
+    return f"{line}, does not fit"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", default="t4")
-    parser.add_argument("--vram", help="usable VRAM instead of the table's")
+    parser.add_argument("--vram")
     parser.add_argument("--batches", default="8,32")
     options = parser.parse_args()
     print(f"simulated {options.gpu}, from steps on this machine")

@@ -1,9 +1,10 @@
 """Train a language model whose width and depth are given; 1920 and 24 make 1.1 billion parameters.
 
-python examples/07_a_billion.py [--hidden 1920] [--layers 24] [--batch 16]
+python examples/07_a_billion.py [--hidden 1920] [--layers 24] [--batch 16] [--recompute min]
 """
 
 import argparse
+from contextlib import nullcontext
 
 import umem.chainer  # isort: skip  (before Chainer, which it makes ready for today's NumPy)
 import chainer
@@ -31,7 +32,9 @@ if __name__ == "__main__":
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--recompute", help="a budget for umem.chainer.Recompute")
     asked = parser.parse_args()
     model = MaskedLanguageModel(VOCABULARY, asked.hidden, asked.layers, LENGTH)
     print(f"{model.count_params():,} parameters")
-    print(f"loss {train(model, asked.batch, asked.steps):.2f} after {asked.steps} steps")
+    with umem.chainer.Recompute(asked.recompute) if asked.recompute else nullcontext():
+        print(f"loss {train(model, asked.batch, asked.steps):.2f} after {asked.steps} steps")
