@@ -122,7 +122,6 @@ class Drying:
             name: taken[name] for name in ("writes", "programs") if taken[name] is not None
         }
         self._trial = None if taken["technique"] is None else Trial(taken["technique"])
-        self.run: DryRun | None = None
         self._elsewhere: Elsewhere | None = None
         if taken["all_gpus"]:
             if options["mode"] or environment.mode() not in (None, "off"):
