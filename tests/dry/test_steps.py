@@ -7,6 +7,7 @@ import pytest
 from umem.dry.asked import MOST_READS, AskedCounter, AskedTooOften, is_answered, shortest
 from umem.dry.dry_steps import MOST_STEPS, DrySteps, GpuReading, StepLimit, Turns
 from umem.errors import SizeError
+from umem_software_gpu import parsed
 
 
 class Gpu:
@@ -179,3 +180,7 @@ def test_lines_are_named_by_the_shortest_path_that_is_one_files() -> None:
     assert list(shortest(lines).values()) == [
         "b/train.py:3", "c/train.py:3", "c/train.py:5", "net.py:1",
     ]  # fmt: skip
+
+
+def test_the_variable_of_other_processes_has_a_word_for_it() -> None:
+    assert parsed("t4,vram=1GiB,dry,force") == ("t4", {"vram": "1GiB", "dry": True, "force": True})

@@ -274,7 +274,7 @@ def test_umem_run_explains_an_error_that_ends_the_script(tmp_path: Path) -> None
     assert "umem run --mode hybrid" in done.stderr
     done = python(*command, "--mode", "unmanaged", "--limit", "50MiB", script)
     assert done.returncode == 1 and "held, of the module big.py" in done.stderr
-    assert "umem choose" in done.stderr
+    assert "umem replay" in done.stderr
 
 
 def test_without_a_gpu_of_cupy_it_is_refused() -> None:

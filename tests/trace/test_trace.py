@@ -277,7 +277,7 @@ def test_a_header_with_a_part_missing_is_refused(tmp_path: Path, key: str) -> No
     assert "line 1" in message(write(tmp_path / "x", [header, ["end", 0]]))
 
 
-@pytest.mark.parametrize("version", [7, 99, 10**30])
+@pytest.mark.parametrize("version", [8, 99, 10**30])
 def test_a_newer_version_says_so(tmp_path: Path, version: int) -> None:
     text = message(write(tmp_path / "x", [{**HEADER, "version": version}, "anything"]))
     assert f"version {version}" in text

@@ -19,7 +19,7 @@ of the first is still there."""
 
 
 class TrainerFacts(NamedTuple):
-    """What a Trainer says of its run: steps of an epoch, and of the run; None where it does not.
+    """The lengths of an epoch and of a Trainer's run, in steps; None where it does not say.
 
     ``evaluates`` says whether it has an evaluator.
     """

@@ -15,12 +15,14 @@ from chainer import Variable, function_node
 from chainer.function import FunctionAdapter
 
 from umem.chainer.flops import Estimator, estimator
+from umem.chainer.function_arithmetic import arithmetic, is_product
 from umem.chainer.function_facts import enter, is_array
 from umem.chainer.function_kernels import NO_KERNEL, Rule, launches
 from umem.chainer.precision.half_functions import master_kernels
 from umem.chainer.saved.slots import arrays_in, arrays_on, holds_nothing, values_on
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.scopes import derived
+from umem.trace.arithmetic import of_dtype
 from umem.trace.events import Mark
 from umem.trace.recording.recorder import Audience, Measured, Reach, Recorder, active
 from umem.trace.recording.thread import thread_state
@@ -175,6 +177,7 @@ def _emit_apply(
     kernels = None if kind.launches is None else kind.launches(func, ins, outs)
     if kernels is NO_KERNEL:
         flops = traffic = 0
+    type_of_work = arithmetic(func, kind.is_product, outs)
     entry = None
     if phase == "forward" and func.inputs is not None:
         entry = enter(told.state, func, ins, outs)
@@ -198,6 +201,7 @@ def _emit_apply(
             measured.workspace_bytes,
             entry,
             kernels,
+            type_of_work,
         )
 
 
@@ -279,6 +283,7 @@ def _emit_own(
             "stream",
             measured.seconds,
             measured.workspace_bytes,
+            arithmetic=of_dtype(made[0].dtype),
         )
 
 
@@ -315,6 +320,7 @@ def _emit_update(recorder: Recorder, rule: Any, param: Any, measured: Measured) 
         measured.seconds,
         measured.workspace_bytes,
         kernels=kernels,
+        arithmetic=of_dtype(param.dtype),
     )
 
 
@@ -328,13 +334,14 @@ class _Kind:
         label: None where the function computes it.
     """
 
-    __slots__ = ("estimate", "label", "launches", "pattern")
+    __slots__ = ("estimate", "is_product", "label", "launches", "pattern")
 
     def __init__(self, func: Any) -> None:
         cls = type(func)
         own_label = cls.label is not function_node.FunctionNode.label
         self.label: str | None = None if own_label else func.label
         self.estimate: Estimator = estimator(cls)
+        self.is_product = is_product(cls)
         self.launches: Rule | None = launches(cls)
         self.pattern = "random" if func.label in _GATHERS else "stream"
 

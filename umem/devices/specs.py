@@ -1,7 +1,8 @@
 """GPUs and cost constants, each with its source.
 
-VRAM, bandwidth and peak rates are datasheet figures. The host link is a *planning value*: what
-large pinned copies reach over that bus, not the bus's raw rate.
+VRAM, bandwidth and peak rates are datasheet figures, of tensor cores those for dense matrices. The
+host link is a *planning value*: what large pinned copies reach over that bus, not the bus's raw
+rate.
 """
 
 from __future__ import annotations
@@ -11,6 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from umem.errors import SizeError, UnknownGpuError
+from umem.trace.arithmetic import (
+    BFLOAT16_PRODUCT,
+    FLOAT16_PRODUCT,
+    FLOAT64,
+    FLOAT64_PRODUCT,
+    TF32_PRODUCT,
+)
 from umem.units import BLOCK_BYTES, GIB, format_bytes
 
 GB = 10**9
@@ -29,6 +37,11 @@ class GpuSpec:
     major and minor, and how many multiprocessors there are: None where it is unknown, and then
     `umem.software_gpu` refuses it. ``nvlink_bandwidth`` is each way, half of what NVIDIA says of
     both together; None where it has no NVLink.
+
+    ``fp64_rate`` is that of ordinary float64 arithmetic; None: unknown, and `fp32_rate` is taken.
+    ``fp16_rate``, ``tf32_rate`` and ``fp64_product_rate`` are those of matrix products on tensor
+    cores: of 16-bit numbers with sums in float32, of float32 rounded to TF32, of float64. None
+    where it has none, or the datasheet gives no figure: then other units compute these.
     """
 
     name: str
@@ -44,6 +57,23 @@ class GpuSpec:
     link_source: str
     chip: tuple[int, int, int] | None = None
     nvlink_bandwidth: float | None = None
+    fp64_rate: float | None = None
+    tf32_rate: float | None = None
+    fp64_product_rate: float | None = None
+
+    def tensor_rate(self, arithmetic: str) -> float | None:
+        """Return the peak rate of a kind of arithmetic on tensor cores; None: they have none.
+
+        Products of bfloat16 have the rate of float16 from compute capability 8.0 on.
+        """
+        if arithmetic == BFLOAT16_PRODUCT:
+            return self.fp16_rate if self.chip is not None and self.chip[0] >= 8 else None
+        rates = {
+            FLOAT16_PRODUCT: self.fp16_rate,
+            TF32_PRODUCT: self.tf32_rate,
+            FLOAT64_PRODUCT: self.fp64_product_rate,
+        }
+        return rates.get(arithmetic)
 
     def with_vram(self, vram_bytes: int) -> GpuSpec:
         """Return the GPU with exactly ``vram_bytes`` usable."""
@@ -90,6 +120,9 @@ class Costs:
     python_backward: float = 21e-6
     python_update: float = 9e-6
     compute_efficiency: float = 0.6
+    tensor_efficiency: float = 0.66
+    """Share of the tensor cores' peak that matrix products reach: 83 of 125 TFLOP/s by cuBLAS on a
+    V100 (Markidis et al., IPDPSW 2018)."""
     memory_efficiency: float = 0.8
     remote_efficiency: float = 0.9
     remote_scattered: float = 60e6 * 128 / 55e9
@@ -110,9 +143,20 @@ RANGES: dict[str, tuple[float, float]] = {
     "python_backward": (16e-6, 40e-6),
     "python_update": (7e-6, 11e-6),
     "compute_efficiency": (0.8, 0.4),  # planning values, as the efficiencies themselves
+    "tensor_efficiency": (0.86, 0.4),  # the best shape on an A100 (docs/virtual-gpu.md); planned
     "memory_efficiency": (0.9, 0.6),
 }
 """The fast and slow ends of costs known as a range, or that are planning values."""
+
+
+def flop_rate(spec: GpuSpec, costs: Costs, arithmetic: str) -> float:
+    """Return the operations a second that a GPU is taken to reach in a kind of arithmetic."""
+    on_tensor_cores = spec.tensor_rate(arithmetic)
+    if on_tensor_cores is not None:
+        return costs.tensor_efficiency * on_tensor_cores
+    is_double = arithmetic in (FLOAT64, FLOAT64_PRODUCT)
+    peak = (spec.fp64_rate if is_double else None) or spec.fp32_rate
+    return costs.compute_efficiency * peak
 
 
 def extremes(costs: Costs) -> tuple[Costs, Costs]:
@@ -142,6 +186,10 @@ def _gpu(
     link_source: str,
     usable_gib: float | None = None,
     nvlink_gb: float | None = None,
+    *,
+    fp64_tera: float,
+    tf32_tera: float | None = None,
+    fp64_product_tera: float | None = None,
 ) -> GpuSpec:
     """Make a row of the table from figures in datasheet units."""
     into, out = link_gb if isinstance(link_gb, tuple) else (link_gb, link_gb)
@@ -159,48 +207,65 @@ def _gpu(
         link_source=link_source,
         chip=chip,
         nvlink_bandwidth=None if nvlink_gb is None else nvlink_gb * GB,
+        fp64_rate=fp64_tera * 1e12,
+        tf32_rate=None if tf32_tera is None else tf32_tera * 1e12,
+        fp64_product_rate=None if fp64_product_tera is None else fp64_product_tera * 1e12,
     )
 
 
+# Chips with few float64 units: a 32nd of float32's rate (compute capability 7.5), or a 64th (8.6 to
+# 8.9 and 12.0), by the table of arithmetic instructions in NVIDIA's CUDA C++ Programming Guide.
 _ROWS = (
-    _gpu("p100-16gb", "Tesla P100 16 GB", (6, 0, 56), 16, 732, 9.3, 19, 11.4,
+    _gpu("p100-16gb", "Tesla P100 16 GB", (6, 0, 56), 16, 732, 9.3, None, 11.4,
          "NVIDIA Tesla P100 PCIe datasheet",
-         "measured pinned copy, P100 on PCIe 3.0 (11.4 GB/s)"),
+         "measured pinned copy, P100 on PCIe 3.0 (11.4 GB/s)", fp64_tera=4.7),
     _gpu("v100-16gb", "Tesla V100 16 GB", (7, 0, 80), 16, 900, 15.7, 125, 12,
-         "NVIDIA V100 datasheet (SXM2)", PCIE3, nvlink_gb=150),
+         "NVIDIA V100 datasheet (SXM2)", PCIE3, nvlink_gb=150, fp64_tera=7.8),
     _gpu("v100-32gb", "Tesla V100 32 GB", (7, 0, 80), 32, 900, 15.7, 125, 12,
-         "NVIDIA V100 datasheet (SXM2)", PCIE3, nvlink_gb=150),
-    _gpu("t4", "T4", (7, 5, 40), 16, 320, 8.1, 65, 12, "NVIDIA T4 datasheet", PCIE3),
+         "NVIDIA V100 datasheet (SXM2)", PCIE3, nvlink_gb=150, fp64_tera=7.8),
+    _gpu("t4", "T4", (7, 5, 40), 16, 320, 8.1, 65, 12, "NVIDIA T4 datasheet", PCIE3,
+         fp64_tera=8.1 / 32),
     _gpu("rtx-2080-ti", "GeForce RTX 2080 Ti", (7, 5, 68), 11, 616, 13.4, 54, 12,
-         "NVIDIA Turing architecture whitepaper", PCIE3, nvlink_gb=50),
+         "NVIDIA Turing architecture whitepaper", PCIE3, nvlink_gb=50, fp64_tera=13.4 / 32),
     _gpu("rtx-3090", "GeForce RTX 3090", (8, 6, 82), 24, 936, 35.6, 71, 25,
-         "NVIDIA Ampere GA102 architecture whitepaper", PCIE4, nvlink_gb=56.25),
+         "NVIDIA Ampere GA102 architecture whitepaper", PCIE4, nvlink_gb=56.25,
+         fp64_tera=35.6 / 64, tf32_tera=35.6),
     _gpu("rtx-4090", "GeForce RTX 4090", (8, 9, 128), 24, 1008, 82.6, 165, 25,
-         "NVIDIA Ada architecture whitepaper", PCIE4),
+         "NVIDIA Ada architecture whitepaper", PCIE4, fp64_tera=82.6 / 64, tf32_tera=82.6),
     _gpu("rtx-5090", "GeForce RTX 5090", (12, 0, 170), 32, 1792, 105, 210, 55,
-         "NVIDIA RTX Blackwell architecture whitepaper", PCIE5, 31.36),
-    _gpu("l4", "L4", (8, 9, 58), 24, 300, 30.3, 121, 25, "NVIDIA L4 datasheet", PCIE4),
-    _gpu("l40s", "L40S", (8, 9, 142), 48, 864, 91.6, 362, 25, "NVIDIA L40S datasheet", PCIE4),
+         "NVIDIA RTX Blackwell architecture whitepaper", PCIE5, 31.36,
+         fp64_tera=105 / 64, tf32_tera=105),
+    _gpu("l4", "L4", (8, 9, 58), 24, 300, 30.3, 121, 25, "NVIDIA L4 datasheet", PCIE4,
+         fp64_tera=30.3 / 64, tf32_tera=60),
+    _gpu("l40s", "L40S", (8, 9, 142), 48, 864, 91.6, 362, 25, "NVIDIA L40S datasheet", PCIE4,
+         fp64_tera=91.6 / 64, tf32_tera=183),
     _gpu("a100-40gb", "A100 40 GB", (8, 0, 108), 40, 1555, 19.5, 312, 25,
-         "NVIDIA A100 datasheet", PCIE4, nvlink_gb=300),
+         "NVIDIA A100 datasheet", PCIE4, nvlink_gb=300,
+         fp64_tera=9.7, tf32_tera=156, fp64_product_tera=19.5),
     _gpu("a100-80gb", "A100 80 GB", (8, 0, 108), 80, 2039, 19.5, 312, 25,
-         "NVIDIA A100 datasheet", PCIE4, nvlink_gb=300),
+         "NVIDIA A100 datasheet", PCIE4, nvlink_gb=300,
+         fp64_tera=9.7, tf32_tera=156, fp64_product_tera=19.5),
     _gpu("h100-pcie", "H100 PCIe", (9, 0, 114), 80, 2039, 51, 756, 55,
-         "NVIDIA H100 datasheet (2022)", PCIE5, nvlink_gb=300),
+         "NVIDIA H100 datasheet (2022)", PCIE5, nvlink_gb=300,
+         fp64_tera=26, tf32_tera=378, fp64_product_tera=51),
     _gpu("h100-sxm", "H100 SXM", (9, 0, 132), 80, 3352, 67, 989, 55,
-         "NVIDIA H100 datasheet", PCIE5, nvlink_gb=450),
+         "NVIDIA H100 datasheet", PCIE5, nvlink_gb=450,
+         fp64_tera=34, tf32_tera=494, fp64_product_tera=67),
     _gpu("h200", "H200 SXM", (9, 0, 132), 141, 4800, 67, 989, 55,
-         "NVIDIA H200 datasheet", PCIE5, nvlink_gb=450),
+         "NVIDIA H200 datasheet", PCIE5, nvlink_gb=450,
+         fp64_tera=34, tf32_tera=494, fp64_product_tera=67),
     _gpu("gh200-96gb", "GH200 96 GB", (9, 0, 132), 96, 4000, 67, 989, (375, 297),
          "NVIDIA GH200 datasheet", "measured copies over NVLink-C2C (375 in, 297 out)",
-         nvlink_gb=450),
+         nvlink_gb=450, fp64_tera=34, tf32_tera=494, fp64_product_tera=67),
     _gpu("gh200-144gb", "GH200 144 GB", (9, 0, 132), 144, 4900, 67, 989, (375, 297),
          "NVIDIA GH200 datasheet", "measured copies over NVLink-C2C (375 in, 297 out)",
-         nvlink_gb=450),
+         nvlink_gb=450, fp64_tera=34, tf32_tera=494, fp64_product_tera=67),
     _gpu("b200", "B200", (10, 0, 148), 180, 8000, 75, 2250, 55,
-         "NVIDIA HGX B200 datasheet", PCIE5, nvlink_gb=900),
+         "NVIDIA HGX B200 datasheet", PCIE5, nvlink_gb=900,
+         fp64_tera=37, tf32_tera=1125, fp64_product_tera=37),
     _gpu("jetson-orin-64gb", "Jetson AGX Orin 64 GB", (8, 7, 16), 64, 205, 5.3, None, None,
-         "NVIDIA Jetson AGX Orin series datasheet", "none: GPU and CPU share the memory"),
+         "NVIDIA Jetson AGX Orin series datasheet", "none: GPU and CPU share the memory",
+         fp64_tera=5.3 / 64),
 )  # fmt: skip
 
 GPUS: dict[str, GpuSpec] = {spec.name: spec for spec in _ROWS}

@@ -1,4 +1,4 @@
-"""What a program asked of memory whose contents a dry run does not know."""
+"""Reads of memory whose contents a dry run does not know, by the program's line."""
 
 from __future__ import annotations
 
@@ -41,6 +41,11 @@ class AskedCounter(Counter[tuple[str, str]]):
         self.reported = 0
 
     def __setitem__(self, key: tuple[str, str], count: int) -> None:
+        """Note a read.
+
+        Raises:
+            AskedTooOften: the line reads on and on.
+        """
         if _is_for_report():
             self.reported += 1
             return

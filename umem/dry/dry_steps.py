@@ -22,7 +22,7 @@ because they hide the time of the host."""
 
 
 GROWING_STEPS = 5
-"""So many steps in a row that hold more than the one before are no accident of the garbage
+"""Steps in a row that hold more than the one before: so many are no accident of the garbage
 collector."""
 
 
@@ -42,7 +42,7 @@ class GpuReading(NamedTuple):
 
 @dataclass(frozen=True)
 class DryStep:
-    """What a step took (simulated).
+    """The figures of a step (simulated).
 
     Attributes:
         peak_bytes, held_bytes: the most that arrays used of the pools, and at the step's end.
@@ -71,7 +71,7 @@ def _are_near(one: float, other: float, tolerance: float) -> bool:
 
 @dataclass(frozen=True)
 class StepLimit:
-    """How many steps run: ``count`` of them, all, or until two agree.
+    """The number of steps that run: ``count``, all, or until two agree.
 
     Args:
         count: the number of steps; None: until two agree.

@@ -1,4 +1,4 @@
-"""What a dry run has shown: the result behind its report and its JSON."""
+"""The result of a dry run, behind its report and its JSON."""
 
 from __future__ import annotations
 

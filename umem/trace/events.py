@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from umem.errors import TraceError
 from umem.printable import quoted
+from umem.trace.arithmetic import ARITHMETIC, FLOAT32
 
 PHASES = ("forward", "backward", "update", "array")
 PATTERNS = ("stream", "random", "strided")
@@ -133,6 +134,7 @@ class Op(NamedTuple):
     ``strided``. ``host_seconds`` is what the host measured, None where memory rather than time was
     measured; ``workspace_bytes`` the reverse. ``entry`` is what the tape has of it, None where it
     is on none. ``kernels`` are what a GPU runs, None where nothing is known: then one.
+    ``arithmetic`` is the kind of its flops, one of `umem.trace.arithmetic.ARITHMETIC`.
     """
 
     name: str
@@ -146,6 +148,7 @@ class Op(NamedTuple):
     workspace_bytes: int | None = None
     entry: TapeEntry | None = None
     kernels: Kernels | None = None
+    arithmetic: str = FLOAT32
 
 
 class Hint(NamedTuple):
@@ -257,6 +260,8 @@ class Checker:
         _check_text(op.name, "name")
         if op.phase not in PHASES or op.pattern not in PATTERNS:
             raise TraceError(f"phase {quoted(op.phase)} or pattern {quoted(op.pattern)} is unknown")
+        if op.arithmetic not in ARITHMETIC:
+            raise TraceError(f"arithmetic {quoted(op.arithmetic)} is unknown")
         _check_count(op.flops, "flops")
         _check_count(op.traffic_bytes, "traffic_bytes")
         if op.workspace_bytes is not None:

@@ -1,15 +1,16 @@
-"""The file format of traces, version 6.
+"""The file format of traces, version 7.
 
 gzip-compressed UTF-8 text, one JSON value a line. The first line is an object,
 ``{"format": "umem-trace", "version": 3, "backend": "numpy", "meta": {...}}``. Then one array an
 event, its kind first and its fields in the order of the classes of `umem.trace.events`:
 ``["alloc", tensor, nbytes, kind, label, uploaded, stack]``, ``["free", tensor]``,
 ``["op", name, phase, reads, writes, flops, traffic_bytes, pattern, host_seconds,
-workspace_bytes, entry, kernels]``, ``["hint", action, accesses, place, unset, overlap]``,
-``["mark", label, entry]``. Fields at the end may be missing, as ``entry`` is in version 2. An
-access is ``[tensor, start, stop]`` in bytes. The last line is ``["end", event_count]``, so that a
-truncated file is told from a short one. Loading parses JSON and executes nothing. The file is one
-gzip member, with nothing behind it, and no line is longer than `LINE_BYTES`.
+workspace_bytes, entry, kernels, arithmetic]``,
+``["hint", action, accesses, place, unset, overlap]``, ``["mark", label, entry]``. Fields at the end
+may be missing, as ``entry`` is in version 2. An access is ``[tensor, start, stop]`` in bytes. The
+last line is ``["end", event_count]``, so that a truncated file is told from a short one. Loading
+parses JSON and executes nothing. The file is one gzip member, with nothing behind it, and no line
+is longer than `LINE_BYTES`.
 
 A file that an older umem has written may hold a step at several sizes. They are in its first line,
 ``"sizes": [4, 8]``, ascending; the events of one size after another follow, each closed by its own
@@ -17,8 +18,9 @@ A file that an older umem has written may hold a step at several sizes. They are
 number an axis: ``"axes": ["batch", "length"], "sizes": [[4, 16], [4, 32], ...]``. The last one, the
 largest, is what is read.
 Version 5 adds the hints ``"send"`` and ``"fetch"``, version 6 an operation's ``kernels``,
-``[launch_count, copied_bytes, piece_bytes, part_launch_count]``. A file is of the lowest version
-from 3 up.
+``[launch_count, copied_bytes, piece_bytes, part_launch_count]``, version 7 the kind of its
+arithmetic, such as ``"float16 product"``; without it, it is ``"float32"``. A file is of the lowest
+version from 3 up.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from typing import IO, Any, NamedTuple
 from umem.errors import FileError, TraceError
 from umem.files import check_target, open_regular, reason, whole
 from umem.printable import quoted, short
+from umem.trace.arithmetic import FLOAT32
 from umem.trace.events import CODES, COPIES, LONGEST_TEXT, TYPES, Checker, Event, Hint, Op, decode
 from umem.units import format_bytes
 
@@ -108,7 +111,8 @@ class Inflating(io.RawIOBase):
 
 
 FORMAT = "umem-trace"
-VERSION = 6
+VERSION = 7
+WITHOUT_ARITHMETIC = 6
 WITHOUT_KERNELS = 5
 WITHOUT_COPIES = 3
 """Versions of files that an older umem can read."""
@@ -161,15 +165,25 @@ def _lines(header: Header, events: list[Event]) -> Iterator[str]:
     first = {"format": FORMAT, "version": _version(events), "backend": header.backend}
     yield json.dumps({**first, "meta": dict(header.meta)}) + "\n"
     for event in events:
-        fields = event[:-1] if isinstance(event, Op) and event.kernels is None else event
+        fields = _fields(event) if isinstance(event, Op) else event
         yield json.dumps([CODES[type(event)], *fields], separators=(",", ":")) + "\n"
     yield json.dumps(["end", len(events)]) + "\n"
 
 
+def _fields(op: Op) -> tuple[Any, ...]:
+    """Return an operation's fields without those at the end that have their defaults."""
+    if op.arithmetic != FLOAT32:
+        return op
+    return op[:-1] if op.kernels is not None else op[:-2]
+
+
 def _version(events: list[Event]) -> int:
     """Return the lowest version that can hold the events."""
-    if any(isinstance(each, Op) and each.kernels is not None for each in events):
+    operations = [each for each in events if isinstance(each, Op)]
+    if any(each.arithmetic != FLOAT32 for each in operations):
         return VERSION
+    if any(each.kernels is not None for each in operations):
+        return WITHOUT_ARITHMETIC
     if any(isinstance(each, Hint) and each.action in COPIES for each in events):
         return WITHOUT_KERNELS
     return WITHOUT_COPIES

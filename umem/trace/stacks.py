@@ -90,29 +90,28 @@ def user_places(skip: int = 1) -> Places:
     return tuple(found)
 
 
-def user_line() -> str:
-    """Return ``"file:line"`` of the program's line that is running: the innermost outside of all
-    libraries, which are what is installed, Python's own, and umem.
+def program_line(*, whole_path: bool = False) -> str:
+    """Return ``"file:line"`` of the program: the innermost line outside of all libraries.
 
-    Of an installed program it is the line of the module that was started; where nobody but
-    libraries is on the stack, it is the outermost line.
+    Libraries are what is installed, Python's own, and umem. Of an installed program it is the line
+    of the module that was started; where nobody but libraries is on the stack, the outermost line.
+
+    Args:
+        whole_path: of the file, instead of its name alone.
     """
     frame: FrameType = sys._getframe(1)
-    while frame.f_back is not None and _is_beside(frame.f_code.co_filename, frame.f_globals):
+    while frame.f_back is not None and _is_beside(frame):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    file = frame.f_code.co_filename
+    return f"{file if whole_path else os.path.basename(file)}:{frame.f_lineno}"
 
 
-def _is_beside(file: str, names: dict[str, Any]) -> bool:
+def _is_beside(frame: FrameType) -> bool:
     """Tell whether a frame is not the program's, by its file and module."""
+    file = frame.f_code.co_filename
     if file.endswith(".pyx"):  # CuPy's own, which are relative
         return True
-    return is_installed(file) and names.get("__name__") != "__main__"
-
-
-def program_line() -> str:
-    """Return `user_line` with the file's name alone."""
-    return os.path.basename(user_line())
+    return is_installed(file) and frame.f_globals.get("__name__") != "__main__"
 
 
 def error_line(error: BaseException) -> str:
@@ -125,7 +124,7 @@ def error_line(error: BaseException) -> str:
     while traceback is not None:
         frame = traceback.tb_frame
         found = f"{os.path.basename(frame.f_code.co_filename)}:{traceback.tb_lineno}"
-        if not _is_beside(frame.f_code.co_filename, frame.f_globals):
+        if not _is_beside(frame):
             own = found
         traceback = traceback.tb_next
     return own or found or "?"

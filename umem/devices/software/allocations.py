@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -21,6 +22,7 @@ from umem.devices.base import Policy
 from umem.devices.page_moves import PageMove, Told
 from umem.devices.software.device_state import Current, DeviceState
 from umem.devices.software.memory_sources import PlainSource
+from umem.devices.software.pool_blocks import PoolBlocks
 from umem.devices.specs import GpuSpec
 from umem.devices.virtual.model import Model
 from umem.errors import OutOfMemoryError
@@ -77,6 +79,7 @@ class HostMemory:
         source: where memory comes from.
         lock: held while a kernel runs: what its threads share is static, so that two threads of the
             program take turns.
+        thread_begins: is called in each thread that begins to use it.
     """
 
     def __init__(self, spec: GpuSpec, is_modelled: bool = True, count: int = 1) -> None:
@@ -89,12 +92,15 @@ class HostMemory:
         self.devices = [
             DeviceState(number, spec, lambda: _POLICIES[self._kind]) for number in range(count)
         ]
-        self.current = Current()
+        self.thread_begins: Callable[[], None] = lambda: None
+        self.current = Current(lambda: self.thread_begins())
         self._turn = self.devices[0]
         self._kind = DEVICE
         self._starts: list[int] = []
         self._allocations: dict[int, Allocation] = {}
         self._addresses: dict[int, int] = {}  # by number
+        self._pool_blocks: dict[int, PoolBlocks] = {}  # by number
+        self._new_blocks: OrderedDict[int, int] = OrderedDict()  # bytes by address
         self._count = 0
         self._freed: list[int] = []
         self._postponed: list[int] = []
@@ -178,11 +184,13 @@ class HostMemory:
                 return
             self._is_searching = True
             try:
+                self._sort_blocks()
                 taken = []
                 while self._postponed:
                     found = self._allocations.pop(self._postponed.pop())
                     index = bisect.bisect_left(self._starts, found.address)
                     del self._starts[index], self._addresses[found.number]
+                    self._pool_blocks.pop(found.number, None)
                     taken.append(found)
             finally:
                 self._is_searching = False
@@ -210,6 +218,41 @@ class HostMemory:
             return []
         start = address - found.address
         return [Access(found.number, start, max(start, min(found.nbytes, start + nbytes)))]
+
+    def new_block(self, address: int, nbytes: int) -> None:
+        """Note that a pool has handed out a block, of an allocation that it asked for before."""
+        # Each array comes here, and few kernels ask: what it is cut from is found then.
+        self._new_blocks.pop(address, None)  # to the end, if it is there
+        self._new_blocks[address] = nbytes
+
+    def _sort_blocks(self) -> None:
+        """Find the allocations of new blocks, in order: later ones replace earlier ones."""
+        was_searching, self._is_searching = self._is_searching, True
+        try:
+            while True:
+                address, nbytes = self._new_blocks.popitem(last=False)
+                found = self.allocation_of(address)
+                if found is not None:
+                    blocks = self._pool_blocks.setdefault(found.number, PoolBlocks())
+                    blocks.add(address, address + nbytes)
+        except KeyError:
+            """There are no more, or another thread puts the last one at the end."""
+        finally:
+            self._is_searching = was_searching
+
+    def end_of(self, address: int) -> int:
+        """Return where the memory that a plain pointer leads to ends: with its block of a pool.
+
+        Outside of pools it is the end of the allocation; of unknown memory the address itself.
+        """
+        with self.lock:
+            self._sort_blocks()
+            found = self.allocation_of(address)
+            if found is None:
+                return address
+            blocks = self._pool_blocks.get(found.number)
+            end = None if blocks is None else blocks.end_of(address)
+        return found.address + found.nbytes if end is None else end
 
     def view(
         self, address: int, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...]

@@ -3,9 +3,10 @@
 Beside blocks, as on any GPU, it sees what the stand-ins of the driver and of the libraries are
 called with.
 
-Models: reads and writes by the byte range of arrays, of a whole block where a kernel gets a plain
-pointer; copies from the host. Does not model: memory that was not a pool's, whose whole allocation
-is one tensor; blocks of other threads that were handed out before they recorded anything.
+Models: reads and writes by the byte range of arrays, to the end of its block where a kernel gets a
+plain pointer; copies from the host. Does not model: memory that was not a pool's, whose whole
+allocation is one tensor; blocks of other threads that were handed out before they recorded
+anything.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ class CupySource(CupyBlocks):
             reads = self._reaches(recorder, op.reads, addresses, name, uploaded=True)
             writes = self._reaches(recorder, op.writes, addresses, name)
             recorder.emit_op(
-                name, "array", reads, writes, op.flops, op.traffic_bytes, op.pattern, None, 0
-            )
+                name, "array", reads, writes, op.flops, op.traffic_bytes, op.pattern, None, 0,
+                arithmetic=op.arithmetic,
+            )  # fmt: skip
 
     def uploaded(self, access: Access, addresses: dict[int, int]) -> None:
         """Record a copy from the host: a new tensor's contents, or an operation."""

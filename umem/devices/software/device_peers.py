@@ -18,6 +18,7 @@ from umem.devices.software.device_state import DeviceState
 from umem.devices.specs import GpuSpec
 from umem.devices.virtual.driver import covered
 from umem.devices.virtual.model import Model
+from umem.trace.arithmetic import FLOAT32
 from umem.trace.events import Access, Hint, Op
 
 ILLEGAL_ADDRESS = 700
@@ -173,15 +174,16 @@ class JoinedMemory(HostMemory):
         flops: int = 0,
         device: DeviceState | None = None,
         gathered_bytes: int = 0,
+        arithmetic: str = FLOAT32,
         decisive: Sequence[Access] | None = None,
         is_whole: bool = False,
     ) -> None:
         """Report an operation that accesses each byte once, or gathers what it writes.
 
         It runs on the current device, unless another is given. ``gathered_bytes`` is what it reads
-        besides, where it reads rows of its last operand several times. Dry runs ask for
-        ``decisive``, the part of what it reads that its results' sizes follow from, and whether it
-        writes whole numbers and flags alone.
+        besides, where it reads rows of its last operand several times; ``arithmetic`` the kind of
+        its flops. Dry runs ask for ``decisive``, the part of what it reads that its results' sizes
+        follow from, and whether it writes whole numbers and flags alone.
         """
         device = device or self.here
         if len(self.devices) > 1:
@@ -195,7 +197,10 @@ class JoinedMemory(HostMemory):
             traffic, pattern = min(traffic, traffic - max(sizes) + written), "random"
         if gathered_bytes:
             traffic, pattern = traffic + gathered_bytes, "random"
-        op = Op(name, "array", tuple(reads), tuple(writes), flops, traffic, pattern)
+        op = Op(
+            name, "array", tuple(reads), tuple(writes), flops, traffic, pattern,
+            arithmetic=arithmetic,
+        )  # fmt: skip
         if len(self.devices) > 1:
             tell_operation(self, device, op)
         else:

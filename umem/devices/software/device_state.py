@@ -42,10 +42,17 @@ def check_seed(seed: object) -> None:
 
 
 class Current(threading.local):
-    """The device that a thread works on, and whether it has a context there."""
+    """The device that a thread works on, and whether it has a context there.
+
+    Args:
+        begins: is called once in each thread that asks.
+    """
 
     ordinal = 0
     has_context = False
+
+    def __init__(self, begins: Callable[[], None]) -> None:
+        begins()
 
 
 @dataclass

@@ -222,7 +222,7 @@ class HostDriver:
             reads: list[Access] = []
             writes: list[Access] = []
             for low, high, use in kernel.ranges(given):
-                accesses = self._runtime.access(low, high - low if high else 1 << 62)
+                accesses = self._runtime.access(low, (high or self._runtime.end_of(low)) - low)
                 reads += accesses if "r" in use else []
                 writes += accesses if "w" in use else []
             self._runtime.operation(kernel.name, reads, writes)

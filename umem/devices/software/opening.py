@@ -23,7 +23,7 @@ from umem.devices.software.deferred_streams import DeferredDriver, DeferredRunti
 from umem.devices.software.device_state import DeviceState, DriverCalls, check_count, check_seed
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.dry.dry_kernels import DryDriver, DryNvrtc
-from umem.devices.software.dry.dry_runtime import DryRuntime, follow_blocks
+from umem.devices.software.dry.dry_runtime import DryRuntime
 from umem.devices.software.fork import Lead, refuse_children
 from umem.devices.software.kernels import KernelCompiler, report_races, share_kernels
 from umem.devices.software.libcuda import HostHints
@@ -346,8 +346,9 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
         bypass_pools(cupy, runtime)
     source = importlib.import_module("umem.devices.software.cupy_source").CupySource(runtime)
     add_source(source)
-    if isinstance(runtime, DryRuntime):
-        follow_blocks(cupy, runtime)
+    if not isinstance(runtime.source, GuardedSource):  # which gives each array an allocation
+        hooks = importlib.import_module("umem.devices.software.block_hook")
+        _kept.append(hooks.PoolBlockHook(runtime))
     _kept.extend((runtime, source))
     refuse_children(runtime, _leads)
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from umem.errors import UnsupportedError
+from umem.trace.arithmetic import FLOAT32, of_dtype, of_product
 from umem.trace.frameworks import names
 from umem.trace.recording.recorder import Measured, Reach, Recorder, active, inside
 
@@ -342,6 +343,7 @@ def _record(
             made = _wrap(made)
             results = made if isinstance(made, tuple) else (made,)
         work = max((r.size for r in (*results, *_arrays(reads))), default=0)
+        kind = of_dtype if flops is None else of_product
         for recorder in recorders:
             read = _access_all(recorder, reads)
             written = recorder.follow(list(results), "array", name)
@@ -355,6 +357,7 @@ def _record(
                 "stream",
                 measured.seconds,
                 measured.workspace_bytes,
+                arithmetic=kind(results[0].dtype) if results else FLOAT32,
             )
         return made
     finally:

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from operator import gt
 
 from umem.devices.cost import Sample, StepCost
-from umem.devices.specs import Costs, GpuSpec
+from umem.devices.specs import Costs, GpuSpec, flop_rate
+from umem.trace.arithmetic import ARITHMETIC, FLOAT32
 from umem.units import BLOCK_BYTES
 
 
@@ -62,7 +63,7 @@ class Clock:
     def __init__(self, spec: GpuSpec, costs: Costs) -> None:
         self._spec, self._costs = spec, costs
         self.restart()
-        self._flop_rate = costs.compute_efficiency * spec.fp32_rate
+        self._flop_rates = {kind: flop_rate(spec, costs, kind) for kind in ARITHMETIC}
         self._byte_rate = costs.memory_efficiency * spec.memory_bandwidth
         self._block_in = _seconds(BLOCK_BYTES, spec.host_in_bandwidth)
         self._block_out = _seconds(BLOCK_BYTES, spec.host_out_bandwidth)
@@ -109,13 +110,14 @@ class Clock:
         pattern: str,
         ready_seconds: float,
         copied_bytes: int = 0,
+        arithmetic: str = FLOAT32,
     ) -> None:
         """Run one operation on the GPU, with its page faults.
 
         ``ready_seconds`` is when the last prefetch it must wait for is done.
         """
         start = max(self.device_seconds, self.host_seconds, ready_seconds)
-        compute = max(flops / self._flop_rate, traffic_bytes / self._byte_rate)
+        compute = max(flops / self._flop_rates[arithmetic], traffic_bytes / self._byte_rate)
         compute += copied_bytes / self._byte_rate
         self.compute_seconds += compute
         stall = remote_seconds
@@ -128,13 +130,15 @@ class Clock:
         self.device_seconds = max(start, self._link_free(moves)) + compute + stall
         self.link_seconds = self.device_seconds
 
-    def compute(self, flops: int, traffic_bytes: int, copied_bytes: int = 0) -> None:
+    def compute(
+        self, flops: int, traffic_bytes: int, copied_bytes: int = 0, arithmetic: str = FLOAT32
+    ) -> None:
         """Run one operation on the GPU whose blocks are all resident.
 
         Kernels beside the main one move ``copied_bytes``, before and after it.
         """
-        arithmetic, traffic = flops / self._flop_rate, traffic_bytes / self._byte_rate
-        seconds = arithmetic if arithmetic > traffic else traffic
+        work, traffic = flops / self._flop_rates[arithmetic], traffic_bytes / self._byte_rate
+        seconds = work if work > traffic else traffic
         if copied_bytes:
             seconds += copied_bytes / self._byte_rate
         self.compute_seconds += seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from umem.devices.virtual.clock import BlockMoves, Clock
+from umem.trace.arithmetic import FLOAT32
 from umem.trace.events import ONE_KERNEL, Op
 
 Done = tuple[float, ...]
@@ -26,18 +27,20 @@ class Clocks(tuple[Clock, ...]):
         for clock in self:
             clock.launch(host_seconds, phase, launch_count)
 
-    def compute(self, flops: int, traffic_bytes: int, copied_bytes: int = 0) -> None:
+    def compute(
+        self, flops: int, traffic_bytes: int, copied_bytes: int = 0, arithmetic: str = FLOAT32
+    ) -> None:
         """Run an operation whose blocks are all resident."""
         for clock in self:
-            clock.compute(flops, traffic_bytes, copied_bytes)
+            clock.compute(flops, traffic_bytes, copied_bytes, arithmetic)
 
     def launch_and_compute(self, host_seconds: float | None, op: Op) -> None:
         """Issue and run an operation that waits for nothing, as most do, in one loop."""
-        phase, flops, traffic_bytes = op.phase, op.flops, op.traffic_bytes
+        phase, flops, traffic_bytes, kind = op.phase, op.flops, op.traffic_bytes, op.arithmetic
         launch_count, copied_bytes, *_ = op.kernels or ONE_KERNEL
         for clock in self:
             clock.launch(host_seconds, phase, launch_count)
-            clock.compute(flops, traffic_bytes, copied_bytes)
+            clock.compute(flops, traffic_bytes, copied_bytes, kind)
 
     def move(self, moves: BlockMoves, nbytes: int = 0, *, overlap: bool = False) -> Done:
         """Run a prefetch or an upload; returns its end."""

@@ -281,11 +281,14 @@ class Model:
         stays = not (remote or waits or moves.migrated_in or moves.populated or moves.migrated_out)
         for index, clock in enumerate(self.clocks):
             if stays:
-                clock.compute(op.flops, op.traffic_bytes, copied_bytes)
+                clock.compute(op.flops, op.traffic_bytes, copied_bytes, op.arithmetic)
                 continue
             over_bus = clock.remote_seconds(*remote, op.pattern) if remote else 0.0
             ready = max(wait[index] for wait in waits) if waits else 0.0
-            clock.run(op.flops, op.traffic_bytes, over_bus, moves, op.pattern, ready, copied_bytes)
+            clock.run(
+                op.flops, op.traffic_bytes, over_bus, moves, op.pattern, ready, copied_bytes,
+                op.arithmetic,
+            )  # fmt: skip
 
     def _touch_workspace(self, workspace: Placed, moves: BlockMoves) -> float:
         """Write it once and read it once; returns the bytes of it that lie on the host."""

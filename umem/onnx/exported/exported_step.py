@@ -146,11 +146,22 @@ class _StepWriter:
             traffic = 2 * _bytes(writes) + _bytes(reads[1:])
         elif self._is_view(node) and not any(isinstance(event, Alloc) for event in made):
             traffic = flops = 0
+        kind = operator.arithmetic(outs[0].kind)
         entry = None
         if number is not None:
             values = dict(zip(names, ins, strict=True))
             call = ForwardCall(
-                node, operator, number, rank, has_gradient, values, outs, stash, flops, workspace
+                node,
+                operator,
+                number,
+                rank,
+                has_gradient,
+                values,
+                outs,
+                stash,
+                flops,
+                workspace,
+                kind,
             )
             for value in call.kept:
                 self._memory.hold(value.memory)
@@ -160,6 +171,7 @@ class _StepWriter:
         yield Op(
             node.op, "forward", reads, tuple(writes), flops, traffic,
             "random" if operator.gathers else "stream", workspace_bytes=workspace, entry=entry,
+            arithmetic=kind,
         )  # fmt: skip
         yield from self._memory.gone(ins, outs)
 

@@ -239,7 +239,7 @@ def _check_operator(node: Any, place: int) -> None:
     if node.domain not in OWN_DOMAINS or not known:
         raise OnnxError(
             f"{_kind_said(node, place)}, which umem does not know: what it keeps for backward has "
-            "to stand in umem/trace/exported/operators.py"
+            "to stand in umem/onnx/exported/operators.py"
         )
 
 

@@ -14,6 +14,7 @@ from math import prod
 from typing import Any, Literal
 
 from umem.onnx.exported.onnx_graph import OnnxNode, TensorType
+from umem.trace.arithmetic import FLOAT16_PRODUCT, FLOAT32, FLOAT64, FLOAT64_PRODUCT
 from umem.units import MIB
 
 Types = Sequence[TensorType | None]
@@ -71,6 +72,14 @@ class Operator:
             pairs = ((first, second), (second, first))
             found += [a for a, b in pairs if b < len(has_gradient) and has_gradient[b]]
         return tuple(sorted(set(found)))
+
+    def arithmetic(self, made: TensorType) -> str:
+        """Return the kind of its work, by the type of what it makes."""
+        if not made.is_float:
+            return FLOAT32
+        if self.products:
+            return {2: FLOAT16_PRODUCT, 8: FLOAT64_PRODUCT}.get(made.itemsize, FLOAT32)
+        return FLOAT64 if made.itemsize == 8 else FLOAT32
 
 
 # -- work ------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from umem.onnx.exported.tape_calls import TapeCall
+from umem.trace.arithmetic import FLOAT32
 from umem.trace.events import Access, Alloc, Event, Free, Mark, Op
 
 
@@ -113,5 +114,6 @@ def _op(
     flops = sum(stop - start for _, start, stop in writes) // 4 if call is None else call.flops
     workspace = 0 if call is None else call.workspace_bytes
     return Op(
-        name, "backward", tuple(reads), tuple(writes), flops, traffic, workspace_bytes=workspace
-    )
+        name, "backward", tuple(reads), tuple(writes), flops, traffic, workspace_bytes=workspace,
+        arithmetic=FLOAT32 if call is None else call.arithmetic,
+    )  # fmt: skip

@@ -36,6 +36,7 @@ class TapeCall:
         ways: the gradients that it makes.
         flops: its work.
         workspace_bytes: needed only while it runs.
+        arithmetic: the kind of its work.
         before: numbers of the calls that made its inputs.
     """
 
@@ -47,6 +48,7 @@ class TapeCall:
     ways: tuple[GradientWay, ...]
     flops: int
     workspace_bytes: int
+    arithmetic: str
     before: tuple[int, ...]
 
 
@@ -64,6 +66,7 @@ class ForwardCall:
         stash: its function state.
         flops: its work.
         workspace_bytes: needed only while it runs.
+        arithmetic: the kind of its work.
     """
 
     node: OnnxNode
@@ -76,6 +79,7 @@ class ForwardCall:
     stash: Sequence[Alloc]
     flops: int
     workspace_bytes: int
+    arithmetic: str
 
     @property
     def kept(self) -> list[PlacedTensor]:
@@ -101,6 +105,7 @@ class ForwardCall:
             tuple(map(self._way, trained)),
             self.flops * (products if self.operator.products else 1),
             self.workspace_bytes,
+            self.arithmetic,
             tuple(self.ins[self.node.inputs[place]].source for place in trained),
         )
 

@@ -38,7 +38,7 @@ def op_seconds(trace: Trace, gpu: GpuSpec) -> dict[int, float]:
             kernels = event.kernels or ONE_KERNEL
             seconds = event.host_seconds if trace.backend == "cupy" else None
             clock.launch(seconds, event.phase, kernels.launch_count)
-            clock.compute(event.flops, event.traffic_bytes, kernels.copied_bytes)
+            clock.compute(event.flops, event.traffic_bytes, kernels.copied_bytes, event.arithmetic)
             found.setdefault(id(event), clock.device_seconds - before)
             if event.name == GET:
                 clock.synchronize()

@@ -100,7 +100,7 @@ class Store:
 def decode_op(raw: Raw) -> Op:
     """Decode a stored operation; its accesses are plain tuples, for speed."""
     read_count, name, phase, flops, traffic, pattern, seconds, workspace, *rest = raw
-    entry, kernels, *accesses = rest
+    entry, kernels, arithmetic, *accesses = rest
     reads = tuple([reach[:3] for reach in accesses[:read_count] if reach is not None])
     writes = tuple([reach[:3] for reach in accesses[read_count:] if reach is not None])
     if traffic is None:
@@ -111,6 +111,7 @@ def decode_op(raw: Raw) -> Op:
         entry = TapeEntry(*entry)
     fields = (
         name, phase, reads, writes, flops, traffic, pattern, seconds, workspace, entry, kernels,
+        arithmetic,
     )  # fmt: skip
     return tuple.__new__(Op, fields)
 

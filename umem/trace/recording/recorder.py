@@ -25,6 +25,7 @@ import numpy as np
 from umem import scopes
 from umem.errors import OutOfMemoryError, StateError
 from umem.scopes import Scope, Scoped, changed, derived
+from umem.trace.arithmetic import FLOAT32
 from umem.trace.events import Alloc, Event, Hint, Kernels, Mark
 from umem.trace.recording.buffer import Boundary, Raw, Store, decode_op
 from umem.trace.recording.meter import HOST, HostMeter, Meter, of_gpu, running_meter
@@ -298,6 +299,7 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         workspace_bytes: int | None,
         entry: tuple[Any, ...] | None = None,
         kernels: Kernels | None = None,
+        arithmetic: str = FLOAT32,
     ) -> None:
         """Record an operation that has run; see `Op` for the arguments.
 
@@ -310,7 +312,7 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
             self.flush()
         stored = (
             len(reads), name, phase, flops, traffic_bytes, pattern, host_seconds, workspace_bytes,
-            entry, kernels, *reads, *writes,
+            entry, kernels, arithmetic, *reads, *writes,
         )  # fmt: skip
         if self._listener is not None:
             self._listener(decode_op(stored))

@@ -6,7 +6,6 @@ values that the host reads from pinned memory, or through a view of managed memo
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import re
@@ -33,8 +32,9 @@ from umem.devices.software.memory_sources import UntouchedSource, clear
 from umem.devices.software.runtime import HostRuntime, LeftOut
 from umem.devices.specs import GpuSpec
 from umem.errors import DeviceError
+from umem.trace.arithmetic import FLOAT32
 from umem.trace.events import Access
-from umem.trace.stacks import is_own_work, user_line
+from umem.trace.stacks import is_own_work, program_line
 from umem.units import format_bytes
 
 COMPUTED_BYTES = 1 << 20
@@ -85,7 +85,6 @@ class DryRuntime(HostRuntime):
         self.reads: Counter[tuple[str, str]] = Counter()
         self.answers: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
-        self._blocks: dict[int, int] = {}
         self._depths: dict[int, int] = {}  # of calls of libraries, by thread
 
     def refuse_memory(self, nbytes: int) -> NoReturn:
@@ -97,18 +96,11 @@ class DryRuntime(HostRuntime):
 
     # -- blocks of pools ---------------------------------------------------------------------
 
-    def hand_out(self, address: int, nbytes: int) -> None:
+    def new_block(self, address: int, nbytes: int) -> None:
         """Note a pool's block: nobody may read it before it is written, so that it is known."""
-        self._blocks[address] = nbytes
+        super().new_block(address, nbytes)
         clear(address, nbytes)
         self.memory.put(address, address + nbytes, FULLY_KNOWN)
-
-    def end_of(self, address: int) -> int:
-        """Return the end of the memory that a plain pointer leads to."""
-        if address in self._blocks:
-            return address + self._blocks[address]
-        found = self.allocation_of(address)
-        return address + 1 if found is None else found.address + found.nbytes
 
     def release(self, ptr: int) -> None:
         found = self.allocation_of(ptr) if ptr else None
@@ -212,10 +204,11 @@ class DryRuntime(HostRuntime):
         flops: int = 0,
         device: DeviceState | None = None,
         gathered_bytes: int = 0,
+        arithmetic: str = FLOAT32,
         decisive: Sequence[Access] | None = None,
         is_whole: bool = False,
     ) -> None:
-        super().operation(name, reads, writes, flops, device, gathered_bytes)
+        super().operation(name, reads, writes, flops, device, gathered_bytes, arithmetic)
         if get_ident() not in self._depths:
             return
         read = [self._range(access) for access in (reads if decisive is None else decisive)]
@@ -252,7 +245,7 @@ class DryRuntime(HostRuntime):
 
     def _read(self, dst: int, src: int, size: int, origin: Origin) -> None:
         """Have the host read what is not known: an answer, a count, or what is there."""
-        line = user_line()
+        line = program_line(whole_path=True)
         if not is_own_work(_UNDER_CUPY):  # whoever judges by values asks `is_dry`
             self.reads[line, origin.name] += 1
         answer = self._answer(line)
@@ -291,22 +284,3 @@ class DryRuntime(HostRuntime):
     def put_other_bytes(self, ranges: Sequence[tuple[int, int]], stream: int) -> None:
         for address, nbytes in ranges:
             self.memory.put(address, address + nbytes, Origin(UNKNOWN, "discard"))
-
-
-def follow_blocks(cupy: Any, runtime: DryRuntime) -> None:
-    """Have CuPy's pools tell a runtime what they hand out, in the calling thread.
-
-    Other threads' blocks are known as far as what they held before was.
-    """
-
-    class BlockHook(cupy.cuda.MemoryHook):
-        name = "umem dry run"
-
-        def malloc_postprocess(self, **block: Any) -> None:
-            if block["mem_ptr"]:  # there is none where memory ran out
-                runtime.hand_out(block["mem_ptr"], block["mem_size"])
-
-    hook = BlockHook()
-    hook.__enter__()
-    # CuPy asks for its hooks at every free, of which some come when its modules are gone.
-    atexit.register(hook.__exit__, None, None, None)

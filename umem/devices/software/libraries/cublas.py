@@ -17,12 +17,27 @@ from umem.devices.software.libraries.batches import Each, Pointers, on_each
 from umem.devices.software.libraries.handles import DATA_TYPES, TYPES, Array, scipy_module
 from umem.devices.software.libraries.systems import HostSystems
 from umem.devices.software.runtime import HostRuntime, LeftOut
+from umem.trace.arithmetic import (
+    BFLOAT16_PRODUCT,
+    FLOAT16_PRODUCT,
+    TF32_PRODUCT,
+    of_dtype,
+    of_product,
+)
 from umem.trace.events import Access
 
 UPPER, RIGHT, UNIT = 1, 1, 1
 """Values of cublasFillMode_t, cublasSideMode_t and cublasDiagType_t."""
 OPERATIONS = b"N", b"T", b"C"
 """BLAS's letters for cublasOperation_t."""
+TENSOR_OP_MATH, PEDANTIC_MATH, TF32_MATH = 1, 2, 3
+"""Values of cublasMath_t, whose flags begin at 16."""
+PEDANTIC_TYPES = 65, 67, 69, 71, 73
+"""Values of cublasComputeType_t that leave tensor cores out."""
+FAST_TYPES = {74: FLOAT16_PRODUCT, 75: BFLOAT16_PRODUCT, 77: TF32_PRODUCT}
+"""Values of cublasComputeType_t by which tensor cores multiply float32."""
+FAST_MATH = {TENSOR_OP_MATH: FLOAT16_PRODUCT, TF32_MATH: TF32_PRODUCT}
+"""Modes by which they do so where the compute type does not say it."""
 VERSION = 120900
 BLOCK = 64
 """Columns of workspace for LAPACK."""
@@ -133,11 +148,23 @@ class HostBlas(HostSystems):
 
     # -- products --------------------------------------------------------------------------
 
+    def _arithmetic(self, dtype: Any, compute: int = 0) -> str:
+        """Return the kind of a product, by its operands' dtype, compute type and the math mode."""
+        mode = self._math_mode & 15
+        if compute in PEDANTIC_TYPES or mode == PEDANTIC_MATH:
+            return of_dtype(dtype)
+        if dtype in (np.float32, np.complex64):
+            kind = FAST_TYPES.get(compute) or FAST_MATH.get(mode)
+            return kind or of_product(dtype)
+        return of_product(dtype)
+
     def _product(
-        self, alpha: Any, a: Array, b: Array, beta: Any, c: Array, compute: Any = None
-    ) -> None:
+        self, alpha: Any, a: Array, b: Array, beta: Any, c: Array, compute: Any = None,
+        arithmetic: str | None = None,
+    ) -> None:  # fmt: skip
         """Compute c = alpha a b + beta c, for one matrix or a stack of them."""
-        self._tell("gemm", (a, b), (c,), 2 * c.size * a.shape[-1])
+        work = _work(a.dtype) * c.size * a.shape[-1]
+        self._tell("gemm", (a, b), (c,), work, arithmetic=arithmetic or self._arithmetic(a.dtype))
         if not alpha:  # BLAS reads neither operand then: they may hold NaN
             c[...] = beta * c if beta else 0
             return
@@ -179,8 +206,9 @@ class HostBlas(HostSystems):
         left = self._each(dtype, a, m if ta else k, lda, count)
         right = self._each(dtype, b, k if tb else n, ldb, count)
         self._tell(
-            "gemm", (left, right), (self._each(dtype, c, n, ldc, count),), 2 * count * m * n * k
-        )
+            "gemm", (left, right), (self._each(dtype, c, n, ldc, count),),
+            _work(dtype) * count * m * n * k, arithmetic=self._arithmetic(dtype),
+        )  # fmt: skip
         on_each(
             "gemm", dtype, count, OPERATIONS[ta], OPERATIONS[tb], m, n, k,
             self._scalar(dtype, alpha), Pointers(a), lda, Pointers(b), ldb,
@@ -193,7 +221,7 @@ class HostBlas(HostSystems):
         c: int, c_type: int, ldc: int, compute: int = 68, algorithm: int = -1,
     ) -> None:  # fmt: skip
         given = alpha, a, a_type, lda, 0, b, b_type, ldb, 0, beta, c, c_type, ldc, 0
-        self.gemmStridedBatchedEx(handle, ta, tb, m, n, k, *given, 1)
+        self.gemmStridedBatchedEx(handle, ta, tb, m, n, k, *given, 1, compute)
 
     def sgemmEx(self, *arguments: int) -> None:
         self.gemmEx(*arguments)
@@ -211,6 +239,7 @@ class HostBlas(HostSystems):
             self._scalar(scale, alpha), self._operand(types[0], a, lda, ta, m, k, step_a, count),
             self._operand(types[1], b, ldb, tb, k, n, step_b, count), self._scalar(scale, beta),
             self._stack(types[2], c, m, n, ldc, step_c, count), scale,
+            self._arithmetic(types[0], compute),
         )  # fmt: skip
 
     def _gemv(
@@ -242,7 +271,8 @@ class HostBlas(HostSystems):
         """Compute c = alpha a a' + beta c in one triangle of c."""
         left = self._operand(dtype, a, lda, ta, n, k)
         found = self._matrix(dtype, c, n, n, ldc)
-        self._tell("syrk", (left,), (found,), n * n * k)
+        work = _work(dtype) / 2 * n * n * k
+        self._tell("syrk", (left,), (found,), work, arithmetic=self._arithmetic(dtype))
         factor, kept = self._scalar(dtype, alpha), self._scalar(dtype, beta)
         whole = factor * (left @ left.T) if factor else np.zeros_like(found)
         whole = whole + kept * found if kept else whole
@@ -326,7 +356,8 @@ class HostBlas(HostSystems):
         """Solve triangular systems given by arrays of addresses."""
         size = n if side == RIGHT else m
         left, found = self._each(dtype, a, size, lda, count), self._each(dtype, b, n, ldb, count)
-        self._tell("trsm", (left, found), (found,), count * m * n * size)
+        work = count * m * n * size
+        self._tell("trsm", (left, found), (found,), work, arithmetic=of_dtype(dtype))
         letters = (b"L", b"R")[side], (b"L", b"U")[fill], OPERATIONS[how], (b"N", b"U")[diagonal]
         on_each(
             "trsm", dtype, count, *letters, m, n, self._scalar(dtype, alpha), Pointers(a), lda,
@@ -339,7 +370,8 @@ class HostBlas(HostSystems):
         self, dtype: Any, handle: int, n: int, a: int, lda: int, pivots: int, info: int, count: int
     ) -> None:
         row, found = self._pivots(pivots, count * n), self._each(dtype, a, n, lda, count)
-        self._tell("getrf", (found,), (found, row), count * n**3)
+        work = count * n**3
+        self._tell("getrf", (found,), (found, row), work, arithmetic=of_dtype(dtype))
         on_each("getrf", dtype, count, n, n, Pointers(a), lda, Each(pivots, 4 * n), Each(info, 4))
 
     def _getrs_batched(
@@ -349,7 +381,8 @@ class HostBlas(HostSystems):
         """Solve systems from LU factors, given by arrays of addresses."""
         row, left = self._pivots(pivots, count * n), self._each(dtype, a, n, lda, count)
         found = self._each(dtype, b, columns, ldb, count)
-        self._tell("getrs", (left, row, found), (found,), count * 2 * n * n * columns)
+        work = count * 2 * n * n * columns
+        self._tell("getrs", (left, row, found), (found,), work, arithmetic=of_dtype(dtype))
         on_each(
             "getrs", dtype, count, OPERATIONS[how], n, columns, Pointers(a), lda,
             Each(pivots, 4 * n), Pointers(b), ldb, Each(info, 0),
@@ -363,8 +396,9 @@ class HostBlas(HostSystems):
         """Invert matrices from LU factors; a singular one becomes NaN, as on a GPU."""
         row, left = self._pivots(pivots, count * n), self._each(dtype, a, n, lda, count)
         self._tell(
-            "getri", (left, row), (self._each(dtype, c, n, ldc, count),), count * 4 * n**3 / 3
-        )
+            "getri", (left, row), (self._each(dtype, c, n, ldc, count),), count * 4 * n**3 / 3,
+            arithmetic=of_dtype(dtype),
+        )  # fmt: skip
         on_each("lacpy", dtype, count, b"A", n, n, Pointers(a), lda, Pointers(c), ldc)
         work = np.empty(max(1, n * BLOCK), dtype)
         on_each(
@@ -375,6 +409,11 @@ class HostBlas(HostSystems):
             # LAPACK stops before; a GPU divides by zero, and CuPy looks for NaN
             address = int(self._vector("u8", c, count)[i])
             self._matrix(dtype, address, n, n, ldc)[...] = np.nan
+
+
+def _work(dtype: Any) -> int:
+    """Return the operations of a multiplication and an addition: of complex numbers eight."""
+    return 8 if dtype.kind == "c" else 2
 
 
 def _known(kind: int) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 
 from umem.devices.software.libraries.cufft import FORWARD, INVALID_PLAN, SUCCESS, HostFft, flops
 from umem.devices.software.libraries.handles import Array, scipy_module
+from umem.trace.arithmetic import of_dtype
 
 INVALID_DEVICE = 11
 """Value of cufftResult, from cufft.h."""
@@ -115,7 +116,9 @@ class DeviceFft(HostFft):
             access = self._runtime.access_of(part)
             work = int(flops(length, part.size / length))
             state = self._runtime.devices[device]
-            self._runtime.operation("fft", access, access, work, device=state)
+            self._runtime.operation(
+                "fft", access, access, work, device=state, arithmetic=of_dtype(dtype)
+            )
             parts.append(part)
         is_one = found.given.shape[0] == 1
         for rows in [np.concatenate(parts)] if is_one else parts:

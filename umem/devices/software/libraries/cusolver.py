@@ -19,6 +19,7 @@ from umem.devices.software.libraries.batches import Each, Pointers, on_each
 from umem.devices.software.libraries.handles import DATA_TYPES, TYPES
 from umem.devices.software.libraries.systems import HostSystems, lapack
 from umem.devices.software.runtime import HostRuntime
+from umem.trace.arithmetic import of_dtype
 
 VERSION = 11, 7, 5
 BLOCK = 64
@@ -154,7 +155,8 @@ class HostSolver(HostSystems):
         self, dtype: Any, handle: int, fill: int, n: int, a: int, lda: int, info: int, count: int
     ) -> None:
         found = self._pointed_at(a, count, lda * n * dtype.itemsize)
-        self._tell("potrf", (found,), (found,), count * n**3 / 3)
+        work = count * n**3 / 3
+        self._tell("potrf", (found,), (found,), work, arithmetic=of_dtype(dtype))
         on_each("potrf", dtype, count, HALVES[fill], n, Pointers(a), lda, Each(info, 4))
 
     def _potrs(
@@ -172,7 +174,8 @@ class HostSolver(HostSystems):
         """Solve systems from Cholesky factors, given by arrays of addresses."""
         left = self._pointed_at(a, count, lda * n * dtype.itemsize)
         found = self._pointed_at(b, count, ldb * columns * dtype.itemsize)
-        self._tell("potrs", (left, found), (found,), count * 2 * n * n * columns)
+        work = count * 2 * n * n * columns
+        self._tell("potrs", (left, found), (found,), work, arithmetic=of_dtype(dtype))
         on_each(
             "potrs", dtype, count, HALVES[fill], n, columns, Pointers(a), lda, Pointers(b), ldb,
             Each(info, 0),

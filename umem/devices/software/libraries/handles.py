@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from umem.devices.software.runtime import HostRuntime
 from umem.errors import MissingDependencyError
+from umem.trace.arithmetic import FLOAT32, FLOAT64, of_dtype
 from umem.trace.events import Access
 
 Array = NDArray[Any]
@@ -108,6 +109,7 @@ class HostLibrary:
         writes: Sequence[Array | list[Access]],
         flops: float = 0,
         gathered_bytes: int = 0,
+        arithmetic: str | None = None,
         decisive: Sequence[Array] | None = None,
     ) -> None:
         """Report an operation's reads, writes and operations to models and recorders.
@@ -117,6 +119,7 @@ class HostLibrary:
             reads, writes: its arrays, or the accesses of one.
             flops: floating-point operations.
             gathered_bytes: what it reads more than once.
+            arithmetic: the kind of its flops; None: of no matrix product, by the arrays' dtypes.
             decisive: the arrays that a dry run has to know to compute it, if not all of ``reads``:
                 those from which the structure of a sparse result follows.
 
@@ -130,9 +133,13 @@ class HostLibrary:
         is_whole = bool(writes) and all(
             not isinstance(x, list) and x.dtype.kind in "biu" for x in writes
         )
+        if arithmetic is None:
+            arrays = [x for x in (*writes, *reads) if not isinstance(x, list)]
+            is_double = any(of_dtype(x.dtype) == FLOAT64 for x in arrays)
+            arithmetic = FLOAT64 if is_double else FLOAT32
         self._runtime.operation(
             name, told[0], told[1], int(flops), gathered_bytes=gathered_bytes,
-            decisive=None if decisive is None else told[2],
+            arithmetic=arithmetic, decisive=None if decisive is None else told[2],
             is_whole=is_whole or decisive is not None,
         )  # fmt: skip
 

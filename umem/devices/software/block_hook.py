@@ -1,0 +1,41 @@
+"""Tells the runtime of the blocks that CuPy's pools and umem's arenas hand out.
+
+Importing this module imports CuPy.
+"""
+
+from __future__ import annotations
+
+import atexit
+
+from cupy.cuda import memory_hook
+
+from umem.devices.cuda.arena import listeners
+from umem.devices.software.runtime import HostRuntime
+
+
+class PoolBlockHook(memory_hook.MemoryHook):
+    """CuPy's memory hook in every thread that uses the runtime, for the life of the process.
+
+    It replaces no allocator. CuPy keeps hooks by thread; the runtime says when one begins.
+
+    Args:
+        runtime: is told of the blocks.
+    """
+
+    name = "umem.pool_blocks"
+
+    def __init__(self, runtime: HostRuntime) -> None:
+        self._runtime = runtime
+        listeners.append(runtime.new_block)  # arenas call no hooks
+        runtime.thread_begins = self.follow_thread
+        self.follow_thread()
+        # CuPy asks for its hooks at every free, of which some come when its modules are gone.
+        atexit.register(memory_hook.get_memory_hooks().pop, self.name, None)
+
+    def follow_thread(self) -> None:
+        """Follow the calling thread."""
+        memory_hook.get_memory_hooks()[self.name] = self
+
+    def malloc_postprocess(self, mem_ptr: int, mem_size: int, **allocation: int) -> None:
+        if mem_ptr:  # of a request that failed, or of no bytes, there is none
+            self._runtime.new_block(mem_ptr, mem_size)
