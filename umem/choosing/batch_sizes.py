@@ -61,9 +61,7 @@ def number_argument(arguments: Sequence[str], name: str) -> NumberArgument:
 
 
 def _place(arguments: Sequence[str], name: str) -> tuple[int, str] | None:
-    """Find an argument by number or option: its place, and what stands before the value there;
-    None if it is absent.
-    """
+    """Return the place of an argument's number, and what stands before it there."""
     if name.isdecimal():
         place = int(name) - 1
         return (place, "") if 0 <= place < len(arguments) else None

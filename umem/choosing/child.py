@@ -112,7 +112,7 @@ class Draw:
 
 
 def _why_not(found: dict[str, Any]) -> str:
-    """Say in a line why a run does not fit, from its JSON."""
+    """Return why a program does not fit, or is not known to."""
     failure, ended = found["failure"], found["ended"]
     if ended == "out of memory":
         return f"out of memory at {failure['line']}, in step {failure['step']}"

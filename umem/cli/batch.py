@@ -58,7 +58,7 @@ def command(program: DryProgram, as_json: bool, argument: str, maximum: int | No
 
 
 def _print(found: BatchSearch, program: DryProgram, console: Console) -> None:
-    """Print the sizes that were tried, and the largest that fits."""
+    """Print what the search has tried, and its result."""
 
     def show(text: str, **style: Any) -> None:
         for line in wrapped(text, console.width, hang=2):

@@ -215,7 +215,7 @@ class DryRun:
         return self._steps.count + 1
 
     def _explained(self, error: BaseException) -> tuple[tuple[Holder, ...], int | None, str | None]:
-        """Return who held the memory, the bytes that were missing, and the explanation."""
+        """Return who held the memory that ran out, how much was missing, and both as text."""
         from umem.memory.explaining import explain
 
         try:

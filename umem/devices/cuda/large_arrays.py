@@ -1,4 +1,4 @@
-"""Large arrays of a program with CuPy alone: which lines make them, and advice as they are made."""
+"""Large arrays of a program with CuPy: which lines make them, and what is done with each."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class LargeArrays(cupy.cuda.MemoryHook):
     """Follows CuPy's allocations of an eighth of VRAM and more, while the block is entered.
 
     Args:
-        advise: is called with each as it is made; None: nothing is.
+        advise: is called with each as it is made, as an array of bytes; None: nothing is.
 
     Attributes:
         made: for each of the program's lines, the bytes of the largest array that it made.
     """
 
     def __init__(self, advise: Callable[[Any], object] | None = None) -> None:
-        self.name = f"umem.large_arrays.{id(self)}"  # CuPy has one hook of a name
+        self.name = f"umem LargeArrays {id(self):x}"  # CuPy has one hook of a name
         self._least, self._advise = cupy.cuda.runtime.memGetInfo()[1] // SHARE, advise
         self.made: Counter[str] = Counter()
 
@@ -40,5 +40,4 @@ class LargeArrays(cupy.cuda.MemoryHook):
         self.made[line] = max(self.made[line], size)
         if self._advise is not None:
             memory = cupy.cuda.UnownedMemory(mem_ptr, size, self, device_id)
-            whole = cupy.ndarray(size, "u1", cupy.cuda.MemoryPointer(memory, 0))
-            self._advise(whole)
+            self._advise(cupy.ndarray(size, "u1", cupy.cuda.MemoryPointer(memory, 0)))
