@@ -11,7 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from umem.devices.software.driver import HAS_SHARED, Code, HostDriver, LoadedModule
-from umem.devices.software.dry.dry_runtime import BY_ADDRESS, COUNTS, DryRuntime, Range, Written
+from umem.devices.software.dry.dry_runtime import (
+    BY_ADDRESS,
+    COUNTS,
+    COUNTS_BESIDE,
+    DryRuntime,
+    Range,
+    Written,
+)
 from umem.devices.software.dry.numpy_kernels import Parameter, carray, numpy_kernel, parameters_in
 from umem.devices.software.kernels import Kernel, parameters_of
 from umem.devices.software.nvrtc import HostNvrtc
@@ -138,7 +145,7 @@ class DryDriver(HostDriver):
         read: list[Range] = []
         written: list[Written] = []
         counts, flags, is_whole = COUNTS.search(kernel.name) is not None, 0.0, True
-        by_address = BY_ADDRESS.search(kernel.name) is not None
+        by_address, name = BY_ADDRESS.search(kernel.name) is not None, kernel.name
         for low, high, item_count, parameter in kernel.arguments(given):
             end = runtime.end_of(low) if high is None else high
             accesses = runtime.access(low, end - low)
@@ -149,13 +156,15 @@ class DryDriver(HostDriver):
                     read += runtime.pointed_at(low, end)
                 if counts:
                     flags = max(flags, runtime.flags_in(low, end, item_count))
+                elif kernel.name.startswith("cupy_copy__"):
+                    name, flags = runtime.counts_copied(name, low, end, item_count)
             if "w" in parameter.use:
                 writes += accesses
                 written.append((low, end, parameter.itemsize))
                 is_whole = is_whole and parameter.is_whole
         runtime.operation(kernel.name, reads, writes)
-        flags = flags if is_whole else 0
-        return runtime.is_run(kernel.name, read, written, is_whole=is_whole, flags=flags)
+        flags = flags if is_whole or COUNTS_BESIDE.search(name) else 0
+        return runtime.is_run(name, read, written, is_whole=is_whole, flags=flags)
 
 
 class DryNvrtc(HostNvrtc):

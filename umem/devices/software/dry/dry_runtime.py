@@ -44,13 +44,16 @@ COMPUTED_WHOLE_BYTES = 32 << 20
 COPIED_BYTES = 8 << 20
 """A copy from the host up to this size is made: larger ones are data, not indexes or tables."""
 GUESSED_BYTES, GUESSED_WHOLE_BYTES = 64, 1 << 12
-"""Results up to this size of calls that are left out are guessed: of fractions, whole numbers."""
+"""Results up to this size of calls that are left out are guessed: of fractions, whole numbers.
+Several flags are not: of a mask that is unknown, all are set."""
 GUESSES = {"cupy_all": 1, "cupy_isfinite": 1}
 """Guessed bytes by kernel: the answer by which a program goes on. Elsewhere they are zero."""
-SUMS = re.compile("bsum|sum$|count_nonzero|cupy_sum")
+SUMS = re.compile("bsum|sum$|count_nonzero|cupy_sum|by_csr_step1$")
 """Kernels that count flags once; other kernels of `COUNTS` (scans) add up along the way."""
-COUNTS = re.compile("bsum_shfl|scan|cumsum|count_nonzero|^cupy_sum")
+COUNTS = re.compile("bsum_shfl|scan|cumsum|count_nonzero|^cupy_sum|by_csr_step1$")
 """Kernels that count flags: of unknown ones all are set, which asks for the most memory."""
+COUNTS_BESIDE = re.compile("by_csr_step1$")
+"""Those that write fractions, too: the products whose places they count."""
 BY_ADDRESS = re.compile("concatenate|any_not_finite")
 """Kernels that read memory whose addresses are in an array: CuPy's, and those of umem."""
 _UNDER_CUPY = (os.path.dirname(os.path.dirname(__file__)) + os.sep,)
@@ -135,6 +138,8 @@ class DryRuntime(HostRuntime):
             level = max(level, self.memory.worst(low, high).level)
         most = COMPUTED_WHOLE_BYTES if is_whole else COMPUTED_BYTES
         runs = can_run and level < UNKNOWN and touched <= most
+        if level == GUESSED and any(is_whole and _are_flags(each) for each in writes):
+            runs = False  # flags by guessed numbers: a mask of these would be empty
         self.counts["computed" if runs else "left out"] += 1
         for low, high, itemsize in writes:
             if not runs:
@@ -151,9 +156,9 @@ class DryRuntime(HostRuntime):
         """Note a result that is not computed, and guess it where it is small."""
         nbytes = high - low
         weight = flags * itemsize / nbytes if flags else 0.0
-        level = (
-            GUESSED if nbytes <= (GUESSED_WHOLE_BYTES if is_whole else GUESSED_BYTES) else UNKNOWN
-        )
+        is_mask = is_whole and _are_flags((low, high, itemsize))
+        most = GUESSED_WHOLE_BYTES if is_whole else GUESSED_BYTES
+        level = GUESSED if nbytes <= most and not is_mask else UNKNOWN
         origin = Origin(level, name, itemsize, low, weight, not SUMS.search(name), is_whole)
         if nbytes <= GUESSED_WHOLE_BYTES:
             ctypes.memset(low, GUESSES.get(name.partition("__")[0], 0), nbytes)
@@ -184,6 +189,15 @@ class DryRuntime(HostRuntime):
     def flags_in(self, low: int, high: int, item_count: int) -> float:
         """Return how many flags a range counts: an item that is no count is one."""
         return item_count * (self.memory.worst(low, high).weight or 1.0)
+
+    def counts_copied(self, name: str, low: int, high: int, item_count: int) -> tuple[str, float]:
+        """Return who wrote the counts that a call copies, and their flags; else its name and 0."""
+        origin = self.memory.worst(low, high)
+        if origin.weight and low == origin.low:
+            return origin.name, origin.weight * item_count
+        if origin.weight and item_count == 1:  # sums of a longer part would begin anew
+            return origin.name, origin.count((low - origin.low) // origin.itemsize)
+        return name, 0.0
 
     def enter_library(self) -> None:
         """Have `operation` of this thread raise LeftOut, until `leave_library`."""
@@ -287,3 +301,9 @@ class DryRuntime(HostRuntime):
     def put_other_bytes(self, ranges: Sequence[tuple[int, int]], stream: int) -> None:
         for address, nbytes in ranges:
             self.memory.put(address, address + nbytes, Origin(UNKNOWN, "discard"))
+
+
+def _are_flags(written: Written) -> bool:
+    """Tell whether a range has several flags or bytes: a mask, of which all may be set."""
+    low, high, itemsize = written
+    return itemsize == 1 and high - low > 1

@@ -6,6 +6,7 @@ own. Scalars are read where they are: host and device memory are one here.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -379,6 +380,7 @@ class HostBlas(HostSystems):
         pivots: int, b: int, ldb: int, info: int, count: int,
     ) -> int:  # fmt: skip
         """Solve systems from LU factors, given by arrays of addresses."""
+        ctypes.c_int.from_address(info).value = 0  # the host's; a dry run leaves out what follows
         row, left = self._pivots(pivots, count * n), self._each(dtype, a, n, lda, count)
         found = self._each(dtype, b, columns, ldb, count)
         work = count * 2 * n * n * columns

@@ -164,6 +164,7 @@ class HostRows(HostLibrary):
             self._tell("nnz_compress", (bounds, read), (found,), decisive=(bounds, read))
         except LeftOut as left_out:
             left_out.returned = count
+            found[:1] = count  # `_compress` writes as many as these are together
             raise
         kept = np.concatenate(([0], np.cumsum(np.abs(read) > abs(tolerance))))
         found[...] = np.diff(kept[bounds])

@@ -1,0 +1,1 @@
+"""Programs of bench/dry_runs.py."""
