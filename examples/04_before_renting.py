@@ -1,62 +1,48 @@
-"""Will a convolutional network train on a GPU that you do not have, at which batch, how fast?
+"""Train a convolutional network on images; before a GPU is rented, umem says what it would do.
 
-python examples/04_before_renting.py [--gpu t4] [--vram 64MiB] [--batches 8,32]
+python examples/04_before_renting.py [--device @cupy:0] [--batch 32] [--channels 32] [--pixels 32]
+umem choose --gpu t4 examples/04_before_renting.py --device @cupy:0 --batch 4096
+umem batch --gpu t4 --argument=--batch examples/04_before_renting.py --device @cupy:0 --batch 256
 
-The steps run here, on NumPy; the recordings are replayed, and what is said of a GPU is simulated.
+The last two need no GPU: the program runs without its arithmetic, and what they say is simulated.
 """
 
 import argparse
 
-import umem.chainer  # isort: skip  (before Chainer, which it makes ready for today's NumPy)
+import umem.chainer  # noqa: F401  # isort: skip  (before Chainer, which it makes ready)
 import chainer
 import chainer.functions as F
 import chainer.links as L
-import numpy as np
+
+SIZES = {"device": "@numpy", "batch": 32, "channels": 32, "pixels": 32, "steps": 4}
 
 
-def network(channels=32, depth=6):
+def network(channels, depth=6):
     """Convolutions with batch normalisation, and a classifier."""
     parts = []
-    for _ in range(depth):
-        parts += [L.Convolution2D(None, channels, 3, pad=1), L.BatchNormalization(channels), F.relu]
-    return chainer.Sequential(*parts, lambda h: F.mean(h, axis=(2, 3)), L.Linear(None, 10))
+    for number in range(depth):
+        into = channels if number else 3
+        parts += [L.Convolution2D(into, channels, 3, pad=1), L.BatchNormalization(channels), F.relu]
+    return chainer.Sequential(*parts, lambda h: F.mean(h, axis=(2, 3)), L.Linear(channels, 10))
 
 
-def record(batch, pixels=32):
-    """The second training step: the first one makes parameters and states."""
-    model = network()
+def train(asked):
+    """The losses of some steps on images that are all the same."""
+    device = chainer.get_device(asked.device)
+    model = network(asked.channels).to_device(device)
     optimizer = chainer.optimizers.Adam().setup(model)
-    x, t = np.ones((batch, 3, pixels, pixels), np.float32), np.zeros(batch, np.int32)
-
-    def step():
-        optimizer.update(lambda: F.softmax_cross_entropy(model(x), t))
-
-    step()
-    with umem.record() as recorder:
-        step()
-    return recorder.trace
-
-
-def tell(trace, gpu, vram):
-    """One line for a trace: what it needs, and its time in the first mode in which it fits."""
-    for mode in ("unmanaged", "managed"):
-        found = umem.replay(trace, gpu, mode, vram)
-        if found.fits:
-            break
-    line = f"{found.needed_bytes / 2**20:,.0f} MiB"
-    if not found.fits:
-        return f"{line}, does not fit"
-    return (
-        f"{line}, fits {mode}, {found.seconds_low * 1e3:.0f} to {found.seconds_high * 1e3:.0f} ms"
-    )
+    x = device.xp.ones((asked.batch, 3, asked.pixels, asked.pixels), "f")
+    t = device.xp.zeros(asked.batch, "i")
+    for step in range(asked.steps):
+        loss = F.softmax_cross_entropy(model(x), t)
+        model.cleargrads()
+        loss.backward()
+        optimizer.update()
+        print(f"step {step}: loss {float(loss.array):.4f}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gpu", default="t4")
-    parser.add_argument("--vram", help="usable VRAM instead of the table's")
-    parser.add_argument("--batches", default="8,32")
-    options = parser.parse_args()
-    print(f"simulated {options.gpu}, from steps on this machine")
-    for batch in map(int, options.batches.split(",")):
-        print(f"batch {batch}: {tell(record(batch), options.gpu, options.vram)}")
+    for name, default in SIZES.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    train(parser.parse_args())

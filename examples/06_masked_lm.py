@@ -1,7 +1,7 @@
 """Train a masked language model, with any of the techniques that make it need less.
 
 python examples/06_masked_lm.py [--micro-batch 16] [--recompute min] [--adam8bit] [--half]
-umem run --budget 60MiB examples/06_masked_lm.py     chooses among them by itself
+umem run --budget 60MiB examples/06_masked_lm.py --device @cupy:0     chooses by itself
 """
 
 import argparse
@@ -20,8 +20,8 @@ SIZES = {"hidden": 128, "layers": 2, "length": 64, "vocabulary": 2048, "batch": 
 
 def options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in SIZES.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, default in {"device": "@numpy", **SIZES}.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     parser.add_argument("--text", help="a file, or a folder of .txt and .md; default: umem's docs")
     parser.add_argument("--micro-batch", type=int, help="lines computed at once")
     parser.add_argument("--recompute", help='"400MiB", "60%%" of a plain step, or "min"')
@@ -35,7 +35,7 @@ def options():
 def train(asked):
     np.random.seed(0)
     model = MaskedLanguageModel(asked.vocabulary, asked.hidden, asked.layers, asked.length)
-    optimizer = chainer.optimizers.Adam(1e-3).setup(model)
+    optimizer = chainer.optimizers.Adam(1e-3).setup(model.to_device(asked.device))
     lines = Lines(read(asked.text), asked.vocabulary, asked.length)
     iterator = chainer.iterators.SerialIterator(lines, asked.batch)
     if asked.half:
@@ -45,7 +45,7 @@ def train(asked):
     kind = chainer.training.StandardUpdater
     if asked.micro_batch:
         kind = partial(umem.chainer.AccumulatingUpdater, micro_batch=asked.micro_batch)
-    updater = kind(iterator, optimizer)
+    updater = kind(iterator, optimizer, device=asked.device)
     with umem.chainer.Recompute(asked.recompute) if asked.recompute else nullcontext():
         trainer = chainer.training.Trainer(updater, (asked.steps, "iteration"), asked.out)
         trainer.extend(extensions.LogReport(trigger=(10, "iteration")))

@@ -176,6 +176,7 @@ def test_the_line_to_type_has_the_program_in_it() -> None:
 # -- real scripts ----------------------------------------------------------------------------------
 
 NETWORK = """
+import sys
 import chainer
 import chainer.functions as F
 import chainer.links as L

@@ -90,9 +90,9 @@ OWN = (
     "umem.devices.open umem.devices.presets umem.errors "
     "umem.locks umem.memory umem.memory.blocks umem.memory.environment umem.memory.hints "
     "umem.memory.limits umem.memory.process umem.memory.statistics umem.memory.status "
-    "umem.memory.tracking umem.printable umem.scopes umem.trace umem.trace.events "
-    "umem.trace.frameworks umem.trace.recording umem.trace.recording.sources umem.trace.stacks "
-    "umem.trace.trace umem.trace.walk umem.units"
+    "umem.memory.tracking umem.printable umem.scopes umem.trace umem.trace.arithmetic "
+    "umem.trace.events umem.trace.frameworks umem.trace.recording umem.trace.recording.sources "
+    "umem.trace.stacks umem.trace.trace umem.trace.walk umem.units"
 )
 
 

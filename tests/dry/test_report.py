@@ -77,7 +77,7 @@ def test_an_answered_line_is_no_condition() -> None:
     assert "  asked      a:1, once, for a result of cupy_sum; as answered" in found
 
 
-OUT = Failure("net.py:4", 2, "Out of memory", (Holder(7 * MIB, "model"),), "7.0 MiB  model")
+OUT = Failure("net.py:4", 2, "Out of memory", (Holder(7 * MIB, "model"),), MIB, "7.0 MiB  model")
 
 
 def test_memory_that_runs_out() -> None:

@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 KEYS = {
-    "simulated", "gpu", "vram_bytes", "mode", "fits", "ended", "exit_status", "peak_bytes",
+    "simulated", "gpu", "title", "vram_bytes", "mode", "fits", "ended", "exit_status", "peak_bytes",
     "reserved_peak_bytes", "step_seconds", "step_seconds_all", "moved_bytes", "steps_run",
     "steps_in_script", "epoch_seconds", "run_seconds", "wall_seconds", "asked",
     "caught_out_of_memory", "failure", "first_connection", "written", "evaluated", "reported",
@@ -130,6 +130,32 @@ def test_a_loop_that_ends_by_a_value_ends_by_an_answer(tmp_path: Path) -> None:
     done = run_dry(CONVERGENCE, tmp_path, "--answer", "script.py:6=2")
     assert done.status == 0 and done.json["ended"] == "script" and done.output == "done\n"
     assert done.json["steps_run"] == 0 and done.json["step_seconds"] > 0
+
+
+ON_NUMPY = """
+import chainer, numpy
+import chainer.functions as F, chainer.links as L
+model = L.Classifier(L.Linear(4, 3))
+optimizer = chainer.optimizers.SGD().setup(model)
+x, t = numpy.ones((5, 4), "f"), numpy.zeros(5, "i")
+HOW
+print("never")
+"""
+HOW = {
+    "updates": "optimizer.update(model, x, t)",
+    "a loop": "model(x, t).backward()",
+    "a trainer": """
+iterator = chainer.iterators.SerialIterator(list(zip(x, t)), 5)
+updater = chainer.training.StandardUpdater(iterator, optimizer)
+chainer.training.Trainer(updater, (3, "iteration")).run()""",
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_training_on_numpy_is_ended_before_it_computes(how: str, tmp_path: Path) -> None:
+    done = run_dry(ON_NUMPY.replace("HOW", HOW[how]), tmp_path)
+    assert done.output == "" and done.json["reserved_peak_bytes"] == done.json["steps_run"] == 0
+    assert "nothing ran on the GPU" in done.errors and "--device @cupy:0" in done.errors
 
 
 ODD: dict[str, tuple[str, int, str, bool, str]] = {

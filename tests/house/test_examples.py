@@ -38,14 +38,64 @@ def run(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def umem_command(*words: str, status: int = 0) -> str:
+    """What the command prints on standard output, in umem's own folder."""
+    done = subprocess.run(
+        [sys.executable, "-m", "umem", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == status, done.stderr
+    return done.stdout
+
+
+@needs_cupy
 @pytest.mark.thorough
-def test_before_renting_a_gpu_a_batch_that_does_not_fit_is_said_to_need_managed_memory() -> None:
-    path = ROOT / "examples" / "04_before_renting.py"
-    result = run(path, "--batches", "2,16", "--vram", "32MiB")
-    assert result.returncode == 0, result.stderr
-    first, small, large = result.stdout.splitlines()
-    assert "simulated t4" in first
-    assert "fits unmanaged" in small and "fits managed" in large
+def test_before_renting_a_gpu_the_largest_batch_that_fits_is_found(tmp_path: Path) -> None:
+    found = umem_command(
+        "batch", "--gpu", "t4", "--vram", "256MiB", "--argument=--batch", "--json",
+        "examples/04_before_renting.py", "--device", "@cupy:0", "--batch", "32",
+    )  # fmt: skip
+    largest = json.loads(found)["largest"]
+    assert largest["fits"] and 32 <= largest["value"] < 256
+    assert largest["peak_bytes"] < 256 << 20
+
+
+@needs_cupy
+@pytest.mark.parametrize(("sizes", "fits"), [((), True), (("--hidden", "1920"), False)])
+def test_a_billion_parameters_do_not_fit_as_they_are(
+    tmp_path: Path, sizes: tuple[str, ...], fits: bool
+) -> None:
+    told = tmp_path / "told.json"
+    words = ("--layers", "24", "--batch", "16", *sizes)
+    umem_command(
+        "run", "--dry", "v100-16gb", "--json", str(told),
+        "examples/07_a_billion.py", "--device", "@cupy:0", *words, status=0 if fits else 3,
+    )  # fmt: skip
+    found = json.loads(told.read_text())
+    assert found["fits"] == fits and found["simulated"]
+    assert fits or "network.py" in found["failure"]["line"]
+
+
+@needs_cupy
+def test_the_masked_language_model_runs_dry(tmp_path: Path) -> None:
+    told = tmp_path / "told.json"
+    words = ("examples/06_masked_lm.py", "--device", "@cupy:0")
+    umem_command("run", "--dry", "t4", "--json", str(told), *words)
+    found = json.loads(told.read_text())
+    assert found["fits"] and found["peak_bytes"] > 100 << 20
+
+
+@pytest.mark.thorough
+def test_the_programs_that_run_dry_run_for_real_on_numpy() -> None:
+    for name in ("04_before_renting", "07_a_billion"):
+        result = run(ROOT / "examples" / f"{name}.py", "--batch", "2")
+        assert result.returncode == 0, result.stderr
+        assert "loss" in result.stdout
 
 
 @pytest.mark.thorough

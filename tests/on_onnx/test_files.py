@@ -49,7 +49,7 @@ def broken(path: Path, *nodes: Any, given: list[Any] | None = None, shape: Any =
 def test_dynamic_axes_are_asked_for_by_name(tmp_path: Path) -> None:
     path = two_layers(tmp_path / "m.onnx")
     said = refused(path)
-    assert "batch (x[0])" in said and "--sizes batch=N" in said
+    assert "batch (x[0])" in said and "--size batch=N" in said
     assert len(onnx_step(path, {"batch": 3}).names) == 3
 
 

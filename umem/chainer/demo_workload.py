@@ -18,15 +18,17 @@ import chainer
 import chainer.functions as F
 import numpy as np
 
-import umem
 from umem.chainer.current_device import device
 from umem.chainer.gcn import GCN, Adjacency
 from umem.devices.base import Mode
 from umem.devices.open import current_device
 from umem.errors import OutOfMemoryError
 from umem.graphs import Graph, normalised_adjacency, rmat
-from umem.memory.blocks import Block
+from umem.memory.blocks import Block, hybrid, managed, unmanaged
+from umem.memory.process import virtual_gpu
 from umem.predict.comparing import ModeRow, replayed_row, simulated_row
+from umem.predict.replaying import replay
+from umem.trace.recording.recordings import record
 from umem.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ def run_virtual(
     """Run every variant on a virtual GPU: two with real arithmetic, the others replayed."""
 
     def run(mode: Mode) -> tuple[ModeRow, Trace]:
-        with umem.virtual_gpu(gpu, vram_bytes) as model:
+        with virtual_gpu(gpu, vram_bytes) as model:
             return _run_live(workload, mode, model, progress)
 
     return _run_modes(run, gpu, vram_bytes, workload.steps, progress)
@@ -127,7 +129,7 @@ def _run_modes(
     rows = [stopped, managed]
     for mode, prefetch, advice in VARIANTS[2:]:
         progress(f"replaying {mode}", steps)
-        result = umem.replay(
+        result = replay(
             trace, gpu, mode, vram_bytes, prefetch=prefetch, advice=GRAPH_ADVICE if advice else None
         )
         rows.append(replayed_row(result, advice))
@@ -142,7 +144,7 @@ def _run_live(
     ends: list[float] = [0.0]
     reason = None
     progress(mode, 0)
-    with umem.record() as recorder, _block(mode):
+    with record() as recorder, _block(mode):
         try:
             for loss in workload.train(lambda step: progress(mode, step)):
                 losses.append(loss)
@@ -199,5 +201,5 @@ def _run_real(
 
 def _block(mode: Mode, *, prefetch: bool = False) -> Block:
     if mode == "managed":
-        return umem.managed(prefetch=prefetch)
-    return umem.hybrid() if mode == "hybrid" else umem.unmanaged()
+        return managed(prefetch=prefetch)
+    return hybrid() if mode == "hybrid" else unmanaged()

@@ -8,6 +8,7 @@ from itertools import islice
 from math import ceil
 from typing import Any, NamedTuple, Protocol
 
+import numpy
 from chainer.training import extensions as chainers
 
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
@@ -43,6 +44,9 @@ class Followed(Protocol):
 
     def end_if_over(self) -> None:
         """End the program if enough steps have run."""
+
+    def end_if_untouched(self) -> None:
+        """End the program if it has allocated nothing on the GPU so far."""
 
     def begin_step(self) -> None:
         """Begin a step anew."""
@@ -107,11 +111,21 @@ class DryTraining(Subscriber):
         return found
 
     def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
-        """End a step after the last update of a turn; end the program once there are enough."""
+        """End a step after the last update of a turn; end the program once there are enough.
+
+        A model on NumPy ends it before its first update, which would compute for real.
+        """
+        if method.target is not None and method.target.xp is numpy:
+            self._run.end_if_untouched()
         proceed(method, *args, **kwargs)
         self._run.after_update()
         if not self._is_in_trainer:
             self._run.end_if_over()
+
+    def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
+        """End a program that trains on NumPy."""
+        self._run.end_if_untouched()
+        proceed(*args, **kwargs)
 
     def train(self, proceed: Proceed, trainer: Any, *args: Any, **kwargs: Any) -> None:
         """Run a trainer until there are enough steps, and then what of it has not run yet."""

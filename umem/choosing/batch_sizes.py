@@ -61,6 +61,7 @@ def number_argument(arguments: Sequence[str], name: str) -> NumberArgument:
 
 
 def _place(arguments: Sequence[str], name: str) -> tuple[int, str] | None:
+    """Return the place of an argument's number, and what stands before it there."""
     if name.isdecimal():
         place = int(name) - 1
         return (place, "") if 0 <= place < len(arguments) else None
@@ -107,7 +108,7 @@ class TriedSize:
 
 @dataclass(frozen=True)
 class BatchSearch:
-    """What the search for the largest batch has shown (simulated).
+    """The result of the search for the largest batch (simulated).
 
     Attributes:
         argument: the program's argument that was changed, and what it was.

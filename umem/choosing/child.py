@@ -24,7 +24,7 @@ from umem.trace.stacks import is_installed
 from umem_software_gpu import VARIABLE
 
 if TYPE_CHECKING:
-    from umem.choosing.large_arrays import LargeArrays
+    from umem.devices.cuda.large_arrays import LargeArrays
 
 # -- in the process that asks ----------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ class MadeAt(NamedTuple):
 
 @dataclass(frozen=True)
 class Draw:
-    """What one dry run under a technique has shown (simulated).
+    """The result of one dry run under a technique (simulated).
 
     Attributes:
         seconds: of the last two steps, which are alike where steps are; of the whole program where
@@ -112,6 +112,7 @@ class Draw:
 
 
 def _why_not(found: dict[str, Any]) -> str:
+    """Return why a program does not fit, or is not known to."""
     failure, ended = found["failure"], found["ended"]
     if ended == "out of memory":
         return f"out of memory at {failure['line']}, in step {failure['step']}"
@@ -201,7 +202,7 @@ class Trial:
         """
         self._technique.turn_on(stack)
         if not self._technique.needs_chainer:
-            from umem.choosing.large_arrays import LargeArrays  # imports CuPy
+            from umem.devices.cuda.large_arrays import LargeArrays  # imports CuPy
 
             self._large = stack.enter_context(LargeArrays())
 

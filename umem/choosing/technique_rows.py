@@ -6,15 +6,26 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import Any, Literal
 
-import umem
 from umem.choosing.technique import Technique
 from umem.errors import StateError
+from umem.memory.hints import preset
+from umem.memory.process import enable
 
 CAP = "16MiB"
 """The cap on workspace: of the caps that ``umem report`` proposes (64, 16, 4 and 1 MiB) the largest
 that no longer shows in the peak of ResNet50 at 224 px."""
+
+
+def _chainer() -> Any:
+    """Return `umem.chainer`, which imports Chainer."""
+    return import_module("umem.chainer")
+
+
+def _at_setup() -> Any:
+    return import_module("umem.chainer.at_setup")
 
 
 def nothing(stack: ExitStack) -> None:
@@ -25,68 +36,54 @@ def mode(
     stack: ExitStack, name: Literal["managed", "hybrid"], prefetch: bool | None = None
 ) -> None:
     """Turn a mode on, as ``umem run --mode`` does."""
-    stack.enter_context(umem.enable(name, prefetch=prefetch))
+    stack.enter_context(enable(name, prefetch=prefetch))
 
 
 def recompute(stack: ExitStack, budget: str, **options: Any) -> None:
     """Turn recomputation on, as ``umem run --recompute`` does."""
-    from umem.chainer import Recompute
-
-    stack.enter_context(Recompute(budget, **options))
+    stack.enter_context(_chainer().Recompute(budget, **options))
 
 
 def workspace(stack: ExitStack, budget: str) -> None:
     """Turn a cap on workspace on, and recomputation where a step exceeds a budget."""
-    from umem.chainer import workspace
-
-    stack.callback(workspace(CAP).enable().disable)
+    stack.callback(_chainer().workspace(CAP).enable().disable)
     recompute(stack, budget)
 
 
 def streaming(stack: ExitStack) -> None:
     """Keep large arrays on the host, where the GPU reads them, in managed memory."""
-    from umem.choosing.large_arrays import LargeArrays
+    from umem.devices.cuda.large_arrays import LargeArrays  # imports CuPy
 
     mode(stack, "managed")
-    stack.enter_context(LargeArrays("streaming"))
+    stack.enter_context(LargeArrays(lambda array: preset(array, "streaming")))
 
 
 def offload(stack: ExitStack) -> None:
     """Offload all saved tensors."""
-    from umem.chainer import Offload
-
-    stack.enter_context(Offload())
+    stack.enter_context(_chainer().Offload())
 
 
 def lookahead(stack: ExitStack) -> None:
     """Prefetch managed memory by a plan."""
-    from umem.chainer import LookaheadPrefetch
-
     mode(stack, "managed")
-    stack.enter_context(LookaheadPrefetch())
+    stack.enter_context(_chainer().LookaheadPrefetch())
 
 
 def half(stack: ExitStack) -> None:
     """Train in half precision, from each ``optimizer.setup`` on."""
-    from umem.chainer import half_precision
-    from umem.chainer.at_setup import AtSetup
-
-    stack.enter_context(AtSetup(lambda optimizer, link: half_precision(link, optimizer)))
+    convert = _chainer().half_precision
+    stack.enter_context(_at_setup().AtSetup(lambda optimizer, link: convert(link, optimizer)))
 
 
 def eight_bit(stack: ExitStack) -> None:
     """Keep states in 8 bits, from each ``optimizer.setup`` on."""
-    from umem.chainer.at_setup import AtSetup
-    from umem.chainer.optimizers import quantize_states
-
-    stack.enter_context(AtSetup(lambda optimizer, link: quantize_states(optimizer)))
+    convert = _chainer().optimizers.quantize_states
+    stack.enter_context(_at_setup().AtSetup(lambda optimizer, link: convert(optimizer)))
 
 
 def accumulate(stack: ExitStack) -> None:
     """Accumulate the gradients of two halves of each batch."""
-    from umem.chainer.at_setup import HalvedBatches
-
-    stack.enter_context(HalvedBatches())
+    stack.enter_context(_at_setup().HalvedBatches())
 
 
 def together(stack: ExitStack, parts: tuple[Callable[[ExitStack], None], ...]) -> None:

@@ -63,6 +63,7 @@ def command(program: DryProgram, as_json: bool, names: tuple[str, ...]) -> None:
 
 
 def _columns(found: HalvedArguments) -> list[Column]:
+    """Return the columns of a table with the program as it is, and each half."""
     draws = [found.whole, *(half.draw for half in found.halves)]
     names = [
         f"{argument.name}: {argument.value} to {half.value}" for argument, half in found.rows()

@@ -58,6 +58,8 @@ def command(program: DryProgram, as_json: bool, argument: str, maximum: int | No
 
 
 def _print(found: BatchSearch, program: DryProgram, console: Console) -> None:
+    """Print what the search has tried, and its result."""
+
     def show(text: str, **style: Any) -> None:
         for line in wrapped(text, console.width, hang=2):
             console.print(Text(line, **style), soft_wrap=True)

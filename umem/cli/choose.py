@@ -17,7 +17,16 @@ NOTHING_FITS = 3
 _OF_MODELS = ("sizes", "optimizer", "inference")
 
 
-@click.command("choose", context_settings={"allow_interspersed_args": False})
+class _ModelFirst(click.Command):
+    """A command whose options may follow a model, to which no arguments of its own belong."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and is_onnx(Path(args[0])):
+            args = [*args[1:], args[0]]
+        return super().parse_args(ctx, args)
+
+
+@click.command("choose", cls=_ModelFirst, context_settings={"allow_interspersed_args": False})
 @model_options
 @of_a_script
 def command(program: Any, as_json: bool, **options: Any) -> None:
@@ -26,14 +35,14 @@ def command(program: Any, as_json: bool, **options: Any) -> None:
     SCRIPT runs unchanged and without its arithmetic, on the software GPU, under each technique in
     processes of their own. What follows it is its own. It writes nothing: see umem run --dry.
 
-    SCRIPT may be a model in ONNX, MODEL.onnx, with its own options before it.
+    SCRIPT may be a model in ONNX, MODEL.onnx, with its own options before or behind it.
 
     All memory and times are simulated. The exit status is 3 where nothing makes it fit.
     """
     path = Path(program.script)
     if is_onnx(path):
         if program.arguments:
-            raise click.UsageError("options go before MODEL.onnx, and nothing after it")
+            raise click.UsageError(f"MODEL.onnx takes no arguments: {program.arguments[0]}")
         gpu = gpu_asked_for(program.gpu, program.vram)
         fits = choose_onnx(path, gpu, as_json=as_json, **options)
     else:

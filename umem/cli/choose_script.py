@@ -54,6 +54,7 @@ def tried(program: DryProgram, techniques: Sequence[Technique] = TECHNIQUES) -> 
 
 
 def _lines(choice: ScriptChoice, width: int) -> Iterator[Text]:
+    """Format a choice as text of a width."""
     name = command_line(*choice.program.words())
     on = f"{choice.title} with {format_bytes(choice.vram_bytes)} of VRAM"
     title = f"{name} on {on}, quickest first (simulated)"

@@ -154,6 +154,12 @@ class DryRun:
             self.ended = self._steps.why_over
             raise StepsOver(0)
 
+    def end_if_untouched(self) -> None:
+        """End the program if it has allocated nothing on the GPU so far: it trains on NumPy."""
+        if not any(each.figures.reserved_peak_bytes for each in self._gpu.devices):
+            self.ended = "steps"
+            raise StepsOver(0)
+
     def begin_step(self) -> None:
         """Begin a step anew, in the middle of a turn not."""
         if not self._turns.has_begun:
@@ -215,6 +221,7 @@ class DryRun:
         return self._steps.count + 1
 
     def _explained(self, error: BaseException) -> tuple[tuple[Holder, ...], int | None, str | None]:
+        """Return who held the memory that ran out, how much was missing, and both as text."""
         from umem.memory.explaining import explain
 
         try:

@@ -29,6 +29,7 @@ def of_a_script(command: Callable[..., Any]) -> Callable[..., Any]:
         is_module: bool,
         **options: Any,
     ) -> Any:
+        """Call the command with the program and its own options."""
         gpu_asked_for(gpu, vram)
         if not script.endswith(".onnx"):
             Program.found(script, arguments, is_module=is_module)

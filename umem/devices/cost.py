@@ -97,7 +97,7 @@ class CudaModel(Protocol):
         """Report moves of pages by the program's addresses; see `Device.watch_pages`."""
 
     is_dry: bool
-    """Whether it leaves out the arithmetic, so that values say nothing."""
+    """True if it leaves out the arithmetic, so that values say nothing."""
 
     @property
     def seconds(self) -> float:

@@ -57,14 +57,14 @@ class ScratchDisk:
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The files that the program, and Pythons that it started, believe they have written."""
+        """Return the files that the program and its Pythons believe they have written."""
         if self._after is not None:
             return self._after[0]
         return self.overlay.written() if self.overlay is not None else ()
 
     @property
     def first_connection(self) -> str | None:
-        """The line that first connected to another machine, and to which; None: none did."""
+        """Return the line that first connected to another machine, and to which; None: none did."""
         if self._after is not None:
             return self._after[1]
         return self.programs.first_connection()
@@ -140,7 +140,7 @@ def real_temporary_folder() -> str:
 
 
 class _On:
-    """What is on in this process."""
+    """The scratch disk that is on in this process."""
 
     disk: ScratchDisk | None = None
     pairs: tuple[tuple[Any, Any], ...] = ()
@@ -153,6 +153,7 @@ _VARIABLES = (FLAG, VARIABLE, "TMPDIR")
 
 
 def _turn_on(disk: ScratchDisk) -> None:
+    """Replace the functions that take paths, and lay the net."""
     if disk.overlay is not None:
         tempfile.tempdir = disk.overlay.temporary
         _on.pairs = tuple(replacements())
@@ -242,6 +243,7 @@ _NET: dict[str, tuple[tuple[int, int], ...]] = {
 
 
 def _audit(event: str, given: tuple[Any, ...]) -> None:
+    """Check what Python is about to do to the disk; the audit hook."""
     disk = _on.disk
     if disk is None:
         return

@@ -49,7 +49,7 @@ def caches() -> tuple[str, ...]:
 
 
 class FolderFacts(NamedTuple):
-    """Where a folder is, links resolved, and whether anything in it may be changed.
+    """A folder's place, links resolved, and whether anything in it may be changed.
 
     ``token`` is what `Overlay` had as the last change at the time.
     """
@@ -131,6 +131,7 @@ class Overlay:
         return known
 
     def _folder_facts(self, path: str, token: bytes) -> FolderFacts:
+        """Look up a folder: links resolved, and whether anything in it may be changed."""
         if not path:
             return FolderFacts(token, "", True)
         head, _, name = path.rpartition("/")
@@ -157,6 +158,7 @@ class Overlay:
         return FolderFacts(token, resolved, True)
 
     def _walked(self, path: str, follow: bool) -> str:
+        """Resolve a path name by name, in the overlay's view."""
         todo = [name for name in reversed(path.split("/")) if name and name != "."]
         at, links = "", 0
         while todo:
@@ -424,6 +426,7 @@ class Overlay:
         self.note_change()
 
     def _move_folder(self, source: str, target: str, is_there: bool) -> None:
+        """Move a folder of the scratch disk; raises OSError as `os.rename` does."""
         if f"{target}/".startswith(f"{source}/"):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), source, None, target)
         if self.is_real(source) or self.is_real(target):
@@ -489,6 +492,7 @@ class Overlay:
             _mark_removed(self.files + resolved)
 
     def _copy_over(self, source: str, target: str) -> None:
+        """Copy a file or link of the real disk to a path of the scratch folder."""
         if stat.S_ISLNK(_mode(source)):
             if _mode(target):
                 posix.unlink(target)

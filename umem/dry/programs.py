@@ -1,4 +1,4 @@
-"""What a dry run does not redirect: other programs, files that C code opens, connections.
+"""Things that a dry run does not redirect: other programs, files that C code opens, connections.
 
 Another program would write for real and could not read what this one has written; a library in C
 opens its files past Python. Both stop the run with its line before anything happens. Compilers,
@@ -106,6 +106,7 @@ class Programs:
             raise refusal(f"starts another program: {shown}", "--programs run")
 
     def _check_sharing(self, words: Sequence[str], env: Mapping[Any, Any]) -> None:
+        """Refuse to start a Python that would not share the scratch disk."""
         names = {os.fsdecode(name) for name, value in env.items() if value}
         if self._variable not in names:
             raise refusal(
@@ -137,6 +138,7 @@ class Programs:
             raise refusal(f"opens a database that SQLite writes: {text}", "--writes real")
 
     def _connected(self, _: Any, address: Any) -> None:
+        """Note the first connection to another machine, with the program's line."""
         if not isinstance(address, tuple) or len(address) < 2 or _is_loopback(str(address[0])):
             return
         if self.first_connection() is None:
@@ -387,6 +389,7 @@ def _judged_spawn(programs: Programs) -> Any:
 
 
 def _stop_writer(undo: list[Undo], writer: Writer, overlay: Overlay, module: ModuleType) -> None:
+    """Replace a function that opens files in C by one that refuses writing."""
     *owners, name = writer.name.split(".")
     owner: Any = module
     for one in owners:
@@ -396,6 +399,7 @@ def _stop_writer(undo: list[Undo], writer: Writer, overlay: Overlay, module: Mod
     real = getattr(owner, name)
 
     def judged(*given: Any, **named: Any) -> Any:
+        """Refuse to write, and read where the overlay has the file."""
         at, is_named = writer.path, writer.path_name in named
         path = named.get(writer.path_name) if is_named else given[at] if at < len(given) else None
         is_path = isinstance(path, (str, bytes, os.PathLike))

@@ -320,7 +320,7 @@ def _listed(overlay: Overlay, path: Any) -> str | None:
 
 
 class Scanned:
-    """What ``os.scandir`` gives, of a folder that the program has changed."""
+    """The iterator of ``os.scandir``, of a folder that the program has changed."""
 
     def __init__(self, overlay: Overlay, resolved: str, path: Any) -> None:
         self._entries = iter(
@@ -350,7 +350,7 @@ class Scanned:
 
 
 class ScannedEntry:
-    """What stands for an ``os.DirEntry``."""
+    """An entry that stands for an ``os.DirEntry``."""
 
     def __init__(self, overlay: Overlay, resolved: str, path: Any, name: str) -> None:
         self._overlay, self._resolved = overlay, f"{'' if resolved == '/' else resolved}/{name}"

@@ -13,10 +13,9 @@ import chainer
 import numpy as np
 from chainer import function_node, variable
 
-import umem
 from umem.errors import RecomputeCountError, RecomputeDtypeError, RecomputeShapeError, StateError
 
-_INSIDE = tuple(str(Path(str(m.__file__)).parent) + os.sep for m in (chainer, umem))
+_INSIDE = tuple(str(Path(str(m.__file__)).parent) + os.sep for m in (chainer, sys.modules["umem"]))
 
 
 class RegionCall(NamedTuple):

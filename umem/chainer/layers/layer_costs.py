@@ -9,9 +9,9 @@ from typing import Any
 
 import chainer
 
-import umem
 from umem.chainer.as_it_was import as_it_was
 from umem.trace.events import Op
+from umem.trace.recording.recordings import record
 from umem.units import format_bytes
 
 
@@ -42,7 +42,7 @@ def forward_costs(model: Any, layers: dict[str, Any], inputs: Sequence[Any]) -> 
     Raises what the model does.
     """
     hook = _LayerCalls({id(link): path for path, link in layers.items()})
-    with as_it_was(model), umem.record() as recorder:
+    with as_it_was(model), record() as recorder:
         hook.recorder = recorder
         with chainer.using_config("train", False), chainer.no_backprop_mode(), hook:
             result = model(*inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from platform import python_version
 from typing import Any
@@ -11,7 +12,6 @@ import chainer
 import numpy as np
 from chainer.backends import cuda
 
-from umem import __version__
 from umem.chainer.parallel.aggregation import Halo, PartAggregation
 from umem.chainer.parallel.part_functions import PartCrossEntropy, PartDropout
 from umem.chainer.parallel.part_sums import sum_over_parts
@@ -61,7 +61,10 @@ class ParallelGraph:
     ) -> None:
         self.ranks = Ranks(comm)
         error: DataError | None = None
-        facts = {"version of umem": __version__, "version of Python": python_version()}
+        facts = {
+            "version of umem": sys.modules["umem"].__version__,
+            "version of Python": python_version(),
+        }
         try:
             cut = open_cut(os.fspath(folder), graph)
             runs = parts_of_ranks(len(cut.nodes), self.ranks.size)

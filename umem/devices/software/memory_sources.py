@@ -174,6 +174,7 @@ class UntouchedSource(PlainSource):
         self._mapped: dict[int, tuple[int, int]] = {}
 
     def _taken(self, nbytes: int) -> int | None:
+        """Map address space; None if the machine gives no more."""
         alignment = max(mmap.PAGESIZE, _alignment(nbytes))
         spare = 0 if alignment == mmap.PAGESIZE else alignment
         length = -(-max(1, nbytes) // alignment) * alignment + spare

@@ -110,6 +110,7 @@ class Gradients:
 def _op(
     name: str, reads: Sequence[Access], writes: Sequence[Access], call: TapeCall | None = None
 ) -> Op:
+    """Return an operation of backward: of a call, or a sum of gradients."""
     traffic = sum(stop - start for _, start, stop in (*reads, *writes))
     flops = sum(stop - start for _, start, stop in writes) // 4 if call is None else call.flops
     workspace = 0 if call is None else call.workspace_bytes

@@ -1,1 +1,1 @@
-"""What makes the step of an exported model fit a GPU: modes, recomputation, offload."""
+"""Ways to make the step of an exported model fit a GPU: modes, recomputation, offload."""

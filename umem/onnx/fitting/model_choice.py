@@ -1,4 +1,4 @@
-"""What makes a step of an exported model fit a GPU, and what it costs; all of it simulated."""
+"""The choice of what makes a step of an exported model fit a GPU, and its cost (simulated)."""
 
 from __future__ import annotations
 

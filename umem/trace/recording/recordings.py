@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from umem.errors import StateError
 from umem.trace.events import Mark
+from umem.trace.recording.marks import listeners
 from umem.trace.recording.recorder import Measure, Recorder, active
 
 
@@ -43,3 +44,5 @@ def mark(label: str = "step") -> None:
         raise StateError(f"a mark is a text, and neither 'start' nor 'backward'; got {label!r}")
     for recorder in active():
         recorder.emit(Mark(label))
+    for listener in listeners:
+        listener(Mark(label))

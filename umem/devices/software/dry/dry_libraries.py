@@ -29,6 +29,7 @@ class DryLibrary:
         return self._dry(function, name) if callable(function) else function
 
     def _dry(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Wrap a function so that its operations may be left out."""
         runtime, whole = self._runtime, function
         while isinstance(whole, partial):
             whole = whole.func

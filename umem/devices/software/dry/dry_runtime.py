@@ -222,6 +222,7 @@ class DryRuntime(HostRuntime):
         decisive: Sequence[Access] | None = None,
         is_whole: bool = False,
     ) -> None:
+        """Report an operation; raises LeftOut in a library's call that is not to be computed."""
         super().operation(name, reads, writes, flops, device, gathered_bytes, arithmetic)
         if get_ident() not in self._depths:
             return
@@ -237,6 +238,7 @@ class DryRuntime(HostRuntime):
     # -- copies and fills -----------------------------------------------------------------------
 
     def copy(self, dst: int, src: int, size: int, stream: int = 0) -> None:
+        """Report a copy, and make it if it is small and known."""
         self.tell_copy(dst, src, size, self.device_of(stream), stream)
         source, target = self.allocation_of(src), self.allocation_of(dst)
         origin = FULLY_KNOWN if source is None else self.memory.worst(src, src + size)
@@ -285,6 +287,7 @@ class DryRuntime(HostRuntime):
         return None
 
     def fill(self, ptr: int, value: int, size: int) -> None:
+        """Report a fill, and make it unless it is large and of another byte than zero."""
         self.tell_fill(ptr, size)
         origin = FULLY_KNOWN
         if not value:

@@ -1,4 +1,4 @@
-"""What is known of memory in a dry run, by address."""
+"""A map of what is known of memory in a dry run, by address."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KNOWN, GUESSED, UNKNOWN = range(3)
 
 
 class Origin(NamedTuple):
-    """What is known of a range, and where it comes from.
+    """The knowledge of a range, and where it comes from.
 
     Attributes:
         level: `KNOWN`, `GUESSED` or `UNKNOWN`.

@@ -30,7 +30,7 @@ TURNED_ROWS = 256
 
 
 class LeftOutMatrix:
-    """What a dry run knows of a sparse result that it has not computed.
+    """A sparse result that a dry run has not computed.
 
     Attributes:
         nnz: the entries it may have.
@@ -271,6 +271,9 @@ class HostSparse(HostRows):
     def denseToSparse_analysis(
         self, handle: int, dense: int, sparse: int, algorithm: int, buffer: int
     ) -> None:
+        """Find the entries of a dense matrix that are not zero; they are kept until they are
+        copied.
+        """
         found, read = self._made[sparse], self._made[dense]
         try:
             self._tell("denseToSparse", (read,), (), decisive=(read,))

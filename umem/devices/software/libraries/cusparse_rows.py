@@ -136,6 +136,7 @@ class HostRows(HostLibrary):
         self, handle: int, rows: int, columns: int, count: int, kind: int, starts: int,
         indexes: int, permutation: int, buffer: int,
     ) -> None:  # fmt: skip
+        """Sort each row of a CSR matrix by column, and a permutation with it."""
         bounds, column = self._vector("i4", starts, rows + 1), self._vector("i4", indexes, count)
 
         def keys() -> Sequence[Array]:

@@ -1,13 +1,13 @@
-"""Large arrays of a program with CuPy alone: which lines make them, and advice as they are made."""
+"""Large arrays of a program with CuPy: which lines make them, and what is done with each."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import cupy
 
-import umem
-from umem.devices.presets import Preset
 from umem.trace.stacks import program_line
 
 SHARE = 8
@@ -15,19 +15,19 @@ SHARE = 8
 few arrays that fill the GPU, and eight of these do."""
 
 
-class LargeArrays(cupy.cuda.MemoryHook):  # type: ignore[misc]
+class LargeArrays(cupy.cuda.MemoryHook):
     """Follows CuPy's allocations of an eighth of VRAM and more, while the block is entered.
 
     Args:
-        preset: the advice that each gets as it is made (`umem.preset`); None: none.
+        advise: is called with each as it is made, as an array of bytes; None: nothing is.
 
     Attributes:
         made: for each of the program's lines, the bytes of the largest array that it made.
     """
 
-    def __init__(self, preset: Preset | None = None) -> None:
-        self.name = f"umem.large_arrays.{preset}"  # CuPy has one hook of a name
-        self._least, self._preset = cupy.cuda.runtime.memGetInfo()[1] // SHARE, preset
+    def __init__(self, advise: Callable[[Any], object] | None = None) -> None:
+        self.name = f"umem LargeArrays {id(self):x}"  # CuPy has one hook of a name
+        self._least, self._advise = cupy.cuda.runtime.memGetInfo()[1] // SHARE, advise
         self.made: Counter[str] = Counter()
 
     def malloc_postprocess(
@@ -38,7 +38,6 @@ class LargeArrays(cupy.cuda.MemoryHook):  # type: ignore[misc]
             return
         line = program_line()
         self.made[line] = max(self.made[line], size)
-        if self._preset is not None:
+        if self._advise is not None:
             memory = cupy.cuda.UnownedMemory(mem_ptr, size, self, device_id)
-            whole = cupy.ndarray(size, "u1", cupy.cuda.MemoryPointer(memory, 0))
-            umem.preset(whole, self._preset)
+            self._advise(cupy.ndarray(size, "u1", cupy.cuda.MemoryPointer(memory, 0)))
