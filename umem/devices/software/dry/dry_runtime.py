@@ -53,7 +53,7 @@ SUMS = re.compile("bsum|sum$|count_nonzero|cupy_sum|by_csr_step1$")
 COUNTS = re.compile("bsum_shfl|scan|cumsum|count_nonzero|^cupy_sum|by_csr_step1$")
 """Kernels that count flags: of unknown ones all are set, which asks for the most memory."""
 COUNTS_BESIDE = re.compile("by_csr_step1$")
-"""Those that write fractions, too: the products whose places they count."""
+"""Kernels that count and write fractions, too: the products whose places they count."""
 BY_ADDRESS = re.compile("concatenate|any_not_finite")
 """Kernels that read memory whose addresses are in an array: CuPy's, and those of umem."""
 _UNDER_CUPY = (os.path.dirname(os.path.dirname(__file__)) + os.sep,)
