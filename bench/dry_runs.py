@@ -307,7 +307,7 @@ def _near(row: Row, key: str) -> bool:
 
 def answer(result: common.Result) -> str:
     rows, full = result["rows"], result["full"]
-    equal = sum(row["equal"] for row in rows)
+    equal = sum(map(is_equal, rows))
     seconds = [figure(row["processor_seconds"]) for row in full]
     words = f"Of {len(rows)} programs {equal} are equal within 1%"
     if not full:
