@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -331,3 +332,23 @@ def features() -> dict[str, Any]:
 @pytest.mark.parametrize("name", [feature.__name__ for feature in dry_features.FEATURES])
 def test_features_say_dry_what_they_say_real(name: str, features: dict[str, Any]) -> None:
     assert features["dry"][name] == features["real"][name]
+
+
+def test_a_kernel_is_compiled_for_the_first_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Headers and kernels are caches, which stay real though they lie with temporary files."""
+    for name in ("XDG_CACHE_HOME", "CUPY_CACHE_DIR", "TMPDIR"):
+        folder = tmp_path / name
+        folder.mkdir()
+        monkeypatch.setenv(name, str(folder))
+    program = """
+        import cupy
+        square = cupy.ElementwiseKernel("float32 x", "float32 y", "y = x * x", "my_square")
+        print(square(cupy.arange(4, dtype="f")).tolist())
+    """
+    done = run_dry(program, tmp_path)
+    assert done.status == 0 and done.output == "[0.0, 1.0, 4.0, 9.0]\n", done.errors
+    assert [each.name for each in (tmp_path / "TMPDIR").iterdir()] == [
+        f"umem-headers-{os.getuid()}"
+    ]

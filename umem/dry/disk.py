@@ -51,7 +51,7 @@ class ScratchDisk:
     def __init__(self, folder: str, writes: str, programs: str) -> None:
         self.folder = folder
         self.setting = f"{writes}:{programs}:{folder}"
-        self.overlay = Overlay(folder, caches()) if writes == "scratch" else None
+        self.overlay = Overlay(folder, caches(folder)) if writes == "scratch" else None
         self.programs = Programs(folder, programs == "stop", writes == "scratch", VARIABLE)
         self._after: tuple[tuple[str, ...], str | None] | None = None
 

@@ -32,11 +32,14 @@ _DOTS = ("", ".", "..")
 _PASSING = ("/dev", "/proc", "/sys")
 
 
-def caches() -> tuple[str, ...]:
+def caches(folder: str) -> tuple[str, ...]:
     """Return the folders whose files stay real: what they hold depends on no value of the run.
 
-    Compiled kernels of umem and of CuPy, and matplotlib's list of fonts. Python's ``__pycache__``
-    folders stay real as well, wherever they are.
+    Compiled kernels of umem and of CuPy, the headers that they are compiled with, and matplotlib's
+    list of fonts. Python's ``__pycache__`` folders stay real as well, wherever they are.
+
+    Args:
+        folder: the scratch folder, beside which temporary files outlast the run.
     """
     home = os.path.expanduser("~")
     cache = os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache"
@@ -44,6 +47,7 @@ def caches() -> tuple[str, ...]:
         f"{cache}/umem",
         os.environ.get("CUPY_CACHE_DIR") or f"{home}/.cupy/kernel_cache",
         os.environ.get("MPLCONFIGDIR") or f"{cache}/matplotlib",
+        f"{os.path.dirname(folder)}/umem-headers-{os.getuid()}",  # `kernel_cache.headers_folder`
     )
     return tuple(os.path.realpath(folder) for folder in found)
 
