@@ -111,6 +111,10 @@ _cuda_models: list[CudaModel] = []
 
 
 _current: list[Callable[[], int]] = []
+work_seconds: Callable[[], float] = perf_counter
+"""The clock by which work is measured: a simulated GPU's own, elsewhere the host's, so that what is
+planned by it does not depend on the host that simulates. A simulated GPU is there before CuPy, so
+that it is final for whoever imports it after CuPy or Chainer."""
 
 
 def set_cuda_models(models: Sequence[CudaModel], current: Callable[[], int]) -> None:
@@ -120,7 +124,9 @@ def set_cuda_models(models: Sequence[CudaModel], current: Callable[[], int]) -> 
         models: by the devices' numbers.
         current: gives the number of the calling thread's current device.
     """
+    global work_seconds
     _cuda_models[:], _current[:] = models, [current]
+    work_seconds = _simulated_seconds
 
 
 def cuda_model(ordinal: int | None = None) -> CudaModel | None:
@@ -138,9 +144,5 @@ def is_dry() -> bool:
     return bool(_cuda_models) and _cuda_models[0].is_dry
 
 
-def work_seconds() -> float:
-    """Return the time by which work is measured: a simulated GPU's own, elsewhere the host's.
-
-    So what is planned by it does not depend on the host that simulates.
-    """
-    return _cuda_models[_current[0]()].seconds if _cuda_models else perf_counter()
+def _simulated_seconds() -> float:
+    return _cuda_models[_current[0]()].seconds
