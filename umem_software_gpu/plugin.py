@@ -113,4 +113,7 @@ def pytest_report_header(config: Any) -> list[str]:
         ]
     if text in OFF:
         return []
-    return [f"software GPU: {text} (umem; VRAM, pages and time are simulated)"]
+    found = [f"software GPU: {text} (umem; VRAM, pages and time are simulated)"]
+    if parsed(text)[1].get("dry"):
+        found.append("dry: values are zeros, and what tests write is real")
+    return found

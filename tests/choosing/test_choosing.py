@@ -11,6 +11,7 @@ from threading import Event
 
 import pytest
 from click.testing import CliRunner
+from dry_programs import EIGHT_LAYERS
 from software_programs import needs_cupy
 
 import umem
@@ -175,25 +176,10 @@ def test_the_line_to_type_has_the_program_in_it() -> None:
 
 # -- real scripts ----------------------------------------------------------------------------------
 
-NETWORK = """
-import sys
-import chainer
-import chainer.functions as F
-import chainer.links as L
+NETWORK = (
+    EIGHT_LAYERS.replace("WIDTH", "512")
+    + """
 import cupy
-
-class Net(chainer.Chain):
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            for number in range(8):
-                setattr(self, f"l{number}", L.Linear(512, 512))
-
-    def forward(self, x):
-        for number in range(8):
-            x = F.relu(getattr(self, f"l{number}")(x))
-        return F.mean(x * x)
-
 model = Net()
 model.to_gpu()
 optimizer = chainer.optimizers.Adam()
@@ -201,6 +187,7 @@ optimizer.setup(model)
 for step in range(4):
     optimizer.update(model, cupy.ones((int(sys.argv[1]), 512), "f"))
 """
+)
 
 
 def technique(name: str) -> Technique:
@@ -318,7 +305,8 @@ def test_bad_arguments_are_refused_before_anything_runs(tmp_path: Path) -> None:
         ([str(tmp_path / "b.py")], "there is no file"),
         (["--inference", str(script)], "--inference is for MODEL.onnx"),
         (["--optimizer", "adam", str(script)], "--optimizer is for MODEL.onnx"),
-        (["model.onnx", "--gpu", "t4"], "options go before MODEL.onnx"),
+        (["model.onnx", "--gpu", "t4"], "cannot read model.onnx"),
+        (["--gpu", "t4", "model.onnx", "32"], "MODEL.onnx takes no arguments: 32"),
     ):
         result = CliRunner().invoke(main, ["choose", *words])
         assert result.exit_code in (1, 2) and said in " ".join(result.output.split())

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from dry_programs import EIGHT_LAYERS
 from software_programs import needs_cupy, needs_software_gpu
 
 from tests.cli.test_run import execute
@@ -15,25 +16,10 @@ from umem.compat.installation import find_package
 
 needs_chainer = pytest.mark.skipif(find_package() is None, reason="no Chainer")
 
-NETWORK = """
-import sys
-import chainer
-import chainer.functions as F
-import chainer.links as L
+NETWORK = (
+    EIGHT_LAYERS.replace("WIDTH", "256")
+    + """
 import numpy as np
-
-class Net(chainer.Chain):
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            for number in range(8):
-                setattr(self, f"l{number}", L.Linear(256, 256))
-
-    def forward(self, x):
-        for number in range(8):
-            x = F.relu(getattr(self, f"l{number}")(x))
-        return F.mean(x * x)
-
 np.random.seed(0)
 model = Net()
 model.to_device(sys.argv[1])
@@ -44,6 +30,7 @@ for step in range(5):
     optimizer.update(model, x)
 print("loss", float(model(x[:8]).array))
 """
+)
 
 
 @pytest.fixture

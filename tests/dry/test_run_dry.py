@@ -165,7 +165,7 @@ ODD: dict[str, tuple[str, int, str, bool, str]] = {
         "script.py:2 finds no file data/train.npy. A stand-in of the same shapes will do",
     ),
     "no GPU": (
-        "import numpy\nnumpy.ones(3)", 0, "script", True,
+        "import numpy\nnumpy.ones(3)", 1, "nothing on the GPU", False,
         "nothing ran on the GPU: most of Chainer's own scripts take --gpu 0 or --device @cupy:0",
     ),
     "an error": (

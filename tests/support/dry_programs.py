@@ -108,3 +108,24 @@ def umem_run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         timeout=300,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(own), "NO_COLOR": "1"},
     )
+
+
+EIGHT_LAYERS = """
+import sys
+import chainer
+import chainer.functions as F
+import chainer.links as L
+
+class Net(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            for number in range(8):
+                setattr(self, f"l{number}", L.Linear(WIDTH, WIDTH))
+
+    def forward(self, x):
+        for number in range(8):
+            x = F.relu(getattr(self, f"l{number}")(x))
+        return F.mean(x * x)
+"""
+"""A class `Net` of a script, whose ``WIDTH`` is to be replaced."""

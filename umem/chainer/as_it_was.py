@@ -1,4 +1,4 @@
-"""Restoring a model, its optimizer and the random generators after a trial step."""
+"""Restoring a model and the random generators after a trial pass."""
 
 from __future__ import annotations
 
@@ -15,20 +15,18 @@ from umem.chainer.function_facts import is_array
 
 
 @contextmanager
-def as_it_was(model: Any, optimizer: Any = None) -> Iterator[None]:
-    """Run a block, then restore the model, its optimizer, and NumPy's and Python's random state.
+def as_it_was(model: Any) -> Iterator[None]:
+    """Run a forward pass as a block, then restore the model, and NumPy's and Python's random state.
 
-    Parameters, gradients, running statistics, and the optimizer's states and counts are restored to
-    the bit, also where the block raises. CuPy's random generator cannot be read: it continues from
-    where the block left it.
+    Parameters, gradients and running statistics are restored to the bit, also where the block
+    raises. CuPy's random generator cannot be read: it continues from where the block left it.
 
     Args:
         model: a link.
-        optimizer: its optimizer, set up; None: the block is a forward pass alone.
 
-    Cost: a copy of parameters, gradients and states on the host while the block runs.
+    Cost: a copy of parameters and gradients on the host while the block runs.
     """
-    kept = [_Kept(owner) for owner in _owners(model, optimizer)]
+    kept = [_Kept(owner) for owner in (*model.links(), *model.params())]
     numpy_state, python_state = np.random.get_state(), random.getstate()
     try:
         yield
@@ -37,16 +35,6 @@ def as_it_was(model: Any, optimizer: Any = None) -> Iterator[None]:
             one.put_back()
         np.random.set_state(numpy_state)
         random.setstate(python_state)
-
-
-def _owners(model: Any, optimizer: Any) -> list[Any]:
-    """Return the objects that a step changes: links, parameters, update rules, the optimizer."""
-    tops = [model] if optimizer is None else [model, optimizer.target]
-    links = {id(link): link for top in tops for link in top.links()}
-    params = {id(param): param for top in links.values() for param in top.params()}
-    rules = [param.update_rule for param in params.values() if param.update_rule is not None]
-    owners = [*links.values(), *params.values(), *rules]
-    return owners if optimizer is None else [*owners, optimizer]
 
 
 class _Kept:

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 # -- in the process that asks ----------------------------------------------------------------------
 
 
+UNTOUCHED = "nothing on the GPU"
+"""The end of a dry run that allocates nothing there."""
+
+
 @dataclass(frozen=True)
 class DryProgram:
     """A program, and the GPU that it is tried on.
@@ -101,7 +105,7 @@ class Draw:
             moved_bytes=found["moved_bytes"],
             why_not=None if fits else _why_not(found),
             missing_bytes=None if failure is None else failure["missing_bytes"],
-            failed=not fits and found["ended"] != "out of memory",
+            failed=not fits and found["ended"] not in ("out of memory", UNTOUCHED),
             line=None if failure is None else failure["line"],
             asked_lines=tuple(dict.fromkeys(one["line"] for one in found["asked"])),
             uses_chainer=found["uses_chainer"],
@@ -121,6 +125,8 @@ def _why_not(found: dict[str, Any]) -> str:
         return f"{line} reads values without end: --answer {line}=VALUE says which"
     if failure is not None:
         return f"fails at {failure['line']}, in step {failure['step']}: {failure['message']}"
+    if ended == UNTOUCHED:
+        return UNTOUCHED
     if ended == "interrupted":
         return "interrupted"
     return "ends itself with an exit status other than 0"

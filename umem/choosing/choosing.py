@@ -10,7 +10,7 @@ from threading import Event
 from typing import Any
 
 from umem.as_json import named
-from umem.choosing.child import Draw, DryProgram, MadeAt, draw
+from umem.choosing.child import UNTOUCHED, Draw, DryProgram, MadeAt, draw
 from umem.choosing.technique import Technique
 from umem.choosing.technique_rows import TECHNIQUES
 from umem.devices.specs import gpu_spec
@@ -276,7 +276,7 @@ def check_uses_gpu(program: DryProgram, plain: Draw) -> None:
     name = command_line(*program.words())
     if plain.failed:
         raise DryRunError(f"{name} cannot be tried: {plain.why_not}")
-    if plain.why_not is None and not plain.peak_bytes:
+    if plain.why_not in (None, UNTOUCHED) and not plain.peak_bytes:
         raise DryRunError(
             f"{name} allocates nothing on the GPU, so that there is nothing to choose. Give its "
             "option for the GPU, such as -g 0 or --device 0, if it has one; to keep a script on "

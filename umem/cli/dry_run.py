@@ -250,6 +250,9 @@ class DryRun:
         self._steps.begin()  # what came after the last step counts for the peak
         is_whole = count or self.ended == "script"
         figures = [each.figures for each in self._gpu.devices]
+        reserved = max(each.reserved_peak_bytes or 0 for each in figures)
+        if not (reserved or status):
+            self.ended, status = "nothing on the GPU", FAILED
         facts = self._facts
         self.outcome = DryOutcome(
             gpu=self._gpu.name,
@@ -259,7 +262,7 @@ class DryRun:
             ended=self.ended,
             exit_status=status,
             peak_bytes=self._steps.peak_bytes,
-            reserved_peak_bytes=max(each.reserved_peak_bytes or 0 for each in figures),
+            reserved_peak_bytes=reserved,
             step_seconds=steps[-1].seconds if is_whole else None,
             step_seconds_all=tuple(each.seconds for each in steps if is_whole),
             moved_bytes=steps[-1].moved_bytes,

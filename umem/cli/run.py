@@ -25,6 +25,7 @@ from umem.cli.startup.sitecustomize import OLD_NUMPY
 from umem.compat.finder import arm
 from umem.compat.installation import find_package
 from umem.compat.lending import LentNames, lend_removed_names
+from umem.dry.disk import FLAG
 from umem.errors import UmemError
 from umem.launch import local_count
 from umem.memory import environment
@@ -263,6 +264,9 @@ def _prepare(stack: ExitStack, asked: _RunOptions) -> Any:
         if value and not on:
             raise click.UsageError(f"{name} needs a --mode")
     software = None
+    if asked.dry:  # the scratch disk follows: no line says that writes are real
+        os.environ[FLAG] = "1"
+        stack.callback(os.environ.pop, FLAG, None)
     if asked.software:
         software = umem.software_gpu(
             asked.software,

@@ -8,7 +8,14 @@ from typing import Any, Literal, NamedTuple
 from umem.as_json import named
 
 End = Literal[
-    "steady", "script", "steps", "out of memory", "error", "interrupted", "asked too often"
+    "steady",
+    "script",
+    "steps",
+    "out of memory",
+    "error",
+    "interrupted",
+    "asked too often",
+    "nothing on the GPU",
 ]
 DOES_NOT_FIT, FAILED, INTERRUPTED = 3, 1, 130
 """Exit statuses; 0 is that it fits."""
@@ -128,7 +135,7 @@ class DryOutcome:
 
     @property
     def fits(self) -> bool:
-        """Tell whether the program ran, as far as it was to run, in the GPU's memory."""
+        """Tell whether the program ran, as far as it was to run, in memory of the GPU."""
         return self.ended in ("steady", "script", "steps") and not self.exit_status
 
     @property

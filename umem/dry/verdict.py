@@ -40,16 +40,16 @@ def _verdict(outcome: DryOutcome) -> Iterator[str]:
         yield from _failed(outcome, outcome.failure, lines)
     elif outcome.ended == "interrupted":
         yield f"{_UNKNOWN}: interrupted; so far:"
+    elif outcome.ended == "nothing on the GPU":
+        yield (
+            "nothing ran on the GPU: most of Chainer's own scripts take --gpu 0 or --device @cupy:0"
+        )
     elif outcome.exit_status:
         asked = f", after it had read values that are not known at {where}" if lines else ""
         code = printable(str(outcome.own_exit_code))
         yield f"{_UNKNOWN}: the script ended with exit status {code} of its own{asked}"
         if lines:
             yield f"  give a value: --answer {lines[0]}=VALUE"
-    elif not outcome.reserved_peak_bytes:
-        yield (
-            "nothing ran on the GPU: most of Chainer's own scripts take --gpu 0 or --device @cupy:0"
-        )
     else:
         yield f"fits, if the values asked for at {where} are as assumed" if lines else "fits"
 

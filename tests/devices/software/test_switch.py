@@ -379,3 +379,9 @@ def test_the_hint_is_for_cupy_alone(
     monkeypatch.setattr(plugin, "find_spec", {"cupy": object()}.get if cupy == "cupy" else {}.get)
     monkeypatch.setenv(VARIABLE, variable)
     assert plugin.pytest_report_header(None) == lines
+
+
+def test_the_header_of_a_dry_gpu_says_that_writes_are_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "t4,dry")
+    first, second = plugin.pytest_report_header(None)
+    assert "simulated" in first and second == "dry: values are zeros, and what tests write is real"

@@ -41,6 +41,7 @@ from umem.devices.software.sharing import usable_cores
 from umem.devices.software.toolchain import Toolchain
 from umem.devices.software.versions import known_cupy
 from umem.devices.specs import GpuSpec, check_vram, gpu_spec
+from umem.dry.disk import FLAG
 from umem.errors import DeviceError, StateError
 from umem.scopes import Scope
 from umem.trace.recording.sources import add_source
@@ -193,7 +194,8 @@ def software_gpu(
         devices: how many such GPUs there are, at most 8, each with VRAM, streams and counts of its
             own; what is returned is the first, and its ``devices`` all of them.
         dry: leaves out the arithmetic. Memory, out of memory, simulated pages and time are those
-            of a run; values are zeros, but for what is small and follows from known values.
+            of a run; values are zeros, but for what is small and follows from known values. Files
+            are written for real, which the first line on standard error says; UMEM_DRY is 1.
 
     Raises:
         StateError: CuPy is imported already, or this was called before.
@@ -249,6 +251,9 @@ def software_gpu(
     for each in gpus:
         each.devices = gpus
     set_cuda_models(gpus, runtime.getDevice)
+    if dry and os.environ.get(FLAG) != "1":  # `umem run --dry` keeps the disk, and has set it
+        print("umem: a dry GPU: values are zeros, and what is written is real", file=sys.stderr)
+        os.environ[FLAG] = "1"
     return gpus[0]
 
 

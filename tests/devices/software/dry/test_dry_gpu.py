@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -181,3 +182,18 @@ print(gpu._runtime.counts["compiled"])
 print(cp.ndarray((1,), "f4", module.get_global("scale")).tolist())
 """
     assert lines(program, kernel_cache, start=DRY) == ["[3.0, 1.0]", "1", "[3.0]"]
+
+
+def test_a_dry_gpu_says_that_what_is_written_is_real_once(kernel_cache: Path) -> None:
+    program = """
+import os, subprocess, sys, umem
+umem.software_gpu("t4", dry=True, force=True)
+assert os.environ["UMEM_DRY"] == "1"
+if len(sys.argv) < 2:
+    subprocess.run([sys.executable, "-c", sys.orig_argv[2], "child"], check=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True,
+        env={name: value for name, value in os.environ.items() if name != "UMEM_DRY"},
+    )  # fmt: skip
+    assert done.stderr == "umem: a dry GPU: values are zeros, and what is written is real\n"

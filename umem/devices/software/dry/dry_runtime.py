@@ -121,7 +121,6 @@ class DryRuntime(HostRuntime):
         *,
         is_whole: bool = False,
         flags: float = 0,
-        can_run: bool = True,
     ) -> bool:
         """Decide whether a call is computed, and note what is known of its results.
 
@@ -130,14 +129,13 @@ class DryRuntime(HostRuntime):
             reads, writes: the memory that it accesses.
             is_whole: whether it writes whole numbers and flags alone.
             flags: how many flags it counts; 0 if it counts none.
-            can_run: False leaves it out in any case.
         """
         level, touched = KNOWN, sum(each[1] - each[0] for each in writes)
         for low, high in reads:
             touched += high - low
             level = max(level, self.memory.worst(low, high).level)
         most = COMPUTED_WHOLE_BYTES if is_whole else COMPUTED_BYTES
-        runs = can_run and level < UNKNOWN and touched <= most
+        runs = level < UNKNOWN and touched <= most
         if level == GUESSED and any(is_whole and _are_flags(each) for each in writes):
             runs = False  # flags by guessed numbers: a mask of these would be empty
         self.counts["computed" if runs else "left out"] += 1
