@@ -163,8 +163,6 @@ def test_what_one_rank_lacks_is_an_error_on_all(folder: Path) -> None:
     ranks = on_ranks(
         3,
         """
-import umem.chainer.parallel.parallel_graph as module
-
 def failed(name, where):
     try:
         umem.chainer.ParallelGraph(place / where, world)
@@ -176,7 +174,7 @@ failed("torn", "three")
 failed("missing", "nowhere" if world.rank == 1 else "cut")
 failed("too many", "two")
 if world.rank == 1:
-    module.__version__ = "0.0.0"
+    umem.__version__ = "0.0.0"
 failed("version", "cut")
 """,
         folder,
