@@ -33,6 +33,9 @@ def nodes_and_edges(
 
     A tensor is saved where it is still alive when forward has ended. A call that writes no new
     tensor has made a view. Saved tensors of the kind ``stash`` are their call's function state.
+    Inputs are found by their bytes, or by the entries of a tape, which traces of ONNX have and
+    recorded ones have not: there, calls without a graph count as well, such as those inside of
+    `F.forget`.
 
     Args:
         trace: a recorded step, or a forward pass whose result was still held at the end.

@@ -18,9 +18,8 @@ A file that an older umem has written may hold a step at several sizes. They are
 number an axis: ``"axes": ["batch", "length"], "sizes": [[4, 16], [4, 32], ...]``. The last one, the
 largest, is what is read.
 Version 5 adds the hints ``"send"`` and ``"fetch"``, version 6 an operation's ``kernels``,
-``[launch_count, copied_bytes, piece_bytes, part_launch_count]``, version 7 the kind of its
-arithmetic, such as ``"float16 product"``; without it, it is ``"float32"``. A file is of the lowest
-version from 3 up.
+``[launch_count, copied_bytes, piece_bytes]``, version 7 the kind of its arithmetic, such as
+``"float16 product"``; without it, it is ``"float32"``. A file is of the lowest version from 3 up.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -262,12 +260,14 @@ def _header(name: str, line: bytes) -> tuple[Header, int]:
             raise ValueError("the name of the backend is too long")
         if not all(isinstance(value, str) for value in meta.values()):
             raise ValueError("meta holds something other than text")
-        count = _section_count(header.get("axes", []), header.get("sizes", []))
+        sizes = header.get("sizes", [])
+        if not isinstance(sizes, list):
+            raise ValueError(f"sizes are a list; got {quoted(sizes)}")
     except TraceError:
         raise
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{name} is not a umem trace (line 1: {error})") from error
-    return Header(backend, meta), count
+    return Header(backend, meta), max(1, len(sizes))
 
 
 def _json(line: bytes) -> Any:
@@ -284,40 +284,18 @@ def _no_number(text: str) -> Any:
 _JSON = json.JSONDecoder(parse_constant=_no_number)
 
 
-def _section_count(axes: Any, sizes: Any) -> int:
-    """Return how many sections follow a header: one a size, ascending, or one without sizes.
-
-    Raises:
-        ValueError: the axes or sizes are not valid.
-    """
-    if axes == [] and sizes == []:
-        return 1
-    if not isinstance(axes, list) or not isinstance(sizes, list):
-        raise ValueError(f"axes and sizes are lists; got {quoted(axes)} and {quoted(sizes)}")
-    points = sizes if axes else [[size] for size in sizes]
-    if not all(isinstance(point, list) and len(point) == max(1, len(axes)) for point in points):
-        raise ValueError("each of its sizes has one number for each axis")
-    if not all(type(n) is int and 0 < n < 1 << 63 for point in points for n in point):
-        raise ValueError(f"sizes are whole numbers; got {quoted(sizes)}")
-    if len(points) < 2 or any(before >= after for before, after in pairwise(points)):
-        raise ValueError(f"sizes are two or more, and ascend; got {quoted(sizes)}")
-    return len(points)
-
-
 def _last_section(name: str, lines: _Lines, count: int, max_events: int) -> list[Event]:
-    """Return the events of the last section; all sections count against the limits."""
+    """Return the events of the last section; at most ``max_events`` are in each."""
     events: list[Event] = []
-    left = max_events
     for _ in range(count):
-        events = _events(name, lines, left, max_events)
-        left -= len(events)
+        events = _events(name, lines, max_events)
     if lines.next():
         raise TraceError(f"{name} goes on after its end")
     return events
 
 
-def _events(name: str, lines: _Lines, left: int, max_events: int) -> list[Event]:
-    """Return the events of a section, of which at most ``left`` are read."""
+def _events(name: str, lines: _Lines, max_events: int) -> list[Event]:
+    """Return the events of a section."""
     events: list[Event] = []
     checker = Checker()
     check, append = checker.check, events.append
@@ -332,7 +310,7 @@ def _events(name: str, lines: _Lines, left: int, max_events: int) -> list[Event]
             check(event)
         except (ValueError, RecursionError) as error:
             raise TraceError(f"{name}, line {lines.number}: {error}") from None
-        if len(events) == left:
+        if len(events) == max_events:
             raise TraceError(f"{name} has more than {max_events:,} events; {_MORE_EVENTS}")
         if checker.access_count > ACCESSES * max_events:
             most = f"{ACCESSES * max_events:,} accesses, {ACCESSES} for each of the {max_events:,}"
