@@ -51,12 +51,12 @@ def with_dry(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--programs",
             type=click.Choice(["stop", "run"]),
-            help="With --dry: whether other programs may be started (default: stop).",
+            help="With --dry, --budget: whether other programs may be started (default: stop).",
         ),
         click.option(
             "--writes",
             type=click.Choice(["scratch", "real"]),
-            help="With --dry: where files are written: to a scratch folder (default), or as usual.",
+            help="With --dry, --budget: write files to a scratch folder (default), or as usual.",
         ),
         click.option(
             "--json", "json_file", metavar="FILE", help="With --dry: write the result; - prints it."
@@ -71,7 +71,7 @@ def with_dry(command: Callable[..., Any]) -> Callable[..., Any]:
             "answers",
             multiple=True,
             metavar="FILE:LINE=VALUE",
-            help="With --dry: the value that a line reads from the GPU; may be repeated.",
+            help="With --dry, --budget: the value that a line reads from the GPU; may be repeated.",
         ),
         click.option(
             "--all-gpus", is_flag=True, help="With --dry: say which GPUs of the table run it."
