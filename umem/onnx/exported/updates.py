@@ -26,24 +26,18 @@ def update_events(
     """
     if optimizer == "none":
         return
-    rule, states, _ = OPTIMIZERS[optimizer]
+    rule, states, count = OPTIMIZERS[optimizer]
+    fresh = gradients.fresh
     for name, parameter in parameters.items():
-        if name not in gradients.of:
-            continue
-        gradient = gradients.whole(gradients.of[name])
-        whole = Access(parameter.tensor, 0, parameter.nbytes)
-        state = []
-        for label in states:
-            state.append(Access(gradients.fresh, 0, parameter.nbytes))
-            yield Alloc(gradients.fresh, parameter.nbytes, "state", f"{rule}.{label}")
-            gradients.fresh += 1
-        yield _update(optimizer, (whole, *state), gradient)
+        if name in gradients.of:
+            gradient, nbytes = gradients.whole(gradients.of[name]), parameter.nbytes
+            written = [Access(parameter.tensor, 0, nbytes)]
+            for label in states:
+                yield Alloc(fresh, nbytes, "state", f"{rule}.{label}")
+                written.append(Access(fresh, 0, nbytes))
+                fresh += 1
+            reads = (*written, gradient)
+            traffic = sum(access.stop for access in (*reads, *written))
+            flops = count * gradient.stop // 4
+            yield Op(rule, "update", reads, tuple(written), flops, traffic, workspace_bytes=0)
     yield Mark("step")
-
-
-def _update(optimizer: OptimizerName, written: tuple[Access, ...], gradient: Access) -> Op:
-    rule, _, count = OPTIMIZERS[optimizer]
-    reads = (*written, gradient)
-    traffic = sum(access.stop for access in (*reads, *written))
-    flops = count * gradient.stop // 4
-    return Op(rule, "update", reads, written, flops, traffic, workspace_bytes=0)

@@ -6,8 +6,7 @@ from umem.devices.specs import COSTS, GpuSpec
 from umem.devices.virtual.clock import Clock
 from umem.errors import StateError
 from umem.planner.link import Link
-from umem.trace.events import GET, ONE_KERNEL
-from umem.trace.trace import Mark, Op, Trace
+from umem.trace.trace import Trace
 from umem.units import BLOCK_BYTES
 
 SMALLEST_BYTES = BLOCK_BYTES // 32
@@ -32,16 +31,9 @@ def op_seconds(trace: Trace, gpu: GpuSpec) -> dict[int, float]:
     operation is that of issuing it.
     """
     clock, found = Clock(gpu, COSTS), dict[int, float]()
-    for event in trace.events:
-        if isinstance(event, Op):
-            before = clock.device_seconds
-            kernels = event.kernels or ONE_KERNEL
-            seconds = event.host_seconds if trace.backend == "cupy" else None
-            clock.launch(seconds, event.phase, kernels.launch_count)
-            clock.compute(event.flops, event.traffic_bytes, kernels.copied_bytes, event.arithmetic)
-            found.setdefault(id(event), clock.device_seconds - before)
-            if event.name == GET:
-                clock.synchronize()
-        elif event == Mark("step"):
-            clock.synchronize()
+    for op in trace.ops:
+        before = clock.device_seconds
+        clock.launch(None, op.phase)
+        clock.compute(op.flops, op.traffic_bytes, 0, op.arithmetic)
+        found[id(op)] = clock.device_seconds - before
     return found
