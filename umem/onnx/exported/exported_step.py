@@ -69,7 +69,8 @@ def onnx_step(
     if optimizer not in get_args(OptimizerName):
         known = ", ".join(get_args(OptimizerName))
         raise OnnxError(f"the optimizer is one of {known}; got {quoted(optimizer)}")
-    graph = fused(inferred(read_onnx(path, sizes)))
+    read = read_onnx(path, sizes)
+    graph = fused(inferred(read), read)
     writer = _StepWriter(graph, inference=inference)
     events = list(writer.events(optimizer))
     if not writer.calls and not inference:

@@ -16,8 +16,7 @@ from umem.devices.virtual import VirtualGPU
 from umem.errors import BudgetError, GraphError, StateError
 from umem.onnx.exported.exported_step import ExportedStep
 from umem.onnx.fitting.applying import apply
-from umem.onnx.fitting.gpu_times import link_of, op_seconds
-from umem.onnx.fitting.offloading import all_offloaded
+from umem.onnx.fitting.offloading import all_offloaded, link_of, op_seconds
 from umem.onnx.fitting.schedule_of_plan import Schedule, schedule_of
 from umem.onnx.fitting.steady_step import SteadyStep, steady_step
 from umem.onnx.fitting.step_problem import problem_of
