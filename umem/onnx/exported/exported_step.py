@@ -21,8 +21,13 @@ from umem.onnx.exported.onnx_inference import inferred
 from umem.onnx.exported.onnx_reading import read_onnx
 from umem.onnx.exported.operators import OPERATORS, Operator
 from umem.onnx.exported.strides import Ints, as_laid_out, packed, strides_of_view
-from umem.onnx.exported.tape_backward import Gradients, GradientWay, TapeCall
-from umem.onnx.exported.updates import OptimizerName, update_events
+from umem.onnx.exported.tape_backward import (
+    Gradients,
+    GradientWay,
+    OptimizerName,
+    TapeCall,
+    update_events,
+)
 from umem.planner import Graph
 from umem.planner.from_trace import Cost
 from umem.printable import quoted

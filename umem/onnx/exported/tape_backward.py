@@ -1,4 +1,4 @@
-"""The backward pass of an exported step, in the order of a tape.
+"""The backward pass of an exported step, in the order of a tape, and the optimizer's update.
 
 The order is Chainer's: of the calls whose outputs have gradients, the one farthest from the
 inputs; of several, the one that was found first (`chainer._backprop`). A gradient that is the
@@ -9,11 +9,19 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from umem.trace.events import Access, Alloc, Event, Free, Mark, Op
+
+OptimizerName = Literal["adam", "momentum", "sgd", "none"]
+OPTIMIZERS: dict[str, tuple[str, tuple[str, ...], int]] = {
+    "adam": ("Adam", ("m", "v"), 10),
+    "momentum": ("MomentumSGD", ("v",), 4),
+    "sgd": ("SGD", (), 2),
+}
+"""For each optimizer: Chainer's rule of that name, its states, and its operations an element."""
 
 
 class GradientWay(NamedTuple):
@@ -146,3 +154,32 @@ def _op(
 ) -> Op:
     traffic = sum(stop - start for _, start, stop in (*reads, *writes))
     return Op(name, "backward", tuple(reads), tuple(writes), flops, traffic, **more)
+
+
+# -- the update ------------------------------------------------------------------------------------
+
+
+def update_events(
+    optimizer: OptimizerName, parameters: Mapping[str, Alloc], gradients: Gradients
+) -> Iterator[Event]:
+    """Yield the update of every parameter with a gradient; nothing for ``"none"``.
+
+    A state is as large as its parameter, and of its type.
+    """
+    if optimizer == "none":
+        return
+    rule, states, count = OPTIMIZERS[optimizer]
+    fresh = gradients.fresh
+    for name, parameter in parameters.items():
+        if name in gradients.of:
+            gradient, nbytes = gradients.whole(gradients.of[name]), parameter.nbytes
+            written = [Access(parameter.tensor, 0, nbytes)]
+            for label in states:
+                yield Alloc(fresh, nbytes, "state", f"{rule}.{label}")
+                written.append(Access(fresh, 0, nbytes))
+                fresh += 1
+            reads = (*written, gradient)
+            traffic = sum(access.stop for access in (*reads, *written))
+            flops = count * gradient.stop // 4
+            yield Op(rule, "update", reads, tuple(written), flops, traffic, workspace_bytes=0)
+    yield Mark("step")

@@ -22,6 +22,7 @@ from umem.planner import Graph
 from umem.planner.plans import Plan
 from umem.planner.schedule import agenda
 from umem.trace.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace
+from umem.trace.walk import allocations
 
 
 def apply(trace: Trace, plan: Plan) -> Trace:
@@ -50,21 +51,15 @@ class _PlannedStep:
         self._goes = set(self._goers(plan))
         self._packs = self._masks if any(plan.recomputed) else set()
         self._bits: dict[int, int] = {}  # by mask, the tensor that has it packed
-        again = [self._pass.calls[call] for calls in due.recomputed.values() for call in calls]
-        freed = {event.tensor for event in trace.events if isinstance(event, Free)}
-        # Inputs of calls that are recomputed and that no call of the pass has made live until they
-        # are read again.
-        inputs = freed.intersection(a.tensor for op in again for a in op.reads) - self._made.keys()
-        self._followed = inputs | self._made.keys()
         read = {a.tensor for op in trace.ops if op.phase == "backward" for a in op.reads}
-        self._unread = self._followed - (read & self._made.keys())
-        every = [event.tensor for event in trace.events if isinstance(event, Alloc)]
-        self._writer = _EventWriter(self._followed, 1 + max(every))
+        self._needed = read & self._made.keys()
+        allocs = allocations(trace.events).values()
+        # What forward makes without a backward is followed, too: calls that run again may read it.
+        self._followed = {a.tensor for a in allocs if a.kind in ("activation", "stash")}
+        self._writer = _EventWriter(self._followed, 1 + max(alloc.tensor for alloc in allocs))
         self._sends: dict[int, list[int]] = {}  # tensors to send, by the event after which
         self._leaves: dict[int, list[int]] = {}
-        self._fetches: list[
-            tuple[int, int]
-        ] = []  # the place in backward and the tensor, last first
+        self._fetches: list[tuple[int, int]] = []  # place in backward and tensor, last first
         self._moved: set[int] = set()
         self._find_moves(plan)
 
@@ -144,7 +139,7 @@ class _PlannedStep:
         elif isinstance(event, Free):
             if event.tensor not in self._followed:
                 self._writer.events.append(event)
-            elif event.tensor in self._unread:  # used where no operation of backward says so
+            elif event.tensor not in self._needed:
                 self._writer.hold(event.tensor)
             self._writer.may_free()
         else:

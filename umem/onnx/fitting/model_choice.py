@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from umem.as_json import named
 from umem.devices.base import Mode
@@ -17,12 +17,12 @@ from umem.errors import BudgetError, GraphError, StateError
 from umem.onnx.exported.exported_step import ExportedStep
 from umem.onnx.fitting.applying import apply
 from umem.onnx.fitting.offloading import all_offloaded, link_of, op_seconds
-from umem.onnx.fitting.schedule_of_plan import Schedule, schedule_of
 from umem.onnx.fitting.steady_step import SteadyStep, steady_step
 from umem.onnx.fitting.step_problem import problem_of
 from umem.planner.link import Link
 from umem.planner.plans import Plan
 from umem.planner.problem import Problem, Solution
+from umem.planner.schedule import actions
 from umem.trace.events import check_figures
 from umem.units import MIB, format_bytes
 
@@ -30,6 +30,52 @@ TRIES = 6
 """At most this many budgets are tried in the search for the largest that fits."""
 NEAR = 1 / 64
 """The search ends when its bounds are within this share of VRAM."""
+
+
+class ScheduledAction(NamedTuple):
+    """An action on one call, see `umem.planner.schedule.Action`."""
+
+    do: str
+    node: str
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A plan as a list of actions; simulated.
+
+    Attributes:
+        peak_bytes: the peak under the plan, workspace and optimizer state included.
+        kept: the calls whose outputs stay from forward into backward, in memory or offloaded.
+        recomputed: the calls that are recomputed in backward.
+        offloaded: the calls of which outputs or function state are offloaded.
+        actions: the actions of forward and backward, in order.
+    """
+
+    peak_bytes: int
+    kept: tuple[str, ...]
+    recomputed: tuple[str, ...]
+    offloaded: tuple[str, ...]
+    actions: tuple[ScheduledAction, ...]
+    simulated: Literal[True] = True
+
+
+def schedule_of(problem: Problem, solution: Solution, names: Sequence[str]) -> Schedule:
+    """Return the schedule of a plan.
+
+    Args:
+        problem: what was planned.
+        solution: the plan.
+        names: the names of the problem's calls, in order.
+    """
+    by_node = dict(zip(problem.names, names, strict=True))
+    plan = solution.plan
+    return Schedule(
+        solution.peak_bytes,
+        tuple(by_node[node] for node in plan.kept),
+        tuple(by_node[node] for block in plan.recomputed for node in block),
+        tuple(dict.fromkeys(by_node[move.node] for move in plan.moves)),
+        tuple(ScheduledAction(kind, by_node[n]) for kind, n in actions(solution.graph, plan)),
+    )
 
 
 @dataclass(frozen=True)
