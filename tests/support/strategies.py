@@ -11,7 +11,6 @@ from umem.trace.events import (
     ACTIONS,
     COPIES,
     KINDS,
-    LEAF,
     PATTERNS,
     PHASES,
     Access,
@@ -22,7 +21,6 @@ from umem.trace.events import (
     Kernels,
     Mark,
     Op,
-    TapeEntry,
 )
 
 LABELS = st.text(st.characters(exclude_categories=()), max_size=6)
@@ -63,31 +61,20 @@ def traces(draw: Any, max_events: int = 25, max_bytes: int = 5000) -> Trace:
             overlap = action in COPIES or draw(st.booleans())
             events.append(Hint(action, accesses(), place, draw(st.booleans()), overlap))
         else:
-            plain = (st.just("step") | LABELS).map(Mark)
-            events.append(draw(plain | st.builds(Mark, st.just("backward"), st.integers(0, 9))))
+            events.append(draw((st.just("step") | LABELS).map(Mark)))
     return Trace(events, draw(st.sampled_from(("numpy", "cupy", "model"))), {"made": "here"})
 
 
 def _op(draw: Any, accesses: Any) -> Op:
-    reads = accesses()
     return Op(
         draw(LABELS),
         draw(st.sampled_from(PHASES)),
-        reads,
+        accesses(),
         accesses(),
         draw(COUNTS),
         draw(COUNTS),
         draw(st.sampled_from(PATTERNS)),
         draw(st.none() | st.floats(0, 1e6)),
         draw(st.none() | st.integers(0, 5000)),
-        _entry(draw, len(reads)) if draw(st.booleans()) else None,
-        draw(st.none() | st.builds(Kernels, *[st.integers(0, 5000)] * 3)),
+        kernels=draw(st.none() | st.builds(Kernels, *[st.integers(0, 5000)] * 3)),
     )
-
-
-def _entry(draw: Any, read_count: int) -> TapeEntry:
-    number = draw(st.integers(0, 9))
-    sources = draw(st.lists(st.integers(LEAF, number - 1), max_size=read_count))
-    retained = draw(st.lists(st.sampled_from(range(len(sources))))) if sources else []
-    flags = [draw(st.booleans()) for _ in range(3)]
-    return TapeEntry(number, tuple(sources), tuple(retained), *flags, draw(st.integers(0, 5000)))

@@ -30,11 +30,10 @@ GOOD: list[Any] = [
     HEADER,
     ["alloc", 0, 100, "parameter", "W", True, []],
     ["alloc", 1, 50, "activation", "y", False, ["net.py:7 forward", "train.py:3 main"]],
-    ["op", "Linear", "forward", [[0, 0, 100]], [[1, 0, 50]], 10, 150, "stream", 0.5, None,
-     [4, [-2], [0], True, True, False, 50]],
+    ["op", "Linear", "forward", [[0, 0, 100]], [[1, 0, 50]], 10, 150, "stream", 0.5, None, None],
     ["hint", "prefetch", [[0, 0, 100]], "cpu", False, True],
     ["free", 1],
-    ["mark", "backward", 4],
+    ["mark", "backward", None],
     ["mark", "step", None],
     ["end", 7],
 ]  # fmt: skip
@@ -52,11 +51,10 @@ EXAMPLE = Trace(
             "stream",
             0.5,
             None,
-            TapeEntry(4, (LEAF,), (0,), True, True, False, 50),
         ),
         Hint("prefetch", (Access(0, 0, 100),), "cpu", False, True),
         Free(1),
-        Mark("backward", 4),
+        Mark("backward"),
         Mark("step"),
     ]
 )
@@ -94,6 +92,25 @@ def test_the_documented_text_is_the_format(tmp_path: Path) -> None:
     assert Trace.load(write(tmp_path / "x", GOOD)) == EXAMPLE
     lines = gzip.decompress(EXAMPLE.save(tmp_path / "y").read_bytes()).decode().splitlines()
     assert [json.loads(line) for line in lines] == GOOD
+
+
+def test_what_a_tape_has_is_in_no_file(tmp_path: Path) -> None:
+    entry = TapeEntry(4, (LEAF,), (0,), True, 50)
+    events = [
+        e._replace(entry=entry)
+        if isinstance(e, Op)
+        else Mark("backward", 4)
+        if e == Mark("backward")
+        else e
+        for e in EXAMPLE.events
+    ]
+    assert Trace.load(Trace(events).save(tmp_path / "x")) == EXAMPLE
+    older = [4, [-2], [0], True, True, False, 50]
+    lines = [[*line[:-1], older] if line[0] == "op" else line for line in GOOD[1:]]
+    lines = [
+        ["mark", "backward", 4] if line[:2] == ["mark", "backward"] else line for line in lines
+    ]
+    assert Trace.load(write(tmp_path / "y", [HEADER, *lines])) == EXAMPLE
 
 
 def test_an_empty_trace_is_a_trace(tmp_path: Path) -> None:
@@ -330,33 +347,12 @@ BROKEN = [
     '["op", "F", "forward", [], [], 0, 0, "stream", 1' + "0" * 400 + "]",
     '["op", "F", "forward", [], [], 0, 0, "stream", null, -1]',
     '["op", "F", "forward", [], [], 0, 0, "stream", null, true]',
-    '["op", "F", "forward", [], [], 0, 0, "stream", null, 0, 0]',
-    *(
-        f'["op", "F", "forward", [[0, 0, 1]], [], 0, 0, "stream", null, 0, {entry}]'
-        for entry in (
-            "[]", "{}", '"abcdefg"', "[1, [], [], true, true, true]",
-            "[1, [], [], true, true, true, 0, 0]",
-            "[-1, [], [], true, true, true, 0]", "[true, [], [], true, true, true, 0]",
-            "[1, 3, [], true, true, true, 0]", "[1, [], null, true, true, true, 0]",
-            "[1, [-1, -1], [], true, true, true, 0]", "[1, [-3], [], true, true, true, 0]",
-            "[1, [1], [], true, true, true, 0]", "[1, [0.0], [], true, true, true, 0]",
-            '[1, "a", [], true, true, true, 0]', "[1, [0], [1], true, true, true, 0]",
-            "[1, [0], [-1], true, true, true, 0]", "[1, [0], [false], true, true, true, 0]",
-            "[1, [0], [0], 1, true, true, 0]", "[1, [0], [0], true, null, true, 0]",
-            "[1, [0], [0], true, true, 0, 0]", "[1, [0], [0], true, true, true, -1]",
-            "[1, [0], [0], true, true, true, 1e9]",
-            "[1, [0], [0], true, true, true, 1" + "0" * 15 + "]",
-            "[9223372036854775808, [], [], true, true, true, 0]",
-        )
-    ),
     '["hint", "prefetch"]', '["hint", "wish", []]', '["hint", [], []]', '["hint", "prefetch", 3]',
     '["hint", "prefetch", [[9, 0, 1]]]', '["hint", "prefetch", [[0, 0, 101]]]',
     '["hint", "prefetch", [], "moon"]', '["hint", "prefetch", [], -1]',
     '["hint", "prefetch", [], true]', '["hint", "prefetch", [], 1.0]',
     '["hint", "prefetch", [], null, 1]', '["hint", "prefetch", [], null, false, null]',
-    '["mark"]', '["mark", 3]', '["mark", null]', '["mark", "a", "b"]', '["mark", ["step"]]',
-    '["mark", "a", 1]', '["mark", "backward", -1]', '["mark", "backward", true]',
-    '["mark", "backward", 1.0]', '["mark", "backward", 1, 1]',
+    '["mark"]', '["mark", 3]', '["mark", null]', '["mark", ["step"]]', '["mark", "backward", 1, 1]',
 ]  # fmt: skip
 
 

@@ -30,8 +30,8 @@ def nodes_and_edges(trace: Trace, cost: Cost) -> tuple[list[Node], list[tuple[st
 
     A tensor is saved where it is still alive when forward has ended. A call that writes no new
     tensor has made a view. Saved tensors of the kind ``stash`` are their call's function state.
-    Inputs are found by their bytes, or by the entries of a tape, which traces of ONNX have and
-    recorded ones have not: there, calls without a graph count as well, such as those inside of
+    Inputs are found by their bytes, or by the entries of a tape, which steps of ONNX models have
+    and recorded ones have not: there, calls without a graph count as well, such as those inside of
     `F.forget`.
 
     Args:
@@ -141,7 +141,7 @@ class _CallReader:
             cost=self._cost_of(op),
             saved=any(map(self._is_saved, written)),
             alias_of=base if is_view else None,
-            recomputable=op.name not in NOT_AGAIN and (not op.entry or op.entry.again),
+            recomputable=op.name not in NOT_AGAIN,
             stash_bytes=sum(alloc.nbytes for alloc in stashes),
             workspace_bytes=op.workspace_bytes or 0,
         )

@@ -65,22 +65,18 @@ OUTSIDE, LEAF = -1, -2
 
 
 class TapeEntry(NamedTuple):
-    """A call of forward that a framework's tape has recorded for backward.
+    """A call of forward that is on the tape for backward, in a step of an exported model.
 
-    ``number`` tells it from others; those that began before the recording have none. ``sources``
-    has for each input the number of the call that made it, or `OUTSIDE` or `LEAF`. Until the call's
-    backward the tape keeps the inputs at the places ``retained``, and the outputs where
-    ``retains_outputs`` says so. ``again`` is False where the call must not run twice, ``in_order``
-    True where backward has to stay in its order besides. ``gradient_bytes`` is what the gradients
-    of its outputs take; zero where they are a view of the inputs'.
+    ``number`` tells it from others. ``sources`` has for each input the number of the call that made
+    it, or `OUTSIDE` or `LEAF`. Until the call's backward the tape keeps the inputs at the places
+    ``retained``, and the outputs where ``retains_outputs`` says so. ``gradient_bytes`` is what the
+    gradients of its outputs take; zero where they are a view of the inputs'.
     """
 
     number: int
     sources: tuple[int, ...]
     retained: tuple[int, ...]
     retains_outputs: bool
-    again: bool
-    in_order: bool
     gradient_bytes: int
 
 
@@ -116,8 +112,9 @@ class Op(NamedTuple):
     gathers is more than what it touches. ``pattern`` is how it walks: ``stream``, ``random`` or
     ``strided``. ``host_seconds`` is what the host measured, None where memory rather than time was
     measured; ``workspace_bytes`` the reverse. ``entry`` is what the tape has of it, None where it
-    is on none. ``kernels`` are what a GPU runs, None where nothing is known: then one.
-    ``arithmetic`` is the kind of its flops, one of `umem.trace.arithmetic.ARITHMETIC`.
+    is on none, as in all that was recorded or loaded. ``kernels`` are what a GPU runs, None where
+    nothing is known: then one. ``arithmetic`` is the kind of its flops, one of
+    `umem.trace.arithmetic.ARITHMETIC`.
     """
 
     name: str
@@ -155,7 +152,7 @@ class Mark(NamedTuple):
 
     ``"step"`` is the end of an optimizer's update. ``"start"``, before the first operation, is
     where the clock of a replay starts: what was uploaded before is there already. ``"backward"`` is
-    the end of the backward of the call with the number ``entry``.
+    the end of the backward of the call with the number ``entry``, in a step of an exported model.
     """
 
     label: str
@@ -168,28 +165,26 @@ TYPES = {code: kind for kind, code in CODES.items()}
 
 
 def decode(code: str, *fields: Any) -> Event:
-    """Make an event from its kind and plain fields, as files and recorders store it."""
+    """Make an event from its kind and plain fields, as files store it.
+
+    What a tape has of it, which an older umem has written, is left out: nothing asks a file for it.
+    """
     event: Event = TYPES[code](*fields)
     if isinstance(event, Op):
-        entry = None if event.entry is None else _entry(*event.entry)
         reads, writes = _accesses(event.reads), _accesses(event.writes)
         # An older umem has written a fourth number.
         kernels = None if event.kernels is None else Kernels(*event.kernels[:3])
-        return event._replace(reads=reads, writes=writes, entry=entry, kernels=kernels)
+        return event._replace(reads=reads, writes=writes, entry=None, kernels=kernels)
     if isinstance(event, Hint):
         return event._replace(accesses=_accesses(event.accesses))
     if isinstance(event, Alloc):
         stack: Any = event.stack
         return event._replace(stack=tuple(stack)) if isinstance(stack, list) else event
-    return event
+    return event._replace(entry=None) if isinstance(event, Mark) else event
 
 
 def _accesses(items: Iterable[Any]) -> tuple[Access, ...]:
     return tuple(Access(*item) for item in items)
-
-
-def _entry(number: int, sources: Any, retained: Any, *rest: Any) -> TapeEntry:
-    return TapeEntry(number, tuple(sources), tuple(retained), *rest)
 
 
 class Checker:
@@ -218,10 +213,6 @@ class Checker:
             self._check_hint(event)
         else:
             _check_text(event.label, "label")
-            if event.entry is not None:
-                _check_count(event.entry, "entry")
-                if event.label != "backward":
-                    raise TraceError(f"the mark {quoted(event.label)} has an entry")
 
     def _check_alloc(self, alloc: Alloc) -> None:
         """Check an allocation, and note its tensor as alive."""
@@ -257,26 +248,6 @@ class Checker:
             raise TraceError(f"host_seconds is {quoted(seconds)}")
         self._check_accesses(op.reads)
         self._check_accesses(op.writes)
-        if op.entry is not None:
-            self._check_entry(op.entry, len(op.reads))
-
-    def _check_entry(self, entry: TapeEntry, read_count: int) -> None:
-        """Check a tape entry: its sources precede it, and retained inputs exist."""
-        number, sources, retained, retains_outputs, again, in_order, gradient_bytes = entry
-        _check_count(number, "the number of an entry")
-        if len(sources) > read_count:
-            raise TraceError(f"an entry has {len(sources)} sources, and {read_count} were read")
-        for source in sources:
-            if type(source) is not int or not LEAF <= source < number:
-                raise TraceError(f"source {quoted(source)} of entry {number} was not before it")
-        for place in retained:
-            if type(place) is not int or not 0 <= place < len(sources):
-                raise TraceError(f"entry {number} retains input {quoted(place)}, and has none such")
-        for value, name in (
-            (retains_outputs, "retains_outputs"), (again, "again"), (in_order, "in_order")
-        ):  # fmt: skip
-            _check_type(value, bool, name)
-        self._add(gradient_bytes, "gradient_bytes")
 
     def _add(self, nbytes: int, name: str) -> None:
         """Check a figure of bytes, and the running sum, which must fit 64 bits."""

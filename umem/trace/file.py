@@ -6,8 +6,9 @@ event, its kind first and its fields in the order of the classes of `umem.trace.
 ``["alloc", tensor, nbytes, kind, label, uploaded, stack]``, ``["free", tensor]``,
 ``["op", name, phase, reads, writes, flops, traffic_bytes, pattern, host_seconds,
 workspace_bytes, entry, kernels, arithmetic]``,
-``["hint", action, accesses, place, unset, overlap]``, ``["mark", label, entry]``. Fields at the end
-may be missing, as ``entry`` is in version 2. An access is ``[tensor, start, stop]`` in bytes. The
+``["hint", action, accesses, place, unset, overlap]``, ``["mark", label, entry]``. ``entry`` is
+null; an older umem may have written another one, which is left out. Fields at the end may be
+missing, as ``entry`` is in version 2. An access is ``[tensor, start, stop]`` in bytes. The
 last line is ``["end", event_count]``, so that a truncated file is told from a short one. Loading
 parses JSON and executes nothing. No line is longer than `LINE_BYTES`.
 
@@ -34,7 +35,18 @@ from umem.errors import FileError, TraceError
 from umem.files import check_target, open_regular, reason, whole
 from umem.printable import quoted, short
 from umem.trace.arithmetic import FLOAT32
-from umem.trace.events import CODES, COPIES, LONGEST_TEXT, TYPES, Checker, Event, Hint, Op, decode
+from umem.trace.events import (
+    CODES,
+    COPIES,
+    LONGEST_TEXT,
+    TYPES,
+    Checker,
+    Event,
+    Hint,
+    Mark,
+    Op,
+    decode,
+)
 from umem.units import format_bytes
 
 _MAGIC = b"\x1f\x8b"
@@ -92,13 +104,16 @@ def _lines(header: Header, events: list[Event]) -> Iterator[str]:
     first = {"format": FORMAT, "version": _version(events), "backend": header.backend}
     yield json.dumps({**first, "meta": dict(header.meta)}) + "\n"
     for event in events:
-        fields = _fields(event) if isinstance(event, Op) else event
+        fields = _fields(event)
         yield json.dumps([CODES[type(event)], *fields], separators=(",", ":")) + "\n"
     yield json.dumps(["end", len(events)]) + "\n"
 
 
-def _fields(op: Op) -> tuple[Any, ...]:
-    """Return an operation's fields without those at the end that have their defaults."""
+def _fields(event: Event) -> tuple[Any, ...]:
+    """Return an event's fields; of an operation, none at the end that has its default."""
+    if not isinstance(event, Op):
+        return event._replace(entry=None) if isinstance(event, Mark) else event
+    op = event._replace(entry=None)
     if op.arithmetic != FLOAT32:
         return op
     return op[:-1] if op.kernels is not None else op[:-2]

@@ -54,7 +54,7 @@ class Trace:
 
     @property
     def has_entries(self) -> bool:
-        """Tell whether a framework's tape was recorded, as it is with Chainer."""
+        """Tell whether there is a tape, as of a step of an exported model."""
         return any(op.entry is not None for op in self.ops)
 
     @property

@@ -257,8 +257,6 @@ class _StepWriter:
             ),
             tuple(index for index, (place, _) in enumerate(present) if place in places),
             operator.output,
-            True,
-            False,
             0 if is_view else sum(value.kind.nbytes for value in outs),
         )
 
