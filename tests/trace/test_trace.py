@@ -25,12 +25,13 @@ from umem.trace import file as trace_file
 from umem.trace.analysis import analyse
 from umem.trace.events import LEAF, TapeEntry
 
-HEADER = {"format": "umem-trace", "version": 3, "backend": "numpy", "meta": {}}
+HEADER = {"format": "umem-trace", "version": 7, "backend": "numpy", "meta": {}}
 GOOD: list[Any] = [
     HEADER,
     ["alloc", 0, 100, "parameter", "W", True, []],
     ["alloc", 1, 50, "activation", "y", False, ["net.py:7 forward", "train.py:3 main"]],
-    ["op", "Linear", "forward", [[0, 0, 100]], [[1, 0, 50]], 10, 150, "stream", 0.5, None, None],
+    ["op", "Linear", "forward", [[0, 0, 100]], [[1, 0, 50]], 10, 150, "stream", 0.5, None, None,
+     None, "float32"],
     ["hint", "prefetch", [[0, 0, 100]], "cpu", False, True],
     ["free", 1],
     ["mark", "backward", None],
@@ -106,7 +107,7 @@ def test_what_a_tape_has_is_in_no_file(tmp_path: Path) -> None:
     ]
     assert Trace.load(Trace(events).save(tmp_path / "x")) == EXAMPLE
     older = [4, [-2], [0], True, True, False, 50]
-    lines = [[*line[:-1], older] if line[0] == "op" else line for line in GOOD[1:]]
+    lines = [[*line[:10], older] if line[0] == "op" else line for line in GOOD[1:]]
     lines = [
         ["mark", "backward", 4] if line[:2] == ["mark", "backward"] else line for line in lines
     ]

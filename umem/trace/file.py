@@ -1,7 +1,7 @@
 """The file format of traces, version 7.
 
 gzip-compressed UTF-8 text, one JSON value a line. The first line is an object,
-``{"format": "umem-trace", "version": 3, "backend": "numpy", "meta": {...}}``. Then one array an
+``{"format": "umem-trace", "version": 7, "backend": "numpy", "meta": {...}}``. Then one array an
 event, its kind first and its fields in the order of the classes of `umem.trace.events`:
 ``["alloc", tensor, nbytes, kind, label, uploaded, stack]``, ``["free", tensor]``,
 ``["op", name, phase, reads, writes, flops, traffic_bytes, pattern, host_seconds,
@@ -19,7 +19,7 @@ number an axis: ``"axes": ["batch", "length"], "sizes": [[4, 16], [4, 32], ...]`
 largest, is what is read.
 Version 5 adds the hints ``"send"`` and ``"fetch"``, version 6 an operation's ``kernels``,
 ``[launch_count, copied_bytes, piece_bytes]``, version 7 the kind of its arithmetic, such as
-``"float16 product"``; without it, it is ``"float32"``. A file is of the lowest version from 3 up.
+``"float16 product"``; without it, it is ``"float32"``.
 """
 
 from __future__ import annotations
@@ -34,28 +34,12 @@ from typing import Any, NamedTuple
 from umem.errors import FileError, TraceError
 from umem.files import check_target, open_regular, reason, whole
 from umem.printable import quoted, short
-from umem.trace.arithmetic import FLOAT32
-from umem.trace.events import (
-    CODES,
-    COPIES,
-    LONGEST_TEXT,
-    TYPES,
-    Checker,
-    Event,
-    Hint,
-    Mark,
-    Op,
-    decode,
-)
+from umem.trace.events import CODES, LONGEST_TEXT, TYPES, Checker, Event, Mark, Op, decode
 from umem.units import format_bytes
 
 _MAGIC = b"\x1f\x8b"
 FORMAT = "umem-trace"
 VERSION = 7
-WITHOUT_ARITHMETIC = 6
-WITHOUT_KERNELS = 5
-WITHOUT_COPIES = 3
-"""Versions of files that an older umem can read."""
 LINE_BYTES = 1 << 20
 """The longest line that is read; no event is longer."""
 MAX_EVENTS = 1_500_000
@@ -100,35 +84,12 @@ def _encoded(line: str) -> bytes:
 
 
 def _lines(header: Header, events: list[Event]) -> Iterator[str]:
-    """Yield the lines of a file, in the oldest version that can hold the events."""
-    first = {"format": FORMAT, "version": _version(events), "backend": header.backend}
+    first = {"format": FORMAT, "version": VERSION, "backend": header.backend}
     yield json.dumps({**first, "meta": dict(header.meta)}) + "\n"
     for event in events:
-        fields = _fields(event)
+        fields = event._replace(entry=None) if isinstance(event, (Op, Mark)) else event
         yield json.dumps([CODES[type(event)], *fields], separators=(",", ":")) + "\n"
     yield json.dumps(["end", len(events)]) + "\n"
-
-
-def _fields(event: Event) -> tuple[Any, ...]:
-    """Return an event's fields; of an operation, none at the end that has its default."""
-    if not isinstance(event, Op):
-        return event._replace(entry=None) if isinstance(event, Mark) else event
-    op = event._replace(entry=None)
-    if op.arithmetic != FLOAT32:
-        return op
-    return op[:-1] if op.kernels is not None else op[:-2]
-
-
-def _version(events: list[Event]) -> int:
-    """Return the lowest version that can hold the events."""
-    operations = [each for each in events if isinstance(each, Op)]
-    if any(each.arithmetic != FLOAT32 for each in operations):
-        return VERSION
-    if any(each.kernels is not None for each in operations):
-        return WITHOUT_ARITHMETIC
-    if any(isinstance(each, Hint) and each.action in COPIES for each in events):
-        return WITHOUT_KERNELS
-    return WITHOUT_COPIES
 
 
 def read(
