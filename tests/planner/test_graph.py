@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.planner.test_referee import graphs
 from umem.errors import BudgetError, GraphError
 from umem.planner import Graph, Node, pareto, plan, simulate
 
@@ -113,7 +109,7 @@ def test_whole_numbers_of_numpy_are_taken_as_ints():
     nodes = [Node(str(n), size, one, workspace_bytes=size) for n, size in enumerate(sizes)]
     graph = Graph(nodes, [(str(n), str(n + 1)) for n in range(3)], np.int64(8))
     plain = Graph([Node(str(n), 4, 1.0, workspace_bytes=4) for n in range(4)], graph.edges, 8)
-    assert graph == plain and Graph.from_json(graph.to_json()) == plain
+    assert graph == plain
     assert type(graph.nodes[0].nbytes) is int and type(graph.forward_bytes) is int
     least = plan(plain, None, model="saved")
     for budget in (np.int64(least.peak_bytes), np.uint16(least.peak_bytes)):
@@ -162,36 +158,3 @@ def test_a_view_depends_on_its_base_without_an_edge():
 
 def test_an_empty_graph_is_one():
     assert len(Graph([], [])) == 0
-    assert Graph.from_json(Graph([], []).to_json()) == Graph([], [])
-
-
-@given(graphs())
-def test_a_graph_survives_json(graph):
-    assert Graph.from_json(graph.to_json()) == graph
-
-
-@pytest.mark.thorough
-@given(st.text(max_size=20))
-def test_text_that_is_no_graph_is_refused(text):
-    with pytest.raises(GraphError):
-        Graph.from_json(text)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"format": "other"},
-        {"version": 2},
-        {"version": None},
-        {"nodes": None},
-        {"nodes": [3]},
-        {"nodes": [{"name": "a"}]},
-        {"nodes": [{"name": "a", "nbytes": 4, "cost": 1, "x": 1}]},
-        {"edges": 3},
-        {"edges": [["a", "x"]]},
-    ],
-)
-def test_json_that_is_no_graph_is_refused(change):
-    content = json.loads(Graph([A, B], [("a", "b")]).to_json())
-    with pytest.raises(GraphError):
-        Graph.from_json(json.dumps({**content, **change}))

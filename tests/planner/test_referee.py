@@ -267,7 +267,6 @@ def test_gradients_of_parameters_stay_and_those_of_the_step_before_are_there_in_
         assert during[Action("backward", "b")] == 8 + 8 + 10
         assert during[Action("backward", "a")] == 4 + 4 + 20
         assert found.peak_bytes == max(forward, 28)
-        assert Graph.from_json(graph.to_json()) == graph
 
 
 def test_sizes_beyond_32_bits_add_up():

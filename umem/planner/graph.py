@@ -8,10 +8,9 @@ contents, devices, parameters (they are a constant that the caller adds to a bud
 from __future__ import annotations
 
 import heapq
-import json
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Graph", "Node", "Numbered"]
 
-FORMAT = "umem-graph"
-VERSION = 1
 MAX_TOTAL = 1 << 53
 """Sums of sizes stay below this (8 PiB), so that they are exact in double precision."""
 
@@ -230,45 +227,6 @@ class Graph:
             pinned=tuple(root[v] in pinned for v in range(len(nodes))),
             costly=tuple(node.cost * len(nodes) > total_cost for node in nodes),
         )
-
-    # -- formats ---------------------------------------------------------------------------
-
-    def to_json(self) -> str:
-        """Write the graph as JSON text; fields of nodes at their defaults are left out."""
-        default = {field.name: field.default for field in fields(Node)}
-        nodes = [
-            {key: value for key, value in asdict(node).items() if value != default[key]}
-            for node in self.nodes
-        ]
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "version": VERSION,
-                "nodes": nodes,
-                "edges": self.edges,
-                "forward_bytes": self.forward_bytes,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> Graph:
-        """Read a graph from the text that `to_json` wrote.
-
-        Raises:
-            GraphError: the text is of another format or version, or describes no graph.
-        """
-        try:
-            content = json.loads(text)
-            if not isinstance(content, dict) or content.get("format") != FORMAT:
-                raise GraphError(f'it does not say {{"format": "{FORMAT}"')
-            if content["version"] != VERSION:
-                raise GraphError(f"version is {content['version']!r}, and {VERSION} is read")
-            nodes = [Node(**node) for node in content["nodes"]]
-            return cls(nodes, content["edges"], content.get("forward_bytes", 0))
-        except GraphError:
-            raise
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise GraphError(f"not a graph in JSON: {error}") from error
 
     @classmethod
     def from_trace(cls, trace: Trace, cost: Cost = "paper") -> Graph:
