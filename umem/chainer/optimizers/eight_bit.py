@@ -19,11 +19,25 @@ from umem.errors import GradientError, StateError, UnsupportedError
 class QuantizedOptimizer(GradientMethod):
     """Mixin that gives Chainer's optimizers 8-bit states.
 
+    Its arguments are those of Chainer's optimizer, and those by keyword of `Adam8bit`.
+
     Attributes:
         policy: decides which states have 8 bits, and their memory.
     """
 
     policy = StatePolicy()
+
+    def __init__(
+        self,
+        *hyperparameters: float,
+        keep: Sequence[str] = (),
+        least_size: int = LEAST_SIZE,
+        embeddings: bool = False,
+        paged: bool = False,
+        **named: float,
+    ) -> None:
+        super().__init__(*hyperparameters, **named)
+        self.policy = StatePolicy(keep, least_size, embeddings, paged)
 
     def create_update_rule(self) -> Any:
         """Create an update rule with 8-bit states."""
@@ -182,23 +196,6 @@ class AdamW8bit(QuantizedOptimizer, optimizers.AdamW):
         GradientError: see `Adam8bit`.
     """
 
-    def __init__(
-        self,
-        alpha: float = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-8,
-        eta: float = 1.0,
-        weight_decay_rate: float = 0,
-        *,
-        keep: Sequence[str] = (),
-        least_size: int = LEAST_SIZE,
-        embeddings: bool = False,
-        paged: bool = False,
-    ) -> None:
-        super().__init__(alpha, beta1, beta2, eps, eta, weight_decay_rate)
-        self.policy = StatePolicy(keep, least_size, embeddings, paged)
-
 
 class MomentumSGD8bit(QuantizedOptimizer, optimizers.MomentumSGD):
     """Momentum SGD with an 8-bit velocity, which takes 1.02 bytes an element instead of 4.
@@ -208,16 +205,3 @@ class MomentumSGD8bit(QuantizedOptimizer, optimizers.MomentumSGD):
     Raises:
         GradientError: see `Adam8bit`.
     """
-
-    def __init__(
-        self,
-        lr: float = 0.01,
-        momentum: float = 0.9,
-        *,
-        keep: Sequence[str] = (),
-        least_size: int = LEAST_SIZE,
-        embeddings: bool = False,
-        paged: bool = False,
-    ) -> None:
-        super().__init__(lr, momentum)
-        self.policy = StatePolicy(keep, least_size, embeddings, paged)
