@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import ClassVar, TypeVar
 
 from umem.errors import StateError
@@ -46,11 +45,6 @@ class Switch:
     def __enter__(self: _Handle) -> _Handle:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self.is_on:
             self.undo()

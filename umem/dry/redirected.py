@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from errno import ELOOP
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from umem.dry.overlay import WRITING, Name, Overlay
@@ -340,12 +339,7 @@ class Scanned:
     def __enter__(self) -> Scanned:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 

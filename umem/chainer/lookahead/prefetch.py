@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 from typing import TextIO
 
 from umem.chainer.lookahead.session import Follower, LookaheadReport, Session
@@ -67,12 +66,7 @@ class LookaheadPrefetch:
         self._session.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Stop following the program; the report stays readable."""
         session, self._session = self._session, None
         if session is not None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, NamedTuple
 
 from umem.chainer.recompute.offloaded import OffloadTarget
@@ -117,12 +116,7 @@ class Recompute:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         """Stop, and restore Chainer's own behaviour.
 
         Raises:
@@ -132,7 +126,7 @@ class Recompute:
         try:
             self._leave()
         except MemoryError:
-            if error is None:
+            if kind is None:
                 raise
 
     def _leave(self) -> None:
