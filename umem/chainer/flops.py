@@ -37,11 +37,7 @@ def _linear(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
     return 2 * outputs[0].size * inputs[0].shape[-1], None
 
 
-def _linear_grad_data(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
-    return 2 * outputs[0].size * inputs[0].shape[0], None
-
-
-def _linear_grad_weight(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
+def _linear_gradient(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
     return 2 * outputs[0].size * inputs[0].shape[0], None
 
 
@@ -131,8 +127,8 @@ _RULES: dict[str, Estimator] = {
     "GetItem": _gather,
     "SelectItem": _gather,
     "LinearFunction": _linear,
-    "LinearGradData": _linear_grad_data,
-    "LinearGradWeight": _linear_grad_weight,
+    "LinearGradData": _linear_gradient,
+    "LinearGradWeight": _linear_gradient,
     "MatMul": _matmul,
     "Convolution2DFunction": _convolution,
     "ConvolutionND": _convolution,

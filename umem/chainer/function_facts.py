@@ -34,18 +34,16 @@ def owner_of(func: Any) -> Any:
     return func.function if isinstance(func, FunctionAdapter) else func
 
 
-def running_rules(func: Any) -> tuple[bool, bool]:
+@cache
+def rules_of(kind: Any) -> tuple[bool, bool]:
     """Tell whether a function may be recomputed, and whether its backward must keep its order.
 
     A user's function may have side effects: it may be recomputed, and in another order, only if its
     class says so by ``umem_recomputable``.
+
+    Args:
+        kind: the class that holds its state, see `owner_of`.
     """
-    return rules_of(owner_of(func).__class__)
-
-
-@cache
-def rules_of(kind: Any) -> tuple[bool, bool]:
-    """Return `running_rules` for the class that holds a function's state."""
     if _is_known(kind):
         return kind.__name__ not in NOT_AGAIN, kind.__name__ in _KEEP_THEIR_PLACE
     is_pure = bool(getattr(kind, "umem_recomputable", False))

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from umem.chainer.source import in_backward
-from umem.chainer.tap import Proceed, Subscriber, subscribe
+from umem.chainer.source import MarksBackward
+from umem.chainer.tap import Proceed, subscribe
 from umem.devices.cost import cuda_model
 from umem.trace.recording.thread import thread_state
 
 
-class PythonTime(Subscriber):
+class PythonTime(MarksBackward):
     """Tells the current CUDA device's model of each function and update that Chainer ran."""
 
     place = 2
@@ -25,14 +25,6 @@ class PythonTime(Subscriber):
         outputs = proceed(func, inputs)
         _tell("backward" if thread_state().backward_depth else "forward")
         return outputs
-
-    def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
-        """Mark functions inside as backward."""
-        in_backward(proceed, *args, **kwargs)
-
-    def grad(self, proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
-        """Mark functions inside as backward."""
-        return in_backward(proceed, *args, **kwargs)
 
     def update(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
         """Count the update of a parameter."""

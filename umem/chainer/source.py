@@ -34,7 +34,19 @@ _GATHERS = frozenset(
 )
 
 
-class ChainerSource(Subscriber):
+class MarksBackward(Subscriber):
+    """Marks what runs inside of a backward as such, for the thread."""
+
+    def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
+        """Mark operations inside as backward."""
+        _in_backward(proceed, *args, **kwargs)
+
+    def grad(self, proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
+        """Mark operations inside as backward."""
+        return _in_backward(proceed, *args, **kwargs)
+
+
+class ChainerSource(MarksBackward):
     """Reports Chainer's functions, backward steps and updates to active recorders.
 
     It stands innermost: an operation's time is that of Chainer's own function.
@@ -114,14 +126,6 @@ class ChainerSource(Subscriber):
         finally:
             measured.close()
 
-    def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
-        """Mark operations inside as backward."""
-        in_backward(proceed, *args, **kwargs)
-
-    def grad(self, proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
-        """Mark operations inside as backward."""
-        return in_backward(proceed, *args, **kwargs)
-
     # -- update ----------------------------------------------------------------------------
 
     def update(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
@@ -146,7 +150,7 @@ class ChainerSource(Subscriber):
             recorder.emit(Mark("step"))
 
 
-def in_backward(proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
+def _in_backward(proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
     """Proceed, with what the thread runs meanwhile marked as backward."""
     state = thread_state()
     state.backward_depth += 1

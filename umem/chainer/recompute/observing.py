@@ -12,7 +12,7 @@ import chainer
 import numpy as np
 from chainer import configuration
 
-from umem.chainer.function_facts import output_gradient_bytes, owner_of, running_rules
+from umem.chainer.function_facts import output_gradient_bytes, owner_of, rules_of
 from umem.chainer.recompute.tape import Call
 from umem.chainer.saved.slots import NODE_ATTRIBUTES, arrays_in, arrays_on, holds_nothing, packing
 from umem.devices.cost import cuda_model, work_seconds
@@ -135,9 +135,10 @@ def _made_on(owner: Any, before: Before) -> dict[str, list[Any]]:
 
 
 def _may_run_again(func: Any, before: Before) -> bool:
-    name = type(owner_of(func)).__name__
+    kind = owner_of(func).__class__
+    name = kind.__name__
     same = name in _AGAIN or all(_sum(array) == known for array, known in before.checksums)
-    return same and (name in DRAWS or before.random == _random()) and running_rules(func)[0]
+    return same and (name in DRAWS or before.random == _random()) and rules_of(kind)[0]
 
 
 def _arrays(items: Iterable[tuple[str, Any]]) -> list[Any]:
