@@ -29,8 +29,11 @@ from um_programs import (
     weight_stream,
 )
 
-import umem
-from umem.predict.replaying import Replay
+from umem.devices.base import Mode, Policy
+from umem.devices.virtual import VirtualGPU
+from umem.devices.virtual.model import Allocator
+from umem.errors import OutOfMemoryError
+from umem.trace.trace import Trace
 from umem.units import GIB
 
 TITAN_V = "v100-16gb"  # not in the table; the V100 is the same chip on the same bus
@@ -164,8 +167,8 @@ def strides() -> Iterator[Case]:
 class How:
     """Where a program's memory comes from."""
 
-    mode: str
-    allocator: str
+    mode: Mode
+    allocator: Allocator
     prefetch: bool = False
 
     def __str__(self) -> str:
@@ -196,14 +199,27 @@ def network(nodes: int) -> Iterator[Case]:
     for how, known in PUBLISHED_SECONDS.items():
         published = known.get(nodes // 1_000_000)
         if published is not None:
-            found = umem.replay(
-                trace, GCN_GPU, how.mode, prefetch=how.prefetch, allocator=how.allocator
-            )
-            yield _network_case(gcn, nodes, how, found, published)
+            yield _network_case(gcn, nodes, how, *_run(trace, how), published)
 
 
-def _network_case(gcn: GcnProgram, nodes: int, how: How, found: Replay, published: float) -> Case:
-    seconds = found.figures.step_seconds[-1] if found.fits else None
+def _run(trace: Trace, how: How) -> tuple[VirtualGPU, bool]:
+    """Run a trace as `umem.replay` does, with an allocator of its own; tell whether it fits."""
+    gpu = VirtualGPU(GCN_GPU, allocator=how.allocator, backend=trace.backend)
+    gpu.install(Policy(how.mode, None, how.prefetch), everywhere=True)
+    try:
+        for event in trace.events:
+            gpu.on_event(event)
+    except OutOfMemoryError:
+        return gpu, False
+    finally:
+        gpu.model.driver.residency.forget()
+    return gpu, True
+
+
+def _network_case(
+    gcn: GcnProgram, nodes: int, how: How, gpu: VirtualGPU, fits: bool, published: float
+) -> Case:
+    seconds = gpu.figures.step_seconds[-1] if fits else None
     measured = None if published == NO_ROOM else published
     peak = gcn.program.trace.peak_bytes
     more = {
@@ -211,15 +227,15 @@ def _network_case(gcn: GcnProgram, nodes: int, how: How, found: Replay, publishe
         "mode": how.mode,
         "allocator": how.allocator,
         "prefetch": how.prefetch,
-        "factor": peak / found.vram_bytes,
+        "factor": peak / gpu.vram_bytes,
         "model_seconds": seconds,
         "published_seconds": measured,
-        "fits": found.fits,
+        "fits": fits,
         "published_fits": published != NO_ROOM,
         "peak_bytes": peak,
         "allocated_bytes_an_epoch": gcn.epoch_bytes,
-        "migrated_in_bytes": found.figures.migrated_in_bytes,
-        "migrated_out_bytes": found.figures.migrated_out_bytes,
+        "migrated_in_bytes": gpu.figures.migrated_in_bytes,
+        "migrated_out_bytes": gpu.figures.migrated_out_bytes,
     }
     judged = how in (MANAGED, PREFETCHED) and nodes in JUDGED_NODES
     return Case(

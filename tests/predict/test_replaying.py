@@ -278,7 +278,6 @@ def test_a_jetson_refuses_with_a_reason(mode: Any) -> None:
         ({"limit": "-1GiB"}, SizeError, "limit must be a size"),
         ({"limit": 0}, SizeError, "limit must be above zero"),
         ({"spill": "disk"}, StateError, "spill must be 'host' or 'migrate'; got 'disk'"),
-        ({"allocator": "magic"}, StateError, "allocator must be 'caching' or 'plain'"),
         ({"advice": {"*": "hot"}}, HintError, "advice must be one of"),
         ({"advice": {"*": None}}, HintError, "advice must be one of"),
     ],

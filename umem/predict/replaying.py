@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from umem.devices.base import ADVICE, MODES, Mode, Policy
+from umem.devices.base import ADVICE, Mode, Policy
 from umem.devices.cost import Sample, StepCost
 from umem.devices.specs import COSTS, GpuSpec, extremes, gpu_spec
 from umem.devices.virtual import VirtualGPU
 from umem.devices.virtual.clock import Clock
-from umem.devices.virtual.model import Allocator
-from umem.errors import HintError, OutOfMemoryError, StateError, TraceError
+from umem.errors import HintError, OutOfMemoryError, TraceError
+from umem.memory.blocks import checked_request
 from umem.memory.limits import Size
 from umem.trace.analysis.explain import missing, why_peak
 from umem.trace.trace import Access, Alloc, Checker, Event, Hint, Trace, check_trace
@@ -97,7 +97,6 @@ def replay(
     limit: Size | None = None,
     spill: Literal["host", "migrate"] = "host",
     advice: Mapping[str, str] | None = None,
-    allocator: Allocator = "caching",
 ) -> Replay:
     """Replay a trace on the model of a GPU.
 
@@ -111,7 +110,6 @@ def replay(
         spill: as in `umem.hybrid`.
         advice: advice for tensors as they are allocated, by a pattern of their labels:
             ``{"SparseMatMul.matrix*": "read_mostly"}``.
-        allocator: ``"caching"`` as CuPy's pool, ``"plain"`` without one.
 
     A trace that does not fit raises nothing: `Replay.fits` is False. The trace is replayed once, as
     it was recorded: a loop of one step has gaps in its pool, and may need a little more. A trace of
@@ -119,19 +117,21 @@ def replay(
 
     Raises:
         UnknownGpuError, SizeError: see `umem.virtual_gpu`.
-        StateError: unknown mode, spill or allocator. HintError: unknown advice.
+        StateError: unknown mode or spill. HintError: unknown advice.
         TraceError: ``trace`` is no trace, has no event, or uses a tensor that is not allocated
             (only where events were written by hand, not in a recorded or loaded trace).
     """
     check_trace(trace)
-    _check_choices(mode, spill, allocator, advice or {})
+    checked_request(mode, None, prefetch, spill)
+    for name in (advice or {}).values():
+        if name not in ADVICE:
+            raise HintError(f"advice must be one of {', '.join(ADVICE)}; got {name!r}")
     spec = gpu_spec(gpu)
     if not trace.events:
         raise TraceError("the trace is empty: there is no event to replay")
     device = VirtualGPU(
         spec,
         vram_bytes=None if vram is None else parse_bytes(vram, "vram"),
-        allocator=allocator,
         backend=trace.backend,
         clocks=[Clock(spec, each) for each in (COSTS, *extremes(COSTS))],
     )
@@ -166,19 +166,6 @@ def _of_numpy(trace: Trace) -> str | None:
     if trace.backend != "numpy":
         return None
     return "The trace is of NumPy, and so are its bytes: those of CuPy may differ."
-
-
-def _check_choices(mode: str, spill: str, allocator: str, advice: Mapping[str, str]) -> None:
-    """Refuse unknown modes, spills, allocators and advice."""
-    if mode not in MODES:
-        raise StateError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
-    if spill not in ("host", "migrate"):
-        raise StateError(f"spill must be 'host' or 'migrate'; got {spill!r}")
-    if allocator not in ("caching", "plain"):
-        raise StateError(f"allocator must be 'caching' or 'plain'; got {allocator!r}")
-    for name in advice.values():
-        if name not in ADVICE:
-            raise HintError(f"advice must be one of {', '.join(ADVICE)}; got {name!r}")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ A trace is a list of events. It says nothing of contents, so it can be replayed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING
@@ -103,11 +103,7 @@ class Trace:
                 return event._replace(workspace_bytes=next(workspace)[2])
             return event
 
-        return self.map(filled)
-
-    def map(self, change: Callable[[Event], Event]) -> Trace:
-        """Return the trace with a function applied to each event."""
-        return self.with_events(map(change, self.events))
+        return self.with_events(map(filled, self.events))
 
     def with_events(self, events: Iterable[Event]) -> Trace:
         """Return a trace with other events and this one's origin."""

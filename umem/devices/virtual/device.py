@@ -31,7 +31,7 @@ from umem.devices.cost import Sample, StepCost
 from umem.devices.host import host_view, unmanaged_text
 from umem.devices.page_moves import Now, Told
 from umem.devices.spans import byte_ranges
-from umem.devices.specs import COSTS, Costs, GpuSpec, gpu_spec
+from umem.devices.specs import COSTS, GpuSpec, gpu_spec
 from umem.devices.virtual.advice import (
     ACCESSED_BY_GPU,
     ACCESSED_BY_HOST,
@@ -62,7 +62,6 @@ class VirtualGPU(Device):
     Args:
         gpu: a name of the table (`umem.devices.specs`), or a spec.
         vram_bytes: usable VRAM instead of the table's figure.
-        costs: the cost constants.
         allocator, backend, clocks: see `Model`.
 
     Models: see docs/virtual-gpu.md. Does not model: contents.
@@ -77,7 +76,6 @@ class VirtualGPU(Device):
         gpu: str | GpuSpec,
         *,
         vram_bytes: int | None = None,
-        costs: Costs = COSTS,
         allocator: Allocator = "caching",
         backend: str = "numpy",
         clocks: Sequence[Clock] = (),
@@ -85,7 +83,7 @@ class VirtualGPU(Device):
         spec = gpu_spec(gpu)
         spec = spec if vram_bytes is None else spec.with_vram(vram_bytes)
         self.spec, self.name, self.ordinal = spec, spec.name, 0
-        self.model = Model(spec, costs, allocator, backend, lambda: self.policy, clocks)
+        self.model = Model(spec, COSTS, allocator, backend, lambda: self.policy, clocks)
         self.recorder: Recorder | None = None
         self.watches: tuple[EventWatch, ...] = ()
         self._everywhere: tuple[list[Policy], ...] = ()
