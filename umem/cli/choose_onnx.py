@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from umem.as_json import json_text
-from umem.cli.files_and_sizes import say
+from umem.cli.files_and_sizes import print_result
 from umem.devices.specs import GpuSpec
 from umem.onnx.exported.exported_step import onnx_step
 from umem.onnx.exported.tape_backward import OPTIMIZERS
@@ -95,13 +94,8 @@ def choose_onnx(
     step = onnx_step(path, by_axis, optimizer or "adam", inference=inference)
     with Console(stderr=True).status("Trying every way to run the step (Ctrl-C ends it)"):
         choice = choose_for_model(step, gpu)
-    if as_json:
-        say(json_text(choice))
-    else:
-        console = Console(highlight=False, markup=False)
-        for line in _lines(choice, short(path), console.width, inference=inference):
-            console.print(line, soft_wrap=True)
-        sys.stdout.flush()
+    lines = partial(_lines, choice, short(path), inference=inference)
+    print_result(choice, lines, as_json=as_json)
     return bool(choice.options)
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from rich.console import Console
 from rich.text import Text
 
-from umem.as_json import json_text
 from umem.choosing.child import DryProgram
 from umem.choosing.choosing import ScriptChoice, TriedTechnique, choose_for
 from umem.choosing.technique import Technique
 from umem.choosing.technique_rows import TECHNIQUES
-from umem.cli.files_and_sizes import say
+from umem.cli.files_and_sizes import print_result
 from umem.printable import command_line
 from umem.reports.text.lines import Column, code_lines, table, wrapped
 from umem.units import format_bytes, format_seconds
@@ -29,13 +28,7 @@ def choose_script(program: DryProgram, *, as_json: bool) -> bool:
         DryRunError, UnknownGpuError, SizeError: see `umem.choose`.
     """
     choice = tried(program)
-    if as_json:
-        say(json_text(choice))
-    else:
-        console = Console(highlight=False, markup=False)
-        for line in _lines(choice, console.width):
-            console.print(line, soft_wrap=True)
-        sys.stdout.flush()
+    print_result(choice, partial(_lines, choice), as_json=as_json)
     return bool(choice.fitting)
 
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from umem import extras
+from umem.as_json import json_text
 from umem.devices.specs import GpuSpec, gpu_spec
 from umem.errors import FileError, SizeError
 from umem.files import check_target, reason, whole
 from umem.printable import short
 from umem.trace.file import MAX_BYTES, MAX_EVENTS
 from umem.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 
 def refuse(paths: Sequence[Path], sources: Sequence[Path], *, force: bool) -> None:
@@ -88,6 +92,19 @@ def say(text: str, *, err: bool = False) -> None:
     where many commands run in one, as in tests, all that they printed with it.
     """
     click.echo(text, file=sys.stderr if err else sys.stdout)
+
+
+def print_result(found: Any, lines: Callable[[int], Iterable[Text]], *, as_json: bool) -> None:
+    """Print a result as JSON, or as the lines that are made of it for the terminal's width."""
+    if as_json:
+        say(json_text(found))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    for line in lines(console.width):
+        console.print(line, soft_wrap=True)
+    sys.stdout.flush()
 
 
 class _Bytes(click.ParamType):  # type: ignore[type-arg]

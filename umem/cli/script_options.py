@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.text import Text
 
-from umem.as_json import json_text
 from umem.choosing.child import DryProgram
-from umem.cli.files_and_sizes import gpu_asked_for, say
+from umem.cli.files_and_sizes import gpu_asked_for, print_result
 from umem.cli.run_script import Program
 from umem.printable import command_line
 from umem.reports.text.lines import Column, table, wrapped
@@ -106,14 +103,11 @@ def tell(
         columns: of the table.
         said: the sentence.
     """
-    if as_json:
-        say(json_text(found))
-        return
-    console = Console(highlight=False, markup=False)
     on = f"{found.title} with {format_bytes(found.vram_bytes)} of VRAM"
     title = f"{command_line(*program.words())} on {on} (simulated)"
-    for line in wrapped(title, console.width, hang=2):
-        console.print(Text(line, style="bold"), soft_wrap=True)
-    for line in (*table(columns, console.width), *wrapped(said, console.width, hang=2)):
-        console.print(Text(line), soft_wrap=True)
-    sys.stdout.flush()
+
+    def lines(width: int) -> Iterator[Text]:
+        yield from (Text(line, style="bold") for line in wrapped(title, width, hang=2))
+        yield from map(Text, (*table(columns, width), *wrapped(said, width, hang=2)))
+
+    print_result(found, lines, as_json=as_json)
