@@ -253,10 +253,7 @@ class GCN(chainer.ChainList):
     def __init__(
         self, in_size: int, hidden: int, classes: int, layers: int = 3, dropout: float = 0.0
     ) -> None:
-        if layers < 1:
-            raise ValueError(f"GCN: layers must be 1 or more; got {layers}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"GCN: dropout must be from 0 to below 1; got {dropout}")
+        check_layers("GCN", layers, dropout)
         sizes = [in_size, *[hidden] * (layers - 1), classes]
         super().__init__(*map(GraphConvolution, sizes[:-1], sizes[1:]))
         self.dropout = dropout
@@ -271,3 +268,15 @@ class GCN(chainer.ChainList):
                 h = F.dropout(h, self.dropout)
             h = layer(adjacency, h)
         return h
+
+
+def check_layers(name: str, layers: int, dropout: float) -> None:
+    """Raise ValueError unless a network of this name can have so many layers and such dropout.
+
+    Raises:
+        ValueError: one is out of range.
+    """
+    if layers < 1:
+        raise ValueError(f"{name}: layers must be 1 or more; got {layers}")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"{name}: dropout must be from 0 to below 1; got {dropout}")

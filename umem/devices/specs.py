@@ -8,6 +8,7 @@ rate.
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -270,31 +271,23 @@ _ROWS = (
 
 GPUS: dict[str, GpuSpec] = {spec.name: spec for spec in _ROWS}
 DRIVER_NAMES = {
-    "p100-pcie-16gb": "p100-16gb",
-    "p100-sxm2-16gb": "p100-16gb",
-    "v100-pcie-16gb": "v100-16gb",
-    "v100-sxm2-16gb": "v100-16gb",
-    "v100-pcie-32gb": "v100-32gb",
-    "v100-sxm2-32gb": "v100-32gb",
-    "v100-sxm3-32gb": "v100-32gb",
     "v100s-pcie-32gb": "v100-32gb",
     "a10": "rtx-3090",
     "a10g": "rtx-3090",
     "rtx a6000": "rtx-3090",
-    "a100-pcie-40gb": "a100-40gb",
-    "a100-sxm4-40gb": "a100-40gb",
     "a100 80gb pcie": "a100-80gb",
-    "a100-sxm4-80gb": "a100-80gb",
     "h100 80gb hbm3": "h100-sxm",
-    "h200": "h200",
     "gh200 480gb": "gh200-96gb",
     "gh200 144g hbm3e": "gh200-144gb",
 }
-"""Names of the driver, without NVIDIA's own, that are no title of the table.
+"""Names of the driver, without NVIDIA's own, that are neither a title nor a name of the table with
+the board's connector in it (`_CONNECTOR`).
 
 A row stands for every board with its chip, for its link to the host: clocks, VRAM and memory
 bandwidth differ, as of V100 and A100 on PCIe, and of A10, A10G and RTX A6000, which have the GA102
 of an RTX 3090. The 480 GB of a GH200 are the host's."""
+
+_CONNECTOR = re.compile("-(pcie|sxm[0-9])")
 
 
 def spec_of_driver(name: str) -> GpuSpec | None:
@@ -303,8 +296,9 @@ def spec_of_driver(name: str) -> GpuSpec | None:
     None if the table has none.
     """
     words = name.replace("NVIDIA ", "").replace("Tesla ", "").casefold()
-    if words in DRIVER_NAMES:
-        return GPUS[DRIVER_NAMES[words]]
+    known = DRIVER_NAMES.get(words, _CONNECTOR.sub("", words))
+    if known in GPUS:
+        return GPUS[known]
     return next((gpu for gpu in GPUS.values() if _bare(gpu.title) == words), None)
 
 

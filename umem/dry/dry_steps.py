@@ -40,8 +40,7 @@ class GpuReading(NamedTuple):
     uploaded_bytes: int
 
 
-@dataclass(frozen=True)
-class DryStep:
+class DryStep(GpuReading):
     """The figures of a step (simulated).
 
     Attributes:
@@ -49,12 +48,6 @@ class DryStep:
         moved_bytes: moved over the bus, without uploads.
         uploaded_bytes: copied from the host by the program.
     """
-
-    seconds: float
-    peak_bytes: int
-    held_bytes: int
-    moved_bytes: int
-    uploaded_bytes: int
 
     def agrees(self, other: DryStep) -> bool:
         """Tell whether two steps have one peak, moved the same and took as long."""

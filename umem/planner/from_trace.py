@@ -46,9 +46,10 @@ def nodes_and_edges(trace: Trace, cost: Cost) -> tuple[list[Node], list[tuple[st
     if cost not in ("paper", "seconds", "flops"):
         raise GraphError(f"cost is 'paper', 'seconds' or 'flops'; got {cost!r}")
     reader = _CallReader(trace, cost)
+    has_tape = any(op.entry is not None for op in trace.ops)
     for index, event in enumerate(trace.events):
         if isinstance(event, Op) and event.phase == "forward":
-            if is_call(event, trace.has_entries):
+            if event.entry is not None or not has_tape:  # what is not on the tape has no backward
                 reader.add(event)
         elif isinstance(event, Op) and event.phase in ("backward", "update") and reader.calls:
             reader.end = index
@@ -56,15 +57,6 @@ def nodes_and_edges(trace: Trace, cost: Cost) -> tuple[list[Node], list[tuple[st
     if not reader.calls:
         raise GraphError("the trace has no forward call")
     return list(map(reader.node, range(len(reader.calls)))), reader.edges
-
-
-def is_call(op: Op, has_entries: bool) -> bool:
-    """Tell whether an operation is a forward call that is planned.
-
-    Where the trace has entries of a tape (``has_entries``), operations that are not on the tape are
-    left out: they have no backward.
-    """
-    return op.phase == "forward" and (op.entry is not None or not has_entries)
 
 
 class _CallReader:

@@ -53,11 +53,6 @@ class Trace:
         return (event for event in self.events if isinstance(event, Op))
 
     @property
-    def has_entries(self) -> bool:
-        """Tell whether there is a tape, as of a step of an exported model."""
-        return any(op.entry is not None for op in self.ops)
-
-    @property
     def step_count(self) -> int:
         """Return the number of optimizer updates that ended in the trace."""
         return sum(event == Mark("step") for event in self.events)

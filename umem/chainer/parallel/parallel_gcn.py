@@ -9,6 +9,7 @@ from typing import Any
 import chainer
 import chainer.functions as F
 
+from umem.chainer.gcn import check_layers
 from umem.chainer.parallel.parallel_graph import ParallelGraph
 from umem.chainer.parallel.part_functions import PartBias, PartLinear
 from umem.chainer.parallel.part_sums import to_parts
@@ -85,10 +86,7 @@ class ParallelGCN(chainer.ChainList):
         layers: int = 3,
         dropout: float = 0.0,
     ) -> None:
-        if layers < 1:
-            raise ValueError(f"ParallelGCN: layers must be 1 or more; got {layers}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"ParallelGCN: dropout must be from 0 to below 1; got {dropout}")
+        check_layers("ParallelGCN", layers, dropout)
         sizes = [in_size, *[hidden] * (layers - 1), classes]
         super().__init__(*(ParallelGraphConvolution(comm, *pair) for pair in pairwise(sizes)))
         self.dropout = dropout

@@ -130,10 +130,7 @@ class RunSaver:
                 where ``on_error`` is "warn".
             StateError: a later snapshot is there that this run was not resumed from.
         """
-        try:
-            self._writer.wait()
-        except FileError as error:
-            self._tell(error)
+        self.wait()
         collected = state.collect()
         try:
             check_room(self._operations, self.folder, needed_bytes(collected.arrays))
