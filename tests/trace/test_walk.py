@@ -48,11 +48,13 @@ def test_the_bytes_in_use_are_those_of_what_is_alive_and_of_workspace(trace: Tra
         expected.append(held + (event.workspace_bytes or 0 if isinstance(event, Op) else 0))
     assert list(used_bytes(events)) == expected
     assert Trace(events).peak_bytes == max(expected, default=0)
-    walk = Alive(events)
+    walk = Alive()
+    for event in events:
+        walk.follow(event)
     assert walk.tensors == alive_by_looking(events, len(events))
     assert walk.nbytes == sum(alloc.nbytes for alloc in walk.tensors.values())
 
 
 def test_what_is_not_alive_cannot_be_freed_or_used() -> None:
     with pytest.raises(KeyError):
-        Alive([Free(3)])
+        Alive().follow(Free(3))

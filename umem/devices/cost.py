@@ -57,17 +57,13 @@ class StepCost:
         return _sum(self.migrated_in_bytes, self.migrated_out_bytes)
 
     @property
-    def copied_bytes(self) -> int:
-        """Return the bytes sent and fetched."""
-        return (self.sent_bytes or 0) + (self.fetched_bytes or 0)
-
-    @property
     def moved_bytes(self) -> int | None:
         """Return all bytes over the bus: blocks and copies in both directions, and remote accesses.
 
         Uploads, which every technique has, are left out.
         """
-        return _sum(_sum(self.migrated_bytes, self.remote_bytes), self.copied_bytes)
+        copied = (self.sent_bytes or 0) + (self.fetched_bytes or 0)
+        return _sum(_sum(self.migrated_bytes, self.remote_bytes), copied)
 
 
 def _sum(one: int | None, other: int | None) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -17,7 +16,8 @@ from umem.errors import HintError, OutOfMemoryError, TraceError
 from umem.memory.blocks import checked_request
 from umem.memory.limits import Size
 from umem.trace.analysis.explain import missing, why_peak
-from umem.trace.trace import Access, Alloc, Checker, Event, Hint, Trace, check_trace
+from umem.trace.analysis.tensors import what_fails
+from umem.trace.trace import Access, Alloc, Event, Hint, Trace, check_trace
 from umem.units import format_bytes, format_seconds, parse_bytes
 
 
@@ -139,9 +139,12 @@ def replay(
     reason = device.why_not(mode)
     if reason is None:
         device.install(Policy(mode, limit_bytes, prefetch, spill), everywhere=True)
-    with _holding_together(trace):
+    try:
         reason = reason or _feed(device, trace, advice or {})
         needed_bytes, because = trace.peak_bytes, why_peak(trace)
+    except KeyError as error:  # it uses a tensor that is not allocated
+        why = what_fails(trace)
+        raise TraceError(f"the trace does not hold together: {why}") from error
     quick, slow = device.model.clocks[1:]
     device.model.driver.residency.forget()
     return Replay(
@@ -166,18 +169,6 @@ def _of_numpy(trace: Trace) -> str | None:
     if trace.backend != "numpy":
         return None
     return "The trace is of NumPy, and so are its bytes: those of CuPy may differ."
-
-
-@contextmanager
-def _holding_together(trace: Trace) -> Iterator[None]:
-    """Raise TraceError instead of KeyError where a trace uses a tensor that is not allocated."""
-    try:
-        yield
-    except KeyError:
-        checker = Checker()
-        for event in trace.events:
-            checker.check(event)
-        raise
 
 
 def _feed(device: VirtualGPU, trace: Trace, advice: Mapping[str, str]) -> str | None:

@@ -171,19 +171,20 @@ def decode(code: str, *fields: Any) -> Event:
     """
     event: Event = TYPES[code](*fields)
     if isinstance(event, Op):
-        reads, writes = _accesses(event.reads), _accesses(event.writes)
+        reads, writes = accesses(event.reads), accesses(event.writes)
         # An older umem has written a fourth number.
         kernels = None if event.kernels is None else Kernels(*event.kernels[:3])
         return event._replace(reads=reads, writes=writes, entry=None, kernels=kernels)
     if isinstance(event, Hint):
-        return event._replace(accesses=_accesses(event.accesses))
+        return event._replace(accesses=accesses(event.accesses))
     if isinstance(event, Alloc):
         stack: Any = event.stack
         return event._replace(stack=tuple(stack)) if isinstance(stack, list) else event
     return event._replace(entry=None) if isinstance(event, Mark) else event
 
 
-def _accesses(items: Iterable[Any]) -> tuple[Access, ...]:
+def accesses(items: Iterable[Any]) -> tuple[Access, ...]:
+    """Make accesses of plain values."""
     return tuple(Access(*item) for item in items)
 
 

@@ -25,11 +25,9 @@ class Lifetime(NamedTuple):
 class Alive:
     """The tensors alive after the events so far, by number, oldest first."""
 
-    def __init__(self, events: Iterable[Event] = ()) -> None:
+    def __init__(self) -> None:
         self.tensors: dict[int, Alloc] = {}
         self.nbytes = 0
-        for event in events:
-            self.follow(event)
 
     def follow(self, event: Event) -> Alloc | None:
         """Apply the next event; returns the allocation that it starts or ends, if any.

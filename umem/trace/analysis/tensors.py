@@ -166,13 +166,14 @@ def read_tensors(trace: Trace) -> Reading:
     try:
         reader.read(trace.events)
     except KeyError as error:
-        raise TraceError(f"the trace does not hold together: {_why(trace)}") from error
+        raise TraceError(f"the trace does not hold together: {what_fails(trace)}") from error
     live = np.cumsum(np.asarray(reader.change, np.int64))
     total = live + np.asarray(reader.workspace, np.int64)
     return Reading(trace, reader.tensors, live, total, reader.steps)
 
 
-def _why(trace: Trace) -> str:
+def what_fails(trace: Trace) -> str:
+    """Name the first event that does not follow from those before it, and say why."""
     checker = Checker()
     for index, event in enumerate(trace.events):
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from umem.trace.events import Access, Alloc, Event, Free, Op
+from umem.trace.events import Alloc, Event, Free, Op, accesses
 from umem.trace.stacks import Reader
 
 Raw = Any
@@ -67,7 +67,7 @@ class Store:
             return raw  # type: ignore[no-any-return]
         if type(raw[1]) is str:
             op = decode_op(raw)
-            return op._replace(reads=_accesses(op.reads), writes=_accesses(op.writes))
+            return op._replace(reads=accesses(op.reads), writes=accesses(op.writes))
         tensor, _, nbytes, kind, label, uploaded, *stacks = raw
         kind, label = self._names.get(tensor, (kind, label))
         stack = self._reader.texts(stacks[0]) if stacks else ()
@@ -94,7 +94,3 @@ def decode_op(raw: Raw) -> Op:
         arithmetic,
     )  # fmt: skip
     return tuple.__new__(Op, fields)
-
-
-def _accesses(plain: tuple[Any, ...]) -> tuple[Access, ...]:
-    return tuple(Access(*reach) for reach in plain)
