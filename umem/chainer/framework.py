@@ -16,15 +16,11 @@ from umem.trace.frameworks import DATA_CACHE, Framework
 
 def _parts(x: Any) -> Iterable[Any] | None:
     if isinstance(x, Variable):
-        return _in_variable(x)
+        # Reading the gradient of a parameter that has none yet raises; only this private says so.
+        return x.array, x.grad if getattr(x, "_grad_valid", True) else None
     if isinstance(x, Link):
         return _in_link(x)
     return _in_optimizer(x) if isinstance(x, Optimizer) else None
-
-
-def _in_variable(variable: Variable) -> Iterable[Any]:
-    # Reading the gradient of a parameter that has none yet raises; only this private says so.
-    return variable.array, variable.grad if getattr(variable, "_grad_valid", True) else None
 
 
 def _in_link(link: Link) -> Iterator[Any]:

@@ -13,7 +13,6 @@ import posix
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from errno import ELOOP
 from functools import partial
 from typing import Any
@@ -67,17 +66,23 @@ class Redirected:
         return str(self.real.__name__)
 
 
-@contextmanager
-def _named(path: Any, other: Any = None) -> Iterator[None]:
-    """Have errors name the program's own paths."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None:
-            error.filename = path
-        if error.filename2 is not None:
-            error.filename2 = other
-        raise
+class _Named:
+    """Has errors of a block name the program's own paths; quick, as a program asks often."""
+
+    __slots__ = ("_other", "_path")
+
+    def __init__(self, path: Any, other: Any = None) -> None:
+        self._path, self._other = path, other
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, OSError):
+            if error.filename is not None:
+                error.filename = self._path
+            if error.filename2 is not None:
+                error.filename2 = self._other
 
 
 def _read(
@@ -87,13 +92,9 @@ def _read(
     """Read at a path: a file's facts, where a link points, whether one may."""
     if isinstance(path, int):
         return real(path, *more, **named)
-    try:
+    with _Named(path):
         follows = follow and named.get("follow_symlinks", True)
         return real(overlay.to_read(path, dir_fd, follow=follows), *more, **named)
-    except OSError as error:
-        if error.filename is not None:
-            error.filename = path
-        raise
 
 
 def _facts(
@@ -103,7 +104,7 @@ def _facts(
     follow = follow_symlinks and real is posix.stat
     if isinstance(path, int):
         return real(path)
-    try:
+    with _Named(path):
         place = overlay.unchanged(path) if dir_fd is None else None
         if place is not None:
             found = posix.lstat(place)
@@ -111,10 +112,6 @@ def _facts(
                 return found
         place = overlay.to_read(path, dir_fd, follow=follow)
         return posix.stat(place) if follow else posix.lstat(place)
-    except OSError as error:
-        if error.filename is not None:
-            error.filename = path
-        raise
 
 
 def _may(overlay: Overlay, real: Any, path: Any, *more: Any, **named: Any) -> bool:
@@ -139,7 +136,7 @@ def _change(
     else:
         followed = path
     follows = follow and named.get("follow_symlinks", True)
-    with _named(path):
+    with _Named(path):
         return real(overlay.to_change(followed, dir_fd, follow=follows), *more, **named)
 
 
@@ -149,7 +146,7 @@ _OF_PATHS = {"fchmod": posix.chmod, "fchown": posix.chown}
 def _truncate(overlay: Overlay, real: Any, path: Any, length: int) -> Any:
     if isinstance(path, int):  # which is open for writing, so it is a copy or real on purpose
         return real(path, length)
-    with _named(path):
+    with _Named(path):
         place = overlay.to_open(path, os.O_WRONLY)
         return real(place, length)
 
@@ -158,7 +155,7 @@ def _make_node(
     overlay: Overlay, real: Any, path: Name, *more: Any, dir_fd: int | None = None, **named: Any
 ) -> Any:
     """Make something new at a path: a pipe."""
-    with _named(path), overlay.lock:
+    with _Named(path), overlay.lock:
         resolved = overlay.resolved(overlay.absolute(path, dir_fd), follow=False)
         place = resolved if overlay.is_real(resolved) else overlay.to_make(resolved)
         return real(place, *more, **named)
@@ -167,7 +164,7 @@ def _make_node(
 def _make_folder(
     overlay: Overlay, real: Any, path: Name, mode: int = 0o777, *, dir_fd: int | None = None
 ) -> None:
-    with _named(path), overlay.lock:
+    with _Named(path), overlay.lock:
         resolved = overlay.resolved(overlay.absolute(path, dir_fd), follow=False)
         if overlay.is_real(resolved):
             real(resolved, mode)
@@ -178,7 +175,7 @@ def _make_folder(
 def _remove(
     overlay: Overlay, real: Any, path: Name, *, dir_fd: int | None = None, folder: bool = False
 ) -> None:
-    with _named(path), overlay.lock:
+    with _Named(path), overlay.lock:
         resolved = overlay.resolved(overlay.absolute(path, dir_fd), follow=False)
         if overlay.is_real(resolved):
             real(resolved)
@@ -190,7 +187,7 @@ def _move(
     overlay: Overlay, real: Any, src: Name, dst: Name, *,
     src_dir_fd: int | None = None, dst_dir_fd: int | None = None,
 ) -> None:  # fmt: skip
-    with _named(src, dst), overlay.lock:
+    with _Named(src, dst), overlay.lock:
         source = overlay.resolved(overlay.absolute(src, src_dir_fd), follow=False)
         target = overlay.resolved(overlay.absolute(dst, dst_dir_fd), follow=False)
         overlay.move(source, target)
@@ -200,7 +197,7 @@ def _symlink(
     overlay: Overlay, real: Any, src: Name, dst: Name, target_is_directory: bool = False, *,
     dir_fd: int | None = None,
 ) -> None:  # fmt: skip
-    with _named(src, dst), overlay.lock:
+    with _Named(src, dst), overlay.lock:
         resolved = overlay.resolved(overlay.absolute(dst, dir_fd), follow=False)
         real(src, resolved if overlay.is_real(resolved) else overlay.to_make(resolved))
         overlay.note_change()
@@ -210,7 +207,7 @@ def _link(
     overlay: Overlay, real: Any, src: Name, dst: Name, *, src_dir_fd: int | None = None,
     dst_dir_fd: int | None = None, follow_symlinks: bool = True,
 ) -> None:  # fmt: skip
-    with _named(src, dst), overlay.lock:
+    with _Named(src, dst), overlay.lock:
         source = overlay.to_change(src, src_dir_fd, follow=False)
         target = overlay.resolved(overlay.absolute(dst, dst_dir_fd), follow=False)
         real(source, target if overlay.is_real(target) else overlay.to_make(target))
@@ -220,7 +217,7 @@ def _open_descriptor(
     overlay: Overlay, real: Any, path: Any, flags: int, mode: int = 0o777, *, dir_fd: Any = None
 ) -> Any:
     """Be ``os.open``."""
-    with _named(path):
+    with _Named(path):
         if flags & WRITING:
             return real(overlay.to_open(path, flags, dir_fd), flags, mode)
         follow = not flags & os.O_NOFOLLOW
@@ -242,7 +239,7 @@ def _open_file(
             return real(file, mode, *more, opener)
         finally:
             opening.path = None
-    try:
+    with _Named(file):
         if mode in _READING:
             opened = _unchanged_file(overlay, real, file, mode, more)
             if opened is not None:
@@ -255,10 +252,6 @@ def _open_file(
                 return real(file, mode, *more)  # wrong, or an unusual way to say "r"
             place = overlay.to_open(file, flags | _MODES[kind[0]])
         opened = real(place, mode, *more)
-    except OSError as error:
-        if error.filename is not None:
-            error.filename = file
-        raise
     return _renamed(opened, file)
 
 
@@ -291,7 +284,7 @@ _READING = ("r", "rb", "rt", "br", "tr")
 
 
 def _list(overlay: Overlay, real: Any, path: Any = None) -> Any:
-    with _named(path):
+    with _Named(path):
         resolved = _listed(overlay, path)
         if resolved is None:
             return real(path)
@@ -300,7 +293,7 @@ def _list(overlay: Overlay, real: Any, path: Any = None) -> Any:
 
 
 def _scan(overlay: Overlay, real: Any, path: Any = None) -> Any:
-    with _named(path):
+    with _Named(path):
         resolved = _listed(overlay, path)
         return real(path) if resolved is None else Scanned(overlay, resolved, path)
 

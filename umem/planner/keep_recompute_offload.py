@@ -163,7 +163,8 @@ def _changes(decision: Decision) -> Iterator[Change]:
             yield reruns, moved - {one.key}, none
         else:
             yield reruns, moved | {one.key}, none
-    g, each = decision.graph.numbered, _every_rerun(reruns)
+    g = decision.graph.numbered
+    each = [(step, node) for step, rerun in enumerate(reruns) for node in rerun]
     for gone in each:
         yield without(g, reruns, {gone}), moved, none
     for node in dict.fromkeys(node for _, node in each):
@@ -178,10 +179,6 @@ def _changes(decision: Decision) -> Iterator[Change]:
 def _rank(decision: Decision) -> tuple[float, int]:
     """Return the sort key of decisions: seconds to twelve digits, then bytes over the link."""
     return float(f"{decision.seconds:.12g}"), decision.moved_bytes
-
-
-def _every_rerun(reruns: Reruns) -> list[tuple[int, int]]:
-    return [(step, node) for step, rerun in enumerate(reruns) for node in rerun]
 
 
 def _recomputed_instead(g: Numbered, reruns: Reruns, key: Key, *, deep: bool) -> Reruns | None:

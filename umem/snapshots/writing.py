@@ -188,14 +188,11 @@ def _write_file(operations: FileOperations, path: Path, content: Iterable[memory
 def _name(operations: FileOperations, temporary: Path, folder: Path, step: int) -> Path:
     """Rename a complete directory to an unused name."""
     names = set(operations.names(folder))
-    path = next(folder / name for name in _names_of(step) if name not in names)
+    every = (folder_name((step, again)) for again in count())
+    path = next(folder / name for name in every if name not in names)
     operations.rename(temporary, path)
     operations.synchronize_folder(folder)
     return path
-
-
-def _names_of(step: int) -> Iterator[str]:
-    return (folder_name((step, again)) for again in count())
 
 
 # -- old ones ----------------------------------------------------------------------------------

@@ -142,17 +142,13 @@ def is_own_work(ignored: Sequence[str] = ()) -> bool:
         file = frame.f_code.co_filename
         if file.startswith(root) and not file.startswith(tuple(ignored)):
             return True
-        if not (file.startswith(root) or _is_array_library(file)):
+        if not (file.startswith(root) or any(part in file for part in _ARRAY_LIBRARIES)):
             return False
         frame = frame.f_back
     return False
 
 
 _ARRAY_LIBRARIES = "/cupy/", "/cupyx/", "/numpy/", "/chainer/_backend.py", "/chainer/backends/"
-
-
-def _is_array_library(file: str) -> bool:
-    return any(part in file for part in _ARRAY_LIBRARIES)
 
 
 def end_at_user(error: BaseException) -> None:

@@ -24,7 +24,8 @@ def first_unsafe(gradients: Iterable[Named], largest: float = LARGEST) -> Named 
         largest: the largest absolute value that is allowed.
     """
     named = list(gradients)
-    flags = cuda.cupy.zeros(len(named), dtype=bool) if _any_on_gpu(named) else None
+    is_on_gpu = any(not isinstance(grad, np.ndarray) for _, grad in named)
+    flags = cuda.cupy.zeros(len(named), dtype=bool) if is_on_gpu else None
     unsafe = np.zeros(len(named), dtype=bool)
     for index, (_, grad) in enumerate(named):
         if isinstance(grad, np.ndarray):
@@ -44,10 +45,6 @@ def why(grad: Any, largest: float = LARGEST) -> str:
     where = tuple(int(i) for i in np.argwhere(wrong)[0])
     what = "NaN or infinity" if not finite.all() else f"beyond {largest:.1e} in size"
     return f"{int(wrong.sum())} of {values.size} values are {what}, the first at {where}"
-
-
-def _any_on_gpu(named: list[Named]) -> bool:
-    return any(not isinstance(grad, np.ndarray) for _, grad in named)
 
 
 def _is_unsafe(grad: np.ndarray[Any, Any], largest: float) -> bool:

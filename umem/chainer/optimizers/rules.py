@@ -84,7 +84,8 @@ class QuantizedRule(UpdateRule):
 
     def _init_states(self, param: Any) -> None:
         """Create missing states, and move states to the parameter's device; called by Chainer."""
-        if self.policy.paged and _is_cupy(param) and self._lacks_states():
+        is_cupy = param.device.xp is not np and param.array is not None
+        if self.policy.paged and is_cupy and self._lacks_states():
             with managed():
                 super()._init_states(param)
         else:
@@ -256,7 +257,3 @@ def refuse_unsafe(gradients: Any, updates: int) -> None:
             f"{updates}: {why(grad)}. No parameter and no state was changed. Skip the step, "
             "or use optimizer.loss_scaling(), which skips such steps"
         )
-
-
-def _is_cupy(param: Any) -> bool:
-    return param.device.xp is not np and param.array is not None

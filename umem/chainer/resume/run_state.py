@@ -117,7 +117,9 @@ class RunState:
     def _load(self, distributor: Distributor) -> dict[str, Any]:
         """Load all parts, and check that the run can go on from them."""
         before = Rollback(self.objects())
-        if self._is_lazy():  # what is kept beside a parameter can be put back once it is there
+        parameters = (p for link in self._links.values() for p in link.params())
+        if any(p.array is None for p in parameters):
+            # What is kept beside a parameter can be put back once it is there.
             self._load_once(distributor)
         self._load_once(distributor)
         saved = distributor["values"]
@@ -138,9 +140,6 @@ class RunState:
         for name, optimizer in self._optimizers.items():
             expect_states(optimizer, distributor["optimizers"][name])
         self._serialize(distributor)
-
-    def _is_lazy(self) -> bool:
-        return any(p.array is None for link in self._links.values() for p in link.params())
 
     def serialize(self, saver: Any) -> None:
         """Save or load every part in turn, the global generators excluded."""
@@ -262,15 +261,12 @@ def _is_live(part: Any) -> bool:
 
 def _targets_left_out(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the targets of optimizers that are not inside another part."""
-    inside = {id(p) for part in parts.values() if _is_link(part) for p in part.params()}
+    links = (part for part in parts.values() if isinstance(part, chainer.Link))
+    inside = {id(parameter) for link in links for parameter in link.params()}
     for name, part in parts.items():
         if is_optimizer(part) and part.target is not None:
             if not all(id(parameter) in inside for parameter in part.target.params()):
                 yield f"{name}.target", part.target
-
-
-def _is_link(part: Any) -> bool:
-    return isinstance(part, chainer.Link)
 
 
 def _updater(part: Any) -> Any:
