@@ -98,7 +98,12 @@ def print_result(found: Any, lines: Callable[[int], Iterable[Text]], *, as_json:
     """Print a result as JSON, or as the lines that are made of it for the terminal's width."""
     if as_json:
         say(json_text(found))
-        return
+    else:
+        print_lines(lines)
+
+
+def print_lines(lines: Callable[[int], Iterable[Text]]) -> None:
+    """Print the lines that are made for the terminal's width."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
-from rich.text import Text
 
 from umem import __version__
 from umem.as_json import json_text
-from umem.cli.files_and_sizes import Caps, caps, refuse, refuse_picture, say, write
+from umem.cli.files_and_sizes import Caps, caps, print_lines, refuse, refuse_picture, say, write
 from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import TraceError, UmemError
 from umem.printable import command_line, short
@@ -167,9 +166,8 @@ def _print(
     if as_json:
         say(json_text(JSON.of_step(analysis, name, vram)))
     elif not is_quiet:
-        console = Console(highlight=False, markup=False)
-        plain = not (console.encoding or "").lower().startswith("utf")
-        _print_lines(TEXT.of_step(analysis, name, console.width, vram=vram, plain=plain))
+        plain = not (Console().encoding or "").lower().startswith("utf")
+        print_lines(lambda width: TEXT.of_step(analysis, name, width, vram=vram, plain=plain))
 
 
 def _compare(
@@ -183,21 +181,14 @@ def _compare(
     if as_json:
         say(json_text(JSON.of_comparison(comparison, before, after, vram)))
     else:
-        width = Console().width
-        _print_lines(TEXT.of_comparison(comparison, before, after, width, vram))
+        print_lines(lambda width: TEXT.of_comparison(comparison, before, after, width, vram))
 
 
 def _print_ranks(found: RankedTraces, vram: Vram | None, as_json: bool) -> None:
     if as_json:
         say(json_text(JSON.of_ranks(found, vram)))
     else:
-        _print_lines(TEXT.of_ranks(found, Console().width, vram))
-
-
-def _print_lines(lines: Iterable[Text]) -> None:
-    console = Console(highlight=False, markup=False)
-    for line in lines:
-        console.print(line, soft_wrap=True)
+        print_lines(lambda width: TEXT.of_ranks(found, width, vram))
 
 
 # -- files -------------------------------------------------------------------------------------
