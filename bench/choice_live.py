@@ -19,7 +19,7 @@ import itertools
 import json
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,14 +29,16 @@ from choice_parts.live import drawn
 from choice_parts.networks import GPU, GRANULE, NETWORKS, least_bytes, program
 from report_tables import counted, listed, quantity, text
 
+from umem.choosing.child import DryProgram
 from umem.choosing.choosing import TriedTechnique, choose_for
 from umem.choosing.technique_rows import TECHNIQUES
 from umem.units import MIB
 
-SHARES = (0.4, 0.6, 0.8)
+SHARES = (0.6, 0.4, 0.8)
+"""Of the least VRAM; the middle one first, for all networks, as a run may be ended early."""
 TOP = 3
 """So many lines are to be in live's order."""
-CASES_AT_A_TIME = 2
+CASES_AT_A_TIME = 3
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # of the processes it starts
 EXPLAINED: dict[tuple[str, str], str] = {}
 """Why a line is not as it was said, by network and technique."""
@@ -47,17 +49,23 @@ class Case(NamedTuple):
 
     network: str
     share: float
-    vram: int
 
 
-def measure(case: Case) -> dict[str, Any]:
-    """Choose for a case, and try each line that is said to fit."""
-    asked = program(case.network, case.vram)
+def measure(case: Case, least: dict[str, int]) -> dict[str, Any]:
+    """Choose for a case, and try each line that is said to fit.
+
+    Args:
+        least: the least VRAM by network; that of the case is added where it is not known.
+    """
+    if case.network not in least:
+        least[case.network] = least_bytes(case.network)
+    vram = round(case.share * least[case.network] / GRANULE) * GRANULE
+    asked = program(case.network, vram)
     choice = choose_for(asked)
-    lines = [tried(case, row) for row in choice.fitting]
+    lines = [tried(asked, row) for row in choice.fitting]
     trains = [line for line in lines if not line["why_not"]]
     return {
-        "network": case.network, "share": case.share, "vram_bytes": case.vram,
+        "network": case.network, "share": case.share, "vram_bytes": vram,
         "said": len(lines), "trained": len(trains),
         "in_order": all(map(are_in_order, *pairs(trains[:TOP]))),
         "first": lines[0]["technique"] if lines else None,
@@ -66,10 +74,10 @@ def measure(case: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def tried(case: Case, row: TriedTechnique) -> dict[str, Any]:
+def tried(asked: DryProgram, row: TriedTechnique) -> dict[str, Any]:
     """Train under a technique, with arithmetic."""
     technique = next(each for each in TECHNIQUES if each.name == row.name)
-    live = drawn(program(case.network, case.vram), technique)
+    live = drawn(asked, technique)
     return {
         "technique": row.name,
         "dry_seconds": [row.seconds_low, row.seconds, row.seconds_high],
@@ -168,29 +176,21 @@ def main(quick: bool, names: tuple[str, ...], given: tuple[float, ...], path: Pa
     shares = given or (SHARES[1:2] if quick else SHARES)
     before = kept(path)
     least = dict(before["least"])
-    asked = [(name, share) for name in chosen for share in shares]
-    rows = [row for row in before["rows"] if (row["network"], row["share"]) not in asked]
-
-    def report(**how: Any) -> None:
-        order = [*NETWORKS]
-        rows.sort(key=lambda row: (order.index(row["network"]), row["share"]))
-        if path is not None:
-            common.write_json(path, BENCH.report(rows, simulated=True, **how))
-
-    how = {"options": {"quick": quick, "gpu": GPU}, "least": least}
+    cases = [Case(name, share) for share in shares for name in chosen]
+    rows = [row for row in before["rows"] if Case(row["network"], row["share"]) not in cases]
+    how: dict[str, Any] = {
+        "simulated": True, "options": {"quick": quick, "gpu": GPU}, "least": least,
+    }  # fmt: skip
+    order = [*NETWORKS]
     with ThreadPoolExecutor(CASES_AT_A_TIME) as executor:
-        unknown = [name for name in chosen if name not in least]
-        least.update(zip(unknown, executor.map(least_bytes, unknown), strict=True))
-        click.echo(f"least VRAM: {least}", err=True)
-        cases = [
-            Case(name, share, round(share * least[name] / GRANULE) * GRANULE)
-            for name, share in asked
-        ]
-        for row in executor.map(measure, cases):
-            click.echo(json.dumps(row), err=True)
-            rows.append(row)
-            report(**how)
-    BENCH.finish(rows, path, simulated=True, **how)
+        running = [executor.submit(measure, case, least) for case in cases]
+        for done in as_completed(running):
+            rows.append(done.result())
+            rows.sort(key=lambda row: (order.index(row["network"]), row["share"]))
+            click.echo(json.dumps(done.result()), err=True)
+            if path is not None:
+                common.write_json(path, BENCH.report(rows, **how))
+    BENCH.finish(rows, path, **how)
 
 
 if __name__ == "__main__":
