@@ -31,11 +31,14 @@ from report_tables import counted, listed, quantity, text
 
 from umem.choosing.child import DryProgram
 from umem.choosing.choosing import TriedTechnique, choose_for
+from umem.choosing.technique import Technique
 from umem.choosing.technique_rows import TECHNIQUES
 from umem.units import MIB
 
 SHARES = (0.6, 0.4, 0.8)
 """Of the least VRAM; the middle one first, for all networks, as a run may be ended early."""
+QUICK = ("nothing", "recompute min", "managed")
+"""The techniques of the quick form."""
 TOP = 3
 """So many lines are to be in live's order."""
 CASES_AT_A_TIME = 3
@@ -51,17 +54,21 @@ class Case(NamedTuple):
     share: float
 
 
-def measure(case: Case, least: dict[str, int]) -> dict[str, Any]:
+def measure(
+    case: Case, least: dict[str, int], techniques: Sequence[Technique] = TECHNIQUES
+) -> dict[str, Any]:
     """Choose for a case, and try each line that is said to fit.
 
     Args:
+        case: the network and the share.
         least: the least VRAM by network; that of the case is added where it is not known.
+        techniques: those that are tried.
     """
     if case.network not in least:
         least[case.network] = least_bytes(case.network)
     vram = round(case.share * least[case.network] / GRANULE) * GRANULE
     asked = program(case.network, vram)
-    choice = choose_for(asked)
+    choice = choose_for(asked, techniques=techniques)
     lines = [tried(asked, row) for row in choice.fitting]
     trains = [line for line in lines if not line["why_not"]]
     return {
@@ -166,7 +173,7 @@ def kept(path: Path | None) -> dict[str, Any]:
 
 
 @click.command(help=__doc__)
-@click.option("--quick", is_flag=True, help="One network, one share.")
+@click.option("--quick", is_flag=True, help="One network, one share, three techniques.")
 @click.option("--only", "names", multiple=True, type=click.Choice([*NETWORKS]))
 @click.option("--share", "given", multiple=True, type=click.FloatRange(0, 1, min_open=True))
 @common.json_option
@@ -182,8 +189,9 @@ def main(quick: bool, names: tuple[str, ...], given: tuple[float, ...], path: Pa
         "simulated": True, "options": {"quick": quick, "gpu": GPU}, "least": least,
     }  # fmt: skip
     order = [*NETWORKS]
+    techniques = [each for each in TECHNIQUES if not quick or each.name in QUICK]
     with ThreadPoolExecutor(CASES_AT_A_TIME) as executor:
-        running = [executor.submit(measure, case, least) for case in cases]
+        running = [executor.submit(measure, case, least, techniques) for case in cases]
         for done in as_completed(running):
             rows.append(done.result())
             rows.sort(key=lambda row: (order.index(row["network"]), row["share"]))
