@@ -1,9 +1,10 @@
 """Is the largest batch that `umem batch` finds the largest that trains?
 
-The script of bench/choice_live.py on a software T4, with one and a half times the least
-VRAM in which it trains with the batch that is given. Both search by the same doubling and halving, `umem batch` by dry runs
-and the other with arithmetic. The two answers are equal with a block of 2 MiB of grace where the
-larger one trains with a block more, or not one more than the smaller one with a block less.
+The script of bench/choice_live.py on a software T4, with one and a half times the least VRAM in
+which it trains with the batch that is given. Both search by the same doubling and halving, `umem
+batch` by dry runs and the other with arithmetic. The two answers are equal with a block of 2 MiB of
+grace where the larger one trains with a block more, or not one more than the smaller one with a
+block less.
 """
 
 from __future__ import annotations
