@@ -109,6 +109,28 @@ print([name for _, name in asked()])
     assert "cupy_all" in found[2] and "cupy_sum" in found[2]
 
 
+def test_unknown_arrays_differ_so_that_a_loop_until_nothing_changes_runs_to_its_limit(
+    kernel_cache: Path,
+) -> None:
+    program = """
+x = cp.random.rand(1 << 20)
+old, new = (x * 9).astype("i"), (x * 8).astype("i")
+print(bool((new == old).all()), bool((new != old).any()), bool(cp.array_equal(old, new)))
+print(bool((x[:4] == 2).all()), bool((x != 5).any()), bool((x >= 0).all()))
+for turn in range(5):
+    labels = (x * (turn + 1)).astype("i")
+    if turn and bool((labels == before).all()):
+        break
+    before = labels
+print(turn, sorted({line for line, _ in asked()}))
+"""
+    assert lines(program, kernel_cache, start=DRY) == [
+        "False True False",
+        "False False True",
+        "4 ['14', '15', '18']",
+    ]
+
+
 def test_an_answer_fills_what_is_read_on_its_line(kernel_cache: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -48,6 +48,13 @@ GUESSED_BYTES, GUESSED_WHOLE_BYTES = 64, 1 << 12
 Several flags are not: of a mask that is unknown, all are set."""
 GUESSES = {"cupy_all": 1, "cupy_isfinite": 1}
 """Guessed bytes by kernel: the answer by which a program goes on. Elsewhere they are zero."""
+DIFFERENT = {
+    "cupy_all": (re.compile("^cupy_equal__"), 0),
+    "cupy_any": (re.compile(r"^cupy_not_equal__(\w+)_\1_bool$"), 1),
+}
+"""Guessed bytes by kernel and who wrote its flags: unknown arrays differ, so that loops until nothing
+changes or all have ended run to their limit. A number is no array: `(info != 0).any()` is a check.
+"""
 SUMS = re.compile("bsum|sum$|count_nonzero|cupy_sum|by_csr_step1$")
 """Kernels that count flags once; other kernels of `COUNTS` (scans) add up along the way."""
 COUNTS = re.compile("bsum_shfl|scan|cumsum|count_nonzero|^cupy_sum|by_csr_step1$")
@@ -130,10 +137,12 @@ class DryRuntime(HostRuntime):
             is_whole: whether it writes whole numbers and flags alone.
             flags: how many flags it counts; 0 if it counts none.
         """
-        level, touched = KNOWN, sum(each[1] - each[0] for each in writes)
+        level, source, touched = KNOWN, "", sum(each[1] - each[0] for each in writes)
         for low, high in reads:
             touched += high - low
-            level = max(level, self.memory.worst(low, high).level)
+            origin = self.memory.worst(low, high)
+            if origin.level > level:
+                level, source = origin.level, origin.name
         most = COMPUTED_WHOLE_BYTES if is_whole else COMPUTED_BYTES
         runs = level < UNKNOWN and touched <= most
         if level == GUESSED and any(is_whole and _are_flags(each) for each in writes):
@@ -141,7 +150,7 @@ class DryRuntime(HostRuntime):
         self.counts["computed" if runs else "left out"] += 1
         for low, high, itemsize in writes:
             if not runs:
-                self._leave_out(name, low, high, itemsize, is_whole, flags)
+                self._leave_out(name, low, high, itemsize, is_whole, flags, source)
             elif level == KNOWN:
                 self.memory.put(low, high, FULLY_KNOWN)
             else:
@@ -149,7 +158,14 @@ class DryRuntime(HostRuntime):
         return runs
 
     def _leave_out(
-        self, name: str, low: int, high: int, itemsize: int, is_whole: bool, flags: float
+        self,
+        name: str,
+        low: int,
+        high: int,
+        itemsize: int,
+        is_whole: bool,
+        flags: float,
+        source: str = "",
     ) -> None:
         """Note a result that is not computed, and guess it where it is small."""
         nbytes = high - low
@@ -159,7 +175,7 @@ class DryRuntime(HostRuntime):
         level = GUESSED if nbytes <= most and not is_mask else UNKNOWN
         origin = Origin(level, name, itemsize, low, weight, not SUMS.search(name), is_whole)
         if nbytes <= GUESSED_WHOLE_BYTES:
-            ctypes.memset(low, GUESSES.get(name.partition("__")[0], 0), nbytes)
+            ctypes.memset(low, _guess(name, source), nbytes)
             if weight and itemsize in (4, 8):
                 kind = np.dtype(_WHOLE_KINDS[itemsize])
                 counts = self.view(low, kind, (nbytes // itemsize,), (itemsize,))
@@ -299,6 +315,13 @@ class DryRuntime(HostRuntime):
     def put_other_bytes(self, ranges: Sequence[tuple[int, int]], stream: int) -> None:
         for address, nbytes in ranges:
             self.memory.put(address, address + nbytes, Origin(UNKNOWN, "discard"))
+
+
+def _guess(name: str, source: str) -> int:
+    """Return the guessed bytes of a kernel that reads what ``source`` would have written."""
+    kernel = name.partition("__")[0]
+    flags, guess = DIFFERENT.get(kernel, (None, 0))
+    return guess if flags and flags.search(source) else GUESSES.get(kernel, 0)
 
 
 def _are_flags(written: Written) -> bool:
