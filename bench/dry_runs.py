@@ -7,8 +7,8 @@ were made: else the pool takes free chunks in an order that follows from all obj
 so that what it reserves and which blocks move differ by some percent, dry or not. A program is equal
 where its peak in use, reserved bytes, the simulated seconds of its last step and the moved bytes are
 all within 1%. Where a program decides by values, the dry run may be told one by ``--answer``; its
-row says so. The runs with arithmetic are recorded once, and ``--dry-only`` compares new dry runs
-with the rows that results/ has.
+row says so. The runs with arithmetic are recorded once: ``--dry-only`` compares new dry runs with
+the rows that results/ has, but for those of ``--again``.
 
 The second table has dry runs at full size: processor seconds with imports, and the most memory of
 the process, in its first run with an empty cache of kernels left out.
@@ -214,12 +214,14 @@ def child(*arguments: str) -> dict[str, Any]:
     So are its addresses where there is ``setarch``.
     """
     setarch = shutil.which("setarch")
+    env = {**os.environ, **dict.fromkeys(THREADS, "1"), "PYTHONHASHSEED": "0"}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # modules are compiled once, as where it is installed
     done = subprocess.run(
         [*([setarch, "-R"] if setarch else []), sys.executable, __file__, *arguments],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, **dict.fromkeys(THREADS, "1"), "PYTHONHASHSEED": "0"},
+        env=env,
     )
     if done.returncode:
         return {"error": done.stderr.strip().splitlines()[-1][-300:] if done.stderr else "ended"}
@@ -357,6 +359,9 @@ BENCH = common.Bench("dry_runs", __doc__, answer, tables=tables, notes=notes)
 @click.option("--quick", is_flag=True, help="Two programs, nothing at full size.")
 @click.option("--only", "names", multiple=True, type=click.Choice(programs()))
 @click.option("--dry-only", is_flag=True, help="Take the runs with arithmetic from results/.")
+@click.option(
+    "--again", multiple=True, type=click.Choice(programs()), help="With its arithmetic again."
+)
 @click.option("--no-full", is_flag=True, help="Leave out the second table.")
 @click.option("--one", hidden=True)
 @click.option("--how", type=click.Choice(["dry", "real", "full"]), default="dry", hidden=True)
@@ -365,6 +370,7 @@ def main(
     quick: bool,
     names: tuple[str, ...],
     dry_only: bool,
+    again: tuple[str, ...],
     no_full: bool,
     one: str | None,
     how: str,
@@ -378,10 +384,11 @@ def main(
     kept = {}
     if dry_only:
         rows = json.loads(RESULTS.read_text("utf-8"))["rows"]
-        kept = {row["program"]: row["real"] for row in rows}
+        kept = {row["program"]: row["real"] for row in rows if row["program"] not in again}
     found = list(_rows(chosen, kept))
     full = [] if quick or no_full else list(_full_rows())
     options = {"quick": quick, "programs": len(chosen), "gpu": GPU, "dry_only": dry_only}
+    options["again"] = list(again)
     BENCH.finish(found, path, simulated=True, options=options, full=full)
 
 

@@ -37,10 +37,12 @@ from umem.trace.events import Access
 from umem.trace.stacks import is_own_work, program_line
 from umem.units import format_bytes
 
-COMPUTED_BYTES = 1 << 20
+COMPUTED_BYTES = 1 << 18
 """A call that touches at most this much is computed: some 0.1 ms, as what it takes to judge it."""
 COMPUTED_WHOLE_BYTES = 32 << 20
 """The same of calls that write whole numbers and flags alone, because these decide sizes."""
+COPIED_ON_DEVICE_BYTES = 1 << 20
+"""A copy within the GPU's memory up to this size is made, which takes as little time."""
 COPIED_BYTES = 8 << 20
 """A copy from the host up to this size is made: larger ones are data, not indexes or tables."""
 GUESSED_BYTES, GUESSED_WHOLE_BYTES = 64, 1 << 12
@@ -95,6 +97,7 @@ class DryRuntime(HostRuntime):
         self.reads: Counter[tuple[str, str]] = Counter()
         self.answers: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
+        self._as_if_pinned: set[int] = set()
         self._depths: dict[int, int] = {}  # of calls of libraries, by thread
 
     def refuse_memory(self, nbytes: int) -> NoReturn:
@@ -251,9 +254,24 @@ class DryRuntime(HostRuntime):
 
     # -- copies and fills -----------------------------------------------------------------------
 
+    def pointerGetMemoryType(self, ptr: int) -> int:
+        """Return that the program's own memory is pinned, and remember it as such for one copy.
+
+        CuPy asks before it copies an array of NumPy's by pinned memory, which a copy that is made
+        at once, or left out, does not need.
+        """
+        found = super().pointerGetMemoryType(ptr)
+        if not found:
+            self._as_if_pinned.add(ptr)
+        return found or HOST
+
+    def is_pinned(self, ptr: int) -> bool:
+        return ptr in self._as_if_pinned or super().is_pinned(ptr)
+
     def copy(self, dst: int, src: int, size: int, stream: int = 0) -> None:
         """Report a copy, and make it if it is small and known."""
         self.tell_copy(dst, src, size, self.device_of(stream), stream)
+        self._as_if_pinned.discard(src)
         source, target = self.allocation_of(src), self.allocation_of(dst)
         origin = FULLY_KNOWN if source is None else self.memory.worst(src, src + size)
         if target is None:
@@ -263,7 +281,7 @@ class DryRuntime(HostRuntime):
                 self._read(dst, src, size, origin)
             return
         is_from_host = source is None or HOST in (source.kind, target.kind)
-        most = COPIED_BYTES if is_from_host else COMPUTED_BYTES
+        most = COPIED_BYTES if is_from_host else COPIED_ON_DEVICE_BYTES
         if size <= most and origin.level < UNKNOWN:
             ctypes.memmove(dst, src, size)
         else:
