@@ -1,14 +1,14 @@
 """Does a dry run say of memory and time what the run with arithmetic says?
 
 Forty programs on a software T4, each in a process of its own with its arithmetic and dry, at the
-same size: Chainer's networks, umem's techniques, and plain CuPy. Hashes are fixed, addresses are not
-randomised, the collector is off, and the chunks of CuPy's pool are put in the order in which they
-were made: else the pool takes free chunks in an order that follows from all objects of the process,
-so that what it reserves and which blocks move differ by some percent, dry or not. A program is equal
-where its peak in use, reserved bytes, the simulated seconds of its last step and the moved bytes are
-all within 1%. Where a program decides by values, the dry run may be told one by ``--answer``; its
-row says so. The runs with arithmetic are recorded once: ``--dry-only`` compares new dry runs with
-the rows that results/ has, but for those of ``--again``.
+same size: Chainer's networks, umem's techniques, and plain CuPy. Hashes are fixed, addresses are
+not randomised, the collector is off, and the chunks of CuPy's pool are put in the order in which
+they were made: else the pool takes free chunks in an order that follows from all objects of the
+process, so that what it reserves and which blocks move differ by some percent, dry or not. A
+program is equal where its peak in use, reserved bytes, the simulated seconds of its last step and
+the moved bytes are all within 1%. Where a program decides by values, the dry run may be told one by
+``--answer``; its row says so. The runs with arithmetic are recorded once: ``--dry-only`` compares
+new dry runs with the rows that results/ has, but for those of ``--again``.
 
 The second table has dry runs at full size: processor seconds with imports, and the most memory of
 the process, in its first run with an empty cache of kernels left out.
@@ -59,7 +59,7 @@ SETTINGS = {
     "lookahead": Setting("managed", "36MiB"),
 }
 ANSWERS = {"conjugate gradients": ("arrays.py", ".cg(", 0.0)}
-"""What a user who knows it would type as ``--answer FILE:LINE=VALUE``: of the line, a part of it."""
+"""What a user who knows it would type as ``--answer FILE:LINE=VALUE``; a part of the line here."""
 EXPLAINED = {
     "conjugate gradients": "how many rounds it takes follows from the residual, which is 0 in a dry"
     " run; answered with 0, its tests of convergence say no, and all rounds are run",

@@ -54,8 +54,9 @@ DIFFERENT = {
     "cupy_all": (re.compile("^cupy_equal__"), 0),
     "cupy_any": (re.compile(r"^cupy_not_equal__(\w+)_\1_bool$"), 1),
 }
-"""Guessed bytes by kernel and who wrote its flags: unknown arrays differ, so that loops until nothing
-changes or all have ended run to their limit. A number is no array: `(info != 0).any()` is a check.
+"""Guessed bytes by kernel and who wrote its flags: unknown arrays differ, so that loops until
+nothing changes or all have ended run to their limit. A number is no array: `(info != 0).any()` is a
+check.
 """
 SUMS = re.compile("bsum|sum$|count_nonzero|cupy_sum|by_csr_step1$")
 """Kernels that count flags once; other kernels of `COUNTS` (scans) add up along the way."""
