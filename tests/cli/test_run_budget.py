@@ -44,8 +44,10 @@ def script(tmp_path: Path) -> Path:
 @needs_chainer
 @pytest.mark.thorough
 def test_a_script_runs_for_real_within_what_was_chosen(script: Path, kernel_cache: Path) -> None:
+    starts = "import subprocess\nsubprocess.run(['true'], check=True)\n"
+    script.write_text(starts + script.read_text())  # the dry part stops there without --programs
     said = {}
-    for asked in ([], ["--budget", "48MiB"]):
+    for asked in ([], ["--budget", "48MiB", "--programs", "run"]):
         ended = execute(
             "-m", "umem", "run", "--software", "t4", *asked, str(script), "@cupy:0",
             cwd=script.parent, XDG_CACHE_HOME=str(kernel_cache), CUPY_CACHE_DIR=str(kernel_cache),

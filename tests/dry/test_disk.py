@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import fcntl
 import gzip
 import io
 import logging
@@ -444,6 +445,34 @@ def test_a_second_one_is_refused(disk: ScratchDisk) -> None:
         pass
     Path("a.txt").write_text("x")
     assert disk.written
+
+
+def test_a_scratch_folder_that_something_else_has_removed_has_no_files(disk: ScratchDisk) -> None:
+    Path("a.txt").write_text("x")
+    assert len(disk.written) == 1
+    assert disk.overlay is not None
+    posix.rename(disk.overlay.files, f"{disk.folder}/moved")
+    assert disk.written == ()
+    posix.rename(f"{disk.folder}/moved", disk.overlay.files)
+
+
+def test_what_killed_runs_have_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that is locked is that of a run, and a fresh one may be about to be locked."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, running, fresh = (tmp_path / f"umem-dry-{name}" for name in ("left", "running", "fresh"))
+    for folder in (left, running, fresh):
+        folder.mkdir()
+        (folder / "x").write_text("")
+        if folder != fresh:
+            os.utime(folder, (0, 0))
+    number = os.open(running, os.O_RDONLY)
+    fcntl.flock(number, fcntl.LOCK_EX)
+    with scratch_disk():
+        pass
+    assert [folder.exists() for folder in (left, running, fresh)] == [False, True, True]
+    os.close(number)
 
 
 @pytest.mark.parametrize("given", [{"writes": "no"}, {"programs": "maybe"}])

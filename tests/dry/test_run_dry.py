@@ -286,7 +286,7 @@ def test_processes_of_the_script_are_dry(tmp_path: Path) -> None:
 REFUSED = {
     "--virtual": ("--virtual", "t4"), "--software": ("--software", "t4"),
     "--checked": ("--checked",), "--no-model": ("--no-model",), "--budget": ("--budget", "1GiB"),
-    "--resume": ("--resume", "every=5"), "-n": ("-n", "4"),
+    "--resume": ("--resume", "every=5"),
 }  # fmt: skip
 
 

@@ -42,7 +42,7 @@ class DryProgram:
         arguments: the program's own.
         gpu: a name of the table.
         vram: the VRAM instead of the table's, such as "8GiB".
-        answers: values for lines that read unknown memory, as ``umem run --answer`` takes them.
+        options: of ``umem run --dry``, such as ``("--answer", "train.py:41=1000")``.
     """
 
     script: str
@@ -50,7 +50,7 @@ class DryProgram:
     gpu: str = "t4"
     vram: str | None = None
     is_module: bool = False
-    answers: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
     def words(self) -> list[str]:
         """Return the program as it stands on a command line."""
@@ -154,10 +154,9 @@ def draw(program: DryProgram, technique: Technique, stop: Event) -> Draw:
         told, result, said = (Path(folder) / name for name in ("technique", "result", "said"))
         told.write_bytes(row)
         given = ["--dry", program.gpu, "--technique", str(told), "--json", str(result)]
+        given += program.options
         if program.vram is not None:
             given += ["--vram", program.vram]
-        for answer in program.answers:
-            given += ["--answer", answer]
         with said.open("wb") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-m", "umem", "run", *given, *program.words()],

@@ -193,7 +193,9 @@ def full_line(row: TriedTechnique, program: DryProgram) -> str:
     return f"{command} {command_line(*program.words())}{mark}{comment}"
 
 
-def choose(script: str, *args: str, gpu: str = "t4", vram: str | None = None) -> ScriptChoice:
+def choose(
+    script: str, *args: str, gpu: str = "t4", vram: str | None = None, options: Sequence[str] = ()
+) -> ScriptChoice:
     """Find what makes a program fit a GPU, by running it dry under every technique.
 
     Each technique's own code runs, without arithmetic, in processes of their own, two at a time. A
@@ -204,6 +206,7 @@ def choose(script: str, *args: str, gpu: str = "t4", vram: str | None = None) ->
         args: the program's arguments, as on a command line.
         gpu: a GPU of the table.
         vram: its VRAM, such as "8GiB"; None: the table's.
+        options: of ``umem run --dry``, such as ``["--answer", "train.py:41=1000"]``.
 
     Raises:
         DryRunError: the program fails without any technique, for another reason than memory, or
@@ -213,7 +216,8 @@ def choose(script: str, *args: str, gpu: str = "t4", vram: str | None = None) ->
     gpu_spec(gpu)
     if vram is not None:
         parse_bytes(vram, "vram")
-    return choose_for(DryProgram(str(script), tuple(map(str, args)), gpu, vram))
+    given = tuple(map(str, args))
+    return choose_for(DryProgram(str(script), given, gpu, vram, options=tuple(options)))
 
 
 def choose_for(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -38,10 +38,16 @@ class DryRun:
         mode: where allocations come from, for the report.
         limit: how many steps run.
         answers: values for lines that read unknown memory.
+        notes: sentences for the report.
     """
 
     def __init__(
-        self, gpu: Any, mode: str, limit: StepLimit, answers: dict[str, float] | None = None
+        self,
+        gpu: Any,
+        mode: str,
+        limit: StepLimit,
+        answers: dict[str, float] | None = None,
+        notes: Iterable[str] = (),
     ) -> None:
         self._gpu, self._mode, self._limit = gpu, mode, limit
         self._answers, self._asked = answers or {}, AskedCounter()
@@ -54,7 +60,7 @@ class DryRun:
         self._facts: Any = None
         self._evaluated = False
         self._extension: str | None = None
-        self._notes: list[str] = []
+        self._notes = list(notes)
         self._is_tty = sys.stderr.isatty()
         self._began = time.perf_counter()
 
@@ -234,8 +240,8 @@ class DryRun:
         missing = asked - sys.modules["cupy"].cuda.runtime.memGetInfo()[0]
         return holders, missing if missing > 0 else None, str(found)
 
-    def sum_up(self) -> None:
-        """Sum up what the run has shown as `outcome`, before the stack unwinds."""
+    def sum_up(self) -> int:
+        """Sum up the run as `outcome`, before the stack unwinds; returns the exit status."""
         wall = time.perf_counter() - self._began
         if self._is_tty and self._steps.count:
             print(f"\r{'':<70}\r", end="", file=sys.stderr, flush=True)
@@ -283,6 +289,7 @@ class DryRun:
             unused_answers=tuple(self._unused()),
             notes=(*self._notes, *self._of_steps()),
         )
+        return status
 
     def _of_steps(self) -> Iterator[str]:
         """Yield sentences on steps that are not alike."""

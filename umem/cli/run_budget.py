@@ -14,6 +14,7 @@ from umem.choosing.technique_rows import within
 from umem.cli.choose_script import tried
 from umem.cli.files_and_sizes import gpu_asked_for, say
 from umem.cli.run_script import Program
+from umem.cli.script_options import OF_DRY_RUNS, words
 from umem.devices.specs import spec_of_driver
 from umem.errors import BudgetError, DeviceNotFoundError, UnknownGpuError
 from umem.units import format_bytes, format_seconds, parse_bytes
@@ -56,6 +57,8 @@ class Budgeting:
         for name in _REFUSED:
             if options[name]:
                 raise click.UsageError(f"--budget goes without --{name.replace('_', '-')}")
+        self._words = words({name: options[name] for name in OF_DRY_RUNS})
+        options |= {"answers": (), "writes": None, "programs": None}  # of the dry part alone
 
     def choose(self, program: Program, *, is_module: bool) -> None:
         """Choose the technique, by dry runs in other processes; does nothing without a budget.
@@ -68,7 +71,7 @@ class Budgeting:
             return
         script = program.words[1] if is_module else program.words[0]
         gpu = self._software or self._gpu or _gpu_here()
-        asked = DryProgram(script, program.arguments, gpu, self._budget, is_module)
+        asked = DryProgram(script, program.arguments, gpu, self._budget, is_module, self._words)
         gpu_asked_for(gpu, self._budget)
         techniques = within(self._budget)
         choice = tried(asked, techniques)

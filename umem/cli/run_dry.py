@@ -19,7 +19,7 @@ from umem.choosing.child import Trial
 from umem.cli.dry_run import DryRun
 from umem.cli.files_and_sizes import say
 from umem.cli.run_dry_gpus import Elsewhere, lines
-from umem.cli.run_ranks import given_words
+from umem.cli.run_ranks import given_words, rank_path
 from umem.dry.disk import scratch_disk
 from umem.dry.dry_steps import LEAST_STEPS, StepLimit
 from umem.dry.verdict import report
@@ -51,12 +51,12 @@ def with_dry(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--programs",
             type=click.Choice(["stop", "run"]),
-            help="With --dry: whether other programs may be started (default: stop).",
+            help="With --dry, --budget: whether other programs may be started (default: stop).",
         ),
         click.option(
             "--writes",
             type=click.Choice(["scratch", "real"]),
-            help="With --dry: where files are written: to a scratch folder (default), or as usual.",
+            help="With --dry, --budget: write files to a scratch folder (default), or as usual.",
         ),
         click.option(
             "--json", "json_file", metavar="FILE", help="With --dry: write the result; - prints it."
@@ -71,7 +71,7 @@ def with_dry(command: Callable[..., Any]) -> Callable[..., Any]:
             "answers",
             multiple=True,
             metavar="FILE:LINE=VALUE",
-            help="With --dry: the value that a line reads from the GPU; may be repeated.",
+            help="With --dry, --budget: the value that a line reads from the GPU; may be repeated.",
         ),
         click.option(
             "--all-gpus", is_flag=True, help="With --dry: say which GPUs of the table run it."
@@ -89,6 +89,7 @@ class Drying:
 
     Args:
         options: the command's; those of dry runs are taken out, and ``software`` is the GPU.
+        has_ranks: the script runs as ranks of MPI, which all end after the same step.
 
     Raises:
         click.UsageError: an option does not go with ``--dry``, or needs it.
@@ -109,21 +110,26 @@ class Drying:
         for name in _REFUSED:
             if options[name]:
                 raise click.UsageError(f"--dry goes without --{name.replace('_', '-')}")
-        if has_ranks or this_rank() is not None:
-            raise click.UsageError("--dry runs one process: leave out -n")
         options["software"] = self.gpu
         self._answers = dict(map(_answer, taken["answers"]))
+        rank = this_rank()
         self._steps: str | None = taken["dry_steps"]
+        if rank is not None and self._steps is None:
+            self._steps = str(LEAST_STEPS)
         json_file = taken["json_file"]
         self._json = json_file
         if json_file not in (None, "-"):
             self._json = Path(json_file).absolute()  # the script may change folders
+            if rank is not None:
+                self._json = rank_path(self._json, rank.number)
         self._disk = {
             name: taken[name] for name in ("writes", "programs") if taken[name] is not None
         }
         self._trial = None if taken["technique"] is None else Trial(taken["technique"])
         self._elsewhere: Elsewhere | None = None
         if taken["all_gpus"]:
+            if has_ranks or rank is not None:
+                raise click.UsageError("--all-gpus runs one process: leave out -n")
             if options["mode"] or environment.mode() not in (None, "off"):
                 raise click.UsageError("--all-gpus compares VRAM: leave out --mode and UMEM_MODE")
             if options["recompute"] == "card":
@@ -153,7 +159,8 @@ class Drying:
         if self._trial is not None:
             self._trial.begin(stack)
         limit = StepLimit.parse(self._steps, max(LEAST_STEPS, least or 0))
-        self.run = DryRun(gpu, mode or "unmanaged", limit, self._answers)
+        notes = () if this_rank() is None else (_NO_LINKS,)
+        self.run = DryRun(gpu, mode or "unmanaged", limit, self._answers, notes)
         self.run.begin(stack, stack.enter_context(scratch_disk(**self._disk)))
 
     def tell(self, script: str) -> int:
@@ -191,6 +198,7 @@ class Drying:
             os._exit(code)
 
 
+_NO_LINKS = "the time is without what ranks exchange"
 _PATIENCE_SECONDS = 5.0
 """Threads of a script that was ended have so long: loaders look for an end every second or so."""
 

@@ -179,7 +179,7 @@ def run_program(
     except BaseException as error:
         if dry is None or dry.stopped(error) or whole:
             _show(error, path, whole)
-        if rank is not None:
+        if rank is not None and (dry is None or dry.ended == "error"):
             rank.raised(error)
         exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
         if dry is None or dry.ended == "error":
@@ -187,7 +187,7 @@ def run_program(
     if dry is None or dry.ended == "script":
         _wait_for_threads()
     if dry is not None:
-        dry.sum_up()
+        exit_code = dry.sum_up()
     if rank is not None:
         rank.over(exit_code)
     return exit_code, hint

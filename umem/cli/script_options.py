@@ -12,6 +12,23 @@ from umem.choosing.child import DryProgram
 from umem.cli.files_and_sizes import gpu_asked_for
 from umem.cli.run_script import Program
 
+OF_DRY_RUNS = {
+    "answers": "--answer",
+    "writes": "--writes",
+    "programs": "--programs",
+    "old_numpy": "--old-numpy",
+}
+"""Options that each dry run of the script is given."""
+
+
+def words(given: dict[str, Any]) -> tuple[str, ...]:
+    """Return the options of `OF_DRY_RUNS` that are given, as on a command line."""
+    found: list[str] = []
+    for name, value in given.items():
+        for one in (value,) if isinstance(value, str) else value or ():
+            found += [OF_DRY_RUNS[name], one]
+    return tuple(found)
+
 
 def of_a_script(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the script and its GPU to a command, which is given a ``program``.
@@ -25,7 +42,6 @@ def of_a_script(command: Callable[..., Any]) -> Callable[..., Any]:
         arguments: tuple[str, ...],
         gpu: str,
         vram: str | None,
-        answers: tuple[str, ...],
         is_module: bool,
         **options: Any,
     ) -> Any:
@@ -33,7 +49,8 @@ def of_a_script(command: Callable[..., Any]) -> Callable[..., Any]:
         gpu_asked_for(gpu, vram)
         if not script.endswith(".onnx"):
             Program.found(script, arguments, is_module=is_module)
-        program = DryProgram(script, arguments, gpu, vram, is_module, answers)
+        given = {name: options.pop(name) for name in OF_DRY_RUNS}
+        program = DryProgram(script, arguments, gpu, vram, is_module, words(given))
         return command(program=program, **options)
 
     for option in (
@@ -41,6 +58,18 @@ def of_a_script(command: Callable[..., Any]) -> Callable[..., Any]:
         click.argument("script"),
         click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module."),
         click.option("--json", "as_json", is_flag=True, help="JSON on standard output."),
+        click.option(
+            "--old-numpy",
+            multiple=True,
+            metavar="PACKAGE",
+            help="Lend PACKAGE the names that NumPy has removed; may be repeated.",
+        ),
+        click.option(
+            "--programs", type=click.Choice(["stop", "run"]), help="Whether others may be started."
+        ),
+        click.option(
+            "--writes", type=click.Choice(["scratch", "real"]), help="Where files are written."
+        ),
         click.option(
             "--answer",
             "answers",

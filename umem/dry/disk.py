@@ -17,6 +17,8 @@ after the run it looks at one variable.
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import os
 import posix
 import shutil
@@ -24,6 +26,7 @@ import stat
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from errno import ENOENT
@@ -104,9 +107,9 @@ def scratch_disk(*, writes: str = "scratch", programs: str = "stop") -> Iterator
         from umem.errors import StateError
 
         raise StateError("a dry run is on already: its scratch disk is one of the process")
-    folder = os.path.realpath(tempfile.mkdtemp(prefix="umem-dry-"))
     owner = os.getpid()
     with ExitStack() as undo:
+        folder = undo.enter_context(_new_folder())
 
         def only_here(step: Callable[[], Any]) -> None:
             undo.callback(lambda: step() if os.getpid() == owner else None)
@@ -135,6 +138,36 @@ def real_temporary_folder() -> str:
     disk = _on.disk
     return tempfile.gettempdir() if disk is None else os.path.dirname(disk.folder)
 
+
+@contextmanager
+def _new_folder() -> Iterator[str]:
+    """Make a folder that is locked as long as this process lives, and remove those of dead ones."""
+    for left in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{_PREFIX}*")):
+        with suppress(OSError), _locked(left):
+            found = os.lstat(left)
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime > _FRESH_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+    folder = os.path.realpath(tempfile.mkdtemp(prefix=_PREFIX))
+    with ExitStack() as kept:
+        with suppress(OSError):  # a file system without locks
+            kept.enter_context(_locked(folder))
+        yield folder
+
+
+@contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    """Lock a folder; BlockingIOError: a living process has."""
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(number)
+
+
+_PREFIX = "umem-dry-"
+_FRESH_SECONDS = 60.0
+"""A younger folder may be about to be locked."""
 
 # -- on and off ------------------------------------------------------------------------------------
 
