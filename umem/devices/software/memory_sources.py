@@ -34,10 +34,8 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _HUGE_PAGES, _NO_HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", 14), 15  # NumPy advises so, too
 _DONT_NEED = getattr(mmap, "MADV_DONTNEED", 4)
 _NO_ACCESS, _FIXED, _NO_RESERVE, _FAILED = 0, 0x10, 0x4000, ctypes.c_void_p(-1).value
-
-
 FIRST_ADDRESS = 1 << 44
-"""Where memory begins: what else a process maps lies far above, but for what has low addresses."""
+"""The first address: what else a process maps lies far above, but for what has low addresses."""
 _addresses = {"next": FIRST_ADDRESS}  # of all sources of the process
 
 
@@ -52,7 +50,7 @@ class PlainSource:
     """
 
     _advice, _advised_bytes = _HUGE_PAGES, BLOCK_BYTES
-    """What Linux is told of allocations from this size on; it may refuse."""
+    """Advice to Linux on allocations, and their least size; it may refuse."""
 
     def __init__(self, cap_bytes: int | None = None) -> None:
         self._cap_bytes = available_bytes() if cap_bytes is None else cap_bytes
