@@ -451,6 +451,7 @@ class Overlay:
         return tuple(sorted(self._written("")))
 
     def _written(self, resolved: str) -> Iterator[str]:
+        """Yield the files below a folder."""
         try:
             names = posix.listdir(self.files + resolved)
         except FileNotFoundError:  # what cleans up temporary files has removed it
