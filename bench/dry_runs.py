@@ -297,7 +297,7 @@ def _near(row: Row, key: str) -> bool:
 
 def answer(result: common.Result) -> str:
     rows, full = result["rows"], result["full"]
-    equal = [row for row in rows if row["equal"]]
+    equal = [row for row in rows if is_equal(row)]
     answered = sum(bool(row["answers"]) for row in equal)
     with_answer = f", {answered} of them with an answer" if answered else ""
     seconds = [figure(row["processor_seconds"]) for row in full]
@@ -317,13 +317,13 @@ def notes(result: common.Result) -> Iterator[str]:
         answered = [
             f"`--answer {place}={value:g}` was given" for place, value in row["answers"].items()
         ]
-        if not row["equal"] or answered:
+        if not is_equal(row) or answered:
             parts = [row["explained"] or "not explained", *answered, *_errors(row)]
             yield f"{row['program']}: {'; '.join(parts)}"
 
 
 def _equal(row: Row) -> str:
-    if not row["equal"]:
+    if not is_equal(row):
         return "no"
     return "with an answer" if row["answers"] else "yes"
 
