@@ -301,7 +301,13 @@ def answer(result: common.Result) -> str:
     answered = sum(bool(row["answers"]) for row in equal)
     with_answer = f", {answered} of them with an answer" if answered else ""
     seconds = [figure(row["processor_seconds"]) for row in full]
-    words = f"Of {len(rows)} programs {len(equal)} are equal within 1%{with_answer}"
+    real, dry = (
+        figure(sum(row[how].get("processor_seconds", 0) for row in rows)) for how in ("real", "dry")
+    )
+    words = (
+        f"Of {len(rows)} programs {len(equal)} are equal within 1%{with_answer}, in {dry} s of a"
+        f" processor and not {real}, imports left out"
+    )
     if not full:
         return words + "."
     most = max(row["memory_bytes"] for row in full)
