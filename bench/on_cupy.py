@@ -8,7 +8,8 @@ that the pool reserves where VRAM is plenty, and the time of the last step by th
 
 ``--budgets`` adds another table to the results that are there: does a program train on a card of B
 bytes with `Recompute(B)`? Five cards a network, from the least VRAM under "min" to that of plain
-steps, in whole blocks of 2 MiB. ``--techniques`` adds one of what else lowers memory, each alone.
+steps, in whole blocks of 2 MiB. ``--techniques`` adds one of what else lowers memory, each alone;
+with ``--mode`` it renews the rows of that technique.
 """
 
 from __future__ import annotations
@@ -159,9 +160,16 @@ def least(network: str, mode: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rows(networks: list[str], modes: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+def rows(
+    networks: list[str], modes: tuple[str, ...], known: Mapping[str, int] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Find the least VRAM by network and mode.
+
+    Args:
+        known: that of plain steps by network; None: the first mode is plain.
+    """
     for network in networks:
-        plain = 0
+        plain = known[network] if known else 0
         for mode in modes:
             row = least(network, mode)
             plain = plain or row.get("least_bytes", 0)
@@ -169,6 +177,24 @@ def rows(networks: list[str], modes: tuple[str, ...]) -> Iterator[dict[str, Any]
                 row["of_plain"] = row["least_bytes"] / plain
             click.echo(f"{network}, {mode}: {row.get('least_bytes', 0) / MIB:.0f} MiB", err=True)
             yield row
+
+
+def renew(kept: dict[str, Any], networks: list[str], kinds: tuple[str, ...]) -> None:
+    """Take the least VRAM by technique again: for all of them, or for those of ``kinds``."""
+    if not kinds:
+        kept["technique_commit"] = common.commit()
+        kept["technique_rows"] = list(rows(networks, ("plain, 4 MiB", *TECHNIQUES)))
+        return
+    plain = {
+        row["network"]: row["least_bytes"]
+        for row in kept["technique_rows"]
+        if row["mode"] == "plain, 4 MiB"
+    }
+    found = {(row["network"], row["mode"]): row for row in rows(networks, kinds, plain)}
+    kept["technique_commit"] += f", {common.commit()}"
+    kept["technique_rows"] = [
+        found.get((row["network"], row["mode"]), row) for row in kept["technique_rows"]
+    ]
 
 
 # -- budgets -----------------------------------------------------------------------------------
@@ -282,7 +308,7 @@ BENCH = common.Bench("on_cupy", __doc__, answer, tables=tables, notes=notes)
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="One network.")
 @click.option("--only", "names", multiple=True, type=click.Choice([*NETWORKS]))
-@click.option("--mode", "kinds", multiple=True, type=click.Choice(MODES))
+@click.option("--mode", "kinds", multiple=True, type=click.Choice([*MODES, *TECHNIQUES]))
 @click.option("--budgets", is_flag=True, help="Add the table of five cards a network.")
 @click.option("--techniques", is_flag=True, help="Add the table of other techniques.")
 @click.option("--one", nargs=3, type=(str, str, int), hidden=True)
@@ -300,6 +326,8 @@ def main(
         click.echo(json.dumps(train(*one)))
         return
     common.writable(path)
+    if not set(kinds) <= set(TECHNIQUES if techniques else MODES):
+        raise click.UsageError("--mode takes a technique with --techniques, and else none")
     chosen = ["LSTM"] if quick else [n for n in NETWORKS if not names or n in names]
     if budgets or techniques:
         kept = json.loads((path or RESULTS).read_text(encoding="utf-8"))
@@ -309,8 +337,7 @@ def main(
             kept["budget_rows"] = [kept_to(*case) for case in cases]
         if techniques:
             few = [name for name in FEW if name in chosen]
-            kept["technique_commit"] = common.commit()
-            kept["technique_rows"] = list(rows(few, ("plain, 4 MiB", *TECHNIQUES)))
+            renew(kept, few, kinds)
         for table in tables(kept):
             table.show()
         print(*notes(kept), answer(kept), sep="\n")

@@ -1,7 +1,7 @@
 """Does a model in ONNX say as much of a training step as a recording of it?
 
 Ten networks are exported from Chainer with train=True, up to where their losses begin, and recorded
-on CuPy, on the software GPU. Compared are the bytes that are kept when backward begins, and the
+in a dry run on CuPy. Compared are the bytes that are kept when backward begins, and the
 peak with gradients and the optimizer's update but without workspace.
 
 onnx_chainer writes a linear link without a bias with one of zeros for each use, so that all of them
@@ -169,8 +169,8 @@ def kept_bytes(trace: Trace) -> int:
 
 
 def asked(name: str) -> Row:
-    """Run `network_row` in a process of its own, where CuPy is that of the software GPU."""
-    return dict(common.child(__file__, "--one", name, **{VARIABLE: "t4,model=off"}))
+    """Run `network_row` in a process of its own, whose CuPy is dry."""
+    return dict(common.child(__file__, "--one", name, **{VARIABLE: "t4,dry"}))
 
 
 def network_row(name: str, folder: Path) -> Row:

@@ -19,8 +19,8 @@ from umem import errors
 from umem.errors import UmemError
 
 INSIDE = {
-    "DistributionNotFound", "LeftOut", "LibraryFailure", "MissingValue", "NotGzipError",
-    "RemoteError", "TooLargeError", "_Failed", "_NoPrefetchError", "_Unlike",
+    "DistributionNotFound", "LeftOut", "LibraryFailure", "MissingValue",
+    "RemoteError", "_Failed", "_NoPrefetchError", "_Unlike",
 }  # fmt: skip
 """Classes that umem raises and catches itself, and that of pkg_resources."""
 

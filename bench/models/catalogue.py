@@ -14,14 +14,13 @@ from models import (
     pspnet,
     recurrent,
     residual,
-    roberta,
     unet,
 )
 from models.model import Model
 
 FAMILIES = (
     residual, chainer_links, densenet, unet, pspnet, generative, recurrent, attention, perceptron,
-    gcn, roberta,
+    gcn,
 )  # fmt: skip
 MODELS: dict[str, dict[str, Callable[[], Model]]] = {
     name: sizes for family in FAMILIES for name, sizes in family.MODELS.items()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
+import processes
 import pytest
 from click.testing import CliRunner
 
@@ -18,14 +17,7 @@ ROOT = Path(umem.__file__).parent.parent
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
-    )
+    return processes.python(*arguments, cwd=ROOT, COLUMNS="80", NO_COLOR="1")
 
 
 # -- help --------------------------------------------------------------------------------------

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from project import ROOT
+from processes import python
 
 from tests.compat.test_shims import chainer, load, numpy_2
 from umem.compat.requirement import holds
@@ -115,14 +113,7 @@ print("ended", process.exitcode)
 @pytest.mark.parametrize("unmended", [True, False])
 def test_fork_server(unmended):
     # A program given by -c is not imported by workers, as pytest is not, which runs ChainerMN's.
-    done = subprocess.run(
-        [sys.executable, "-c", WORKER.format(unmended=unmended)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = python("-c", WORKER.format(unmended=unmended), timeout=120)
     assert done.stdout == f"ended {int(unmended)}\n", done.stderr
     assert ("AttributeError" in done.stderr or "ImportError" in done.stderr) == unmended
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import multiprocessing
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from project import ROOT
+from processes import python
 
 from tests.compat.test_shims import chainer
 
@@ -48,13 +45,7 @@ if __name__ == "__main__":
 def test_multiprocess_iterator(tmp_path, method):
     script = tmp_path / "workers.py"
     script.write_text(WORKERS)
-    done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning", str(script), method],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = python("-W", "error::DeprecationWarning", script, method, timeout=120)
     assert done.returncode == 0, done.stderr
     expected = [
         f"{list(range(i, i + 4))} {[float(j * j) for j in range(i, i + 4)]}" for i in (0, 4, 8)

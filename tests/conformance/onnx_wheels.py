@@ -19,6 +19,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ from umem.errors import OnnxError
 from umem.onnx import onnx_step
 from umem.onnx.exported.onnx_inference import inferred
 from umem.onnx.exported.onnx_reading import dims_of, is_fixed, read_onnx
-from umem.onnx.fitting.repeated_step import repeated
+from umem.onnx.fitting.steady_step import repeated
 from umem.onnx.fitting.step_problem import problem_of
+from umem.trace.walk import used_bytes
 from umem.units import GIB, MIB
 
 LIST = Path(__file__).parent / "wheel_models.json"
@@ -154,14 +156,13 @@ def row_of(entry: dict[str, Any], cache: Path) -> Row:
         return {**row, "refused": str(error)}
     row["read_seconds"] = time.perf_counter() - start
     graph = inferred(read_onnx(path, sizes))
-    trace = repeated(step.trace, 2)
-    least = problem_of(trace).least().peak_bytes
+    least = problem_of(step.trace).least().peak_bytes
     theirs = runtime_bytes(path, sizes)
     shared = theirs.keys() & graph.tensors.keys()
     return {
         **row,
         "nodes": len(step.names),
-        "peak_bytes": trace.peak_bytes,
+        "peak_bytes": max(used_bytes(chain.from_iterable(repeated(step.trace)))),
         "least_bytes": least,
         "tensors": len(theirs),
         "missing": sorted(theirs.keys() - shared)[:5],

@@ -447,6 +447,15 @@ def test_a_second_one_is_refused(disk: ScratchDisk) -> None:
     assert disk.written
 
 
+def test_a_scratch_folder_that_something_else_has_removed_has_no_files(disk: ScratchDisk) -> None:
+    Path("a.txt").write_text("x")
+    assert len(disk.written) == 1
+    assert disk.overlay is not None
+    posix.rename(disk.overlay.files, f"{disk.folder}/moved")
+    assert disk.written == ()
+    posix.rename(f"{disk.folder}/moved", disk.overlay.files)
+
+
 def test_what_killed_runs_have_left_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

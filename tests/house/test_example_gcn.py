@@ -1,14 +1,12 @@
 """examples/03_gcn.py and docs/graphs.md: the karate club from two labels, and graphs in files."""
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from processes import python
 from project import ROOT
 
 import umem.chainer  # isort: skip
@@ -29,13 +27,7 @@ def example():
 
 
 def run(*arguments):
-    return subprocess.run(
-        [sys.executable, SCRIPT, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), os.getenv("PYTHONPATH", "")))},
-    )
+    return python(SCRIPT, *arguments, cwd=ROOT)
 
 
 @pytest.mark.parametrize("seed", range(5))

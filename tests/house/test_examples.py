@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from processes import python
 from project import ROOT
 from ranks import needs_ranks, start_file
 from software_programs import needs_compiler, needs_cupy
@@ -28,27 +29,12 @@ ON_NUMPY = (
 
 
 def run(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(path), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    return python(path, *arguments, timeout=300)
 
 
 def umem_command(*words: str, status: int = 0) -> str:
     """What the command prints on standard output, in umem's own folder."""
-    done = subprocess.run(
-        [sys.executable, "-m", "umem", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    done = python("-m", "umem", *words, cwd=ROOT)
     assert done.returncode == status, done.stderr
     return done.stdout
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 from project import ROOT
 
 from umem.compat.installation import find_package
@@ -34,14 +32,7 @@ BLOCKS = {
 @pytest.mark.thorough
 @pytest.mark.parametrize(("program", "printed"), BLOCKS.values(), ids=BLOCKS.keys())
 def test_the_page_prints_what_it_says(program: str, printed: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    done = python("-W", "error", "-c", program, cwd=tmp_path)
     assert done.stdout == printed, done.stderr
 
 

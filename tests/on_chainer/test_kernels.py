@@ -31,7 +31,7 @@ def operation(self, op, addresses):
     return heard(self, op, addresses)
 
 def emit_op(self, name, *rest, kernels=None, **more):
-    found = kernels or (rest[9] if len(rest) > 9 else None) or ONE_KERNEL
+    found = kernels or (rest[8] if len(rest) > 8 else None) or ONE_KERNEL
     traffic = rest[4]
     if traffic is None:
         traffic = sum(reach[2] - reach[1] for reach in (*rest[1], *rest[2]) if reach)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 from project import ROOT
 
 pytest.importorskip("umem.chainer")
@@ -46,12 +44,5 @@ def test_the_order_of_the_manual_repeats_plainly_and_under_recompute(tmp_path: P
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     script = tmp_path / "train.py"
     script.write_text(TRAIN.replace("{code}", code.replace("\n", "\n    ")))
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = python(script, timeout=120)
     assert done.stdout == "[True, True]\n", done.stderr

@@ -46,13 +46,6 @@ def broken(path: Path, *nodes: Any, given: list[Any] | None = None, shape: Any =
 # -- sizes -----------------------------------------------------------------------------------------
 
 
-def test_dynamic_axes_are_asked_for_by_name(tmp_path: Path) -> None:
-    path = two_layers(tmp_path / "m.onnx")
-    said = refused(path)
-    assert "batch (x[0])" in said and "--size batch=N" in said
-    assert len(onnx_step(path, {"batch": 3}).names) == 3
-
-
 def test_an_axis_without_a_name_is_called_by_its_place(tmp_path: Path) -> None:
     path = two_layers(tmp_path / "m.onnx", None)
     assert "--size x[0]=N" in refused(path)
@@ -64,7 +57,7 @@ def test_an_axis_without_a_name_is_called_by_its_place(tmp_path: Path) -> None:
     "sizes, words",
     [
         ({"batch": 0}, "not a whole number"),
-        ({"batch": -1}, "not a whole number"),
+        ({"batch": 1 << 63}, "at most 63 bits"),
         ({"batch": 1.5}, "not a whole number"),
         ({"batch": True}, "not a whole number"),
         ({"batch": 4, "length": 5}, "no dynamic axis 'length'"),
@@ -90,13 +83,6 @@ def test_what_a_model_says_of_its_output_is_not_relied_on(tmp_path: Path, said: 
     nodes = [node("MatMul", "x W", "h"), node("Relu", "h", "y")]
     path = save(tmp_path / "m.onnx", nodes, [weights("W", 6, 4)], ["n", 6], said, 13)
     assert kept_bytes(onnx_step(path, {"n": 7}).trace) == 7 * 4 * 4
-
-
-def test_a_negative_axis_is_one_without_a_size(tmp_path: Path) -> None:
-    path = two_layers(tmp_path / "m.onnx", -1)
-    assert "--size x[0]=N" in refused(path)
-    kept = 6 * 30 * 4 + 6 * 10 * 4
-    assert kept_bytes(onnx_step(path, {"x[0]": 6}).trace) == kept
 
 
 def test_an_input_without_a_rank_is_refused(tmp_path: Path) -> None:
@@ -168,16 +154,6 @@ def test_external_data_that_are_missing_where_a_shape_needs_them(tmp_path: Path)
     assert "external data that a shape may need are not there: 'to'" in refused(path)
 
 
-def test_external_weights_need_not_be_there(tmp_path: Path) -> None:
-    path = two_layers(tmp_path / "m.onnx", 8)
-    expected = onnx_step(path).trace.events
-    onnx.save_model(
-        onnx.load(path), path, save_as_external_data=True, location="w", size_threshold=0
-    )
-    (tmp_path / "w").unlink()
-    assert onnx_step(path).trace.events == expected
-
-
 def test_a_model_of_more_than_two_gigabytes_needs_none_of_them(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     save(path, [node("MatMul", "x W", "y")], [weights("W", 2, 2)], [1, 30_000], None, 13)
@@ -214,15 +190,6 @@ def test_a_file_that_is_not_onnx(tmp_path: Path, content: bytes) -> None:
 def test_a_file_that_is_not_there_or_a_folder(tmp_path: Path) -> None:
     assert "cannot read" in refused(tmp_path / "none.onnx")
     assert "not a regular file" in refused(tmp_path)
-
-
-def test_a_model_that_was_cut_off_anywhere(tmp_path: Path) -> None:
-    whole = two_layers(tmp_path / "m.onnx", 4).read_bytes()
-    path = tmp_path / "cut.onnx"
-    for end in range(1, len(whole), 97):
-        path.write_bytes(whole[:end])
-        with pytest.raises(OnnxError):
-            onnx_step(path)
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -304,14 +271,6 @@ def large_shape(path: Path) -> None:
     save(path, nodes, [weights("W", 4, 4)], [4, 4], None, 14)
 
 
-def real_large_shape(path: Path) -> None:
-    """A constant that has them, in a file of 512 MiB."""
-    tensor = onnx.TensorProto(data_type=INT64, dims=[1 << 26], raw_data=bytes(1 << 29))
-    nodes = [onnx.helper.make_node("Constant", [], ["s"], value=tensor)]
-    nodes += [node("MatMul", "x W", "h"), node("Reshape", "h s", "y")]
-    save(path, nodes, [weights("W", 4, 4)], [4, 4], None, 14)
-
-
 def filled(path: Path) -> None:
     nodes = [node("ConstantOfShape", "n", "s"), node("MatMul", "x W", "h")]
     nodes += [node("Expand", "s n2", "e"), node("Reshape", "h e", "y")]
@@ -343,7 +302,7 @@ def many_inputs(path: Path) -> None:
     save(path, nodes, [weights("W", 4, 4)], [4, 4], None, 13)
 
 
-HOSTILE = (doubling, ranks, large_shape, real_large_shape, filled, nested, many_inputs)
+HOSTILE = (doubling, ranks, large_shape, filled, nested, many_inputs)
 
 
 @pytest.mark.thorough

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from traced_graphs import check
 
-from tests.on_onnx.test_operators import FLOAT, check, ints, kept_bytes, node, ops, save, weights
+from tests.on_onnx.test_operators import FLOAT, ints, kept_bytes, node, ops, save, weights
 from umem.onnx import onnx_step
 from umem.trace import Trace
 
@@ -25,9 +26,7 @@ def step(path: Path, *nodes: Any, given: list[Any] | None = None, opset: int = 1
     """A product h, then the nodes up to g, then a product that reads it."""
     whole = [node("MatMul", "x W", "h"), *nodes, node("MatMul", "g V", "y")]
     all_given = [weights("W", WIDTH, WIDTH), weights("V", WIDTH, WIDTH), *(given or [])]
-    trace = onnx_step(save(path, whole, all_given, [ROWS, WIDTH], None, opset)).trace
-    check(trace)
-    return trace
+    return check(onnx_step(save(path, whole, all_given, [ROWS, WIDTH], None, opset)).trace)
 
 
 def names(trace: Trace) -> list[str]:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from processes import printed
 from project import ROOT
+from traced_graphs import check
 
-from umem.onnx import graph_of, onnx_step
+from umem.onnx import onnx_step
 from umem.onnx.exported.operators import OPERATORS
 from umem.onnx.exported.strides import packed, reshaped
-from umem.planner import plan
-from umem.trace import Alloc, Checker, Free, Op, Trace
+from umem.trace import Alloc, Free, Op, Trace
 
 onnx = pytest.importorskip("onnx")
 FLOAT, INT64 = 1, 7
@@ -61,12 +61,6 @@ def ops(trace: Trace, phase: str) -> list[Op]:
     return [op for op in trace.ops if op.phase == phase]
 
 
-def check(trace: Trace) -> None:
-    checker = Checker()
-    for event in trace.events:
-        checker.check(event)
-
-
 def two_layers(path: Path, batch: Any = "batch") -> Path:
     nodes = [
         node("Gemm", "x W1 b1", "h", transB=1),
@@ -93,21 +87,6 @@ def test_a_perceptron_keeps_its_relu_and_its_output(tmp_path: Path) -> None:
         2 * 2 * 8 * 10 * 30, 8 * 30, 2 * 8 * 30 * 20,
     ]  # fmt: skip
     assert step.names == ("Gemm-h", "Relu-r", "Gemm-y")
-
-
-@pytest.mark.parametrize("optimizer, states", [("adam", 2), ("momentum", 1), ("sgd", 0)])
-def test_an_optimizer_has_states_as_large_as_its_parameters(
-    tmp_path: Path, optimizer: Any, states: int
-) -> None:
-    trace = onnx_step(two_layers(tmp_path / "m.onnx", 8), optimizer=optimizer).trace
-    found = sum(e.nbytes for e in trace.events if isinstance(e, Alloc) and e.kind == "state")
-    assert found == states * 4 * (30 * 20 + 30 + 10 * 30 + 10)
-    assert trace.step_count == 1
-
-
-def test_without_an_optimizer_there_is_no_update(tmp_path: Path) -> None:
-    trace = onnx_step(two_layers(tmp_path / "m.onnx", 8), optimizer="none").trace
-    assert trace.step_count == 0 and not ops(trace, "update") and len(ops(trace, "backward")) == 3
 
 
 def test_a_residual_block_with_pooling_and_dropout(tmp_path: Path) -> None:
@@ -199,25 +178,6 @@ def test_a_reshape_of_a_transposed_array_copies(tmp_path: Path) -> None:
     assert kept_bytes(trace) == 2 * 12 * 4
 
 
-def test_a_graph_can_be_planned(tmp_path: Path) -> None:
-    nodes, given = [], []
-    for layer in range(12):
-        nodes.append(
-            node("MatMul", f"{'x' if not layer else f'r{layer - 1}'} W{layer}", f"h{layer}")
-        )
-        nodes.append(node("Sigmoid", f"h{layer}", "y" if layer == 11 else f"r{layer}"))
-        given.append(weights(f"W{layer}", 64, 64))
-    path = save(tmp_path / "m.onnx", nodes, given, ["batch", 64], ["batch", 64], 13)
-    graph = graph_of(path, {"batch": 256})
-    assert len(graph) == 24 and graph.names[:2] == ("MatMul#0", "Sigmoid#1")
-    assert [node.saved for node in graph.nodes[:2]] == [False, True]
-    layer_bytes = 256 * 64 * 4
-    assert {node.nbytes for node in graph.nodes} == {layer_bytes}
-    assert graph.nodes[0].cost == 2 * 256 * 64 * 64
-    found = plan(graph, 10 * layer_bytes, model="saved")
-    assert found.peak_bytes <= 10 * layer_bytes < plan(graph, None, "store_all").peak_bytes
-
-
 @pytest.mark.parametrize("seed", range(60))
 def test_a_reshape_is_a_view_where_numpy_makes_one(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -251,12 +211,3 @@ def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     found = printed("-c", code, cwd=tmp_path)
     assert re.search(r"\d+ of 24 values are kept; [1-9]\d* recomputed", found)
-
-
-def test_neither_chainer_nor_a_framework_is_loaded(tmp_path: Path) -> None:
-    path = two_layers(tmp_path / "m.onnx", 8)
-    code = (
-        "import sys; from umem.onnx import graph_of; print(len(graph_of(sys.argv[1]))); "
-        "print([n for n in ('chainer', 'cupy', 'torch', 'onnx') if n in sys.modules])"
-    )
-    assert printed("-c", code, path).splitlines() == ["3", "['onnx']"]

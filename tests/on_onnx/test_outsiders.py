@@ -9,17 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.on_onnx.test_exporters import kinds, refused
+from tests.on_onnx.test_exporters import constant, kinds, refused
 from tests.on_onnx.test_operators import FLOAT, ints, kept_bytes, node, save, weights
 from umem.onnx import onnx_step
 from umem.trace import Alloc
 
 onnx = pytest.importorskip("onnx")
-
-
-def constant(name: str, value: Any) -> Any:
-    tensor = onnx.numpy_helper.from_array(np.asarray(value, np.int64))
-    return onnx.helper.make_node("Constant", [], [name], value=tensor)
 
 
 # -- as PyTorch writes them ----------------------------------------------------------------------
@@ -136,13 +131,6 @@ def test_names_that_are_no_text_are_refused(tmp_path: Path, name: bytes) -> None
     assert tagged in content
     path.write_bytes(content.replace(tagged, tagged[:-1] + b"\xb8"))
     assert "is not text in UTF-8" in refused(path, {"b": 2})
-
-
-@pytest.mark.parametrize("size", [0, -1, 1 << 63, 1 << 64, 1 << 200])
-def test_sizes_that_no_axis_has(tmp_path: Path, size: int) -> None:
-    path = tmp_path / "m.onnx"
-    onnx.save(product(path), path)
-    assert "of at least 1 and at most 63 bits" in refused(path, {"b": size})
 
 
 def test_names_move_no_cursor(tmp_path: Path) -> None:

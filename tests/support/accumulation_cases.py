@@ -64,6 +64,12 @@ def optimizer_of(net: Any, kind: Any = chainer.optimizers.SGD) -> Any:
     return kind().setup(net)
 
 
+def updater(net: Any, micro_batch: Any = 4, count: int = FULL, **options: Any) -> Any:
+    batch = list(zip(*some(), strict=True))
+    iterator = chainer.iterators.SerialIterator(batch, count, shuffle=False)
+    return umem.chainer.AccumulatingUpdater(iterator, optimizer_of(net), micro_batch, **options)
+
+
 def whole_gradient(loss: Loss, **kwargs: Any) -> Any:
     net = Net(loss, **kwargs)
     optimizer_of(net).update(net, *some(dtype=kwargs.get("dtype", np.float64)))

@@ -7,14 +7,15 @@ on the path, at its end.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from importlib import import_module as module
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from processes import python
+from project import ROOT
+
 BENCH = ROOT / "bench"
 RESULTS = BENCH / "results"
 CONFORMANCE = ROOT / "tests" / "conformance"
@@ -26,19 +27,7 @@ __all__ = ["BENCH", "CONFORMANCE", "RESULTS", "ROOT", "module", "run", "written"
 
 def run(script: str, *args: str, timeout: int = 300) -> subprocess.CompletedProcess[str]:
     path = next(path for path in (BENCH / script, CONFORMANCE / script) if path.is_file())
-    return subprocess.run(
-        [sys.executable, str(path), *args],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(_paths())},
-    )
-
-
-def _paths() -> list[str]:
-    return [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return python(path, *args, cwd=ROOT, timeout=timeout)
 
 
 def written(folder: Path, script: str, *args: str) -> tuple[dict[str, Any], str]:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import umem
-
-ROOT = Path(umem.__file__).parent.parent
+from processes import python
 
 TRAINER = """
 import argparse
@@ -98,16 +94,7 @@ def run_dry(
 
 def umem_run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run ``umem run`` in a folder."""
-    own = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.run(
-        [sys.executable, "-m", "umem", "run", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=cwd,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(own), "NO_COLOR": "1"},
-    )
+    return python("-m", "umem", "run", *words, cwd=cwd, timeout=300, NO_COLOR="1")
 
 
 EIGHT_LAYERS = """

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
 import sys
 
 import pytest
+from processes import python
 
 from tests.devices.cuda.test_gpu_guard import load_guard
 from umem.devices.base import Policy
@@ -71,11 +70,4 @@ def forget_failure(device):
 
 def run(code, **environment):
     """A program in a process of its own; give it no more than a few MiB, nothing guards it."""
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-        timeout=120,
-    )
+    return python("-c", code, timeout=120, **environment)

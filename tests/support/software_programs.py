@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 import sysconfig
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import python
 
 from umem.devices.software.versions import known_cupy
 from umem.errors import UmemError
@@ -51,20 +49,9 @@ import cupy as cp
 
 def run(program: str, cache: Path, *, start: str = START) -> str:
     """What a program prints; anything on its standard error fails the test."""
-    done = subprocess.run(
-        [sys.executable, "-c", start + program],
-        # With UMEM_DRY a dry GPU does not say that what is written is real.
-        env={
-            **os.environ,
-            "XDG_CACHE_HOME": str(cache),
-            "CUPY_CACHE_DIR": str(cache),
-            "UMEM_DRY": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    # With UMEM_DRY a dry GPU does not say that what is written is real.
+    variables = {"XDG_CACHE_HOME": cache, "CUPY_CACHE_DIR": cache, "UMEM_DRY": "1"}
+    done = python("-c", start + program, **variables)
     assert not done.stderr, done.stderr
     return done.stdout
 

@@ -81,7 +81,7 @@ def _op(draw: Any, accesses: Any) -> Op:
         draw(st.none() | st.floats(0, 1e6)),
         draw(st.none() | st.integers(0, 5000)),
         _entry(draw, len(reads)) if draw(st.booleans()) else None,
-        draw(st.none() | st.builds(Kernels, *[st.integers(0, 5000)] * 4)),
+        draw(st.none() | st.builds(Kernels, *[st.integers(0, 5000)] * 3)),
     )
 
 

@@ -1,57 +1,16 @@
-"""A step cut out of a trace is seen with all that it found, and its clock starts with it."""
+"""The clock of a step that was cut out of a run starts with it."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from strategies import traces
 
 import umem
 from umem.trace import Trace
-from umem.trace.events import Access, Alloc, Checker, Event, Free, Mark, Op
-from umem.trace.trace import tail
+from umem.trace.events import Access, Alloc, Event, Mark, Op
 from umem.units import BLOCK_BYTES as BLOCK
 
 W = Alloc(0, 6 * BLOCK, "parameter", "W", True)
 USE = Op("use", "array", (Access(0, 0, W.nbytes),), (), 6_000_000)
-MADE = Alloc(1, 2 * BLOCK, "gradient", "g", stack=("train.py:1 main",))
-
-
-def test_what_is_alive_comes_first_as_uploaded_and_the_rest_follows() -> None:
-    gone = Alloc(2, 10, "activation", "y")
-    events: list[Event] = [W, gone, MADE, USE, Free(2), Mark("step"), USE, Free(1), Mark("step")]
-    found = tail(Trace(events, "numpy", {"a": "b"}), 6)
-    assert found == Trace(
-        [W, MADE._replace(uploaded=True), Mark("start"), USE, Free(1), Mark("step")],
-        "numpy",
-        {"a": "b"},
-    )
-    assert tail(Trace(events), 0).events == [Mark("start"), *events]
-    assert tail(Trace(events), len(events)).events == [W, Mark("start")]
-
-
-@pytest.mark.thorough
-@given(traces(), st.integers(0, 25))
-@settings(deadline=None)
-def test_any_tail_holds_together_and_ends_with_what_the_trace_ends_with(
-    trace: Trace, start: int
-) -> None:
-    found = tail(trace, start)
-    checker = Checker()
-    for event in found.events:
-        checker.check(event)
-    assert alive(found) == alive(trace)
-
-
-def alive(trace: Trace) -> set[int]:
-    held: set[int] = set()
-    for event in trace.events:
-        if isinstance(event, Alloc):
-            held.add(event.tensor)
-        elif isinstance(event, Free):
-            held.discard(event.tensor)
-    return held
 
 
 @pytest.mark.parametrize("mode", ["managed", "unmanaged"])

@@ -12,7 +12,6 @@ import umem
 from umem.devices.virtual import VirtualGPU
 from umem.errors import TraceError
 from umem.trace import Trace
-from umem.trace.analysis.capping import under_cap
 from umem.trace.events import Access, Alloc, Event, Free, Kernels, Mark, Op
 from umem.units import MIB
 
@@ -80,15 +79,6 @@ def test_launches_and_copies_take_time() -> None:
     assert figures(step(Kernels(0))).seconds == pytest.approx(plain.seconds - launch)
 
 
-def test_under_a_cap_each_part_takes_its_launches() -> None:
-    capped = under_cap(step(Kernels(3, 5 * MIB, COLUMNS, 23)), MIB)
-    (op,) = capped.ops
-    assert op.workspace_bytes == MIB and op.kernels == Kernels(4 * 23, 5 * MIB)
-    wide = Kernels(3, 5 * MIB, COLUMNS, 23)
-    assert [op.kernels for op in under_cap(step(wide), 4 * MIB).ops] == [Kernels(23, 5 * MIB)]
-    assert [op.kernels for op in under_cap(step(wide), 64 * MIB).ops] == [wide]
-
-
 def test_a_host_that_gets_numbers_waits_for_them() -> None:
     work = Op("f", "array", (), (Access(1, 0, MIB),), 10**12)
     after = Op("g", "array", (), (Access(1, 0, MIB),), 10**6)
@@ -105,18 +95,23 @@ def test_a_file_has_kernels_and_one_without_is_of_an_older_version(tmp_path: Pat
         with gzip.open(path) as file:
             return int(json.loads(file.readline())["version"])
 
-    known, plain = step(Kernels(3, 5 * MIB, COLUMNS, 23)), step(None)
+    known, plain = step(Kernels(3, 5 * MIB, COLUMNS)), step(None)
     path = known.save(tmp_path / "known")
     assert header(path) == 6 and Trace.load(path).events == known.events
+    with gzip.open(path, "rt") as file:
+        older = file.read().replace(f"[3,{5 * MIB},{COLUMNS}]", f"[3,{5 * MIB},{COLUMNS},23]")
+    with gzip.open(path, "wt") as file:
+        file.write(older)
+    assert ",23]" in older and Trace.load(path).events == known.events
     path = plain.save(tmp_path / "plain")
     assert header(path) == 3 and Trace.load(path).events == plain.events
 
 
-@pytest.mark.parametrize("wrong", [[-1, 0, 0, 0], [1.5, 0, 0, 0], [1, "2", 0, 0], [1, 0, 1 << 64]])
+@pytest.mark.parametrize("wrong", [[-1, 0, 0], [1.5, 0, 0], [1, "2", 0], [1, 0, 1 << 64]])
 def test_kernels_that_are_no_counts_are_refused(tmp_path: Path, wrong: list[object]) -> None:
     path = step(Kernels(3)).save(tmp_path / "x")
     with gzip.open(path, "rt") as file:
-        text = file.read().replace("[3,0,0,0]", json.dumps(wrong))
+        text = file.read().replace("[3,0,0]", json.dumps(wrong))
     with gzip.open(path, "wt") as file:
         file.write(text)
     with pytest.raises(TraceError):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from math import ceil
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy
 from chainer.training import extensions as chainers
@@ -30,50 +30,12 @@ class TrainerFacts(NamedTuple):
     evaluates: bool
 
 
-class Followed(Protocol):
-    """The part of a dry run that is told of Chainer's training."""
-
-    def set_up(self, optimizer: object) -> None:
-        """Wait for an optimizer in each turn."""
-
-    def updated(self, optimizer: object) -> None:
-        """Note an optimizer's update."""
-
-    def after_update(self) -> None:
-        """End a step if the turn of all optimizers is complete."""
-
-    def end_if_over(self) -> None:
-        """End the program if enough steps have run."""
-
-    def end_if_untouched(self) -> None:
-        """End the program if it has allocated nothing on the GPU so far."""
-
-    def begin_step(self) -> None:
-        """Begin a step anew."""
-
-    def trainer_began(self, facts: TrainerFacts) -> None:
-        """Note that a Trainer runs, which ends the program itself."""
-
-    def calls_early(self, name: str) -> None:
-        """Note that an extension is called before its turn."""
-
-    def failed_early(self, name: str, error: Exception) -> None:
-        """Note how an extension failed that was called before its turn."""
-
-    def evaluated(self) -> None:
-        """Note that an evaluator has run."""
-
-    @property
-    def is_over(self) -> bool:
-        """Tell whether enough steps have run."""
-
-
 class _CarriedOut(Subscriber):
     """Notes the updates that are carried out; innermost, inside of groups and skipped steps."""
 
     place = 4
 
-    def __init__(self, run: Followed) -> None:
+    def __init__(self, run: Any) -> None:
         self._run = run
 
     def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
@@ -85,12 +47,12 @@ class DryTraining(Subscriber):
     """Tells a dry run of steps; outermost, so that whatever else follows a step has seen its end.
 
     Args:
-        run: is told.
+        run: the `umem.cli.dry_run.DryRun` that is told.
     """
 
     place = -10
 
-    def __init__(self, run: Followed) -> None:
+    def __init__(self, run: Any) -> None:
         self._run, self._updates = run, _CarriedOut(run)
         self._is_in_trainer = False
 
@@ -143,7 +105,7 @@ class DryTraining(Subscriber):
 class _Extensions:
     """The extensions of a trainer: which of them have run."""
 
-    def __init__(self, trainer: Any, run: Followed) -> None:
+    def __init__(self, trainer: Any, run: Any) -> None:
         self._trainer, self._run = trainer, run
         self._have_run: set[str] = set()
         # Chainer's private: no public name lists the extensions with their triggers.

@@ -10,9 +10,7 @@ import numpy as np
 from chainer.function import FunctionAdapter
 
 from umem.planner.from_trace import NOT_AGAIN
-from umem.trace.events import LEAF, OUTSIDE
 from umem.trace.recording.storage import root_of
-from umem.trace.recording.thread import ThreadState
 
 _KEEP_THEIR_PLACE = ("Forget", "Checkpoint", "PartAggregation", "ToParts")
 """Functions that run a backward inside of their own, or exchange gradients with other ranks in it,
@@ -88,29 +86,3 @@ def output_gradient_bytes(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
         if x.nbytes == size and root_of(outputs[0]) is root_of(x):
             return 0
     return size
-
-
-def enter(state: ThreadState, func: Any, ins: list[Any], outs: list[Any]) -> tuple[Any, ...]:
-    """Number a call, and return the fields of its `TapeEntry`; the function keeps the number.
-
-    Chainer's privates say what it retains, and where an input comes from: there is no public way.
-    """
-    number = state.entry_count
-    state.entry_count = number + 1
-    # On the function, so that it dies with it.
-    func._umem_entry = number
-    sources = []
-    for node in func.inputs:
-        creator = node._creator_node
-        if creator is None:
-            sources.append(LEAF if node._requires_grad else OUTSIDE)
-        else:
-            sources.append(getattr(creator, "_umem_entry", OUTSIDE))
-    return (
-        number,
-        tuple(sources),
-        tuple(func._input_indexes_to_retain or ()),
-        bool(func._output_indexes_to_retain),
-        *running_rules(func),
-        output_gradient_bytes(ins, outs),
-    )

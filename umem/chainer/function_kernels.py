@@ -10,8 +10,6 @@ are Chainer 7.8's unless another is named; CuPy 14 has no cuDNN, so convolutions
     gradient
     adjoint    one product writes the columns; col2im sums them into the image
 
-Under a cap, umem/chainer/chunking/convolving.py takes the launches of ``part`` for each part.
-
 Models: launches and traffic of float32 on CuPy. Does not model: kernels of a reduction in two
 passes, casts in half precision, and that ``cupy.matmul`` copies transposed operands of
 convolutions in groups.
@@ -53,8 +51,7 @@ def _convolution(func: Any, inputs: Arrays, outputs: Arrays) -> Kernels:
     copies = _is_copied(y)
     bias = len(inputs) > 2 and inputs[2] is not None
     moved = x.nbytes + columns + copies * 2 * columns + bias * 2 * y.nbytes
-    part = (columns != x.nbytes) + 2 + bias  # columns unless they are the image, product, copy
-    return Kernels(2 + copies + bias, moved, columns, part)
+    return Kernels(2 + copies + bias, moved, columns)
 
 
 def _kernel_gradient(func: Any, inputs: Arrays, outputs: Arrays) -> Kernels:
@@ -64,8 +61,7 @@ def _kernel_gradient(func: Any, inputs: Arrays, outputs: Arrays) -> Kernels:
     by_position = gy.transpose(0, *range(2, gy.ndim), 1).flags.c_contiguous
     turned = copies and not by_position
     moved = x.nbytes + columns + copies * 2 * columns + turned * 2 * gy.nbytes
-    part = (columns != x.nbytes) + 3  # columns, outputs side by side, product, sum
-    return Kernels(2 + copies + turned, moved, columns, part)
+    return Kernels(2 + copies + turned, moved, columns)
 
 
 def _deconvolution(func: Any, inputs: Arrays, outputs: Arrays) -> Kernels:
@@ -74,8 +70,7 @@ def _deconvolution(func: Any, inputs: Arrays, outputs: Arrays) -> Kernels:
     turned = _is_copied(x)
     bias = len(inputs) > 2 and inputs[2] is not None
     moved = columns + y.nbytes + turned * 2 * x.nbytes + bias * 2 * y.nbytes
-    part = 3  # outputs side by side, product, sum into the image
-    return Kernels(2 + turned + bias, moved, columns, part)
+    return Kernels(2 + turned + bias, moved, columns)
 
 
 def _is_copied(outputs: Any) -> bool:

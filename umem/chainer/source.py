@@ -16,7 +16,7 @@ from chainer.function import FunctionAdapter
 
 from umem.chainer.flops import Estimator, estimator
 from umem.chainer.function_arithmetic import arithmetic, is_product
-from umem.chainer.function_facts import enter, is_array
+from umem.chainer.function_facts import is_array
 from umem.chainer.function_kernels import NO_KERNEL, Rule, launches
 from umem.chainer.precision.half_functions import master_kernels
 from umem.chainer.saved.slots import arrays_in, arrays_on, holds_nothing, values_on
@@ -178,9 +178,6 @@ def _emit_apply(
     if kernels is NO_KERNEL:
         flops = traffic = 0
     type_of_work = arithmetic(func, kind.is_product, outs)
-    entry = None
-    if phase == "forward" and func.inputs is not None:
-        entry = enter(told.state, func, ins, outs)
     for recorder in told.recorders:
         reads = recorder.find(ins)
         for index, reach in enumerate(reads):
@@ -199,7 +196,6 @@ def _emit_apply(
             kind.pattern,
             measured.seconds,
             measured.workspace_bytes,
-            entry,
             kernels,
             type_of_work,
         )
@@ -250,11 +246,8 @@ def _emit_backprop(
             array = g._data[0] if isinstance(g, Variable) else g  # as _array
             if array is not None:
                 grads.append(array)
-    entry = getattr(func, "_umem_entry", None)
     for recorder in told.recorders:
         _emit_own(recorder, func, grad_outputs, grads, measured)
-        if entry is not None:
-            recorder.end_backward(entry)
 
 
 def _emit_own(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any, NamedTuple
 
 from umem.as_json import named
 from umem.choosing.child import Draw, DryProgram, draw
-from umem.choosing.choosing import AT_A_TIME, Asked, check_uses_gpu
+from umem.choosing.choosing import Asked, check_uses_gpu, two_at_a_time
 from umem.choosing.technique_rows import TECHNIQUES
 from umem.errors import DryRunError, SizeError
 from umem.printable import quoted
@@ -282,18 +281,12 @@ def halve_each(
     whole = asked(program, TECHNIQUES[0], stop)
     check_uses_gpu(program, whole)
     halved = [
-        (one.value // 2, replace(program, arguments=one.given(program.arguments, one.value // 2)))
-        for one in found
+        replace(program, arguments=one.given(program.arguments, one.value // 2)) for one in found
     ]
     halves = []
-    with ThreadPoolExecutor(AT_A_TIME) as executor:
-        try:
-            draws = [executor.submit(asked, each, TECHNIQUES[0], stop) for _, each in halved]
-            for one, (value, _), future in zip(found, halved, draws, strict=True):
-                halves.append(TriedSize(value, future.result()))
-                told(one.name)
-        except BaseException:  # an interrupt: end the processes, too
-            stop.set()
-            executor.shutdown(cancel_futures=True)
-            raise
+    with two_at_a_time(stop) as executor:
+        draws = [executor.submit(asked, each, TECHNIQUES[0], stop) for each in halved]
+        for one, future in zip(found, draws, strict=True):
+            halves.append(TriedSize(one.value // 2, future.result()))
+            told(one.name)
     return HalvedArguments(tuple(found), whole.title, whole.vram_bytes, whole, tuple(halves))

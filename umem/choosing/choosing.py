@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from threading import Event
@@ -222,6 +223,22 @@ def choose(
     return choose_for(DryProgram(str(script), given, gpu, vram, options=tuple(options)))
 
 
+@contextmanager
+def two_at_a_time(stop: Event) -> Iterator[ThreadPoolExecutor]:
+    """Give threads for dry runs; an error in the block, such as an interrupt, ends the runs.
+
+    Args:
+        stop: what the runs were given; it is set then.
+    """
+    with ThreadPoolExecutor(AT_A_TIME) as executor:
+        try:
+            yield executor
+        except BaseException:
+            stop.set()
+            executor.shutdown(cancel_futures=True)
+            raise
+
+
 def choose_for(
     program: DryProgram,
     told: Callable[[str], object] = lambda name: None,
@@ -243,20 +260,15 @@ def choose_for(
     rows = [TriedTechnique(plain.name, plain.line, _surely(first, asked, program, plain, stop))]
     told(plain.name)
     suited = [row for row in others if row.suits(has_chainer=first.uses_chainer)]
-    with ThreadPoolExecutor(AT_A_TIME) as executor:
-        try:
-            running: list[tuple[Technique, list[Future[tuple[Draw, ...]]]]] = [
-                (row, [executor.submit(_drawn, asked, program, row, stop) for _ in _draws(row)])
-                for row in suited
-            ]
-            for row, futures in running:
-                draws = tuple(one for future in futures for one in future.result())
-                told(row.name)
-                rows.append(TriedTechnique(row.name, row.line, draws))
-        except BaseException:  # an interrupt: end the processes, too
-            stop.set()
-            executor.shutdown(cancel_futures=True)
-            raise
+    with two_at_a_time(stop) as executor:
+        running: list[tuple[Technique, list[Future[tuple[Draw, ...]]]]] = [
+            (row, [executor.submit(_drawn, asked, program, row, stop) for _ in _draws(row)])
+            for row in suited
+        ]
+        for row, futures in running:
+            draws = tuple(one for future in futures for one in future.result())
+            told(row.name)
+            rows.append(TriedTechnique(row.name, row.line, draws))
     shown = [one for row in rows for one in row.draws]
     return ScriptChoice(
         program,

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import click
 from rich.console import Console
-from rich.text import Text
 
-from umem.as_json import json_text
 from umem.choosing.batch_sizes import HalvedArguments, halve_each
 from umem.choosing.child import Draw, DryProgram
-from umem.cli.choose import NOTHING_FITS
-from umem.cli.files_and_sizes import say
-from umem.cli.script_options import of_a_script
+from umem.cli.script_options import NOTHING_FITS, of_a_script, tell
 from umem.errors import SizeError
-from umem.printable import command_line
-from umem.reports.text.lines import Column, table, wrapped
+from umem.reports.text.lines import Column
 from umem.units import format_bytes, format_seconds
 
 
@@ -47,17 +41,7 @@ def command(program: DryProgram, as_json: bool, names: tuple[str, ...]) -> None:
             )
         except SizeError as error:
             raise click.BadParameter(str(error), param_hint="--argument") from error
-    if as_json:
-        say(json_text(found))
-    else:
-        console = Console(highlight=False, markup=False)
-        on = f"{found.title} with {format_bytes(found.vram_bytes)} of VRAM"
-        title = f"{command_line(*program.words())} on {on} (simulated)"
-        for line in wrapped(title, console.width, hang=2):
-            console.print(Text(line, style="bold"), soft_wrap=True)
-        for line in table(_columns(found), console.width):
-            console.print(Text(line), soft_wrap=True)
-        sys.stdout.flush()
+    tell(found, program, _columns(found), as_json=as_json)
     if not found.fits:
         click.get_current_context().exit(NOTHING_FITS)
 

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 import click
 from rich.console import Console
-from rich.text import Text
 
-from umem.as_json import json_text
 from umem.choosing.batch_sizes import BatchSearch, TriedSize, largest_batch
 from umem.choosing.child import DryProgram
-from umem.cli.choose import NOTHING_FITS
-from umem.cli.files_and_sizes import say
-from umem.cli.script_options import of_a_script
+from umem.cli.script_options import NOTHING_FITS, of_a_script, tell
 from umem.errors import SizeError
-from umem.printable import command_line
-from umem.reports.text.lines import Column, table, wrapped
+from umem.reports.text.lines import Column
 from umem.units import format_bytes, format_seconds
 
 
@@ -47,40 +39,27 @@ def command(program: DryProgram, as_json: bool, argument: str, maximum: int | No
             found = largest_batch(program, argument, maximum, told)
         except SizeError as error:
             raise click.BadParameter(str(error), param_hint="--argument") from error
-    if as_json:
-        say(json_text(found))
-    else:
-        console = Console(highlight=False, markup=False)
-        _print(found, program, console)
-        sys.stdout.flush()
+    tell(found, program, _columns(found), _result(found), as_json=as_json)
     if found.largest is None:
         click.get_current_context().exit(NOTHING_FITS)
 
 
-def _print(found: BatchSearch, program: DryProgram, console: Console) -> None:
-    """Print what the search has tried, and its result."""
-
-    def show(text: str, **style: Any) -> None:
-        for line in wrapped(text, console.width, hang=2):
-            console.print(Text(line, **style), soft_wrap=True)
-
-    name = command_line(*program.words())
-    on = f"{found.title} with {format_bytes(found.vram_bytes)} of VRAM"
-    show(f"{name} on {on} (simulated)", style="bold")
+def _columns(found: BatchSearch) -> list[Column]:
+    """Return the columns of a table with each size that was tried."""
     tried = found.tried
     shares = [format_seconds(one.sample_seconds) if one.fits else "" for one in tried]
-    columns = [
+    return [
         Column(found.argument.name, [str(one.value) for one in tried]),
         Column("step", [format_seconds(one.seconds) if one.fits else "" for one in tried]),
         Column("a sample", shares),
         Column("peak", [format_bytes(one.draw.peak_bytes) if one.fits else "" for one in tried]),
         Column("", [one.draw.why_not or "fits" for one in tried], left=True),
-    ]  # fmt: skip
-    for line in table(columns, console.width):
-        console.print(Text(line), soft_wrap=True)
+    ]
+
+
+def _result(found: BatchSearch) -> str:
     largest, quickest = found.largest, found.quickest
     if largest is None or quickest is None:
-        show("a batch of 1 does not fit; umem choose tries what makes it fit")
-        return
+        return "a batch of 1 does not fit; umem choose tries what makes it fit"
     more = ", the maximum" if found.is_maximum else ""
-    show(f"the largest that fits is {largest.value}{more}; least time a sample: {quickest.value}")
+    return f"the largest that fits is {largest.value}{more}; least time a sample: {quickest.value}"

@@ -10,10 +10,8 @@ import click
 from umem.cli.choose_onnx import choose_onnx, is_onnx, model_options
 from umem.cli.choose_script import choose_script
 from umem.cli.files_and_sizes import gpu_asked_for
-from umem.cli.script_options import of_a_script
+from umem.cli.script_options import NOTHING_FITS, of_a_script
 
-NOTHING_FITS = 3
-"""Exit status if nothing makes the step fit; 1 and 2 are errors."""
 _OF_MODELS = ("sizes", "optimizer", "inference")
 
 

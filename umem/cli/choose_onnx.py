@@ -15,7 +15,7 @@ from umem.as_json import json_text
 from umem.cli.files_and_sizes import say
 from umem.devices.specs import GpuSpec
 from umem.onnx.exported.exported_step import onnx_step
-from umem.onnx.exported.updates import OPTIMIZERS
+from umem.onnx.exported.tape_backward import OPTIMIZERS
 from umem.onnx.fitting.model_choice import ModelChoice, ModelOption, choose_for_model
 from umem.printable import quoted, short
 from umem.reports.text.lines import Column, table, wrapped

@@ -133,7 +133,7 @@ class DryRun:
             self._steps.end()
             self.end_if_over()
 
-    # -- Chainer tells (umem.chainer.dry_training.Followed) --------------------------------
+    # -- Chainer tells (umem.chainer.dry_training) -----------------------------------------
 
     def set_up(self, optimizer: object) -> None:
         """Wait for an optimizer in each turn."""

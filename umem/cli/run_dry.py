@@ -134,9 +134,8 @@ class Drying:
                 raise click.UsageError("--all-gpus compares VRAM: leave out --mode and UMEM_MODE")
             if options["recompute"] == "card":
                 raise click.UsageError("--all-gpus: --recompute card is another budget on each GPU")
-            context = click.get_current_context()
-            words = [*given_words(context, _NOT_ELSEWHERE), "--", str(context.params["script"])]
-            self._elsewhere = Elsewhere([*words, *context.params["arguments"]])
+            words = given_words(click.get_current_context(), _NOT_ELSEWHERE)
+            self._elsewhere = Elsewhere(words)
         try:
             StepLimit.parse(self._steps)
         except SizeError as error:

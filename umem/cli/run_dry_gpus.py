@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from umem.cli.run_ranks import umem_run
 from umem.devices.specs import GPUS, GpuSpec
 
-_ROOT = Path(__file__).parents[2]
 MOST_RUNS = 3
 """Sizes of VRAM between the two that are run: each takes as long as the first run."""
 
@@ -82,9 +81,7 @@ class Elsewhere:
     def _run(self, gpu: str) -> Mapping[str, Any] | None:
         with TemporaryDirectory(prefix="umem-") as folder:
             file = Path(folder, "dry.json")
-            code = f"import sys; sys.path[0] = {str(_ROOT)!r}; from umem.cli import main; main()"
-            own = [sys.executable, "-c", code, "run", "--dry", gpu, "--json", str(file)]
-            command = [*own, *self._words]
+            command = umem_run("--dry", gpu, "--json", str(file), *self._words)
             subprocess.run(command, capture_output=True, check=False, cwd=self._folder)
             return json.loads(file.read_text("utf-8")) if file.exists() else None
 

@@ -64,10 +64,7 @@ class Ranking:
         """Run the command as ranks, if ranks are requested, and exit with their status."""
         if self._asked is None:
             return
-        context = click.get_current_context()
-        words = [*given_words(context, _OPTIONS), "--", str(context.params["script"])]
-        run = f"import sys; sys.path[0] = {str(_ROOT)!r}; from umem.cli import main; main()"
-        command = [sys.executable, "-c", run, "run", *words, *context.params["arguments"]]
+        command = umem_run(*given_words(click.get_current_context(), _OPTIONS))
         raise SystemExit(run_ranks(command, self._asked, lambda line: say(line, err=True)))
 
 
@@ -81,12 +78,18 @@ def rank_path(path: Path, number: int) -> Path:
     return path.with_name(f"{name}.rank{number}{dot}{rest}")
 
 
+def umem_run(*words: str) -> list[str]:
+    """Return the command by which another process of this umem runs ``umem run``."""
+    code = f"import sys; sys.path[0] = {str(_ROOT)!r}; from umem.cli import main; main()"
+    return [sys.executable, "-c", code, "run", *words]
+
+
 def given_words(context: click.Context, without: Collection[str]) -> list[str]:
-    """Return the command's options as given, but for some."""
+    """Return the command's options as given, but for some, and its script with its arguments."""
     words = []
     for option in context.command.params:
         value = context.params.get(option.name or "")
         if isinstance(option, click.Option) and option.name not in without and value:
             for one in value if isinstance(value, tuple) else [value]:
                 words += [option.opts[-1]] if option.is_flag else [option.opts[-1], str(one)]
-    return words
+    return [*words, "--", str(context.params["script"]), *context.params["arguments"]]

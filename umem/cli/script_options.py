@@ -1,16 +1,26 @@
-"""The options of commands that run a script dry: choose, batch and advise."""
+"""Commands that run a script dry, choose, batch and advise: their options, their tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.text import Text
 
+from umem.as_json import json_text
 from umem.choosing.child import DryProgram
-from umem.cli.files_and_sizes import gpu_asked_for
+from umem.cli.files_and_sizes import gpu_asked_for, say
 from umem.cli.run_script import Program
+from umem.printable import command_line
+from umem.reports.text.lines import Column, table, wrapped
+from umem.units import format_bytes
+
+NOTHING_FITS = 3
+"""Exit status if nothing makes the program fit; 1 and 2 are errors."""
 
 OF_DRY_RUNS = {
     "answers": "--answer",
@@ -84,3 +94,26 @@ def of_a_script(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         found = option(found)
     return found
+
+
+def tell(
+    found: Any, program: DryProgram, columns: Sequence[Column], said: str = "", *, as_json: bool
+) -> None:
+    """Print a search among a program's arguments: as JSON, or as a table with a sentence below.
+
+    Args:
+        found: the result, with the title of the GPU and its VRAM.
+        columns: of the table.
+        said: the sentence.
+    """
+    if as_json:
+        say(json_text(found))
+        return
+    console = Console(highlight=False, markup=False)
+    on = f"{found.title} with {format_bytes(found.vram_bytes)} of VRAM"
+    title = f"{command_line(*program.words())} on {on} (simulated)"
+    for line in wrapped(title, console.width, hang=2):
+        console.print(Text(line, style="bold"), soft_wrap=True)
+    for line in (*table(columns, console.width), *wrapped(said, console.width, hang=2)):
+        console.print(Text(line), soft_wrap=True)
+    sys.stdout.flush()

@@ -451,7 +451,12 @@ class Overlay:
         return tuple(sorted(self._written("")))
 
     def _written(self, resolved: str) -> Iterator[str]:
-        for name in posix.listdir(self.files + resolved):
+        """Yield the files below a folder."""
+        try:
+            names = posix.listdir(self.files + resolved)
+        except FileNotFoundError:  # what cleans up temporary files has removed it
+            return
+        for name in names:
             path = f"{resolved}/{name}"
             mode = _mode(self.files + path)
             if stat.S_ISDIR(mode):

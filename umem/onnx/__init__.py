@@ -3,7 +3,6 @@
 Nothing is run, and Chainer is not needed. The package onnx is imported when a file is read.
 """
 
-from umem.onnx.exported.exported_graph import graph_of
-from umem.onnx.exported.exported_step import ExportedStep, onnx_step
+from umem.onnx.exported.exported_step import ExportedStep, graph_of, onnx_step
 
 __all__ = ["ExportedStep", "graph_of", "onnx_step"]

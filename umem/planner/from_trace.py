@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Literal
 
 from umem.errors import GraphError
@@ -26,19 +25,19 @@ DRAWS = frozenset((
 """Functions that draw random numbers once, and reuse them when they are recomputed."""
 
 
-def nodes_and_edges(
-    trace: Trace, cost: Cost = "paper", not_again: Collection[str] = NOT_AGAIN
-) -> tuple[list[Node], list[tuple[str, str]]]:
+def nodes_and_edges(trace: Trace, cost: Cost) -> tuple[list[Node], list[tuple[str, str]]]:
     """Return a node for each call of a trace's first forward pass, and the edges between them.
 
     A tensor is saved where it is still alive when forward has ended. A call that writes no new
     tensor has made a view. Saved tensors of the kind ``stash`` are their call's function state.
+    Inputs are found by their bytes, or by the entries of a tape, which traces of ONNX have and
+    recorded ones have not: there, calls without a graph count as well, such as those inside of
+    `F.forget`.
 
     Args:
         trace: a recorded step, or a forward pass whose result was still held at the end.
         cost: ``paper``: 10 for convolutions, 1 for anything else; ``seconds`` that the host
             measured; ``flops``.
-        not_again: names of functions that must not be recomputed.
 
     Raises:
         GraphError: there is no forward call, ``cost`` is unknown, or a call has no time for
@@ -46,7 +45,7 @@ def nodes_and_edges(
     """
     if cost not in ("paper", "seconds", "flops"):
         raise GraphError(f"cost is 'paper', 'seconds' or 'flops'; got {cost!r}")
-    reader = _CallReader(trace, cost, not_again)
+    reader = _CallReader(trace, cost)
     for index, event in enumerate(trace.events):
         if isinstance(event, Op) and event.phase == "forward":
             if is_call(event, trace.has_entries):
@@ -71,11 +70,11 @@ def is_call(op: Op, has_entries: bool) -> bool:
 class _CallReader:
     """Collects calls and the edges between them from the operations of a trace."""
 
-    def __init__(self, trace: Trace, cost: Cost, not_again: Collection[str]) -> None:
+    def __init__(self, trace: Trace, cost: Cost) -> None:
         self.calls: list[Op] = []
         self.end = len(trace.events)
         self._lives = trace.lifetimes()
-        self._cost, self._not_again = cost, not_again
+        self._cost = cost
         self._names: list[str] = []
         self._made: list[list[Alloc]] = []
         self._bases: list[str | None] = []
@@ -142,7 +141,7 @@ class _CallReader:
             cost=self._cost_of(op),
             saved=any(map(self._is_saved, written)),
             alias_of=base if is_view else None,
-            recomputable=op.name not in self._not_again and (not op.entry or op.entry.again),
+            recomputable=op.name not in NOT_AGAIN and (not op.entry or op.entry.again),
             stash_bytes=sum(alloc.nbytes for alloc in stashes),
             workspace_bytes=op.workspace_bytes or 0,
         )

@@ -1,1 +1,1 @@
-"""Predictions: replays of a trace, and which technique makes it fit; all of it simulated."""
+"""Predictions: replays of a trace on models of GPUs; all of it simulated."""

@@ -63,29 +63,15 @@ def simulated_row(
     """
     cost = replace(figures, seconds=None)
     if reason is None and (count := len(figures.step_seconds)):
-        cost = replace(
-            figures,
-            seconds=sum(figures.step_seconds) / count,
-            migrated_in_bytes=_share(figures.migrated_in_bytes, count),
-            migrated_out_bytes=_share(figures.migrated_out_bytes, count),
-            remote_bytes=_share(figures.remote_bytes, count),
-            fault_count=_share(figures.fault_count, count),
-        )
+        means: dict[str, Any] = {
+            name: None if (total := getattr(figures, name)) is None else round(total / count)
+            for name in ("migrated_in_bytes", "migrated_out_bytes", "remote_bytes", "fault_count")
+        }
+        cost = replace(figures, seconds=sum(figures.step_seconds) / count, **means)
+    losses = None if loss is None else tuple(loss)
     return ModeRow(
-        mode,
-        how,
-        reason is None,
-        prefetch,
-        advice,
-        reason,
-        None if loss is None else tuple(loss),
-        tuple(timeline),
-        **vars(cost),
+        mode, how, reason is None, prefetch, advice, reason, losses, tuple(timeline), **vars(cost)
     )
-
-
-def _share(total: int | None, count: int) -> int | None:
-    return None if total is None else round(total / count)
 
 
 def replayed_row(replay: Replay, advice: str | None = None) -> ModeRow:

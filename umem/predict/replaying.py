@@ -10,7 +10,7 @@ from typing import Literal
 
 from umem.devices.base import ADVICE, MODES, Mode, Policy
 from umem.devices.cost import Sample, StepCost
-from umem.devices.specs import COSTS, Costs, GpuSpec, extremes, gpu_spec
+from umem.devices.specs import COSTS, GpuSpec, extremes, gpu_spec
 from umem.devices.virtual import VirtualGPU
 from umem.devices.virtual.clock import Clock
 from umem.devices.virtual.model import Allocator
@@ -98,7 +98,6 @@ def replay(
     spill: Literal["host", "migrate"] = "host",
     advice: Mapping[str, str] | None = None,
     allocator: Allocator = "caching",
-    costs: Costs = COSTS,
 ) -> Replay:
     """Replay a trace on the model of a GPU.
 
@@ -113,7 +112,6 @@ def replay(
         advice: advice for tensors as they are allocated, by a pattern of their labels:
             ``{"SparseMatMul.matrix*": "read_mostly"}``.
         allocator: ``"caching"`` as CuPy's pool, ``"plain"`` without one.
-        costs: the cost constants.
 
     A trace that does not fit raises nothing: `Replay.fits` is False. The trace is replayed once, as
     it was recorded: a loop of one step has gaps in its pool, and may need a little more. A trace of
@@ -133,10 +131,9 @@ def replay(
     device = VirtualGPU(
         spec,
         vram_bytes=None if vram is None else parse_bytes(vram, "vram"),
-        costs=costs,
         allocator=allocator,
         backend=trace.backend,
-        clocks=[Clock(spec, each) for each in (costs, *extremes(costs))],
+        clocks=[Clock(spec, each) for each in (COSTS, *extremes(COSTS))],
     )
     limit_bytes = None if limit is None else parse_bytes(limit, "limit")
     reason = device.why_not(mode)

@@ -91,14 +91,11 @@ class Kernels(NamedTuple):
     memory, before and after it, such as the columns of a convolution (im2col); the operation's
     traffic is that of the main one. ``piece_bytes`` is the largest array that it needs only while
     it runs: its workspace is allocated in pieces of at most so many bytes; 0: in one piece.
-    ``part_launch_count`` is how many launches a part takes where it is computed in parts, under a
-    cap on its workspace; 0: it is not.
     """
 
     launch_count: int = 1
     copied_bytes: int = 0
     piece_bytes: int = 0
-    part_launch_count: int = 0
 
     def pieces(self, workspace_bytes: int) -> list[int]:
         """Return the bytes of each array that a workspace consists of."""
@@ -107,20 +104,6 @@ class Kernels(NamedTuple):
             return [workspace_bytes]
         count, rest = divmod(workspace_bytes, piece)
         return [rest, *[piece] * count] if rest else [piece] * count
-
-    def scaled(self, share: float) -> Kernels:
-        """Return as many kernels on a share of the bytes."""
-        return self._replace(
-            copied_bytes=round(self.copied_bytes * share),
-            piece_bytes=round(self.piece_bytes * share),
-        )
-
-    def in_parts(self, cap_bytes: int) -> Kernels:
-        """Return the kernels of an operation whose largest array is made in parts under a cap."""
-        if not self.part_launch_count:
-            return self
-        count = -(-self.piece_bytes // max(1, cap_bytes))
-        return Kernels(count * self.part_launch_count, self.copied_bytes)
 
 
 ONE_KERNEL = Kernels()
@@ -190,7 +173,8 @@ def decode(code: str, *fields: Any) -> Event:
     if isinstance(event, Op):
         entry = None if event.entry is None else _entry(*event.entry)
         reads, writes = _accesses(event.reads), _accesses(event.writes)
-        kernels = None if event.kernels is None else Kernels(*event.kernels)
+        # An older umem has written a fourth number.
+        kernels = None if event.kernels is None else Kernels(*event.kernels[:3])
         return event._replace(reads=reads, writes=writes, entry=entry, kernels=kernels)
     if isinstance(event, Hint):
         return event._replace(accesses=_accesses(event.accesses))

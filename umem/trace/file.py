@@ -9,8 +9,7 @@ workspace_bytes, entry, kernels, arithmetic]``,
 ``["hint", action, accesses, place, unset, overlap]``, ``["mark", label, entry]``. Fields at the end
 may be missing, as ``entry`` is in version 2. An access is ``[tensor, start, stop]`` in bytes. The
 last line is ``["end", event_count]``, so that a truncated file is told from a short one. Loading
-parses JSON and executes nothing. The file is one gzip member, with nothing behind it, and no line
-is longer than `LINE_BYTES`.
+parses JSON and executes nothing. No line is longer than `LINE_BYTES`.
 
 A file that an older umem has written may hold a step at several sizes. They are in its first line,
 ``"sizes": [4, 8]``, ascending; the events of one size after another follow, each closed by its own
@@ -18,21 +17,18 @@ A file that an older umem has written may hold a step at several sizes. They are
 number an axis: ``"axes": ["batch", "length"], "sizes": [[4, 16], [4, 32], ...]``. The last one, the
 largest, is what is read.
 Version 5 adds the hints ``"send"`` and ``"fetch"``, version 6 an operation's ``kernels``,
-``[launch_count, copied_bytes, piece_bytes, part_launch_count]``, version 7 the kind of its
-arithmetic, such as ``"float16 product"``; without it, it is ``"float32"``. A file is of the lowest
-version from 3 up.
+``[launch_count, copied_bytes, piece_bytes]``, version 7 the kind of its arithmetic, such as
+``"float16 product"``; without it, it is ``"float32"``. A file is of the lowest version from 3 up.
 """
 
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from umem.errors import FileError, TraceError
 from umem.files import check_target, open_regular, reason, whole
@@ -41,75 +37,7 @@ from umem.trace.arithmetic import FLOAT32
 from umem.trace.events import CODES, COPIES, LONGEST_TEXT, TYPES, Checker, Event, Hint, Op, decode
 from umem.units import format_bytes
 
-_CHUNK = 16 << 10
-"""Compressed bytes read at a time, which may expand a thousandfold."""
 _MAGIC = b"\x1f\x8b"
-
-
-class NotGzipError(ValueError):
-    """The file is not gzip, is damaged, or continues behind its end."""
-
-
-class TooLargeError(ValueError):
-    """The file's text is longer than allowed."""
-
-
-class Inflating(io.RawIOBase):
-    """A readable stream of a one-member gzip file, which checks checksum and length.
-
-    Put an `io.BufferedReader` around it. An empty file has no contents.
-
-    Args:
-        file: the compressed file; the caller closes it.
-        max_bytes: of contents; what holds more raises TooLargeError.
-
-    Raises, from `readinto`:
-        NotGzipError, TooLargeError, OSError; EOFError where the file ends too early.
-    """
-
-    def __init__(self, file: IO[bytes], max_bytes: int) -> None:
-        self._file = file
-        self._left = max_bytes
-        self._inflater = zlib.decompressobj(16 + zlib.MAX_WBITS)
-        self._has_begun = False
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Fill the buffer or a part of it; returns 0 at the end."""
-        while not self._inflater.eof:
-            data = self._inflater.unconsumed_tail or self._file.read(_CHUNK)
-            if not self._has_begun:
-                if not data:
-                    return 0
-                self._check_magic(data)
-            found = self._inflate(data, len(buffer))
-            if found:
-                self._left -= len(found)
-                if self._left < 0:
-                    raise TooLargeError
-                buffer[: len(found)] = found
-                return len(found)
-            if not data:
-                raise EOFError("its compressed data end too early")
-        if self._inflater.unused_data or self._file.read(1):
-            raise NotGzipError("it goes on after its end")
-        return 0
-
-    def _check_magic(self, data: bytes) -> None:
-        self._has_begun = True
-        if not _MAGIC.startswith(data[:2]):
-            raise NotGzipError("it is not compressed with gzip, as every trace is")
-
-    def _inflate(self, data: bytes, count: int) -> bytes:
-        try:
-            return self._inflater.decompress(data, count)
-        except zlib.error:
-            raise NotGzipError("its compressed data are damaged") from None
-
-
 FORMAT = "umem-trace"
 VERSION = 7
 WITHOUT_ARITHMETIC = 6
@@ -124,7 +52,6 @@ MAX_BYTES = 256 << 20
 """By default at most this much text is read; an event takes about 100 bytes."""
 ACCESSES = 4
 """At most this many accesses an event, on average over the most events read."""
-_BUFFER_BYTES = 128 << 10
 _MORE_EVENTS = "max_events=, or --max-events, reads more"
 _MORE_BYTES = "max_bytes=, or --max-bytes, reads more"
 
@@ -199,36 +126,45 @@ def read(
     max_bytes = MAX_BYTES if max_bytes is None else max_bytes
     try:
         with open_regular(path) as file:
-            lines = _Lines(name, io.BufferedReader(Inflating(file, max_bytes), _BUFFER_BYTES))
-            header, count = _header(name, lines.next())
-            return header, _last_section(name, lines, count, max_events)
-    except EOFError as error:
-        raise TraceError(f"{name} is truncated: {error}") from None
-    except TooLargeError:
-        raise TraceError(
-            f"{name} holds more than {format_bytes(max_bytes)}; {_MORE_BYTES}"
-        ) from None
+            if not _MAGIC.startswith(file.read(len(_MAGIC))):
+                raise ValueError("it is not compressed with gzip, as every trace is")
+            file.seek(0)
+            with gzip.GzipFile(fileobj=file) as text:
+                lines = _Lines(name, text, max_bytes)
+                header, count = _header(name, lines.next())
+                return header, _last_section(name, lines, count, max_events)
+    except EOFError:
+        raise TraceError(f"{name} is truncated: its compressed data end too early") from None
     except TraceError:
         raise
+    except (gzip.BadGzipFile, zlib.error):
+        raise TraceError(
+            f"{name} cannot be read as a trace: its compressed data are damaged"
+        ) from None
     except (OSError, ValueError) as error:  # ValueError: also a path with a null byte
         raise TraceError(f"{name} cannot be read as a trace: {reason(error)}") from None
 
 
 class _Lines:
-    """Reads lines of bounded length."""
+    """Reads lines of bounded length, and of at most ``max_bytes`` together."""
 
-    def __init__(self, name: str, file: IO[bytes]) -> None:
-        self._name, self._file = name, file
+    def __init__(self, name: str, file: gzip.GzipFile, max_bytes: int) -> None:
+        self._name, self._file, self._max_bytes = name, file, max_bytes
+        self._left = max_bytes
         self.number = 0
 
     def next(self) -> bytes:
         """Return the next line; empty at the end.
 
         Raises:
-            TraceError: it is too long.
+            TraceError: it is too long, or all are.
         """
         line = self._file.readline(LINE_BYTES + 1)
         self.number += 1
+        self._left -= len(line)
+        if self._left < 0:
+            most = format_bytes(self._max_bytes)
+            raise TraceError(f"{self._name} holds more than {most}; {_MORE_BYTES}")
         if len(line) > LINE_BYTES:
             raise TraceError(
                 f"{self._name}, line {self.number}: it is longer than {format_bytes(LINE_BYTES)}"
@@ -262,12 +198,14 @@ def _header(name: str, line: bytes) -> tuple[Header, int]:
             raise ValueError("the name of the backend is too long")
         if not all(isinstance(value, str) for value in meta.values()):
             raise ValueError("meta holds something other than text")
-        count = _section_count(header.get("axes", []), header.get("sizes", []))
+        sizes = header.get("sizes", [])
+        if not isinstance(sizes, list):
+            raise ValueError(f"sizes are a list; got {quoted(sizes)}")
     except TraceError:
         raise
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{name} is not a umem trace (line 1: {error})") from error
-    return Header(backend, meta), count
+    return Header(backend, meta), max(1, len(sizes))
 
 
 def _json(line: bytes) -> Any:
@@ -284,40 +222,18 @@ def _no_number(text: str) -> Any:
 _JSON = json.JSONDecoder(parse_constant=_no_number)
 
 
-def _section_count(axes: Any, sizes: Any) -> int:
-    """Return how many sections follow a header: one a size, ascending, or one without sizes.
-
-    Raises:
-        ValueError: the axes or sizes are not valid.
-    """
-    if axes == [] and sizes == []:
-        return 1
-    if not isinstance(axes, list) or not isinstance(sizes, list):
-        raise ValueError(f"axes and sizes are lists; got {quoted(axes)} and {quoted(sizes)}")
-    points = sizes if axes else [[size] for size in sizes]
-    if not all(isinstance(point, list) and len(point) == max(1, len(axes)) for point in points):
-        raise ValueError("each of its sizes has one number for each axis")
-    if not all(type(n) is int and 0 < n < 1 << 63 for point in points for n in point):
-        raise ValueError(f"sizes are whole numbers; got {quoted(sizes)}")
-    if len(points) < 2 or any(before >= after for before, after in pairwise(points)):
-        raise ValueError(f"sizes are two or more, and ascend; got {quoted(sizes)}")
-    return len(points)
-
-
 def _last_section(name: str, lines: _Lines, count: int, max_events: int) -> list[Event]:
-    """Return the events of the last section; all sections count against the limits."""
+    """Return the events of the last section; at most ``max_events`` are in each."""
     events: list[Event] = []
-    left = max_events
     for _ in range(count):
-        events = _events(name, lines, left, max_events)
-        left -= len(events)
+        events = _events(name, lines, max_events)
     if lines.next():
         raise TraceError(f"{name} goes on after its end")
     return events
 
 
-def _events(name: str, lines: _Lines, left: int, max_events: int) -> list[Event]:
-    """Return the events of a section, of which at most ``left`` are read."""
+def _events(name: str, lines: _Lines, max_events: int) -> list[Event]:
+    """Return the events of a section."""
     events: list[Event] = []
     checker = Checker()
     check, append = checker.check, events.append
@@ -332,7 +248,7 @@ def _events(name: str, lines: _Lines, left: int, max_events: int) -> list[Event]
             check(event)
         except (ValueError, RecursionError) as error:
             raise TraceError(f"{name}, line {lines.number}: {error}") from None
-        if len(events) == left:
+        if len(events) == max_events:
             raise TraceError(f"{name} has more than {max_events:,} events; {_MORE_EVENTS}")
         if checker.access_count > ACCESSES * max_events:
             most = f"{ACCESSES * max_events:,} accesses, {ACCESSES} for each of the {max_events:,}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from umem.errors import TraceError
 from umem.printable import quoted
 from umem.trace.events import Access, Alloc, Checker, Event, Free, Hint, Mark, Op
-from umem.trace.walk import Alive, Lifetime, lifetimes, used_bytes
+from umem.trace.walk import Lifetime, lifetimes, used_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -163,15 +163,3 @@ def check_trace(trace: object) -> None:
             "a trace is needed, such as the .trace of umem.record() or what umem.Trace.load "
             f"reads; got {type(trace).__name__}"
         )
-
-
-def tail(trace: Trace, start: int) -> Trace:
-    """Return the trace from event ``start`` on, with the tensors alive there as its first events.
-
-    The tensors alive at ``start`` are uploaded first, in the order of their allocation, so that
-    optimizer state and gradients of the step before count from the first operation. Then comes the
-    mark ``"start"``, so that uploads take none of the step's time.
-    """
-    found = Alive(trace.events[:start]).tensors.values()
-    uploads = [alloc._replace(uploaded=True) for alloc in found]
-    return trace.with_events([*uploads, Mark("start"), *trace.events[start:]])

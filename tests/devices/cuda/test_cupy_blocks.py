@@ -95,7 +95,8 @@ def recorded():
     gc.collect()  # a free of older memory in a function counts as its workspace
     with umem.record() as recorder:
         optimizer.update(lambda: model(x))
-    return [(op.name, op.workspace_bytes, op.host_seconds) for op in recorder.trace.ops if op.entry]
+    return [(op.name, op.workspace_bytes, op.host_seconds) for op in recorder.trace.ops
+            if op.phase == "forward"]
 hidden = recorded()
 [ours] = [s for s in sources.added if type(s).__name__ == "CupyBlocks"]
 sources.remove_source(ours)

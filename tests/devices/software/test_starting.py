@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from processes import python
 from software_programs import START, needs_compiler, needs_software_gpu, run
 
 from umem.devices.software.kernels import for_host
@@ -358,14 +359,8 @@ except cp.cuda.compiler.CompileException as error:
     def test_umem_run_puts_it_under_a_script(self, kernel_cache: Path, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
         script.write_text("import cupy\nprint(int(cupy.arange(10).sum()))\n")
-        done = subprocess.run(
-            [sys.executable, "-m", "umem", "run", "--software", "t4", str(script)],
-            env={**os.environ, "XDG_CACHE_HOME": str(kernel_cache)},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        words = ("-m", "umem", "run", "--software", "t4", script)
+        done = python(*words, XDG_CACHE_HOME=kernel_cache)
         assert (done.stdout, done.stderr, done.returncode) == ("45\n", "", 0)
 
     @pytest.mark.thorough

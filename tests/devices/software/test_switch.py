@@ -167,6 +167,37 @@ if __name__ == "__main__":
     assert "V100" in own and spec == "True True"
 
 
+@is_installed
+@needs_software_gpu
+def test_processes_of_a_dry_program_are_dry_and_a_forked_loader_works(
+    kernel_cache: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("""
+import multiprocessing
+import numpy
+def total(_):
+    import cupy
+    return float(cupy.ones(1 << 30, "f").sum())  # 4 GiB; known, were it small
+def batch(number):
+    return numpy.full(4, number)
+if __name__ == "__main__":
+    import cupy
+    model = cupy.ones(3 << 30, "f")  # 12 GiB, before anything is forked
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        print(*[cupy.asarray(loaded).sum() for loaded in pool.map(batch, range(3))])
+    for how in ("spawn", "forkserver"):
+        with multiprocessing.get_context(how).Pool(1) as pool:
+            print(pool.map(total, [0]))
+    print(model.shape)
+""")
+    found = started(
+        "-W", "ignore", str(script), cache=kernel_cache, UMEM_SOFTWARE_GPU="t4,dry,force"
+    )
+    assert found.stdout.splitlines() == ["0 4 8", "[0.0]", "[0.0]", "(3221225472,)"], found.stderr
+    assert found.stderr == "umem: a dry GPU: values are zeros, and what is written is real\n"
+
+
 WORKERS = {
     "joblib": """
 import joblib
@@ -244,6 +275,46 @@ def test_pytest_runs_tests_of_cupy(kernel_cache: Path, tmp_path: Path) -> None:
     assert f"software GPU: {GPU} (umem; VRAM, pages and time are simulated)" in found.stdout
     found = pytest_run(tmp_path, "-n", "2", cache=kernel_cache, UMEM_SOFTWARE_GPU=GPU)
     assert "2 passed" in found.stdout, found.stdout + found.stderr
+
+
+DRY_TESTS = """
+import pytest
+import umem.chainer
+import chainer
+import cupy
+def test_memory():
+    kept = [cupy.ones(1 << 28, "f") for _ in range(14)]
+    with pytest.raises(MemoryError):
+        kept += [cupy.ones(1 << 28, "f") for _ in range(16)]
+    with umem.managed():
+        kept += [cupy.ones(1 << 28, "f") for _ in range(16)]
+    assert sum(array.nbytes for array in kept) == 30 << 30
+def test_training():
+    model = chainer.links.Classifier(chainer.links.Linear(4096, 1000))
+    model.to_device("@cupy:0")
+    optimizer = chainer.optimizers.Adam().setup(model)
+    optimizer.update(model, cupy.ones((512, 4096), "f"), cupy.zeros(512, "i"))
+    assert optimizer.t == 1 and model.loss.shape == ()
+def test_small():
+    assert int(cupy.arange(4).sum()) == 6
+def test_large():
+    assert float(cupy.full(1 << 24, 2, "f").sum()) == 2 << 24
+def test_write():
+    open("written", "w").write(str(cupy.arange(4)))
+"""
+
+
+@is_installed
+@needs_software_gpu
+def test_pytest_runs_dry(kernel_cache: Path, tmp_path: Path) -> None:
+    pytest.importorskip("umem.chainer")
+    (tmp_path / "test_dry.py").write_text(DRY_TESTS)
+    words = ("-p", "no:warnings", "--rootdir", str(tmp_path), "--software-gpu", "t4,dry,force")
+    found = started("-m", "pytest", *words, cache=kernel_cache, cwd=tmp_path)
+    assert "1 failed, 4 passed" in found.stdout, found.stdout + found.stderr
+    assert "assert 0.0 == (2 << 24)" in found.stdout  # a value that is not computed
+    assert (tmp_path / "written").read_text() == "[0 1 2 3]"
+    assert "\ndry: values are zeros, and what tests write is real\n" in found.stdout
 
 
 @is_installed

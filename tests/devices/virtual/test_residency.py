@@ -116,24 +116,14 @@ def orders(*, advised: bool) -> st.SearchStrategy[tuple[str, range, object]]:
     return touch | touch | touch | moves | shrink | hints | hints
 
 
-@settings(max_examples=300, deadline=None)
-@given(capacity=st.integers(0, 9), steps=st.lists(orders(advised=False), max_size=40))
-def test_without_advice_every_block_is_where_the_oracle_has_it(
-    capacity: int, steps: list[tuple[str, range, object]]
+@pytest.mark.parametrize("advised", [False, True])
+@settings(max_examples=450, deadline=None)
+@given(capacity=st.integers(0, 9), data=st.data())
+def test_every_block_is_where_the_oracle_has_it(
+    advised: bool, capacity: int, data: st.DataObject
 ) -> None:
     pair = Pair(capacity)
-    for step in steps:
-        pair.do(step)
-    pair.compare_eviction_order()
-
-
-@settings(max_examples=600, deadline=None)
-@given(capacity=st.integers(0, 9), steps=st.lists(orders(advised=True), max_size=40))
-def test_with_advice_every_block_is_where_the_oracle_has_it(
-    capacity: int, steps: list[tuple[str, range, object]]
-) -> None:
-    pair = Pair(capacity)
-    for step in steps:
+    for step in data.draw(st.lists(orders(advised=advised), max_size=40)):
         pair.do(step)
     pair.compare_eviction_order()
 

@@ -25,6 +25,7 @@ from accumulation_cases import (
     parameters,
     refused,
     some,
+    updater,
 )
 from chainer import optimizer_hooks as hooks
 from chainer import optimizers
@@ -40,13 +41,6 @@ from umem.errors import (
 
 MEAN, VALID = KNOWN["mean"], KNOWN["valid labels"]
 accumulate, AccumulatingUpdater = umem.chainer.accumulate, umem.chainer.AccumulatingUpdater
-
-
-def updater(net: Any, micro_batch: Any = 4, count: int = FULL, **options: Any) -> Any:
-    iterator = chainer.iterators.SerialIterator(
-        list(zip(*some(), strict=True)), count, shuffle=False
-    )
-    return AccumulatingUpdater(iterator, optimizer_of(net), micro_batch, **options)
 
 
 # -- bad input -------------------------------------------------------------------------------------

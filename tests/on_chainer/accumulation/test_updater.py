@@ -21,17 +21,11 @@ from accumulation_cases import (
     optimizer_of,
     parameters,
     some,
+    updater,
 )
 
 MEAN, VALID = KNOWN["mean"], KNOWN["valid labels"]
 accumulate, AccumulatingUpdater = umem.chainer.accumulate, umem.chainer.AccumulatingUpdater
-
-
-def updater(net: Any, micro_batch: Any = 4, count: int = FULL, **options: Any) -> Any:
-    iterator = chainer.iterators.SerialIterator(
-        list(zip(*some(), strict=True)), count, shuffle=False
-    )
-    return AccumulatingUpdater(iterator, optimizer_of(net), micro_batch, **options)
 
 
 # -- arguments -------------------------------------------------------------------------------------

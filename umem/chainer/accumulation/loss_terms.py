@@ -7,7 +7,6 @@ what any other function has divided by, the user says by ``weight=``.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from math import prod
@@ -20,6 +19,7 @@ from chainer.functions.array import cast, get_item, reshape
 from chainer.functions.math import average, basic_math, identity
 
 from umem.chainer.function_facts import owner_of
+from umem.trace.stacks import program_line
 
 
 class Term(NamedTuple):
@@ -238,18 +238,10 @@ class TermPlaces:
         for y in outputs:
             if y.size == 1:
                 held = y if self._holds else None
-                self._found[id(y.node)] = weakref.ref(y.node), held, _program_line()
+                self._found[id(y.node)] = weakref.ref(y.node), held, program_line()
 
     def of(self, term: Term) -> str:
         """Return a term in words: its function, with file and line where it is known."""
         found = self._found.get(id(term.node))
         is_noted = found is not None and found[0]() is term.node
         return f"'{term.kind}'{f' at {found[2]}' if found and is_noted else ''}"
-
-
-def _program_line() -> str:
-    # CPython's private: inspect.stack() would read the source of every frame.
-    frame: Any = sys._getframe(2)
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("chainer.", "umem.")):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import chainer
 
-from umem.chainer.as_it_was import as_it_was
+from umem.chainer.step_state import StepState
 from umem.trace.events import Op
 from umem.trace.recording.recordings import record
 from umem.units import format_bytes
@@ -33,7 +33,7 @@ class ForwardCosts:
 
 
 def forward_costs(model: Any, layers: dict[str, Any], inputs: Sequence[Any]) -> ForwardCosts:
-    """Trace one call of a model in inference mode, and restore its state.
+    """Trace one call of a model in inference mode, and restore its links and random generators.
 
     Args:
         layers: links by path, whose operations are told apart.
@@ -42,11 +42,15 @@ def forward_costs(model: Any, layers: dict[str, Any], inputs: Sequence[Any]) -> 
     Raises what the model does.
     """
     hook = _LayerCalls({id(link): path for path, link in layers.items()})
-    with as_it_was(model), record() as recorder:
-        hook.recorder = recorder
-        with chainer.using_config("train", False), chainer.no_backprop_mode(), hook:
-            result = model(*inputs)
-        events = recorder.trace.events
+    state = StepState(model)
+    try:
+        with record() as recorder:
+            hook.recorder = recorder
+            with chainer.using_config("train", False), chainer.no_backprop_mode(), hook:
+                result = model(*inputs)
+            events = recorder.trace.events
+    finally:
+        state.put_back()
     costs = ForwardCosts(_operations(events), tuple(_described(result)))
     for path, start, stop in hook.found:
         costs.calls[path] += 1

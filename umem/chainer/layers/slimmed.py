@@ -48,8 +48,7 @@ def slimmer(model: Any, rules: Rules, example: Any = None, *, quiet: bool = Fals
     included. All other state stays. ``undo()`` brings the old layers back with the weights and the
     state that they had.
 
-    Cost: a singular value decomposition a layer, on the host; with an example two forward passes,
-    while which parameters are there twice.
+    Cost: a singular value decomposition a layer, on the host; with an example two forward passes.
 
     Args:
         model: a link with links in it, whose arrays are there.

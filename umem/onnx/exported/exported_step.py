@@ -7,25 +7,31 @@ gradient of each output is there when backward begins), contents, what a framewo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import get_args
 
 from umem.errors import OnnxError
 from umem.onnx.exported.computed_weights import statistics_of
-from umem.onnx.exported.forward_memory import ForwardMemory, PlacedTensor
 from umem.onnx.exported.onnx_fusion import fused
 from umem.onnx.exported.onnx_graph import OnnxGraph, OnnxNode, TensorType
 from umem.onnx.exported.onnx_inference import inferred
 from umem.onnx.exported.onnx_reading import read_onnx
 from umem.onnx.exported.operators import OPERATORS, Operator
-from umem.onnx.exported.strides import as_laid_out, packed, strides_of_view
-from umem.onnx.exported.tape_backward import Gradients
-from umem.onnx.exported.tape_calls import ForwardCall, TapeCall
-from umem.onnx.exported.updates import OptimizerName, update_events
+from umem.onnx.exported.strides import Ints, as_laid_out, packed, strides_of_view
+from umem.onnx.exported.tape_backward import (
+    Gradients,
+    GradientWay,
+    OptimizerName,
+    TapeCall,
+    update_events,
+)
+from umem.planner import Graph
+from umem.planner.from_trace import Cost
 from umem.printable import quoted
-from umem.trace.events import LEAF, OUTSIDE, Access, Alloc, Event, Op
+from umem.trace.events import LEAF, OUTSIDE, Access, Alloc, Event, Free, Op, TapeEntry
 from umem.trace.trace import Trace
 
 
@@ -68,13 +74,48 @@ def onnx_step(
     if optimizer not in get_args(OptimizerName):
         known = ", ".join(get_args(OptimizerName))
         raise OnnxError(f"the optimizer is one of {known}; got {quoted(optimizer)}")
-    graph = fused(inferred(read_onnx(path, sizes)))
+    read = read_onnx(path, sizes)
+    graph = fused(inferred(read), read)
     writer = _StepWriter(graph, inference=inference)
     events = list(writer.events(optimizer))
     if not writer.calls and not inference:
         raise OnnxError("no parameter of the model has a gradient: there is nothing to train")
     names = tuple(writer.names)
     return ExportedStep(Trace(events, "model", {"exported": "onnx"}), names)
+
+
+def graph_of(
+    path: str | PathLike[str], sizes: Mapping[str, int] | None = None, cost: Cost = "flops"
+) -> Graph:
+    """Return the graph of a model's forward pass, for `umem.planner.plan`.
+
+    Args:
+        path, sizes: see `onnx_step`.
+        cost: see `umem.planner.from_trace`; no time was measured.
+
+    Raises:
+        OnnxError, MissingDependencyError: see `onnx_step`. GraphError: ``cost`` is unknown.
+    """
+    return Graph.from_trace(onnx_step(path, sizes, "none").trace, cost)
+
+
+@dataclass
+class _Placed:
+    """A tensor of the graph, and the memory that it is in.
+
+    Attributes:
+        kind: its shape and type.
+        memory: the access to all of the trace's tensor that it is, or is a view of.
+        strides: where its elements lie, in elements.
+        source: as in a `TapeEntry`: the call that made it, or that none has.
+        rank: how many calls on a tape are before it, at most.
+    """
+
+    kind: TensorType
+    memory: Access
+    strides: Ints
+    source: int = OUTSIDE
+    rank: int = 0
 
 
 class _StepWriter:
@@ -84,19 +125,24 @@ class _StepWriter:
         self.graph, self._inference = graph, inference
         self.calls: list[TapeCall] = []
         self.names: list[str] = []
-        self._values: dict[str, PlacedTensor] = {}
+        self._values: dict[str, _Placed] = {}
         self._fresh = 0
-        self._memory = ForwardMemory(graph)
         self._parameters: dict[str, Alloc] = {}
         self._host = {name for name in graph.tensors if graph.is_on_host(name)}
         made = {name for node in graph.nodes for name in node.outputs}
         self._statistics = statistics_of(graph) - made
+        self._nodes = [node for node in graph.nodes if not graph.runs_on_host(node)]
+        # Memory that forward allocates: its uses in forward that are to come, whether it stays
+        # until backward is over, and what is there.
+        self._uses = Counter(name for node in self._nodes for name in node.inputs)
+        self._waiting: Counter[int] = Counter()
+        self._held: set[int] = set()
+        self._alive: dict[int, None] = {}
 
     def events(self, optimizer: OptimizerName) -> Iterator[Event]:
         """Yield all events of the step."""
-        for node in self.graph.nodes:
-            if not self.graph.runs_on_host(node):
-                yield from self._forward(node)
+        for node in self._nodes:
+            yield from self._forward(node)
         gradients = Gradients(self._fresh)
         last = []
         for name in self.graph.outputs:
@@ -105,7 +151,7 @@ class _StepWriter:
                 yield from gradients.begin(name, value.kind.nbytes, "loss")
                 last.append(value.source)
         yield from gradients.backward(self.calls, last)
-        yield from self._memory.over()  # as in `optimizer.update(loss)`: the graph goes first
+        yield from map(Free, self._alive)  # as in `optimizer.update(loss)`: the graph goes first
         yield from update_events(optimizer, self._parameters, gradients)
 
     # -- forward ---------------------------------------------------------------------------
@@ -113,124 +159,153 @@ class _StepWriter:
     def _forward(self, node: OnnxNode) -> Iterator[Event]:
         """Yield the events of one operator: its output, function state, and frees after it."""
         operator = OPERATORS[node.op]
-        names = [name for name in node.inputs if name and name not in self._host]
-        for name in names:
-            yield from self._given(name)
-        ins = [self._values[name] for name in names]
-        rank = max((value.rank for value in ins), default=0)
-        has_gradient = self._gradients_of(node, operator)
+        on_device = [name if name not in self._host else "" for name in node.inputs]
+        for name in filter(None, on_device):
+            if name not in self._values:
+                yield self._given(name)
+        values = [self._values[name] if name else None for name in on_device]
+        ins = [value for value in values if value is not None]
+        has_gradient = [self._has_gradient(*pair, operator) for pair in enumerate(values)]
         number = len(self.calls) if any(has_gradient) else None
-        made: list[Event] = []
+        rank = max((value.rank for value in ins), default=0)
+        made: list[Alloc] = []
         outs = []
         for place, name in enumerate(node.outputs):
-            if not name or (place and operator.statistics):
-                continue  # running statistics lie where they were
-            value = self._output(name, node, operator, made)
-            outs.append(value)
-            value.rank = rank + 1
-            if number is not None and value.kind.is_float:
-                value.source = number
-        yield from made
+            if name and not (place and operator.statistics):  # those lie where they were
+                value = self._output(name, node, operator, made)
+                outs.append(value)
+                value.rank = rank + 1
+                if number is not None and value.kind.is_float:
+                    value.source = number
+        is_view = self._is_view(node) and not made
         types = self._types(node.inputs), self._types(node.outputs)
-        stash = self._stash(node, operator, types) if number is not None else []
+        stash = [
+            self._new(work(node, *types), "stash", f"{node.op}.{label}")
+            for label, work in (operator.stash.items() if number is not None else ())
+        ]
+        yield from made
         yield from stash
-        writes = [value.access for value in outs]
+        self._held.update(alloc.tensor for alloc in stash)
+        writes = [value.memory for value in outs]
         if not self._inference:
-            writes += [self._values[n].access for n in names if n in self._statistics]
+            writes += [self._values[n].memory for n in on_device if n in self._statistics]
         writes += [Access(alloc.tensor, 0, alloc.nbytes) for alloc in stash]
+        reads = [value.memory for value in ins]
         flops = outs[0].kind.size if operator.flops is None else operator.flops(node, *types)
-        workspace = 0 if operator.workspace is None else operator.workspace(node, *types)
-        reads = tuple(value.access for value in ins)
         traffic = _bytes(reads) + _bytes(writes)
         if operator.gathers:
             traffic = 2 * _bytes(writes) + _bytes(reads[1:])
-        elif self._is_view(node) and not any(isinstance(event, Alloc) for event in made):
+        elif is_view:
             traffic = flops = 0
-        kind = operator.arithmetic(outs[0].kind)
-        entry = None
-        if number is not None:
-            values = dict(zip(names, ins, strict=True))
-            call = ForwardCall(
-                node,
-                operator,
-                number,
-                rank,
-                has_gradient,
-                values,
-                outs,
-                stash,
-                flops,
-                workspace,
-                kind,
-            )
-            for value in call.kept:
-                self._memory.hold(value.memory)
-            self.calls.append(call.on_tape)
-            self.names.append(node.name)
-            entry = call.entry
-        yield Op(
-            node.op, "forward", reads, tuple(writes), flops, traffic,
-            "random" if operator.gathers else "stream", workspace_bytes=workspace, entry=entry,
-            arithmetic=kind,
+        op = Op(
+            node.op, "forward", tuple(reads), tuple(writes), flops, traffic,
+            "random" if operator.gathers else "stream",
+            workspace_bytes=0 if operator.workspace is None else operator.workspace(node, *types),
+            arithmetic=operator.arithmetic(outs[0].kind),
         )  # fmt: skip
-        yield from self._memory.gone(ins, outs)
+        if number is not None:
+            op = op._replace(entry=self._on_tape(op, node, rank, values, has_gradient, outs, stash))
+        yield op
+        for value in ins:
+            self._waiting[value.memory.tensor] -= 1
+        for memory in dict.fromkeys(value.memory.tensor for value in (*ins, *outs)):
+            if memory in self._alive and not self._waiting[memory] and memory not in self._held:
+                del self._alive[memory]
+                yield Free(memory)
 
-    def _given(self, name: str) -> Iterator[Event]:
-        """Yield the allocation of an input, parameter or statistic at its first use."""
-        if name in self._values:
-            return
+    def _on_tape(
+        self,
+        op: Op,
+        node: OnnxNode,
+        rank: int,
+        values: Sequence[_Placed | None],
+        has_gradient: Sequence[bool],
+        outs: Sequence[_Placed],
+        stash: Sequence[Alloc],
+    ) -> TapeEntry:
+        """Note a call for backward, and hold what it keeps; return its entry on the tape."""
+        operator, number, out = OPERATORS[node.op], len(self.calls), outs[0]
+        present = [(place, value) for place, value in enumerate(values) if value is not None]
+        places = operator.kept_inputs(has_gradient)
+        kept = [value for place, value in present if place in places] + [out] * operator.output
+        self._held.update(value.memory.tensor for value in kept)
+        reads = [value.memory for value in kept]
+        reads += [Access(alloc.tensor, 0, alloc.nbytes) for alloc in stash]
+        ways, before = [], []
+        for place, value in present:
+            if has_gradient[place]:
+                shared = operator.passes == "same" and not (node.op == "Sub" and place)
+                if operator.elementwise and value.kind.shape != out.kind.shape:
+                    shared = False  # summed over what was broadcast
+                ways.append(GradientWay(node.inputs[place], value.kind.nbytes, shared))
+                before.append(value.source)
+        products = sum(has_gradient[:2]) if operator.products else 1
+        outputs = tuple(filter(None, node.outputs))
+        unique = tuple(dict.fromkeys(reads))
+        self.calls.append(
+            TapeCall(op, rank, outputs, unique, tuple(ways), op.flops * products, tuple(before))
+        )
+        self.names.append(node.name)
+        first = present[0][1]
+        is_one = len(outs) == 1 == len(present) and out.memory == first.memory
+        is_view = is_one and out.kind.nbytes == first.kind.nbytes
+        return TapeEntry(
+            number,
+            tuple(
+                value.source if has_gradient[place] or value.source >= 0 else OUTSIDE
+                for place, value in present
+            ),
+            tuple(index for index, (place, _) in enumerate(present) if place in places),
+            operator.output,
+            True,
+            False,
+            0 if is_view else sum(value.kind.nbytes for value in outs),
+        )
+
+    def _given(self, name: str) -> Alloc:
+        """Place an input, parameter or statistic at its first use."""
         kind = self.graph.tensors[name]
-        what = "input"
-        source = OUTSIDE
+        what, source = "input", OUTSIDE
         if name in self._statistics:
             what = "state"
         elif name in self.graph.parameters:
             what, source = "parameter", LEAF
-        self._values[name] = PlacedTensor(
-            kind, self._fresh, kind.nbytes, packed(kind.shape), source
-        )
         alloc = Alloc(self._fresh, kind.nbytes, what, name, uploaded=True)
         self._fresh += 1
+        whole = Access(alloc.tensor, 0, kind.nbytes)
+        self._values[name] = _Placed(kind, whole, packed(kind.shape), source)
         if what == "parameter":
             self._parameters[name] = alloc
-        yield alloc
+        return alloc
 
-    def _gradients_of(self, node: OnnxNode, operator: Operator) -> list[bool]:
-        """Tell for each input of a node whether it has a gradient."""
-        found = []
-        for place, name in enumerate(node.inputs):
-            value = self._values.get(name)
-            is_trained = operator.trained is None or place < operator.trained
-            is_trained = is_trained and not self._inference
-            has = value is not None and value.source != OUTSIDE and is_trained
-            found.append(has and operator.passes != "none")
-        return found
+    def _has_gradient(self, place: int, value: _Placed | None, operator: Operator) -> bool:
+        """Tell whether an input of an operator has a gradient."""
+        is_trained = operator.trained is None or place < operator.trained
+        is_trained = is_trained and operator.passes != "none" and not self._inference
+        return is_trained and value is not None and value.source != OUTSIDE
 
-    def _output(
-        self, name: str, node: OnnxNode, operator: Operator, made: list[Event]
-    ) -> PlacedTensor:
+    def _output(self, name: str, node: OnnxNode, operator: Operator, made: list[Alloc]) -> _Placed:
         """Place a node's output: a view of its input's memory if it can be, else new memory."""
         kind = self.graph.tensors[name]
         first = self._values.get(node.inputs[0]) if node.inputs else None
         is_view = self._is_view(node) or (node.op == "Cast" and first and first.kind == kind)
+        strides = None
         if is_view and first is not None:
             strides = strides_of_view(
                 node.op, first.kind.shape, first.strides, kind.shape, node.attributes.get("perm")
             )
-            if strides is not None:
-                value = PlacedTensor(kind, first.memory, first.memory_bytes, strides)
-                self._values[name] = value
-                self._memory.note(name, value.memory)
-                return value
-        strides = packed(kind.shape)
-        if operator.elementwise and first is not None and first.kind.shape == kind.shape:
-            strides = as_laid_out(kind.shape, first.strides)
-        value = PlacedTensor(kind, self._fresh, kind.nbytes, strides)
-        made.append(Alloc(self._fresh, kind.nbytes, "activation", node.op))
-        self._memory.made(self._fresh)
-        self._fresh += 1
+        if strides is not None and first is not None:
+            value = _Placed(kind, first.memory, strides)
+        else:
+            strides = packed(kind.shape)
+            if operator.elementwise and first is not None and first.kind.shape == kind.shape:
+                strides = as_laid_out(kind.shape, first.strides)
+            made.append(self._new(kind.nbytes, "activation", node.op))
+            value = _Placed(kind, Access(made[-1].tensor, 0, kind.nbytes), strides)
         self._values[name] = value
-        self._memory.note(name, value.memory)
+        self._waiting[value.memory.tensor] += self._uses[name]
+        if name in self.graph.outputs:
+            self._held.add(value.memory.tensor)
         return value
 
     def _is_view(self, node: OnnxNode) -> bool:
@@ -240,21 +315,13 @@ class _StepWriter:
     def _types(self, names: tuple[str, ...]) -> list[TensorType | None]:
         return [self.graph.tensors.get(name) for name in names]
 
-    def _stash(
-        self,
-        node: OnnxNode,
-        operator: Operator,
-        types: tuple[list[TensorType | None], list[TensorType | None]],
-    ) -> list[Alloc]:
-        """Allocate the function state that a call keeps beside inputs and outputs."""
-        found = []
-        for label, work in operator.stash.items():
-            found.append(Alloc(self._fresh, work(node, *types), "stash", f"{node.op}.{label}"))
-            self._memory.made(self._fresh)
-            self._memory.hold(self._fresh)
-            self._fresh += 1
-        return found
+    def _new(self, nbytes: int, kind: str, label: str) -> Alloc:
+        """Allocate memory for forward."""
+        alloc = Alloc(self._fresh, nbytes, kind, label)
+        self._alive[self._fresh] = None
+        self._fresh += 1
+        return alloc
 
 
-def _bytes(accesses: tuple[Access, ...] | list[Access]) -> int:
+def _bytes(accesses: Sequence[Access]) -> int:
     return sum(stop - start for _, start, stop in accesses)

@@ -43,25 +43,26 @@ def fold(onnx: Any, node: Any, known: KnownTensors, opsets: list[Any]) -> None:
         return
     try:
         with np.errstate(all="ignore"):
-            found = _evaluated(onnx, node, inputs, opsets)
+            found = evaluated(onnx, [node], inputs, names, opsets)
     except Exception:  # of any class, by the operator: whoever needs it says that it is not known
         return
-    for name, value in zip(node.output, found, strict=False):
+    for name, value in zip(names, found, strict=True):
         array = np.asarray(value)
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(known.elements[name]) if name else None
-        if name and array.shape == known.types[name].shape:
+        if array.shape == known.types[name].shape:
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(known.elements[name])
             known.values[name] = array.astype(dtype)
 
 
-def _evaluated(onnx: Any, node: Any, inputs: dict[str, Any], opsets: list[Any]) -> Any:
-    """Run a node by ONNX's reference."""
+def evaluated(
+    onnx: Any, nodes: list[Any], inputs: dict[str, Any], outputs: list[str], opsets: list[Any]
+) -> Any:
+    """Run nodes by ONNX's reference."""
     from onnx.reference import ReferenceEvaluator
 
-    make, unknown = onnx.helper.make_empty_tensor_value_info, list(filter(None, node.output))
-    graph = onnx.helper.make_graph([node], "one", list(map(make, inputs)), list(map(make, unknown)))
+    make = onnx.helper.make_empty_tensor_value_info
+    graph = onnx.helper.make_graph(nodes, "part", list(map(make, inputs)), list(map(make, outputs)))
     model = onnx.helper.make_model(graph, opset_imports=opsets)
-    values = dict(zip(unknown, ReferenceEvaluator(model).run(None, inputs), strict=True))
-    return [values.get(name) for name in node.output]
+    return ReferenceEvaluator(model).run(None, inputs)
 
 
 def _is_large(node: Any, inputs: dict[str, Any]) -> bool:

@@ -53,19 +53,11 @@ def inlined(model: Any) -> Any:
     import onnx.inliner
 
     try:
-        model = onnx.inliner.inline_local_functions(model)
+        return onnx.inliner.inline_local_functions(model)
     except Exception as error:  # RuntimeError, ValidationError, DecodeError
         raise OnnxError(
             f"the functions of the model cannot be put in their places: {quoted(str(error))}"
         ) from error
-    for node in model.graph.node:
-        if (node.domain, node.op_type) in functions:
-            raise OnnxError(
-                f"the function {quoted(node.op_type)} of the domain {quoted(node.domain)} is "
-                "written for another version of ONNX's operators than the model: export both for "
-                "one version"
-            )
-    return model
 
 
 def with_inner(nodes: Any) -> Iterator[Any]:

@@ -4,7 +4,8 @@ A GELU, SiLU or layer normalisation is one function of a framework, which keeps 
 before some version of ONNX's operators write it as a formula, whose operators would keep an array
 each. A formula is known by what it computes: where a part of the graph has one input, and nothing
 but elementwise operators, means over one set of axes and single numbers, it is computed on a few
-numbers, and compared with each function. So it does not matter in which way it is written.
+numbers by ONNX's reference, and compared with each function. So it does not matter in which way it
+is written.
 
 A group normalisation is known by its form: an instance normalisation of groups that a Reshape made
 channels, and a Reshape back.
@@ -19,7 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from umem.onnx.exported.onnx_folding import evaluated
 from umem.onnx.exported.onnx_graph import OnnxGraph, OnnxNode
+from umem.onnx.exported.onnx_reading import CheckedModel
 
 MOST_NODES = 16
 """At most this many operators form a formula."""
@@ -54,38 +57,10 @@ FUNCTIONS: dict[str, tuple[Function, ...]] = {
 """Functions of one number that frameworks have as one operator, by ONNX's name."""
 
 
-def _hard_sigmoid(node: OnnxNode, x: Any) -> Any:
-    alpha, beta = node.attributes.get("alpha", 0.2), node.attributes.get("beta", 0.5)
-    return np.clip(alpha * x + beta, 0, 1)
-
-
-def _clip(node: OnnxNode, x: Any, low: Any = None, high: Any = None) -> Any:
-    low, high = node.attributes.get("min", low), node.attributes.get("max", high)
-    return np.clip(x, -np.inf if low is None else low, np.inf if high is None else high)
-
-
-def _plain(function: Function) -> Function:
-    return lambda node, *ins: function(*ins)
-
-
-ELEMENTWISE: dict[str, Function] = {
-    "Add": _plain(np.add),
-    "Clip": _clip,
-    "Div": _plain(np.divide),
-    "Erf": _plain(np.vectorize(erf)),
-    "Exp": _plain(np.exp),
-    "HardSigmoid": _hard_sigmoid,
-    "Mul": _plain(np.multiply),
-    "Neg": _plain(np.negative),
-    "Pow": _plain(np.power),
-    "Reciprocal": _plain(np.reciprocal),
-    "Relu": _plain(lambda x: np.maximum(x, 0)),
-    "Sigmoid": _plain(_sigmoid),
-    "Softplus": _plain(_softplus),
-    "Sqrt": _plain(np.sqrt),
-    "Sub": _plain(np.subtract),
-    "Tanh": _plain(np.tanh),
-}
+PARTS = frozenset((
+    "Add", "Clip", "Div", "Erf", "Exp", "HardSigmoid", "Mul", "Neg", "Pow", "Reciprocal",
+    "ReduceMean", "Relu", "Sigmoid", "Softplus", "Sqrt", "Sub", "Tanh",
+))  # fmt: skip
 """Operators that formulas consist of."""
 ENDS = ("Mul", "Div")
 """Operators that a formula can end with."""
@@ -112,9 +87,14 @@ class _Unlike(Exception):
     """The subgraph is no formula."""
 
 
-def fused(graph: OnnxGraph) -> OnnxGraph:
-    """Replace each subgraph that computes a known function by that function's operator."""
-    parts = _Parts(graph)
+def fused(graph: OnnxGraph, read: CheckedModel) -> OnnxGraph:
+    """Replace each subgraph that computes a known function by that function's operator.
+
+    Args:
+        graph: of the model.
+        read: the model, whose versions of operators count.
+    """
+    parts = _Parts(graph, read)
     nodes: dict[int, OnnxNode | None] = {}
     for place in range(len(graph.nodes)):
         for found in (parts.formula_ending(place), parts.groups_ending(place)):
@@ -133,8 +113,9 @@ def fused(graph: OnnxGraph) -> OnnxGraph:
 class _Parts:
     """Finds formulas in a graph."""
 
-    def __init__(self, graph: OnnxGraph) -> None:
-        self.graph = graph
+    def __init__(self, graph: OnnxGraph, read: CheckedModel) -> None:
+        self.graph, self._onnx = graph, read.onnx
+        self._opsets = list(read.model.opset_import)
         self.makers = {
             name: place for place, node in enumerate(graph.nodes) for name in node.outputs if name
         }
@@ -163,23 +144,19 @@ class _Parts:
     def _candidates(self, place: int) -> Iterator[str]:
         """Yield tensors before a node at which a formula may begin, nearest first."""
         seen: dict[str, None] = {}
-        todo, reached = [place], {place}
-        bent = False
-        while todo and len(reached) <= MOST_NODES:
-            node = self.graph.nodes[todo.pop(0)]
-            bent = bent or node.op in BENT
-            for name in node.inputs:
+        reached = [place]
+        for at in reached:  # which grows
+            if len(reached) > MOST_NODES:
+                break
+            for name in self.graph.nodes[at].inputs:
                 if name and self._number(name) is None:
                     seen.setdefault(name)
-                    maker = self.makers.get(name)
-                    if maker is not None and maker not in reached and self._is_part(maker):
-                        reached.add(maker)
-                        todo.append(maker)
+                    maker = self.makers.get(name, place)
+                    if maker not in reached and self.graph.nodes[maker].op in PARTS:
+                        reached.append(maker)
+        bent = any(self.graph.nodes[at].op in BENT for at in reached)
         shape = self.graph.tensors[self.graph.nodes[place].outputs[0]].shape
         return (name for name in seen if bent and self.graph.tensors[name].shape == shape)
-
-    def _is_part(self, place: int) -> bool:
-        return self.graph.nodes[place].op in (*ELEMENTWISE, "ReduceMean")
 
     def _number(self, name: str) -> float | None:
         """Return the value of a constant scalar."""
@@ -203,7 +180,7 @@ class _Parts:
                 continue
             places.add(at)
             node = self.graph.nodes[at]
-            if not self._is_part(at) or len(places) > MOST_NODES:
+            if node.op not in PARTS or len(places) > MOST_NODES:
                 raise _Unlike
             if node.op == "ReduceMean":
                 axes.add(self._axes(node))
@@ -268,22 +245,24 @@ class _Parts:
 
     def _computed(self, formula: _Formula, name: str, x: Any) -> Any:
         """Evaluate a formula on numbers; means are over the last axis."""
-        values: dict[str, Any] = {formula.input: x}
-        with np.errstate(all="ignore"):
-            for place in sorted(formula.places):
-                node = self.graph.nodes[place]
-                if node.op == "ReduceMean":
-                    values[node.outputs[0]] = values[node.inputs[0]].mean(-1, keepdims=True)
-                    continue
-                ins = [
-                    None if not name else values[name] if name in values else self._number(name)
-                    for name in node.inputs
-                ]
-                try:
-                    values[node.outputs[0]] = ELEMENTWISE[node.op](node, *ins)
-                except (TypeError, ValueError, OverflowError) as error:
-                    raise _Unlike from error
-        return values[name]
+        given, nodes = {formula.input: x}, []
+        for place in sorted(formula.places):
+            node = self.graph.nodes[place]
+            for each in filter(None, node.inputs):
+                if (number := self._number(each)) is not None:
+                    given[each] = np.float64(number)
+            attributes = dict(node.attributes)
+            if node.op == "ReduceMean" and "axes" in attributes:
+                attributes["axes"] = [-1]
+            elif node.op == "ReduceMean":
+                given[node.inputs[1]] = np.array([-1])
+            make = self._onnx.helper.make_node
+            nodes.append(make(node.op, node.inputs, node.outputs, **attributes))
+        try:
+            with np.errstate(all="ignore"):
+                return evaluated(self._onnx, nodes, given, [name], self._opsets)[0]
+        except Exception as error:  # of any class, by the operator
+            raise _Unlike from error
 
     # -- groups ----------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ from typing import Any
 from umem import extras
 from umem.errors import MissingDependencyError, OnnxError
 from umem.files import reason
-from umem.onnx.exported.onnx_functions import inlined, with_inner
-from umem.onnx.exported.onnx_weights import MOST_AXES, KnownTensors, given_tensors
+from umem.onnx.exported.onnx_functions import inlined
+from umem.onnx.exported.onnx_weights import MOST_AXES, KnownTensors, take_given
 from umem.onnx.exported.operators import OPERATORS
 from umem.printable import quoted, short
 
@@ -76,7 +76,8 @@ def read_onnx(path: str | PathLike[str], sizes: Mapping[str, int] | None = None)
     model = inlined(model)
     _check_model(model)
     _set_sizes(model.graph, dict(sizes or {}))
-    known = given_tensors(onnx, model.graph, folder)
+    known = KnownTensors()
+    take_given(onnx, model.graph, known, folder)
     return CheckedModel(onnx, model, known, _take_inputs(onnx, model.graph, known), folder)
 
 
@@ -145,29 +146,19 @@ def _check_opset(onnx: Any, model: Any) -> None:
         )
 
 
-def _check_text(model: Any) -> None:
+def _check_text(message: Any) -> None:
     """Refuse names that are not UTF-8, which protobuf gives as bytes."""
-    for name in _names(model):
-        if isinstance(name, bytes):
-            raise OnnxError(f"the name {quoted(name)} in the model is not text in UTF-8")
-
-
-def _names(model: Any) -> Iterator[Any]:
-    """Yield all names in a model, to check that they can be printed."""
-    graphs = [model.graph]
-    for node in with_inner((*model.graph.node, *(n for f in model.functions for n in f.node))):
-        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
-        for attribute in node.attribute:
-            yield attribute.name
-            graphs += [attribute.g, *attribute.graphs]
-    for function in model.functions:
-        yield from (function.name, function.domain, *function.input, *function.output)
-    for graph in graphs:
-        for x in (*graph.input, *graph.output, *graph.initializer):
-            yield x.name
-        for x in graph.input:
-            for dim in x.type.tensor_type.shape.dim:
-                yield dim.dim_param
+    todo = [message]
+    while todo:
+        for field, value in todo.pop().ListFields():
+            if field.type == field.TYPE_MESSAGE:
+                todo += [value] if hasattr(value, "ListFields") else value
+            elif field.type == field.TYPE_STRING:
+                for name in [value] if isinstance(value, (str, bytes)) else value:
+                    if isinstance(name, bytes):
+                        raise OnnxError(
+                            f"the name {quoted(name)} in the model is not text in UTF-8"
+                        )
 
 
 def _check_quantised(model: Any) -> None:

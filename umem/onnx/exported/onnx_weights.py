@@ -63,23 +63,17 @@ class KnownTensors:
         return kind.size <= (SMALL_FLOATS if kind.is_float else SMALL)
 
 
-def given_tensors(onnx: Any, graph: Any, folder: Path) -> KnownTensors:
-    """Return the types of a graph's initialisers and constants, and the contents of small ones.
+def take_given(onnx: Any, graph: Any, known: KnownTensors, folder: Path) -> None:
+    """Add the types of a graph's initialisers and constants, and the contents of small ones.
 
     Args:
+        known: where they are added.
         folder: the folder of the model's file, in which its external data is.
 
     Raises:
         OnnxError: a tensor is too large for any machine, is sparse, or has contents that do not fit
             its type.
     """
-    known = KnownTensors()
-    take_given(onnx, graph, known, folder)
-    return known
-
-
-def take_given(onnx: Any, graph: Any, known: KnownTensors, folder: Path) -> None:
-    """Add a graph's initialisers and constants to known tensors; raises as `given_tensors` does."""
     for tensor in graph.initializer:
         known.initializers.add(tensor.name)
         _take(onnx, tensor, tensor.name, known, folder)

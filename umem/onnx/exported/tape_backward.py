@@ -1,4 +1,4 @@
-"""The backward pass of an exported step, in the order of a tape.
+"""The backward pass of an exported step, in the order of a tape, and the optimizer's update.
 
 The order is Chainer's: of the calls whose outputs have gradients, the one farthest from the
 inputs; of several, the one that was found first (`chainer._backprop`). A gradient that is the
@@ -8,12 +8,53 @@ output's own is shared, and goes when nobody needs it; two for one tensor are ad
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
-from umem.onnx.exported.tape_calls import TapeCall
-from umem.trace.arithmetic import FLOAT32
 from umem.trace.events import Access, Alloc, Event, Free, Mark, Op
+
+OptimizerName = Literal["adam", "momentum", "sgd", "none"]
+OPTIMIZERS: dict[str, tuple[str, tuple[str, ...], int]] = {
+    "adam": ("Adam", ("m", "v"), 10),
+    "momentum": ("MomentumSGD", ("v",), 4),
+    "sgd": ("SGD", (), 2),
+}
+"""For each optimizer: Chainer's rule of that name, its states, and its operations an element."""
+
+
+class GradientWay(NamedTuple):
+    """The destination of one input's gradient: its tensor and bytes.
+
+    ``shared``: it is the output's gradient, or a view of it.
+    """
+
+    name: str
+    nbytes: int
+    shared: bool
+
+
+class TapeCall(NamedTuple):
+    """A call as backward sees it.
+
+    Attributes:
+        op: its forward.
+        rank: its distance from the inputs.
+        outputs: names of its outputs.
+        reads: its saved tensors.
+        ways: the gradients that it makes.
+        flops: its work.
+        before: numbers of the calls that made its inputs.
+    """
+
+    op: Op
+    rank: int
+    outputs: tuple[str, ...]
+    reads: tuple[Access, ...]
+    ways: tuple[GradientWay, ...]
+    flops: int
+    before: tuple[int, ...]
 
 
 @dataclass
@@ -27,7 +68,7 @@ class Gradients:
     fresh: int
     of: dict[str, int] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
-    _users: dict[int, int] = field(default_factory=dict)
+    _users: Counter[int] = field(default_factory=Counter)
 
     def begin(self, name: str, nbytes: int, label: str) -> Iterator[Event]:
         """Yield the allocation of an output's gradient, which the loss provides."""
@@ -36,24 +77,22 @@ class Gradients:
 
     def backward(self, calls: Sequence[TapeCall], last: Sequence[int]) -> Iterator[Event]:
         """Yield all events of backward, starting with the calls ``last``."""
-        by_number = {call.number: call for call in calls}
         seen: set[int] = set()
         waiting: list[tuple[int, int, int]] = []
 
-        def add(number: int) -> None:
-            if number in by_number and number not in seen:
-                heapq.heappush(waiting, (-by_number[number].rank, len(seen), number))
-                seen.add(number)
+        def add(numbers: Sequence[int]) -> None:
+            for number in numbers:
+                if number >= 0 and number not in seen:
+                    heapq.heappush(waiting, (-calls[number].rank, len(seen), number))
+                    seen.add(number)
 
-        for number in last:
-            add(number)
+        add(last)
         while waiting:
-            call = by_number[heapq.heappop(waiting)[2]]
-            yield from self._step(call)
-            for number in call.before:
-                add(number)
+            number = heapq.heappop(waiting)[2]
+            yield from self._step(number, calls[number])
+            add(calls[number].before)
 
-    def _step(self, call: TapeCall) -> Iterator[Event]:
+    def _step(self, number: int, call: TapeCall) -> Iterator[Event]:
         """Yield the events of one call's backward."""
         given = [self.of.pop(name) for name in call.outputs if name in self.of]
         if not given:
@@ -61,15 +100,18 @@ class Gradients:
         made: list[tuple[str, int]] = []
         for way in call.ways:
             if not way.shared:
-                yield from self._new(way.nbytes, f"{call.label}Grad")
+                yield from self._new(way.nbytes, f"{call.op.name}Grad")
             made.append((way.name, given[0] if way.shared else self.fresh - 1))
         writes = dict.fromkeys(tensor for _, tensor in made if tensor not in given)
         if writes:
             reads = (*call.reads, *map(self.whole, dict.fromkeys(given)))
-            yield _op(f"{call.label}Grad", reads, [*map(self.whole, writes)], call)
+            yield _op(
+                f"{call.op.name}Grad", reads, [*map(self.whole, writes)], call.flops,
+                workspace_bytes=call.op.workspace_bytes, arithmetic=call.op.arithmetic,
+            )  # fmt: skip
         for name, tensor in made:
             yield from self._add(name, tensor)
-        yield Mark("backward", call.number)
+        yield Mark("backward", number)
         for tensor in given:
             yield from self._drop(tensor)
 
@@ -79,11 +121,11 @@ class Gradients:
             self._set(name, tensor)
             return
         first = self.of[name]
-        self._users[tensor] = self._users.get(tensor, 0) + 1
+        self._users[tensor] += 1
         yield from self._new(max(self.sizes[first], self.sizes[tensor]), "Add")
         total = self.fresh - 1
         reads = [self.whole(one) for one in dict.fromkeys((first, tensor))]
-        yield _op("Add", reads, [self.whole(total)])
+        yield _op("Add", reads, [self.whole(total)], self.sizes[total] // 4, workspace_bytes=0)
         self._set(name, total)
         yield from self._drop(first)
         yield from self._drop(tensor)
@@ -95,7 +137,7 @@ class Gradients:
 
     def _set(self, name: str, tensor: int) -> None:
         self.of[name] = tensor
-        self._users[tensor] = self._users.get(tensor, 0) + 1
+        self._users[tensor] += 1
 
     def _drop(self, tensor: int) -> Iterator[Event]:
         self._users[tensor] -= 1
@@ -108,13 +150,36 @@ class Gradients:
 
 
 def _op(
-    name: str, reads: Sequence[Access], writes: Sequence[Access], call: TapeCall | None = None
+    name: str, reads: Sequence[Access], writes: Sequence[Access], flops: int, **more: Any
 ) -> Op:
-    """Return an operation of backward: of a call, or a sum of gradients."""
     traffic = sum(stop - start for _, start, stop in (*reads, *writes))
-    flops = sum(stop - start for _, start, stop in writes) // 4 if call is None else call.flops
-    workspace = 0 if call is None else call.workspace_bytes
-    return Op(
-        name, "backward", tuple(reads), tuple(writes), flops, traffic, workspace_bytes=workspace,
-        arithmetic=FLOAT32 if call is None else call.arithmetic,
-    )  # fmt: skip
+    return Op(name, "backward", tuple(reads), tuple(writes), flops, traffic, **more)
+
+
+# -- the update ------------------------------------------------------------------------------------
+
+
+def update_events(
+    optimizer: OptimizerName, parameters: Mapping[str, Alloc], gradients: Gradients
+) -> Iterator[Event]:
+    """Yield the update of every parameter with a gradient; nothing for ``"none"``.
+
+    A state is as large as its parameter, and of its type.
+    """
+    if optimizer == "none":
+        return
+    rule, states, count = OPTIMIZERS[optimizer]
+    fresh = gradients.fresh
+    for name, parameter in parameters.items():
+        if name in gradients.of:
+            gradient, nbytes = gradients.whole(gradients.of[name]), parameter.nbytes
+            written = [Access(parameter.tensor, 0, nbytes)]
+            for label in states:
+                yield Alloc(fresh, nbytes, "state", f"{rule}.{label}")
+                written.append(Access(fresh, 0, nbytes))
+                fresh += 1
+            reads = (*written, gradient)
+            traffic = sum(access.stop for access in (*reads, *written))
+            flops = count * gradient.stop // 4
+            yield Op(rule, "update", reads, tuple(written), flops, traffic, workspace_bytes=0)
+    yield Mark("step")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from typing import Any, Literal, NamedTuple
@@ -16,23 +16,66 @@ from umem.devices.virtual import VirtualGPU
 from umem.errors import BudgetError, GraphError, StateError
 from umem.onnx.exported.exported_step import ExportedStep
 from umem.onnx.fitting.applying import apply
-from umem.onnx.fitting.gpu_times import link_of, op_seconds
-from umem.onnx.fitting.offloading import all_offloaded
-from umem.onnx.fitting.repeated_step import repeated
-from umem.onnx.fitting.schedule_of_plan import Schedule, schedule_of
+from umem.onnx.fitting.offloading import all_offloaded, link_of, op_seconds
+from umem.onnx.fitting.steady_step import SteadyStep, steady_step
 from umem.onnx.fitting.step_problem import problem_of
 from umem.planner.link import Link
+from umem.planner.plans import Plan
 from umem.planner.problem import Problem, Solution
-from umem.predict.stepping import SteadyStep, steady_step
+from umem.planner.schedule import actions
 from umem.trace.events import check_figures
-from umem.trace.trace import Trace
 from umem.units import MIB, format_bytes
 
 TRIES = 6
 """At most this many budgets are tried in the search for the largest that fits."""
 NEAR = 1 / 64
 """The search ends when its bounds are within this share of VRAM."""
-_FITS = "the step fits with everything kept"
+
+
+class ScheduledAction(NamedTuple):
+    """An action on one call, see `umem.planner.schedule.Action`."""
+
+    do: str
+    node: str
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A plan as a list of actions; simulated.
+
+    Attributes:
+        peak_bytes: the peak under the plan, workspace and optimizer state included.
+        kept: the calls whose outputs stay from forward into backward, in memory or offloaded.
+        recomputed: the calls that are recomputed in backward.
+        offloaded: the calls of which outputs or function state are offloaded.
+        actions: the actions of forward and backward, in order.
+    """
+
+    peak_bytes: int
+    kept: tuple[str, ...]
+    recomputed: tuple[str, ...]
+    offloaded: tuple[str, ...]
+    actions: tuple[ScheduledAction, ...]
+    simulated: Literal[True] = True
+
+
+def schedule_of(problem: Problem, solution: Solution, names: Sequence[str]) -> Schedule:
+    """Return the schedule of a plan.
+
+    Args:
+        problem: what was planned.
+        solution: the plan.
+        names: the names of the problem's calls, in order.
+    """
+    by_node = dict(zip(problem.names, names, strict=True))
+    plan = solution.plan
+    return Schedule(
+        solution.peak_bytes,
+        tuple(by_node[node] for node in plan.kept),
+        tuple(by_node[node] for block in plan.recomputed for node in block),
+        tuple(dict.fromkeys(by_node[move.node] for move in plan.moves)),
+        tuple(ScheduledAction(kind, by_node[n]) for kind, n in actions(solution.graph, plan)),
+    )
 
 
 @dataclass(frozen=True)
@@ -93,8 +136,8 @@ def choose_for_model(step: ExportedStep, gpu: GpuSpec) -> ModelChoice:
     """
     check_figures(step.trace.events)
     VirtualGPU(gpu)  # refuses VRAM of less than a block
-    found = _Fitting(step, gpu)
-    tried = [found.tried(name, prepare) for name, prepare in _WAYS.items()]
+    fitting = _Fitting(step, gpu)
+    tried = [fitting.tried(name) for name in (*_MODES, *_PLANS)]
     fit = sorted((one for one in tried if one.reason is None), key=lambda one: one.seconds or inf)
     return ModelChoice(
         gpu.name,
@@ -105,43 +148,37 @@ def choose_for_model(step: ExportedStep, gpu: GpuSpec) -> ModelChoice:
     )
 
 
-class _Prepared(NamedTuple):
-    """A step to be replayed, the memory mode, and the plan that it follows."""
-
-    trace: Trace
-    mode: Mode = "unmanaged"
-    prefetch: bool = False
-    schedule: Schedule | None = None
-
-
 class _Fitting:
-    """A step repeated until its steady state, and its variants under plans, for one GPU."""
+    """The ways to run a step on one GPU."""
 
     def __init__(self, step: ExportedStep, gpu: GpuSpec) -> None:
-        self.gpu, self._names = gpu, step.names
-        self.trace = repeated(step.trace)
+        self.gpu, self._step = gpu, step
         self._replayed: dict[tuple[object, ...], SteadyStep] = {}
-        self._under: dict[tuple[object, ...], Trace] = {}
 
-    def tried(self, name: str, prepare: Callable[[_Fitting], _Prepared]) -> ModelOption:
+    def tried(self, name: str) -> ModelOption:
         """Try one way; return its figures, or the reason against it."""
+        if name not in _ALWAYS and self._replay().reason is None:
+            return ModelOption(name, "the step fits with everything kept")
+        if name in _MODES:
+            found = self._replay(None, *_MODES[name])
+            return ModelOption(name, found.reason, **vars(found.cost))
         try:
-            prepared = prepare(self)
+            solution = _PLANS[name](self)
         except (BudgetError, GraphError, StateError) as error:  # it has nothing to offer
             return ModelOption(name, str(error))
-        step = self._step(prepared.trace, prepared.mode, prefetch=prepared.prefetch)
-        option = ModelOption(name, step.reason, prepared.schedule, **vars(step.cost))
-        return option if step.fits else replace(option, peak_bytes=prepared.trace.peak_bytes)
+        found = self._replay(solution.plan)
+        schedule = schedule_of(self.problem, solution, self._step.names)
+        return ModelOption(name, found.reason, schedule, **vars(found.cost))
 
-    @property
-    def fits(self) -> bool:
-        """True if the step as it is fits plain memory."""
-        return self._step(self.trace, "unmanaged").fits
-
-    def _step(self, trace: Trace, mode: Mode, *, prefetch: bool = False) -> SteadyStep:
-        """Replay a trace of this step, once."""
-        key = id(trace), mode, prefetch
+    def _replay(
+        self, plan: Plan | None = None, mode: Mode = "unmanaged", prefetch: bool = False
+    ) -> SteadyStep:
+        """Replay the step, once for all plans that make the same of it."""
+        key: tuple[object, ...] = mode, prefetch
+        if plan is not None:
+            key += plan.blocks, plan.kept, plan.recomputed, plan.stashed, plan.moves
         if key not in self._replayed:
+            trace = self._step.trace if plan is None else apply(self._step.trace, plan)
             self._replayed[key] = steady_step(trace, self.gpu, mode, prefetch=prefetch)
         return self._replayed[key]
 
@@ -150,26 +187,13 @@ class _Fitting:
     @cached_property
     def problem(self) -> Problem:
         """Return what there is to plan for recomputation; raises GraphError if nothing."""
-        return problem_of(self.trace)
+        return problem_of(self._step.trace)
 
     @cached_property
     def _timed_problem(self) -> Problem:
         """Return the same with costs in this GPU's seconds, to plan offload."""
-        seconds = op_seconds(self.trace, self.gpu)
-        return problem_of(self.trace, lambda op: seconds[id(op)])
-
-    def planned(self, solution: Solution) -> _Prepared:
-        """Prepare the step under a plan."""
-        schedule = schedule_of(self.problem, solution, self._names)
-        return _Prepared(self._trace_under(solution), schedule=schedule)
-
-    def _trace_under(self, solution: Solution) -> Trace:
-        """Return the trace under a plan, one for all plans that make the same."""
-        plan = solution.plan
-        key = plan.blocks, plan.kept, plan.recomputed, plan.stashed, plan.moves
-        if key not in self._under:
-            self._under[key] = apply(self.trace, plan)
-        return self._under[key]
+        seconds = op_seconds(self._step.trace, self.gpu)
+        return problem_of(self._step.trace, lambda op: seconds[id(op)])
 
     def within_vram(self, link: Link | None = None) -> Solution:
         """Return the plan of the largest budget found to fit, in whole MiB or the least of all.
@@ -185,7 +209,7 @@ class _Fitting:
         """
         problem = self.problem if link is None else self._timed_problem
         least, room = problem.least(link=link), self.gpu.usable_bytes
-        if least.peak_bytes > room or not self._has_room(least):
+        if least.peak_bytes > room or self._replay(least.plan).reason is not None:
             needed, vram = format_bytes(least.peak_bytes), format_bytes(room)
             raise BudgetError(f"the least that a plan takes is {needed}, of {vram} of VRAM")
         best, low = least, -(-least.peak_bytes // MIB)
@@ -194,7 +218,7 @@ class _Fitting:
         has_fit, budget = False, high
         for _ in range(TRIES):
             found = problem.within(max(least.peak_bytes, budget * MIB), link=link)
-            if self._has_room(found):
+            if self._replay(found.plan).reason is None:
                 best, low, has_fit = found, budget, True
             else:
                 high = budget
@@ -205,59 +229,25 @@ class _Fitting:
             stride *= 2
         return best
 
-    def _has_room(self, solution: Solution) -> bool:
-        return self._step(self._trace_under(solution), "unmanaged").fits
-
-    def all_offloaded(self) -> Solution:
+    def offloaded(self) -> Solution:
         """Return the plan that offloads every saved tensor."""
-        link_of(self.gpu)  # raises where there is none
-        return self.problem.keep_all._replace(plan=all_offloaded(self.problem))
-
-    def check_needed(self) -> None:
-        """Raise StateError if the step fits as it is, so that nothing is gained."""
-        if self.fits:
-            raise StateError(_FITS)
+        link = link_of(self.gpu)
+        return self.problem.keep_all._replace(plan=all_offloaded(self.problem, link))
 
 
-def _plain(step: _Fitting) -> _Prepared:
-    return _Prepared(step.trace)
-
-
-def _mode(mode: Mode, *, prefetch: bool = False) -> Callable[[_Fitting], _Prepared]:
-    def prepare(step: _Fitting) -> _Prepared:
-        step.check_needed()
-        return _Prepared(step.trace, mode, prefetch)
-
-    return prepare
-
-
-def _recomputed(step: _Fitting) -> _Prepared:
-    step.check_needed()
-    return step.planned(step.within_vram())
-
-
-def _least(step: _Fitting) -> _Prepared:
-    return step.planned(step.problem.least())
-
-
-def _offloaded(step: _Fitting) -> _Prepared:
-    step.check_needed()
-    return step.planned(step.all_offloaded())
-
-
-def _quickest(step: _Fitting) -> _Prepared:
-    step.check_needed()
-    return step.planned(step.within_vram(link_of(step.gpu)))
-
-
-_WAYS: dict[str, Callable[[_Fitting], _Prepared]] = {
-    "plain": _plain,
-    "hybrid": _mode("hybrid"),
-    "managed": _mode("managed"),
-    "managed, prefetch": _mode("managed", prefetch=True),
-    "recompute to fit": _recomputed,
-    "recompute min": _least,
-    "offload": _offloaded,
-    "recompute, offload to fit": _quickest,
+_MODES: dict[str, tuple[Mode, bool]] = {
+    "plain": ("unmanaged", False),
+    "hybrid": ("hybrid", False),
+    "managed": ("managed", False),
+    "managed, prefetch": ("managed", True),
 }
-"""All ways to run a step, the least to do first: those of equal times keep this order."""
+"""The ways without a plan: memory modes, and whether they prefetch."""
+_PLANS: dict[str, Callable[[_Fitting], Solution]] = {
+    "recompute to fit": _Fitting.within_vram,
+    "recompute min": lambda step: step.problem.least(),
+    "offload": _Fitting.offloaded,
+    "recompute, offload to fit": lambda step: step.within_vram(link_of(step.gpu)),
+}
+"""The ways with a plan, the least to do first: those of equal times keep this order."""
+_ALWAYS = ("plain", "recompute min")
+"""The ways that are tried even where the step fits as it is."""

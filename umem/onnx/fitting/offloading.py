@@ -1,74 +1,81 @@
-"""The plan that offloads every saved tensor, as `umem.chainer.Offload` does."""
+"""Offload on one GPU: the link, the times that it is planned by, and the plan that offloads all."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
-from umem.onnx.fitting.gpu_times import SMALLEST_BYTES
-from umem.planner.link import AHEAD_BYTES, IN_FLIGHT_BYTES, Move, What
+from umem.devices.specs import COSTS, GpuSpec
+from umem.devices.virtual.clock import Clock
+from umem.errors import StateError
+from umem.planner.link import AHEAD_BYTES, IN_FLIGHT_BYTES, Link, Move
 from umem.planner.plans import Plan
 from umem.planner.problem import Problem
+from umem.planner.timetable import OffloadWindow, timetable
+from umem.trace.trace import Trace
+from umem.units import BLOCK_BYTES
+
+SMALLEST_BYTES = BLOCK_BYTES // 32
+"""Smaller tensors are never offloaded, as in `umem.chainer.Offload`."""
 
 
-def all_offloaded(problem: Problem) -> Plan:
-    """Return the plan that keeps all saved tensors, with all of them offloaded."""
-    plan = problem.keep_all.plan
-    return replace(plan, moves=tuple(_moves(problem)))
+def link_of(gpu: GpuSpec) -> Link:
+    """Return the link between a GPU and its host, in bytes a second each way.
+
+    Raises:
+        StateError: the GPU shares its memory with the host.
+    """
+    if not gpu.host_out_bandwidth or not gpu.host_in_bandwidth:
+        raise StateError(f"{gpu.title} shares its memory with the host: there is no offload target")
+    return Link(gpu.host_out_bandwidth, gpu.host_in_bandwidth, SMALLEST_BYTES)
 
 
-class _Saved(NamedTuple):
-    """A saved tensor of a call: when forward uses it last, and backward first."""
+def op_seconds(trace: Trace, gpu: GpuSpec) -> dict[int, float]:
+    """Map the id of each operation to the seconds from the end of the last one to its own end.
 
-    call: int
-    what: What
-    nbytes: int
-    last_use: int
-    first_need: int
+    Waiting for the host is included: where the host is slower than the GPU, the time of an
+    operation is that of issuing it.
+    """
+    clock, found = Clock(gpu, COSTS), dict[int, float]()
+    for op in trace.ops:
+        before = clock.device_seconds
+        clock.launch(None, op.phase)
+        clock.compute(op.flops, op.traffic_bytes, 0, op.arithmetic)
+        found[id(op)] = clock.device_seconds - before
+    return found
 
 
-def _moves(problem: Problem) -> Iterator[Move]:
-    """Yield the move of each saved tensor that is large enough, in the order of their last uses.
+def all_offloaded(problem: Problem, link: Link) -> Plan:
+    """Return the plan that keeps all saved tensors, with all offloaded that the link takes.
+
+    It is what `umem.chainer.Offload` does.
+    """
+    kept = problem.keep_all
+    windows = timetable(kept.graph, ((),) * len(problem.calls), link).windows
+    return replace(kept.plan, moves=tuple(_moves(problem.names, windows)))
+
+
+def _moves(names: tuple[str, ...], windows: list[OffloadWindow]) -> Iterator[Move]:
+    """Yield the move of each saved tensor, in the order of their last uses.
 
     As in `umem.chainer.Offload`, copies lag: a tensor stays until `IN_FLIGHT_BYTES` more are on
     their way, and is back `AHEAD_BYTES` before backward needs it.
     """
-    saved = sorted(_saved(problem), key=lambda one: one.last_use)
-    leaves: dict[_Saved, int] = {}
-    going: deque[_Saved] = deque()
-    for one in saved:
+    count = len(names)
+    leaves: dict[OffloadWindow, int] = {}
+    going: deque[OffloadWindow] = deque()
+    for one in sorted(windows, key=lambda one: (one.last, one.key[1], one.key[0] == "stash")):
         going.append(one)
         while sum(each.nbytes for each in going) > IN_FLIGHT_BYTES:
-            leaves[going.popleft()] = min(one.last_use + 1, len(problem.calls) - 1)
-    fetched: dict[_Saved, int] = {}
-    ahead: deque[_Saved] = deque()
-    for one in sorted(leaves, key=lambda one: -one.first_need):  # backward
+            leaves[going.popleft()] = min(one.last + 1, count - 1)
+    before: dict[OffloadWindow, int] = {}
+    ahead: deque[OffloadWindow] = deque()
+    for one in sorted(leaves, key=lambda one: one.first):
         ahead.append(one)
         while len(ahead) > 1 and sum(each.nbytes for each in ahead) > AHEAD_BYTES:
             ahead.popleft()
-        fetched[one] = ahead[0].first_need
+        before[one] = 2 * count - 1 - ahead[0].first  # nothing is recomputed in between
     for one, after in leaves.items():
-        names = problem.names
-        yield Move(names[one.call], one.what, names[after], names[fetched[one]])
-
-
-def _saved(problem: Problem) -> Iterator[_Saved]:
-    """Yield the saved tensors that are large enough."""
-    calls = problem.calls
-    root = list(range(len(calls)))
-    for index, call in enumerate(calls):
-        if call.alias is not None:
-            root[index] = root[call.alias]
-    last, first = list(range(len(calls))), [-1] * len(calls)
-    for source, user in problem.edges:
-        last[root[source]] = max(last[root[source]], user)
-    for index, call in enumerate(calls):
-        for need in () if call.dead else call.needs:
-            first[root[need]] = max(first[root[need]], index)
-    for index, call in enumerate(calls):
-        if first[index] >= 0 and call.nbytes >= SMALLEST_BYTES:
-            yield _Saved(index, "value", call.nbytes, last[index], first[index])
-        if not call.dead and call.stash_bytes >= SMALLEST_BYTES:
-            yield _Saved(index, "stash", call.stash_bytes, index, index)
+        what, call = one.key
+        yield Move(names[call], what, names[after], names[before[one]])

@@ -3,7 +3,7 @@
 On NumPy, and on CuPy without cuDNN, Chainer's convolutions make the columns of a whole batch at
 once; `umem.chainer.workspace` has them go part by part, and on NumPy batch normalisation and
 updates as well. No operation runs here: what one needs only while it runs is taken to be the cap
-where it was more, and each part of a convolution takes launches of its own.
+where it was more.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ def _capped(event: Event, cap_bytes: int, allocs: Mapping[int, Alloc]) -> Event:
     if event.phase == "update":
         return event._replace(workspace_bytes=chunked_update(event, allocs))
     if event.name in CAPPED and event.workspace_bytes > cap_bytes:
-        kernels = None if event.kernels is None else event.kernels.in_parts(cap_bytes)
-        return event._replace(workspace_bytes=cap_bytes, kernels=kernels)
+        return event._replace(workspace_bytes=cap_bytes)
     return event
 
 

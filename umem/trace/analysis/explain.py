@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from umem.printable import quoted
-from umem.trace.events import Alloc, Free, Mark, Op
+from umem.trace.analysis.tensors import read_tensors
+from umem.trace.events import Alloc, Mark, Op
 from umem.trace.trace import Trace
-from umem.trace.walk import used_bytes
 
 _PLURALS = {
     "parameter": "parameters",
@@ -131,20 +131,16 @@ def peak_shares(trace: Trace) -> list[Share]:
 
 def _held(trace: Trace, belongs: dict[int, tuple[str, str]]) -> Iterator[tuple[str, str, int]]:
     """Yield owner, kind and bytes of each tensor and of the workspace at the peak."""
-    used = list(used_bytes(trace.events))
-    peak = max(used, default=0)
-    at = used.index(peak) if peak else -1
-    births: dict[int, int] = {}
-    for index, event in enumerate(trace.events[: at + 1]):
-        if isinstance(event, Alloc):
-            births[event.tensor] = index
-        elif isinstance(event, Free):
-            del births[event.tensor]
-    for birth in births.values():
-        alloc = _alloc(trace, birth)
-        plain = _short(alloc.label.partition(".")[0]), _PLURALS[alloc.kind]
-        yield (*belongs.get(birth, plain), alloc.nbytes)
-    op = trace.events[at] if peak else None
+    reading = read_tensors(trace)
+    if not reading.total.any():
+        return
+    at = int(reading.total.argmax())
+    for tensor in reading.tensors:
+        if tensor.alive(at):
+            alloc = _alloc(trace, tensor.birth)
+            plain = _short(alloc.label.partition(".")[0]), _PLURALS[alloc.kind]
+            yield (*belongs.get(tensor.birth, plain), alloc.nbytes)
+    op = trace.events[at]
     if isinstance(op, Op) and op.workspace_bytes:
         by_im2col = op.kernels is not None and op.kernels.piece_bytes > 0
         yield _short(op.name), "im2col workspace" if by_im2col else "workspace", op.workspace_bytes

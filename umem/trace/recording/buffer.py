@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from umem.trace.events import OUTSIDE, Access, Alloc, Event, Free, Mark, Op, TapeEntry
+from umem.trace.events import Access, Alloc, Event, Free, Op
 from umem.trace.stacks import Reader
 
 Raw = Any
@@ -15,8 +15,7 @@ Raw = Any
   recorded. The tuple is also the access to the whole tensor in stored operations.
 - `Op`: (number of reads, its fields without the accesses, then its reads and its writes). An access
   of None is an argument that was None; traffic of None is every byte of the accesses once.
-- `Mark` of an entry's backward: (the number,).
-- `Hint` and other `Mark`, which are few: themselves.
+- `Hint` and `Mark`, which are few: themselves.
 """
 
 
@@ -39,14 +38,12 @@ class Store:
 
     Attributes:
         raw: the stored events; see `Raw`.
-        first_entry: the tape's number of the recording's first call; decoded entries count from it.
     """
 
     def __init__(self) -> None:
         self.raw: list[Raw] = []
         self._decoded: list[Event] = []
         self._reader = Reader()
-        self.first_entry = 0
         self._names: dict[int, tuple[str, str]] = {}
 
     def rename(self, tensor: int, kind: str, label: str) -> None:
@@ -63,33 +60,18 @@ class Store:
         return list(self._decoded)
 
     def _decode(self, raw: Raw) -> Event:
-        """Decode one stored event.
-
-        Tensors have their latest kind and label; entries count from the recording's first call.
-        """
+        """Decode one stored event; tensors have their latest kind and label."""
         if type(raw) is int:
             return Free(raw)
         if type(raw) is not tuple:  # an event
             return raw  # type: ignore[no-any-return]
-        if len(raw) == 1:
-            number = raw[0] - self.first_entry
-            return Mark("backward", number if number >= 0 else None)
         if type(raw[1]) is str:
             op = decode_op(raw)
-            reads, writes = _accesses(op.reads), _accesses(op.writes)
-            return op._replace(reads=reads, writes=writes, entry=self._entry(op.entry))
+            return op._replace(reads=_accesses(op.reads), writes=_accesses(op.writes))
         tensor, _, nbytes, kind, label, uploaded, *stacks = raw
         kind, label = self._names.get(tensor, (kind, label))
         stack = self._reader.texts(stacks[0]) if stacks else ()
         return Alloc(tensor, nbytes, kind, label, uploaded, stack)
-
-    def _entry(self, entry: TapeEntry | None) -> TapeEntry | None:
-        """Renumber an entry from the recording's first call; sources before it become `OUTSIDE`."""
-        if entry is None:
-            return None
-        first = self.first_entry
-        sources = [s if s < 0 else s - first if s >= first else OUTSIDE for s in entry.sources]
-        return TapeEntry(entry.number - first, tuple(sources), *entry[2:])
 
     def drop_before(self, boundary: Boundary) -> None:
         """Replace the events before a boundary by its beginning: what was alive there."""
@@ -100,17 +82,15 @@ class Store:
 def decode_op(raw: Raw) -> Op:
     """Decode a stored operation; its accesses are plain tuples, for speed."""
     read_count, name, phase, flops, traffic, pattern, seconds, workspace, *rest = raw
-    entry, kernels, arithmetic, *accesses = rest
+    kernels, arithmetic, *accesses = rest
     reads = tuple([reach[:3] for reach in accesses[:read_count] if reach is not None])
     writes = tuple([reach[:3] for reach in accesses[read_count:] if reach is not None])
     if traffic is None:
         traffic = 0
         for _, start, stop in reads + writes:
             traffic += stop - start
-    if entry is not None:
-        entry = TapeEntry(*entry)
     fields = (
-        name, phase, reads, writes, flops, traffic, pattern, seconds, workspace, entry, kernels,
+        name, phase, reads, writes, flops, traffic, pattern, seconds, workspace, None, kernels,
         arithmetic,
     )  # fmt: skip
     return tuple.__new__(Op, fields)

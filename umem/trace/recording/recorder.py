@@ -129,8 +129,6 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         if self._entered:
             raise StateError("this recorder was used before; make a new one for each recording")
         self._entered = True
-        if self._store is not None:
-            self._store.first_entry = thread_state().entry_count
         scope.at_close(forget_operation)
         scope.at_close(self._forget)
         scope.at_close(self.flush)
@@ -297,7 +295,6 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         pattern: str,
         host_seconds: float | None,
         workspace_bytes: int | None,
-        entry: tuple[Any, ...] | None = None,
         kernels: Kernels | None = None,
         arithmetic: str = FLOAT32,
     ) -> None:
@@ -312,7 +309,7 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
             self.flush()
         stored = (
             len(reads), name, phase, flops, traffic_bytes, pattern, host_seconds, workspace_bytes,
-            entry, kernels, arithmetic, *reads, *writes,
+            kernels, arithmetic, *reads, *writes,
         )  # fmt: skip
         if self._listener is not None:
             self._listener(decode_op(stored))
@@ -321,13 +318,6 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
             raw.append(stored)
             if len(raw) >= self._limit:
                 self._raw = None
-
-    def end_backward(self, entry: int) -> None:
-        """Record the end of the backward of a call by its entry's number; no listener is called."""
-        if self._dead:
-            self.flush()
-        if self._raw is not None:
-            self._raw.append((entry,))
 
     # -- inside ----------------------------------------------------------------------------
 

@@ -14,15 +14,14 @@ class ThreadState:
         operation: a weak reference to the innermost `Measured`, or None; dead, if the operation was
             interrupted before it was closed.
         backward_depth: backward passes that the thread is inside of.
-        entry_count: the number of the next call on a framework's tape.
         nested_seconds: time of operations inside of the one being measured.
         peak_bytes: the meter's peak in the operation so far, before the meter's last reset.
     """
 
-    __slots__ = ("backward_depth", "entry_count", "nested_seconds", "operation", "peak_bytes")
+    __slots__ = ("backward_depth", "nested_seconds", "operation", "peak_bytes")
 
     def __init__(self) -> None:
-        self.backward_depth = self.entry_count = 0
+        self.backward_depth = 0
         self.peak_bytes = 0
         self.nested_seconds = 0.0
         self.operation: weakref.ref[Any] | None = None
