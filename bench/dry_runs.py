@@ -1,13 +1,14 @@
 """Does a dry run say of memory and time what the run with arithmetic says?
 
 Forty programs on a software T4, each in a process of its own with its arithmetic and dry, at the
-same size: Chainer's networks, umem's techniques, and plain CuPy. Addresses are not randomised and
-the collector is off. Which free chunk CuPy's pool takes first still follows from where Python puts
-the pool's objects, so that reserved and moved bytes differ from process to process, dry or not:
-there are up to three dry runs, the others with random addresses, and the nearest one is compared. A
+same size: Chainer's networks, umem's techniques, and plain CuPy. Hashes are fixed, addresses are
+not randomised, the collector is off, and the chunks of CuPy's pool are put in the order in which
+they were made: else the pool takes free chunks in an order that follows from all objects of the
+process, so that what it reserves and which blocks move differ by some percent, dry or not. A
 program is equal where its peak in use, reserved bytes, the simulated seconds of its last step and
-the moved bytes are all within 1%. The runs with arithmetic are recorded once, and ``--dry-only``
-compares new dry runs with the rows that results/ has.
+the moved bytes are all within 1%. Where a program decides by values, the dry run may be told one by
+``--answer``; its row says so. The runs with arithmetic are recorded once: ``--dry-only`` compares
+new dry runs with the rows that results/ has, but for those of ``--again``.
 
 The second table has dry runs at full size: processor seconds with imports, and the most memory of
 the process, in its first run with an empty cache of kernels left out.
@@ -41,8 +42,6 @@ PLENTY = "4GiB"
 RESULTS = common.HERE / "results" / "dry_runs.json"
 STEPS = 3
 TOLERANCE = 0.01
-DRAWS = 3
-"""Dry runs of a program, at most: CuPy's pool takes its chunks in another order each time."""
 THREADS = "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 FIGURES = ("peak_bytes", "reserved_bytes", "step_seconds", "moved_bytes")
 
@@ -59,28 +58,15 @@ SETTINGS = {
     "managed": Setting("managed", "36MiB"),
     "lookahead": Setting("managed", "36MiB"),
 }
+ANSWERS = {"conjugate gradients": ("arrays.py", ".cg(", 0.0)}
+"""What a user who knows it would type as ``--answer FILE:LINE=VALUE``; a part of the line here."""
 EXPLAINED = {
-    "transformer": "CuPy's pool reserves 1 MiB more for the same bytes in use, by the order of its"
-    " chunks, it seems: the cause was not found",
-    "WaveNet": "CuPy's pool reserves 1.1 MiB more for the same bytes in use, by the order of its"
-    " chunks, it seems: the cause was not found",
-    "ndimage": "a dilation is said to change nothing after its first round, because what `all` says"
-    " of unknown flags is yes",
-    "DCGAN": "the order of the pool's chunks: six runs, dry or not, reserved 47.7 to 53.7 MiB",
-    "lookahead": "the order of the pool's chunks, by which other blocks move: two runs with"
-    " arithmetic took 79.5 and 81.9 ms",
-    "managed": "the order of the pool's chunks, by which other blocks move before the last step:"
-    " two runs with arithmetic moved 3,220 and 3,130 MiB",
-    "seq2seq with a beam": "all hypotheses are said to have ended after the first word, because"
-    " what `all` says of unknown flags is yes",
-    "k-means": "no label is said to have changed after the second round, because what `all` says of"
-    " unknown flags is yes",
     "conjugate gradients": "how many rounds it takes follows from the residual, which is 0 in a dry"
-    " run",
+    " run; answered with 0, its tests of convergence say no, and all rounds are run",
     "unique, argsort, masks": "all numbers are taken as distinct and all flags as set: an upper"
     " bound",
 }
-"""Why a program is not equal, by its name."""
+"""Why a program is not equal without an answer, by its name."""
 
 
 class Limits(NamedTuple):
@@ -107,10 +93,13 @@ def run(name: str, dry: bool) -> dict[str, Any]:
     importlib.import_module("umem.chainer")  # before Chainer
     import cupy
     import numpy as np
-    from dry_parts import arrays, trained
+    from dry_parts import arrays, chunk_order, trained
 
     gc.collect()
     gc.disable()
+    chunk_order.fix()
+    if dry:
+        gpu._runtime.answers.update(answers_of(name))
     np.random.seed(0)
     cupy.random.seed(0)
     if setting.mode:
@@ -219,18 +208,20 @@ def _billion() -> None:
 # -- the table ---------------------------------------------------------------------------------
 
 
-def child(*arguments: str, fixed: bool = True) -> dict[str, Any]:
-    """Run this script in a process whose hashes and, if ``fixed``, addresses are always the same.
+def child(*arguments: str) -> dict[str, Any]:
+    """Run this script in a process whose hashes are always the same.
 
-    Linux randomises addresses elsewhere, too, where there is no ``setarch``.
+    So are its addresses where there is ``setarch``.
     """
-    setarch = shutil.which("setarch") if fixed else None
+    setarch = shutil.which("setarch")
+    env = {**os.environ, **dict.fromkeys(THREADS, "1"), "PYTHONHASHSEED": "0"}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # modules are compiled once, as where it is installed
     done = subprocess.run(
         [*([setarch, "-R"] if setarch else []), sys.executable, __file__, *arguments],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, **dict.fromkeys(THREADS, "1"), "PYTHONHASHSEED": "0"},
+        env=env,
     )
     if done.returncode:
         return {"error": done.stderr.strip().splitlines()[-1][-300:] if done.stderr else "ended"}
@@ -248,33 +239,32 @@ def programs() -> list[str]:
     return found
 
 
+def answers_of(name: str) -> dict[str, float]:
+    """Return a program's answers by file and line."""
+    if name not in ANSWERS:
+        return {}
+    file, part, value = ANSWERS[name]
+    lines = (common.HERE / "dry_parts" / file).read_text("utf-8").splitlines()
+    return {f"{file}:{number}": value for number, line in enumerate(lines, 1) if part in line}
+
+
 def is_equal(row: Row) -> bool:
     """Tell whether all figures of a row are within 1%, dry beside real."""
-    return _distance(row) <= TOLERANCE
+    return not _errors(row) and all(_near(row, key) for key in FIGURES)
 
 
-def _distance(row: Row) -> float:
-    """Return the largest relative difference of a row, infinite where a run failed."""
-    if "error" in row["dry"] or "error" in row["real"]:
-        return float("inf")
-    pairs = [(row["dry"][key], row["real"][key]) for key in FIGURES]
-    return max(abs(dry - real) / max(real, 1e-12) for dry, real in pairs)
+def _errors(row: Row) -> list[str]:
+    return [row[how]["error"] for how in ("real", "dry") if "error" in row[how]]
 
 
 def _rows(names: list[str], kept: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for name in names:
         real = kept.get(name) or child("--one", name, "--how", "real")
-        row = {"program": name, "real": real}
-        for draw in range(DRAWS):
-            dry = child("--one", name, "--how", "dry", fixed=not draw)
-            drawn = {**row, "dry": dry}
-            if not draw or _distance(drawn) < _distance(row):
-                row = drawn
-            row["draws"] = draw + 1
-            if is_equal(row):
-                break
+        dry = child("--one", name, "--how", "dry")
+        row = {"program": name, "real": real, "dry": dry, "answers": answers_of(name)}
         row["equal"] = is_equal(row)
-        row["explained"] = "" if row["equal"] else EXPLAINED.get(name, "")
+        is_plain = row["equal"] and not row["answers"]
+        row["explained"] = "" if is_plain else EXPLAINED.get(name, "")
         click.echo(f"{name}: {'equal' if row['equal'] else json.dumps(row)}", err=True)
         yield row
 
@@ -292,7 +282,7 @@ def _cell(key: str, unit: float) -> Callable[[Row], str]:
     """Write a figure once where both runs have it within 1%, else both."""
 
     def cell(row: Row) -> str:
-        if "error" in row["dry"] or "error" in row["real"]:
+        if _errors(row):
             return "error"
         real, dry = (figure(row[how][key] / unit) for how in ("real", "dry"))
         return real if _near(row, key) else f"{real}, dry {dry}"
@@ -307,9 +297,17 @@ def _near(row: Row, key: str) -> bool:
 
 def answer(result: common.Result) -> str:
     rows, full = result["rows"], result["full"]
-    equal = sum(map(is_equal, rows))
+    equal = [row for row in rows if is_equal(row)]
+    answered = sum(bool(row["answers"]) for row in equal)
+    with_answer = f", {answered} of them with an answer" if answered else ""
     seconds = [figure(row["processor_seconds"]) for row in full]
-    words = f"Of {len(rows)} programs {equal} are equal within 1%"
+    real, dry = (
+        figure(sum(row[how].get("processor_seconds", 0) for row in rows)) for how in ("real", "dry")
+    )
+    words = (
+        f"Of {len(rows)} programs {len(equal)} are equal within 1%{with_answer}, in {dry} s of a"
+        f" processor and not {real}, imports left out"
+    )
     if not full:
         return words + "."
     most = max(row["memory_bytes"] for row in full)
@@ -320,19 +318,27 @@ def answer(result: common.Result) -> str:
 
 
 def notes(result: common.Result) -> Iterator[str]:
-    """Say why programs are not equal."""
+    """Say why programs are not equal, and what was answered."""
     for row in result["rows"]:
-        if not row["equal"]:
-            errors = [row[how]["error"] for how in ("real", "dry") if "error" in row[how]]
-            yield f"{row['program']}: {'; '.join([row['explained'] or 'not explained', *errors])}"
+        answered = [
+            f"`--answer {place}={value:g}` was given" for place, value in row["answers"].items()
+        ]
+        if not is_equal(row) or answered:
+            parts = [row["explained"] or "not explained", *answered, *_errors(row)]
+            yield f"{row['program']}: {'; '.join(parts)}"
+
+
+def _equal(row: Row) -> str:
+    if not is_equal(row):
+        return "no"
+    return "with an answer" if row["answers"] else "yes"
 
 
 def tables(result: common.Result) -> Iterator[Table]:
     yield Table(
         (
             text("program", "program"),
-            text("equal", lambda row: "yes" if row["equal"] else "no"),
-            text("dry runs", "draws"),
+            text("equal", _equal),
             text("peak in use (MiB)", _cell("peak_bytes", MIB)),
             text("reserved (MiB)", _cell("reserved_bytes", MIB)),
             text("simulated step (ms)", _cell("step_seconds", 1e-3)),
@@ -359,6 +365,9 @@ BENCH = common.Bench("dry_runs", __doc__, answer, tables=tables, notes=notes)
 @click.option("--quick", is_flag=True, help="Two programs, nothing at full size.")
 @click.option("--only", "names", multiple=True, type=click.Choice(programs()))
 @click.option("--dry-only", is_flag=True, help="Take the runs with arithmetic from results/.")
+@click.option(
+    "--again", multiple=True, type=click.Choice(programs()), help="With its arithmetic again."
+)
 @click.option("--no-full", is_flag=True, help="Leave out the second table.")
 @click.option("--one", hidden=True)
 @click.option("--how", type=click.Choice(["dry", "real", "full"]), default="dry", hidden=True)
@@ -367,6 +376,7 @@ def main(
     quick: bool,
     names: tuple[str, ...],
     dry_only: bool,
+    again: tuple[str, ...],
     no_full: bool,
     one: str | None,
     how: str,
@@ -380,10 +390,11 @@ def main(
     kept = {}
     if dry_only:
         rows = json.loads(RESULTS.read_text("utf-8"))["rows"]
-        kept = {row["program"]: row["real"] for row in rows}
+        kept = {row["program"]: row["real"] for row in rows if row["program"] not in again}
     found = list(_rows(chosen, kept))
     full = [] if quick or no_full else list(_full_rows())
     options = {"quick": quick, "programs": len(chosen), "gpu": GPU, "dry_only": dry_only}
+    options["again"] = list(again)
     BENCH.finish(found, path, simulated=True, options=options, full=full)
 
 

@@ -46,6 +46,22 @@ def dry_runs(report: dict[str, Any], printed: str) -> None:
     assert "Of 2 programs 2 are equal within 1%." in printed
 
 
+@quick(needs=(needs_cupy, needs_compiler, needs_chainer))
+def choice_live(report: dict[str, Any], printed: str) -> None:
+    (row,) = report["rows"]
+    assert row["in_order"] and row["left"].keys() == {"nothing"}
+    assert [line["technique"] for line in row["lines"]] == ["recompute min", "managed"]
+    assert all(line["why_not"] is None for line in row["lines"])
+    assert "2 of 2 lines that are said to fit train" in printed and "simulated" in printed
+
+
+@quick(needs=(needs_cupy, needs_compiler, needs_chainer))
+def batch_live(report: dict[str, Any], printed: str) -> None:
+    (row,) = report["rows"]
+    assert row["equal"] == "yes" and row["given"] < row["dry_batch"] == row["live_batch"]
+    assert "In 1 of 1 networks it is" in printed and "simulated" in printed
+
+
 @quick()
 def data_cache(report: dict[str, Any], printed: str) -> None:
     parts = [row["part"] for row in report["rows"]]

@@ -127,6 +127,21 @@ def test_every_technique_is_tried_and_paging_ones_several_times() -> None:
     assert choice.best is not None and choice.best.name == "offload"
 
 
+def test_what_fits_with_little_to_spare_is_tried_several_times() -> None:
+    tight = replace(fitting(1.0), peak_bytes=6 * GIB, reserved_peak_bytes=15 * GIB // 2)
+    draws = iter([tight, tight, missing(5)])
+    ran: list[str] = []
+
+    def asked(program: DryProgram, technique: Technique, stop: Event) -> Draw:
+        ran.append(technique.name)
+        return next(draws) if technique.name == "recompute card" else fitting(2.0)
+
+    choice = choose_for(PROGRAM, asked=asked)
+    found = {one.name: one for one in choice.rows}
+    assert ran.count("recompute card") == DRAWS and ran.count("recompute min") == 1
+    assert not found["recompute card"].fits and found["recompute min"].fits
+
+
 def test_a_program_without_chainer_gets_modes_and_a_sentence_on_its_arrays() -> None:
     plain = replace(missing(GIB), uses_chainer=False)
     managed = replace(fitting(2.0), uses_chainer=False, large_arrays=(MadeAt("fft.py:4", 3 * GIB),))

@@ -57,6 +57,12 @@ def test_a_trainer_runs_until_two_steps_are_alike(trained: tuple[Done, Path]) ->
     assert "\nfits\n" in done.errors
 
 
+def test_steps_under_recompute_are_compared_once_they_follow_a_plan(tmp_path: Path) -> None:
+    done = run_dry(TRAINER, tmp_path, "--recompute", "50%", arguments=("--gpu", "0"))
+    assert done.status == 0, done.errors
+    assert done.json["ended"] == "steady" and done.json["steps_run"] >= 5
+
+
 def test_what_a_trainer_writes_is_gone(trained: tuple[Done, Path]) -> None:
     done, folder = trained
     assert any("snapshot_iter" in name for name in done.json["written"])

@@ -11,12 +11,16 @@ from typing import Any, NamedTuple
 import numpy
 from chainer.training import extensions as chainers
 
-from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
+from umem.chainer.tap import Proceed, Subscriber, is_told, subscribe, unsubscribe
 from umem.errors import is_cupys_out_of_memory
 
 EVALUATED_BATCHES = 2
 """Batches of an evaluator that is called for its memory: the second is allocated while what is left
 of the first is still there."""
+
+
+_PLANNED_STEPS = 5
+"""Under `Recompute` the first three steps are learned from; the next two follow a plan."""
 
 
 class TrainerFacts(NamedTuple):
@@ -80,6 +84,8 @@ class DryTraining(Subscriber):
         if method.target is not None and method.target.xp is numpy:
             self._run.end_if_untouched()
         proceed(method, *args, **kwargs)
+        if is_told("PassRunner"):
+            self._run.wait_for(_PLANNED_STEPS)
         self._run.after_update()
         if not self._is_in_trainer:
             self._run.end_if_over()

@@ -91,6 +91,15 @@ class Draw:
     vram_bytes: int = 0
     title: str = ""
 
+    @property
+    def is_tight(self) -> bool:
+        """Tell whether the memory would be exceeded if the pool had gaps twice as large.
+
+        They follow from the order of its chunks, which differs from process to process.
+        """
+        gaps = self.reserved_peak_bytes - self.peak_bytes
+        return self.reserved_peak_bytes + gaps > self.vram_bytes
+
     @classmethod
     def read(cls, found: dict[str, Any]) -> Draw:
         """Read the JSON of a dry run."""

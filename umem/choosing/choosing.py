@@ -23,8 +23,9 @@ AT_A_TIME = 2
 """Dry runs at a time: the least that processors of laptops have, and each takes a few hundred MiB
 of host memory."""
 DRAWS = 3
-"""Dry runs of a technique by which the driver moves memory: which chunk CuPy's pool hands out
-depends on addresses, and with it the time, by tens of percent from process to process."""
+"""Dry runs of a technique by which the driver moves memory, or that fits with little to spare:
+which chunk CuPy's pool hands out depends on addresses, and with it the time, by tens of percent
+from process to process, and the gaps that the pool has."""
 
 Asked = Callable[[DryProgram, Technique, Event], Draw]
 
@@ -200,7 +201,8 @@ def choose(
     """Find what makes a program fit a GPU, by running it dry under every technique.
 
     Each technique's own code runs, without arithmetic, in processes of their own, two at a time. A
-    dry run takes seconds; techniques by which the driver moves memory run three times.
+    dry run takes seconds; techniques by which the driver moves memory run three times, and so do
+    those that fit with little to spare.
 
     Args:
         script: a Python program that trains or computes on a GPU by CuPy; it is not edited.
@@ -255,16 +257,16 @@ def choose_for(
     plain, *others = techniques
     first = asked(program, plain, stop)
     check_uses_gpu(program, first)
+    rows = [TriedTechnique(plain.name, plain.line, _surely(first, asked, program, plain, stop))]
     told(plain.name)
-    rows = [TriedTechnique(plain.name, plain.line, (first,))]
     suited = [row for row in others if row.suits(has_chainer=first.uses_chainer)]
     with two_at_a_time(stop) as executor:
-        running: list[tuple[Technique, list[Future[Draw]]]] = [
-            (row, [executor.submit(asked, program, row, stop) for _ in _draws(row)])
+        running: list[tuple[Technique, list[Future[tuple[Draw, ...]]]]] = [
+            (row, [executor.submit(_drawn, asked, program, row, stop) for _ in _draws(row)])
             for row in suited
         ]
         for row, futures in running:
-            draws = tuple(future.result() for future in futures)
+            draws = tuple(one for future in futures for one in future.result())
             told(row.name)
             rows.append(TriedTechnique(row.name, row.line, draws))
     shown = [one for row in rows for one in row.draws]
@@ -281,6 +283,21 @@ def choose_for(
 
 def _draws(row: Technique) -> range:
     return range(DRAWS if row.is_paging else 1)
+
+
+def _drawn(asked: Asked, program: DryProgram, row: Technique, stop: Event) -> tuple[Draw, ...]:
+    """Run a program under a technique; more often where it fits with little to spare."""
+    first = asked(program, row, stop)
+    return (first,) if row.is_paging else _surely(first, asked, program, row, stop)
+
+
+def _surely(
+    first: Draw, asked: Asked, program: DryProgram, row: Technique, stop: Event
+) -> tuple[Draw, ...]:
+    """Return a dry run, with more of them where another order of the pool's chunks may not fit."""
+    if first.why_not is not None or not first.is_tight:
+        return (first,)
+    return (first, *(asked(program, row, stop) for _ in range(DRAWS - 1)))
 
 
 def check_uses_gpu(program: DryProgram, plain: Draw) -> None:

@@ -149,6 +149,10 @@ class DryRun:
             self._turns.begin()
             self._steps.end()
 
+    def wait_for(self, least: int) -> None:
+        """Let so many steps run before two are compared."""
+        self._steps.wait_for(least)
+
     @property
     def is_over(self) -> bool:
         """Tell whether enough steps have run."""

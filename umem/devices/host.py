@@ -36,13 +36,21 @@ GPU_NODES: set[int] = set()
 """NUMA nodes of a GPU's memory, which the kernel counts as the host's (Grace Hopper); added when a
 GPU is opened."""
 
+_is_asked = True
+
+
+def leave_host_unknown() -> None:
+    """Have `available_bytes` return None from now on: a dry run is not for the host it runs on."""
+    global _is_asked
+    _is_asked = False
+
 
 def available_bytes(root: Path = Path("/")) -> int | None:
     """Return the host bytes available without swapping or being killed; None if unknown.
 
     The least of the kernel's own estimate (MemAvailable) and what every control group above this
     process leaves, version 1 or 2; page cache that a group can drop counts as free, and the memory
-    of a GPU that is a NUMA node (`GPU_NODES`) is not the host's.
+    of a GPU that is a NUMA node (`GPU_NODES`) is not the host's. None after `leave_host_unknown`.
 
     Costs about ten small file reads (well under a millisecond). Safe from any thread. Raises
     nothing: a file that cannot be read says nothing.
@@ -50,6 +58,8 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     Args:
         root: where ``proc`` and ``sys`` are found.
     """
+    if not _is_asked:
+        return None
     rooms = [*_machine(root), *_control_groups(root)]
     return max(0, min(rooms)) if rooms else None
 

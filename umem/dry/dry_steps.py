@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from umem.errors import SizeError
@@ -133,6 +133,11 @@ class DrySteps:
             )
         )
         self._ended()
+
+    def wait_for(self, least: int) -> None:
+        """Compare no two steps before so many have run."""
+        if least > self._limit.least:
+            self._limit = replace(self._limit, least=least)
 
     @property
     def count(self) -> int:

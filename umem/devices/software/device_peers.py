@@ -207,6 +207,11 @@ class JoinedMemory(HostMemory):
             self.tell(op)
         self.tell_listener(op)
 
+    def is_pinned(self, ptr: int) -> bool:
+        """Tell whether memory of the host is pinned, so that copies run beside kernels."""
+        found = self.allocation_of(ptr)
+        return found is not None and found.kind == HOST
+
     def tell_copy(self, dst: int, src: int, size: int, device: DeviceState, stream: int) -> None:
         """Report a copy on a device's stream before it runs."""
         reads, writes = self.access(src, size), self.access(dst, size)
@@ -214,10 +219,9 @@ class JoinedMemory(HostMemory):
             _tell_copy_between(self, device, reads[0], writes[0])
         elif reads or writes:
             access, to_host = (reads or writes)[0], bool(reads)
-            other = self.allocation_of(dst if to_host else src)
             home = home_of(self, device, access)
             bring(self, home, access)
-            is_beside = other is not None and other.kind == HOST and home is device
+            is_beside = home is device and self.is_pinned(dst if to_host else src)
             if is_beside and device.beside.may_take(stream):
                 self.tell(None, home, lambda: home.beside.copy(stream, access, to_host))
             else:

@@ -1,5 +1,8 @@
 """Sources of the memory that a program gets: plain, between inaccessible pages, or address space.
 
+Addresses of plain memory and of address space ascend with time, so that what follows from their
+order, such as which blocks move, does not depend on where Linux finds a place.
+
 Checked, each piece lies between pages that nothing may touch, and ends right before one. What was
 freed cannot be touched either, until much else was freed after it.
 """
@@ -16,8 +19,6 @@ from dataclasses import dataclass
 from umem.devices.host import available_bytes
 from umem.units import BLOCK_BYTES
 
-ALIGNMENT = 512
-"""The least alignment of cudaMalloc's addresses (CUDA C++ Programming Guide)."""
 GUARD_BYTES = 1 << 20
 """Inaccessible bytes on either side of checked memory."""
 FREED_COUNT = 4096
@@ -25,27 +26,35 @@ FREED_COUNT = 4096
 PATTERN = 0xA5
 """Fills the bytes between the start of the page and checked memory."""
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.free.argtypes = [ctypes.c_void_p]
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_HUGE_PAGES, _NO_HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", 14), 15
+_HUGE_PAGES, _NO_HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", 14), 15  # NumPy advises so, too
 _DONT_NEED = getattr(mmap, "MADV_DONTNEED", 4)
 _NO_ACCESS, _FIXED, _NO_RESERVE, _FAILED = 0, 0x10, 0x4000, ctypes.c_void_p(-1).value
+FIRST_ADDRESS = 1 << 44
+"""The first address: what else a process maps lies far above, but for what has low addresses."""
+_addresses = {"next": FIRST_ADDRESS}  # of all sources of the process
 
 
 class PlainSource:
-    """Memory of the C library.
+    """Memory that is mapped, each allocation behind the one before.
+
+    Where an address is taken, or longer than those of the machine, Linux chooses another one.
 
     Args:
         cap_bytes: the most that is given out at a time; by default what the machine has
             available now, where it says so.
     """
 
+    _advice, _advised_bytes = _HUGE_PAGES, BLOCK_BYTES
+    """Advice to Linux on allocations, and their least size; it may refuse."""
+
     def __init__(self, cap_bytes: int | None = None) -> None:
         self._cap_bytes = available_bytes() if cap_bytes is None else cap_bytes
+        self._mapped: dict[int, tuple[int, int]] = {}
         self.given_bytes = 0
 
     def take(self, nbytes: int) -> int | None:
@@ -63,26 +72,33 @@ class PlainSource:
         self._given(address)
 
     def _taken(self, nbytes: int) -> int | None:
-        place, size = ctypes.c_void_p(), ctypes.c_size_t(max(1, nbytes))
-        if _libc.posix_memalign(ctypes.byref(place), ctypes.c_size_t(_alignment(nbytes)), size):
+        """Map memory; None if there is no more."""
+        alignment = _alignment(nbytes)
+        spare = 0 if alignment == mmap.PAGESIZE else alignment
+        length = -(-max(1, nbytes) // alignment) * alignment + spare
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        base = _libc.mmap(_addresses["next"], length, access, flags, -1, 0)
+        if base in (None, _FAILED):
             return None
-        if nbytes >= BLOCK_BYTES:  # as NumPy asks for its own arrays; a kernel of Linux may refuse
-            _libc.madvise(place, nbytes // BLOCK_BYTES * BLOCK_BYTES, _HUGE_PAGES)
-        return place.value
+        _addresses["next"] += length
+        if nbytes >= self._advised_bytes:
+            _libc.madvise(base, length, self._advice)
+        address: int = -(-base // alignment) * alignment
+        self._mapped[address] = base, length
+        return address
 
     def _given(self, address: int) -> None:
-        _libc.free(address)
+        _libc.munmap(*self._mapped.pop(address))
 
 
 def _alignment(nbytes: int) -> int:
-    """Return the alignment of an allocation: a block's, a page's, or the least.
+    """Return the alignment of an allocation: a block's or a page's.
 
     Advice and prefetches act on pages, which two allocations should not share. Blocks are
     whole, as the driver's are: those that a program counts by addresses are those of the model.
     """
-    if nbytes >= BLOCK_BYTES // 2:
-        return BLOCK_BYTES
-    return ALIGNMENT if nbytes < mmap.PAGESIZE else mmap.PAGESIZE
+    return BLOCK_BYTES if nbytes >= BLOCK_BYTES // 2 else mmap.PAGESIZE
 
 
 @dataclass
@@ -166,29 +182,14 @@ class GuardedSource(PlainSource):
 class UntouchedSource(PlainSource):
     """Address space, of which the machine backs only the pages that are touched.
 
-    There is no cap, because a dry run touches little of what it allocates.
+    There is no cap, because a dry run touches little of what it allocates, and a byte that is
+    touched costs one page.
     """
+
+    _advice, _advised_bytes = _NO_HUGE_PAGES, 1
 
     def __init__(self) -> None:
         super().__init__(cap_bytes=sys.maxsize)
-        self._mapped: dict[int, tuple[int, int]] = {}
-
-    def _taken(self, nbytes: int) -> int | None:
-        """Map address space; None if the machine gives no more."""
-        alignment = max(mmap.PAGESIZE, _alignment(nbytes))
-        spare = 0 if alignment == mmap.PAGESIZE else alignment
-        length = -(-max(1, nbytes) // alignment) * alignment + spare
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-        base = _libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
-        if base in (None, _FAILED):
-            return None
-        _libc.madvise(base, length, _NO_HUGE_PAGES)  # a byte that is touched costs one page
-        address: int = -(-base // alignment) * alignment
-        self._mapped[address] = base, length
-        return address
-
-    def _given(self, address: int) -> None:
-        _libc.munmap(*self._mapped.pop(address))
 
 
 LEAST_CLEARED = 1 << 16

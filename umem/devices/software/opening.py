@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from umem.devices.cost import Sample, StepCost, set_cuda_models
-from umem.devices.host import has_real_gpu
+from umem.devices.host import has_real_gpu, leave_host_unknown
 from umem.devices.page_moves import Now, Told
 from umem.devices.software.allocations import AllocationParts
 from umem.devices.software.checked_mode import KernelGuard, bypass_pools
@@ -317,6 +317,8 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
         if isinstance(runtime, DeferredRuntime)
         else HostDriver
     )
+    if is_dry:
+        leave_host_unknown()
     nvrtc: Any = DryNvrtc if is_dry else HostNvrtc
     host_driver = driver(runtime, compiler, driver_fail)
     _point_at(driver_api, host_driver, tools)

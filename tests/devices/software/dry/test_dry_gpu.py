@@ -63,6 +63,12 @@ cp.random.seed(1)
 a, b = (sparse.random(900, 900, 0.01, "csr", random_state=n) for n in (1, 2))
 print((a @ b).nnz, (a + b).nnz, a.tocsc().nnz, a.tocoo().tocsr().nnz)""",
         """
+x = np.zeros((64, 1 << 18), "f")
+with cp.cuda.Stream(non_blocking=True) as s:
+    y = [cp.asarray(each) for each in (x, x[0], x[::2], x.T[:1000])]
+    y[0] @ y[0].T; y[0].get(out=x)
+s.synchronize()""",
+        """
 s, t = (cp.cuda.Stream(non_blocking=True) for _ in "ab")
 with s:
     x = cp.random.rand(2000, 500); done = s.record()
@@ -109,6 +115,28 @@ print([name for _, name in asked()])
     assert "cupy_all" in found[2] and "cupy_sum" in found[2]
 
 
+def test_unknown_arrays_differ_so_that_a_loop_until_nothing_changes_runs_to_its_limit(
+    kernel_cache: Path,
+) -> None:
+    program = """
+x = cp.random.rand(1 << 20)
+old, new = (x * 9).astype("i"), (x * 8).astype("i")
+print(bool((new == old).all()), bool((new != old).any()), bool(cp.array_equal(old, new)))
+print(bool((x[:4] == 2).all()), bool((x != 5).any()), bool((x >= 0).all()))
+for turn in range(5):
+    labels = (x * (turn + 1)).astype("i")
+    if turn and bool((labels == before).all()):
+        break
+    before = labels
+print(turn, len({line for line, _ in asked()}))
+"""
+    assert lines(program, kernel_cache, start=DRY) == [
+        "False True False",
+        "False False True",
+        "4 3",
+    ]
+
+
 def test_an_answer_fills_what_is_read_on_its_line(kernel_cache: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
@@ -122,6 +150,30 @@ gpu._runtime.answers["train.py:2"] = 41
 print(*train.ask(cp.random.rand(1 << 20)))
 """
     assert lines(program, kernel_cache, start=DRY) == ["41 [41.0, 41.0, 41.0]"]
+
+
+def test_arrays_of_numpy_are_copied_without_pinned_memory_between(kernel_cache: Path) -> None:
+    program = """
+x = np.arange(60.0).reshape(5, 12)
+for y in (x, x[::2], x.T, x[:, 3], x[::-1, ::5], np.asfortranarray(x)):
+    assert (cp.asarray(y).get() == y).all() and (cp.array(y, order="F").get() == y).all()
+large = cp.asarray(np.zeros(1 << 24))
+print(gpu._runtime.source.given_bytes)
+"""
+    assert int(lines(program, kernel_cache, start=DRY)[0]) < 1.1 * (8 << 24)
+
+
+def test_the_memory_of_the_host_that_it_runs_on_does_not_limit_a_dry_run(
+    kernel_cache: Path,
+) -> None:
+    program = """
+umem.enable("managed")
+print(sum(cp.empty(1 << 38, "u1").nbytes for _ in range(8)) >> 40)
+kept = [cp.empty(1 << 38, "u1") for _ in range(8)]
+import umem.devices.host as host
+print(host.available_bytes(), host.pinned_room())
+"""
+    assert lines(program, kernel_cache, start=DRY) == ["2", "None None"]
 
 
 def test_results_of_pointers_in_memory_are_as_unknown_as_what_they_lead_to(

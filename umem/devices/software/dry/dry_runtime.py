@@ -37,10 +37,12 @@ from umem.trace.events import Access
 from umem.trace.stacks import is_own_work, program_line
 from umem.units import format_bytes
 
-COMPUTED_BYTES = 1 << 20
+COMPUTED_BYTES = 1 << 18
 """A call that touches at most this much is computed: some 0.1 ms, as what it takes to judge it."""
 COMPUTED_WHOLE_BYTES = 32 << 20
 """The same of calls that write whole numbers and flags alone, because these decide sizes."""
+COPIED_ON_DEVICE_BYTES = 1 << 20
+"""A copy within the GPU's memory up to this size is made, which takes as little time."""
 COPIED_BYTES = 8 << 20
 """A copy from the host up to this size is made: larger ones are data, not indexes or tables."""
 GUESSED_BYTES, GUESSED_WHOLE_BYTES = 64, 1 << 12
@@ -48,6 +50,14 @@ GUESSED_BYTES, GUESSED_WHOLE_BYTES = 64, 1 << 12
 Several flags are not: of a mask that is unknown, all are set."""
 GUESSES = {"cupy_all": 1, "cupy_isfinite": 1}
 """Guessed bytes by kernel: the answer by which a program goes on. Elsewhere they are zero."""
+DIFFERENT = {
+    "cupy_all": (re.compile("^cupy_equal__"), 0),
+    "cupy_any": (re.compile(r"^cupy_not_equal__(\w+)_\1_bool$"), 1),
+}
+"""Guessed bytes by kernel and who wrote its flags: unknown arrays differ, so that loops until
+nothing changes or all have ended run to their limit. A number is no array: `(info != 0).any()` is a
+check.
+"""
 SUMS = re.compile("bsum|sum$|count_nonzero|cupy_sum|by_csr_step1$")
 """Kernels that count flags once; other kernels of `COUNTS` (scans) add up along the way."""
 COUNTS = re.compile("bsum_shfl|scan|cumsum|count_nonzero|^cupy_sum|by_csr_step1$")
@@ -88,6 +98,7 @@ class DryRuntime(HostRuntime):
         self.reads: Counter[tuple[str, str]] = Counter()
         self.answers: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
+        self._as_if_pinned: set[int] = set()
         self._depths: dict[int, int] = {}  # of calls of libraries, by thread
 
     def refuse_memory(self, nbytes: int) -> NoReturn:
@@ -130,10 +141,12 @@ class DryRuntime(HostRuntime):
             is_whole: whether it writes whole numbers and flags alone.
             flags: how many flags it counts; 0 if it counts none.
         """
-        level, touched = KNOWN, sum(each[1] - each[0] for each in writes)
+        level, source, touched = KNOWN, "", sum(each[1] - each[0] for each in writes)
         for low, high in reads:
             touched += high - low
-            level = max(level, self.memory.worst(low, high).level)
+            origin = self.memory.worst(low, high)
+            if origin.level > level:
+                level, source = origin.level, origin.name
         most = COMPUTED_WHOLE_BYTES if is_whole else COMPUTED_BYTES
         runs = level < UNKNOWN and touched <= most
         if level == GUESSED and any(is_whole and _are_flags(each) for each in writes):
@@ -141,7 +154,7 @@ class DryRuntime(HostRuntime):
         self.counts["computed" if runs else "left out"] += 1
         for low, high, itemsize in writes:
             if not runs:
-                self._leave_out(name, low, high, itemsize, is_whole, flags)
+                self._leave_out(name, low, high, itemsize, is_whole, flags, source)
             elif level == KNOWN:
                 self.memory.put(low, high, FULLY_KNOWN)
             else:
@@ -149,7 +162,14 @@ class DryRuntime(HostRuntime):
         return runs
 
     def _leave_out(
-        self, name: str, low: int, high: int, itemsize: int, is_whole: bool, flags: float
+        self,
+        name: str,
+        low: int,
+        high: int,
+        itemsize: int,
+        is_whole: bool,
+        flags: float,
+        source: str = "",
     ) -> None:
         """Note a result that is not computed, and guess it where it is small."""
         nbytes = high - low
@@ -159,7 +179,7 @@ class DryRuntime(HostRuntime):
         level = GUESSED if nbytes <= most and not is_mask else UNKNOWN
         origin = Origin(level, name, itemsize, low, weight, not SUMS.search(name), is_whole)
         if nbytes <= GUESSED_WHOLE_BYTES:
-            ctypes.memset(low, GUESSES.get(name.partition("__")[0], 0), nbytes)
+            ctypes.memset(low, _guess(name, source), nbytes)
             if weight and itemsize in (4, 8):
                 kind = np.dtype(_WHOLE_KINDS[itemsize])
                 counts = self.view(low, kind, (nbytes // itemsize,), (itemsize,))
@@ -235,9 +255,24 @@ class DryRuntime(HostRuntime):
 
     # -- copies and fills -----------------------------------------------------------------------
 
+    def pointerGetMemoryType(self, ptr: int) -> int:
+        """Return that the program's own memory is pinned, and remember it as such for one copy.
+
+        CuPy asks before it copies an array of NumPy's by pinned memory, which a copy that is made
+        at once, or left out, does not need.
+        """
+        found = super().pointerGetMemoryType(ptr)
+        if not found:
+            self._as_if_pinned.add(ptr)
+        return found or HOST
+
+    def is_pinned(self, ptr: int) -> bool:
+        return ptr in self._as_if_pinned or super().is_pinned(ptr)
+
     def copy(self, dst: int, src: int, size: int, stream: int = 0) -> None:
         """Report a copy, and make it if it is small and known."""
         self.tell_copy(dst, src, size, self.device_of(stream), stream)
+        self._as_if_pinned.discard(src)
         source, target = self.allocation_of(src), self.allocation_of(dst)
         origin = FULLY_KNOWN if source is None else self.memory.worst(src, src + size)
         if target is None:
@@ -247,7 +282,7 @@ class DryRuntime(HostRuntime):
                 self._read(dst, src, size, origin)
             return
         is_from_host = source is None or HOST in (source.kind, target.kind)
-        most = COPIED_BYTES if is_from_host else COMPUTED_BYTES
+        most = COPIED_BYTES if is_from_host else COPIED_ON_DEVICE_BYTES
         if size <= most and origin.level < UNKNOWN:
             ctypes.memmove(dst, src, size)
         else:
@@ -299,6 +334,13 @@ class DryRuntime(HostRuntime):
     def put_other_bytes(self, ranges: Sequence[tuple[int, int]], stream: int) -> None:
         for address, nbytes in ranges:
             self.memory.put(address, address + nbytes, Origin(UNKNOWN, "discard"))
+
+
+def _guess(name: str, source: str) -> int:
+    """Return the guessed bytes of a kernel that reads what ``source`` would have written."""
+    kernel = name.partition("__")[0]
+    flags, guess = DIFFERENT.get(kernel, (None, 0))
+    return guess if flags and flags.search(source) else GUESSES.get(kernel, 0)
 
 
 def _are_flags(written: Written) -> bool:

@@ -1,0 +1,1 @@
+"""What bench/choice_live.py runs, dry and with its arithmetic."""
