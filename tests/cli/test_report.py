@@ -327,4 +327,4 @@ def test_the_page_in_the_docs_shows_what_is_printed(
             assert line in printed
     exec(compile(second, "figures.py", "exec"), {})
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "4993040 bytes at event 143" and lines[-2].startswith("262144 ReLU (")
+    assert lines[0] == "4993040 bytes at event 132" and lines[-2].startswith("262144 ReLU (")
