@@ -186,7 +186,7 @@ def kept(path: Path | None) -> dict[str, Any]:
 def main(quick: bool, names: tuple[str, ...], given: tuple[float, ...], path: Path | None) -> None:
     common.writable(path)
     chosen = names or (("GCN",) if quick else tuple(NETWORKS))
-    shares = given or (SHARES[1:2] if quick else SHARES)
+    shares = given or (SHARES[:1] if quick else SHARES)
     before = kept(path)
     least = dict(before["least"])
     cases = [Case(name, share) for share in shares for name in chosen]

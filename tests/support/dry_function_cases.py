@@ -612,7 +612,7 @@ CASES: dict[str, Case] = {
     "random.rand": Case(_random("random_sample")),
     "random.normal": Case(_random("normal", 0, 1)),
     "random.standard_normal": Case(_random("standard_normal")),
-    "random.randint": Case(_random("randint", 0, 9)),
+    "random.randint": Case(_random("randint", 0, 9), BOUND),
     "random.uniform": Case(_random("uniform", -1, 1)),
     "random.gamma": Case(_random("gamma", 2.0)),
     "random.poisson": Case(_random("poisson", 3.0)),
