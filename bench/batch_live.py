@@ -71,9 +71,11 @@ def rows(names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
 
 def answer(result: common.Result) -> str:
     found = [row["equal"] for row in result["rows"]]
+    batches = [row["dry_batch"] or 0 for row in result["rows"]]
     return (
         f"In {found.count('yes')} of {len(found)} networks it is, in "
-        f"{found.count('with a block')} more with a block of grace."
+        f"{found.count('with a block')} more with a block of grace; batches are of "
+        f"{min(batches):,} to {max(batches):,}."
     )
 
 
