@@ -46,7 +46,7 @@ def execute(*command: str, cwd: Path, stdin: str = "", **environment: str) -> Pr
         check=False,
         cwd=cwd,
         input=stdin,
-        timeout=120,
+        timeout=300,
         env={**variables, "PYTHONPATH": os.pathsep.join(map(str, folders)), **environment},
     )
 
