@@ -16,7 +16,7 @@ from umem.chainer.tap import Proceed, Subscriber, subscribe
 from umem.devices.cost import is_dry
 
 LIMIT_BYTES = 1 << 20
-"""Arrays up to this size are drawn."""
+"""Arrays up to this size are drawn, which takes milliseconds."""
 
 
 class LeftOutInitializers(Subscriber):

@@ -42,7 +42,8 @@ _addresses = {"next": FIRST_ADDRESS}  # of all sources of the process
 class PlainSource:
     """Memory that is mapped, each allocation behind the one before.
 
-    Where an address is taken, or longer than those of the machine, Linux chooses another one.
+    Where an address is taken, or longer than those of the machine, Linux chooses another one. Each
+    allocation takes at least a page.
 
     Args:
         cap_bytes: the most that is given out at a time; by default what the machine has
