@@ -149,7 +149,7 @@ def without_workspace(trace: Trace) -> Trace:
     def changed(event: Event) -> Event:
         return event._replace(workspace_bytes=0) if isinstance(event, Op) else event
 
-    return trace.map(changed)
+    return trace.with_events(map(changed, trace.events))
 
 
 def kept_bytes(trace: Trace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 
 from umem.data.epoch_position import EpochPosition
 from umem.data.loading import Loaded, Loading
@@ -26,9 +27,11 @@ class PrefetchThread:
     def __init__(self, store: ItemStore, position: EpochPosition, loading: Loading) -> None:
         self._store, self._position, self._loading = store, position, loading
         self._pid = os.getpid()
-        # For `with`, as that of a condition is Python, which a signal can end with the lock held.
+        # Locks, as their methods are C. Those of a condition are Python: a signal's handler can
+        # raise in them with the lock held, or with it released before `with` releases it.
         self._lock = threading.RLock()
-        self._turn = threading.Condition(self._lock)
+        self._bell, self._fetching = threading.Lock(), threading.Lock()
+        self._bell.acquire()  # released once there is something to look at
         self._thread: threading.Thread | None = None
         self._is_over = False
         self._under_way: int | None = None
@@ -44,16 +47,21 @@ class PrefetchThread:
             if self._thread is None and not self._is_over:
                 self._thread = threading.Thread(target=self._run, name="umem-data", daemon=True)
                 self._thread.start()
-            self._turn.notify_all()
+        self._ring()
+
+    def _ring(self) -> None:
+        with suppress(RuntimeError):  # it has not been heard yet
+            self._bell.release()
 
     def hand_over(self, at: int) -> Loaded | None:
         """Wait for the fetch under way for a position, and take its item; None if there is none.
 
         None, too, if the fetch failed.
         """
+        if self._under_way == at:
+            with self._fetching:
+                pass
         with self._lock:
-            while self._under_way == at and not self._is_over:
-                self._turn.wait()
             if self._hand is not None and self._hand[0] == at:
                 (_, found), self._hand = self._hand, None
                 return found
@@ -63,9 +71,8 @@ class PrefetchThread:
         """Stop the thread after its current fetch, and wait for it."""
         if os.getpid() != self._pid:
             return
-        with self._lock:
-            self._is_over = True
-            self._turn.notify_all()
+        self._is_over = True
+        self._ring()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -81,14 +88,12 @@ class PrefetchThread:
                 else:
                     self._deal_with(*found)
         finally:  # nobody waits for a thread that is gone
-            with self._lock:
-                self._is_over, self._under_way = True, None
-                self._turn.notify_all()
+            self._is_over = True
+            if self._under_way is not None:
+                self._fetching.release()
 
     def _rest(self) -> None:
-        with self._lock:
-            if not self._is_over:
-                self._turn.wait(LOOK_SECONDS)
+        self._bell.acquire(timeout=LOOK_SECONDS)
 
     def _next(self) -> tuple[int, int] | None:
         """Return the next position whose item is not in memory, and the item; None if none is due.
@@ -110,8 +115,8 @@ class PrefetchThread:
                 item = position.uses.item(at)
                 gone = store.pin(item, at, position.next_use(item, at))
                 if gone is None:
-                    with self._lock:
-                        self._under_way = at
+                    self._fetching.acquire()
+                    self._under_way = at
                     return at, item
                 head["frontier"] = at + 1
             self._loading.spill(gone)
@@ -129,7 +134,7 @@ class PrefetchThread:
         with self._lock:
             self._hand = None if loaded is None else (at, loaded)
             self._under_way = None
-            self._turn.notify_all()
+        self._fetching.release()
         while not self._is_over and not self._is_settled(at, item, loaded):
             self._rest()
 
