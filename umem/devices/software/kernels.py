@@ -41,6 +41,7 @@ from umem.devices.software.dialect import (
     without_includes,
     without_macros,
 )
+from umem.devices.software.included import folders_of, with_headers
 from umem.devices.software.races import SOURCE, with_names
 from umem.devices.software.sharing import may_share
 from umem.devices.software.templates import WAITS, as_loops
@@ -212,6 +213,14 @@ def parameters_of(source: str, expressions: Sequence[str] = ()) -> dict[str, str
     return _kernels_of(source, expressions)[0]
 
 
+def _has_kernels(source: str, expressions: Sequence[str]) -> bool:
+    """Tell whether a source has kernels, among them those that are named."""
+    try:
+        return bool(_kernels_of(source, expressions)[0])
+    except DeviceError:
+        return False
+
+
 def for_host(
     source: str, expressions: Sequence[str] = (), options: Sequence[str] = ()
 ) -> HostSource:
@@ -312,14 +321,37 @@ class KernelCompiler:
         self._own = (f"-DUMEM_HEADERS_{digest}", cuda, "-fno-exceptions")
 
     def compile(
-        self, source: str, options: Sequence[str], expressions: Sequence[str] = ()
+        self,
+        source: str,
+        options: Sequence[str],
+        expressions: Sequence[str] = (),
+        in_headers: bool = False,
     ) -> tuple[Path, dict[str, str]]:
         """Return a source's shared object, and its kernels' parameters.
+
+        Args:
+            source: CUDA C++.
+            options: NVRTC's.
+            expressions: names of template instances.
+            in_headers: also kernels of the program's own headers, which are looked for there
+                anyway where the source has none.
 
         Raises:
             DeviceError: the compiler refuses the source; what it says is in the message.
         """
-        made = for_host(self.expanded(source, options), expressions, options)
+        text = self.expanded(source, options, expressions, in_headers)
+        try:
+            return self._compiled(text, options, expressions)
+        except DeviceError:  # of a header, perhaps, which g++ gets as it is
+            whole = self.expanded(source, options, expressions, in_headers=True)
+            if whole == text:
+                raise
+        return self._compiled(whole, options, expressions)
+
+    def _compiled(
+        self, source: str, options: Sequence[str], expressions: Sequence[str]
+    ) -> tuple[Path, dict[str, str]]:
+        made = for_host(source, expressions, options)
         if not ctypes.c_void_p.from_buffer(_PROCESS, _HANDLE).value:
             self._handle_divisions()
         if can_step(self._tools.version):
@@ -329,12 +361,26 @@ class KernelCompiler:
 
     def warnings(self, source: str, options: Sequence[str], expressions: Sequence[str] = ()) -> str:
         """Return the compiler's warnings on a source."""
-        made = for_host(self.expanded(source, options), expressions, options)
+        text = self.expanded(source, options, expressions)
+        made = for_host(text, expressions, options)
         given = (*self._places(source, options), *self._options(options))
         return self._tools.remarks(made.text, "c++", given)
 
-    def expanded(self, source: str, options: Sequence[str]) -> str:
-        """Expand macros if they hide kernels; raises for PTX."""
+    def expanded(
+        self,
+        source: str,
+        options: Sequence[str],
+        expressions: Sequence[str] = (),
+        in_headers: bool = False,
+    ) -> str:
+        """Expand macros if they hide kernels, and headers too if it has none; raises for PTX."""
+        text = self._without_macros(source, options)
+        if not in_headers and _has_kernels(text, expressions):
+            return text
+        whole = with_headers(source, folders_of(options, self._include))
+        return text if whole == source else self._without_macros(whole, options)
+
+    def _without_macros(self, source: str, options: Sequence[str]) -> str:
         if not needs_expansion(uncommented(source), options):
             return source
         given = ["-E", "-dD", *(option for option in options if option.startswith("-D"))]

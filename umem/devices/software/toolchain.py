@@ -11,6 +11,7 @@ import atexit
 import glob
 import hashlib
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -39,6 +40,9 @@ OPTIONS = (
     "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-w", "-Wl,-Bsymbolic",
     "-U_FORTIFY_SOURCE",  # which takes a jump to another stack for an error
 )  # fmt: skip
+SAID_MOST = 4000
+"""The most letters of a compiler's messages that an error has."""
+_ERROR = re.compile(r"^(?=[^\n]*: (?:fatal )?error: )", re.MULTILINE)
 PATIENCE_SECONDS = 2.0
 """Total compile time after which a message is shown."""
 KERNELS_ROOM_BYTES, ROOM_BYTES = 16 << 20, 256 << 20
@@ -144,7 +148,7 @@ class Toolchain:
         """
         done = self._run([*LANGUAGES["c++"], "-w", *options, "-"], source)
         if done.returncode:
-            raise DeviceError(f"{self.compiler} refuses a kernel:\n{done.stderr[-4000:]}")
+            raise DeviceError(f"{self.compiler} refuses a kernel:\n{_first_error(done.stderr)}")
         return done.stdout
 
     def remarks(self, source: str, language: str, options: Sequence[str] = ()) -> str:
@@ -226,7 +230,7 @@ class Toolchain:
         try:
             done = self._run([*given, "-o", name, source], text)
             if done.returncode:
-                said = done.stderr[-4000:] or f"it ends with {done.returncode}"
+                said = _first_error(done.stderr) or f"it ends with {done.returncode}"
                 raise DeviceError(f"{self.compiler} refuses a kernel:\n{said}")
             os.replace(name, path)
         finally:
@@ -284,6 +288,12 @@ class Progress:
 def _remove(folder: Path, process: int) -> None:
     if os.getpid() == process:  # and not a child of it
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _first_error(said: str) -> str:
+    """Return a compiler's messages from its first error on, which is the one to mend."""
+    found = _ERROR.search(said)
+    return said[found.start() if found else 0 :][:SAID_MOST]
 
 
 def _digest(*texts: str) -> str:
