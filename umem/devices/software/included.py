@@ -16,13 +16,13 @@ OF_CUDA = "driver_types.h"
 """A header by which the folder of CUDA's own headers is known."""
 
 
-def folders_of(options: Sequence[str], cupys: Path) -> list[Path]:
-    """Return the folders that a program names for headers, except CuPy's and CUDA's."""
+def folders_of(options: Sequence[str], theirs: Sequence[Path]) -> list[Path]:
+    """Return the folders that a program names for headers, except CuPy's, CUDA's and umem's."""
     found = (Path(match[1]) for match in map(_FOLDER.fullmatch, options) if match)
     return [
         folder
         for folder in found
-        if not folder.is_relative_to(cupys) and not (folder / OF_CUDA).exists()
+        if not any(map(folder.is_relative_to, theirs)) and not (folder / OF_CUDA).exists()
     ]
 
 

@@ -37,19 +37,25 @@ from umem.devices.software.dialect import (
     translated,
     uncommented,
     with_includes,
+    with_registers,
     without,
     without_includes,
     without_macros,
 )
+from umem.devices.software.host_headers import foreign_header
 from umem.devices.software.included import folders_of, with_headers
 from umem.devices.software.races import SOURCE, with_names
 from umem.devices.software.sharing import may_share
+from umem.devices.software.shifts import HEADER as SHIFTS
+from umem.devices.software.shifts import clamped
 from umem.devices.software.templates import WAITS, as_loops
 from umem.devices.software.toolchain import Toolchain
 from umem.devices.software.warps import IN_ALL_MEMORY, STEPS, can_step, step_options
 from umem.errors import DeviceError
 
 HEADERS = Path(__file__).parent / "include"
+TOOLKIT = HEADERS / "toolkit"
+"""Headers of CUDA's that programs include by habit: nothing in them makes threads wait."""
 ONCE, APART, TOGETHER, SHARED = range(4)
 """Ways to run a kernel, as in umem_launch.h."""
 CCCL = ("cub", "thrust", "libcudacxx")
@@ -237,11 +243,12 @@ def for_host(
     else:
         plain = uncommented(source)
         others = [name for name in _INCLUDE.findall(plain) if not (HEADERS / name).exists()]
-        steps = step_options(code, not all(map(_PLAIN.match, others)))
+        steps = step_options(code, not all(map(_is_plain, others)))
         text, how = source, TOGETHER if steps or _may_wait(plain) else APART
     launch = without(hidden, '#include "umem_launch.h"\n')
-    here = f'#line 1 "{SOURCE}"\n' if steps else ""
-    parts = [first, here, saturating(text), "\n", launch]
+    here = f'#line 1 "{SOURCE}"\n'
+    text, has_shifts = clamped(saturating(text))
+    parts = [first, SHIFTS if has_shifts else "", here, text, "\n", launch]
     parts += [f"UMEM_KERNEL({label}, {how}, {name})\n" for label, name in named.items()]
     return HostSource("".join(parts), kernels, steps)
 
@@ -249,7 +256,11 @@ def for_host(
 def _may_wait(code: str) -> bool:
     """Tell whether threads of a kernel wait for one another, or an unknown header may make them."""
     headers = _INCLUDE.findall(code)
-    return WAITS.search(code) is not None or not all(map(_PLAIN.match, headers))
+    return WAITS.search(code) is not None or not all(map(_is_plain, headers))
+
+
+def _is_plain(header: str) -> bool:
+    return _PLAIN.match(header) is not None or (TOOLKIT / header).exists()
 
 
 _ARRAY = re.compile(r"(?<!const )CArray<[^<>]*(?:<[^<>]*>)?[^<>]*>\s+_raw_(\w+)")
@@ -313,7 +324,8 @@ class KernelCompiler:
     def __init__(self, tools: Toolchain, cupy_folder: Path, cuda_version: int) -> None:
         self._tools = tools
         self._include = cupy_folder / "_core" / "include"
-        content = b"".join(path.read_bytes() for path in sorted(HEADERS.rglob("*.*h")))
+        self._theirs = (self._include, HEADERS)
+        content = b"".join(path.read_bytes() for path in sorted(HEADERS.rglob("*.*h*")))
         self.name = f"umem's software GPU {hashlib.sha256(content).hexdigest()[:16]}"
         version = (cupy_folder / "_version.py").read_bytes()
         digest = hashlib.sha256(content + version).hexdigest()[:16]
@@ -374,11 +386,12 @@ class KernelCompiler:
         in_headers: bool = False,
     ) -> str:
         """Expand macros if they hide kernels, and headers too if it has none; raises for PTX."""
+        source = with_registers(source)
         text = self._without_macros(source, options)
         if not in_headers and _has_kernels(text, expressions):
             return text
-        whole = with_headers(source, folders_of(options, self._include))
-        return text if whole == source else self._without_macros(whole, options)
+        whole = with_headers(source, folders_of(options, self._theirs))
+        return text if whole == source else self._without_macros(with_registers(whole), options)
 
     def _without_macros(self, source: str, options: Sequence[str]) -> str:
         if not needs_expansion(uncommented(source), options):
@@ -387,6 +400,14 @@ class KernelCompiler:
         made = with_includes(self._tools.preprocessed(without_includes(source), given))
         refuse_assembly(uncommented(made))
         return made
+
+    def foreign_header(self, source: str, options: Sequence[str]) -> tuple[int, str] | None:
+        """Return the line and name of a header that NVRTC would not find, if any."""
+
+        def preprocessed(source: str, given: Sequence[str]) -> str:
+            return with_includes(self._tools.preprocessed(without_includes(source), ["-E", *given]))
+
+        return foreign_header(source, options, self._theirs, preprocessed)
 
     def _handle_divisions(self) -> None:
         """Load the handler of divisions, which all kernels of the process share."""
@@ -408,6 +429,7 @@ class KernelCompiler:
         """Return the options for umem's precompiled headers and for CuPy's."""
         places = [f"-I{HEADERS}", f"-I{self._include}"]
         places += [f"-I{self._include / 'cupy' / '_cccl' / name}" for name in CCCL]
+        places += ["-idirafter", str(TOOLKIT)]
         prefix = PREFIX if "cupy/" in source else PREFIX[:1]
         text = "".join(f"#include <{name}>\n" for name in prefix)
         header = self._tools.header(text, [*places, *self._options(options)])

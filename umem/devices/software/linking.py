@@ -401,7 +401,9 @@ def _exported(library: str, name: str, codes: str | None) -> str:
     status = NOT_SUPPORTED.get(library, 1)
     if library == "libnvrtc" and name.endswith("GetErrorString"):
         cases = "".join(f'case {i}: return "{text}"; ' for i, text in _NVRTC_ERRORS.items())
-        return f"const char *{name}(int s) {{ switch (s) {{ {cases}}} return umem_{library}_said; }}\n"
+        return (
+            f"const char *{name}(int s) {{ switch (s) {{ {cases}}} return umem_{library}_said; }}\n"
+        )
     if re.search("Get(Error|Status)(String|Name)$", name):
         return f"const char *{name}(int status) {{ return umem_{library}_said; }}\n"
     if codes is None:
