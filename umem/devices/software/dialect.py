@@ -147,7 +147,7 @@ def _blank(text: str) -> str:
 
 def _dynamic(match: re.Match[str], code: str) -> str:
     """Replace a dynamic shared array by a pointer, which each launch sets."""
-    words = match["words"].split()
+    words = re.findall(r"\b(?:extern|__shared__|volatile|const)\b", match["words"])
     if not {"extern", "__shared__"} <= {*words}:
         return match[0]
     opened: list[bool] = []

@@ -56,6 +56,8 @@ from umem.errors import DeviceError
 HEADERS = Path(__file__).parent / "include"
 TOOLKIT = HEADERS / "toolkit"
 """Headers of CUDA's that programs include by habit: nothing in them makes threads wait."""
+AFTER = "-idirafter"
+"""Option for a folder of headers that are looked for in all others first."""
 ONCE, APART, TOGETHER, SHARED = range(4)
 """Ways to run a kernel, as in umem_launch.h."""
 CCCL = ("cub", "thrust", "libcudacxx")
@@ -300,14 +302,10 @@ def parts_of(parameters: str) -> list[str]:
 def _is_taken(option: str) -> bool:
     """Tell whether a compiler option applies on the host.
 
-    Options for lockstep of warps apply, macros that are not the program's own, and include paths
-    that do not replace CUDA's headers.
+    Options for lockstep of warps apply, and macros that are not the program's own.
     """
     if option in (*STEPS, IN_ALL_MEMORY):
         return True
-    if option.startswith("-I"):
-        folder = Path(option[2:])
-        return folder != HEADERS and not (folder / "driver_types.h").exists()
     return option.startswith("-D") and not is_its_macro(option)
 
 
@@ -417,20 +415,18 @@ class KernelCompiler:
         ctypes.c_void_p.from_buffer(_PROCESS, _HANDLE).value = found.value
 
     def _options(self, options: Sequence[str]) -> list[str]:
-        given = [*self._own, *filter(_is_taken, options)]
-        given = [option for option in given if not self._is_cupys(option)]
+        # A program's folders come last: the C library's headers are meant where it has some, too.
+        folders = folders_of(options, self._theirs)
+        given = [*self._own, *filter(_is_taken, options), *(f"{AFTER}{each}" for each in folders)]
         return [*given, "-ffp-contract=off"] if NO_CONTRACTION & {*options} else given
-
-    def _is_cupys(self, option: str) -> bool:
-        """Tell whether an option is an include path of CuPy, which its version identifies."""
-        return option.startswith("-I") and Path(option[2:]).is_relative_to(self._include)
 
     def _places(self, source: str, options: Sequence[str]) -> list[str]:
         """Return the options for umem's precompiled headers and for CuPy's."""
         places = [f"-I{HEADERS}", f"-I{self._include}"]
         places += [f"-I{self._include / 'cupy' / '_cccl' / name}" for name in CCCL]
-        places += ["-idirafter", str(TOOLKIT)]
+        places.append(f"{AFTER}{TOOLKIT}")
         prefix = PREFIX if "cupy/" in source else PREFIX[:1]
         text = "".join(f"#include <{name}>\n" for name in prefix)
-        header = self._tools.header(text, [*places, *self._options(options)])
+        given = [option for option in self._options(options) if not option.startswith(AFTER)]
+        header = self._tools.header(text, [*places, *given])
         return ["-include", str(header), *places]
