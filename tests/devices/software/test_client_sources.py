@@ -156,7 +156,7 @@ FORMS = (
     "extern __shared__ alignas(16) int s[];",
     "__shared__ extern int s[];",
     "extern __shared__ int __align__(16) s[];",
-    "extern __shared__ int t[], s[];",
+    "extern __shared__ int other[], s[];",
     "extern __shared__ int rows[][4]; int* s = rows[0];",
 )
 
@@ -433,6 +433,54 @@ extern "C" __global__ void f(float* x) {
 x = cp.zeros(6, "f4")
 cp.RawKernel(code, "f")((1,), (1,), (x,))
 assert x.tolist() == [1, 0.333984375, 3.984375, 6, 0x7FFF, 2**40 + 2**33], x.tolist()
+""",
+        kernel_cache,
+    )
+
+
+def test_scans_along_rows_are_loops(kernel_cache: Path) -> None:
+    run(
+        r"""
+for kind in "d?":
+    for shape in ((3, 5), (2, 513), (3, 1024), (5, 1500)):
+        x = np.random.default_rng(0).integers(0, 3, shape).astype(kind)
+        for axis in (0, 1):
+            found = cp.cumsum(cp.asarray(x), axis=axis)
+            assert np.allclose(found.get(), np.cumsum(x, axis=axis)), (kind, shape, axis)
+x = np.random.default_rng(0).random((3, 1300)) + 0.5
+assert np.allclose(cp.cumprod(cp.asarray(x), axis=1).get(), np.cumprod(x, axis=1))
+""",
+        kernel_cache,
+    )
+
+
+def test_memory_of_numpy_is_pinned_in_place(kernel_cache: Path) -> None:
+    run(
+        r"""
+runtime, x = cp.cuda.runtime, np.arange(4096, dtype="f4")
+address = x.ctypes.data
+def refused(name, function, *given):
+    try:
+        function(*given)
+    except cp.cuda.runtime.CUDARuntimeError as error:
+        assert name in str(error), error
+    else:
+        raise SystemExit("not refused")
+refused("HostMemoryNotRegistered", runtime.hostUnregister, address)
+runtime.hostRegister(address, x.nbytes, 0)
+refused("AlreadyRegistered", runtime.hostRegister, address + 16, 8, 0)
+refused("AlreadyRegistered", runtime.hostRegister, address - 16, 32, 0)
+refused("InvalidValue", runtime.hostRegister, cp.zeros(8).data.ptr, 8, 0)
+refused("InvalidValue", runtime.hostRegister, 1 << 20, 0, 0)
+refused("InvalidValue", runtime.freeHost, address)
+assert runtime.pointerGetAttributes(address + 8).type == 1
+memory = cp.cuda.UnownedMemory(address, x.nbytes, x, 0)
+y = cp.ndarray(x.shape, x.dtype, cp.cuda.MemoryPointer(memory, 0))
+y += 1
+cp.cuda.Device().synchronize()
+assert x[0] == 1
+runtime.hostUnregister(address)
+assert runtime.pointerGetAttributes(address).type == 0 and x[1] == 2
 """,
         kernel_cache,
     )

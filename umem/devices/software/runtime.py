@@ -122,6 +122,12 @@ class HostRuntime(HostPools):
 
     freeHost = free
 
+    def hostRegister(self, ptr: int, size: int, flags: int) -> None:
+        self.register(ptr, size)
+
+    def hostUnregister(self, ptr: int) -> None:
+        self.unregister(ptr)
+
     def memGetInfo(self) -> tuple[int, int]:
         total = self.spec.usable_bytes
         return max(0, total - self.here.model.driver.pinned_count * BLOCK_BYTES), total
