@@ -35,6 +35,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from gpu_run_parts import calls
 from gpu_run_parts.archive import Archive
 from gpu_run_parts.wheels import WHEELS, missing, table
 
@@ -389,6 +390,8 @@ def stop(number: int, frame: Any) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--calls"]:
+        sys.exit(calls.main(sys.argv[2:]))
     if sys.argv[1:2] == ["--machine"]:
         Path(sys.argv[2]).write_text(json.dumps(machine(), indent=1, default=str))
     else:
