@@ -18,8 +18,8 @@ from umem.units import GIB, format_bytes
 
 CEILING_BYTES = 4 * GIB
 CONTEXT_BYTES = 3 * GIB // 2
-"""VRAM in use beside ours above which it is taken to be somebody's. A context takes 0.3 to 1 GB, and
-a process in another container is seen by nothing else."""
+"""VRAM in use beside ours above which it is taken to be somebody's. A context takes 0.3 to 1 GB,
+and a process in another container is seen by nothing else."""
 
 
 class Guard:
@@ -45,7 +45,7 @@ class Guard:
         return max(0, min(CEILING_BYTES, min(free) // 2) - 1 - self.device.usage().managed_bytes)
 
     def _allocate_checked(self, nbytes: int) -> Any:
-        """Allocate for a pool, which has counted it, unless others have taken the room meanwhile."""
+        """Allocate for a pool, which has counted it, unless others have taken the room."""
         self._check_free(self.device.usage().managed_bytes + self._raw_bytes)
         return self._allocate(nbytes)
 

@@ -214,7 +214,7 @@ def watch(command: list[str], path: Path) -> int:
 
 
 def waited(process: subprocess.Popen[bytes], path: Path) -> str:
-    """Wait for a process that makes calls, and end it where one takes too long; says why it ended."""
+    """Wait for a process that makes calls, and end it where one hangs; says why it ended."""
     size, end = -1, time.monotonic() + START_SECONDS
     while process.poll() is None:
         if path.stat().st_size != size:

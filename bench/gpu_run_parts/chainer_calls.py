@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from gpu_run_parts.calls import Calls, Given
 
 import umem
+from gpu_run_parts.calls import Calls, Given
 
 CALLS = Calls()
 NEEDS = ("chainer", "scipy")
@@ -21,7 +21,6 @@ GPU = "@cupy:0"
 
 def chainer() -> Any:
     """Import Chainer under umem, with the GPU as its device."""
-    import umem.chainer  # isort: skip
     import chainer as found
 
     with warnings.catch_warnings():  # of cuDNN, which CuPy 14 does not have
@@ -321,7 +320,9 @@ def quantize(given: Given) -> Any:
         small = umem.chainer.quantize(model, x, 8)
         called.append(small(x).array.get())
         umem.chainer.save_quantized(given.folder / "net", small)
-        called.append(umem.chainer.load_quantized(given.folder / "net", network().predictor)(x).array.get())
+        called.append(
+            umem.chainer.load_quantized(given.folder / "net", network().predictor)(x).array.get()
+        )
     assert np.array_equal(*called)
     aware = network()
     training = umem.chainer.quantization_aware(aware.predictor, 8)

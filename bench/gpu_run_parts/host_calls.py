@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_run_parts.calls import Calls, Given
 
 import umem
+from gpu_run_parts.calls import Calls, Given
 
 CALLS = call = Calls()
 SCIPY = ("scipy",)
@@ -39,10 +39,11 @@ def software_gpu(given: Given) -> str:
 @call("umem.choose", needs=("cupy", "chainer", "scipy"), seconds=120)
 def choose(given: Given) -> str:
     script, program = given.folder / "train.py", given.folder / "choose.py"
-    script.write_text("import cupy\nx = cupy.ones((1 << 20,), 'f4')\nfor _ in range(3): y = x * 2\n")
+    script.write_text(
+        "import cupy\nx = cupy.ones((1 << 20,), 'f4')\nfor _ in range(3): y = x * 2\n"
+    )
     program.write_text(
-        "import umem\n"
-        f"if __name__ == '__main__': print(umem.choose({str(script)!r}, gpu='t4'))\n"
+        f"import umem\nif __name__ == '__main__': print(umem.choose({str(script)!r}, gpu='t4'))\n"
     )
     return printed(str(program))
 

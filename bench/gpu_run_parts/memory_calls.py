@@ -8,9 +8,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-from gpu_run_parts.calls import Calls, Given
 
 import umem
+from gpu_run_parts.calls import Calls, Given
 
 CALLS = call = Calls()
 SIZE = 1 << 18
@@ -308,7 +308,9 @@ class Stream:
 def memory_resource(given: Given) -> None:
     names = ("rmm", "rmm.mr", "rmm.pylibrmm", "rmm.pylibrmm.stream")
     modules: dict[str, Any] = {name: ModuleType(name) for name in names}
-    modules["rmm.mr"].CallbackMemoryResource = lambda take, give: SimpleNamespace(take=take, give=give)
+    modules["rmm.mr"].CallbackMemoryResource = lambda take, give: SimpleNamespace(
+        take=take, give=give
+    )
     modules["rmm.pylibrmm.stream"].Stream = Stream
     before = {name: sys.modules.get(name) for name in names}
     sys.modules.update(modules)
@@ -343,8 +345,9 @@ def dask_plugin(given: Given) -> None:
 
 @call("umem.dask.serialize_by_host_copies", needs=("distributed",))
 def dask_copies(given: Given) -> None:
-    import umem.dask
     from distributed.protocol import deserialize, serialize
+
+    import umem.dask
 
     umem.dask.serialize_by_host_copies()
     x = some(given)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import gpu_guard
-from gpu_run_parts.calls import Calls, Given
-from gpu_run_parts.pressure import digest, seconds
 
 import umem
+from gpu_run_parts.calls import Calls, Given
+from gpu_run_parts.pressure import digest, seconds
 from umem.errors import DeviceError, LimitError
 from umem.units import GIB, MIB, format_bytes
 

@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from gpu_run_parts.calls import Calls, Given
 
 import umem
+from gpu_run_parts.calls import Calls, Given
 from umem.units import MIB
 
 CALLS = call = Calls()
@@ -243,11 +243,11 @@ def hybrid_spill(given: Given) -> Any:
     }
     found: dict[str, Any] = {}
     for name, mode in modes.items():
-        before = given.device.usage().managed_bytes
         with mode():
             parts = [given.xp.arange(nbytes // 16, dtype="u4") for _ in range(4)]
             total = sum(int(part.sum()) for part in parts)
-            spilled = given.device.usage().managed_bytes - before
+            is_managed = given.device.driver.is_managed
+            spilled = sum(part.nbytes for part in parts if is_managed(part.data.ptr))
             times = [seconds(given, lambda: [part.sum() for part in parts]) for _ in range(3)]
             parts.clear()
         found[name] = {"seconds": min(times), "spilled_bytes": spilled, "total": total}
