@@ -8,9 +8,9 @@ against NumPy. `--wheels` prints what to bring along, and how.
 
 All results are in one archive: NN-name.json says how a step ended and what it has found,
 NN-name.txt is what it said. Calls and tests are kept line by line, so that a step that is cut,
-hangs or is killed keeps what it had. At the end of the minutes, when it is interrupted and when it is
-killed, whatever runs is ended, and the next call goes on behind what is done; a step that was not
-is done again, and what it said is kept until then. NOT RUN YET: no step has been seen on a GPU.
+hangs or is killed keeps what it had. At the end of the minutes, when it is interrupted and when it
+is killed, whatever runs is ended, and the next call goes on behind what is done; a step that was
+not is done again, and what it said is kept until then. NOT RUN YET: no step has been seen on a GPU.
 
 Needs no network, and of this script alone no package: a step that lacks one, or whose version is
 none that umem knows, names the wheel to bring. Managed memory stays under 4 GiB and under half of
@@ -93,7 +93,7 @@ def of_tests(
     Args:
         quick: those of them that a quick rehearsal runs, as pytest's -k.
     """
-    given = "-m pytest -v -rA -m gpu -o filterwarnings=default -o minversion=0 -p no:cacheprovider"
+    given = "-m pytest -v -rA -m gpu -o filterwarnings=default -p no:cacheprovider"
     chosen = ("-k", only) if only else ()
     plugin = ("-p", "bench.gpu_run_parts.outcomes")
     command = (*given.split(), *plugin, *chosen, *(f"tests/{file}" for file in files))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def planner(given: Given) -> Any:
     from umem import planner as p
 
     names = [f"n{number}" for number in range(8)]
-    edges = list(zip(names, names[1:], strict=False))
+    edges = list(pairwise(names))
     graph = p.Graph([p.Node(name, 1 << 20, 1.0) for name in names], edges)
     least = p.min_budget(graph)
     found = p.plan(graph, least)

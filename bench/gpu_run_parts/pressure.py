@@ -102,7 +102,7 @@ def bandwidth(given: Given) -> Any:
 
 
 def swept(given: Given, way: str, count: int, nbytes: int) -> dict[str, Any]:
-    """Smooth a vector in blocks, round after round: resident, faulted in, or with its order told."""
+    """Smooth a vector in blocks, in rounds: resident, faulted in, or with its order told."""
     xp, found = given.xp, []
     with umem.managed():
         old, new = ([xp.arange(nbytes // 4, dtype="f4") % 13 for _ in range(count)] for _ in "ab")
@@ -248,7 +248,7 @@ def hybrid_spill(given: Given) -> Any:
             total = sum(int(part.sum()) for part in parts)
             is_managed = given.device.driver.is_managed
             spilled = sum(part.nbytes for part in parts if is_managed(part.data.ptr))
-            times = [seconds(given, lambda: [part.sum() for part in parts]) for _ in range(3)]
+            times = [seconds(given, partial(sums, parts)) for _ in range(3)]
             parts.clear()
         found[name] = {"seconds": min(times), "spilled_bytes": spilled, "total": total}
         given.device.give_back()
@@ -256,6 +256,11 @@ def hybrid_spill(given: Given) -> Any:
     wanted = {"plain": 0, "host": nbytes, "migrate": nbytes, "pool limit": nbytes // 2}
     assert all(found[name]["spilled_bytes"] >= least for name, least in wanted.items()), found
     return found
+
+
+def sums(parts: list[Any]) -> list[Any]:
+    """Read all of some arrays."""
+    return [part.sum() for part in parts]
 
 
 @contextlib.contextmanager

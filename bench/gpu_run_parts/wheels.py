@@ -48,15 +48,15 @@ WHEELS = {
     ),
     "packaging": Wheel("packaging>=22.0", ("packaging",), "22.0"),
 }
-"""By module; tests hold the versions to pyproject.toml. The tests for a GPU run with an older pytest
-and hypothesis than the others: what a machine with a GPU has is not ours to choose."""
+"""By module; tests hold the versions to pyproject.toml. The tests for a GPU run with an older
+pytest and hypothesis than the others: what a machine with a GPU has is not ours to choose."""
 CARRIED = (
     "cupti-python==13.*", "nvidia-cuda-cupti==13.*", "pyelftools", "click", "rich",
     "markdown-it-py", "mdurl", "pygments", "six", "typing-extensions", "filelock", "protobuf",
-    "packaging",
+    "packaging", "pytest>=9", "pluggy", "iniconfig", "hypothesis>=6.160", "sortedcontainers",
 )  # fmt: skip
-"""Requirements of wheels that a machine with CuPy for CUDA 13, NumPy, SciPy, cuda-core, pytest and
-hypothesis may lack; 22 MiB together, with Chainer's."""
+"""Requirements of wheels that a machine with CuPy for CUDA 13, NumPy, SciPy and cuda-core may lack,
+or have too old; 23 MiB together, with Chainer's."""
 PYTHON = "3.12"
 PLATFORMS = (
     "manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_25_x86_64",
@@ -70,14 +70,16 @@ def instructions() -> str:
     """Say which wheels to bring, how to get them where there is a network, and how to use them."""
     platforms = " ".join(f"--platform {name}" for name in PLATFORMS)
     wanted = " ".join(f"'{one}'" for one in CARRIED)
-    return f"""# Wheels for Python {PYTHON}, at most {MOST_MIB} MiB together. Where there is a network, in the clone:
+    return f"""# At most {MOST_MIB} MiB of wheels for Python {PYTHON}. Where there is a network,
+# in the clone:
 mkdir -p out/wheels out/tools
 python3 -m pip download --no-deps --only-binary :all: --implementation cp \\
   --python-version {PYTHON} {platforms} \\
   -d out/wheels {wanted}
 # Chainer is published as source, which needs an old setuptools:
 python3 -m pip install --target out/tools 'setuptools<81' wheel
-PYTHONPATH=out/tools python3 -m pip wheel --no-deps --no-build-isolation -w out/wheels chainer==7.8.1
+PYTHONPATH=out/tools python3 -m pip wheel --no-deps --no-build-isolation -w out/wheels \\
+  chainer==7.8.1
 du -sm out/wheels
 
 # On the machine with the GPU, with out/wheels brought along:
