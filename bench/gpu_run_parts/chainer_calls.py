@@ -21,8 +21,10 @@ GPU = "@cupy:0"
 
 def chainer() -> Any:
     """Import Chainer under umem, with the GPU as its device."""
+    from umem import chainer as layer  # isort: skip  (before Chainer, whose layer it is)
     import chainer as found
 
+    assert layer.__all__
     with warnings.catch_warnings():  # of cuDNN, which CuPy 14 does not have
         warnings.simplefilter("ignore")
         found.get_device(GPU).use()
@@ -53,18 +55,20 @@ def losses(
     change: Callable[[Any, Any], Any] | None = None,
     steps: int = 3,
 ) -> list[float]:
-    """Train some steps in a block; ``change`` gets the model and its optimizer before."""
+    """Train some steps in a block; ``change`` gets the model and its optimizer before, and
+    returns what is to be undone after them, or nothing."""
     made = chainer().optimizers.Adam() if optimizer is None else optimizer
     model = network()
     made.setup(model)
-    if change is not None:
-        change(model, made)
+    changed = None if change is None else change(model, made)
     x, t = batch()
     found = []
     with nullcontext() if block is None else block:
         for _ in range(steps):
             made.update(model, x, t)
             found.append(float(model.loss.array))
+    if changed is not None:
+        changed.undo()
     return found
 
 
