@@ -34,7 +34,7 @@ plain Chainer's, or with what the driver says. `python bench/hardware_page.py` w
 BEYOND = """## What a call does not show
 
 A call says that a function works on small arrays, not what it costs. Costs are measured by the
-pressure calls below, by `bench/cuda_constants.py` and by `bench/cuda_managed.py`, all of which
+pressure calls above, by `bench/cuda_constants.py` and by `bench/cuda_managed.py`, all of which
 `bench/gpu_run.py` runs on a card. Everything that this documentation says of the time of VRAM,
 pages and PCIe is simulated until a card stands in the table.
 

@@ -66,6 +66,7 @@ class Call:
         covers: public names that it calls.
         needs: modules without which it cannot be tried.
         stand_in: what is not the real thing in it; "" where all is.
+        simulated: the same, on the software GPU alone.
         seconds: after which it hangs.
     """
 
@@ -74,6 +75,7 @@ class Call:
     covers: tuple[str, ...]
     needs: tuple[str, ...] = ()
     stand_in: str = ""
+    simulated: str = ""
     seconds: float = 15.0
 
 
@@ -132,7 +134,9 @@ def opened(group: str) -> tuple[Any, Any]:
 
 def tried(call: Call, given: Given) -> dict[str, Any]:
     """Make one call; its line."""
-    line: dict[str, Any] = {"name": call.name, "covers": call.covers, "stand_in": call.stand_in}
+    on_software = bool(getattr(given.device, "simulated", False))
+    stand_in = call.stand_in or call.simulated * on_software
+    line: dict[str, Any] = {"name": call.name, "covers": call.covers, "stand_in": stand_in}
     lacking = [name for name in call.needs if not is_there(name)]
     if lacking:
         return {**line, "state": "missing", "error": f"not installed: {', '.join(lacking)}"}
@@ -144,6 +148,8 @@ def tried(call: Call, given: Given) -> dict[str, Any]:
         line |= {"state": "passed", "found": found}
     except Exception as error:
         said = f"{type(error).__name__}: {error}"[:MOST_WORDS]
+        if type(error).__name__ == "MissingDependencyError":
+            return {**line, "state": "missing", "error": said}
         where = traceback.format_tb(error.__traceback__)[-FRAMES:]
         line |= {"state": "failed", "error": said, "where": "".join(where)}
     return {**line, "seconds": round(time.perf_counter() - start, 4)}

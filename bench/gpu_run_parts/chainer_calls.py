@@ -11,12 +11,24 @@ from typing import Any
 import numpy as np
 
 import umem
-from gpu_run_parts.calls import Calls, Given
+from gpu_run_parts.calls import Call, Calls, Given
 
 CALLS = Calls()
 NEEDS = ("chainer", "scipy")
 call = partial(CALLS, needs=NEEDS)
 GPU = "@cupy:0"
+
+
+def each(module: str, *names: str) -> Callable[[Any], Any]:
+    """Add a call a name: of a function that gets the name as well."""
+
+    def add(function: Any) -> Any:
+        for name in names:
+            run = partial(function, name=name)
+            CALLS.append(Call(name, run, (f"{module}.{name}",), NEEDS))
+        return function
+
+    return add
 
 
 def chainer() -> Any:
@@ -117,25 +129,28 @@ def lookahead_prefetch(given: Given) -> Any:
     return same(found)
 
 
-@call("umem.chainer.checkpoint", "umem.chainer.checkpointed", "umem.chainer.checkpoint_sequential")
-def checkpoint(given: Given) -> Any:
+def gradient(name: str) -> bytes:
+    """Compute a gradient plainly, or under a function of umem's; its bits."""
     F = chainer().functions
-    found = {}
-    for name in ("plain", "checkpoint", "checkpointed", "checkpoint_sequential"):
-        model = network().predictor
-        x, t = batch()
-        if name == "plain":
-            y = model(x)
-        elif name == "checkpoint_sequential":
-            y = umem.chainer.checkpoint_sequential(list(model), chainer().Variable(x), segments=2)
-        elif name == "checkpoint":
-            y = umem.chainer.checkpoint(model, chainer().Variable(x))
-        else:
-            y = umem.chainer.checkpointed(model.forward)(chainer().Variable(x))
-        model.cleargrads()
-        F.softmax_cross_entropy(y, t).backward()
-        found[name] = model[0].W.grad.get().tobytes()
-    assert len(set(found.values())) == 1
+    model = network().predictor
+    x, t = batch()
+    x = chainer().Variable(x)
+    ways: dict[str, Callable[[], Any]] = {
+        "plain": lambda: model(x),
+        "checkpoint": lambda: umem.chainer.checkpoint(model, x),
+        "checkpointed": lambda: umem.chainer.checkpointed(model.forward)(x),
+        "checkpoint_sequential": lambda: umem.chainer.checkpoint_sequential(list(model), x, 2),
+    }
+    y = ways[name]()
+    model.cleargrads()
+    F.softmax_cross_entropy(y, t).backward()
+    bits: bytes = model[0].W.grad.get().tobytes()
+    return bits
+
+
+@each("umem.chainer", "checkpoint", "checkpointed", "checkpoint_sequential")
+def same_gradient(given: Given, name: str) -> None:
+    assert gradient(name) == gradient("plain")
 
 
 @call("umem.chainer.workspace")
@@ -185,28 +200,37 @@ def accumulate(given: Given) -> Any:
     np.testing.assert_allclose(*found, 1e-4, 1e-6)
 
 
-@call("umem.chainer.AccumulatingUpdater", "umem.chainer.MemoryReport", "umem.chainer.Snapshot")
-def trainer(given: Given) -> Any:
-    """A trainer with parts of a batch, the memory in its log, and a snapshot that is resumed."""
+@each("umem.chainer", "AccumulatingUpdater", "MemoryReport", "Snapshot")
+def trainer(given: Given, name: str) -> Any:
+    """Train with a trainer, stop, and train again to a later end; its log."""
     training = chainer().training
+    every = (1, "iteration")
 
     def run(updates: int) -> list[Any]:
         model, (x, t) = network(), batch()
         optimizer = chainer().optimizers.SGD().setup(model)
         rows = chainer().datasets.TupleDataset(x.get(), t.get())
         batches = chainer().iterators.SerialIterator(rows, 64, shuffle=False)
-        updater = umem.chainer.AccumulatingUpdater(batches, optimizer, 32, device=GPU)
+        if name == "AccumulatingUpdater":
+            updater = umem.chainer.AccumulatingUpdater(batches, optimizer, 32, device=GPU)
+        else:
+            updater = training.StandardUpdater(batches, optimizer, device=GPU)
         made = training.Trainer(updater, (updates, "iteration"), out=str(given.folder))
-        every = (1, "iteration")
+        if name == "MemoryReport":
+            made.extend(umem.chainer.MemoryReport(trigger=every))
         log = training.extensions.LogReport(trigger=every)
-        made.extend(umem.chainer.MemoryReport(trigger=every))
         made.extend(log)
-        made.extend(umem.chainer.Snapshot(every=2))
+        if name == "Snapshot":
+            made.extend(umem.chainer.Snapshot(every=2))
         made.run()
         return list(log.log)
 
     first, second = run(2), run(4)
-    assert len(second) == 4 and second[:2] == first and second[-1]["memory/peak_MiB"] > 0
+    assert len(second) == 4 and second[1]["main/loss"] == first[1]["main/loss"]
+    if name == "Snapshot":
+        assert second[:2] == first  # with its times: the second run has begun behind them
+    if name == "MemoryReport":
+        assert second[-1]["memory/peak_MiB"] > 0
     return second[-1]
 
 
@@ -228,19 +252,12 @@ def save_run(given: Given) -> Any:
     assert np.array_equal(other.predictor[0].W.array.get(), wanted)
 
 
-@call(
-    "umem.chainer.optimizers.Adam8bit",
-    "umem.chainer.optimizers.AdamW8bit",
-    "umem.chainer.optimizers.MomentumSGD8bit",
-)
-def states_of_8_bits(given: Given) -> Any:
+@each("umem.chainer.optimizers", "Adam8bit", "AdamW8bit", "MomentumSGD8bit")
+def states_of_8_bits(given: Given, name: str) -> Any:
     chainer()
-    found = {}
-    for name in ("Adam", "AdamW", "MomentumSGD"):
-        small = getattr(umem.chainer.optimizers, f"{name}8bit")(least_size=0)
-        whole = getattr(chainer().optimizers, name)()
-        found[name] = near(losses(optimizer=small), losses(optimizer=whole), 2e-2)
-    return found
+    small = getattr(umem.chainer.optimizers, name)(least_size=0)
+    whole = getattr(chainer().optimizers, name.removesuffix("8bit"))()
+    return near(losses(optimizer=small), losses(optimizer=whole), 2e-2)
 
 
 @call("umem.chainer.optimizers.quantize_states", "umem.chainer.optimizers.dequantize_states")
@@ -256,98 +273,129 @@ def quantize_states(given: Given) -> Any:
     return {"losses": losses(change=change)}
 
 
-@call("umem.chainer.slimmer", "umem.chainer.tie")
+@call("umem.chainer.slimmer")
 def slimmer(given: Given) -> Any:
-    L = chainer().links
-    model = chainer().Sequential(L.Convolution2D(3, 8, 3), L.Linear(32, 32), L.Linear(32, 32))
-    model.to_device(GPU)
+    layers = umem_layers()
+    model = on_gpu(chainer().links.Convolution2D(3, 8, 3), chainer().links.Linear(32, 32))
     x = model.xp.ones((2, 3, 4, 4), "f")
-    layers = umem.chainer.layers
-    with_rank = {"/0": layers.Separable(), "/1": layers.LowRank(rank=2)}
-    slim = umem.chainer.slimmer(model, with_rank, x, quiet=True)
+    before = model(x).array.get()
+    rules = {"/0": layers.Separable(), "/1": layers.LowRank(rank=2)}
+    slim = umem.chainer.slimmer(model, rules, x, quiet=True)
     assert model(x).shape == (2, 32)
     slim.undo()
-    ties = umem.chainer.tie(model, "/1/W", "/2/W")
-    assert model[1].W is model[2].W
-    ties.undo()
+    assert np.array_equal(model(x).array.get(), before)
     return str(slim)
 
 
-@call(
-    "umem.chainer.layers.LowRank",
-    "umem.chainer.layers.Separable",
-    "umem.chainer.layers.Grouped",
-    "umem.chainer.layers.TiedTo",
-    "umem.chainer.layers.LowRankLinear",
-    "umem.chainer.layers.LowRankEmbedID",
-    "umem.chainer.layers.SeparableConvolution2D",
-    "umem.chainer.layers.in_groups",
-)
-def layers(given: Given) -> None:
-    """Each layer beside itself on NumPy; each rule on a model on the GPU."""
-    L, made = chainer().links, umem.chainer.layers
-    image, words = np.ones((2, 4, 6, 6), "f"), np.arange(6, dtype="i").reshape(2, 3)
-    links = (
-        (made.LowRankLinear(144, 8, rank=3), image),
-        (made.LowRankEmbedID(10, 8, rank=3), words),
-        (made.SeparableConvolution2D(4, 8, 3), image),
-        (made.in_groups(L.Convolution2D(4, 8, 3), 2), image),
-    )
-    for link, x in links:
-        wanted = link(x).array
-        link.to_device(GPU)
-        np.testing.assert_allclose(link(link.xp.asarray(x)).array.get(), wanted, 1e-4, 1e-5)
-    rules = (
-        ("/0", made.Grouped(2), (L.Convolution2D(4, 8, 3),)),
-        ("/1", made.TiedTo("/0"), (L.Linear(8, 8), L.Linear(8, 8))),
-    )
-    for place, rule, parts in rules:
-        model = chainer().Sequential(*parts)
-        model.to_device(GPU)
-        umem.chainer.slimmer(model, {place: rule}, quiet=True)
-        shape = (2, 4, 6, 6) if len(parts) == 1 else (2, 8)
-        assert model(model.xp.ones(shape, "f")).shape[0] == 2
+@call("umem.chainer.tie")
+def tie(given: Given) -> None:
+    model = on_gpu(chainer().links.Linear(8, 8), chainer().links.Linear(8, 8))
+    ties = umem.chainer.tie(model, "/0/W", "/1/W")
+    assert model[0].W is model[1].W and model(model.xp.ones((2, 8), "f")).shape == (2, 8)
+    ties.undo()
+    assert model[0].W is not model[1].W
 
 
-@call(
-    "umem.chainer.quantize",
-    "umem.chainer.quantization_aware",
-    "umem.chainer.save_quantized",
-    "umem.chainer.load_quantized",
-)
-def quantize(given: Given) -> Any:
-    x, t = batch()
-    called = []
+def on_gpu(*links: Any) -> Any:
+    """Make a model of some links on the GPU."""
+    model = chainer().Sequential(*links)
+    model.to_device(GPU)
+    return model
+
+
+def umem_layers() -> Any:
+    """Import umem's layers, after Chainer under umem."""
+    chainer()
+    return umem.chainer.layers
+
+
+@each(
+    "umem.chainer.layers",
+    "LowRankLinear", "LowRankEmbedID", "SeparableConvolution2D", "in_groups",
+)  # fmt: skip
+def layer(given: Given, name: str) -> None:
+    """A layer beside itself on NumPy."""
+    made, image = umem_layers(), np.ones((2, 4, 6, 6), "f")
+    makers: dict[str, tuple[Callable[[], Any], Any]] = {
+        "LowRankLinear": (lambda: made.LowRankLinear(144, 8, rank=3), image),
+        "LowRankEmbedID": (
+            lambda: made.LowRankEmbedID(10, 8, rank=3), np.arange(6, dtype="i").reshape(2, 3),
+        ),
+        "SeparableConvolution2D": (lambda: made.SeparableConvolution2D(4, 8, 3), image),
+        "in_groups": (lambda: made.in_groups(chainer().links.Convolution2D(4, 8, 3), 2), image),
+    }  # fmt: skip
+    make, x = makers[name]
+    link = make()
+    wanted = link(x).array
+    link.to_device(GPU)
+    np.testing.assert_allclose(link(link.xp.asarray(x)).array.get(), wanted, 1e-4, 1e-5)
+
+
+@each("umem.chainer.layers", "LowRank", "Separable", "Grouped", "TiedTo")
+def rule(given: Given, name: str) -> None:
+    """A rule of slimmer, on a model on the GPU."""
+    made, L = umem_layers(), chainer().links
+    makers: dict[str, tuple[str, Callable[[], Any]]] = {
+        "LowRank": ("/1", lambda: made.LowRank(rank=2)),
+        "Separable": ("/0", made.Separable),
+        "Grouped": ("/0", lambda: made.Grouped(2)),
+        "TiedTo": ("/2", lambda: made.TiedTo("/1")),
+    }
+    place, make = makers[name]
+    model = on_gpu(L.Convolution2D(4, 8, 3), L.Linear(32, 32), L.Linear(32, 32))
+    x = model.xp.ones((2, 4, 4, 4), "f")
+    umem.chainer.slimmer(model, {place: make()}, x, quiet=True)
+    assert model(x).shape == (2, 32)
+
+
+def called(model: Any) -> Any:
+    """Call a model, as one that is not trained."""
     with chainer().using_config("train", False), chainer().no_backprop_mode():
-        model = network().predictor
-        plain = model(x).array.get()
-        small = umem.chainer.quantize(model, x, 8)
-        called.append(small(x).array.get())
-        umem.chainer.save_quantized(given.folder / "net", small)
-        called.append(
-            umem.chainer.load_quantized(given.folder / "net", network().predictor)(x).array.get()
-        )
-    assert np.array_equal(*called)
-    aware = network()
-    training = umem.chainer.quantization_aware(aware.predictor, 8)
-    optimizer = chainer().optimizers.SGD().setup(aware)
-    optimizer.update(aware, x, t)
-    training.undo()
-    off = float(np.abs(called[0] - plain).max() / np.abs(plain).max())
-    assert off < 0.1
+        return model(batch()[0]).array.get()
+
+
+@call("umem.chainer.quantize")
+def quantize(given: Given) -> Any:
+    model = network().predictor
+    plain = called(model)
+    found = called(umem.chainer.quantize(model, batch()[0], 8))
+    off = float(np.abs(found - plain).max() / np.abs(plain).max())
+    assert 0 < off < 0.1
     return {"off": off}
 
 
-@call("umem.chainer.DistillingUpdater", "umem.chainer.DistillingLoss")
-def distilling(given: Given) -> None:
-    x, t = batch()
+@call("umem.chainer.save_quantized", "umem.chainer.load_quantized")
+def save_quantized(given: Given) -> None:
+    small = umem.chainer.quantize(network().predictor, batch()[0], 8)
+    umem.chainer.save_quantized(given.folder / "net", small)
+    read = umem.chainer.load_quantized(given.folder / "net", network().predictor)
+    assert np.array_equal(called(read), called(small))
+
+
+@call("umem.chainer.quantization_aware")
+def quantization_aware(given: Given) -> Any:
+    def change(model: Any, optimizer: Any) -> Any:
+        return umem.chainer.quantization_aware(model.predictor, 8)
+
+    return near(losses(change=change), losses(), 5e-2)
+
+
+@call("umem.chainer.DistillingLoss")
+def distilling_loss(given: Given) -> None:
     student, teacher = network(), network().predictor
     optimizer = chainer().optimizers.SGD().setup(student.predictor)
     loss = umem.chainer.DistillingLoss(optimizer, teacher)
-    optimizer.update(loss, x, t)
-    rows = chainer().datasets.TupleDataset(x.get(), t.get())
+    optimizer.update(loss, *batch())
+    assert np.isfinite(student.predictor[0].W.array.get()).all()
+
+
+@call("umem.chainer.DistillingUpdater")
+def distilling_updater(given: Given) -> None:
+    student, teacher = network(), network().predictor
+    optimizer = chainer().optimizers.SGD().setup(student.predictor)
+    rows = chainer().datasets.TupleDataset(*(array.get() for array in batch()))
     batches = chainer().iterators.SerialIterator(rows, 64)
-    umem.chainer.DistillingUpdater(batches, optimizer, network().predictor, device=GPU).update()
+    umem.chainer.DistillingUpdater(batches, optimizer, teacher, device=GPU).update()
     assert np.isfinite(student.predictor[0].W.array.get()).all()
 
 

@@ -244,7 +244,7 @@ def lookahead(given: Given) -> str:
     return str(look)
 
 
-@call("umem.paging")
+@call("umem.paging", simulated="counts of the model in the place of CUPTI's")
 def paging(given: Given) -> Any:
     with umem.managed():
         x = some(given, 1 << 20)
@@ -272,17 +272,27 @@ def track(given: Given) -> str:
     return str(tracker)
 
 
-@call("umem.record", "umem.mark", "umem.Trace", "umem.replay", "umem.Replay")
-def record(given: Given) -> Any:
+def recorded(given: Given) -> Any:
+    """Record two steps."""
     with umem.record() as recorder:
         for _ in range(2):
             computed(given)
             umem.mark()
-    trace = recorder.trace
+    return recorder.trace
+
+
+@call("umem.record", "umem.mark", "umem.Trace")
+def record(given: Given) -> Any:
+    trace = recorded(given)
     assert isinstance(trace, umem.Trace) and trace.peak_bytes >= 4 * SIZE
-    found = umem.replay(trace, "t4")
-    assert isinstance(found, umem.Replay) and found.fits
     return {"events": len(trace.events), "peak_bytes": trace.peak_bytes}
+
+
+@call("umem.replay", "umem.Replay")
+def replay(given: Given) -> Any:
+    found = umem.replay(recorded(given), "t4")
+    assert isinstance(found, umem.Replay) and found.fits
+    return {"seconds": found.figures.seconds}
 
 
 @call("umem.managed")

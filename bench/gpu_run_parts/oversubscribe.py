@@ -18,6 +18,7 @@ from umem.units import GIB, MIB, format_bytes
 
 CALLS = call = Calls()
 OVER = 1.5
+PIECE_BYTES = 8 * GIB
 
 
 def refuse_where_shared(given: Given, nbytes: int) -> None:
@@ -43,7 +44,9 @@ def oversubscribed(given: Given) -> Any:
     refuse_where_shared(given, nbytes)
     xp = given.xp
     xp.get_default_memory_pool().free_all_blocks()
-    ballast = xp.cuda.Memory(given.device.free_bytes - left)
+    ballast = []
+    while (most := given.device.free_bytes - left) > 0:
+        ballast.append(xp.cuda.Memory(min(most, PIECE_BYTES)))
     found: dict[str, Any] = {"free_bytes": given.device.free_bytes, "bytes": nbytes}
     count = 24
     for way in ("pieces", "managed", "lookahead"):
