@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 START_SECONDS = 45.0
 """The longest wait for the first call of a process: CuPy's import, and a context."""
 SOFTWARE_TIMES = 10
-"""How many times longer a call may take on the software GPU, which compiles kernels by g++."""
+"""How many times longer a call may take on the software GPU, which compiles kernels by g++, and
+one that uses the host alone."""
 GONE_SECONDS = 5.0
 """The longest wait for a killed process: one may hang in a driver."""
 BROKEN = 75
@@ -108,7 +109,8 @@ def make(group: str, path: Path, first: int, quick: bool) -> int:
         for number, call in enumerate(calls_of(group)):
             if number < first:
                 continue
-            most = call.seconds * (SOFTWARE_TIMES if getattr(gpu[1], "simulated", False) else 1)
+            is_slow = group == "host" or getattr(gpu[1], "simulated", False)
+            most = call.seconds * (SOFTWARE_TIMES if is_slow else 1)
             write(file, {"begun": call.name, "number": number, "seconds": most})
             place = Path(folder, str(number))
             place.mkdir()

@@ -30,14 +30,14 @@ def virtual_gpu(given: Given) -> Any:
     return str(gpu.figures)
 
 
-@call("umem.software_gpu", needs=("cupy",), seconds=60)
+@call("umem.software_gpu", needs=("cupy",), seconds=15)
 def software_gpu(given: Given) -> str:
     """In a process of its own, as CuPy has one driver a process."""
     code = "import umem; umem.software_gpu('t4', force=True); import cupy; print(cupy.zeros(5)[1:])"
     return printed("-c", code)
 
 
-@call("umem.choose", needs=("cupy", "chainer", "scipy"), seconds=120)
+@call("umem.choose", needs=("cupy", "chainer", "scipy"), seconds=30)
 def choose(given: Given) -> str:
     script, program = given.folder / "train.py", given.folder / "choose.py"
     script.write_text(
