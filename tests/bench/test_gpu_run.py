@@ -11,6 +11,7 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from gpu_run_kills import killed_and_continued, records
 from processes import python
 from project import EXTRAS, PYPROJECT
 from software_programs import needs_compiler, needs_cupy
+
+from umem.errors import UmemError
 
 gpu_run = module("gpu_run")
 calls = module("gpu_run_parts.calls")
@@ -322,6 +325,24 @@ def test_a_machine_without_a_gpu_is_told_why(tmp_path):
 def test_who_else_uses_the_card_is_said():
     assert "20.0 GiB" in gpu_run.summed({"others": "20.0 GiB of VRAM are in use"}, "json")
     assert gpu_run.summed({"others": None}, "json") == gpu_run.summed(None, "calls") == ""
+
+
+@pytest.mark.parametrize(
+    ("who", "host", "error"),
+    [("nvidia-smi lists 2 processes", None, "lists 2 processes"), (None, 7, "7 B left")],
+)
+def test_a_card_that_others_use_is_not_oversubscribed(monkeypatch, who, host, error):
+    oversubscribe, guard = module("gpu_run_parts.oversubscribe"), module("gpu_guard")
+    monkeypatch.setattr(guard, "others", lambda device: who)
+    device: Any = SimpleNamespace(simulated=False, host_available_bytes=lambda: host)
+    with pytest.raises(UmemError, match=f"not oversubscribed: .*{error}"):
+        oversubscribe.oversubscribed(calls.Given(None, device, Path(), True))
+
+
+def test_only_who_asks_for_it_oversubscribes(tmp_path):
+    assert gpu_run.OVERSUBSCRIBE not in gpu_run.STEPS
+    for group in ("first_light", "pressure", "host"):
+        assert "oversubscribed" not in [call.name for call in calls.calls_of(group)]
 
 
 def test_wheels_are_named_with_how_to_get_them():
