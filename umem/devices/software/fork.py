@@ -31,6 +31,7 @@ def refuse_children(runtime: HostRuntime, leads: Iterable[Lead]) -> None:
 
     def refuse() -> None:
         if runtime.was_used:
+            runtime.is_refused = True
             for lead in leads:
                 lead(lambda name: nothing if _GIVES_BACK.search(name) else refused)
 

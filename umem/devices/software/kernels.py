@@ -81,6 +81,10 @@ _IS_CHECKED = 544
 """Offset of the flag that makes races of shared memory errors."""
 
 
+compiled: set[Path] = set()
+"""The kernels that this process has compiled; those found in the cache are not among them."""
+
+
 def report_races() -> None:
     """Make races of shared memory errors, for all kernels of the process."""
     _PROCESS[_IS_CHECKED] = b"\1"
@@ -325,7 +329,9 @@ class KernelCompiler:
         if can_step(self._tools.version):
             options = (*options, *made.steps)
         given, places = self._options(options), partial(self._places, source, options)
-        return self._tools.shared_object(made.text, "c++", given, places), made.kernels
+        path = self._tools.shared_object(made.text, "c++", given, places)
+        compiled.update({path} & self._tools.made)
+        return path, made.kernels
 
     def warnings(self, source: str, options: Sequence[str], expressions: Sequence[str] = ()) -> str:
         """Return the compiler's warnings on a source."""

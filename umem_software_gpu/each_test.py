@@ -1,0 +1,194 @@
+"""What happens around each test on the software GPU: its seed, its errors, its properties."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from _pytest.runner import call_and_report, runtestprotocol  # a test that runs again has no hook
+
+from umem_software_gpu import VARIABLE, arm, is_armed, parsed, with_seed
+from umem_software_gpu.faults import Known, fault_of
+from umem_software_gpu.seeds import name_of, seed_of
+
+OPENING = "umem.devices.software.opening"
+Phase = Generator[None, Any, Any]
+
+
+def opened() -> Any:
+    """Return this process's software GPU, if it is open and can be used."""
+    module = sys.modules.get(OPENING)
+    gpu = None if module is None else module.opened()
+    return None if gpu is None or gpu.is_refused else gpu
+
+
+def waited() -> BaseException | None:
+    """Run all work that is queued; return the error of it."""
+    gpu = opened()
+    if gpu is None:
+        return None
+    try:
+        gpu.finish()
+    except Exception as error:
+        return error.with_traceback(None)  # which leads through umem alone
+    return None
+
+
+class EachTest:
+    """A plugin of pytest.
+
+    Each test has a seed of its own, from the base seed and its node id, so that it runs alike
+    alone and among others. What it has queued is done when it ends: an error is its own.
+
+    Args:
+        text: the GPU, with the base seed.
+        count: under how many base seeds each test runs: the first, and those that follow.
+        known: faults for which no test fails.
+    """
+
+    def __init__(self, text: str, count: int, known: set[Known]) -> None:
+        self.text, self.count, self.known = text, count, known
+        self.base: int | None = parsed(text)[1].get("stream_seed")
+        self.gpu = with_seed(text, None)
+
+    def text_of(self, base: int | None) -> str:
+        """Return the GPU with a base seed; None is at once."""
+        if base is None:
+            return self.text
+        return with_seed(self.text, base)
+
+    # -- the phases of a test --------------------------------------------------------------
+    # Inside of pytest's own wrappers: what late kernels print is captured as the test's.
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_setup(self, item: Any) -> Phase:
+        name = name_of(item)
+        _set(item, "gpu", self.gpu)
+        if not parsed(self.text)[1].get("dry"):
+            _set(item, "seed", "off" if self.base is None else str(self.base))
+        if self.base is not None:
+            _reseed(self.text_of(self.base), seed_of(self.base, name))
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self, item: Any) -> Phase:
+        return (yield from _then_waits(item, "call"))
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_teardown(self, item: Any) -> Phase:
+        return (yield from _then_waits(item, "teardown"))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_make_collect_report(self, collector: Any) -> Phase:
+        """Have work that a module has queued at its import done, and its error be the module's."""
+        report = yield
+        error = waited()
+        if error is not None and report.passed:
+            report.outcome = "failed"
+            report.longrepr = f"{collector.nodeid}: {type(error).__name__}: {error}"
+        return report
+
+    # -- reports ---------------------------------------------------------------------------
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> Phase:
+        report = yield
+        gpu, is_called = opened(), report.when == "call"
+        is_open = gpu is not None and is_called
+        report.umem = {"late": is_open and gpu.is_late, "checked": is_open and gpu.is_checked}
+        error = None if call.excinfo is None else call.excinfo.value
+        fault = fault_of(error) if report.failed else None
+        if fault is not None:
+            known = Known(name_of(item), fault)
+            report.umem["fault"] = [known.test, *fault]
+            for name, value in zip(("fault", "kernel", "argument"), fault, strict=True):
+                _set(item, name, value) if value else None
+            if known in self.known:
+                report.outcome = "skipped"
+                report.wasxfail = f"a known fault: {error}"
+        elif isinstance(error, NotImplementedError) and "software GPU" in str(error):
+            report.umem["absent"] = str(error)
+        report.user_properties = list(item.user_properties)
+        if report.failed and self.base is not None:
+            again = f"pytest --software-gpu {self.text_of(self.base)} '{name_of(item)}'"
+            report.sections.append(("software GPU", f"{again} repeats it"))
+        return report
+
+    # -- several seeds ---------------------------------------------------------------------
+
+    def pytest_runtest_protocol(self, item: Any, nextitem: Any) -> bool | None:
+        """Run a test under several seeds, until it fails or is skipped; one result is reported."""
+        first = self.base
+        if self.count == 1 or first is None:
+            return None
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        properties = [*item.user_properties]
+        try:
+            for number in range(self.count):
+                self.base = first + number
+                item.user_properties[:] = properties
+                del item._report_sections[:]  # what the last run has printed
+                is_last = number == self.count - 1
+                # Its parent comes next: so only the test's own fixtures end, and are made again.
+                reports = runtestprotocol(item, False, nextitem if is_last else item.parent)
+                if not is_last and not _is_to_repeat(reports):
+                    reports[-1:] = _ended(item, reports[-1], nextitem)
+                    break
+        finally:
+            self.base = first
+            os.environ[VARIABLE] = self.text
+        for report in reports:
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+
+def _is_to_repeat(reports: list[Any]) -> bool:
+    return all(report.passed for report in reports)
+
+
+def _ended(item: Any, torn_down: Any, nextitem: Any) -> list[Any]:
+    """End what the next test does not need, after a run that was to be followed by another."""
+    if item.session.shouldfail or item.session.shouldstop:
+        return [torn_down]  # everything has ended
+    more = call_and_report(item, "teardown", False, nextitem=nextitem)
+    if torn_down.failed and more.failed:
+        return [torn_down, more]
+    return [torn_down if torn_down.failed else more]
+
+
+def _set(item: Any, name: str, value: str) -> None:
+    """Set a property of a test, for JUnit's XML."""
+    others = [pair for pair in item.user_properties if pair[0] != name]
+    item.user_properties[:] = [*others, (name, value)]
+
+
+def _reseed(text: str, seed: int) -> None:
+    """Begin a test: its seed here, and the base seed in the processes that it starts."""
+    os.environ[VARIABLE] = text
+    if is_armed():
+        arm(with_seed(text, seed))
+    gpu = opened()
+    if gpu is not None and gpu.has_seeds:
+        gpu.reseed(seed)
+
+
+def _then_waits(item: Any, phase: str) -> Phase:
+    """Wait for all work behind a phase, whose own error comes first."""
+    __tracebackhide__ = True
+    try:
+        result = yield
+    except (KeyboardInterrupt, pytest.exit.Exception):
+        raise
+    except BaseException:
+        late = waited()
+        if late is not None:
+            item.add_report_section(phase, "software GPU", f"{type(late).__name__}: {late}")
+        raise
+    late = waited()
+    if late is not None:
+        raise late
+    return result
