@@ -8,7 +8,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from _pytest.runner import call_and_report, runtestprotocol  # a test that runs again has no hook
+from _pytest.runner import runtestprotocol  # as plugins do that run a test again; it has no hook
 
 from umem_software_gpu import VARIABLE, arm, is_armed, parsed, with_seed
 from umem_software_gpu.faults import Known, fault_of
@@ -47,12 +47,16 @@ class EachTest:
         text: the GPU, with the base seed.
         count: under how many base seeds each test runs: the first, and those that follow.
         known: faults for which no test fails.
+
+    Attributes:
+        is_over: whether the test does not run again under another seed.
     """
 
     def __init__(self, text: str, count: int, known: set[Known]) -> None:
         self.text, self.count, self.known = text, count, known
         self.base: int | None = parsed(text)[1].get("stream_seed")
         self.gpu = with_seed(text, None)
+        self.is_over = True
 
     def text_of(self, base: int | None) -> str:
         """Return the GPU with a base seed; None is at once."""
@@ -65,6 +69,7 @@ class EachTest:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_setup(self, item: Any) -> Phase:
+        __tracebackhide__ = True
         name = name_of(item)
         _set(item, "gpu", self.gpu)
         if not parsed(self.text)[1].get("dry"):
@@ -75,10 +80,12 @@ class EachTest:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: Any) -> Phase:
+        __tracebackhide__ = True
         return (yield from _then_waits(item, "call"))
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_teardown(self, item: Any) -> Phase:
+        __tracebackhide__ = True
         return (yield from _then_waits(item, "teardown"))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -96,6 +103,7 @@ class EachTest:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Phase:
         report = yield
+        self.is_over = self.is_over or not report.passed
         gpu, is_called = opened(), report.when == "call"
         is_open = gpu is not None and is_called
         report.umem = {"late": is_open and gpu.is_late, "checked": is_open and gpu.is_checked}
@@ -128,14 +136,13 @@ class EachTest:
         properties = [*item.user_properties]
         try:
             for number in range(self.count):
-                self.base = first + number
+                self.base, self.is_over = first + number, number == self.count - 1
                 item.user_properties[:] = properties
                 del item._report_sections[:]  # what the last run has printed
-                is_last = number == self.count - 1
-                # Its parent comes next: so only the test's own fixtures end, and are made again.
-                reports = runtestprotocol(item, False, nextitem if is_last else item.parent)
-                if not is_last and not _is_to_repeat(reports):
-                    reports[-1:] = _ended(item, reports[-1], nextitem)
+                after: Any = _Next(self, item, nextitem)
+                reports = runtestprotocol(item, False, after)
+                if not all(report.passed for report in reports):
+                    _end_others(item, nextitem, reports[-1])
                     break
         finally:
             self.base = first
@@ -146,18 +153,27 @@ class EachTest:
         return True
 
 
-def _is_to_repeat(reports: list[Any]) -> bool:
-    return all(report.passed for report in reports)
+class _Next:
+    """What comes behind a test: its parent, if it runs again, so that only its own fixtures end.
+
+    Whether it does is known when its fixtures are to end.
+    """
+
+    def __init__(self, each: EachTest, item: Any, nextitem: Any) -> None:
+        self._each, self._item, self._next = each, item, nextitem
+
+    def listchain(self) -> list[Any]:
+        """Return the nodes that go on, as pytest's nodes do."""
+        after = self._next if self._each.is_over else self._item.parent
+        return [] if after is None else list(after.listchain())
 
 
-def _ended(item: Any, torn_down: Any, nextitem: Any) -> list[Any]:
-    """End what the next test does not need, after a run that was to be followed by another."""
-    if item.session.shouldfail or item.session.shouldstop:
-        return [torn_down]  # everything has ended
-    more = call_and_report(item, "teardown", False, nextitem=nextitem)
-    if torn_down.failed and more.failed:
-        return [torn_down, more]
-    return [torn_down if torn_down.failed else more]
+def _end_others(item: Any, nextitem: Any, report: Any) -> None:
+    """End what the next test does not need, if a test failed as its own fixtures ended."""
+    try:
+        item.session._setupstate.teardown_exact(nextitem)
+    except Exception as error:
+        report.sections.append(("software GPU", f"behind it: {type(error).__name__}: {error}"))
 
 
 def _set(item: Any, name: str, value: str) -> None:
@@ -190,5 +206,9 @@ def _then_waits(item: Any, phase: str) -> Phase:
         raise
     late = waited()
     if late is not None:
-        raise late
+        _fail_of_late_work(late)
     return result
+
+
+def _fail_of_late_work(error: BaseException) -> None:
+    raise error  # of what the test has queued; the line that did is not known by now

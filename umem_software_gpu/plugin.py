@@ -129,6 +129,8 @@ def _problem(text: str) -> str | None:
         gpu, given = parsed(text)
     except ValueError as error:
         return str(error)
+    if given.get("dry") and (given.get("checked") or given.get("stream_seed") is not None):
+        return f"a dry run computes nothing that could be checked or run late: {text!r}"
     from umem.devices.software.opening import requirements
     from umem.errors import UmemError
 

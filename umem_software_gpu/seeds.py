@@ -60,8 +60,13 @@ def is_ci(environ: Mapping[str, str]) -> bool:
 
 
 def seed_of(base: int, test: str) -> int:
-    """Return a test's own seed: the same alone, in another order and in another worker."""
-    return int.from_bytes(blake2b(f"{base} {test}".encode(), digest_size=4).digest(), "big")
+    """Return a test's own seed: the same alone, in another order and in another worker.
+
+    Folders do not count: from where pytest names files depends on its options.
+    """
+    file, colons, rest = test.partition("::")
+    text = f"{base} {file.rpartition('/')[2]}{colons}{rest}"
+    return int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "big")
 
 
 def name_of(item: Any) -> str:

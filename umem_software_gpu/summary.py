@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from umem_software_gpu import faults, parsed, with_seed
 from umem_software_gpu.each_test import OPENING
 from umem_software_gpu.faults import Fault, Known
@@ -85,6 +87,7 @@ class Summary:
         if report.failed:
             self._failed.append(report)
 
+    @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
     def pytest_testnodedown(self, node: Any) -> None:
         """Take a worker's counts; one that has crashed has none."""
         self._workers.append(getattr(node, "workeroutput", {}).get("umem", {}))
