@@ -65,7 +65,7 @@ _LEFT = (
 _leads: list[Lead] = []
 _opened: list[SoftwareGPU] = []
 absent: set[str] = set()
-"""What this process has called of CuPy and CUDA that the software GPU has not."""
+"""Names of CuPy and CUDA that this process has called, and that the software GPU has not."""
 _kept: list[Any] = []
 """Objects that CuPy's modules point to, kept for the life of the process."""
 
