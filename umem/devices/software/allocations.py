@@ -77,6 +77,8 @@ class HostMemory:
         error_type: CuPy's error for a status.
         listener: is told of operations; None without a recorder.
         source: where memory comes from.
+        is_checked: whether it is in checked mode.
+        is_strict: whether what CUDA refuses is refused; see `umem.devices.software.strictness`.
         lock: held while a kernel runs: what its threads share is static, so that two threads of the
             program take turns.
         thread_begins: is called in each thread that begins to use it.
@@ -88,6 +90,8 @@ class HostMemory:
         self.lock = safe_lock()  # before the model's, which is taken inside
         self.source = PlainSource()
         self.is_modelled = is_modelled
+        self.is_checked = False
+        self.is_strict = True
         self.listener: Listener | None = None
         self.devices = [
             DeviceState(number, spec, lambda: _POLICIES[self._kind]) for number in range(count)

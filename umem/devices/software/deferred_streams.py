@@ -172,6 +172,7 @@ class DeferredRuntime(HostRuntime):
 
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
         """Queue a copy; host memory is read at the call, and written before it returns."""
+        self.refuse_copy(dst, src, size, kind)
         if self.is_captured(stream):
             return
         if stream == LEGACY:
@@ -201,6 +202,7 @@ class DeferredRuntime(HostRuntime):
                 self._order.finish_stream(stream)
 
     def memcpy(self, dst: int, src: int, size: int, kind: int) -> None:
+        self.refuse_copy(dst, src, size, kind)
         places = self._kind_of(src), self._kind_of(dst)
         if not places[0] and kind != ON_DEVICE:
             self._wait(LEGACY)
@@ -214,6 +216,7 @@ class DeferredRuntime(HostRuntime):
             self._wait(LEGACY)
 
     def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
+        self.refuse_range("fill", ptr, size)
         if not self.is_captured(stream):
             self.tell_fill(ptr, size)
             self.queue(stream, lambda: ctypes.memset(ptr, value, size))
@@ -289,6 +292,7 @@ class DeferredRuntime(HostRuntime):
                 self._order.finish(self._queued[event])
 
     def eventElapsedTime(self, start: int, end: int) -> float:
+        self.refuse_untimed(start, end)
         events = [self._queued.get(event) for event in (start, end)]
         if any(event is not None and not event.is_done for event in events):
             self.fail(NOT_READY)

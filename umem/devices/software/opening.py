@@ -234,7 +234,7 @@ def software_gpu(
         else DeferredRuntime(spec, stream_seed, model, devices)
     )
     if checked:
-        runtime.source = GuardedSource()
+        runtime.source, runtime.is_checked = GuardedSource(), True
     led = {**cufft.C_FUNCTIONS, **cufft_devices.C_FUNCTIONS, **cusolver.C_FUNCTIONS}
     led.update(nccl.C_FUNCTIONS)
     libraries = StandIns(found, tools, led)
