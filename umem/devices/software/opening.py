@@ -172,6 +172,7 @@ def software_gpu(
     model: bool = True,
     force: bool = False,
     checked: bool = False,
+    strict: bool = True,
     stream_seed: int | None = None,
     devices: int = 1,
     dry: bool = False,
@@ -188,6 +189,8 @@ def software_gpu(
         force: also where there is a real GPU.
         checked: each array gets memory of its own, between pages that nothing may touch: a kernel
             that leaves it is a DeviceError that names kernel and argument. Slower.
+        strict: what CUDA refuses raises CUDA's own error: docs/software-gpu.md has a table. False
+            accepts what can be computed here.
         stream_seed: work on streams runs late, at any moment that CUDA's rules allow, in an order
             drawn from this seed: a program whose results depend on it has missed a wait. Without
             one, streams do their work at once.
@@ -233,6 +236,7 @@ def software_gpu(
         if stream_seed is None
         else DeferredRuntime(spec, stream_seed, model, devices)
     )
+    runtime.is_strict = strict
     if checked:
         runtime.source, runtime.is_checked = GuardedSource(), True
     led = {**cufft.C_FUNCTIONS, **cufft_devices.C_FUNCTIONS, **cusolver.C_FUNCTIONS}
