@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from umem.devices.software.allocations import DEVICE, HOST, INVALID_VALUE, MANAGED, NO_MEMORY
 from umem.devices.software.driver import HostDriver
+from umem.devices.software.faults import Fault
 from umem.devices.software.kernels import Kernel
 from umem.devices.software.runtime import HostRuntime, overwrite
 from umem.devices.software.stream_order import LEGACY, StreamOrder, Work
@@ -106,12 +107,15 @@ class DeferredRuntime(HostRuntime):
     def queue(self, stream: int, function: Callable[[], object]) -> None:
         """Queue work on a stream unless a capture takes it; raises an error of earlier work."""
         with self.lock:
+            self.refuse_ended(self.device_of(stream))
             if not self.is_captured(stream):
                 self._order.issue(stream, partial(self._on_device, self.home_of(stream), function))
                 self._order.raise_error()
 
     def _on_device(self, ordinal: int, function: Callable[[], object]) -> None:
-        """Wrap work so that its device is current while it runs."""
+        """Run work with its device as the current one; none whose context has ended."""
+        if self.devices[ordinal].fault is not None:
+            return
         before, self.current.ordinal = self.current.ordinal, ordinal
         try:
             function()
@@ -123,6 +127,16 @@ class DeferredRuntime(HostRuntime):
         if not self._is_over:
             with self.lock:
                 self._order.issue_after_all(function)
+
+    def drop_error(self) -> None:
+        with self.lock:
+            self._order.drop_error()
+
+    def forget_faults(self) -> tuple[Fault, ...]:
+        with self.lock:
+            self._order.run_all()  # what is queued where a context has ended does nothing
+            self._order.drop_error()
+            return super().forget_faults()
 
     # -- memory ----------------------------------------------------------------------------
 
@@ -220,6 +234,11 @@ class DeferredRuntime(HostRuntime):
         if not self.is_captured(stream):
             self.tell_fill(ptr, size)
             self.queue(stream, lambda: ctypes.memset(ptr, value, size))
+
+    def put_bytes(self, address: int, value: int, nbytes: int, stream: int) -> None:
+        with self.lock:  # no error of earlier work is raised, as no call of CUDA's is made
+            fill = partial(ctypes.memset, address, value, nbytes)
+            self._order.issue(stream, partial(self._on_device, self.home_of(stream), fill))
 
     def prefetch(self, address: int, nbytes: int, device: int, stream: int) -> None:
         super().prefetch(address, nbytes, device, stream)
@@ -320,4 +339,8 @@ class DeferredDriver(HostDriver):
         """Queue a launch with copies of its arguments."""
         self.tell_launch(kernel, stream, given)
         captured, (grid, block) = kernel.captured(given), sizes
-        self._queue(stream, lambda: self.run(kernel, grid, block, shared_bytes, captured.address))
+
+        def late() -> None:
+            self.run_or_end(kernel, grid, block, shared_bytes, captured.address)
+
+        self._queue(stream, late)

@@ -115,6 +115,18 @@ class HostRuntime(CopyChecks):
         """Fill memory that the driver gives, so that a program that reads it is noticed."""
         ctypes.memset(address, FRESH, nbytes if self.is_checked else min(nbytes, FRESH_BYTES))
 
+    def fill_block(self, address: int, nbytes: int, stream: int) -> None:
+        """Fill a block that a pool hands out for a stream; managed memory stays as it is.
+
+        So does all while a stream is captured, where a fill of the program's would be refused.
+        """
+        if not self.captures and self.pointerGetMemoryType(address) == DEVICE:
+            self.put_bytes(address, FRESH, nbytes, stream)
+
+    def put_bytes(self, address: int, value: int, nbytes: int, stream: int) -> None:
+        """Write bytes in stream order, which here means at once; no model hears of it."""
+        ctypes.memset(address, value, nbytes)
+
     def mallocFromPoolAsync(self, size: int, pool: int, stream: int) -> int:
         return self.mallocAsync(size, stream)
 

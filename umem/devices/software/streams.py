@@ -14,6 +14,7 @@ from typing import Any
 from umem.devices.software.copy_streams import DEFAULT
 from umem.devices.software.device_peers import JoinedMemory
 from umem.devices.software.device_state import DeviceState, DriverCalls
+from umem.devices.software.faults import Fault
 from umem.devices.software.strictness import refuse
 from umem.devices.specs import GpuSpec
 
@@ -126,6 +127,13 @@ class HostStreams(JoinedMemory):
         """Return a new handle for a stream, event or module."""
         self._handle += 1
         return self._handle
+
+    def forget_faults(self) -> tuple[Fault, ...]:
+        ended = [d.ordinal for d in self.devices if d.fault is not None]
+        self.captures = {s: c for s, c in self.captures.items() if self.home_of(s) not in ended}
+        events = self._captured_events.items()
+        self._captured_events = {e: c for e, c in events if self.home_of(e) not in ended}
+        return super().forget_faults()
 
     # -- captures --------------------------------------------------------------------------
 
