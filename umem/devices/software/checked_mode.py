@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from umem.devices.software.allocations import NO_MEMORY
+from umem.devices.software.faults import ILLEGAL_ADDRESS, KernelFault
 from umem.devices.software.kernels import Kernel
 from umem.devices.software.memory_sources import Fenced, GuardedSource
 from umem.devices.software.runtime import HostRuntime
 from umem.devices.software.toolchain import Toolchain
-from umem.errors import DeviceError
 from umem.units import GIB
 
 _SOURCE = Path(__file__).parent / "include" / "guarded.c"
@@ -34,7 +34,7 @@ class _Fault(ctypes.Structure):
 
 
 class KernelGuard:
-    """Runs kernels in checked mode, and turns memory faults into DeviceErrors.
+    """Runs kernels in checked mode, and turns what the processor refuses into errors.
 
     Args:
         source: knows what an address is near to.
@@ -53,20 +53,21 @@ class KernelGuard:
         """Run a kernel as `Kernel.run` does.
 
         Raises:
-            DeviceError: it left the memory of its arguments. What it wrote before stays.
+            KernelFault: it left the memory of its arguments. What it wrote before stays.
         """
         fault = _Fault()
         sizes = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block)
         places = [ctypes.addressof(size) for size in sizes]
         if self._run(kernel.address, given, *places, shared, ctypes.byref(fault)):
-            raise DeviceError(self._said(kernel, given, fault))
+            raise KernelFault(ILLEGAL_ADDRESS, self._said(kernel, given, fault))
         kernel.check()
         for parameter, address in kernel.pointers(given):
             region = self._source.find(address)
             if region is not None and self._source.mended(region):
-                raise DeviceError(
+                raise KernelFault(
+                    ILLEGAL_ADDRESS,
                     f"the kernel {kernel.name} writes right before the start of "
-                    f"{_named(parameter)}, which has {region.nbytes:,} bytes"
+                    f"{_named(parameter)}, which has {region.nbytes:,} bytes",
                 )
 
     def _said(self, kernel: Kernel, given: int, fault: _Fault) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from umem.devices.software.dialect import OWN
+from umem.devices.software.faults import KernelFault
 from umem.devices.software.kernels import Kernel, KernelCompiler
 from umem.devices.software.nvrtc import unpacked
 from umem.devices.software.runtime import HostRuntime
@@ -211,7 +212,19 @@ class HostDriver:
         """Run a kernel over a grid; ``given`` points to the arguments' addresses."""
         with self._runtime.lock:
             self.tell_launch(kernel, stream, given)
-            self.run(kernel, *sizes, shared_bytes, given)
+            self.run_or_end(kernel, *sizes, shared_bytes, given)
+
+    def run_or_end(
+        self, kernel: Kernel, grid: Sequence[int], block: Sequence[int], shared: int, given: int
+    ) -> None:
+        """Run a kernel; a fault ends the context of the current device."""
+        try:
+            self.run(kernel, grid, block, shared, given)
+        except KernelFault as fault:
+            status, sentence = fault.status, fault.sentence
+        else:
+            return
+        self._runtime.end_context(status, sentence)
 
     def tell_launch(self, kernel: Kernel, stream: int, given: int) -> None:
         """Report the memory that a kernel will use."""
