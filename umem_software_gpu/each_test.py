@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator
+import threading
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from umem_software_gpu import VARIABLE, arm, is_armed, parsed, with_seed
 from umem_software_gpu.faults import Known, fault_of
 from umem_software_gpu.seeds import name_of, seed_of
 
-OPENING = "umem.devices.software.opening"
+OPENING, FAULTS = "umem.devices.software.opening", "umem.devices.software.faults"
+"""Modules of umem that are there once the software GPU is open; before, they are not imported."""
 Phase = Generator[None, Any, Any]
 
 
@@ -25,16 +27,19 @@ def opened() -> Any:
     return None if gpu is None or gpu.is_refused else gpu
 
 
-def waited() -> BaseException | None:
-    """Run all work that is queued; return the error of it."""
-    gpu = opened()
+def settled() -> tuple[BaseException | None, bool]:
+    """Run all work that is queued, and revive devices that a fault has ended.
+
+    Returns the error of that work, and whether there was such a device.
+    """
+    gpu, error = opened(), None
     if gpu is None:
-        return None
+        return None, False
     try:
         gpu.finish()
-    except Exception as error:
-        return error.with_traceback(None)  # which leads through umem alone
-    return None
+    except Exception as found:
+        error = found.with_traceback(None)  # which leads through umem alone
+    return error, bool(sys.modules[FAULTS].revive())
 
 
 class EachTest:
@@ -57,6 +62,10 @@ class EachTest:
         self.base: int | None = parsed(text)[1].get("stream_seed")
         self.gpu = with_seed(text, None)
         self.is_over = True
+        self._late: BaseException | None = None  # beside an error of the phase's own
+        self._is_caught = False
+        self._outer_hook: Callable[[Any], object] = threading.excepthook
+        self._of_threads: list[BaseException] = []
 
     def text_of(self, base: int | None) -> str:
         """Return the GPU with a base seed; None is at once."""
@@ -76,27 +85,63 @@ class EachTest:
             _set(item, "seed", "off" if self.base is None else str(self.base))
         if self.base is not None:
             _reseed(self.text_of(self.base), seed_of(self.base, name))
-        return (yield)
+        return (yield from self._phase(item, "setup"))
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: Any) -> Phase:
         __tracebackhide__ = True
-        return (yield from _then_waits(item, "call"))
+        return (yield from self._phase(item, "call"))
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_teardown(self, item: Any) -> Phase:
         __tracebackhide__ = True
-        return (yield from _then_waits(item, "teardown"))
+        return (yield from self._phase(item, "teardown"))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_make_collect_report(self, collector: Any) -> Phase:
         """Have work that a module has queued at its import done, and its error be the module's."""
         report = yield
-        error = waited()
+        error, _ = settled()
         if error is not None and report.passed:
             report.outcome = "failed"
             report.longrepr = f"{collector.nodeid}: {type(error).__name__}: {error}"
         return report
+
+    def _phase(self, item: Any, phase: str) -> Phase:
+        """Settle what a phase has queued, but for a setup, whose work the test goes on with.
+
+        An error of the phase's own comes first, then one of a thread that nobody has caught.
+        """
+        __tracebackhide__ = True
+        self._outer_hook = before = threading.excepthook
+        threading.excepthook = self._excepthook
+        try:
+            result = yield
+        except (KeyboardInterrupt, pytest.exit.Exception):
+            raise
+        except BaseException:
+            self._late, _ = settled()
+            if self._late is not None:
+                said = f"{type(self._late).__name__}: {self._late}"
+                item.add_report_section(phase, "software GPU", said)
+            raise
+        finally:
+            threading.excepthook = before
+        if phase == "setup":
+            return result
+        late, has_ended = settled()
+        late = self._of_threads.pop(0) if self._of_threads else late
+        self._of_threads.clear()
+        if late is not None:
+            _fail_of_late_work(late)
+        self._is_caught = self._is_caught or has_ended
+        return result
+
+    def _excepthook(self, given: Any, /) -> None:
+        """Keep a fault that ends a thread: the thread's error is only a warning of pytest's."""
+        if fault_of(given.exc_value) is not None:
+            self._of_threads.append(given.exc_value.with_traceback(None))
+        self._outer_hook(given)
 
     # -- reports ---------------------------------------------------------------------------
 
@@ -108,13 +153,17 @@ class EachTest:
         is_open = gpu is not None and is_called
         report.umem = {"late": is_open and gpu.is_late, "checked": is_open and gpu.is_checked}
         error = None if call.excinfo is None else call.excinfo.value
-        fault = fault_of(error) if report.failed else None
+        late, self._late = self._late, None
+        own = fault_of(error)
+        fault = (own or fault_of(late)) if report.failed else None
+        if report.when == "teardown":
+            report.umem["caught"], self._is_caught = self._is_caught, False
         if fault is not None:
             known = Known(name_of(item), fault)
             report.umem["fault"] = [known.test, *fault]
             for name, value in zip(("fault", "kernel", "argument"), fault, strict=True):
                 _set(item, name, value) if value else None
-            if known in self.known:
+            if known in self.known and own is not None:
                 report.outcome = "skipped"
                 report.wasxfail = f"a known fault: {error}"
         elif isinstance(error, NotImplementedError) and "software GPU" in str(error):
@@ -190,24 +239,6 @@ def _reseed(text: str, seed: int) -> None:
     gpu = opened()
     if gpu is not None and gpu.has_seeds:
         gpu.reseed(seed)
-
-
-def _then_waits(item: Any, phase: str) -> Phase:
-    """Wait for all work behind a phase, whose own error comes first."""
-    __tracebackhide__ = True
-    try:
-        result = yield
-    except (KeyboardInterrupt, pytest.exit.Exception):
-        raise
-    except BaseException:
-        late = waited()
-        if late is not None:
-            item.add_report_section(phase, "software GPU", f"{type(late).__name__}: {late}")
-        raise
-    late = waited()
-    if late is not None:
-        _fail_of_late_work(late)
-    return result
 
 
 def _fail_of_late_work(error: BaseException) -> None:

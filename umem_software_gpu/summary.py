@@ -61,7 +61,7 @@ class Summary:
     def __init__(self, text: str, count: int, known: set[Known], new: Path | None) -> None:
         self._text, self._count, self._known, self._new = text, count, known, new
         self._workers: list[dict[str, Any]] = []
-        self._late = self._checked = self._needing = 0
+        self._late = self._checked = self._needing = self._caught = 0
         self._ran: set[str] = set()
         self._found: set[Known] = set()
         self._absent: set[str] = set()
@@ -74,6 +74,7 @@ class Summary:
             self._checked += said.get("checked", False)
         if report.when == "setup" and report.skipped and NEEDS_GPU in report.keywords:
             self._needing += 1
+        self._caught += said.get("caught", False)
         if "fault" in said:
             test, *fault = said["fault"]
             self._found.add(Known(test, Fault(*fault)))
@@ -119,6 +120,8 @@ class Summary:
             said.append(f"at most {max(peaks) / (1 << 20):,.1f} MiB of VRAM in use (simulated)")
         if self._needing:
             said.append(f"{_counted(self._needing, 'test')} skipped for want of a real GPU")
+        if self._caught:
+            said.append(f"{_counted(self._caught, 'test')} caught a fault that a GPU ends with")
         absent = {name for each in all_figures for name in each.get("absent", ())}
         others = {said for said in self._absent if not any(name in said for name in absent)}
         if absent or others:

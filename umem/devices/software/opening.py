@@ -119,7 +119,7 @@ class SoftwareGPU:
     @property
     def is_checked(self) -> bool:
         """Tell whether kernels are checked."""
-        return isinstance(self._runtime.source, GuardedSource)
+        return self._runtime.is_checked
 
     @property
     def is_refused(self) -> bool:
