@@ -16,6 +16,8 @@ VERSION = 1
 FIELDS = ("test", "fault", "kernel", "argument")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 """The tools of compute-sanitizer, which name the kinds of faults."""
+KINDS = {"DeviceError", "CUDARuntimeError", "CUDADriverError"}
+"""Names of classes of errors that tell of a fault: that of the kernel, and of calls behind it."""
 _RACE = re.compile(r"the kernel (\S+): block .* and no barrier is between them")
 _ACCESS = re.compile(r"the kernel (\S+) (?:reads|writes|touches) ")
 _ARGUMENT = re.compile(r"argument (\d+) \((.*?)\)(?:,| is | or |: |;|$)")
@@ -39,15 +41,15 @@ class Known(NamedTuple):
 def fault_of(error: BaseException | None) -> Fault | None:
     """Return the fault that an error, one of its group, or one that it came from tells of."""
     for each in _all(error):
-        found = _said(str(each)) if "DeviceError" in _names(each) else None
+        found = _said(str(each)) if KINDS & _names(each) else None
         if found is not None:
             return found
     return None
 
 
-def _names(error: BaseException) -> list[str]:
+def _names(error: BaseException) -> set[str]:
     """Names of an error's classes; umem is not imported to look."""
-    return [kind.__name__ for kind in type(error).__mro__]
+    return {kind.__name__ for kind in type(error).__mro__}
 
 
 def _all(error: BaseException | None) -> Iterator[BaseException]:
