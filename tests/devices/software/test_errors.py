@@ -362,7 +362,7 @@ r.streamDestroy(stream)
 for call in (
     lambda: r.getDeviceProperties(1), lambda: r.deviceGetAttribute(75, 1),
     lambda: cp.cuda.Device(1).compute_capability,
-    lambda: r.deviceGetAttribute(99999, 0), lambda: r.deviceGetAttribute(13, 0),
+    lambda: r.deviceGetAttribute(99999, 0), lambda: r.deviceGetAttribute(12345, 0),
     lambda: r.eventRecord(event, 0), lambda: r.eventRecord(r.eventCreate(), stream),
     lambda: r.eventSynchronize(4711), lambda: r.streamSynchronize(4711),
     lambda: r.streamQuery(stream), lambda: r.streamWaitEvent(0, event),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from processes import python
-from software_programs import GOES_ON, START, needs_software_gpu, run
+from software_programs import GOES_ON, START, is_installed, needs_software_gpu, run
 
 from umem.devices.software import faults
 from umem.devices.software.allocations import DEVICE, HostMemory
@@ -244,3 +244,38 @@ print(status(fault), (x + 1).tolist()[:2], revive())
 """
         start = GOES_ON.replace("force=True", "force=True, checked=True") + KERNELS
         assert run(program, kernel_cache, start=start) == "700 [1.0, 2.0] ()\n"
+
+
+@is_installed
+@needs_software_gpu
+def test_pytest_revives_the_device_behind_the_test_that_made_the_fault(
+    kernel_cache: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import cupy as cp, pytest\n"
+        "kernel = cp.ElementwiseKernel('raw int32 x', 'int32 y', 'y = x[i + 1]', 'beyond')\n"
+        "def fault(): kernel(cp.arange(4, dtype='i4'), cp.zeros(4, 'i4'))\n"
+        "@pytest.fixture\n"
+        "def held():\n"
+        "    x = cp.ones(3)\n"
+        "    yield x\n"
+        "    assert float(x.sum()) == 3\n"
+        "@pytest.fixture\n"
+        "def faulty(): fault()\n"
+        "def test_fault(held): fault()\n"
+        "def test_next(held): held.sum()\n"
+        "def test_in_fixture(faulty): pass\n"
+        "def test_expected(held):\n"
+        "    with pytest.raises(cp.cuda.runtime.CUDARuntimeError, match='beyond'):\n"
+        "        fault()\n"
+        "    with pytest.raises(cp.cuda.runtime.CUDARuntimeError):\n"
+        "        cp.cuda.Device().synchronize()\n"
+        "def test_last(held): held.sum()\n"
+    )
+    # At once, so that it is the fixture that fails: late, its test may be the first that waits.
+    gpu = ("--software-gpu", "t4,checked,seed=off")
+    words = ("-q", "-p", "no:cacheprovider", *gpu, "-W", "error")
+    given = {"XDG_CACHE_HOME": kernel_cache, "CUPY_CACHE_DIR": kernel_cache}
+    done = python("-m", "pytest", *words, "--rootdir", tmp_path, tmp_path, **given)
+    assert done.stdout.startswith("F.E.. "), done.stdout
+    assert "1 failed, 3 passed, 1 error" in done.stdout

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from umem.devices.software.boards import BLOCK_SHARED_BYTES, chip_of, resident_blocks
 from umem.devices.software.dialect import OWN
 from umem.devices.software.faults import KernelFault
 from umem.devices.software.kernels import Kernel, KernelCompiler
@@ -24,11 +25,10 @@ INVALID_VALUE, INVALID_HANDLE = 1, 400
 MOST_THREADS, MOST_LAYERS = 1024, 64
 """The most threads of a block: in all, and in its third dimension."""
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
-SHARED_BYTES, MOST_SHARED_BYTES = 49152, 65536
-"""Shared memory of a block by default, and on request."""
 _STATIC_SHARED, _DYNAMIC_SHARED, _CARVEOUT = 1, 8, 9
-_ATTRIBUTES = {0: MOST_THREADS, 2: 0, 3: 0, 4: 32, 5: 75, 6: 75, 7: 0, _CARVEOUT: -1}
-"""Values of CUfunction_attribute from cuda.h: threads of a block, registers (a guess), versions."""
+_ATTRIBUTES = {0: MOST_THREADS, 2: 0, 3: 0, 4: 32, 7: 0, _CARVEOUT: -1}
+_VERSIONS = (5, 6)
+"""CUfunction_attribute from cuda.h: threads of a block, registers (a guess); of PTX and binary."""
 HAS_SHARED = re.compile(r"(?<!extern )\b__shared__\b")
 
 
@@ -73,6 +73,9 @@ class HostDriver:
         self._devices: dict[int, int] = {}  # of kernels
         self._with_shared: set[int] = set()
         self._shared_limits: dict[int, int] = {}
+        self._chip = chip_of(runtime.spec)
+        major, minor = (runtime.deviceGetAttribute(which, 0) for which in (75, 76))
+        self._version = 10 * major + minor
         self.run: Callable[[Kernel, Sequence[int], Sequence[int], int, int], None] = Kernel.run
 
     def moduleLoad(self, path: str) -> int:
@@ -178,7 +181,7 @@ class HostDriver:
         """Check a launch as the driver does, and run or queue it unless it is captured."""
         sizes = (grid_x, grid_y, grid_z), (block_x, block_y, block_z)
         kernel = self._kernel(function)
-        self._check(*sizes, shared_bytes, self._shared_limits.get(function, SHARED_BYTES))
+        self._check(*sizes, shared_bytes, self._shared_limits.get(function, BLOCK_SHARED_BYTES))
         here = self._runtime.device_here
         if self._devices[function] != here or self._runtime.home_of(stream) != here:
             self._fail(INVALID_HANDLE)
@@ -248,9 +251,10 @@ class HostDriver:
         self._kernel(function)
         known = {
             **_ATTRIBUTES,
+            **dict.fromkeys(_VERSIONS, self._version),
             # -1: not counted. CuPy calls this where no error of Python's can be passed on.
             _STATIC_SHARED: -1 if function in self._with_shared else 0,
-            _DYNAMIC_SHARED: self._shared_limits.get(function, SHARED_BYTES),
+            _DYNAMIC_SHARED: self._shared_limits.get(function, BLOCK_SHARED_BYTES),
         }
         if attribute not in known:
             self._fail(INVALID_VALUE)
@@ -258,7 +262,7 @@ class HostDriver:
 
     def funcSetAttribute(self, function: int, attribute: int, value: int) -> None:
         self._kernel(function)
-        if attribute == _DYNAMIC_SHARED and 0 <= value <= MOST_SHARED_BYTES:
+        if attribute == _DYNAMIC_SHARED and 0 <= value <= self._chip.block_shared_bytes:
             self._shared_limits[function] = value
         elif attribute != _CARVEOUT:  # which changes nothing here
             self._fail(INVALID_VALUE)
@@ -266,12 +270,18 @@ class HostDriver:
     def occupancyMaxActiveBlocksPerMultiprocessor(
         self, function: int, block_size: int, shared_bytes: int
     ) -> int:
-        return max(1, 2048 // max(1, block_size))
+        return resident_blocks(self._runtime.spec, block_size, shared_bytes)
 
     def occupancyMaxPotentialBlockSize(
         self, function: int, shared_bytes: int, limit: int
     ) -> tuple[int, int]:
-        return 40, min(1024, limit or 1024)
+        """Return how many blocks fill the GPU, and the threads of one at which most threads run."""
+        most = min(MOST_THREADS, limit or MOST_THREADS)
+        sizes = range(most - most % 32 or most, 0, -32)
+        spec = self._runtime.spec
+        best = max(sizes, key=lambda size: size * resident_blocks(spec, size, shared_bytes))
+        assert spec.chip is not None
+        return spec.chip[2] * resident_blocks(spec, best, shared_bytes), best
 
     # Each device has one context, its primary one: its number and one.
 
