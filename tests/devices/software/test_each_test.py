@@ -124,6 +124,7 @@ def test_faults_have_the_names_of_compute_sanitizers_tools(
 ) -> None:
     assert fault_of(DeviceError(text)) == expected
     assert fault_of(ValueError(text)) is None
+    assert fault_of(type("CUDADriverError", (RuntimeError,), {})(f"CUDA_ERROR: {text}")) == expected
     wrapped = RuntimeError("other")
     wrapped.__cause__ = DeviceError(text)
     assert fault_of(wrapped) == expected
@@ -196,7 +197,7 @@ def test_an_annotation_is_one_line_escaped_as_github_has_it(
 # -- runs ------------------------------------------------------------------------------------------
 
 TESTS = '''
-import os, sys
+import os, threading
 import numpy as np
 import pytest
 import cupy
@@ -244,6 +245,16 @@ def test_begins(begins):
 def test_ends(ends):
     pass
 
+def test_thread():
+    thread = threading.Thread(target=lambda: (fault(), cupy.cuda.Device().synchronize()))
+    thread.start()
+    thread.join()
+
+def test_caught():
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="the kernel shift"):
+        fault()
+        cupy.cuda.Device().synchronize()
+
 def test_behind_faults():
     assert int(cupy.arange(4).sum()) == 6
 
@@ -264,6 +275,8 @@ def test_forks():
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 '''
+IN_THREADS = "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+"""Without umem such an error would be no more than this warning."""
 PLAIN = {"CI": "", "GITHUB_ACTIONS": ""}
 
 
@@ -328,6 +341,8 @@ def test_faults_and_missing_waits_belong_to_their_tests(kernel_cache: Path, tmp_
         "test_fault": "failure",
         "test_begins": run.ends["test_begins"],
         "test_ends": "error",
+        "test_thread": "failure",
+        "test_caught": "passed",
         "test_behind_faults": "passed",
         "test_hardware": "skipped",
         "test_absent": "failure",
@@ -336,13 +351,17 @@ def test_faults_and_missing_waits_belong_to_their_tests(kernel_cache: Path, tmp_
     assert run.ends["test_begins"] in ("failure", "error")  # late or not
     gpu = {"gpu": "t4,checked,force", "seed": "5"}
     fault = {"fault": "memcheck", "kernel": "shift", "argument": "0 (const float* x)"}
-    for name in ("test_fault", "test_begins", "test_ends"):
+    for name in ("test_fault", "test_begins", "test_ends", "test_thread"):
         assert run.properties[name] == {**gpu, **fault}
         assert f"--software-gpu t4,checked,force,seed=5 'test_it.py::{name}' repeats it" in run.text
     assert run.properties["test_right"] == gpu
     line = summary(run)
-    assert line.startswith("software GPU t4,checked,force: seed 5, 9 tests late, 9 tests checked, ")
+    count = 11 - (run.ends["test_begins"] == "error")
+    assert line.startswith(
+        f"software GPU t4,checked,force: seed 5, {count} tests late, {count} tests checked, "
+    )
     assert "MiB of VRAM in use (simulated), 1 test skipped for want of a real GPU, not " in line
+    assert "1 test caught a fault that a GPU ends with, " in line
     assert line.endswith("not there: nvcc (cupy.cuda.compiler)")
     marked = re.findall(r"^::error file=test_it.py,line=\d+::test_it.py::(\w+): ", run.text, re.M)
     assert sorted(marked) == sorted(
@@ -350,16 +369,17 @@ def test_faults_and_missing_waits_belong_to_their_tests(kernel_cache: Path, tmp_
     )
     known = json.loads(new.read_text())["faults"]
     assert [each["test"] for each in known] == [
-        "test_it.py::test_begins", "test_it.py::test_ends", "test_it.py::test_fault"
+        "test_it.py::test_begins", "test_it.py::test_ends", "test_it.py::test_fault",
+        "test_it.py::test_thread",
     ]  # fmt: skip
 
     again = Run(tmp_path, kernel_cache, *given[:2], f"--software-gpu-baseline={new}")
     assert [name for name, end in again.ends.items() if end != "passed"] == [
         *(["test_a_missing_wait"] * (run.ends["test_a_missing_wait"] != "passed")),
-        "test_fault", "test_begins", "test_ends", "test_hardware", "test_absent",
+        "test_fault", "test_begins", "test_ends", "test_thread", "test_hardware", "test_absent",
     ]  # fmt: skip
-    assert {again.ends[name] for name in ("test_fault", "test_begins", "test_ends")} == {"skipped"}
-    assert "known faults: 3 found again, 0 gone" in again.text.splitlines()
+    assert {again.ends[each["test"].partition("::")[2]] for each in known} == {"skipped"}
+    assert "known faults: 4 found again, 0 gone" in again.text.splitlines()
     assert again.ends["test_a_missing_wait"] == run.ends["test_a_missing_wait"]
     assert "::error" not in again.text
 
