@@ -21,11 +21,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from umem.devices.software import capabilities
 from umem.devices.software.dialect import (
     BOUNDS,
     CUDA_MAJOR,
     KERNEL,
     definitions,
+    has_long_double,
     is_its_macro,
     macros,
     needs_expansion,
@@ -39,10 +41,13 @@ from umem.devices.software.dialect import (
     with_includes,
     without,
     without_includes,
+    without_long_double,
     without_macros,
 )
+from umem.devices.software.kernel_limits import KernelLimits, launch_bounds, static_memory
 from umem.devices.software.races import SOURCE, with_names
 from umem.devices.software.sharing import may_share
+from umem.devices.software.strictness import hint
 from umem.devices.software.templates import WAITS, as_loops
 from umem.devices.software.toolchain import Toolchain
 from umem.devices.software.warps import IN_ALL_MEMORY, STEPS, can_step, step_options
@@ -62,6 +67,8 @@ ALIGNMENT = 64
 """Alignment of copied arguments in bytes, enough for any type."""
 NO_CONTRACTION = {"-fmad=false", "--fmad=false"}
 """Options under which products are rounded before they are added."""
+VARIABLE_ARRAY, NO_VARIABLE_ARRAY = "[-Werror=vla", "-Wno-vla"
+"""In a message on an array of variable length; and the option that permits one."""
 _TEMPLATE = re.compile(r"\btemplate\s*<[^;{}]*>\s*(?:(?:static|inline|void)\s+|" + BOUNDS + r")*$")
 _PLAIN = re.compile(
     r"cupy/|cuda/std/|std\w+\.h|(math|float|limits|assert|string)\.h|cuda_(bf|fp)16\.h"
@@ -213,12 +220,23 @@ def parameters_of(source: str, expressions: Sequence[str] = ()) -> dict[str, str
 
 
 def for_host(
-    source: str, expressions: Sequence[str] = (), options: Sequence[str] = ()
+    source: str,
+    expressions: Sequence[str] = (),
+    options: Sequence[str] = (),
+    lacking: Sequence[str] = (),
 ) -> HostSource:
-    """Rewrite CUDA C++ for a host compiler; ``expressions`` name template instances."""
+    """Rewrite CUDA C++ for a host compiler.
+
+    Args:
+        source: of a program.
+        expressions: name template instances.
+        options: of the compiler.
+        lacking: intrinsics that are not to be there.
+    """
     kernels, named = _kernels_of(source, expressions)
     code = without_macros(uncommented(source))
     first = preamble(source, expressions) + definitions(source, options)
+    first += capabilities.definitions(lacking)
     hidden = [*taken(source), *macros(source, options)]
     source = translated(source)
     text = as_loops(source)
@@ -277,6 +295,17 @@ def parts_of(parameters: str) -> list[str]:
     return [part for part in found if part.strip()]
 
 
+def _warnings_of(text: str) -> str:
+    """Return nvcc's warning of each line with ``long double``, by the program's file name."""
+    lines = enumerate(uncommented(text).splitlines(), 1)
+    return "".join(
+        f"{SOURCE}({number}): warning #20208-D: 'long double' is treated as 'double' in device "
+        "code\n"
+        for number, line in lines
+        if has_long_double(line)
+    )
+
+
 def _is_taken(option: str) -> bool:
     """Tell whether a compiler option applies on the host.
 
@@ -299,10 +328,13 @@ class KernelCompiler:
 
     Attributes:
         name: differs where the headers that kernels are compiled with differ.
+        is_strict: whether what CUDA's compiler refuses is refused.
     """
 
     def __init__(self, tools: Toolchain, cupy_folder: Path, cuda_version: int) -> None:
         self._tools = tools
+        self.is_strict = True
+        self._limits: dict[Path, KernelLimits] = {}
         self._include = cupy_folder / "_core" / "include"
         content = b"".join(path.read_bytes() for path in sorted(HEADERS.rglob("*.*h")))
         self.name = f"umem's software GPU {hashlib.sha256(content).hexdigest()[:16]}"
@@ -319,19 +351,58 @@ class KernelCompiler:
         Raises:
             DeviceError: the compiler refuses the source; what it says is in the message.
         """
-        made = for_host(self.expanded(source, options), expressions, options)
+        text = self.expanded(source, options)
+        try:
+            found = self._compiled(source, without_long_double(text), options, expressions)
+        except DeviceError:
+            if not has_long_double(text):
+                raise
+            # A program that has a function for each of the two types.
+            found = self._compiled(source, text, options, expressions)
+        if found[0] not in self._limits:
+            static = static_memory(text, found[0], found[1], expressions)
+            bounds = launch_bounds(text, options, expressions)
+            self._limits[found[0]] = KernelLimits(bounds, static)
+        if self.is_strict:
+            self._limits[found[0]].static.check()
+        return found
+
+    def limits(self, path: Path) -> KernelLimits:
+        """Return what the kernels of a shared object may take."""
+        return self._limits[path]
+
+    def _compiled(
+        self, source: str, text: str, options: Sequence[str], expressions: Sequence[str]
+    ) -> tuple[Path, dict[str, str]]:
+        """Compile a source, given also with its macros expanded."""
+        lacking = capabilities.absent(uncommented(text), options) if self.is_strict else ()
+        made = for_host(text, expressions, options, lacking)
         if not ctypes.c_void_p.from_buffer(_PROCESS, _HANDLE).value:
             self._handle_divisions()
         if can_step(self._tools.version):
             options = (*options, *made.steps)
         given, places = self._options(options), partial(self._places, source, options)
-        return self._tools.shared_object(made.text, "c++", given, places), made.kernels
+        try:
+            return self._tools.shared_object(made.text, "c++", given, places), made.kernels
+        except DeviceError as error:
+            if VARIABLE_ARRAY in str(error) and not self.is_strict:
+                given = [*given, NO_VARIABLE_ARRAY]
+                return self._tools.shared_object(made.text, "c++", given, places), made.kernels
+            raise DeviceError(self._explained(str(error), options)) from None
+
+    @staticmethod
+    def _explained(message: str, options: Sequence[str]) -> str:
+        """Return the compiler's message, with the option that accepts what CUDA refuses."""
+        if VARIABLE_ARRAY in message:
+            message = f"{message}\n{hint()}"
+        return capabilities.explained(message, options)
 
     def warnings(self, source: str, options: Sequence[str], expressions: Sequence[str] = ()) -> str:
         """Return the compiler's warnings on a source."""
-        made = for_host(self.expanded(source, options), expressions, options)
+        text = self.expanded(source, options)
+        made = for_host(without_long_double(text), expressions, options)
         given = (*self._places(source, options), *self._options(options))
-        return self._tools.remarks(made.text, "c++", given)
+        return _warnings_of(text) + self._tools.remarks(made.text, "c++", given)
 
     def expanded(self, source: str, options: Sequence[str]) -> str:
         """Expand macros if they hide kernels; raises for PTX."""

@@ -313,6 +313,7 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     runtime.cuda_version = driver_api.get_build_version()
     runtime.hints.raise_version(runtime.cuda_version)
     compiler = KernelCompiler(tools, folder, runtime.cuda_version)
+    compiler.is_strict = runtime.is_strict
     is_dry = isinstance(runtime, DryRuntime)
     driver: Any = (
         DryDriver
