@@ -104,7 +104,7 @@ def test_cupy_is_told_of_bounds_and_static_memory_and_long_double_is_double(
     kernel_cache: Path,
 ) -> None:
     program = r"""
-import io
+import io, os
 code = '''#define TIMES(n) 2 * n
 #define WIDTH 32
 template <int n, typename T> __global__ void __launch_bounds__(n * WIDTH) f(T* x) {
@@ -112,7 +112,7 @@ template <int n, typename T> __global__ void __launch_bounds__(n * WIDTH) f(T* x
   held[threadIdx.x % n] = x[0]; __syncthreads();
   long double y = 1.5L; // a long double
   x[0] = sizeof(y) + sizeof(2.5L) + held[0];
-}'''
+} // ''' + str(os.getpid())  # CuPy keeps no log
 names = ("f<4, int>", "f<2, int>")
 module, log = cp.RawModule(code=code, name_expressions=names), io.StringIO()
 module.compile(log_stream=log)

@@ -249,7 +249,7 @@ def for_host(
         steps = step_options(code, not all(map(_PLAIN.match, others)))
         text, how = source, TOGETHER if steps or _may_wait(plain) else APART
     launch = without(hidden, '#include "umem_launch.h"\n')
-    here = f'#line 1 "{SOURCE}"\n' if steps else ""
+    here = f'#line 1 "{SOURCE}"\n' if steps or lacking else ""
     parts = [first, here, saturating(text), "\n", launch]
     parts += [f"UMEM_KERNEL({label}, {how}, {name})\n" for label, name in named.items()]
     return HostSource("".join(parts), kernels, steps)
@@ -327,7 +327,6 @@ class KernelCompiler:
         cuda_version: as ``12090``.
 
     Attributes:
-        name: differs where the headers that kernels are compiled with differ.
         is_strict: whether what CUDA's compiler refuses is refused.
     """
 
@@ -337,11 +336,19 @@ class KernelCompiler:
         self._limits: dict[Path, KernelLimits] = {}
         self._include = cupy_folder / "_core" / "include"
         content = b"".join(path.read_bytes() for path in sorted(HEADERS.rglob("*.*h")))
-        self.name = f"umem's software GPU {hashlib.sha256(content).hexdigest()[:16]}"
+        self._name = f"umem's software GPU {hashlib.sha256(content).hexdigest()[:16]}"
         version = (cupy_folder / "_version.py").read_bytes()
         digest = hashlib.sha256(content + version).hexdigest()[:16]
         cuda = f"-D{CUDA_MAJOR}={cuda_version // 1000}"
         self._own = (f"-DUMEM_HEADERS_{digest}", cuda, "-fno-exceptions")
+
+    @property
+    def name(self) -> str:
+        """Return a name that differs where headers differ, or what is refused.
+
+        CuPy keeps what it has compiled by this name.
+        """
+        return self._name if self.is_strict else f"{self._name}, not strict"
 
     def compile(
         self, source: str, options: Sequence[str], expressions: Sequence[str] = ()

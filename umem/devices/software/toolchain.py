@@ -289,7 +289,7 @@ def _remove(folder: Path, process: int) -> None:
 
 
 _REMARK = re.compile(r"[^\s:]+:\d+:(?:\d+:)? (fatal error|error|warning|note|sorry)\b")
-_PLACE = re.compile(r"(In file included from|\s+from )\S+:\d+|[^\s:]+: (In|At) ")
+_PLACE = re.compile(r"(In file included|\s+) from \S+:\d+|[^\s:]+: (In|At) ")
 """Lines in which g++ says what is wrong, and where."""
 
 
