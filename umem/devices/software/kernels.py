@@ -45,12 +45,19 @@ from umem.devices.software.dialect import (
     without_macros,
 )
 from umem.devices.software.kernel_limits import KernelLimits, launch_bounds, static_memory
-from umem.devices.software.races import SOURCE, with_names
+from umem.devices.software.races import SOURCE, line_at, with_names
 from umem.devices.software.sharing import may_share
 from umem.devices.software.strictness import hint
 from umem.devices.software.templates import WAITS, as_loops
 from umem.devices.software.toolchain import Toolchain
-from umem.devices.software.warps import IN_ALL_MEMORY, STEPS, can_step, step_options
+from umem.devices.software.warps import (
+    ADDRESSES,
+    IN_ALL_MEMORY,
+    LIBRARIES,
+    STEPS,
+    can_step,
+    step_options,
+)
 from umem.errors import DeviceError
 
 HEADERS = Path(__file__).parent / "include"
@@ -69,6 +76,8 @@ NO_CONTRACTION = {"-fmad=false", "--fmad=false"}
 """Options under which products are rounded before they are added."""
 VARIABLE_ARRAY, NO_VARIABLE_ARRAY = "[-Werror=vla", "-Wno-vla"
 """In a message on an array of variable length; and the option that permits one."""
+CHECKED = ("-DUMEM_CHECKED", "-fsanitize=alignment", "-g1", *LIBRARIES)
+"""Options of kernels in checked mode, as in umem_checked.h."""
 _TEMPLATE = re.compile(r"\btemplate\s*<[^;{}]*>\s*(?:(?:static|inline|void)\s+|" + BOUNDS + r")*$")
 _PLAIN = re.compile(
     r"cupy/|cuda/std/|std\w+\.h|(math|float|limits|assert|string)\.h|cuda_(bf|fp)16\.h"
@@ -84,6 +93,8 @@ _BLOCK = 12
 """Offset of the block's sizes behind the grid's."""
 _HANDLE = 512
 """Offset of the function that handles divisions by zero."""
+_MISALIGNED = 16
+"""Places of which umem_checked.h keeps an address."""
 _IS_CHECKED = 544
 """Offset of the flag that makes races of shared memory errors."""
 
@@ -108,6 +119,10 @@ class Kernel:
         self._sizes = getattr(library, f"umem_sizes_{name}")
         self._sizes.argtypes = [ctypes.c_void_p]
         self._ranges = (_Range * max(1, len(self.uses)))()
+        self._misaligned = None
+        if hasattr(library, "umem_misaligned"):
+            places = (_Place * _MISALIGNED).in_dll(library, "umem_misaligned")
+            self._misaligned = ctypes.c_uint.in_dll(library, "umem_misaligned_count"), places
         shared = ctypes.c_void_p.in_dll(library, "umem_process")
         shared.value = ctypes.addressof(_PROCESS)
 
@@ -132,7 +147,27 @@ class Kernel:
         if said := _PROCESS.value:
             _PROCESS[0] = b"\0"
             text = with_names(said.decode(errors="replace"), self._path)
+            text = text.replace("<hint>", f". {hint()}")
             raise DeviceError(f"the kernel {self.name}: {text}")
+
+    def line_of(self, place: int) -> str:
+        """Return the line in a program's source of what comes before a place in its code."""
+        return line_at(place - 1, self._path)
+
+    def misaligned(self) -> list[Misaligned]:
+        """Return the accesses whose address their type does not divide, and forget them.
+
+        The first one of each place in the code, if it is compiled for checked mode.
+        """
+        if self._misaligned is None:
+            return []
+        count, places = self._misaligned
+        found = [
+            Misaligned(each.place, each.alignment, each.is_write != 0, each.address)
+            for each in places[: count.value]
+        ]
+        count.value = 0
+        return found
 
     def ranges(self, given: int) -> list[tuple[int, int, str]]:
         """Return each pointer argument's range (high 0: unknown) and use.
@@ -162,6 +197,15 @@ class Kernel:
         return Captured((ctypes.c_void_p * max(1, count)).from_address(given), sizes[:count])
 
 
+class Misaligned(NamedTuple):
+    """An access to an address that its type's alignment, in bytes, does not divide."""
+
+    place: int
+    alignment: int
+    is_write: bool
+    address: int
+
+
 class Captured:
     """Copied arguments of a launch; ``address`` points to their addresses."""
 
@@ -174,6 +218,15 @@ class Captured:
             self._places[i] = start + places[i]
             ctypes.memmove(start + places[i], given[i], size)
         self.address = ctypes.addressof(self._places)
+
+
+class _Place(ctypes.Structure):
+    _fields_ = (
+        ("place", ctypes.c_size_t),
+        ("address", ctypes.c_size_t),
+        ("alignment", ctypes.c_uint),
+        ("is_write", ctypes.c_uint),
+    )
 
 
 class _Range(ctypes.Structure):
@@ -191,7 +244,8 @@ class HostSource(NamedTuple):
     text: str
     kernels: dict[str, str]
     steps: Sequence[str]
-    """Compiler options by which the threads of a warp run in lockstep, if needed."""
+    """Compiler options by which the threads of a warp run in lockstep, if needed, or by which
+    addresses are looked at."""
 
 
 def _kernels_of(source: str, expressions: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -224,6 +278,7 @@ def for_host(
     expressions: Sequence[str] = (),
     options: Sequence[str] = (),
     lacking: Sequence[str] = (),
+    is_checked: bool = False,
 ) -> HostSource:
     """Rewrite CUDA C++ for a host compiler.
 
@@ -232,6 +287,7 @@ def for_host(
         expressions: name template instances.
         options: of the compiler.
         lacking: intrinsics that are not to be there.
+        is_checked: whether its threads' addresses are looked at.
     """
     kernels, named = _kernels_of(source, expressions)
     code = without_macros(uncommented(source))
@@ -248,8 +304,9 @@ def for_host(
         others = [name for name in _INCLUDE.findall(plain) if not (HEADERS / name).exists()]
         steps = step_options(code, not all(map(_PLAIN.match, others)))
         text, how = source, TOGETHER if steps or _may_wait(plain) else APART
+        steps = steps or (ADDRESSES if is_checked else ())
     launch = without(hidden, '#include "umem_launch.h"\n')
-    here = f'#line 1 "{SOURCE}"\n' if steps or lacking else ""
+    here = f'#line 1 "{SOURCE}"\n' if steps or lacking or is_checked else ""
     parts = [first, here, saturating(text), "\n", launch]
     parts += [f"UMEM_KERNEL({label}, {how}, {name})\n" for label, name in named.items()]
     return HostSource("".join(parts), kernels, steps)
@@ -312,7 +369,7 @@ def _is_taken(option: str) -> bool:
     Options for lockstep of warps apply, macros that are not the program's own, and include paths
     that do not replace CUDA's headers.
     """
-    if option in (*STEPS, IN_ALL_MEMORY):
+    if option in (*STEPS, IN_ALL_MEMORY, *ADDRESSES):
         return True
     if option.startswith("-I"):
         folder = Path(option[2:])
@@ -328,11 +385,12 @@ class KernelCompiler:
 
     Attributes:
         is_strict: whether what CUDA's compiler refuses is refused.
+        is_checked: whether kernels look for misaligned addresses, and for different barriers.
     """
 
     def __init__(self, tools: Toolchain, cupy_folder: Path, cuda_version: int) -> None:
         self._tools = tools
-        self.is_strict = True
+        self.is_strict, self.is_checked = True, False
         self._limits: dict[Path, KernelLimits] = {}
         self._include = cupy_folder / "_core" / "include"
         content = b"".join(path.read_bytes() for path in sorted(HEADERS.rglob("*.*h")))
@@ -383,7 +441,7 @@ class KernelCompiler:
     ) -> tuple[Path, dict[str, str]]:
         """Compile a source, given also with its macros expanded."""
         lacking = capabilities.absent(uncommented(text), options) if self.is_strict else ()
-        made = for_host(text, expressions, options, lacking)
+        made = for_host(text, expressions, options, lacking, self.is_checked)
         if not ctypes.c_void_p.from_buffer(_PROCESS, _HANDLE).value:
             self._handle_divisions()
         if can_step(self._tools.version):
@@ -428,7 +486,7 @@ class KernelCompiler:
         ctypes.c_void_p.from_buffer(_PROCESS, _HANDLE).value = found.value
 
     def _options(self, options: Sequence[str]) -> list[str]:
-        given = [*self._own, *filter(_is_taken, options)]
+        given = [*self._own, *CHECKED * self.is_checked, *filter(_is_taken, options)]
         given = [option for option in given if not self._is_cupys(option)]
         return [*given, "-ffp-contract=off"] if NO_CONTRACTION & {*options} else given
 
