@@ -34,7 +34,7 @@ import umem.chainer  # isort: skip  (before chainer)
 import chainer
 
 from umem.chainer.optimizers import paths
-from umem.trace.analysis.updating import CHUNKED_RULES
+from umem.chainer.parameter_updates import CHUNKED_RULES
 from umem.units import MIB
 
 VARIANTS = ("AdamW", "AMSGrad", "AdaBound", "AMSBound")

@@ -21,7 +21,10 @@ from typing import Any
 VARIABLE = "UMEM_SOFTWARE_GPU"
 OFF = ("", "0")
 """Values that ask for none."""
-FORM = "GPU[,vram=SIZE][,model=off][,checked][,not-strict][,seed=N][,devices=N][,dry][,force]"
+FORM = (
+    "GPU[,vram=SIZE][,model=off][,checked][,not-strict][,sticky=off][,seed=N][,devices=N][,dry]"
+    "[,force]"
+)
 MOST_DEVICES = 8
 """The most GPUs that ``devices=`` gives: as many as are in NVIDIA's own servers."""
 PACKAGES = ("cupy", "cupy_backends")
@@ -47,6 +50,8 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
             given["model"] = value == "on"
         elif name in ("checked", "dry", "force") and not is_given:
             given[name] = True
+        elif option in ("sticky=on", "sticky=off"):
+            given["sticky"] = value == "on"
         elif option == "not-strict":
             given["strict"] = False
         elif name == "seed" and value.isdecimal():

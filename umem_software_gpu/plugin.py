@@ -117,3 +117,28 @@ def pytest_report_header(config: Any) -> list[str]:
     if parsed(text)[1].get("dry"):
         found.append("dry: values are zeros, and what tests write is real")
     return found
+
+
+def _revive() -> None:
+    """Make a device usable again whose context a fault has ended: the fault was the test's."""
+    module = sys.modules.get("umem.devices.software.faults")
+    if module is not None:
+        module.revive()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    """Revive devices behind each phase of a test, so that its fixtures can end."""
+    try:
+        return (yield)
+    finally:
+        _revive()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report() -> Iterator[None]:
+    """Revive devices behind the import of a module of tests."""
+    try:
+        return (yield)
+    finally:
+        _revive()

@@ -14,7 +14,6 @@ from mpi_programs import needs_ranks
 from software_programs import needs_compiler, needs_cupy
 
 from umem.compat.installation import find_package
-from umem.trace.analysis.updating import CHUNKED_RULES
 
 pytestmark = pytest.mark.thorough
 needs_chainer = pytest.mark.skipif(find_package() is None, reason="Chainer is not installed")
@@ -209,6 +208,8 @@ def small_states(report: dict[str, Any], printed: str) -> None:
 
 @quick(needs=(needs_chainer,))
 def updates(report: dict[str, Any], printed: str) -> None:
+    from umem.chainer.parameter_updates import CHUNKED_RULES
+
     assert {*CHUNKED_RULES, "AMSBound"} <= {row["rule"] for row in report["rows"]}
     for row in report["rows"]:
         assert len(row["seconds"]["whole"]) == len(row["seconds"]["chunked"]) == 3

@@ -16,9 +16,19 @@ from chainer import optimizers
 
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.switch import Switch
-from umem.trace.analysis.updating import CHUNK_BYTES, CHUNKED_RULES
 from umem.trace.recording.meter import BlockMeter, HostMeter
 
+CHUNK_BYTES = 512 << 10
+"""Bytes of parameter, gradient and state together that are updated at once.
+
+With the temporaries they stay in the cache of one core, of one or two MiB on processors of today;
+of smaller ones the time of a call for each operation is more than what the cache saves.
+"""
+CHUNKED_RULES = (
+    "SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "AdaGrad", "AdaDelta", "Adam",
+    "MSVAG", "RMSprop", "RMSpropGraves", "SMORMS3",
+)  # fmt: skip
+"""Chainer's elementwise update rules, which can run in chunks."""
 _RULES: dict[type, Any] = {
     rule: rule.update_core_cpu
     for rule in (type(getattr(optimizers, name)().create_update_rule()) for name in CHUNKED_RULES)

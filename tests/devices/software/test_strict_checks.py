@@ -10,7 +10,7 @@ from software_programs import START, needs_software_gpu, run
 
 from umem.devices.software.strictness import hint
 
-CHECKED = START.replace("force=True", "force=True, checked=True")
+CHECKED = START.replace("force=True", "force=True, checked=True, sticky=False")
 LOOSE = CHECKED.replace("checked=True", "checked=True, strict=False")
 CASES = r"""
 import json

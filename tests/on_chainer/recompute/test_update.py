@@ -16,8 +16,8 @@ import chainer.functions as F
 import chainer.links as L
 from chainer import optimizers
 
+from umem.chainer.parameter_updates import CHUNK_BYTES
 from umem.errors import BudgetError
-from umem.trace.analysis.updating import CHUNK_BYTES
 from umem.units import MIB
 
 pytestmark = [

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, pairwise, starmap
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from umem.chainer.parameter_updates import OptimizerFacts, state_bytes
 from umem.chainer.recompute.gradients import Contended, contended
@@ -16,14 +16,13 @@ from umem.chainer.recompute.offloaded import What
 from umem.chainer.recompute.tape import LEAF, Call, Signature
 from umem.chainer.saved.tiers.tier import Tier
 from umem.errors import BudgetError
-from umem.planner import Graph, Node
 from umem.planner.link import Link
 from umem.planner.plans import Method
 from umem.planner.pool_gaps import PoolGaps
 from umem.planner.problem import CallFacts, Problem, Solution
 from umem.planner.schedule import Kind, actions, agenda
 from umem.planner.usage import usage
-from umem.trace.analysis.capping import CAPPED, CAPS, advice
+from umem.trace.analysis.capping import CAPPED, advice
 
 Roots = tuple[tuple[int, int], ...]
 """Call and output indexes at which a backward begins."""
@@ -555,39 +554,15 @@ def _carried(seen: SeenGraph, solution: Solution, room: int | None) -> Carried:
 
 # -- caps on workspace -----------------------------------------------------------------------------
 
-_INSIDE = ("workspace_bytes", "backward_workspace_bytes")
-_Capped = TypeVar("_Capped", CallFacts, Node)
-
 
 def cap_advice(seen: SeenGraph, plan: Carried) -> str | None:
-    """Describe the peaks of the same plan under caps on workspace; None where no cap applies.
-
-    A cap applies if the peak is inside a call whose workspace can be capped.
-    """
+    """Name the cap on workspace, if the plan's peak is inside a call that one concerns."""
     problem = seen.problem
     graph, found = plan.solution.graph, plan.solution.plan
     step = problem.plain_step if plan.fits else usage(graph, actions(graph, found))
     action = step.highest
     call = problem.calls[problem.names.index(action.node)]
     inside = call.backward_workspace_bytes if action.kind == "backward" else call.workspace_bytes
-    if call.label not in CAPPED or not inside or plan.peak_bytes == problem.update_peak_bytes:
+    if call.label not in CAPPED or plan.peak_bytes == problem.update_peak_bytes:
         return None
-    peaks = [_peak_under(problem, plan, cap) for cap in CAPS]
-    return advice(call.label, inside, plan.peak_bytes, peaks)
-
-
-def _peak_under(problem: Problem, plan: Carried, cap_bytes: int) -> int:
-    if plan.fits:
-        calls = [_capped(call, call.label, cap_bytes) for call in problem.calls]
-        return replace(problem, calls=tuple(calls)).left_alone_bytes
-    graph, found = plan.solution.graph, plan.solution.plan
-    nodes = [_capped(n, n.name.rpartition("#")[0], cap_bytes) for n in graph.nodes]
-    capped = Graph(nodes, graph.edges, graph.forward_bytes)
-    step = usage(capped, actions(capped, found))
-    return max(plan.solution.constant_bytes + step.peak_bytes, problem.update_peak_bytes)
-
-
-def _capped(one: _Capped, label: str, cap_bytes: int) -> _Capped:
-    if label not in CAPPED:
-        return one
-    return replace(one, **{name: min(getattr(one, name), cap_bytes) for name in _INSIDE})
+    return advice(call.label, inside, plan.peak_bytes)

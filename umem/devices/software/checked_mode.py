@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from umem.devices.software.allocations import NO_MEMORY
+from umem.devices.software.faults import ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, KernelFault
 from umem.devices.software.kernels import Kernel
 from umem.devices.software.memory_sources import Fenced, GuardedSource
 from umem.devices.software.runtime import HostRuntime
 from umem.devices.software.strictness import hint
 from umem.devices.software.toolchain import Toolchain
-from umem.errors import DeviceError
 from umem.units import GIB
 
 _SOURCE = Path(__file__).parent / "include" / "guarded.c"
@@ -47,7 +47,7 @@ class _Fault(ctypes.Structure):
 
 
 class KernelGuard:
-    """Runs kernels in checked mode, and turns memory faults into DeviceErrors.
+    """Runs kernels in checked mode, and turns what the processor refuses into errors.
 
     Args:
         runtime: its source knows what an address is near to.
@@ -67,7 +67,7 @@ class KernelGuard:
         """Run a kernel as `Kernel.run` does.
 
         Raises:
-            DeviceError: it left the memory of its arguments, or accessed what a GPU could not. What
+            KernelFault: it left the memory of its arguments, or accessed what a GPU could not. What
                 it wrote before stays.
         """
         pointers = kernel.pointers(given)
@@ -79,14 +79,15 @@ class KernelGuard:
         has_faulted = self._run(kernel.address, given, *places, shared, ctypes.byref(fault))
         self._refuse_misaligned(kernel, pointers)
         if has_faulted:
-            raise DeviceError(self._said(kernel, given, fault))
+            raise KernelFault(ILLEGAL_ADDRESS, self._said(kernel, given, fault))
         kernel.check()
         for parameter, address in pointers:
             region = self._source.find(address)
             if region is not None and self._source.mended(region):
-                raise DeviceError(
+                raise KernelFault(
+                    ILLEGAL_ADDRESS,
                     f"the kernel {kernel.name} writes right before the start of "
-                    f"{_named(parameter)}, which has {region.nbytes:,} bytes"
+                    f"{_named(parameter)}, which has {region.nbytes:,} bytes",
                 )
 
     def _refuse_host(self, kernel: Kernel, pointers: Pointers) -> None:
@@ -99,9 +100,10 @@ class KernelGuard:
                 continue
             here = self._runtime.device_here
             if is_own_memory(address) and not self._runtime.deviceGetAttribute(_PAGEABLE, here):
-                raise DeviceError(
+                raise KernelFault(
+                    ILLEGAL_ADDRESS,
                     f"the kernel {kernel.name} gets {_named(parameter)}, which leads to memory of "
-                    f"the host: the GPU cannot reach it. {hint()}"
+                    f"the host: the GPU cannot reach it. {hint()}",
                 )
 
     def _refuse_misaligned(self, kernel: Kernel, pointers: Pointers) -> None:
@@ -117,9 +119,10 @@ class KernelGuard:
             where = f" of {' or '.join(mine)}" if region and mine else ""
             place = f"byte {address - region.start:,}{where}" if region else f"address {address:#x}"
             does = f"{_VERBS[1 + is_write]} {place} in {kernel.line_of(code)}"
-            raise DeviceError(
+            raise KernelFault(
+                MISALIGNED_ADDRESS,
                 f"the kernel {kernel.name} {does}, a misaligned address: a multiple of {alignment} "
-                f"is needed. {hint()}"
+                f"is needed. {hint()}",
             )
 
     def _said(self, kernel: Kernel, given: int, fault: _Fault) -> str:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from umem.devices.software.boards import BLOCK_SHARED_BYTES, chip_of, resident_blocks
 from umem.devices.software.dialect import OWN
+from umem.devices.software.faults import KernelFault
 from umem.devices.software.kernel_limits import KernelLimits
 from umem.devices.software.kernels import Kernel, KernelCompiler
 from umem.devices.software.nvrtc import unpacked
@@ -25,11 +27,10 @@ INVALID_VALUE, INVALID_HANDLE = 1, 400
 MOST_THREADS, MOST_LAYERS = 1024, 64
 """The most threads of a block: in all, and in its third dimension."""
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
-SHARED_BYTES, MOST_SHARED_BYTES = 49152, 65536
-"""Shared memory of a block by default, and on request."""
 _MOST_THREADS, _STATIC_SHARED, _DYNAMIC_SHARED, _CARVEOUT = 0, 1, 8, 9
-_ATTRIBUTES = {2: 0, 3: 0, 4: 32, 5: 75, 6: 75, 7: 0, _CARVEOUT: -1}
-"""Values of CUfunction_attribute from cuda.h: threads of a block, registers (a guess), versions."""
+_ATTRIBUTES = {2: 0, 3: 0, 4: 32, 7: 0, _CARVEOUT: -1}
+_VERSIONS = (5, 6)
+"""CUfunction_attribute from cuda.h: threads of a block, registers (a guess); of PTX and binary."""
 HAS_SHARED = re.compile(r"(?<!extern )\b__shared__\b")
 
 
@@ -76,6 +77,9 @@ class HostDriver:
         self._static: dict[int, int] = {}  # bytes of shared memory
         self._bounds: dict[int, int] = {}  # threads of a block
         self._shared_limits: dict[int, int] = {}
+        self._chip = chip_of(runtime.spec)
+        major, minor = (runtime.deviceGetAttribute(which, 0) for which in (75, 76))
+        self._version = 10 * major + minor
         self.run: Callable[[Kernel, Sequence[int], Sequence[int], int, int], None] = Kernel.run
 
     def moduleLoad(self, path: str) -> int:
@@ -183,7 +187,7 @@ class HostDriver:
         """Check a launch as the driver does, and run or queue it unless it is captured."""
         sizes = (grid_x, grid_y, grid_z), (block_x, block_y, block_z)
         kernel = self._kernel(function)
-        self._check(*sizes, shared_bytes, self._shared_limits.get(function, SHARED_BYTES))
+        self._check(*sizes, shared_bytes, self._shared_limits.get(function, BLOCK_SHARED_BYTES))
         if self._runtime.is_strict:
             self._check_strictly(function, kernel.name, block_x * block_y * block_z, shared_bytes)
         here = self._runtime.device_here
@@ -215,7 +219,7 @@ class HostDriver:
             why = f"{threads} threads of a block, and {name} has __launch_bounds__ of {most}"
             refuse(self._fail, INVALID_VALUE, why)
         is_asked = function in self._shared_limits
-        room = MOST_SHARED_BYTES if is_asked else SHARED_BYTES
+        room = self._chip.block_shared_bytes if is_asked else BLOCK_SHARED_BYTES
         if static + dynamic > room:
             why = f"{name} has {static:,} bytes of static shared memory, and {dynamic:,} more"
             refuse(self._fail, INVALID_VALUE, f"{why} pass the {room:,} of a block")
@@ -231,7 +235,19 @@ class HostDriver:
         """Run a kernel over a grid; ``given`` points to the arguments' addresses."""
         with self._runtime.lock:
             self.tell_launch(kernel, stream, given)
-            self.run(kernel, *sizes, shared_bytes, given)
+            self.run_or_end(kernel, *sizes, shared_bytes, given)
+
+    def run_or_end(
+        self, kernel: Kernel, grid: Sequence[int], block: Sequence[int], shared: int, given: int
+    ) -> None:
+        """Run a kernel; a fault ends the context of the current device."""
+        try:
+            self.run(kernel, grid, block, shared, given)
+        except KernelFault as fault:
+            status, sentence = fault.status, fault.sentence
+        else:
+            return
+        self._runtime.end_context(status, sentence)
 
     def tell_launch(self, kernel: Kernel, stream: int, given: int) -> None:
         """Report the memory that a kernel will use."""
@@ -255,9 +271,10 @@ class HostDriver:
         self._kernel(function)
         known = {
             **_ATTRIBUTES,
+            **dict.fromkeys(_VERSIONS, self._version),
             _MOST_THREADS: min(MOST_THREADS, self._bounds[function]),
             _STATIC_SHARED: self._static[function],
-            _DYNAMIC_SHARED: self._shared_limits.get(function, SHARED_BYTES),
+            _DYNAMIC_SHARED: self._shared_limits.get(function, BLOCK_SHARED_BYTES),
         }
         if attribute not in known:
             self._fail(INVALID_VALUE)
@@ -265,7 +282,7 @@ class HostDriver:
 
     def funcSetAttribute(self, function: int, attribute: int, value: int) -> None:
         self._kernel(function)
-        if attribute == _DYNAMIC_SHARED and 0 <= value <= MOST_SHARED_BYTES:
+        if attribute == _DYNAMIC_SHARED and 0 <= value <= self._chip.block_shared_bytes:
             self._shared_limits[function] = value
         elif attribute != _CARVEOUT:  # which changes nothing here
             self._fail(INVALID_VALUE)
@@ -273,12 +290,22 @@ class HostDriver:
     def occupancyMaxActiveBlocksPerMultiprocessor(
         self, function: int, block_size: int, shared_bytes: int
     ) -> int:
-        return max(1, 2048 // max(1, block_size))
+        if block_size > self._bounds.get(function, MOST_THREADS):
+            return 0
+        shared_bytes += max(0, self._static.get(function, 0))
+        return resident_blocks(self._runtime.spec, block_size, shared_bytes)
 
     def occupancyMaxPotentialBlockSize(
         self, function: int, shared_bytes: int, limit: int
     ) -> tuple[int, int]:
-        return 40, min(1024, limit or 1024)
+        """Return how many blocks fill the GPU, and the threads of one at which most threads run."""
+        most = min(self._bounds.get(function, MOST_THREADS), limit or MOST_THREADS)
+        shared_bytes += max(0, self._static.get(function, 0))
+        sizes = range(most - most % 32 or most, 0, -32)
+        spec = self._runtime.spec
+        best = max(sizes, key=lambda size: size * resident_blocks(spec, size, shared_bytes))
+        assert spec.chip is not None
+        return spec.chip[2] * resident_blocks(spec, best, shared_bytes), best
 
     # Each device has one context, its primary one: its number and one.
 

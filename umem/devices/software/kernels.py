@@ -44,6 +44,7 @@ from umem.devices.software.dialect import (
     without_long_double,
     without_macros,
 )
+from umem.devices.software.faults import ASSERT, LAUNCH_FAILURE, KernelFault
 from umem.devices.software.kernel_limits import KernelLimits, launch_bounds, static_memory
 from umem.devices.software.races import SOURCE, line_at, with_names
 from umem.devices.software.sharing import may_share
@@ -84,6 +85,9 @@ _PLAIN = re.compile(
     r"|curand_kernel\.h|cuComplex\.h|math_constants\.h|\w+$"
 )
 _INCLUDE = re.compile(r"^\s*#\s*include\s*[<\"]([^>\"]+)", re.MULTILINE)
+_ASSERTION = re.compile(r"^block \(.*\): the assertion .* failed$", re.DOTALL)
+_NO_FAULTS = ("the software GPU", "there is no memory", "a block has")
+"""What a kernel says that cannot be run here, by how it begins: nothing of CUDA's."""
 _PROCESS = ctypes.create_string_buffer(1024)
 """State that kernels share, as in umem_process.h; it begins with the reason of an early end."""
 _THREADS = 520
@@ -130,7 +134,7 @@ class Kernel:
         """Run it over a grid; ``given`` points to the arguments' addresses.
 
         Raises:
-            DeviceError: as `check` does.
+            KernelFault, DeviceError: as `check` does.
         """
         sizes = _Sizes(*grid, *block)
         place = ctypes.addressof(sizes)
@@ -141,14 +145,17 @@ class Kernel:
         """Raise the error with which the kernel ended, if any.
 
         Raises:
-            DeviceError: an assertion in it failed, it had a race, or it could not start. What it
-                wrote stays.
+            KernelFault: an assertion in it failed, or it had a race. What it wrote stays.
+            DeviceError: the software GPU cannot run it.
         """
         if said := _PROCESS.value:
             _PROCESS[0] = b"\0"
             text = with_names(said.decode(errors="replace"), self._path)
             text = text.replace("<hint>", f". {hint()}")
-            raise DeviceError(f"the kernel {self.name}: {text}")
+            sentence = f"the kernel {self.name}: {text}"
+            if text.startswith(_NO_FAULTS):
+                raise DeviceError(sentence)
+            raise KernelFault(ASSERT if _ASSERTION.search(text) else LAUNCH_FAILURE, sentence)
 
     def line_of(self, place: int) -> str:
         """Return the line in a program's source of what comes before a place in its code."""

@@ -117,6 +117,14 @@ class StreamOrder:
             finally:
                 del error  # its traceback leads here: what the program's frames hold would stay
 
+    def drop_error(self) -> None:
+        """Forget the stored error."""
+        self._error = None
+
+    def run_all(self) -> None:
+        """Run all queued work, whose first error is stored."""
+        self._do_all()
+
     def add_non_blocking(self, stream: int) -> None:
         """Exempt a stream from synchronising with the legacy default stream."""
         self._non_blocking.add(stream)
