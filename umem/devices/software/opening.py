@@ -365,6 +365,8 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     runtime.cuda_version = driver_api.get_build_version()
     runtime.hints.raise_version(runtime.cuda_version)
     compiler = KernelCompiler(tools, folder, runtime.cuda_version)
+    compiler.is_strict = runtime.is_strict
+    compiler.is_checked = runtime.is_strict and isinstance(runtime.source, GuardedSource)
     is_dry = isinstance(runtime, DryRuntime)
     driver: Any = (
         DryDriver
@@ -404,7 +406,7 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     _refuse_accelerators()
     point_at(importlib.import_module("cupy.cuda.cub"), None)
     if isinstance(runtime.source, GuardedSource):
-        host_driver.run = KernelGuard(runtime.source, tools).run
+        host_driver.run = KernelGuard(runtime, tools).run
         report_races()
         bypass_pools(cupy, runtime)
     source = importlib.import_module("umem.devices.software.cupy_source").CupySource(runtime)
