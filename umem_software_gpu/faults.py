@@ -18,9 +18,10 @@ TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 """The tools of compute-sanitizer, which name the kinds of faults."""
 KINDS = {"DeviceError", "CUDARuntimeError", "CUDADriverError"}
 """Names of classes of errors that tell of a fault: that of the kernel, and of calls behind it."""
-_RACE = re.compile(r"the kernel (\S+): block .* and no barrier is between them")
-_ACCESS = re.compile(r"the kernel (\S+) (?:reads|writes|touches) ")
-_ARGUMENT = re.compile(r"argument (\d+) \((.*?)\)(?:,| is | or |: |;|$)")
+_SAID = re.compile(r"\bthe kernel (\S+?):? (reads|writes|touches|gets|block )")
+_RACE, _BARRIERS = "and no barrier is between them", "waits at the barrier in line"
+_PEER = "which is no peer of it"
+_ARGUMENT = re.compile(r"argument (\d+) \((.*?)\)(?:,| is | or | in |: |;|$)")
 
 
 class Fault(NamedTuple):
@@ -64,16 +65,17 @@ def _all(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _said(text: str) -> Fault | None:
-    race = _RACE.search(text)
-    if race is not None:
-        return Fault("racecheck", race[1], "")
-    access = _ACCESS.search(text)
-    if access is None:
+    """Read a fault from its sentence; an assertion that fails is none that a tool looks for."""
+    if _PEER in text:
+        return Fault("memcheck", "", "")
+    found, argument = _SAID.search(text), _ARGUMENT.search(text)
+    if found is None:
         return None
-    argument = _ARGUMENT.search(text)
-    return Fault(
-        "memcheck", access[1], "" if argument is None else f"{argument[1]} ({argument[2]})"
-    )
+    if _RACE in text or _BARRIERS in text:
+        return Fault("racecheck" if _RACE in text else "synccheck", found[1], "")
+    if found[2] == "block ":
+        return None
+    return Fault("memcheck", found[1], "" if argument is None else f"{argument[1]} ({argument[2]})")
 
 
 def read(path: Path) -> set[Known]:

@@ -115,7 +115,23 @@ RACE = (
             "pointer, or an empty array",
             Fault("memcheck", "f", "0 (float* x)"),
         ),
-        ("the kernel f: assertion failed", None),
+        (
+            "the kernel f: block (0, 0, 0): thread (0, 0, 0) waits at the barrier in line 2, and "
+            "thread (3, 0, 0) at the barrier in line 4",
+            Fault("synccheck", "f", ""),
+        ),
+        (
+            "the kernel f reads byte 1 of argument 0 (const char* x) in line 3, a misaligned "
+            "address: a multiple of 4 is needed. To accept it: ...",
+            Fault("memcheck", "f", "0 (const char* x)"),
+        ),
+        (
+            "the kernel f gets argument 1 (float* y), which leads to memory of the host: the GPU "
+            "cannot reach it.",
+            Fault("memcheck", "f", "1 (float* y)"),
+        ),
+        ("the kernel f: block (0, 0, 0): the assertion x > 0 failed", None),
+        ("device 0 uses memory of device 1, which is no peer of it", Fault("memcheck", "", "")),
         ("g++ refuses a kernel", None),
     ],
 )
