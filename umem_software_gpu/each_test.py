@@ -120,7 +120,9 @@ class EachTest:
         except (KeyboardInterrupt, pytest.exit.Exception):
             raise
         except BaseException:
-            self._late, _ = settled()
+            late, _ = settled()
+            self._late = self._of_threads.pop(0) if self._of_threads else late
+            self._of_threads.clear()
             if self._late is not None:
                 said = f"{type(self._late).__name__}: {self._late}"
                 item.add_report_section(phase, "software GPU", said)

@@ -305,8 +305,8 @@ class Run:
         given = (
             "-m",
             "pytest",
-            "-W",
-            "error",
+            "-Werror",
+            f"-W{IN_THREADS}",
             "--strict-markers",
             "-rA",
             "-ojunit_family=xunit1",

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
-from bench_scripts import run_bench
-from project import ROOT
+from bench_scripts import module
+from bench_scripts import run as run_bench
 from software_programs import needs_software_gpu
 
-CONFORMANCE = ROOT / "tests" / "conformance"
 
-
-@pytest.fixture
-def mutations(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(CONFORMANCE))
-    yield importlib.import_module("fault_mutations")
-    for name in ("fault_mutations", "fault_programs"):
-        sys.modules.pop(name, None)
-
-
-def test_a_hundred_faults_are_planted_ten_in_each_program(mutations: Any) -> None:
-    programs = importlib.import_module("fault_programs").PROGRAMS
+def test_a_hundred_faults_are_planted_ten_in_each_program() -> None:
+    mutations = module("fault_mutations")
+    programs = module("fault_programs").PROGRAMS
     found = {program.__name__: [*mutations.mutants(program)] for program in programs}
     assert len(found) == 10
     for planted in found.values():
@@ -45,8 +33,7 @@ def test_planted_faults_are_found_and_right_programs_raise_no_alarm(
     monkeypatch.setenv("XDG_CACHE_HOME", str(kernel_cache))
     monkeypatch.setenv("CUPY_CACHE_DIR", str(kernel_cache))
     path = tmp_path / "faults.json"
-    script = CONFORMANCE / "software_gpu_faults.py"
-    done = run_bench(str(script), "--quick", "--json", str(path), timeout=3600)
+    done = run_bench("software_gpu_faults.py", "--quick", "--json", str(path), timeout=3600)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(path.read_text())
     assert result["alarms"] == [] and result["right_runs"] == 60
