@@ -167,10 +167,10 @@ def by_kind(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def answer(result: common.Result) -> str:
     planted = sum(row["planted"] for row in result["rows"])
     found = sum(row["found"] for row in result["rows"])
-    count = len(result["alarms"])
+    wrong = len(result["alarms"])
     return (
-        f"{found} of {planted}; {WANTED} of 100 are wanted. The right programs are called wrong "
-        f"{count or 'no'} time{'s' * (count != 1)} in {result['right_runs']:,} runs."
+        f"{found} of {planted}, where {WANTED} of 100 are wanted; in {result['right_runs']:,} runs "
+        f"of the right programs {wrong or 'none'} was called wrong."
     )
 
 

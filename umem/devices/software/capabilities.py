@@ -34,6 +34,11 @@ def architecture(options: Sequence[str]) -> int | None:
     return None
 
 
+def names_any(source: str) -> bool:
+    """Tell whether a source may name such an intrinsic."""
+    return _NAME.search(source) is not None
+
+
 def absent(code: str, options: Sequence[str]) -> list[str]:
     """Return the intrinsics that a source names and its GPU lacks."""
     names = {*_NAME.findall(code)}

@@ -44,6 +44,7 @@ _LONG = re.compile(
     re.DOTALL,
 )
 """``long double`` and its literals, but for those in comments and strings."""
+_MAY_BE_LONG = re.compile(rf"{_LONG_DOUBLE.pattern}|[\d.][lL]\b")
 _CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b")
 _NEVER = re.compile(r"\s*#\s*if\s+(0|false)\s*$")
 _BRACE = re.compile(r'(extern\s*"C"\s*|\bnamespace[\w\s:]*)?\{|\}')
@@ -108,6 +109,8 @@ def has_long_double(source: str) -> bool:
 
 def without_long_double(source: str) -> str:
     """Make ``long double`` double, as nvcc does, with the literals of that type."""
+    if not _MAY_BE_LONG.search(source):
+        return source
     return _LONG.sub(lambda m: (m[1] and "double") or m[2] or m[0], source)
 
 

@@ -76,6 +76,7 @@ class HostDriver:
         self._devices: dict[int, int] = {}  # of kernels
         self._static: dict[int, int] = {}  # bytes of shared memory
         self._bounds: dict[int, int] = {}  # threads of a block
+        self._limited: set[int] = set()  # kernels with bounds or static memory
         self._shared_limits: dict[int, int] = {}
         self._chip = chip_of(runtime.spec)
         major, minor = (runtime.deviceGetAttribute(which, 0) for which in (75, 76))
@@ -132,6 +133,7 @@ class HostDriver:
         found = self._modules.pop(module, None)
         for handle in () if found is None else found.handles:
             del self._kernels[handle], self._devices[handle]
+            self._limited.discard(handle)
             self._static.pop(handle, None)
             self._bounds.pop(handle, None)
             self._shared_limits.pop(handle, None)
@@ -153,6 +155,8 @@ class HostDriver:
         # -1: not counted. CuPy asks where no error of Python's can be passed on.
         self._static[handle] = found.limits.static.shared.get(name, -1 if found.has_shared else 0)
         self._bounds[handle] = found.limits.bounds.get(name, MOST_THREADS)
+        if self._static[handle] > 0 or self._bounds[handle] < MOST_THREADS:
+            self._limited.add(handle)
         return handle
 
     def _kernel_of(self, module: int, name: str) -> Kernel:
@@ -188,7 +192,7 @@ class HostDriver:
         sizes = (grid_x, grid_y, grid_z), (block_x, block_y, block_z)
         kernel = self._kernel(function)
         self._check(*sizes, shared_bytes, self._shared_limits.get(function, BLOCK_SHARED_BYTES))
-        if self._runtime.is_strict:
+        if function in self._limited and self._runtime.is_strict:
             self._check_strictly(function, kernel.name, block_x * block_y * block_z, shared_bytes)
         here = self._runtime.device_here
         if self._devices[function] != here or self._runtime.home_of(stream) != here:

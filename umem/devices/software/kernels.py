@@ -451,7 +451,9 @@ class KernelCompiler:
         self, source: str, text: str, options: Sequence[str], expressions: Sequence[str]
     ) -> tuple[Path, dict[str, str]]:
         """Compile a source, given also with its macros expanded."""
-        lacking = capabilities.absent(uncommented(text), options) if self.is_strict else ()
+        lacking: Sequence[str] = ()
+        if self.is_strict and capabilities.names_any(text):
+            lacking = capabilities.absent(uncommented(text), options)
         made = for_host(text, expressions, options, lacking, self.is_checked)
         if not ctypes.c_void_p.from_buffer(_PROCESS, _HANDLE).value:
             self._handle_divisions()
