@@ -97,16 +97,28 @@ def pytest_configure(config: Any) -> None:
     if hasattr(config, "workeroutput"):
         config.pluginmanager.register(Figures(config), "umem_summary")
     else:
-        new = config.option.software_gpu_new_baseline
-        summary = Summary(text, count, known, None if new is None else Path(new).absolute())
-        config.pluginmanager.register(summary, "umem_summary")
+        new = _new_baseline(config)
+        config.pluginmanager.register(Summary(text, count, known, new), "umem_summary")
+
+
+def _new_baseline(config: Any) -> Path | None:
+    """Return where the faults that are found are to be written, if they are."""
+    given = config.option.software_gpu_new_baseline
+    path = None if given is None else config.invocation_params.dir / given
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise pytest.UsageError(f"umem: --software-gpu-new-baseline: {path} cannot be a file")
+    return path
 
 
 def _known(config: Any) -> set[Known]:
     """Read the faults that are known."""
     given = config.option.software_gpu_baseline
+    if given is None:
+        return set()
+    path = config.invocation_params.dir / given
+    config.option.software_gpu_baseline = str(path)  # for workers, wherever they start
     try:
-        return set() if given is None else read(config.invocation_params.dir / given)
+        return read(path)
     except ValueError as error:
         raise pytest.UsageError(f"umem: --software-gpu-baseline: {error}") from None
 
