@@ -64,6 +64,7 @@ class _RunCommand(click.Command):
 @click.option("--software", metavar="GPU", help="Run the real CuPy on host memory, as this GPU.")
 @click.option("--no-model", is_flag=True, help="With --software: no VRAM, pages and time.")
 @click.option("--checked", is_flag=True, help="With --software: kernels that leave their arrays.")
+@click.option("--not-strict", is_flag=True, help="With --software: accept what CUDA refuses.")
 @click.option(
     "--devices",
     type=click.IntRange(1, MOST_DEVICES),
@@ -158,6 +159,7 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
         raise click.UsageError("--vram needs --virtual GPU or --software GPU")
     for name, given in (
         ("--checked", asked.checked), ("--no-model", asked.no_model), ("--devices", asked.devices),
+        ("--not-strict", asked.not_strict),
     ):  # fmt: skip
         if given and not asked.software:
             raise click.UsageError(f"{name} needs --software GPU")
@@ -208,6 +210,7 @@ class _RunOptions(NamedTuple):
     software: str | None
     no_model: bool
     checked: bool
+    not_strict: bool
     devices: int | None
     vram: str | None
     recompute: str | None
@@ -273,6 +276,7 @@ def _prepare(stack: ExitStack, asked: _RunOptions) -> Any:
             asked.vram,
             model=not asked.no_model,
             checked=asked.checked,
+            strict=not asked.not_strict,
             devices=_devices(asked),
             dry=asked.dry,
             force=asked.dry,  # it is to leave a card alone that is there
@@ -330,8 +334,9 @@ def _software(asked: _RunOptions) -> str | None:
     is_checked = ["checked"] if asked.checked else []
     devices = [f"devices={_devices(asked)}"] if _devices(asked) > 1 else []
     is_off = ["model=off"] * asked.no_model
+    is_kind = ["not-strict"] * asked.not_strict
     is_dry = ["dry", "force"] * asked.dry
-    return ",".join([asked.software, *vram, *devices, *is_off, *is_checked, *is_dry])
+    return ",".join([asked.software, *vram, *devices, *is_off, *is_checked, *is_kind, *is_dry])
 
 
 def _devices(asked: _RunOptions) -> int:

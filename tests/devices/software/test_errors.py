@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from processes import python
-from software_programs import START, needs_compiler, needs_cupy, run
+from software_programs import GOES_ON, START, needs_compiler, needs_cupy, run
 
 from umem.cli import main
 from umem.devices.host import has_real_gpu
@@ -27,7 +27,7 @@ from umem.devices.software.toolchain import ROOM_BYTES, Toolchain
 from umem.devices.specs import gpu_spec
 from umem.errors import DeviceError
 
-CHECKED = START.replace("force=True", "force=True, checked=True")
+CHECKED = GOES_ON.replace("force=True", "force=True, checked=True")
 pytestmark = needs_compiler
 
 
@@ -602,7 +602,7 @@ def said(call, *arguments):
         cp.cuda.Device().synchronize()
         print("nothing")
     except umem.errors.DeviceError as error:
-        print(error)
+        print(error.sentence)
 
 x, y, z = cp.arange(10, dtype="f4"), cp.zeros(10, "f4"), cp.zeros(32, "f4")
 '''

@@ -51,6 +51,9 @@ def started(*words: str, cache: Path, cwd: Path | None = None, **variables: str)
         ("t4,vram=8GiB", {"vram": "8GiB"}),
         ("t4, model=off ,checked", {"model": False, "checked": True}),
         ("t4,devices=2", {"devices": 2}),
+        ("t4,not-strict", {"strict": False}),
+        ("t4,sticky=off", {"sticky": False}),
+        ("t4,sticky=on", {"sticky": True}),
         ("t4,seed=3,force,model=on", {"stream_seed": 3, "force": True, "model": True}),
     ],
 )
@@ -60,7 +63,21 @@ def test_options_are_those_of_software_gpu(text: str, given: dict[str, Any]) -> 
 
 @pytest.mark.parametrize(
     "option",
-    ["", "vram", "vram=", "model=maybe", "checked=1", "seed=x", "x", "devices=two", "devices=-1"],
+    [
+        "",
+        "vram",
+        "vram=",
+        "model=maybe",
+        "checked=1",
+        "not-strict=1",
+        "sticky",
+        "sticky=0",
+        "strict",
+        "seed=x",
+        "x",
+        "devices=two",
+        "devices=-1",
+    ],
 )
 def test_an_unknown_option_is_named_with_those_that_there_are(option: str) -> None:
     with pytest.raises(ValueError, match=r"no option of the software GPU: GPU\[,vram=SIZE\]"):

@@ -13,7 +13,8 @@ from typing import Any
 from umem.devices.software import device_peers
 from umem.devices.software.allocations import DEVICE, HOST, MANAGED
 from umem.devices.software.boards import attributes
-from umem.devices.software.pools import INVALID_VALUE, HostPools
+from umem.devices.software.copy_checks import CopyChecks
+from umem.devices.software.pools import INVALID_VALUE
 from umem.devices.software.streams import FIRST_HANDLE, HostStreams
 from umem.devices.specs import GpuSpec
 from umem.trace.events import Hint
@@ -70,6 +71,11 @@ _OF_A_DEVICE = (3, 5, 6)
 """Advice that names a place."""
 FORGOTTEN = 0xA5
 """Fills discarded memory, so that reading it is noticed."""
+FRESH = 0xFF
+"""Fills memory that the driver gives: NaN in every type of floats, -1 in signed integers."""
+FRESH_BYTES = 64 << 20
+"""So much of it, without checked mode: what is filled takes memory of the machine, and whoever
+reserves all of VRAM in one piece does not use it all."""
 SIMULATED = " (simulated)"
 """Suffix of the device's name."""
 
@@ -90,7 +96,7 @@ class LeftOut(Exception):
     returned = 0
 
 
-class HostRuntime(HostPools):
+class HostRuntime(CopyChecks):
     """Functions of ``cupy_backends.cuda.api.runtime``, by their names there.
 
     Args:
@@ -99,6 +105,7 @@ class HostRuntime(HostPools):
     Attributes:
         attributes_type: CuPy's class of what is known of a pointer.
         cuda_version: of the CUDA that CuPy was built for, as 12090 for 12.9.
+        is_refused: this is a child that was forked after the first use.
         hints: takes advice and prefetches, see `umem.devices.software.libcuda`.
     """
 
@@ -109,12 +116,16 @@ class HostRuntime(HostPools):
         self._attributes = _DEVICE_ATTRIBUTES | attributes(spec)
         self.attributes_type: Any = None
         self.cuda_version = 0
+        self.is_refused = False
         self.hints: Any = None
 
     @property
     def was_used(self) -> bool:
         """Tell whether memory was allocated, or a stream, event or module made."""
         return self._count > 0 or self._handle > FIRST_HANDLE
+
+    def finish(self) -> None:
+        """Have no work left on any device; it is done at once here."""
 
     # -- memory ----------------------------------------------------------------------------
 
@@ -125,12 +136,30 @@ class HostRuntime(HostPools):
         return address
 
     def malloc(self, size: int) -> int:
-        return self.allocate(size, DEVICE)
+        address = self.allocate(size, DEVICE)
+        self.fill_fresh(address, size)
+        return address
 
     def mallocAsync(self, size: int, stream: int) -> int:
-        address = self.allocate(size, DEVICE)
+        address = self.malloc(size)
         self.here.pool.add(address, size)
         return address
+
+    def fill_fresh(self, address: int, nbytes: int) -> None:
+        """Fill memory that the driver gives, so that a program that reads it is noticed."""
+        ctypes.memset(address, FRESH, nbytes if self.is_checked else min(nbytes, FRESH_BYTES))
+
+    def fill_block(self, address: int, nbytes: int, stream: int) -> None:
+        """Fill a block that a pool hands out for a stream; managed memory stays as it is.
+
+        So does all while a stream is captured, where a fill of the program's would be refused.
+        """
+        if not self.captures and self.pointerGetMemoryType(address) == DEVICE:
+            self.put_bytes(address, FRESH, nbytes, stream)
+
+    def put_bytes(self, address: int, value: int, nbytes: int, stream: int) -> None:
+        """Write bytes in stream order, which here means at once; no model hears of it."""
+        ctypes.memset(address, value, nbytes)
 
     def mallocFromPoolAsync(self, size: int, pool: int, stream: int) -> int:
         return self.mallocAsync(size, stream)
@@ -169,6 +198,7 @@ class HostRuntime(HostPools):
     # -- what happens ----------------------------------------------------------------------
 
     def memcpy(self, dst: int, src: int, size: int, kind: int) -> None:
+        self.refuse_copy(dst, src, size, kind)
         if not self.is_captured(0):
             self.copy(dst, src, size)
 
@@ -178,6 +208,7 @@ class HostRuntime(HostPools):
         ctypes.memmove(dst, src, size)
 
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
+        self.refuse_copy(dst, src, size, kind)
         if not self.is_captured(stream):
             self.copy(dst, src, size, stream)
 
@@ -192,6 +223,7 @@ class HostRuntime(HostPools):
     def memcpy2D(
         self, dst: int, dst_pitch: int, src: int, src_pitch: int, width: int, height: int, kind: int
     ) -> None:
+        self.refuse_copy_2d(dst, dst_pitch, src, src_pitch, width, height, kind)
         for row in range(height):
             self.memcpy(dst + row * dst_pitch, src + row * src_pitch, width, kind)
 
@@ -199,10 +231,12 @@ class HostRuntime(HostPools):
         self, dst: int, dst_pitch: int, src: int, src_pitch: int, width: int, height: int,
         kind: int, stream: int,
     ) -> None:  # fmt: skip
+        self.refuse_copy_2d(dst, dst_pitch, src, src_pitch, width, height, kind)
         for row in range(height):
             self.memcpyAsync(dst + row * dst_pitch, src + row * src_pitch, width, kind, stream)
 
     def memset(self, ptr: int, value: int, size: int) -> None:
+        self.refuse_range("fill", ptr, size)
         if not self.is_captured(0):
             self.fill(ptr, value, size)
 
@@ -218,6 +252,7 @@ class HostRuntime(HostPools):
         self.operation("memset", [], accesses, device=home)
 
     def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
+        self.refuse_range("fill", ptr, size)
         if not self.is_captured(stream):
             self.fill(ptr, value, size)
 

@@ -28,8 +28,12 @@
 #define UMEM_OF_THREADS __attribute__((section(".data")))  // and not where shared memory is
 #define __global__
 #else
+#ifdef __SANITIZE_THREAD__  // all addresses are looked at: umem_addresses.h
+#define UMEM_QUIET __attribute__((no_sanitize("thread")))
+#else
 #define UMEM_QUIET
-#define UMEM_UNSEEN static inline
+#endif
+#define UMEM_UNSEEN UMEM_QUIET static inline
 #define UMEM_PIECE
 #define UMEM_WITHIN static inline
 #define UMEM_CHANGING static inline
@@ -80,6 +84,9 @@ static inline long long clock64() {  // nanoseconds
   return 1000000000LL * now.tv_sec + now.tv_nsec;
 }
 
+#ifdef UMEM_CHECKED
+#include "umem_checked.h"
+#endif
 #include "umem_threads.h"
 
 // -- the threads of a warp ---------------------------------------------------------------------
@@ -298,6 +305,9 @@ static inline UmemHalfBits __ushort_as_half(unsigned short bits) { return UmemHa
 #else
 #define UMEM_CHANGES(place, size) asm volatile("" ::: "memory")  // no vector instructions: places may be the same
 #define UMEM_CHANGED(is_changed) ((void)0)
+#ifdef __SANITIZE_THREAD__
+#include "umem_addresses.h"
+#endif
 #endif
 template <class T, class U, class F> UMEM_CHANGING T umem_atomic(T* place, U value, F change) {
   UMEM_CHANGES(place, sizeof(T));
