@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from project import ROOT
 
 from umem.cli import main
+from umem.devices.specs import gpu_spec
 from umem.trace import Access, Alloc, Free, Mark, Op, Trace
 from umem.trace import file as trace_file
 from umem.units import MIB
@@ -75,7 +76,10 @@ def test_json_is_json_and_nothing_else(trace: Path) -> None:
     content = json.loads(report(trace, "--json", "--gpu", "T4").stdout)
     assert content["trace"] == "run.umem.gz" and content["meta"] == {"model": "small"}
     assert content["peak"]["peak_bytes"] == 5 * MIB
-    assert content["vram"]["gpu"] == "t4" and content["vram"]["vram_bytes"] == round(15.2 * 2**30)
+    assert (
+        content["vram"]["gpu"] == "t4"
+        and content["vram"]["vram_bytes"] == gpu_spec("t4").usable_bytes
+    )
 
 
 def test_a_given_vram_goes_before_the_tables(trace: Path) -> None:

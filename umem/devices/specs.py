@@ -20,7 +20,7 @@ from umem.trace.arithmetic import (
     FLOAT64_PRODUCT,
     TF32_PRODUCT,
 )
-from umem.units import BLOCK_BYTES, GIB, format_bytes
+from umem.units import BLOCK_BYTES, GIB, MIB, format_bytes
 
 GB = 10**9
 PCIE3 = "planning value for PCIe 3.0 x16"
@@ -28,16 +28,31 @@ PCIE4 = "planning value for PCIe 4.0 x16"
 PCIE5 = "planning value for PCIe 5.0 x16"
 
 
+REPORTED, REPORTED_WITH_ECC = 0.985, 0.92
+"""Share of its memory that the driver reports of a GPU whose figure is not published.
+
+An A100 of 80 GB has 79.25 GiB, an H100 79.11 and an RTX 3090 23.69 of 24 (0.987 to 0.991). Of GDDR6
+with error correction the correction takes its share: a T4 has 14.56 GiB of 16, an L40 44.40 of 48
+(0.91 and 0.925). All are what PyTorch's errors say in public reports."""
+CONTEXT_BYTES = 3 * MIB
+"""Size of a context in VRAM for each multiprocessor, before any kernel is loaded.
+
+Measured: 256 MiB on an RTX 3090 (82 of them; InvokeAI issue 9413), 426 on an RTX 6000 Ada (142;
+unsloth-zoo 1053), 107 on an RTX 4060 Ti (34) and 555 on an RTX PRO 6000 (188; llama.cpp 23604),
+which is 2.95 to 3.15 MiB each."""
+
+
 @dataclass(frozen=True)
 class GpuSpec:
     """The figures of a GPU that the model uses.
 
-    ``usable_bytes`` is what programs can have of ``vram_bytes``; where no figure is published it is
-    95% of it. Bandwidths are bytes a second, rates operations a second; ``host_in`` is host to GPU.
-    ``host_in`` is None where GPU and host share their memory. ``chip`` is the compute capability,
-    major and minor, and how many multiprocessors there are: None where it is unknown, and then
-    `umem.software_gpu` refuses it. ``nvlink_bandwidth`` is each way, half of what NVIDIA says of
-    both together; None where it has no NVLink.
+    ``vram_bytes`` is what it is sold with, ``total_bytes`` what the driver reports of it (None: as
+    much as is usable), and ``usable_bytes`` what a context leaves of that. Bandwidths are bytes a
+    second, rates operations a second; ``host_in`` is host to GPU, None where GPU and host share
+    their memory. ``chip`` is the compute capability, major and minor, and how many multiprocessors
+    there are: None where it is unknown, and then `umem.software_gpu` refuses it.
+    ``nvlink_bandwidth`` is each way, half of what NVIDIA says of both together; None where it has
+    no NVLink.
 
     ``fp64_rate`` is that of ordinary float64 arithmetic; None: unknown, and `fp32_rate` is taken.
     ``fp16_rate``, ``tf32_rate`` and ``fp64_product_rate`` are those of matrix products on tensor
@@ -61,6 +76,7 @@ class GpuSpec:
     fp64_rate: float | None = None
     tf32_rate: float | None = None
     fp64_product_rate: float | None = None
+    total_bytes: int | None = None
 
     def tensor_rate(self, arithmetic: str) -> float | None:
         """Return the peak rate of a kind of arithmetic on tensor cores; None: they have none.
@@ -78,7 +94,7 @@ class GpuSpec:
 
     def with_vram(self, vram_bytes: int) -> GpuSpec:
         """Return the GPU with exactly ``vram_bytes`` usable."""
-        return replace(self, vram_bytes=vram_bytes, usable_bytes=vram_bytes)
+        return replace(self, vram_bytes=vram_bytes, usable_bytes=vram_bytes, total_bytes=None)
 
 
 def check_vram(spec: GpuSpec) -> None:
@@ -185,20 +201,29 @@ def _gpu(
     link_gb: float | tuple[float, float] | None,
     source: str,
     link_source: str,
-    usable_gib: float | None = None,
     nvlink_gb: float | None = None,
     *,
+    total_gib: float | None = None,
+    has_ecc: bool = False,
     fp64_tera: float,
     tf32_tera: float | None = None,
     fp64_product_tera: float | None = None,
 ) -> GpuSpec:
-    """Make a row of the table from figures in datasheet units."""
+    """Make a row of the table from figures in datasheet units.
+
+    Args:
+        total_gib: what the driver reports, where it is published.
+        has_ecc: whether its memory is GDDR6 with error correction.
+    """
     into, out = link_gb if isinstance(link_gb, tuple) else (link_gb, link_gb)
+    share = REPORTED_WITH_ECC if has_ecc else REPORTED
+    total_bytes = round((total_gib or share * vram_gib) * GIB) // BLOCK_BYTES * BLOCK_BYTES
     return GpuSpec(
         name=name,
         title=title,
         vram_bytes=round(vram_gib * GIB),
-        usable_bytes=round((usable_gib or 0.95 * vram_gib) * GIB),
+        total_bytes=total_bytes,
+        usable_bytes=total_bytes - CONTEXT_BYTES * chip[2],
         memory_bandwidth=memory_gb * GB,
         fp32_rate=fp32_tera * 1e12,
         fp16_rate=None if fp16_tera is None else fp16_tera * 1e12,
@@ -225,32 +250,42 @@ _ROWS = (
     _gpu("v100-32gb", "Tesla V100 32 GB", (7, 0, 80), 32, 900, 15.7, 125, 12,
          "NVIDIA V100 datasheet (SXM2)", PCIE3, nvlink_gb=150, fp64_tera=7.8),
     _gpu("t4", "T4", (7, 5, 40), 16, 320, 8.1, 65, 12, "NVIDIA T4 datasheet", PCIE3,
-         fp64_tera=8.1 / 32),
+         total_gib=14.56, fp64_tera=8.1 / 32),
     _gpu("rtx-2080-ti", "GeForce RTX 2080 Ti", (7, 5, 68), 11, 616, 13.4, 54, 12,
          "NVIDIA Turing architecture whitepaper", PCIE3, nvlink_gb=50, fp64_tera=13.4 / 32),
     _gpu("rtx-3090", "GeForce RTX 3090", (8, 6, 82), 24, 936, 35.6, 71, 25,
          "NVIDIA Ampere GA102 architecture whitepaper", PCIE4, nvlink_gb=56.25,
-         fp64_tera=35.6 / 64, tf32_tera=35.6),
+         total_gib=23.69, fp64_tera=35.6 / 64, tf32_tera=35.6),
     _gpu("rtx-4090", "GeForce RTX 4090", (8, 9, 128), 24, 1008, 82.6, 165, 25,
-         "NVIDIA Ada architecture whitepaper", PCIE4, fp64_tera=82.6 / 64, tf32_tera=82.6),
+         "NVIDIA Ada architecture whitepaper", PCIE4,
+         total_gib=23.52, fp64_tera=82.6 / 64, tf32_tera=82.6),
     _gpu("rtx-5090", "GeForce RTX 5090", (12, 0, 170), 32, 1792, 105, 210, 55,
-         "NVIDIA RTX Blackwell architecture whitepaper", PCIE5, 31.36,
-         fp64_tera=105 / 64, tf32_tera=105),
+         "NVIDIA RTX Blackwell architecture whitepaper", PCIE5,
+         total_gib=31.36, fp64_tera=105 / 64, tf32_tera=105),
+    _gpu("a10", "A10", (8, 6, 72), 24, 600, 31.2, 125, 25, "NVIDIA A10 datasheet", PCIE4,
+         has_ecc=True, fp64_tera=31.2 / 64, tf32_tera=62.5),
+    _gpu("a10g", "A10G", (8, 6, 80), 24, 600, 35, 70, 25, "AWS's figures for G5 instances", PCIE4,
+         has_ecc=True, fp64_tera=35 / 64, tf32_tera=35),
+    _gpu("rtx-a6000", "RTX A6000", (8, 6, 84), 48, 768, 38.7, 154.8, 25,
+         "NVIDIA RTX A6000 datasheet", PCIE4, nvlink_gb=56.25,
+         fp64_tera=38.7 / 64, tf32_tera=77.4),
     _gpu("l4", "L4", (8, 9, 58), 24, 300, 30.3, 121, 25, "NVIDIA L4 datasheet", PCIE4,
-         fp64_tera=30.3 / 64, tf32_tera=60),
+         has_ecc=True, fp64_tera=30.3 / 64, tf32_tera=60),
+    _gpu("l40", "L40", (8, 9, 142), 48, 864, 90.5, 181, 25, "NVIDIA L40 datasheet", PCIE4,
+         total_gib=44.40, fp64_tera=90.5 / 64, tf32_tera=90.5),
     _gpu("l40s", "L40S", (8, 9, 142), 48, 864, 91.6, 362, 25, "NVIDIA L40S datasheet", PCIE4,
-         fp64_tera=91.6 / 64, tf32_tera=183),
+         total_gib=44.42, fp64_tera=91.6 / 64, tf32_tera=183),
     _gpu("a100-40gb", "A100 40 GB", (8, 0, 108), 40, 1555, 19.5, 312, 25,
-         "NVIDIA A100 datasheet", PCIE4, nvlink_gb=300,
+         "NVIDIA A100 datasheet", PCIE4, nvlink_gb=300, total_gib=39.49,
          fp64_tera=9.7, tf32_tera=156, fp64_product_tera=19.5),
     _gpu("a100-80gb", "A100 80 GB", (8, 0, 108), 80, 2039, 19.5, 312, 25,
-         "NVIDIA A100 datasheet", PCIE4, nvlink_gb=300,
+         "NVIDIA A100 datasheet", PCIE4, nvlink_gb=300, total_gib=79.25,
          fp64_tera=9.7, tf32_tera=156, fp64_product_tera=19.5),
     _gpu("h100-pcie", "H100 PCIe", (9, 0, 114), 80, 2039, 51, 756, 55,
-         "NVIDIA H100 datasheet (2022)", PCIE5, nvlink_gb=300,
+         "NVIDIA H100 datasheet (2022)", PCIE5, nvlink_gb=300, total_gib=79.11,
          fp64_tera=26, tf32_tera=378, fp64_product_tera=51),
     _gpu("h100-sxm", "H100 SXM", (9, 0, 132), 80, 3352, 67, 989, 55,
-         "NVIDIA H100 datasheet", PCIE5, nvlink_gb=450,
+         "NVIDIA H100 datasheet", PCIE5, nvlink_gb=450, total_gib=79.11,
          fp64_tera=34, tf32_tera=494, fp64_product_tera=67),
     _gpu("h200", "H200 SXM", (9, 0, 132), 141, 4800, 67, 989, 55,
          "NVIDIA H200 datasheet", PCIE5, nvlink_gb=450,
@@ -266,15 +301,13 @@ _ROWS = (
          fp64_tera=37, tf32_tera=1125, fp64_product_tera=37),
     _gpu("jetson-orin-64gb", "Jetson AGX Orin 64 GB", (8, 7, 16), 64, 205, 5.3, None, None,
          "NVIDIA Jetson AGX Orin series datasheet", "none: GPU and CPU share the memory",
+         total_gib=60.8,  # a guess: 95%, as the system has its own
          fp64_tera=5.3 / 64),
 )  # fmt: skip
 
 GPUS: dict[str, GpuSpec] = {spec.name: spec for spec in _ROWS}
 DRIVER_NAMES = {
     "v100s-pcie-32gb": "v100-32gb",
-    "a10": "rtx-3090",
-    "a10g": "rtx-3090",
-    "rtx a6000": "rtx-3090",
     "a100 80gb pcie": "a100-80gb",
     "h100 80gb hbm3": "h100-sxm",
     "gh200 480gb": "gh200-96gb",
@@ -284,8 +317,7 @@ DRIVER_NAMES = {
 the board's connector in it (`_CONNECTOR`).
 
 A row stands for every board with its chip, for its link to the host: clocks, VRAM and memory
-bandwidth differ, as of V100 and A100 on PCIe, and of A10, A10G and RTX A6000, which have the GA102
-of an RTX 3090. The 480 GB of a GH200 are the host's."""
+bandwidth differ, as of V100 and A100 on PCIe. The 480 GB of a GH200 are the host's."""
 
 _CONNECTOR = re.compile("-(pcie|sxm[0-9])")
 

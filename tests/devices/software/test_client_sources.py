@@ -375,18 +375,22 @@ def test_halves_are_rounded_as_numpy_rounds_them(kernel_cache: Path) -> None:
     run(
         r"""
 code = '''#include <cuda_fp16.h>
-extern "C" __global__ void f(const __half* a, const __half* b, __half* y, int* w, const int* n, const double* d) {
+extern "C" __global__
+void f(const __half* a, const __half* b, __half* y, int* w, const int* n, const double* d) {
   const int i = threadIdx.x;
   const __half2 p = __halves2half2(a[i], b[i]), q = __lowhigh2highlow(p);
   __half* at = y + 16 * i;
   at[0] = __hadd(a[i], b[i]); at[1] = a[i] - b[i]; at[2] = a[i] * b[i]; at[3] = __hdiv(a[i], b[i]);
   at[4] = __high2half(__hadd2(p, q)); at[5] = (p * q).x; at[6] = __low2half(__hneg2(p));
   at[7] = __hadd_sat(a[i], b[i]); at[8] = __int2half_rn(n[i]); at[9] = __double2half(d[i]);
-  at[10] = __int2half_rz(n[i]); at[11] = __float2half_ru((float)d[i]); at[12] = __float2half_rd((float)d[i]);
+  at[10] = __int2half_rz(n[i]);
+  at[11] = __float2half_ru((float)d[i]); at[12] = __float2half_rd((float)d[i]);
   at[13] = __hfma(a[i], b[i], a[i]); at[14] = htrunc(a[i]); at[15] = __low2half(h2sqrt(__habs2(p)));
   int* to = w + 8 * i;
-  to[0] = __hbgt2(p, q); to[1] = __hgt2_mask(p, q); to[2] = __half2int_rd(a[i]); to[3] = __half2short_rn(a[i]);
-  to[4] = __hltu(a[i], b[i]); to[5] = __hne(a[i], b[i]); to[6] = __half2uint_ru(a[i]); to[7] = __heq(a[i], b[i]);
+  to[0] = __hbgt2(p, q); to[1] = __hgt2_mask(p, q);
+  to[2] = __half2int_rd(a[i]); to[3] = __half2short_rn(a[i]);
+  to[4] = __hltu(a[i], b[i]); to[5] = __hne(a[i], b[i]);
+  to[6] = __half2uint_ru(a[i]); to[7] = __heq(a[i], b[i]);
 }
 extern "C" __global__ void g(__half2* x) { atomicAdd(x, __floats2half2_rn(1.f, 2.f)); }'''
 rng = np.random.default_rng(0)

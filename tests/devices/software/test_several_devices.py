@@ -164,7 +164,7 @@ with cp.cuda.Device(1):
 kernel((1,), (1,), (managed,))  # which is nobody's
 assert x.tolist() == managed.tolist() == [1, 0, 0, 0]
 """
-    run(program, kernel_cache, start=TWO)
+    run(program, kernel_cache, start=TWO.replace("force=True", "force=True, sticky=False"))
 
 
 def test_streams_events_and_kernels_are_of_one_device(kernel_cache: Path) -> None:

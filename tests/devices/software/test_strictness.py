@@ -18,7 +18,7 @@ def failing(status: int) -> None:
 
 
 def test_a_refusal_is_cudas_error_and_ends_with_the_option_that_turns_it_off() -> None:
-    with pytest.raises(StatusError, match="^ERROR_1: it is too large. To accept") as caught:
+    with pytest.raises(StatusError, match=r"^ERROR_1: it is too large\. To accept") as caught:
         refuse(failing, 1, "it is too large")
     assert caught.value.status == 1
     assert str(caught.value).endswith(hint())

@@ -52,6 +52,8 @@ def started(*words: str, cache: Path, cwd: Path | None = None, **variables: str)
         ("t4, model=off ,checked", {"model": False, "checked": True}),
         ("t4,devices=2", {"devices": 2}),
         ("t4,not-strict", {"strict": False}),
+        ("t4,sticky=off", {"sticky": False}),
+        ("t4,sticky=on", {"sticky": True}),
         ("t4,seed=3,force,model=on", {"stream_seed": 3, "force": True, "model": True}),
     ],
 )
@@ -68,6 +70,8 @@ def test_options_are_those_of_software_gpu(text: str, given: dict[str, Any]) -> 
         "model=maybe",
         "checked=1",
         "not-strict=1",
+        "sticky",
+        "sticky=0",
         "strict",
         "seed=x",
         "x",

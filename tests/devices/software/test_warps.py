@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from software_programs import START, needs_software_gpu, run
+from software_programs import GOES_ON, needs_software_gpu, run
 from warp_kernels import CHECKS, PROGRAM
 
 from umem.devices.software.kernels import for_host
@@ -14,7 +14,7 @@ from umem.devices.software.races import with_names
 from umem.devices.software.warps import can_step
 
 NAMES = re.findall(r'^check\("([^"]+)"', CHECKS, re.MULTILINE)
-CHECKED = START.replace("force=True", "force=True, checked=True")
+CHECKED = GOES_ON.replace("force=True", "force=True, checked=True")
 
 
 def test_only_kernels_in_which_a_step_can_tell_are_compiled_for_steps() -> None:
@@ -104,7 +104,7 @@ def said(name, block=64, shared=0):
         cp.cuda.Device().synchronize()
         print("nothing")
     except umem.errors.DeviceError as error:
-        print(error)
+        print(error.sentence, end="\n" if error.status == 719 else str(error.status))
 '''
 
 

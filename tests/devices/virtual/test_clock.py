@@ -200,7 +200,9 @@ def test_every_gpu_says_where_its_figures_are_from() -> None:
         spec = gpu_spec(name)
         assert spec.name == name and spec.title
         assert len(spec.source) > 8 and len(spec.link_source) > 8
-        assert 0.9 * spec.vram_bytes <= spec.usable_bytes <= spec.vram_bytes
+        assert spec.total_bytes is not None
+        assert 0.9 * spec.vram_bytes <= spec.total_bytes < spec.vram_bytes
+        assert 30 << 20 <= spec.total_bytes - spec.usable_bytes <= 600 << 20
         assert 8 << 30 <= spec.vram_bytes <= 256 << 30
         assert 1e11 < spec.memory_bandwidth < 1e13
         assert 1e12 < spec.fp32_rate < 2e14
@@ -247,8 +249,13 @@ def test_figures_of_the_table(
     assert spec.vram_bytes == vram_gib << 30
 
 
-def test_usable_vram_of_the_5090_is_the_published_one() -> None:
-    assert gpu_spec("rtx-5090").usable_bytes == pytest.approx(31.36 * 2**30, abs=1)
+def test_a_gpu_has_what_its_driver_reports_less_a_context() -> None:
+    t4 = gpu_spec("t4")
+    assert t4.total_bytes is not None
+    assert t4.total_bytes == pytest.approx(14.56 * 2**30, abs=2 << 20)
+    assert t4.total_bytes - t4.usable_bytes == 40 * (3 << 20)
+    given = t4.with_vram(1 << 30)
+    assert (given.vram_bytes, given.usable_bytes, given.total_bytes) == (1 << 30, 1 << 30, None)
 
 
 @pytest.mark.parametrize("name", ["V100-16GB", "v100_16gb", " v100 16gb ", "v100-16"])

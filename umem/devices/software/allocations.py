@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from umem.devices.base import Policy
 from umem.devices.page_moves import PageMove, Told
 from umem.devices.software.device_state import Current, DeviceState
+from umem.devices.software.faults import Fault, KernelFault
 from umem.devices.software.memory_sources import PlainSource
 from umem.devices.software.pool_blocks import PoolBlocks
 from umem.devices.specs import GpuSpec
@@ -78,6 +79,10 @@ class HostMemory:
         error_type: CuPy's error for a status.
         listener: is told of operations; None without a recorder.
         source: where memory comes from.
+        is_checked: whether it is in checked mode.
+        is_sticky: whether a fault ends the context of its device.
+        fault_type: the error for a fault.
+        context_ends: is called after a fault that ends a context.
         is_strict: whether what CUDA refuses is refused; see `umem.devices.software.strictness`.
         lock: held while a kernel runs: what its threads share is static, so that two threads of the
             program take turns.
@@ -90,6 +95,10 @@ class HostMemory:
         self.lock = safe_lock()  # before the model's, which is taken inside
         self.source = PlainSource()
         self.is_modelled = is_modelled
+        self.is_checked = False
+        self.is_sticky = True
+        self.fault_type: Any = KernelFault
+        self.context_ends: Callable[[], None] = lambda: None
         self.is_strict = True
         self.listener: Listener | None = None
         self.devices = [
@@ -119,6 +128,30 @@ class HostMemory:
     def fail(self, status: int) -> NoReturn:
         """Raise CuPy's error for a status."""
         raise self.error_type(status)
+
+    def end_context(
+        self, status: int, sentence: str, device: DeviceState | None = None
+    ) -> NoReturn:
+        """Raise a fault of a device, by default the current one; its context has ended then."""
+        if self.is_sticky:
+            (device or self.here).fault = Fault(status, sentence)
+            self.context_ends()
+        raise self.fault_type(status, sentence)
+
+    def refuse_ended(self, device: DeviceState) -> None:
+        """Raise if a device's context has ended."""
+        if device.fault is not None:
+            raise self.fault_type(device.fault.status, device.fault.reminder)
+
+    def drop_error(self) -> None:
+        """Forget an error that a later call would raise: here there is none."""
+
+    def forget_faults(self) -> tuple[Fault, ...]:
+        """Return the faults of all devices, which can be used again."""
+        faults = [device.fault for device in self.devices]
+        for device in self.devices:
+            device.fault = None
+        return tuple(fault for fault in faults if fault is not None)
 
     def refuse_memory(self, nbytes: int) -> NoReturn:
         """Raise where the machine has no memory for an allocation."""

@@ -110,6 +110,7 @@ class ImmediateLibrary:
         runtime, current_stream = self._runtime, self._current_stream
 
         def work(*given: Any) -> Any:
+            runtime.refuse_ended(runtime.here)
             if runtime.captures and runtime.is_captured(current_stream()):
                 return None
             return function(*given)
@@ -132,8 +133,7 @@ def on_stream(runtime: HostRuntime, functions: Any) -> Any:
     """Wrap a library for CuPy's current stream: queued if streams are deferred, skipped in a
     capture.
     """
-    module: Any = importlib.import_module("cupy_backends.cuda.stream")
-    stream = _current_stream(module.__pyx_capi__)
+    stream = current_stream()
     if isinstance(runtime, DryRuntime):
         functions = DryLibrary(functions, runtime)
     if isinstance(runtime, DeferredRuntime):
@@ -141,8 +141,9 @@ def on_stream(runtime: HostRuntime, functions: Any) -> Any:
     return ImmediateLibrary(functions, runtime, stream)
 
 
-def _current_stream(capsules: Any) -> Callable[[], int]:
+def current_stream() -> Callable[[], int]:
     """Return CuPy's C function for the calling thread's current stream."""
-    pointer = capsule_pointer(capsules["get_current_stream_ptr"])
+    module: Any = importlib.import_module("cupy_backends.cuda.stream")
+    pointer = capsule_pointer(module.__pyx_capi__["get_current_stream_ptr"])
     found: Callable[[], int] = ctypes.PYFUNCTYPE(ctypes.c_ssize_t)(pointer)
     return found

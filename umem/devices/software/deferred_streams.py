@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from umem.devices.software.allocations import DEVICE, HOST, INVALID_VALUE, MANAGED, NO_MEMORY
 from umem.devices.software.driver import HostDriver
+from umem.devices.software.faults import Fault
 from umem.devices.software.kernels import Kernel
 from umem.devices.software.runtime import HostRuntime, overwrite
 from umem.devices.software.stream_order import LEGACY, StreamOrder, Work
@@ -103,15 +104,31 @@ class DeferredRuntime(HostRuntime):
         with self.lock:
             self._order.reseed(seed)
 
+    def finish(self) -> None:
+        """Run all queued work of all devices, and raise the first error of it.
+
+        No wait of the program's: captures go on, and neither counts nor simulated time change.
+        """
+        with self.lock:
+            self._order.finish_all(None)
+
+    @property
+    def is_late(self) -> bool:
+        """Tell whether work waits, by a seed."""
+        return self._order.is_late
+
     def queue(self, stream: int, function: Callable[[], object]) -> None:
         """Queue work on a stream unless a capture takes it; raises an error of earlier work."""
         with self.lock:
+            self.refuse_ended(self.device_of(stream))
             if not self.is_captured(stream):
                 self._order.issue(stream, partial(self._on_device, self.home_of(stream), function))
                 self._order.raise_error()
 
     def _on_device(self, ordinal: int, function: Callable[[], object]) -> None:
-        """Wrap work so that its device is current while it runs."""
+        """Run work with its device as the current one; none whose context has ended."""
+        if self.devices[ordinal].fault is not None:
+            return
         before, self.current.ordinal = self.current.ordinal, ordinal
         try:
             function()
@@ -123,6 +140,16 @@ class DeferredRuntime(HostRuntime):
         if not self._is_over:
             with self.lock:
                 self._order.issue_after_all(function)
+
+    def drop_error(self) -> None:
+        with self.lock:
+            self._order.drop_error()
+
+    def forget_faults(self) -> tuple[Fault, ...]:
+        with self.lock:
+            self._order.run_all()  # what is queued where a context has ended does nothing
+            self._order.drop_error()
+            return super().forget_faults()
 
     # -- memory ----------------------------------------------------------------------------
 
@@ -172,6 +199,7 @@ class DeferredRuntime(HostRuntime):
 
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
         """Queue a copy; host memory is read at the call, and written before it returns."""
+        self.refuse_copy(dst, src, size, kind)
         if self.is_captured(stream):
             return
         if stream == LEGACY:
@@ -201,6 +229,7 @@ class DeferredRuntime(HostRuntime):
                 self._order.finish_stream(stream)
 
     def memcpy(self, dst: int, src: int, size: int, kind: int) -> None:
+        self.refuse_copy(dst, src, size, kind)
         places = self._kind_of(src), self._kind_of(dst)
         if not places[0] and kind != ON_DEVICE:
             self._wait(LEGACY)
@@ -214,9 +243,15 @@ class DeferredRuntime(HostRuntime):
             self._wait(LEGACY)
 
     def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
+        self.refuse_range("fill", ptr, size)
         if not self.is_captured(stream):
             self.tell_fill(ptr, size)
             self.queue(stream, lambda: ctypes.memset(ptr, value, size))
+
+    def put_bytes(self, address: int, value: int, nbytes: int, stream: int) -> None:
+        with self.lock:  # no error of earlier work is raised, as no call of CUDA's is made
+            fill = partial(ctypes.memset, address, value, nbytes)
+            self._order.issue(stream, partial(self._on_device, self.home_of(stream), fill))
 
     def prefetch(self, address: int, nbytes: int, device: int, stream: int) -> None:
         super().prefetch(address, nbytes, device, stream)
@@ -289,6 +324,7 @@ class DeferredRuntime(HostRuntime):
                 self._order.finish(self._queued[event])
 
     def eventElapsedTime(self, start: int, end: int) -> float:
+        self.refuse_untimed(start, end)
         events = [self._queued.get(event) for event in (start, end)]
         if any(event is not None and not event.is_done for event in events):
             self.fail(NOT_READY)
@@ -316,4 +352,8 @@ class DeferredDriver(HostDriver):
         """Queue a launch with copies of its arguments."""
         self.tell_launch(kernel, stream, given)
         captured, (grid, block) = kernel.captured(given), sizes
-        self._queue(stream, lambda: self.run(kernel, grid, block, shared_bytes, captured.address))
+
+        def late() -> None:
+            self.run_or_end(kernel, grid, block, shared_bytes, captured.address)
+
+        self._queue(stream, late)

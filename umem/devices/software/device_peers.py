@@ -15,14 +15,13 @@ from functools import partial
 
 from umem.devices.software.allocations import HOST, HostMemory
 from umem.devices.software.device_state import DeviceState
+from umem.devices.software.faults import ILLEGAL_ADDRESS
 from umem.devices.specs import GpuSpec
 from umem.devices.virtual.driver import covered
 from umem.devices.virtual.model import Model
 from umem.trace.arithmetic import FLOAT32
 from umem.trace.events import Access, Hint, Op
 
-ILLEGAL_ADDRESS = 700
-"""Value of cudaError, from driver_types.h."""
 _GATHERS = ("cupy_take", "cupy_getitem", "cupy_scatter", "cupy_cupyx_scatter")
 """CuPy's kernels that access memory at computed indexes."""
 
@@ -32,7 +31,8 @@ def check_peers(memory: HostMemory, device: DeviceState, accesses: Iterable[Acce
     for access in accesses:
         found = memory.of_number(access.tensor)
         if not (found.is_managed or found.device == device.ordinal or found.device in device.peers):
-            memory.fail(ILLEGAL_ADDRESS)
+            whose = f"device {device.ordinal} uses memory of device {found.device}"
+            memory.end_context(ILLEGAL_ADDRESS, f"{whose}, which is no peer of it", device)
 
 
 def tell_operation(memory: HostMemory, device: DeviceState, op: Op) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from umem.devices.base import Policy
 from umem.devices.software.copy_streams import CopyStreams
+from umem.devices.software.faults import Fault
 from umem.devices.specs import COSTS, GpuSpec
 from umem.devices.virtual.model import Model
 from umem.errors import DeviceError, SizeError
@@ -90,6 +91,7 @@ class DeviceState:
         model: its VRAM, pages and time.
         beside: its streams that only copy.
         peers: the devices whose memory its kernels may use.
+        fault: that of a kernel which has ended its context; None without one.
     """
 
     def __init__(self, ordinal: int, spec: GpuSpec, policy: Callable[[], Policy]) -> None:
@@ -100,6 +102,7 @@ class DeviceState:
         self.limits = dict(_LIMITS)
         self.pool = StreamPool()
         self.peers: set[int] = set()
+        self.fault: Fault | None = None
 
     def restart(self) -> None:
         """Restart time and counts at zero, and peaks at what is held now."""

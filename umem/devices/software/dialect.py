@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 
+from umem.devices.software.capabilities import architecture
 from umem.errors import DeviceError
 
 _TYPES = ("float16", "bfloat16")
@@ -43,6 +44,14 @@ _DYNAMIC = re.compile(
 _NAME = re.compile(r"(\w+)\s*\[\s*\]((?:\s*\[[^\]]*\])*)")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'", re.DOTALL)
 """A comment; or a string or character, which may contain something that looks like one."""
+_LONG_DOUBLE = re.compile(r"\b(?:long\s+double|double\s+long)\b")
+_LONG = re.compile(
+    rf"{_COMMENT.pattern}|({_LONG_DOUBLE.pattern})"
+    r"|\b((?:\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+))[lL]\b",
+    re.DOTALL,
+)
+"""``long double`` and its literals, but for those in comments and strings."""
+_MAY_BE_LONG = re.compile(rf"{_LONG_DOUBLE.pattern}|[\d.][lL]\b")
 _CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b")
 _NEVER = re.compile(r"\s*#\s*if\s+(0|false)\s*$")
 _BRACE = re.compile(r'(extern\s*"C"\s*|\bnamespace[\w\s:]*)?\{|\}')
@@ -58,7 +67,6 @@ _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:[^\n\\]|\\.)*)", re.MU
 _OF_HEADERS = re.compile(r"-D(_|CUPY_|CUB_|THRUST_|CCCL_|LIBCUDACXX_)")
 """Options meant for CuPy's headers."""
 _COMPILERS = ("__CUDACC__", "__CUDACC_RTC__")
-_ARCHITECTURE = re.compile(r"-arch=\w+_(\d+)|--gpu-architecture=\w+_(\d+)")
 _HIDDEN = "pragma umem "
 _INCLUDING = re.compile(r"^([ \t]*#[ \t]*)(?=include\b)", re.MULTILINE)
 _ASSEMBLY = re.compile(
@@ -106,6 +114,18 @@ def translated(source: str) -> str:
     source = _OWN_TRAIT.sub(lambda m: _blank(m[0]), source)
     source = source.replace("static __shared__", "__shared__")  # which is static here
     return _TRAILING.sub(">", source)
+
+
+def has_long_double(source: str) -> bool:
+    """Tell whether a source names ``long double``."""
+    return _LONG_DOUBLE.search(uncommented(source)) is not None
+
+
+def without_long_double(source: str) -> str:
+    """Make ``long double`` double, as nvcc does, with the literals of that type."""
+    if not _MAY_BE_LONG.search(source):
+        return source
+    return _LONG.sub(lambda m: (m[1] and "double") or m[2] or m[0], source)
 
 
 def saturating(source: str) -> str:
@@ -206,9 +226,9 @@ def definitions(source: str, options: Sequence[str]) -> str:
     """
     pairs = [option[2:].partition("=") for option in options if is_its_macro(option)]
     pairs += [(name, "=", "1") for name in _COMPILERS if name in source]
-    for found in filter(None, map(_ARCHITECTURE.match, options)):
-        if "__CUDA_ARCH__" in source:
-            pairs.append(("__CUDA_ARCH__", "=", f"{found[1] or found[2]}0"))
+    here = architecture(options)
+    if here is not None and "__CUDA_ARCH__" in source:
+        pairs.append(("__CUDA_ARCH__", "=", f"{here}0"))
     return "".join(f"#define {name} {value if given else 1}\n" for name, given, value in pairs)
 
 

@@ -11,10 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from umem.devices.software.boards import BLOCK_SHARED_BYTES, chip_of, resident_blocks
 from umem.devices.software.dialect import OWN
+from umem.devices.software.faults import KernelFault
+from umem.devices.software.kernel_limits import KernelLimits
 from umem.devices.software.kernels import Kernel, KernelCompiler
 from umem.devices.software.nvrtc import unpacked
 from umem.devices.software.runtime import HostRuntime
+from umem.devices.software.strictness import refuse
 from umem.trace.events import Access
 
 NOT_FOUND, FILE_NOT_FOUND, INVALID_IMAGE, INVALID_CONTEXT = 500, 301, 200, 201
@@ -23,11 +27,10 @@ INVALID_VALUE, INVALID_HANDLE = 1, 400
 MOST_THREADS, MOST_LAYERS = 1024, 64
 """The most threads of a block: in all, and in its third dimension."""
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
-SHARED_BYTES, MOST_SHARED_BYTES = 49152, 65536
-"""Shared memory of a block by default, and on request."""
-_STATIC_SHARED, _DYNAMIC_SHARED, _CARVEOUT = 1, 8, 9
-_ATTRIBUTES = {0: MOST_THREADS, 2: 0, 3: 0, 4: 32, 5: 75, 6: 75, 7: 0, _CARVEOUT: -1}
-"""Values of CUfunction_attribute from cuda.h: threads of a block, registers (a guess), versions."""
+_MOST_THREADS, _STATIC_SHARED, _DYNAMIC_SHARED, _CARVEOUT = 0, 1, 8, 9
+_ATTRIBUTES = {2: 0, 3: 0, 4: 32, 7: 0, _CARVEOUT: -1}
+_VERSIONS = (5, 6)
+"""CUfunction_attribute from cuda.h: threads of a block, registers (a guess); of PTX and binary."""
 HAS_SHARED = re.compile(r"(?<!extern )\b__shared__\b")
 
 
@@ -46,6 +49,7 @@ class LoadedModule(NamedTuple):
     path: Path | None
     kernels: dict[str, str]
     has_shared: bool
+    limits: KernelLimits
     device: int
     handles: list[int]
 
@@ -70,8 +74,13 @@ class HostDriver:
         self._loaded: set[Path] = set()
         self._kernels: dict[int, Kernel] = {}
         self._devices: dict[int, int] = {}  # of kernels
-        self._with_shared: set[int] = set()
+        self._static: dict[int, int] = {}  # bytes of shared memory
+        self._bounds: dict[int, int] = {}  # threads of a block
+        self._limited: set[int] = set()  # kernels with bounds or static memory
         self._shared_limits: dict[int, int] = {}
+        self._chip = chip_of(runtime.spec)
+        major, minor = (runtime.deviceGetAttribute(which, 0) for which in (75, 76))
+        self._version = 10 * major + minor
         self.run: Callable[[Kernel, Sequence[int], Sequence[int], int, int], None] = Kernel.run
 
     def moduleLoad(self, path: str) -> int:
@@ -114,8 +123,8 @@ class HostDriver:
         """Compile a module and load it on the current device."""
         path, kernels = self._compiler.compile(*code, in_headers)
         has_shared = HAS_SHARED.search(code[0]) is not None
-        here = self._runtime.device_here
-        return LoadedModule(code, self._library(path), path, kernels, has_shared, here, [])
+        limits, here = self._compiler.limits(path), self._runtime.device_here
+        return LoadedModule(code, self._library(path), path, kernels, has_shared, limits, here, [])
 
     def _library(self, path: Path) -> ctypes.CDLL:
         """Load a shared object; a second time as a copy, so that it has its own variables."""
@@ -135,7 +144,9 @@ class HostDriver:
         found = self._modules.pop(module, None)
         for handle in () if found is None else found.handles:
             del self._kernels[handle], self._devices[handle]
-            self._with_shared.discard(handle)
+            self._limited.discard(handle)
+            self._static.pop(handle, None)
+            self._bounds.pop(handle, None)
             self._shared_limits.pop(handle, None)
 
     def _module(self, module: int) -> LoadedModule:
@@ -154,8 +165,11 @@ class HostDriver:
         self._kernels[handle] = self._kernel_of(module, name)
         self._devices[handle] = found.device
         found.handles.append(handle)
-        if found.has_shared:
-            self._with_shared.add(handle)
+        # -1: not counted. CuPy asks where no error of Python's can be passed on.
+        self._static[handle] = found.limits.static.shared.get(name, -1 if found.has_shared else 0)
+        self._bounds[handle] = found.limits.bounds.get(name, MOST_THREADS)
+        if self._static[handle] > 0 or self._bounds[handle] < MOST_THREADS:
+            self._limited.add(handle)
         return handle
 
     def _kernel_of(self, module: int, name: str) -> Kernel:
@@ -190,7 +204,9 @@ class HostDriver:
         """Check a launch as the driver does, and run or queue it unless it is captured."""
         sizes = (grid_x, grid_y, grid_z), (block_x, block_y, block_z)
         kernel = self._kernel(function)
-        self._check(*sizes, shared_bytes, self._shared_limits.get(function, SHARED_BYTES))
+        self._check(*sizes, shared_bytes, self._shared_limits.get(function, BLOCK_SHARED_BYTES))
+        if function in self._limited and self._runtime.is_strict:
+            self._check_strictly(function, kernel.name, block_x * block_y * block_z, shared_bytes)
         here = self._runtime.device_here
         if self._devices[function] != here or self._runtime.home_of(stream) != here:
             self._fail(INVALID_HANDLE)
@@ -213,6 +229,18 @@ class HostDriver:
         if not (is_grid and is_block and 0 <= shared_bytes <= limit):
             self._fail(INVALID_VALUE)
 
+    def _check_strictly(self, function: int, name: str, threads: int, dynamic: int) -> None:
+        """Raise for a launch that is beyond what the kernel itself says or has."""
+        most, static = self._bounds[function], max(0, self._static[function])
+        if threads > most:
+            why = f"{threads} threads of a block, and {name} has __launch_bounds__ of {most}"
+            refuse(self._fail, INVALID_VALUE, why)
+        is_asked = function in self._shared_limits
+        room = self._chip.block_shared_bytes if is_asked else BLOCK_SHARED_BYTES
+        if static + dynamic > room:
+            why = f"{name} has {static:,} bytes of static shared memory, and {dynamic:,} more"
+            refuse(self._fail, INVALID_VALUE, f"{why} pass the {room:,} of a block")
+
     def launch(
         self,
         kernel: Kernel,
@@ -224,7 +252,19 @@ class HostDriver:
         """Run a kernel over a grid; ``given`` points to the arguments' addresses."""
         with self._runtime.lock:
             self.tell_launch(kernel, stream, given)
-            self.run(kernel, *sizes, shared_bytes, given)
+            self.run_or_end(kernel, *sizes, shared_bytes, given)
+
+    def run_or_end(
+        self, kernel: Kernel, grid: Sequence[int], block: Sequence[int], shared: int, given: int
+    ) -> None:
+        """Run a kernel; a fault ends the context of the current device."""
+        try:
+            self.run(kernel, grid, block, shared, given)
+        except KernelFault as fault:
+            status, sentence = fault.status, fault.sentence
+        else:
+            return
+        self._runtime.end_context(status, sentence)
 
     def tell_launch(self, kernel: Kernel, stream: int, given: int) -> None:
         """Report the memory that a kernel will use."""
@@ -248,9 +288,10 @@ class HostDriver:
         self._kernel(function)
         known = {
             **_ATTRIBUTES,
-            # -1: not counted. CuPy calls this where no error of Python's can be passed on.
-            _STATIC_SHARED: -1 if function in self._with_shared else 0,
-            _DYNAMIC_SHARED: self._shared_limits.get(function, SHARED_BYTES),
+            **dict.fromkeys(_VERSIONS, self._version),
+            _MOST_THREADS: min(MOST_THREADS, self._bounds[function]),
+            _STATIC_SHARED: self._static[function],
+            _DYNAMIC_SHARED: self._shared_limits.get(function, BLOCK_SHARED_BYTES),
         }
         if attribute not in known:
             self._fail(INVALID_VALUE)
@@ -258,7 +299,7 @@ class HostDriver:
 
     def funcSetAttribute(self, function: int, attribute: int, value: int) -> None:
         self._kernel(function)
-        if attribute == _DYNAMIC_SHARED and 0 <= value <= MOST_SHARED_BYTES:
+        if attribute == _DYNAMIC_SHARED and 0 <= value <= self._chip.block_shared_bytes:
             self._shared_limits[function] = value
         elif attribute != _CARVEOUT:  # which changes nothing here
             self._fail(INVALID_VALUE)
@@ -266,12 +307,22 @@ class HostDriver:
     def occupancyMaxActiveBlocksPerMultiprocessor(
         self, function: int, block_size: int, shared_bytes: int
     ) -> int:
-        return max(1, 2048 // max(1, block_size))
+        if block_size > self._bounds.get(function, MOST_THREADS):
+            return 0
+        shared_bytes += max(0, self._static.get(function, 0))
+        return resident_blocks(self._runtime.spec, block_size, shared_bytes)
 
     def occupancyMaxPotentialBlockSize(
         self, function: int, shared_bytes: int, limit: int
     ) -> tuple[int, int]:
-        return 40, min(1024, limit or 1024)
+        """Return how many blocks fill the GPU, and the threads of one at which most threads run."""
+        most = min(self._bounds.get(function, MOST_THREADS), limit or MOST_THREADS)
+        shared_bytes += max(0, self._static.get(function, 0))
+        sizes = range(most - most % 32 or most, 0, -32)
+        spec = self._runtime.spec
+        best = max(sizes, key=lambda size: size * resident_blocks(spec, size, shared_bytes))
+        assert spec.chip is not None
+        return spec.chip[2] * resident_blocks(spec, best, shared_bytes), best
 
     # Each device has one context, its primary one: its number and one.
 

@@ -7,20 +7,17 @@ only free something do nothing there, so that a child that does not use the GPU 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
+from umem.devices.software.faults import GIVES_BACK, Led
 from umem.devices.software.runtime import HostRuntime
 
 NOT_INITIALISED = 3
 """cudaErrorInitializationError, from driver_types.h."""
-_GIVES_BACK = re.compile(r"free|destroy|unload|release", re.IGNORECASE)
-Lead = Callable[[Callable[[str], Any]], None]
-"""Redirects a CuPy module's functions to those that another function returns for their names."""
 
 
-def refuse_children(runtime: HostRuntime, leads: Iterable[Lead]) -> None:
+def refuse_children(runtime: HostRuntime, led: Iterable[Led]) -> None:
     """Make CuPy fail in children that are forked after the first use."""
 
     def refused(*_: Any, **more: Any) -> None:
@@ -31,8 +28,9 @@ def refuse_children(runtime: HostRuntime, leads: Iterable[Lead]) -> None:
 
     def refuse() -> None:
         if runtime.was_used:
-            for lead in leads:
-                lead(lambda name: nothing if _GIVES_BACK.search(name) else refused)
+            runtime.is_refused = True
+            for each in led:
+                each.lead(lambda name: nothing if GIVES_BACK.search(name) else refused)
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=refuse)

@@ -76,7 +76,11 @@ class HostHints:
         def status(error: BaseException) -> int:
             return int(getattr(error, "status", UNKNOWN))
 
-        kept = ctypes.CFUNCTYPE(ctypes.c_int, *types)(returning_status(function, status))
+        def unless_ended(*given: Any) -> int:
+            fault = self._runtime.here.fault
+            return fault.status if fault is not None else int(function(*given))
+
+        kept = ctypes.CFUNCTYPE(ctypes.c_int, *types)(returning_status(unless_ended, status))
         ctypes.c_void_p.in_dll(self.library, name).value = ctypes.cast(kept, ctypes.c_void_p).value
         return kept
 

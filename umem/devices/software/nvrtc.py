@@ -106,7 +106,10 @@ class HostNvrtc:
 
     def getProgramLog(self, program: int) -> str:
         found = self._programs[program]
-        return found.log or self._compiler.warnings(found.source, found.options, found.expressions)
+        if found.log:
+            return found.log
+        said = self._compiler.warnings(found.source, found.options, found.expressions)
+        return said.replace(STANDARD_INPUT, found.name)
 
     def getCUBIN(self, program: int) -> bytes:
         found = self._programs[program]

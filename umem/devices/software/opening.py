@@ -18,13 +18,14 @@ from umem.devices.host import has_real_gpu, leave_host_unknown
 from umem.devices.page_moves import Now, Told
 from umem.devices.software.allocations import AllocationParts
 from umem.devices.software.checked_mode import KernelGuard, bypass_pools
-from umem.devices.software.deferred_libraries import on_stream
+from umem.devices.software.deferred_libraries import current_stream, on_stream
 from umem.devices.software.deferred_streams import DeferredDriver, DeferredRuntime
 from umem.devices.software.device_state import DeviceState, DriverCalls, check_count, check_seed
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.dry.dry_kernels import DryDriver, DryNvrtc
 from umem.devices.software.dry.dry_runtime import DryRuntime
-from umem.devices.software.fork import Lead, refuse_children
+from umem.devices.software.faults import Contexts, Fault, Led, contexts
+from umem.devices.software.fork import refuse_children
 from umem.devices.software.kernels import KernelCompiler, report_races, share_kernels
 from umem.devices.software.libcuda import HostHints
 from umem.devices.software.libraries import cufft, cufft_devices, cusolver, distributions, nccl
@@ -62,7 +63,10 @@ _LEFT = (
     "_get_cuda_build_version",  # CuPy 13's name
 )  # fmt: skip
 """Functions of CuPy's modules that do not need NVIDIA's libraries."""
-_leads: list[Lead] = []
+_led: list[Led] = []
+_opened: list[SoftwareGPU] = []
+absent: set[str] = set()
+"""Names of CuPy and CUDA that this process has called, and that the software GPU has not."""
 _kept: list[Any] = []
 """Objects that CuPy's modules point to, kept for the life of the process."""
 
@@ -101,6 +105,34 @@ class SoftwareGPU:
         if not isinstance(self._runtime, DeferredRuntime):
             raise StateError("opened without a seed: umem.software_gpu(..., stream_seed=0)")
         self._runtime.reseed(stream_seed)
+
+    @property
+    def has_seeds(self) -> bool:
+        """Tell whether it was opened with a seed, so that `reseed` gives it others."""
+        return isinstance(self._runtime, DeferredRuntime)
+
+    @property
+    def is_late(self) -> bool:
+        """Tell whether work on streams runs late, by a seed."""
+        return isinstance(self._runtime, DeferredRuntime) and self._runtime.is_late
+
+    @property
+    def is_checked(self) -> bool:
+        """Tell whether kernels are checked."""
+        return self._runtime.is_checked
+
+    @property
+    def is_refused(self) -> bool:
+        """Tell whether this process was forked after the first use, and can only end."""
+        return self._runtime.is_refused
+
+    def finish(self) -> None:
+        """Run all queued work of all devices, as no wait of the program's.
+
+        Raises:
+            DeviceError, CUDARuntimeError: of that work, the first of several; all has been run.
+        """
+        self._runtime.finish()
 
     @property
     def figures(self) -> StepCost:
@@ -173,6 +205,7 @@ def software_gpu(
     force: bool = False,
     checked: bool = False,
     strict: bool = True,
+    sticky: bool = True,
     stream_seed: int | None = None,
     devices: int = 1,
     dry: bool = False,
@@ -191,6 +224,8 @@ def software_gpu(
             that leaves it is a DeviceError that names kernel and argument. Slower.
         strict: what CUDA refuses raises CUDA's own error: docs/software-gpu.md has a table. False
             accepts what can be computed here.
+        sticky: a fault of a kernel ends the context of its device, as on a GPU: each later call
+            raises its error, but for those that free something. False goes on after a fault.
         stream_seed: work on streams runs late, at any moment that CUDA's rules allow, in an order
             drawn from this seed: a program whose results depend on it has missed a wait. Without
             one, streams do their work at once.
@@ -236,9 +271,9 @@ def software_gpu(
         if stream_seed is None
         else DeferredRuntime(spec, stream_seed, model, devices)
     )
-    runtime.is_strict = strict
+    runtime.is_strict, runtime.is_sticky = strict, sticky
     if checked:
-        runtime.source = GuardedSource()
+        runtime.source, runtime.is_checked = GuardedSource(), True
     led = {**cufft.C_FUNCTIONS, **cufft_devices.C_FUNCTIONS, **cusolver.C_FUNCTIONS}
     led.update(nccl.C_FUNCTIONS)
     libraries = StandIns(found, tools, led)
@@ -255,6 +290,7 @@ def software_gpu(
     for each in gpus:
         each.devices = gpus
     set_cuda_models(gpus, runtime.getDevice)
+    _opened[:] = gpus
     if dry and os.environ.get(FLAG) != "1":  # `umem run --dry` keeps the disk, and has set it
         print("umem: a dry GPU: values are zeros, and what is written is real", file=sys.stderr)
         os.environ[FLAG] = "1"
@@ -293,15 +329,31 @@ def is_open() -> bool:
     return bool(_kept)
 
 
+def opened() -> SoftwareGPU | None:
+    """Return the first software GPU of this process, if one is open."""
+    return _opened[0] if _opened else None
+
+
 def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: StandIns) -> None:
     """Point CuPy's modules at the host's functions, and disable what the host cannot do."""
     api = importlib.import_module("cupy_backends.cuda.api.runtime")
     runtime.error_type, runtime.attributes_type = api.CUDARuntimeError, api.PointerAttributes
-    _point_at(api, runtime, tools)
+    runtime.fault_type = importlib.import_module("umem.devices.software.cuda_fault").CudaFault
+
+    def ended(fault: Fault) -> None:
+        raise runtime.fault_type(fault.status, fault.reminder)
+
+    point_at = partial(_point_at, tools=tools, ended=ended)
+    point_at(api, runtime)
     driver_api = importlib.import_module("cupy_backends.cuda.api.driver")
 
-    def driver_fail(status: int) -> None:
-        raise driver_api.CUDADriverError(status)
+    def driver_fail(status: int, more: str = "") -> None:
+        error = driver_api.CUDADriverError(status)
+        error.args = (f"{error}{more}",)
+        raise error
+
+    def driver_ended(fault: Fault) -> None:
+        driver_fail(fault.status, f": {fault.reminder}")
 
     nvrtc_api = importlib.import_module("cupy_backends.cuda.libs.nvrtc")
 
@@ -313,6 +365,8 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     runtime.cuda_version = driver_api.get_build_version()
     runtime.hints.raise_version(runtime.cuda_version)
     compiler = KernelCompiler(tools, folder, runtime.cuda_version)
+    compiler.is_strict = runtime.is_strict
+    compiler.is_checked = runtime.is_strict and isinstance(runtime.source, GuardedSource)
     is_dry = isinstance(runtime, DryRuntime)
     driver: Any = (
         DryDriver
@@ -325,8 +379,8 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
         leave_host_unknown()
     nvrtc: Any = DryNvrtc if is_dry else HostNvrtc
     host_driver = driver(runtime, compiler, driver_fail)
-    _point_at(driver_api, host_driver, tools)
-    _point_at(nvrtc_api, nvrtc(runtime, compiler, nvrtc_fail), tools)
+    point_at(driver_api, host_driver, ended=driver_ended)
+    point_at(nvrtc_api, nvrtc(runtime, compiler, nvrtc_fail), ended=None)  # it needs no context
     solver = cusolver.HostSolver(runtime)
     libraries = {
         "cupy_backends.cuda.libs.cublas": HostBlas(runtime),
@@ -336,7 +390,7 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
         "cupy.cuda.thrust": HostThrust(runtime),
     }
     for name, functions in libraries.items():
-        _point_at(importlib.import_module(name), on_stream(runtime, functions), tools)
+        point_at(importlib.import_module(name), on_stream(runtime, functions))
     stand_ins.lead("libcusolver", on_stream(runtime, solver))
     stand_ins.lead("libnccl", nccl.HostNccl(runtime))
     stand_ins.lead("libcufft", on_stream(runtime, cufft_devices.DeviceFft(runtime)))
@@ -350,24 +404,31 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     # CuPy 13 links fused kernels with CUDA's device runtime, of which the software GPU has nothing.
     compiling._is_cudadevrt_needed = lambda options: False
     _refuse_accelerators()
-    _point_at(importlib.import_module("cupy.cuda.cub"), None, tools)
+    point_at(importlib.import_module("cupy.cuda.cub"), None)
     if isinstance(runtime.source, GuardedSource):
-        host_driver.run = KernelGuard(runtime.source, tools).run
+        host_driver.run = KernelGuard(runtime, tools).run
         report_races()
         bypass_pools(cupy, runtime)
     source = importlib.import_module("umem.devices.software.cupy_source").CupySource(runtime)
     add_source(source)
-    if not isinstance(runtime.source, GuardedSource):  # which gives each array an allocation
-        hooks = importlib.import_module("umem.devices.software.block_hook")
+    hooks: Any = importlib.import_module("umem.devices.software.block_hook")
+    if runtime.is_checked:  # nearly each array is an allocation
+        _kept.append(hooks.FreshBlockHook(runtime, current_stream()))
+    else:
         _kept.append(hooks.PoolBlockHook(runtime))
     _kept.extend((runtime, source))
-    refuse_children(runtime, _leads)
+    refuse_children(runtime, _led)
+    contexts.append(Contexts(runtime, [each for each in _led if each.fail is not None]))
+    runtime.context_ends = contexts[-1].end
 
 
-def _point_at(module: Any, functions: Any, tools: Toolchain) -> None:
+def _point_at(
+    module: Any, functions: Any, tools: Toolchain, ended: Callable[[Fault], None] | None
+) -> None:
     """Redirect a module's C and Python functions to an object's methods.
 
     Functions that the object lacks raise NotImplementedError, as their library is missing.
+    ``ended`` raises this module's error after a fault; None where none is raised.
     """
 
     def handler(name: str) -> Any:
@@ -390,7 +451,7 @@ def _point_at(module: Any, functions: Any, tools: Toolchain) -> None:
             setattr(module, name, handler(name))
 
     lead(handler)
-    _leads.append(lead)
+    _led.append(Led(lead, handler, ended))
 
 
 def _refuse_accelerators() -> None:
@@ -410,6 +471,7 @@ def _choose_none(choose: Callable[[Sequence[str]], None], accelerators: Sequence
 
 def _missing(module: str, name: str) -> Any:
     def missing(*_: Any, **more: Any) -> None:
+        absent.add(f"{name} ({module})")
         raise NotImplementedError(f"the software GPU has no {name} ({module})")
 
     return missing

@@ -12,7 +12,9 @@ from typing import Any
 
 from umem.devices.software import device_peers
 from umem.devices.software.allocations import DEVICE, HOST, MANAGED
-from umem.devices.software.pools import INVALID_VALUE, HostPools
+from umem.devices.software.boards import attributes
+from umem.devices.software.copy_checks import CopyChecks
+from umem.devices.software.pools import INVALID_VALUE
 from umem.devices.software.streams import FIRST_HANDLE, HostStreams
 from umem.devices.specs import GpuSpec
 from umem.trace.events import Hint
@@ -23,16 +25,43 @@ DRIVER_VERSION = 13000
 CPU = -1
 """The host as a place: CU_DEVICE_CPU."""
 _DEVICE_ATTRIBUTES = {
-    1: 1024, 2: 1024, 3: 1024, 4: 64, 5: 2**31 - 1, 6: 65535, 7: 65535, 8: 49152, 9: 65536, 10: 32,
-    11: 2**31 - 1, 12: 65536, 14: 512, 15: 1, 17: 0, 18: 0, 19: 1, 20: 0, 30: 512, 31: 1, 33: 0,
-    34: 0, 35: 0, 39: 2048, 40: 2, 41: 1, 50: 0, 51: 32, 78: 0, 79: 1, 80: 1, 81: 65536, 82: 65536,
-    83: 1, 84: 0, 85: 0, 86: 0, 88: 0, 89: 1, 90: 1, 91: 0, 95: 0, 96: 0, 97: 65536, 98: 0, 99: 0,
-    100: 0, 101: 0, 111: 0, 112: 0, 113: 0, 114: 0, 115: 1, 116: 0, 117: 0, 118: 0, 119: 0,
+    1: 1024, 2: 1024, 3: 1024, 4: 64, 5: 2**31 - 1, 6: 65535, 7: 65535, 9: 65536, 10: 32,
+    11: 2**31 - 1, 12: 65536, 14: 512, 15: 1, 17: 0, 19: 1, 20: 0, 30: 512, 31: 1, 32: 0, 33: 0,
+    34: 0, 35: 0, 40: 2, 41: 1, 50: 0, 51: 32, 78: 0, 79: 1, 80: 1, 82: 65536, 83: 1, 84: 0, 85: 0,
+    86: 0, 89: 1, 90: 1, 91: 0, 95: 0, 96: 0, 98: 0, 99: 0, 101: 0, 112: 0, 113: 0, 114: 0, 115: 1,
+    116: 0, 117: 0, 118: 0, 119: 0,
 }  # fmt: skip
-"""Values of cudaDeviceAttr from driver_types.h: block and grid sizes, shared memory, managed
-memory, and missing features, such as cooperative launches. Clocks, caches and textures are not
-known here."""
-_MAJOR, _MINOR, _SM_COUNT = 75, 76, 16
+"""Values of cudaDeviceAttr from driver_types.h: block and grid sizes, managed memory, missing
+features, such as cooperative launches, and two copy engines, one each way: datasheets do not count
+them. `umem.devices.software.boards` has those that differ between GPUs. Textures are not known."""
+_PROPERTIES = {
+    "accessPolicyMaxWindowSize": 109, "asyncEngineCount": 40, "canMapHostMemory": 19,
+    "canUseHostPointerForRegisteredMem": 91, "clockRate": 13, "computeMode": 20,
+    "computePreemptionSupported": 90, "concurrentKernels": 31, "concurrentManagedAccess": 89,
+    "cooperativeLaunch": 95, "cooperativeMultiDeviceLaunch": 96, "deviceOverlap": 15,
+    "directManagedMemAccessFromHost": 101, "ECCEnabled": 32, "globalL1CacheSupported": 79,
+    "hostNativeAtomicSupported": 86, "integrated": 18, "isMultiGpuBoard": 84,
+    "kernelExecTimeoutEnabled": 17, "l2CacheSize": 38, "localL1CacheSupported": 80,
+    "luidDeviceNodeMask": 0, "major": 75, "managedMemory": 83, "maxBlocksPerMultiProcessor": 106,
+    "maxThreadsPerBlock": 1, "maxThreadsPerMultiProcessor": 39, "memPitch": 11,
+    "memoryBusWidth": 37, "memoryClockRate": 36, "minor": 76, "multiGpuBoardGroupID": 85,
+    "multiProcessorCount": 16, "pageableMemoryAccess": 88,
+    "pageableMemoryAccessUsesHostPageTables": 100, "pciDeviceID": 34, "pciDomainID": 50,
+    "persistingL2CacheMaxSize": 108, "regsPerBlock": 12, "regsPerMultiprocessor": 82,
+    "reservedSharedMemPerBlock": 111, "sharedMemPerBlock": 8, "sharedMemPerBlockOptin": 97,
+    "sharedMemPerMultiprocessor": 81, "singleToDoublePrecisionPerfRatio": 87,
+    "streamPrioritiesSupported": 78, "surfaceAlignment": 30, "tccDriver": 35,
+    "textureAlignment": 14, "texturePitchAlignment": 51, "totalConstMem": 9,
+    "unifiedAddressing": 41, "warpSize": 10,
+} | dict.fromkeys((
+    "maxSurface1D", "maxSurface1DLayered", "maxSurface2D", "maxSurface2DLayered", "maxSurface3D",
+    "maxSurfaceCubemap", "maxSurfaceCubemapLayered", "maxTexture1D", "maxTexture1DLayered",
+    "maxTexture1DLinear", "maxTexture1DMipmap", "maxTexture2D", "maxTexture2DGather",
+    "maxTexture2DLayered", "maxTexture2DLinear", "maxTexture2DMipmap", "maxTexture3D",
+    "maxTexture3DAlt", "maxTextureCubemap", "maxTextureCubemapLayered",
+), 0)  # fmt: skip
+"""Fields of cudaDeviceProp that CuPy returns, by the attribute with the same figure; 0: none."""
+UUID = "umem-simulated-{}"
 _ADVICE = {
     1: ("read_mostly", False), 2: ("read_mostly", True), 3: ("preferred_location", False),
     4: ("preferred_location", True), 5: ("accessed_by", False), 6: ("accessed_by", True),
@@ -42,6 +71,11 @@ _OF_A_DEVICE = (3, 5, 6)
 """Advice that names a place."""
 FORGOTTEN = 0xA5
 """Fills discarded memory, so that reading it is noticed."""
+FRESH = 0xFF
+"""Fills memory that the driver gives: NaN in every type of floats, -1 in signed integers."""
+FRESH_BYTES = 64 << 20
+"""So much of it, without checked mode: what is filled takes memory of the machine, and whoever
+reserves all of VRAM in one piece does not use it all."""
 SIMULATED = " (simulated)"
 """Suffix of the device's name."""
 
@@ -62,7 +96,7 @@ class LeftOut(Exception):
     returned = 0
 
 
-class HostRuntime(HostPools):
+class HostRuntime(CopyChecks):
     """Functions of ``cupy_backends.cuda.api.runtime``, by their names there.
 
     Args:
@@ -71,21 +105,27 @@ class HostRuntime(HostPools):
     Attributes:
         attributes_type: CuPy's class of what is known of a pointer.
         cuda_version: of the CUDA that CuPy was built for, as 12090 for 12.9.
+        is_refused: this is a child that was forked after the first use.
         hints: takes advice and prefetches, see `umem.devices.software.libcuda`.
     """
 
     def __init__(self, spec: GpuSpec, is_modelled: bool = True, count: int = 1) -> None:
         super().__init__(spec, is_modelled, count)
         assert spec.chip is not None  # `software_gpu` refuses it
-        self._chip = spec.chip
+        self._total_bytes = spec.total_bytes or spec.usable_bytes
+        self._attributes = _DEVICE_ATTRIBUTES | attributes(spec)
         self.attributes_type: Any = None
         self.cuda_version = 0
+        self.is_refused = False
         self.hints: Any = None
 
     @property
     def was_used(self) -> bool:
         """Tell whether memory was allocated, or a stream, event or module made."""
         return self._count > 0 or self._handle > FIRST_HANDLE
+
+    def finish(self) -> None:
+        """Have no work left on any device; it is done at once here."""
 
     # -- memory ----------------------------------------------------------------------------
 
@@ -96,12 +136,30 @@ class HostRuntime(HostPools):
         return address
 
     def malloc(self, size: int) -> int:
-        return self.allocate(size, DEVICE)
+        address = self.allocate(size, DEVICE)
+        self.fill_fresh(address, size)
+        return address
 
     def mallocAsync(self, size: int, stream: int) -> int:
-        address = self.allocate(size, DEVICE)
+        address = self.malloc(size)
         self.here.pool.add(address, size)
         return address
+
+    def fill_fresh(self, address: int, nbytes: int) -> None:
+        """Fill memory that the driver gives, so that a program that reads it is noticed."""
+        ctypes.memset(address, FRESH, nbytes if self.is_checked else min(nbytes, FRESH_BYTES))
+
+    def fill_block(self, address: int, nbytes: int, stream: int) -> None:
+        """Fill a block that a pool hands out for a stream; managed memory stays as it is.
+
+        So does all while a stream is captured, where a fill of the program's would be refused.
+        """
+        if not self.captures and self.pointerGetMemoryType(address) == DEVICE:
+            self.put_bytes(address, FRESH, nbytes, stream)
+
+    def put_bytes(self, address: int, value: int, nbytes: int, stream: int) -> None:
+        """Write bytes in stream order, which here means at once; no model hears of it."""
+        ctypes.memset(address, value, nbytes)
 
     def mallocFromPoolAsync(self, size: int, pool: int, stream: int) -> int:
         return self.mallocAsync(size, stream)
@@ -129,8 +187,8 @@ class HostRuntime(HostPools):
         self.unregister(ptr)
 
     def memGetInfo(self) -> tuple[int, int]:
-        total = self.spec.usable_bytes
-        return max(0, total - self.here.model.driver.pinned_count * BLOCK_BYTES), total
+        pinned = self.here.model.driver.pinned_count * BLOCK_BYTES
+        return max(0, self.spec.usable_bytes - pinned), self._total_bytes
 
     def pointerGetMemoryType(self, ptr: int) -> int:
         found = self.allocation_of(ptr)
@@ -146,6 +204,7 @@ class HostRuntime(HostPools):
     # -- what happens ----------------------------------------------------------------------
 
     def memcpy(self, dst: int, src: int, size: int, kind: int) -> None:
+        self.refuse_copy(dst, src, size, kind)
         if not self.is_captured(0):
             self.copy(dst, src, size)
 
@@ -155,6 +214,7 @@ class HostRuntime(HostPools):
         ctypes.memmove(dst, src, size)
 
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
+        self.refuse_copy(dst, src, size, kind)
         if not self.is_captured(stream):
             self.copy(dst, src, size, stream)
 
@@ -169,6 +229,7 @@ class HostRuntime(HostPools):
     def memcpy2D(
         self, dst: int, dst_pitch: int, src: int, src_pitch: int, width: int, height: int, kind: int
     ) -> None:
+        self.refuse_copy_2d(dst, dst_pitch, src, src_pitch, width, height, kind)
         for row in range(height):
             self.memcpy(dst + row * dst_pitch, src + row * src_pitch, width, kind)
 
@@ -176,10 +237,12 @@ class HostRuntime(HostPools):
         self, dst: int, dst_pitch: int, src: int, src_pitch: int, width: int, height: int,
         kind: int, stream: int,
     ) -> None:  # fmt: skip
+        self.refuse_copy_2d(dst, dst_pitch, src, src_pitch, width, height, kind)
         for row in range(height):
             self.memcpyAsync(dst + row * dst_pitch, src + row * src_pitch, width, kind, stream)
 
     def memset(self, ptr: int, value: int, size: int) -> None:
+        self.refuse_range("fill", ptr, size)
         if not self.is_captured(0):
             self.fill(ptr, value, size)
 
@@ -195,6 +258,7 @@ class HostRuntime(HostPools):
         self.operation("memset", [], accesses, device=home)
 
     def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
+        self.refuse_range("fill", ptr, size)
         if not self.is_captured(stream):
             self.fill(ptr, value, size)
 
@@ -276,41 +340,22 @@ class HostRuntime(HostPools):
 
     def deviceGetAttribute(self, attrib: int, device: int) -> int:
         self.refuse_other(device)
-        major, minor, count = self._chip
-        known = {**_DEVICE_ATTRIBUTES, _MAJOR: major, _MINOR: minor, _SM_COUNT: count}
-        if attrib not in known:
+        if attrib not in self._attributes:
             self.fail(INVALID_VALUE)
-        return known[attrib]
+        return int(self._attributes[attrib])
 
     def getDeviceProperties(self, device: int) -> dict[str, Any]:
-        """Return a device's properties, as CuPy reads them."""
+        """Return a device's properties, as CuPy reads them; those of textures are 0."""
         self.refuse_other(device)
-        major, minor, count = self._chip
-        return {
+        numbers = {name: int(self._attributes.get(a, 0)) for name, a in _PROPERTIES.items()}
+        return numbers | {
             "name": (self.spec.title + SIMULATED).encode(),
-            "totalGlobalMem": self.spec.usable_bytes,
-            "sharedMemPerBlock": 49152,
-            "warpSize": 32,
-            "maxThreadsPerBlock": 1024,
-            "major": major,
-            "minor": minor,
-            "multiProcessorCount": count,
-            "integrated": 0,
-            "computeMode": 0,
-            "concurrentManagedAccess": 1,
-            "managedMemory": 1,
-            "unifiedAddressing": 1,
-            "canMapHostMemory": 1,
-            "concurrentKernels": 1,
+            "totalGlobalMem": self._total_bytes,
             "maxThreadsDim": (1024, 1024, 64),
             "maxGridSize": (2**31 - 1, 65535, 65535),
-            "maxThreadsPerMultiProcessor": 2048,
-            "regsPerBlock": 65536,
-            "totalConstMem": 65536,
-            "sharedMemPerMultiprocessor": 65536,
             "pciBusID": device,
-            "pciDeviceID": 0,
-            "pciDomainID": 0,
+            "uuid": UUID.format(device).encode(),
+            "luid": b"",
         }
 
     profilerStart = profilerStop = HostStreams.nothing

@@ -8,17 +8,22 @@ forgotten, and launching it is an error.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 from umem.devices.software.copy_streams import DEFAULT
 from umem.devices.software.device_peers import JoinedMemory
 from umem.devices.software.device_state import DeviceState, DriverCalls
+from umem.devices.software.faults import Fault
+from umem.devices.software.strictness import refuse
 from umem.devices.specs import GpuSpec
 
 NON_BLOCKING = 1
 """cudaStreamNonBlocking, from driver_types.h."""
-RELAXED = 2
-"""cudaStreamCaptureModeRelaxed."""
+THREAD_LOCAL, RELAXED = 1, 2
+"""Values of cudaStreamCaptureMode; the other one is global, 0."""
+NO_TIMING = 2
+"""cudaEventDisableTiming."""
 INVALID_HANDLE, ILLEGAL_STATE, UNSUPPORTED, INVALIDATED, UNMATCHED = 400, 401, 900, 901, 903
 ISOLATION, IMPLICIT, CAPTURED_EVENT = 905, 906, 907
 """Values of cudaError about states and captures."""
@@ -27,11 +32,21 @@ FIRST_HANDLE = 1 << 12
 
 @dataclass(eq=False)
 class Capture:
-    """A stream capture: its first stream, and whether it is still valid."""
+    """A stream capture: its first stream, mode and thread, and whether it is still valid."""
 
     origin: int
-    is_relaxed: bool
+    mode: int
+    thread: int
     is_broken: bool = False
+
+    @property
+    def forbids(self) -> bool:
+        """Tell whether the calling thread may not do now what is potentially unsafe.
+
+        As cudaThreadExchangeStreamCaptureMode's documentation has it, of a thread whose own mode
+        is the default one.
+        """
+        return self.mode != RELAXED and (self.mode != THREAD_LOCAL or self.thread == get_ident())
 
 
 class HostStreams(JoinedMemory):
@@ -52,6 +67,7 @@ class HostStreams(JoinedMemory):
         self._blocking: set[int] = set()
         self._non_blocking: set[int] = set()
         self._events: set[int] = set()
+        self._untimed: set[int] = set()
         self._handle = FIRST_HANDLE
         self._recorded: dict[int, float] = {}  # events, by simulated seconds
 
@@ -112,6 +128,13 @@ class HostStreams(JoinedMemory):
         self._handle += 1
         return self._handle
 
+    def forget_faults(self) -> tuple[Fault, ...]:
+        ended = [d.ordinal for d in self.devices if d.fault is not None]
+        self.captures = {s: c for s, c in self.captures.items() if self.home_of(s) not in ended}
+        events = self._captured_events.items()
+        self._captured_events = {e: c for e, c in events if self.home_of(e) not in ended}
+        return super().forget_faults()
+
     # -- captures --------------------------------------------------------------------------
 
     def is_captured(self, stream: int) -> bool:
@@ -142,7 +165,7 @@ class HostStreams(JoinedMemory):
         """Raise for a call that may wait for the device, such as allocation, if a capture forbids
         it.
         """
-        self._break([c for c in self.captures.values() if not c.is_relaxed])
+        self._break([c for c in self.captures.values() if c.forbids])
 
     def _refuse_wait(self, stream: int | None = None) -> None:
         """Raise if the host waits for a captured stream; None is the whole device."""
@@ -160,7 +183,7 @@ class HostStreams(JoinedMemory):
             self.fail(UNSUPPORTED)
         if stream in self.captures:
             self.fail(ILLEGAL_STATE)
-        self.captures[stream] = Capture(stream, mode == RELAXED)
+        self.captures[stream] = Capture(stream, mode, get_ident())
 
     def streamEndCapture(self, stream: int) -> int:
         """End a capture; returns the graph's handle."""
@@ -263,10 +286,13 @@ class HostStreams(JoinedMemory):
         event = self.new_handle()
         self._homes[event] = self.device_here
         self._events.add(event)
+        if flags & NO_TIMING:
+            self._untimed.add(event)
         return event
 
     def eventDestroy(self, event: int) -> None:
         self._events.discard(event)
+        self._untimed.discard(event)
         self._homes.pop(event, None)
         self._recorded.pop(event, None)
         self._captured_events.pop(event, None)
@@ -311,10 +337,12 @@ class HostStreams(JoinedMemory):
 
     def eventQuery(self, event: int) -> int:
         self._refuse_captured(event)
+        self._refuse_event_in_capture("asks")
         return 0
 
     def eventSynchronize(self, event: int) -> None:
         self._refuse_captured(event)
+        self._refuse_event_in_capture("waits")
         self.host_waits_until(event, self._recorded.get(event, 0.0))
         self.calls.wait_count += 1
 
@@ -324,10 +352,26 @@ class HostStreams(JoinedMemory):
             self._captured_events[event].is_broken = True
             self.fail(CAPTURED_EVENT)
 
-    def eventElapsedTime(self, start: int, end: int) -> float:
+    def _refuse_event_in_capture(self, does: str) -> None:
+        """Raise, and break the capture, where the host may not ask for any event."""
+        if self.captures and self.is_strict:
+            found = [c for c in self.captures.values() if c.forbids]
+            for capture in found:
+                capture.is_broken = True
+            if found:
+                why = f"the host {does} for an event in a capture that is not relaxed"
+                refuse(self.fail, UNSUPPORTED, why)
+
+    def refuse_untimed(self, start: int, end: int) -> None:
+        """Raise for events between which no time can be taken."""
         if start not in self._recorded or end not in self._recorded:
             self.fail(INVALID_HANDLE)
         self.refuse_strange(start, end)
+        if self.is_strict and (start in self._untimed or end in self._untimed):
+            refuse(self.fail, INVALID_HANDLE, "an event was made with disable_timing=True")
+
+    def eventElapsedTime(self, start: int, end: int) -> float:
+        self.refuse_untimed(start, end)
         return 1000 * (self._recorded[end] - self._recorded[start])
 
     def nothing(self, *args: Any) -> None:

@@ -283,7 +283,8 @@ _SUMS_OF_ROWS = """
         src_dst[UmemCell{row, col}.at] CHANGE src_dst[UmemCell{row, col / SIZE * SIZE - 1}.at];
 """
 _ROWS = re.compile(
-    r"void cupy_(?P<name>inclusive_batch_scan|add_scan_blocked_sum)_kernel\([^()]*\)\{(?P<body>.*)\}",
+    r"void cupy_(?P<name>inclusive_batch_scan|add_scan_blocked_sum)_kernel\([^()]*\)"
+    r"\{(?P<body>.*)\}",
     re.DOTALL,
 )
 """Kernels by which CuPy scans along an axis."""

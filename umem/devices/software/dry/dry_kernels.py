@@ -20,6 +20,7 @@ from umem.devices.software.dry.dry_runtime import (
     Written,
 )
 from umem.devices.software.dry.numpy_kernels import Parameter, carray, numpy_kernel, parameters_in
+from umem.devices.software.kernel_limits import KernelLimits, StaticMemory, launch_bounds
 from umem.devices.software.kernels import Kernel, parameters_of
 from umem.devices.software.nvrtc import HostNvrtc
 from umem.trace.events import Access
@@ -95,9 +96,10 @@ class DryDriver(HostDriver):
         source, options, expressions = code
         text = self._compiler.expanded(source, options, expressions, in_headers)
         kernels = parameters_of(text, expressions)
+        limits = KernelLimits(launch_bounds(text, options, expressions), StaticMemory({}, 0))
         has_shared = HAS_SHARED.search(source) is not None
         here = self._runtime.device_here
-        return LoadedModule(code, None, None, kernels, has_shared, here, [])
+        return LoadedModule(code, None, None, kernels, has_shared, limits, here, [])
 
     def _compiled(self, module: int) -> None:
         """Compile a module if it has not been."""

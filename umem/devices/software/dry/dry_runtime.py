@@ -108,6 +108,9 @@ class DryRuntime(HostRuntime):
             " (`ulimit -v unlimited`, or the container's)"
         )
 
+    def fill_fresh(self, address: int, nbytes: int) -> None:
+        """Fill nothing: memory that is touched would be taken from the machine."""
+
     # -- blocks of pools ---------------------------------------------------------------------
 
     def new_block(self, address: int, nbytes: int) -> None:

@@ -28,8 +28,12 @@
 #define UMEM_OF_THREADS __attribute__((section(".data")))  // and not where shared memory is
 #define __global__
 #else
+#ifdef __SANITIZE_THREAD__  // all addresses are looked at: umem_addresses.h
+#define UMEM_QUIET __attribute__((no_sanitize("thread")))
+#else
 #define UMEM_QUIET
-#define UMEM_UNSEEN static inline
+#endif
+#define UMEM_UNSEEN UMEM_QUIET static inline
 #define UMEM_PIECE
 #define UMEM_WITHIN static inline
 #define UMEM_CHANGING static inline
@@ -74,6 +78,9 @@ UMEM_INDEX(dim3, gridDim, umem_grid_size, {1, 1, 1})
 static const int warpSize = 32;
 typedef unsigned long long cudaTextureObject_t, cudaSurfaceObject_t;  // a handle: nothing here reads by it
 
+#ifdef UMEM_CHECKED
+#include "umem_checked.h"
+#endif
 #include "umem_threads.h"
 
 // One clock for all threads of a kernel, of nanoseconds. A thread that asks it in a loop waits by it, and
@@ -313,6 +320,9 @@ static inline UmemHalfBits __ushort_as_half(unsigned short bits) { return UmemHa
 #else
 #define UMEM_CHANGES(place, size) asm volatile("" ::: "memory")  // no vector instructions: places may be the same
 #define UMEM_CHANGED(is_changed) ((void)0)
+#ifdef __SANITIZE_THREAD__
+#include "umem_addresses.h"
+#endif
 #endif
 template <class T, class U, class F> UMEM_CHANGING T umem_atomic(T* place, U value, F change) {
   UMEM_CHANGES(place, sizeof(T));
