@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from software_programs import needs_compiler, needs_cupy, run
+from software_programs import START, needs_compiler, needs_cupy, run
 
 from umem.devices.software.dialect import with_registers
 from umem.devices.software.included import folders_of, with_headers
@@ -487,4 +487,19 @@ runtime.hostUnregister(address)
 assert runtime.pointerGetAttributes(address).type == 0 and x[1] == 2
 """,
         kernel_cache,
+    )
+
+
+@pytest.mark.parametrize("first", ["cupy", "numba"])
+def test_numba_says_itself_that_there_is_no_gpu(kernel_cache: Path, first: str) -> None:
+    pytest.importorskip("numba")
+    run(
+        """
+import numba.cuda
+assert not numba.cuda.is_available()
+from cuda.bindings import runtime
+assert runtime.getLocalRuntimeVersion()[1] == cp.cuda.runtime.runtimeGetVersion()
+""",
+        kernel_cache,
+        start=("import numba\n" if first == "numba" else "") + START,
     )
