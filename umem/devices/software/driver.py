@@ -108,9 +108,20 @@ class HostDriver:
         self._modules[handle] = loaded
         return handle
 
-    def _loaded_module(self, code: Code) -> LoadedModule:
+    def _in_headers(self, module: int) -> LoadedModule:
+        """Load a module again, with the kernels of the program's headers.
+
+        Kernels that it gave out keep their code and their variables.
+        """
+        found = self._module(module)
+        again = self._loaded_module(found.code, in_headers=True)
+        if {*again.kernels} - {*found.kernels}:
+            self._modules[module] = again._replace(handles=found.handles, device=found.device)
+        return self._modules[module]
+
+    def _loaded_module(self, code: Code, in_headers: bool = False) -> LoadedModule:
         """Compile a module and load it on the current device."""
-        path, kernels = self._compiler.compile(*code)
+        path, kernels = self._compiler.compile(*code, in_headers)
         has_shared = HAS_SHARED.search(code[0]) is not None
         limits, here = self._compiler.limits(path), self._runtime.device_here
         return LoadedModule(code, self._library(path), path, kernels, has_shared, limits, here, [])
@@ -146,6 +157,8 @@ class HostDriver:
     def moduleGetFunction(self, module: int, name: str) -> int:
         """Return the handle of a module's kernel."""
         found = self._module(module)
+        if name not in found.kernels:
+            found = self._in_headers(module)
         if name not in found.kernels:
             self._fail(NOT_FOUND)
         handle = self._runtime.new_handle()

@@ -39,15 +39,20 @@ from umem.devices.software.dialect import (
     translated,
     uncommented,
     with_includes,
+    with_registers,
     without,
     without_includes,
     without_long_double,
     without_macros,
 )
 from umem.devices.software.faults import ASSERT, LAUNCH_FAILURE, KernelFault
+from umem.devices.software.host_headers import foreign_header
+from umem.devices.software.included import folders_of, with_headers
 from umem.devices.software.kernel_limits import KernelLimits, launch_bounds, static_memory
 from umem.devices.software.races import SOURCE, line_at, with_names
 from umem.devices.software.sharing import may_share
+from umem.devices.software.shifts import HEADER as SHIFTS
+from umem.devices.software.shifts import clamped
 from umem.devices.software.strictness import hint
 from umem.devices.software.templates import WAITS, as_loops
 from umem.devices.software.toolchain import Toolchain
@@ -62,6 +67,10 @@ from umem.devices.software.warps import (
 from umem.errors import DeviceError
 
 HEADERS = Path(__file__).parent / "include"
+TOOLKIT = HEADERS / "toolkit"
+"""Headers of CUDA's that programs include by habit: nothing in them makes threads wait."""
+AFTER = "-idirafter"
+"""Option for a folder of headers that are looked for in all others first."""
 ONCE, APART, TOGETHER, SHARED = range(4)
 """Ways to run a kernel, as in umem_launch.h."""
 CCCL = ("cub", "thrust", "libcudacxx")
@@ -284,6 +293,14 @@ def parameters_of(source: str, expressions: Sequence[str] = ()) -> dict[str, str
     return _kernels_of(source, expressions)[0]
 
 
+def _has_kernels(source: str, expressions: Sequence[str]) -> bool:
+    """Tell whether a source has kernels, among them those that are named."""
+    try:
+        return bool(_kernels_of(source, expressions)[0])
+    except DeviceError:
+        return False
+
+
 def for_host(
     source: str,
     expressions: Sequence[str] = (),
@@ -313,12 +330,13 @@ def for_host(
     else:
         plain = uncommented(source)
         others = [name for name in _INCLUDE.findall(plain) if not (HEADERS / name).exists()]
-        steps = step_options(code, not all(map(_PLAIN.match, others)))
+        steps = step_options(code, not all(map(_is_plain, others)))
         text, how = source, TOGETHER if steps or _may_wait(plain) else APART
         steps = steps or (ADDRESSES if is_checked else ())
     launch = without(hidden, '#include "umem_launch.h"\n')
-    here = f'#line 1 "{SOURCE}"\n' if steps or lacking or is_checked else ""
-    parts = [first, here, saturating(text), "\n", launch]
+    here = f'#line 1 "{SOURCE}"\n'
+    text, has_shifts = clamped(saturating(text))
+    parts = [first, SHIFTS if has_shifts else "", here, text, "\n", launch]
     parts += [f"UMEM_KERNEL({label}, {how}, {name})\n" for label, name in named.items()]
     return HostSource("".join(parts), kernels, steps)
 
@@ -326,7 +344,11 @@ def for_host(
 def _may_wait(code: str) -> bool:
     """Tell whether threads of a kernel wait for one another, or an unknown header may make them."""
     headers = _INCLUDE.findall(code)
-    return WAITS.search(code) is not None or not all(map(_PLAIN.match, headers))
+    return WAITS.search(code) is not None or not all(map(_is_plain, headers))
+
+
+def _is_plain(header: str) -> bool:
+    return _PLAIN.match(header) is not None or (TOOLKIT / header).exists()
 
 
 _ARRAY = re.compile(r"(?<!const )CArray<[^<>]*(?:<[^<>]*>)?[^<>]*>\s+_raw_(\w+)")
@@ -377,14 +399,10 @@ def _warnings_of(text: str) -> str:
 def _is_taken(option: str) -> bool:
     """Tell whether a compiler option applies on the host.
 
-    Options for lockstep of warps apply, macros that are not the program's own, and include paths
-    that do not replace CUDA's headers.
+    Options for lockstep of warps apply, and macros that are not the program's own.
     """
     if option in (*STEPS, IN_ALL_MEMORY, *ADDRESSES):
         return True
-    if option.startswith("-I"):
-        folder = Path(option[2:])
-        return folder != HEADERS and not (folder / "driver_types.h").exists()
     return option.startswith("-D") and not is_its_macro(option)
 
 
@@ -404,7 +422,8 @@ class KernelCompiler:
         self.is_strict, self.is_checked = True, False
         self._limits: dict[Path, KernelLimits] = {}
         self._include = cupy_folder / "_core" / "include"
-        content = b"".join(path.read_bytes() for path in sorted(HEADERS.rglob("*.*h")))
+        self._theirs = (self._include, HEADERS)
+        content = b"".join(path.read_bytes() for path in sorted(HEADERS.rglob("*.*h*")))
         self._name = f"umem's software GPU {hashlib.sha256(content).hexdigest()[:16]}"
         version = (cupy_folder / "_version.py").read_bytes()
         digest = hashlib.sha256(content + version).hexdigest()[:16]
@@ -420,21 +439,33 @@ class KernelCompiler:
         return self._name if self.is_strict else f"{self._name}, not strict"
 
     def compile(
-        self, source: str, options: Sequence[str], expressions: Sequence[str] = ()
+        self,
+        source: str,
+        options: Sequence[str],
+        expressions: Sequence[str] = (),
+        in_headers: bool = False,
     ) -> tuple[Path, dict[str, str]]:
         """Return a source's shared object, and its kernels' parameters.
+
+        Args:
+            source: CUDA C++.
+            options: NVRTC's.
+            expressions: names of template instances.
+            in_headers: also kernels of the program's own headers, which are looked for there
+                anyway where the source has none.
 
         Raises:
             DeviceError: the compiler refuses the source; what it says is in the message.
         """
-        text = self.expanded(source, options)
+        text = self.expanded(source, options, expressions, in_headers)
         try:
-            found = self._compiled(source, without_long_double(text), options, expressions)
-        except DeviceError:
-            if not has_long_double(text):
+            found = self._with_double(text, options, expressions)
+        except DeviceError:  # of a header, perhaps, which g++ gets as it is
+            whole = self.expanded(source, options, expressions, in_headers=True)
+            if whole == text:
                 raise
-            # A program that has a function for each of the two types.
-            found = self._compiled(source, text, options, expressions)
+            text = whole
+            found = self._with_double(text, options, expressions)
         if found[0] not in self._limits:
             static = static_memory(text, found[0], found[1], expressions)
             bounds = launch_bounds(text, options, expressions)
@@ -447,14 +478,27 @@ class KernelCompiler:
         """Return what the kernels of a shared object may take."""
         return self._limits[path]
 
-    def _compiled(
-        self, source: str, text: str, options: Sequence[str], expressions: Sequence[str]
+    def _with_double(
+        self, source: str, options: Sequence[str], expressions: Sequence[str]
     ) -> tuple[Path, dict[str, str]]:
-        """Compile a source, given also with its macros expanded."""
+        """Compile a source with double for ``long double``.
+
+        But for a program that has a function for each of the two types.
+        """
+        try:
+            return self._compiled(without_long_double(source), options, expressions)
+        except DeviceError:
+            if not has_long_double(source):
+                raise
+        return self._compiled(source, options, expressions)
+
+    def _compiled(
+        self, source: str, options: Sequence[str], expressions: Sequence[str]
+    ) -> tuple[Path, dict[str, str]]:
         lacking: Sequence[str] = ()
-        if self.is_strict and capabilities.names_any(text):
-            lacking = capabilities.absent(uncommented(text), options)
-        made = for_host(text, expressions, options, lacking, self.is_checked)
+        if self.is_strict and capabilities.names_any(source):
+            lacking = capabilities.absent(uncommented(source), options)
+        made = for_host(source, expressions, options, lacking, self.is_checked)
         if not ctypes.c_void_p.from_buffer(_PROCESS, _HANDLE).value:
             self._handle_divisions()
         if can_step(self._tools.version):
@@ -479,19 +523,41 @@ class KernelCompiler:
 
     def warnings(self, source: str, options: Sequence[str], expressions: Sequence[str] = ()) -> str:
         """Return the compiler's warnings on a source."""
-        text = self.expanded(source, options)
+        text = self.expanded(source, options, expressions)
         made = for_host(without_long_double(text), expressions, options)
         given = (*self._places(source, options), *self._options(options))
         return _warnings_of(text) + self._tools.remarks(made.text, "c++", given)
 
-    def expanded(self, source: str, options: Sequence[str]) -> str:
-        """Expand macros if they hide kernels; raises for PTX."""
+    def expanded(
+        self,
+        source: str,
+        options: Sequence[str],
+        expressions: Sequence[str] = (),
+        in_headers: bool = False,
+    ) -> str:
+        """Expand macros if they hide kernels, and headers too if it has none; raises for PTX."""
+        source = with_registers(source)
+        text = self._without_macros(source, options)
+        if not in_headers and _has_kernels(text, expressions):
+            return text
+        whole = with_headers(source, folders_of(options, self._theirs))
+        return text if whole == source else self._without_macros(with_registers(whole), options)
+
+    def _without_macros(self, source: str, options: Sequence[str]) -> str:
         if not needs_expansion(uncommented(source), options):
             return source
         given = ["-E", "-dD", *(option for option in options if option.startswith("-D"))]
         made = with_includes(self._tools.preprocessed(without_includes(source), given))
         refuse_assembly(uncommented(made))
         return made
+
+    def foreign_header(self, source: str, options: Sequence[str]) -> tuple[int, str] | None:
+        """Return the line and name of a header that NVRTC would not find, if any."""
+
+        def preprocessed(source: str, given: Sequence[str]) -> str:
+            return with_includes(self._tools.preprocessed(without_includes(source), ["-E", *given]))
+
+        return foreign_header(source, options, self._theirs, preprocessed)
 
     def _handle_divisions(self) -> None:
         """Load the handler of divisions, which all kernels of the process share."""
@@ -501,19 +567,19 @@ class KernelCompiler:
         ctypes.c_void_p.from_buffer(_PROCESS, _HANDLE).value = found.value
 
     def _options(self, options: Sequence[str]) -> list[str]:
+        # A program's folders come last: the C library's headers are meant where it has some, too.
+        folders = folders_of(options, self._theirs)
         given = [*self._own, *CHECKED * self.is_checked, *filter(_is_taken, options)]
-        given = [option for option in given if not self._is_cupys(option)]
+        given += [f"{AFTER}{each}" for each in folders]
         return [*given, "-ffp-contract=off"] if NO_CONTRACTION & {*options} else given
-
-    def _is_cupys(self, option: str) -> bool:
-        """Tell whether an option is an include path of CuPy, which its version identifies."""
-        return option.startswith("-I") and Path(option[2:]).is_relative_to(self._include)
 
     def _places(self, source: str, options: Sequence[str]) -> list[str]:
         """Return the options for umem's precompiled headers and for CuPy's."""
         places = [f"-I{HEADERS}", f"-I{self._include}"]
         places += [f"-I{self._include / 'cupy' / '_cccl' / name}" for name in CCCL]
+        places.append(f"{AFTER}{TOOLKIT}")
         prefix = PREFIX if "cupy/" in source else PREFIX[:1]
         text = "".join(f"#include <{name}>\n" for name in prefix)
-        header = self._tools.header(text, [*places, *self._options(options)])
+        given = [option for option in self._options(options) if not option.startswith(AFTER)]
+        header = self._tools.header(text, [*places, *given])
         return ["-include", str(header), *places]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from umem.devices.software.kernels import KernelCompiler
 from umem.devices.software.runtime import HostRuntime
+from umem.devices.software.strictness import hint
 from umem.errors import DeviceError
 
 COMPILATION = 6
@@ -84,10 +85,21 @@ class HostNvrtc:
         if not found.source:  # CuPy asks what the compiler calls itself
             return
         try:
+            self._refuse_foreign(found)
             self._compiler.compile(found.source, found.options, found.expressions)
         except DeviceError as error:
             found.log = str(error).replace(STANDARD_INPUT, found.name)
             self._fail(COMPILATION)
+
+    def _refuse_foreign(self, program: _Program) -> None:
+        """Raise as NVRTC does for a header that only the host's compiler has."""
+        foreign = self._compiler.foreign_header(program.source, program.options)
+        if self._runtime.is_strict and foreign is not None:
+            line, name = foreign
+            raise DeviceError(
+                f"{STANDARD_INPUT}({line}): catastrophic error: cannot open source file "
+                f'"{name}": NVRTC has no headers of the host\'s compiler. {hint()}'
+            )
 
     def getLoweredName(self, program: int, name: str) -> str:
         return f"expression_{self._programs[program].expressions.index(name)}"

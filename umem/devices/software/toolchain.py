@@ -39,8 +39,12 @@ COMPILERS = ("g++", "clang++")
 OPTIONS = (
     "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-Wl,-Bsymbolic",
     "-Werror=vla",  # CUDA has no arrays of variable length, and under -w g++ says nothing of them
+    "-fno-isolate-erroneous-paths-dereference",  # which ends a process that divides by zero
     "-U_FORTIFY_SOURCE",  # which takes a jump to another stack for an error
 )  # fmt: skip
+SAID_MOST = 16000
+"""The most letters of a compiler's messages that an error has."""
+_ERROR = re.compile(r"^(?=[^\n]*: (?:fatal )?error: )", re.MULTILINE)
 PATIENCE_SECONDS = 2.0
 """Total compile time after which a message is shown."""
 KERNELS_ROOM_BYTES, ROOM_BYTES = 16 << 20, 256 << 20
@@ -150,7 +154,7 @@ class Toolchain:
         """
         done = self._run([*LANGUAGES["c++"], "-w", *options, "-"], source)
         if done.returncode:
-            raise DeviceError(f"{self.compiler} refuses a kernel:\n{done.stderr[-4000:]}")
+            raise DeviceError(f"{self.compiler} refuses a kernel:\n{_first_error(done.stderr)}")
         return done.stdout
 
     def remarks(self, source: str, language: str, options: Sequence[str] = ()) -> str:
@@ -233,7 +237,7 @@ class Toolchain:
         try:
             done = self._run([*given, "-o", name, source], text)
             if done.returncode:
-                said = errors_in(done.stderr)[:4000] or f"it ends with {done.returncode}"
+                said = _first_error(errors_in(done.stderr)) or f"it ends with {done.returncode}"
                 raise DeviceError(f"{self.compiler} refuses a kernel:\n{said}")
             os.replace(name, path)
         finally:
@@ -314,6 +318,12 @@ def errors_in(text: str) -> str:
         if is_kept:
             kept.append(line)
     return "".join(kept)
+
+
+def _first_error(said: str) -> str:
+    """Return a compiler's messages from its first error on, which is the one to mend."""
+    found = _ERROR.search(said)
+    return said[found.start() if found else 0 :][:SAID_MOST]
 
 
 def _digest(*texts: str) -> str:

@@ -91,10 +91,10 @@ class DryDriver(HostDriver):
 
     _runtime: DryRuntime
 
-    def _loaded_module(self, code: Code) -> LoadedModule:
+    def _loaded_module(self, code: Code, in_headers: bool = False) -> LoadedModule:
         """Read the kernels' parameters; nothing is compiled yet."""
         source, options, expressions = code
-        text = self._compiler.expanded(source, options)
+        text = self._compiler.expanded(source, options, expressions, in_headers)
         kernels = parameters_of(text, expressions)
         limits = KernelLimits(launch_bounds(text, options, expressions), StaticMemory({}, 0))
         has_shared = HAS_SHARED.search(source) is not None
@@ -106,6 +106,8 @@ class DryDriver(HostDriver):
         found = self._module(module)
         if found.library is None:
             path, kernels = self._compiler.compile(*found.code)
+            if {*found.kernels} - {*kernels}:
+                path, kernels = self._compiler.compile(*found.code, in_headers=True)
             self._runtime.counts["compiled"] += 1
             self._modules[module] = found._replace(
                 library=self._library(path), path=path, kernels=kernels

@@ -78,16 +78,31 @@ UMEM_INDEX(dim3, gridDim, umem_grid_size, {1, 1, 1})
 static const int warpSize = 32;
 typedef unsigned long long cudaTextureObject_t, cudaSurfaceObject_t;  // a handle: nothing here reads by it
 
-static inline long long clock64() {  // nanoseconds
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return 1000000000LL * now.tv_sec + now.tv_nsec;
-}
-
 #ifdef UMEM_CHECKED
 #include "umem_checked.h"
 #endif
 #include "umem_threads.h"
+
+// One clock for all threads of a kernel, of nanoseconds. A thread that asks it in a loop waits by it, and
+// would wait here after all others instead of beside them: from the ninth question that follows at once on
+// another the clock is put forward, each time twice as far.
+static unsigned long long umem_ahead = 0;
+UMEM_UNSEEN long long clock64() {
+  static unsigned long long last = 0, asked = 0;
+  static uint3 thread, block;
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  const unsigned long long now = 1000000000ull * time.tv_sec + time.tv_nsec;
+  const bool same = !memcmp(&thread, &umem_thread_index, sizeof thread) && !memcmp(&block, &umem_block_index, sizeof block);
+  asked = same && now - last < 1000 ? asked + 1 : 0;
+  memcpy(&thread, &umem_thread_index, sizeof thread);
+  memcpy(&block, &umem_block_index, sizeof block);
+  last = now;
+  if (asked > 8) umem_ahead += 32ull << (asked < 38 ? asked - 8 : 30);
+  return (long long)(now + umem_ahead);
+}
+static inline long umem_clock() { return (long)clock64(); }
+#define clock() umem_clock()  // and not the C library's
 
 // -- the threads of a warp ---------------------------------------------------------------------
 
