@@ -19,7 +19,7 @@ from umem import errors
 from umem.errors import UmemError
 
 INSIDE = {
-    "DistributionNotFound", "LeftOut", "LibraryFailure", "MissingValue",
+    "DistributionNotFound", "KernelFault", "LeftOut", "LibraryFailure", "MissingValue",
     "RemoteError", "_Failed", "_NoPrefetchError", "_Unlike",
 }  # fmt: skip
 """Classes that umem raises and catches itself, and that of pkg_resources."""
@@ -103,14 +103,15 @@ def test_an_error_of_another_module_goes_by_a_name_that_can_be_imported() -> Non
         if module.startswith("umem.chainer") and importlib.util.find_spec("chainer") is None:
             continue
         kind = getattr(importlib.import_module(module), name)
+        before = (700,) if name == "CudaFault" else ()
         try:
-            raise kind("the reason")
+            raise kind(*before, "the reason")
         except UmemError as error:
             *_, last = traceback.format_exception(error)
             copy = pickle.loads(pickle.dumps(error))
-            assert type(copy) is kind and str(copy) == str(error) == "the reason"
+            assert type(copy) is kind and str(copy) == str(error)
         public, _, told = last.partition(": ")
-        assert told == "the reason\n"
+        assert told == "the reason\n" or (before and told.endswith(": the reason\n"))
         assert public in {f"umem.errors.{one}" for one in CLASSES}, (module, name)
         assert issubclass(kind, CLASSES[public.rpartition(".")[2]])
         assert kind.__name__ == kind.__qualname__ == public.rpartition(".")[2]

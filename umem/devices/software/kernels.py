@@ -112,6 +112,10 @@ _IS_CHECKED = 544
 """Offset of the flag that makes races of shared memory errors."""
 
 
+compiled: set[Path] = set()
+"""The kernels that this process has compiled; those found in the cache are not among them."""
+
+
 def report_races() -> None:
     """Make races of shared memory errors, for all kernels of the process."""
     _PROCESS[_IS_CHECKED] = b"\1"
@@ -502,12 +506,14 @@ class KernelCompiler:
             options = (*options, *made.steps)
         given, places = self._options(options), partial(self._places, source, options)
         try:
-            return self._tools.shared_object(made.text, "c++", given, places), made.kernels
+            path = self._tools.shared_object(made.text, "c++", given, places)
         except DeviceError as error:
-            if VARIABLE_ARRAY in str(error) and not self.is_strict:
-                given = [*given, NO_VARIABLE_ARRAY]
-                return self._tools.shared_object(made.text, "c++", given, places), made.kernels
-            raise DeviceError(self._explained(str(error), options)) from None
+            if VARIABLE_ARRAY not in str(error) or self.is_strict:
+                raise DeviceError(self._explained(str(error), options)) from None
+            given = [*given, NO_VARIABLE_ARRAY]
+            path = self._tools.shared_object(made.text, "c++", given, places)
+        compiled.update({path} & self._tools.made)
+        return path, made.kernels
 
     @staticmethod
     def _explained(message: str, options: Sequence[str]) -> str:

@@ -64,6 +64,9 @@ _LEFT = (
 )  # fmt: skip
 """Functions of CuPy's modules that do not need NVIDIA's libraries."""
 _led: list[Led] = []
+_opened: list[SoftwareGPU] = []
+absent: set[str] = set()
+"""Names of CuPy and CUDA that this process has called, and that the software GPU has not."""
 _kept: list[Any] = []
 """Objects that CuPy's modules point to, kept for the life of the process."""
 
@@ -102,6 +105,34 @@ class SoftwareGPU:
         if not isinstance(self._runtime, DeferredRuntime):
             raise StateError("opened without a seed: umem.software_gpu(..., stream_seed=0)")
         self._runtime.reseed(stream_seed)
+
+    @property
+    def has_seeds(self) -> bool:
+        """Tell whether it was opened with a seed, so that `reseed` gives it others."""
+        return isinstance(self._runtime, DeferredRuntime)
+
+    @property
+    def is_late(self) -> bool:
+        """Tell whether work on streams runs late, by a seed."""
+        return isinstance(self._runtime, DeferredRuntime) and self._runtime.is_late
+
+    @property
+    def is_checked(self) -> bool:
+        """Tell whether kernels are checked."""
+        return self._runtime.is_checked
+
+    @property
+    def is_refused(self) -> bool:
+        """Tell whether this process was forked after the first use, and can only end."""
+        return self._runtime.is_refused
+
+    def finish(self) -> None:
+        """Run all queued work of all devices, as no wait of the program's.
+
+        Raises:
+            DeviceError, CUDARuntimeError: of that work, the first of several; all has been run.
+        """
+        self._runtime.finish()
 
     @property
     def figures(self) -> StepCost:
@@ -259,6 +290,7 @@ def software_gpu(
     for each in gpus:
         each.devices = gpus
     set_cuda_models(gpus, runtime.getDevice)
+    _opened[:] = gpus
     if dry and os.environ.get(FLAG) != "1":  # `umem run --dry` keeps the disk, and has set it
         print("umem: a dry GPU: values are zeros, and what is written is real", file=sys.stderr)
         os.environ[FLAG] = "1"
@@ -295,6 +327,11 @@ def requirements(
 def is_open() -> bool:
     """Tell whether CuPy runs on host memory in this process."""
     return bool(_kept)
+
+
+def opened() -> SoftwareGPU | None:
+    """Return the first software GPU of this process, if one is open."""
+    return _opened[0] if _opened else None
 
 
 def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: StandIns) -> None:
@@ -434,6 +471,7 @@ def _choose_none(choose: Callable[[Sequence[str]], None], accelerators: Sequence
 
 def _missing(module: str, name: str) -> Any:
     def missing(*_: Any, **more: Any) -> None:
+        absent.add(f"{name} ({module})")
         raise NotImplementedError(f"the software GPU has no {name} ({module})")
 
     return missing

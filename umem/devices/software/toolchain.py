@@ -65,6 +65,9 @@ class Toolchain:
             full, or is mounted noexec. What is in one that cannot be written is used.
         target: processors that it compiles for, instead of those of ``UMEM_KERNEL_TARGET``.
 
+    Attributes:
+        made: the shared objects that it has compiled itself.
+
     Raises:
         DeviceError: ``UMEM_KERNEL_TARGET`` is not a target, or not one of this processor; or
             nothing may run in any folder that can be had.
@@ -77,6 +80,7 @@ class Toolchain:
         self.target = target or Processors.wanted()
         self._limit = cache_limit()
         self._made_count = 0
+        self.made: set[Path] = set()
         self.folder = folder or default_folder()
         self._first = self.folder
         if not takes_files(self.folder) or _room(self.folder) < KERNELS_ROOM_BYTES:
@@ -214,6 +218,7 @@ class Toolchain:
         with only_maker(path) as is_to_make:
             if is_to_make:
                 self._made_count += 1
+                self.made.add(path)
                 with self._progress.one():
                     self._compile(text, given, path, source)
 
