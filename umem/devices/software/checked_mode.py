@@ -160,7 +160,7 @@ def _named(parameter: tuple[int, str]) -> str:
     return f"argument {parameter[0]} ({parameter[1]})"
 
 
-class _Object(ctypes.Structure):
+class _FoundSymbol(ctypes.Structure):
     _fields_ = (
         ("path", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p),
         ("address", ctypes.c_void_p),
@@ -175,7 +175,7 @@ _ASYNC = 1
 
 def is_own_memory(address: int) -> bool:
     """Tell whether an address is in the process's memory, and not in a library or a kernel."""
-    found = _Object()
+    found = _FoundSymbol()
     if _libc.dladdr(address, ctypes.byref(found)):  # such as a kernel's own variables
         return False
     page = address // mmap.PAGESIZE * mmap.PAGESIZE

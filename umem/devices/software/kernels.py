@@ -495,6 +495,7 @@ class KernelCompiler:
     def _compiled(
         self, source: str, options: Sequence[str], expressions: Sequence[str]
     ) -> tuple[Path, dict[str, str]]:
+        """Compile a source whose macros are expanded where they hide kernels."""
         lacking: Sequence[str] = ()
         if self.is_strict and capabilities.names_any(source):
             lacking = capabilities.absent(uncommented(source), options)
