@@ -44,11 +44,8 @@ TOP = 3
 CASES_AT_A_TIME = 3
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # of the processes it starts
 EXPLAINED = {
-    ("U-Net", "workspace, recompute card"): "it fits in 3 of 15 more dry runs, by the order of"
-    " the pool's chunks, and in none of 5 live: umem.choose had run it once, and now runs"
-    " what fits with little to spare three times",
     ("U-Net", "order"): "hybrid's time follows from the order of the pool's chunks: four more dry"
-    " runs took 10.3 to 13.1 ms, three more live 12.4 to 12.7",
+    " runs took 10.3 to 13.1 ms, three more live 12.4 to 12.7"
 }
 """Why a line is not as it was said, by network and technique."""
 

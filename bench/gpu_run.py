@@ -1,19 +1,21 @@
 """What does this GPU say of all that was only read or simulated, in the minutes that there are?
 
-`python bench/gpu_run.py OUT.zip --minutes 9` checks the versions of what is installed. Then it
-does, by order of value, each step in a process of its own: facts of the machine, the doctor, the
-constants of the cost model, tests of the device, managed memory beside plain, tests of facts, all
-other tests for a GPU, and Chainer's functions and links against NumPy.
+`python bench/gpu_run.py OUT.zip --minutes 9` does, by order of value, each step in a process of its
+own: facts of the machine; *first light*, one call of each public function that uses a GPU;
+*pressure*, what umem does about it beside plain memory, and what the link carries; the doctor;
+tests of Chainer and of the device; the constants of the cost model; Chainer's functions and links
+against NumPy. `--wheels` prints what to bring along, and how.
 
 All results are in one archive: NN-name.json says how a step ended and what it has found,
-NN-name.txt is what it said. At the end of the minutes, when it is interrupted and when it is
-killed, whatever runs is ended, and the next call goes on behind what is done; a step that was not
-is done again, and what it said is kept until then. NOT RUN YET: no step has been seen on a GPU.
+NN-name.txt is what it said. Calls and tests are kept line by line, so that a step that is cut,
+hangs or is killed keeps what it had. At the end of the minutes, when it is interrupted and when it
+is killed, whatever runs is ended, and the next call goes on behind what is done; a step that was
+not is done again, and what it said is kept until then. NOT RUN YET: no step has been seen on a GPU.
 
 Needs no network, and of this script alone no package: a step that lacks one, or whose version is
 none that umem knows, names the wheel to bring. Managed memory stays under 4 GiB and under half of
-what is free (gpu_guard.py). `--software` rehearses everything on the software GPU, which is
-simulated.
+what is free (gpu_guard.py); `--oversubscribe` asks for more than is free, on a card of one's own.
+`--software` rehearses everything on the software GPU, which is simulated.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ import signal
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree as ElementTree
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,8 +36,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from gpu_run_parts import calls, outcomes
 from gpu_run_parts.archive import Archive
-from gpu_run_parts.wheels import WHEELS, missing, table
+from gpu_run_parts.wheels import WHEELS, instructions, missing, table
 
 ROOT = Path(__file__).resolve().parents[1]
 KEEPER = ROOT / "bench" / "gpu_run_parts" / "keeper.py"
@@ -63,6 +65,7 @@ class Step:
     Attributes:
         name: of its files.
         command: arguments of Python; ``{result}`` is a file that it may write.
+        kind: what it writes: "json", "calls" (a line a call) or "tests" (a line a test).
         seconds: the most that it may take.
         needs: modules without which it is not begun.
         quick: arguments for a rehearsal that takes seconds.
@@ -73,83 +76,103 @@ class Step:
     seconds: float
     needs: tuple[str, ...] = DEVICE
     quick: tuple[str, ...] = ()
+    kind: str = "json"
 
 
-def tests(*files: str, only: str = "") -> tuple[str, ...]:
-    """Arguments that run the gpu tests of files, whatever plugins and warnings there are."""
-    given = "-m pytest -v -rA -m gpu -o filterwarnings=default -o minversion=0 -p no:cacheprovider"
+def of_calls(name: str, group: str, seconds: float, needs: tuple[str, ...]) -> Step:
+    """Make the step that tries a group of calls."""
+    command = ("bench/gpu_run.py", "--calls", group, "{result}")
+    return Step(name, command, seconds, needs, ("--quick",), "calls")
+
+
+def of_tests(
+    name: str, seconds: float, *files: str, needs: tuple[str, ...], only: str = "", quick: str
+) -> Step:
+    """Make the step that runs the gpu tests of files, whatever plugins and warnings there are.
+
+    Args:
+        quick: those of them that a quick rehearsal runs, as pytest's -k.
+    """
+    given = "-m pytest -v -rA -m gpu -o filterwarnings=default -p no:cacheprovider"
     chosen = ("-k", only) if only else ()
-    return (*given.split(), "--junitxml={result}", *chosen, *(f"tests/{name}" for name in files))
+    plugin = ("-p", "bench.gpu_run_parts.outcomes")
+    command = (*given.split(), *plugin, *chosen, *(f"tests/{file}" for file in files))
+    return Step(name, command, seconds, needs, ("-k", quick), "tests")
 
 
-def bench(script: str) -> tuple[str, ...]:
-    """Arguments that run a benchmark."""
-    return (f"bench/{script}", "--json", "{result}")
+def bench(name: str, script: str, seconds: float, needs: tuple[str, ...]) -> Step:
+    """Make the step that runs a benchmark."""
+    return Step(name, (f"bench/{script}", "--json", "{result}"), seconds, needs, ("--quick",))
 
 
 FUNCTIONS = "compat/functions/test_gpu_functions.py"
 STEPS = (
-    Step("machine", ("bench/gpu_run.py", "--machine", "{result}"), 60, ("numpy", "cupy")),
-    Step("doctor", ("-m", "umem", "doctor", "--json"), 90, (*DEVICE, "click", "rich")),
-    Step("constants", bench("cuda_constants.py"), 120, (*DEVICE, "click", "rich"), ("--quick",)),
-    Step(
-        "device-tests", tests("devices/cuda/test_gpu_device.py"), 240, TESTING, ("-k", "TestHints")
-    ),
-    Step(
-        "managed", bench("cuda_managed.py"), 240, (*DEVICE, *CHAINER, "click", "rich"), ("--quick",)
-    ),
-    Step("facts-tests", tests("devices/cuda/test_gpu_facts.py"), 240, TESTING, ("-k", "TestPools")),
-    Step(
-        "status-tests",
-        tests("devices/cuda/test_gpu_status.py", "devices/cuda/test_gpu_counters.py"),
-        240,
-        (*TESTING, "click", "rich"),
-    ),
-    Step(
+    # Some 3 s; a first import of CuPy from a cold disk takes longer.
+    Step("machine", ("bench/gpu_run.py", "--machine", "{result}"), 20, ("numpy", "cupy")),
+    of_calls("first-light", "first_light", 60, ("numpy", "cupy")),
+    of_calls("pressure", "pressure", 90, ("numpy", "cupy")),
+    Step("doctor", ("-m", "umem", "doctor", "--json"), 30, (*DEVICE, "click", "rich")),
+    of_tests(
         "chainer-tests",
-        tests(
-            "on_chainer/lookahead/test_gpu.py",
-            "on_chainer/offload/test_gpu.py",
-            "compat/test_gpu_training.py",
-            "compat/test_gpu.py",
-            "on_chainer/test_gcn.py",
-            "house/test_example_gcn.py",
-        ),
-        240,
-        (*TESTING, *CHAINER),
+        75,
+        "on_chainer/lookahead/test_gpu.py",
+        "on_chainer/offload/test_gpu.py",
+        "compat/test_gpu_training.py",
+        "compat/test_gpu.py",
+        "on_chainer/test_gcn.py",
+        "house/test_example_gcn.py",
+        needs=(*TESTING, *CHAINER),
+        quick="test_less_is_held_at_most or test_scatter_add_get_item",
     ),
-    Step(
+    of_tests(
         "diet-tests",
-        tests(
-            "on_chainer/optimizers/test_gpu.py",
-            "on_chainer/precision/test_gpu.py",
-            "on_chainer/accumulation/test_gpu.py",
-            "on_chainer/resume/test_gpu.py",
-        ),
-        240,
-        (*TESTING, *CHAINER),
+        50,
+        "on_chainer/optimizers/test_gpu.py",
+        "on_chainer/precision/test_gpu.py",
+        "on_chainer/accumulation/test_gpu.py",
+        "on_chainer/resume/test_gpu.py",
+        needs=(*TESTING, *CHAINER),
+        quick="test_words_are_those_of_numpy",
     ),
-    Step(
+    of_tests(
         "smaller-tests",
-        tests(
-            "on_chainer/layers/test_gpu.py",
-            "on_chainer/quantization/test_gpu.py",
-            "on_chainer/distillation/test_gpu.py",
-        ),
-        240,
-        (*TESTING, *CHAINER),
+        40,
+        "on_chainer/layers/test_gpu.py",
+        "on_chainer/quantization/test_gpu.py",
+        "on_chainer/distillation/test_gpu.py",
+        needs=(*TESTING, *CHAINER),
+        quick="test_trained_weights_on_a_gpu_become_layers_there",
     ),
+    of_tests(
+        "device-tests", 60, "devices/cuda/test_gpu_device.py", needs=TESTING, quick="TestHints"
+    ),
+    of_tests("facts-tests", 40, "devices/cuda/test_gpu_facts.py", needs=TESTING, quick="TestPools"),
+    of_tests(
+        "status-tests",
+        40,
+        "devices/cuda/test_gpu_status.py",
+        "devices/cuda/test_gpu_counters.py",
+        needs=(*TESTING, "click", "rich"),
+        quick="test_every_feature_has_a_reason",
+    ),
+    bench("constants", "cuda_constants.py", 40, (*DEVICE, "click", "rich")),
+    bench("managed", "cuda_managed.py", 60, (*DEVICE, *CHAINER, "click", "rich")),
     *(
-        Step(
+        of_tests(
             f"{kind}s-{dtype}",
-            tests(FUNCTIONS, only=f"test_a_{kind} and {dtype}"),
-            480,
-            (*TESTING, *CHAINER),
+            240,
+            FUNCTIONS,
+            needs=(*TESTING, *CHAINER),
+            only=f"test_a_{kind} and {dtype}",
+            quick=f"test_a_{kind} and {dtype} and {quick}",
         )
-        for kind in ("function", "link")
+        for kind, quick in (("function", "relu"), ("link", "Linear"))
         for dtype in ("float32", "float16")
     ),
+    of_calls("host-calls", "host", 120, ("numpy",)),
 )
+OVERSUBSCRIBE = of_calls("oversubscribe", "oversubscribe", 60, ("numpy", "cupy"))
+"""Only with --oversubscribe."""
 
 
 class Stopped(BaseException):
@@ -157,7 +180,7 @@ class Stopped(BaseException):
 
 
 class Run:
-    """One call: the steps that are not done, until the time is up.
+    """One call: the steps that are not done, until the time is up; none where there is no GPU.
 
     Args:
         archive: where results are, and go; held meanwhile.
@@ -169,6 +192,7 @@ class Run:
     def __init__(self, archive: Archive, minutes: float, *, software: bool, quick: bool) -> None:
         self.archive, self.software, self.quick = archive, software, quick
         self.end = time.monotonic() + 60 * minutes
+        self.no_gpu: str | None = None
 
     def left(self) -> float:
         """Seconds until the end."""
@@ -191,6 +215,8 @@ class Run:
                 yield name, "not begun: no time is left"
             else:
                 yield name, self._do(name, step)
+                if self.no_gpu is not None:
+                    return
 
     def _state(self, name: str) -> str | None:
         """How a step ended in a run of this kind; a rehearsal does not stand for the real one."""
@@ -213,18 +239,22 @@ class Run:
         }
         said, result = self.archive.begin(name, record)
         command = [sys.executable, *(part.replace("{result}", str(result)) for part in given)]
+        environment = {**self._environment(), outcomes.VARIABLE: str(result)}
         state, code = "interrupted", None
         try:
             with open(said, "wb") as file:
-                code = finished(command, limit, file, self._environment(), self.archive.lock)
+                code = finished(command, limit, file, environment, self.archive.lock)
             late = "timed out" if limit == most else "cut short"
             state = late if code is None else "failed" if code else "passed"
         finally:
             seconds = round(time.monotonic() - start, 3)
-            ended = {"state": state, "exit_code": code, "seconds": seconds, "result": read(result)}
+            found = read(result, step.kind)
+            if isinstance(found, dict) and "no_gpu" in found:
+                state, self.no_gpu = "no GPU", str(found["no_gpu"])
+            ended = {"state": state, "exit_code": code, "seconds": seconds, "result": found}
             self.archive.add(name, {**record, **ended}, said.read_bytes())
             self.archive.clear(name)
-        return f"{state} in {seconds:.1f} s"
+        return f"{state} in {seconds:.1f} s{summed(found, step.kind)}"
 
     def _environment(self) -> dict[str, str]:
         ahead = [str(ROOT / "tests" / "support" / "on_software_gpu")] if self.software else []
@@ -271,61 +301,101 @@ def finished(
         keeper.wait()
 
 
-def read(path: Path) -> Any:
-    """What a step wrote: JSON, or the outcomes in pytest's XML; None where it wrote nothing."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        if not text.startswith("<"):
-            return json.loads(text)
-        cases = list(ElementTree.fromstring(text).iter("testcase"))
-    except (OSError, ValueError, ElementTree.ParseError):
+def read(path: Path, kind: str) -> Any:
+    """What a step wrote, as far as it came: JSON, calls or tests; None where it wrote nothing."""
+    if not path.exists():
         return None
-    found: dict[str, Any] = {"passed": [], "failed": [], "skipped": {}}
-    for case in cases:
-        name = f"{case.get('classname')}::{case.get('name')}"
-        skipped = case.find("skipped")
-        if skipped is not None:
-            found["skipped"][name] = skipped.get("message")
-        else:
-            bad = case.find("failure") is not None or case.find("error") is not None
-            found["failed" if bad else "passed"].append(name)
-    return found
+    if kind == "calls":
+        return calls.results(path)
+    if kind == "tests":
+        return outcomes.read(path)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
-def machine() -> dict[str, Any]:
-    """Ask CUDA and the system what this machine is; allocates nothing."""
+def summed(found: Any, kind: str) -> str:
+    """Count how calls or tests ended, in words; or say who else uses the card."""
+    if kind == "calls" and found:
+        counts: dict[str, int] = {}
+        for line in found:
+            counts[line["state"]] = counts.get(line["state"], 0) + 1
+    elif kind == "tests" and found:
+        counts = {state: len(found[state]) for state in found if found[state]}
+    else:
+        others = found.get("others") if isinstance(found, dict) else None
+        return f"; others use this card: {others}" if others else ""
+    return ": " + ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def machine(path: Path) -> int:
+    """Ask CUDA and the system what this machine is, and write it part by part."""
+    found: dict[str, Any] = {
+        "versions": {"python": platform.python_version(), **installed()},
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "core_count": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+    for part in (gpu_facts, umem_facts, driver_facts):
+        path.write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
+        found |= part()
+        if "no_gpu" in found:
+            break
+    path.write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
+    return int("no_gpu" in found)
+
+
+def gpu_facts() -> dict[str, Any]:
+    """Ask CUDA; ``no_gpu`` says why there is none."""
     import cupy
-    import gpu_guard
 
-    import umem
     from umem.devices.cuda import open_cuda
+    from umem.errors import DeviceNotFoundError
 
-    device = open_cuda()
+    try:
+        device = open_cuda()
+    except DeviceNotFoundError as error:
+        return {"no_gpu": str(error)}
     properties = cupy.cuda.runtime.getDeviceProperties(device.ordinal)
     plain = {
         key: value.decode(errors="replace") if isinstance(value, bytes) else value
         for key, value in properties.items()
         if isinstance(value, (bytes, int, float, str)) and key != "uuid"
     }
-    try:
-        smi = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=30).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        smi = None
     return {
         "simulated": device.simulated,
         "device": device.name,
-        "versions": {"python": platform.python_version(), **installed(), **device.versions()},
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "core_count": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "cuda": device.versions(),
         "properties": plain,
         "attributes": dict(cupy.cuda.Device().attributes),
         "memory_info": list(cupy.cuda.runtime.memGetInfo()),
+    }
+
+
+def umem_facts() -> dict[str, Any]:
+    """Ask umem."""
+    import gpu_guard
+
+    import umem
+    from umem.devices.cuda import open_cuda
+
+    device = open_cuda()
+    return {
         "host_available_bytes": device.host_available_bytes(),
         "managed_budget_bytes": gpu_guard.guard(device).budget_bytes,
         "status": umem.status().to_json(),
-        "nvidia_smi": smi,
+        "others": gpu_guard.others(device),
     }
+
+
+def driver_facts() -> dict[str, Any]:
+    """Ask nvidia-smi."""
+    try:
+        smi = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=5).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        smi = None
+    return {"nvidia_smi": smi}
 
 
 def installed() -> dict[str, str]:
@@ -337,45 +407,73 @@ def installed() -> dict[str, str]:
     return found
 
 
-def main() -> int:
-    """Returns 0 where every step has passed, here or before."""
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("out", metavar="OUT.zip", type=Path, help="archive of the results")
+    parser.add_argument("out", metavar="OUT.zip", nargs="?", type=Path, help="archive of results")
+    parser.add_argument("--wheels", action="store_true", help="print what to bring along, and how")
     parser.add_argument("--minutes", type=float, default=9.0, help="stop after so many (9)")
     parser.add_argument("--software", action="store_true", help="rehearse on the software GPU")
     parser.add_argument("--quick", action="store_true", help="seconds a step: see that it runs")
-    names = [step.name for step in STEPS]
+    parser.add_argument(
+        "--oversubscribe",
+        action="store_true",
+        help="at last, ask for more managed memory than is free: on a card of your own",
+    )
+    names = [step.name for step in (*STEPS, OVERSUBSCRIBE)]
     parser.add_argument("--only", action="append", choices=names, help="a step; may be repeated")
     given = parser.parse_args()
+    if not given.wheels and given.out is None:
+        parser.error("the archive to write is missing: OUT.zip")
     if not given.minutes > 0:
         parser.error("--minutes must be more than 0")
+    given.error = parser.error
+    return given
+
+
+def main() -> int:
+    """Returns 0 where every step has passed, here or before."""
+    given = arguments()
+    if given.wheels:
+        print(instructions())
+        return 0
     archive = Archive(given.out.resolve())
     try:
         archive.entries()
         archive.running.mkdir(exist_ok=True)
     except zipfile.BadZipFile:
-        parser.error(f"{given.out} is there, and no archive of results")
+        given.error(f"{given.out} is there, and no archive of results")
     except OSError as error:
-        parser.error(f"cannot write {given.out}: {error.strerror}")
+        given.error(f"cannot write {given.out}: {error.strerror}")
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, stop)
-    steps = [(n, step) for n, step in enumerate(STEPS, 1) if step.name in (given.only or names)]
+    offered = (*STEPS, *[OVERSUBSCRIBE] * given.oversubscribe)
+    steps = [(n, s) for n, s in enumerate(offered, 1) if not given.only or s.name in given.only]
     run = Run(archive, given.minutes, software=given.software, quick=given.quick)
-    passed, lacking = 0, set()
     try:
         with archive.held():
-            for name, words in run.go(steps):
-                print(f"{name:<24}{words}", flush=True)
-                passed += words.startswith("passed")
-                lacking |= set(words.partition("missing: ")[2].split(", ")) - {""}
+            return told(run, steps)
     except Stopped:
         print("interrupted: what is done stays, and the next call goes on", flush=True)
         return 130
     except TimeoutError as error:
-        parser.error(str(error))
+        given.error(str(error))
+    except OSError as error:  # the disk is full, or the folder gone
+        print(f"cannot write {given.out}: {error.strerror}", file=sys.stderr)
+    return 2
+
+
+def told(run: Run, steps: Sequence[tuple[int, Step]]) -> int:
+    """Do the steps and print how each ended, and which wheels they lack; returns the exit code."""
+    passed, lacking = 0, set()
+    for name, words in run.go(steps):
+        print(f"{name:<24}{words}", flush=True)
+        passed += words.startswith("passed")
+        lacking |= set(words.partition("missing: ")[2].split(", ")) - {""}
+    if run.no_gpu is not None:
+        print(f"Nothing else was begun: {run.no_gpu}")
     if lacking:
-        print("Bring these, by pip download where there is a network, and install them with")
-        print("pip install --no-index --find-links FOLDER:")
+        print("Bring these (--wheels says how):")
         for module, why in missing(sorted(lacking)).items():
             print(f"  {WHEELS[module].bring} ({why})")
     return 0 if passed == len(steps) else 1
@@ -389,7 +487,8 @@ def stop(number: int, frame: Any) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--calls"]:
+        sys.exit(calls.main(sys.argv[2:]))
     if sys.argv[1:2] == ["--machine"]:
-        Path(sys.argv[2]).write_text(json.dumps(machine(), indent=1, default=str))
-    else:
-        sys.exit(main())
+        sys.exit(machine(Path(sys.argv[2])))
+    sys.exit(main())

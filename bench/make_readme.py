@@ -29,7 +29,8 @@ a virtual GPU is simulated, and says so.
 Run one from the repository's root: `python bench/validate_um.py --help`.
 On a machine with a GPU `python bench/gpu_run.py OUT.zip --minutes 9` runs all that wants one, by
 order of value, tests included, and goes on where the last call ended; with `--software` it
-rehearses that on the software GPU.
+rehearses that on the software GPU, and `--wheels` says what to bring. What it has found is kept by
+`python bench/hardware_page.py --keep OUT.zip NAME`, which writes docs/hardware.md.
 Tables are cut to their first rows; `results/` has all of them, a row a line.
 This file is written by `python bench/make_readme.py` from the scripts and from `results/`.
 """

@@ -22,7 +22,7 @@ VARIABLE = "UMEM_SOFTWARE_GPU"
 OFF = ("", "0")
 """Values that ask for none."""
 FORM = (
-    "GPU[,vram=SIZE][,model=off][,checked][,not-strict][,sticky=off][,seed=N][,devices=N][,dry]"
+    "GPU[,vram=SIZE][,model=off][,checked][,not-strict][,sticky=off][,seed=N|off][,devices=N][,dry]"
     "[,force]"
 )
 MOST_DEVICES = 8
@@ -54,8 +54,8 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
             given["sticky"] = value == "on"
         elif option == "not-strict":
             given["strict"] = False
-        elif name == "seed" and value.isdecimal():
-            given["stream_seed"] = int(value)
+        elif name == "seed" and (value == "off" or value.isdecimal()):
+            given["stream_seed"] = None if value == "off" else int(value)
         elif name == "devices" and value.isdecimal():
             given["devices"] = int(value)
         else:
@@ -63,6 +63,12 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
         if names.count(name) > 1:
             raise ValueError(f"{name!r} is given more than once for the software GPU")
     return gpu, given
+
+
+def with_seed(text: str, seed: int | str | None) -> str:
+    """Return the variable's value with another seed, ``"off"`` among them; None has none said."""
+    kept = [word for word in text.split(",") if word.strip().partition("=")[0] != "seed"]
+    return ",".join(kept if seed is None else [*kept, f"seed={seed}"])
 
 
 class Waiting:
@@ -153,6 +159,11 @@ def arm(text: str | None = None) -> None:
     disarm()
     if text not in OFF:
         sys.meta_path.insert(0, Waiting(text))
+
+
+def is_armed() -> bool:
+    """Tell whether the first import of CuPy is still to open a GPU."""
+    return any(isinstance(finder, Waiting) for finder in sys.meta_path)
 
 
 def disarm() -> None:

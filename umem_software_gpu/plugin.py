@@ -7,12 +7,17 @@ import sys
 from collections.abc import Iterator
 from glob import glob
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from umem_software_gpu import FORM, OFF, PACKAGES, VARIABLE, arm, disarm, parsed
+from umem_software_gpu import FORM, OFF, PACKAGES, VARIABLE, arm, disarm, parsed, with_seed
+from umem_software_gpu.each_test import EachTest
+from umem_software_gpu.faults import Known, read
+from umem_software_gpu.seeds import resolved
+from umem_software_gpu.summary import NEEDS_GPU, Figures, Summary
 
 DEVICES = ("/dev/nvidia[0-9]*", "/dev/nvhost-gpu", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
 """Files of GPUs: NVIDIA's, on Tegra, under WSL, AMD's. The driver is not asked, because a process
@@ -20,13 +25,29 @@ that has initialised CUDA cannot fork children that use it."""
 
 
 def pytest_addoption(parser: Any) -> None:
-    """Add ``--software-gpu``."""
+    """Add ``--software-gpu`` and its kin."""
     group = parser.getgroup("umem", "CuPy without a GPU")
     group.addoption(
         "--software-gpu",
         metavar=FORM,
         help="run CuPy on host memory as if on this GPU, here and in all processes that tests "
-        f"start (the environment variable {VARIABLE}); VRAM, pages and time are simulated",
+        f"start (the environment variable {VARIABLE}); VRAM, pages and time are simulated. "
+        "Streams run late, by a seed; seed=off does all at once",
+    )
+    group.addoption(
+        "--software-gpu-seeds",
+        metavar="N",
+        type=int,
+        default=1,
+        help="run each test under N base seeds, until it fails",
+    )
+    group.addoption(
+        "--software-gpu-baseline",
+        metavar="FILE",
+        help="known faults of kernels, for which no test fails",
+    )
+    group.addoption(
+        "--software-gpu-new-baseline", metavar="FILE", help="write the faults that are found"
     )
 
 
@@ -37,7 +58,11 @@ def pytest_load_initial_conftests(early_config: Any) -> Iterator[None]:
     before = os.environ.get(VARIABLE, "")
     text = before if asked is None else asked
     if text not in OFF:
-        problem = _problem(text)
+        try:
+            text, problem = resolved(text), None
+        except ValueError as error:
+            problem = str(error)
+        problem = problem or _problem(text)
         if problem is None and _is_plain_cupy_imported():
             problem = _start_again(early_config, text)
         if problem is not None:
@@ -51,12 +76,73 @@ def pytest_load_initial_conftests(early_config: Any) -> Iterator[None]:
     return (yield)
 
 
+def pytest_configure(config: Any) -> None:
+    """Register the marker, and what is done around tests and at the end where the GPU is on."""
+    config.addinivalue_line(
+        "markers", f"{NEEDS_GPU}(reason): needs a real GPU; skipped on the software GPU"
+    )
+    text = os.environ.get(VARIABLE, "")
+    if text in OFF:
+        return
+    text = resolved(text)
+    config.option.software_gpu = text  # a worker of pytest-xdist is told of it, with the seed
+    count, known = config.option.software_gpu_seeds, _known(config)
+    if count < 1 or (count > 1 and parsed(text)[1].get("stream_seed") is None):
+        raise pytest.UsageError(
+            f"umem: --software-gpu-seeds {count}: a whole number of at least 1"
+            if count < 1
+            else f"umem: --software-gpu-seeds {count} needs streams that run late: {text} has none"
+        )
+    config.pluginmanager.register(EachTest(text, count, known), "umem_each_test")
+    if hasattr(config, "workeroutput"):
+        config.pluginmanager.register(Figures(config), "umem_summary")
+    else:
+        new = _new_baseline(config)
+        config.pluginmanager.register(Summary(text, count, known, new), "umem_summary")
+
+
+def _new_baseline(config: Any) -> Path | None:
+    """Return where the faults that are found are to be written, if they are."""
+    given = config.option.software_gpu_new_baseline
+    path = None if given is None else config.invocation_params.dir / given
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise pytest.UsageError(f"umem: --software-gpu-new-baseline: {path} cannot be a file")
+    return path
+
+
+def _known(config: Any) -> set[Known]:
+    """Read the faults that are known."""
+    given = config.option.software_gpu_baseline
+    if given is None:
+        return set()
+    path = config.invocation_params.dir / given
+    config.option.software_gpu_baseline = str(path)  # for workers, wherever they start
+    try:
+        return read(path)
+    except ValueError as error:
+        raise pytest.UsageError(f"umem: --software-gpu-baseline: {error}") from None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a real GPU where there is a software GPU."""
+    if os.environ.get(VARIABLE, "") in OFF:
+        return
+    for item in items:
+        mark = item.get_closest_marker(NEEDS_GPU)
+        if mark is not None:
+            said = mark.args[0] if mark.args else mark.kwargs.get("reason", "")
+            reason = f"needs a real GPU: {said}" if said else "needs a real GPU"
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
 def _problem(text: str) -> str | None:
     """Say why this GPU cannot be had here, if it cannot."""
     try:
         gpu, given = parsed(text)
     except ValueError as error:
         return str(error)
+    if given.get("dry") and (given.get("checked") or given.get("stream_seed") is not None):
+        return f"a dry run computes nothing that could be checked or run late: {text!r}"
     from umem.devices.software.opening import requirements
     from umem.errors import UmemError
 
@@ -113,32 +199,14 @@ def pytest_report_header(config: Any) -> list[str]:
         ]
     if text in OFF:
         return []
-    found = [f"software GPU: {text} (umem; VRAM, pages and time are simulated)"]
-    if parsed(text)[1].get("dry"):
+    found = [f"software GPU: {with_seed(text, None)} (umem; VRAM, pages and time are simulated)"]
+    given = parsed(text)[1]
+    if given.get("dry"):
         found.append("dry: values are zeros, and what tests write is real")
+    elif given.get("stream_seed") is not None:
+        found.append(
+            f"streams run late: --software-gpu {text} repeats this run (seed=off: at once)"
+        )
+    elif "stream_seed" in given:
+        found.append("streams do their work at once (seed=off)")
     return found
-
-
-def _revive() -> None:
-    """Make a device usable again whose context a fault has ended: the fault was the test's."""
-    module = sys.modules.get("umem.devices.software.faults")
-    if module is not None:
-        module.revive()
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_makereport() -> Iterator[None]:
-    """Revive devices behind each phase of a test, so that its fixtures can end."""
-    try:
-        return (yield)
-    finally:
-        _revive()
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_make_collect_report() -> Iterator[None]:
-    """Revive devices behind the import of a module of tests."""
-    try:
-        return (yield)
-    finally:
-        _revive()

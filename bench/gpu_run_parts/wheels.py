@@ -38,18 +38,53 @@ WHEELS = {
         "13.0",
     ),
     "cuda.core": Wheel("cuda-core>=1.1", ("cuda-core",), "1.1"),
-    "pytest": Wheel("pytest>=9.0", ("pytest",), "9.0"),
-    "hypothesis": Wheel("hypothesis>=6.160", ("hypothesis",), "6.160"),
+    "pytest": Wheel("pytest>=8.0", ("pytest",), "8.0"),
+    "hypothesis": Wheel("hypothesis>=6.100", ("hypothesis",), "6.100"),
     "chainer": Wheel(
-        "chainer 7.8.1, which make demo builds (.venv/wheels), with its packages: six, "
-        "typing-extensions, filelock, protobuf, setuptools",
+        "chainer 7.8.1, which has to be built, with six, typing-extensions, filelock, protobuf",
         ("chainer",),
         "7.8.1",
         "7.9",
     ),
     "packaging": Wheel("packaging>=22.0", ("packaging",), "22.0"),
 }
-"""By module; tests hold the versions to pyproject.toml."""
+"""By module; tests hold the versions to pyproject.toml. The tests for a GPU run with an older
+pytest and hypothesis than the others: what a machine with a GPU has is not ours to choose."""
+CARRIED = (
+    "cupti-python==13.*", "nvidia-cuda-cupti==13.*", "pyelftools", "click", "rich",
+    "markdown-it-py", "mdurl", "pygments", "six", "typing-extensions", "filelock", "protobuf",
+    "packaging", "pytest>=9", "pluggy", "iniconfig", "hypothesis>=6.160", "sortedcontainers",
+)  # fmt: skip
+"""Requirements of wheels that a machine with CuPy for CUDA 13, NumPy, SciPy and cuda-core may lack,
+or have too old; 24 MiB together, with Chainer's."""
+PYTHON = "3.12"
+PLATFORMS = (
+    "manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_25_x86_64",
+    "manylinux_2_24_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64",
+)  # fmt: skip
+"""pip takes a wheel only for a platform that it is told of by name."""
+MOST_MIB = 50
+
+
+def instructions() -> str:
+    """Say which wheels to bring, how to get them where there is a network, and how to use them."""
+    platforms = " ".join(f"--platform {name}" for name in PLATFORMS)
+    wanted = " ".join(f"'{one}'" for one in CARRIED)
+    return f"""# At most {MOST_MIB} MiB of wheels for Python {PYTHON}. Where there is a network,
+# in the clone:
+mkdir -p out/wheels out/tools
+python3 -m pip download --no-deps --only-binary :all: --implementation cp \\
+  --python-version {PYTHON} {platforms} \\
+  -d out/wheels {wanted}
+# Chainer is published as source, which needs an old setuptools:
+python3 -m pip install --target out/tools 'setuptools<81' wheel
+PYTHONPATH=out/tools python3 -m pip wheel --no-deps --no-build-isolation -w out/wheels \\
+  chainer==7.8.1
+du -sm out/wheels
+
+# On the machine with the GPU, with out/wheels brought along; a wheel is a zip, and pip not needed:
+for wheel in out/wheels/*.whl; do python3 -m zipfile -e "$wheel" out/packages; done
+PYTHONPATH=out/packages python3 bench/gpu_run.py out/gpu_run.zip --minutes 9"""
 
 
 def version(wheel: Wheel) -> str | None:

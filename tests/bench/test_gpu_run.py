@@ -11,15 +11,20 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from bench_scripts import BENCH, ROOT, module, run
 from gpu_run_kills import killed_and_continued, records
+from processes import python
 from project import EXTRAS, PYPROJECT
 from software_programs import needs_compiler, needs_cupy
 
+from umem.errors import UmemError
+
 gpu_run = module("gpu_run")
+calls = module("gpu_run_parts.calls")
 wheels = module("gpu_run_parts.wheels")
 Archive: Any = module("gpu_run_parts.archive").Archive
 NAMES = [step.name for step in gpu_run.STEPS]
@@ -196,19 +201,175 @@ def test_a_rehearsal_killed_ten_times_comes_to_its_end(tmp_path):
     )
 
 
-def test_outcomes_of_tests_are_read(tmp_path):
-    path = tmp_path / "report.xml"
-    path.write_text(
-        '<testsuites><testsuite><testcase classname="t" name="good"/>'
-        '<testcase classname="t" name="bad"><failure message="no"/></testcase>'
-        '<testcase classname="t" name="not"><skipped message="why"/></testcase>'
-        "</testsuite></testsuites>"
+def test_outcomes_of_tests_are_kept_test_by_test(tmp_path):
+    (tmp_path / "test_three.py").write_text(
+        "import os, pytest\n"
+        "def test_good(): pass\n"
+        "def test_bad(): assert 1 == 2\n"
+        "@pytest.mark.skip(reason='why')\ndef test_not(): pass\n"
+        "@pytest.fixture\ndef broken(): raise ValueError('set-up')\n"
+        "def test_unready(broken): pass\n"
+        "def test_dies(): os._exit(3)\n"
+        "def test_after(): pass\n"
     )
-    assert gpu_run.read(path) == {
-        "passed": ["t::good"], "failed": ["t::bad"], "skipped": {"t::not": "why"},
+    (tmp_path / "test_unreadable.py").write_text("import no_such_module\n")
+    path = tmp_path / "lines"
+    for name in ("test_unreadable.py", "test_three.py"):
+        words = ("-m", "pytest", "-q", "-p", "bench.gpu_run_parts.outcomes", "-c", os.devnull, name)
+        python(*words, cwd=tmp_path, PYTEST_DISABLE_PLUGIN_AUTOLOAD=1, UMEM_OUTCOMES=path)
+    with open(path, "a") as file:
+        file.write('{"name": "cut in the mi')
+    found = gpu_run.read(path, "tests")
+    three = "test_three.py::test_"
+    assert found["passed"] == [f"{three}good"]
+    assert set(found["failed"]) == {f"{three}bad", f"{three}unready", "test_unreadable.py"}
+    assert "assert 1 == 2" in found["failed"][f"{three}bad"]
+    assert found["skipped"] == {f"{three}not": "Skipped: why"}
+    assert found["cut"] == [f"{three}dies"]
+    assert gpu_run.summed(found, "tests") == ": 1 passed, 3 failed, 1 skipped, 1 cut"
+
+
+MADE = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {bench!r})
+from gpu_run_parts import calls
+CALLS = calls.Calls()
+
+@CALLS("umem.one", "umem.other")
+def one(given): return {{"processes": os.getpid(), "quick": given.quick}}
+
+@CALLS(needs=("no_such_module",))
+def lacks(given): raise AssertionError
+
+@CALLS(seconds=0.1)
+def hangs(given): time.sleep(600)
+
+@CALLS()
+def dies(given): os.kill(os.getpid(), 11)
+
+@CALLS()
+def breaks(given): raise RuntimeError("an illegal address")
+
+@CALLS(stand_in="a worker")
+def last(given): return {{"processes": os.getpid()}}
+
+calls.calls_of = lambda group: CALLS
+if "broken" in sys.argv:
+    calls.tidy = lambda xp: False
+os._exit(calls.make("host", Path(sys.argv[1]), int(sys.argv[-1]), False))
+"""
+
+
+@pytest.mark.parametrize("how", ["tidy", "broken"])
+def test_a_call_that_hangs_dies_or_raises_costs_its_own_line(tmp_path, monkeypatch, how):
+    monkeypatch.setattr(calls, "GONE_SECONDS", 0.5)
+    path = tmp_path / "lines"
+    command = [sys.executable, "-c", MADE.format(bench=str(BENCH)), str(path), how]
+    assert calls.watch(command, path) == 1
+    found = {line["name"]: line for line in calls.results(path)}
+    assert {name: line["state"] for name, line in found.items()} == {
+        "one": "passed", "lacks": "missing", "hangs": "hung", "dies": "died", "breaks": "failed",
+        "last": "passed",
     }  # fmt: skip
-    path.write_text("<testsuites>")
-    assert gpu_run.read(path) is None
+    assert found["one"]["covers"] == ["umem.one", "umem.other"]
+    assert found["last"]["stand_in"] == "a worker"
+    assert "signal 11" in found["dies"]["error"] and "illegal" in found["breaks"]["error"]
+    assert found["lacks"]["error"] == "not installed: no_such_module"
+    assert found["one"]["found"]["processes"] != found["last"]["found"]["processes"]
+    assert calls.read_lines(path)[-1] == {"over": True}
+
+
+def test_a_process_that_makes_no_call_is_tried_once(tmp_path):
+    path = tmp_path / "lines"
+    assert calls.watch([sys.executable, "-c", "raise SystemExit(3)"], path) == 1
+    (line,) = calls.results(path)
+    assert (line["state"], line["error"]) == ("failed", "died with exit code 3")
+
+
+def test_a_step_that_is_stopped_keeps_the_calls_it_has_made(tmp_path):
+    code = """
+import sys, time
+with open(sys.argv[1], "w") as file:
+    print('{"begun": "one", "number": 0, "seconds": 9}', file=file)
+    print('{"name": "one", "covers": [], "state": "passed"}', file=file)
+    print('{"begun": "two", "number": 1, "seconds": 9}', file=file)
+    print('{"name": "two", "st', end="", file=file)
+print("written", flush=True)
+time.sleep(600)
+"""
+    slow = gpu_run.Step("calls", ("-c", code, "{result}"), 4.0, (), (), "calls")
+    assert go(tmp_path, slow)["01-calls"].endswith(": 1 passed, 1 cut")
+    record = written(tmp_path, "01-calls")
+    assert record["state"] == "timed out"
+    assert [line["state"] for line in record["result"]] == ["passed", "cut"]
+
+
+def test_without_a_gpu_nothing_else_is_begun_and_the_next_call_asks_again(tmp_path):
+    code = "import sys; open(sys.argv[1], 'w').write('{\"no_gpu\": \"no driver\"}'); sys.exit(1)"
+    for _ in range(2):
+        said = go(tmp_path, step("machine", code), step("next", "print(2)"))
+        assert list(said) == ["01-machine"] and said["01-machine"].startswith("no GPU in")
+    assert go(tmp_path, step("machine", "print(1)"))["01-machine"].startswith("passed in")
+
+
+def test_a_machine_without_a_gpu_is_told_why(tmp_path):
+    done = python(BENCH / "gpu_run.py", tmp_path / "out.zip", CUDA_VISIBLE_DEVICES="")
+    if "no GPU" not in done.stdout:
+        pytest.skip("CuPy is not installed, or finds a GPU")
+    assert done.returncode == 1 and len(done.stdout.splitlines()) == 2
+    assert "Nothing else was begun: no CUDA device" in done.stdout
+    assert written(tmp_path, "01-machine")["result"]["versions"]["python"]
+
+
+def test_who_else_uses_the_card_is_said():
+    assert "20.0 GiB" in gpu_run.summed({"others": "20.0 GiB of VRAM are in use"}, "json")
+    assert gpu_run.summed({"others": None}, "json") == gpu_run.summed(None, "calls") == ""
+
+
+@pytest.mark.parametrize(
+    ("who", "host", "error"),
+    [("nvidia-smi lists 2 processes", None, "lists 2 processes"), (None, 7, "7 B left")],
+)
+def test_a_card_that_others_use_is_not_oversubscribed(monkeypatch, who, host, error):
+    oversubscribe, guard = module("gpu_run_parts.oversubscribe"), module("gpu_guard")
+    monkeypatch.setattr(guard, "others", lambda device: who)
+    device: Any = SimpleNamespace(simulated=False, host_available_bytes=lambda: host)
+    with pytest.raises(UmemError, match=f"not oversubscribed: .*{error}"):
+        oversubscribe.oversubscribed(calls.Given(None, device, Path(), True))
+
+
+def test_only_who_asks_for_it_oversubscribes(tmp_path):
+    assert gpu_run.OVERSUBSCRIBE not in gpu_run.STEPS
+    for group in ("first_light", "pressure", "host"):
+        assert "oversubscribed" not in [call.name for call in calls.calls_of(group)]
+
+
+def test_wheels_are_named_with_how_to_get_them():
+    done = run("gpu_run.py", "--wheels")
+    assert done.returncode == 0, done.stderr
+    for word in ("cupti-python==13.*", "--no-deps", "--python-version 3.12", "chainer==7.8.1"):
+        assert word in done.stdout
+    there = {"numpy", "scipy", "cupy", "cuda.core", "chainer"}  # Chainer is built
+    named = {re.match(r"[\w-]+", text)[0] for text in wheels.CARRIED}
+    assert {wheel.names[0] for name, wheel in wheels.WHEELS.items() if name not in there} <= named
+    done = run("gpu_run.py")
+    assert done.returncode == 2 and "OUT.zip" in done.stderr
+
+
+def test_an_archive_that_can_no_longer_be_written_ends_the_run(tmp_path):
+    code = f"""
+import sys
+sys.path.insert(0, {str(BENCH)!r})
+import gpu_run
+def full(*_): raise OSError(28, "No space left on device")
+gpu_run.Archive.add = full
+sys.argv = ["gpu_run.py", {str(tmp_path / "out.zip")!r}]
+sys.exit(gpu_run.main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.endswith("No space left on device\n")
+    assert "Traceback" not in done.stderr
 
 
 def test_it_imports_nothing_that_may_be_missing():
@@ -237,7 +398,12 @@ def test_steps_name_files_that_are_there_and_packages_that_have_wheels():
         if "pytest.mark.gpu" in path.read_text("utf-8")
     }
     assert (
-        marked - {"tests/devices/software/test_gpu_tests.py", "tests/bench/test_gpu_run.py"}
+        marked
+        - {
+            "tests/devices/software/test_gpu_tests.py",  # these two name the mark
+            "tests/bench/test_gpu_run.py",
+            "tests/bench/test_gpu_calls.py",  # the steps first-light and pressure
+        }
         == named
     )
 
@@ -251,7 +417,8 @@ def test_wheels_are_of_the_versions_of_the_extras():
         wanted[name] = least, below or ""
     for name, wheel in wheels.WHEELS.items():
         least, below = wanted[wheel.names[0]]
-        assert wheel.below == below and wheel.least == {"cupy": "13.0"}.get(name, least)
+        older = {"cupy": "13.0", "pytest": "8.0", "hypothesis": "6.100"}
+        assert wheel.below == below and wheel.least == older.get(name, least)
 
 
 @pytest.mark.parametrize(
@@ -275,22 +442,29 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 def test_a_rehearsal_on_the_software_gpu(tmp_path, monkeypatch, kernel_cache):
     monkeypatch.setenv("XDG_CACHE_HOME", str(kernel_cache))
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    chosen = ("machine", "doctor", "constants", "device-tests", "managed", "facts-tests")
+    chosen = (
+        "machine", "first-light", "pressure", "doctor", "chainer-tests", "device-tests",
+        "constants", "oversubscribe",
+    )  # fmt: skip
     only = [part for name in chosen for part in ("--only", name)]
-    given = (str(tmp_path / "out.zip"), "--software", "--quick", *only)
-    done = run("gpu_run.py", *given, timeout=600)
+    given = (str(tmp_path / "out.zip"), "--software", "--quick", "--oversubscribe", *only)
+    done = run("gpu_run.py", *given, timeout=900)
     entries = Archive(tmp_path / "out.zip").entries()
     texts = {name: text[-2000:] for name, text in entries.items() if name.endswith(".txt")}
     assert done.returncode == 0, (done.stdout, done.stderr, texts)
-    machine = written(tmp_path, "01-machine")["result"]
+    found = {name[3:]: record for name, record in records(tmp_path / "out.zip").items()}
+    machine = found["machine"]["result"]
     assert machine["simulated"] is True and machine["managed_budget_bytes"] < 4 << 30
-    assert json.loads(said_by(tmp_path, "02-doctor"))["ok"] is True
-    for name in ("03-constants", "05-managed"):
-        found = written(tmp_path, name)
-        assert found["software"] and found["result"]["simulated"] and found["result"]["rows"]
-    for name in ("04-device-tests", "06-facts-tests"):
-        outcomes = written(tmp_path, name)["result"]
-        assert outcomes["passed"] and not outcomes["failed"]
+    assert json.loads(said_by(tmp_path, "04-doctor"))["ok"] is True
+    assert found["constants"]["result"]["simulated"] and found["constants"]["result"]["rows"]
+    for name in ("chainer-tests", "device-tests"):
+        assert found[name]["result"]["passed"] and not found[name]["result"]["failed"]
+    for name, group in (("first-light", "first_light"), ("pressure", "pressure")):
+        lines = found[name]["result"]
+        assert [line["name"] for line in lines] == [call.name for call in calls.calls_of(group)]
+    (line,) = found["oversubscribe"]["result"]
+    assert line["found"]["bytes"] > line["found"]["free_bytes"]
+    assert line["found"]["managed"]["pages"]["evicted_bytes"] > 0
     again = run("gpu_run.py", *given)
     assert again.returncode == 0
-    assert [line.split()[1:] for line in again.stdout.splitlines()] == [["passed", "before"]] * 6
+    assert [line.split()[1:] for line in again.stdout.splitlines()] == [["passed", "before"]] * 8

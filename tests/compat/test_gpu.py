@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu_fixtures import needs_module
 
 from tests.compat.test_shims import chainer, load
 from umem.compat.requirement import holds
@@ -183,5 +184,5 @@ def test_cupy_14_has_no_cudnn_and_says_nothing_about_it():
 
 @pytest.mark.skipif(holds("cupy>=14"), reason="hardware: CuPy 14 has no cuDNN")
 def test_cupy_13_uses_cudnn_where_it_is_installed():
-    pytest.importorskip("cupy.cuda.cudnn", exc_type=ImportError)
+    needs_module("cupy.cuda.cudnn")
     assert chainer.backends.cuda.cudnn_enabled is True

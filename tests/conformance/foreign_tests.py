@@ -151,10 +151,13 @@ def _command(suite: Suite, paths: Sequence[str]) -> list[str]:
 
 def _variables(suite: Suite, job: Path) -> dict[str, str]:
     paths = [str(bench_path.HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    gpu = suite.gpu + (f",devices={suite.devices}" if suite.devices > 1 else "")
+    # What fails is compared from run to run, so that no seed is drawn; --gpu may name one.
+    gpu += "" if ",seed=" in gpu else ",seed=off"
     return {
         "FOREIGN_TESTS_JOB": str(job),
         "PYTHONPATH": os.pathsep.join(paths),
-        "UMEM_SOFTWARE_GPU": suite.gpu + (f",devices={suite.devices}" if suite.devices > 1 else ""),
+        "UMEM_SOFTWARE_GPU": gpu,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
 
 import pytest
@@ -21,6 +22,14 @@ LAUNCHED = pytest.mark.parametrize(
     [False, pytest.param(True, marks=pytest.mark.hardware("the software GPU launches no graphs"))],
 )
 """For tests of a capture: whether its graph is run as well."""
+
+
+def needs_module(name):
+    """Import a module, or skip; with pytest before 8.2 too, whose importorskip does otherwise."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        pytest.skip(f"{name} cannot be imported: {error}", allow_module_level=True)
 
 
 class OnGpu:
@@ -54,7 +63,7 @@ class OnGpu:
 
     @pytest.fixture
     def hints(self, device):
-        pytest.importorskip("cuda.core", exc_type=ImportError)
+        needs_module("cuda.core")
         return device
 
 

@@ -35,7 +35,7 @@ An A100 of 80 GB has 79.25 GiB, an H100 79.11 and an RTX 3090 23.69 of 24 (0.987
 with error correction the correction takes its share: a T4 has 14.56 GiB of 16, an L40 44.40 of 48
 (0.91 and 0.925). All are what PyTorch's errors say in public reports."""
 CONTEXT_BYTES = 3 * MIB
-"""What a context takes of VRAM for each multiprocessor, before any kernel is loaded.
+"""Size of a context in VRAM for each multiprocessor, before any kernel is loaded.
 
 Measured: 256 MiB on an RTX 3090 (82 of them; InvokeAI issue 9413), 426 on an RTX 6000 Ada (142;
 unsloth-zoo 1053), 107 on an RTX 4060 Ti (34) and 555 on an RTX PRO 6000 (188; llama.cpp 23604),

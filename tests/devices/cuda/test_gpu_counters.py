@@ -12,7 +12,7 @@ import threading
 
 import numpy as np
 import pytest
-from gpu_fixtures import LAUNCHED, forget_failure, gpu_guard
+from gpu_fixtures import LAUNCHED, forget_failure, gpu_guard, needs_module
 
 import umem
 from tests.support.allocators import in_force
@@ -138,7 +138,7 @@ def test_a_warm_graph_can_be_captured_while_watched(cupy, launched):
 
 
 def test_hints_work_on_watched_arrays(device, cupy):
-    pytest.importorskip("cuda.core", exc_type=ImportError)
+    needs_module("cuda.core")
     with umem.managed(), umem.statistics():
         array = cupy.ones(4 * MIB, "u1")
         assert umem.prefetch(array, "cpu") == array.nbytes

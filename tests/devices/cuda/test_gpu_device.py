@@ -13,7 +13,7 @@ from contextlib import closing
 
 import pytest
 from contracts import DeviceContract
-from gpu_fixtures import LAUNCHED, MIB, OnGpu, run
+from gpu_fixtures import LAUNCHED, MIB, OnGpu, needs_module, run
 
 import umem
 from umem.devices.base import Policy
@@ -30,7 +30,7 @@ class TestCudaContract(OnGpu, DeviceContract):
 
     @pytest.fixture(autouse=True)
     def _with_cuda_core(self):
-        pytest.importorskip("cuda.core", exc_type=ImportError)
+        needs_module("cuda.core")
 
 
 class TestModes(OnGpu):

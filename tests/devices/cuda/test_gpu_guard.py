@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 from project import ROOT
@@ -18,6 +19,42 @@ from umem.errors import LimitError  # noqa: E402
 MIB = 1 << 20
 
 
+def test_what_is_free_is_asked_for_again_at_each_request(monkeypatch):
+    driver, free = HostDriver(vram=20 * MIB, host=GIB), [20 * MIB]
+    monkeypatch.setattr(driver, "free_bytes", lambda: free[0])
+    guard = Guard(CudaDevice(driver))
+    with installed(guard.device, Policy("managed")):
+        keep = cupy.empty(2 * MIB, dtype="u1")
+        free[0] = 7 * MIB  # another program has taken the rest
+        with pytest.raises(LimitError, match="less than half"):
+            cupy.empty(2 * MIB, dtype="u1")
+        free[0] = 20 * MIB
+        keep = cupy.empty(2 * MIB, dtype="u1")
+    del keep
+
+
+@pytest.mark.parametrize(("lines", "used", "who"), [
+    ("", MIB, None),
+    ("7, 300 MiB", MIB, None),
+    ("7, 300 MiB\n8, 20000 MiB", MIB, "lists 2 processes: 7, 300 MiB; 8, 20000 MiB"),
+    ("", 2 * GIB, "2.0 GiB of VRAM are in use"),
+    (None, MIB, "does not answer"),
+])  # fmt: skip
+def test_who_else_holds_memory_of_the_card_is_found(lines, used, who, monkeypatch):
+    def smi(*_, **__):
+        if lines is None:
+            raise FileNotFoundError("nvidia-smi")
+        return SimpleNamespace(stdout=lines)
+
+    monkeypatch.setattr(guard_module.subprocess, "run", smi)
+    driver = HostDriver(vram=16 * GIB, host=GIB)
+    device = CudaDevice(driver)
+    used += device.usage().reserved_bytes
+    monkeypatch.setattr(driver, "free_bytes", lambda: 16 * GIB - used)
+    found = guard_module.others(device)
+    assert found is None if who is None else who in found
+
+
 def load_guard():
     path = ROOT / "bench" / "gpu_guard.py"
     spec = importlib.util.spec_from_file_location("gpu_guard", path)
@@ -26,7 +63,8 @@ def load_guard():
     return module
 
 
-Guard = load_guard().Guard
+guard_module = load_guard()
+Guard = guard_module.Guard
 
 
 def guarded(free, host, monkeypatch):

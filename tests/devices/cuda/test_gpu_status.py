@@ -11,7 +11,7 @@ import json
 
 import numpy as np
 import pytest
-from gpu_fixtures import forget_failure, gpu_guard
+from gpu_fixtures import forget_failure, gpu_guard, needs_module
 from processes import printed, python
 
 import umem
@@ -47,7 +47,7 @@ def test_every_feature_has_a_reason(device):
 def test_the_self_test_passes_where_managed_memory_can_be_oversubscribed(device):
     if device.why_not("managed"):
         pytest.skip(device.why_not("managed"))
-    pytest.importorskip("cuda.core", exc_type=ImportError)
+    needs_module("cuda.core")
     failed = [check for check in run_selftest(device) if not check.ok]
     assert not failed
 

@@ -272,7 +272,9 @@ def test_pytest_revives_the_device_behind_the_test_that_made_the_fault(
         "        cp.cuda.Device().synchronize()\n"
         "def test_last(held): held.sum()\n"
     )
-    words = ("-q", "-p", "no:cacheprovider", "--software-gpu", "t4,checked", "-W", "error")
+    # At once, so that it is the fixture that fails: late, its test may be the first that waits.
+    gpu = ("--software-gpu", "t4,checked,seed=off")
+    words = ("-q", "-p", "no:cacheprovider", *gpu, "-W", "error")
     given = {"XDG_CACHE_HOME": kernel_cache, "CUPY_CACHE_DIR": kernel_cache}
     done = python("-m", "pytest", *words, "--rootdir", tmp_path, tmp_path, **given)
     assert done.stdout.startswith("F.E.. "), done.stdout

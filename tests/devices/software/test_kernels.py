@@ -171,7 +171,7 @@ print("done")
 def test_what_would_end_the_process_does_not(kernel_cache: Path) -> None:
     said = run(
         r"""
-code = '''#include <assert.h>
+code = '''
 extern "C" __global__ void f(int* x) {
   x[1] = 3;
   if (x[2]) __syncthreads();
@@ -409,7 +409,7 @@ except NotImplementedError as error:
 
 def test_a_program_may_give_std_the_short_name_of_a_trait(kernel_cache: Path) -> None:
     program = r"""
-code = '''#include <type_traits>
+code = '''#include <cupy/cuda_workaround.h>
 namespace std {
 template< class T, class U >
 inline constexpr bool is_same_v = is_same<T, U>::value;

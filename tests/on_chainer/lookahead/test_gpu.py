@@ -7,12 +7,12 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from gpu_fixtures import OnGpu
+from gpu_fixtures import OnGpu, needs_module
 
 import umem
 from umem.errors import LookaheadWarning
 
-umem_chainer = pytest.importorskip("umem.chainer", exc_type=ImportError)
+umem_chainer = needs_module("umem.chainer")
 
 pytestmark = pytest.mark.gpu
 

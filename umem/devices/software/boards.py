@@ -1,4 +1,4 @@
-"""What a GPU says of itself beside its memory: limits of its chip, clocks, caches and bus."""
+"""Limits, clocks, caches and bus of each GPU, which programs may ask for."""
 
 from __future__ import annotations
 

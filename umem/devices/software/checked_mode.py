@@ -4,6 +4,9 @@ A kernel that touches a page that is no array's ends there, with an error that n
 argument; what it wrote before stays written. Writes right before an array, on its own page, are
 seen when the kernel has ended. Races of shared memory are found by the kernel itself.
 
+An access whose type does not divide its address, threads of a block at different barriers, and a
+pointer to the host's own memory are errors as well, unless the software GPU is not strict.
+
 Does not model: what stays inside another array of the same pointer's reach, beyond 1 MiB on either
 side; the end of shared memory, and variables of the kernel's own.
 """
@@ -11,15 +14,17 @@ side; the end of shared memory, and variables of the kernel's own.
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from umem.devices.software.allocations import NO_MEMORY
-from umem.devices.software.faults import ILLEGAL_ADDRESS, KernelFault
+from umem.devices.software.faults import ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, KernelFault
 from umem.devices.software.kernels import Kernel
 from umem.devices.software.memory_sources import Fenced, GuardedSource
 from umem.devices.software.runtime import HostRuntime
+from umem.devices.software.strictness import hint
 from umem.devices.software.toolchain import Toolchain
 from umem.units import GIB
 
@@ -27,6 +32,14 @@ _SOURCE = Path(__file__).parent / "include" / "guarded.c"
 FAR = GIB
 """Bytes; an argument that is farther than this from a fault is not named."""
 _VERBS = {1: "reads", 2: "writes"}
+
+
+Pointers = Sequence[tuple[tuple[int, str], int]]
+"""Pointer arguments, by number and text, and their values."""
+_PAGEABLE = 88
+"""cudaDevAttrPageableMemoryAccess, from driver_types.h."""
+_WIDEST = 16
+"""Bytes of the widest access of a thread."""
 
 
 class _Fault(ctypes.Structure):
@@ -37,12 +50,13 @@ class KernelGuard:
     """Runs kernels in checked mode, and turns what the processor refuses into errors.
 
     Args:
-        source: knows what an address is near to.
+        runtime: its source knows what an address is near to.
         tools: compiles the handler of signals.
     """
 
-    def __init__(self, source: GuardedSource, tools: Toolchain) -> None:
-        self._source = source
+    def __init__(self, runtime: HostRuntime, tools: Toolchain) -> None:
+        assert isinstance(runtime.source, GuardedSource)
+        self._runtime, self._source = runtime, runtime.source
         library = ctypes.CDLL(str(tools.shared_object(_SOURCE.read_text(encoding="utf-8"), "c")))
         self._run = library.umem_guarded
         self._run.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_uint, ctypes.c_void_p]
@@ -53,15 +67,21 @@ class KernelGuard:
         """Run a kernel as `Kernel.run` does.
 
         Raises:
-            KernelFault: it left the memory of its arguments. What it wrote before stays.
+            KernelFault: it left the memory of its arguments, or accessed what a GPU could not. What
+                it wrote before stays.
         """
+        pointers = kernel.pointers(given)
+        if self._runtime.is_strict:
+            self._refuse_host(kernel, pointers)
         fault = _Fault()
         sizes = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block)
         places = [ctypes.addressof(size) for size in sizes]
-        if self._run(kernel.address, given, *places, shared, ctypes.byref(fault)):
+        has_faulted = self._run(kernel.address, given, *places, shared, ctypes.byref(fault))
+        self._refuse_misaligned(kernel, pointers)
+        if has_faulted:
             raise KernelFault(ILLEGAL_ADDRESS, self._said(kernel, given, fault))
         kernel.check()
-        for parameter, address in kernel.pointers(given):
+        for parameter, address in pointers:
             region = self._source.find(address)
             if region is not None and self._source.mended(region):
                 raise KernelFault(
@@ -69,6 +89,41 @@ class KernelGuard:
                     f"the kernel {kernel.name} writes right before the start of "
                     f"{_named(parameter)}, which has {region.nbytes:,} bytes",
                 )
+
+    def _refuse_host(self, kernel: Kernel, pointers: Pointers) -> None:
+        """Raise for a pointer to memory of the host that no GPU reaches.
+
+        A GPU reads pageable memory where the system gives it the host's page tables.
+        """
+        for parameter, address in pointers:
+            if not address or self._source.find(address) or self._runtime.allocation_of(address):
+                continue
+            here = self._runtime.device_here
+            if is_own_memory(address) and not self._runtime.deviceGetAttribute(_PAGEABLE, here):
+                raise KernelFault(
+                    ILLEGAL_ADDRESS,
+                    f"the kernel {kernel.name} gets {_named(parameter)}, which leads to memory of "
+                    f"the host: the GPU cannot reach it. {hint()}",
+                )
+
+    def _refuse_misaligned(self, kernel: Kernel, pointers: Pointers) -> None:
+        """Raise for an access whose place in its array its type does not divide.
+
+        Arrays begin at multiples of 256 on a GPU, and not here.
+        """
+        for code, alignment, is_write, address in kernel.misaligned():
+            region = self._source.find(address)
+            if (address - (region.start if region else 0)) % min(alignment, _WIDEST) == 0:
+                continue
+            mine = [_named(name) for name, low in pointers if self._source.find(low) is region]
+            where = f" of {' or '.join(mine)}" if region and mine else ""
+            place = f"byte {address - region.start:,}{where}" if region else f"address {address:#x}"
+            does = f"{_VERBS[1 + is_write]} {place} in {kernel.line_of(code)}"
+            raise KernelFault(
+                MISALIGNED_ADDRESS,
+                f"the kernel {kernel.name} {does}, a misaligned address: a multiple of {alignment} "
+                f"is needed. {hint()}",
+            )
 
     def _said(self, kernel: Kernel, given: int, fault: _Fault) -> str:
         """Describe a fault: the kernel, the access, and the array whose bounds it left."""
@@ -103,6 +158,28 @@ def _place(region: Fenced, address: int) -> str:
 
 def _named(parameter: tuple[int, str]) -> str:
     return f"argument {parameter[0]} ({parameter[1]})"
+
+
+class _Object(ctypes.Structure):
+    _fields_ = (
+        ("path", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+_libc = ctypes.CDLL(None)
+_libc.msync.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.dladdr.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+_ASYNC = 1
+
+
+def is_own_memory(address: int) -> bool:
+    """Tell whether an address is in the process's memory, and not in a library or a kernel."""
+    found = _Object()
+    if _libc.dladdr(address, ctypes.byref(found)):  # such as a kernel's own variables
+        return False
+    page = address // mmap.PAGESIZE * mmap.PAGESIZE
+    return bool(_libc.msync(page, 1, _ASYNC) == 0)  # -1 where nothing is mapped
 
 
 class Unpooled:

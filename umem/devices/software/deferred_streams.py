@@ -104,6 +104,19 @@ class DeferredRuntime(HostRuntime):
         with self.lock:
             self._order.reseed(seed)
 
+    def finish(self) -> None:
+        """Run all queued work of all devices, and raise the first error of it.
+
+        No wait of the program's: captures go on, and neither counts nor simulated time change.
+        """
+        with self.lock:
+            self._order.finish_all(None)
+
+    @property
+    def is_late(self) -> bool:
+        """Tell whether work waits, by a seed."""
+        return self._order.is_late
+
     def queue(self, stream: int, function: Callable[[], object]) -> None:
         """Queue work on a stream unless a capture takes it; raises an error of earlier work."""
         with self.lock:

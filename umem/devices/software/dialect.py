@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 
+from umem.devices.software.capabilities import architecture
 from umem.errors import DeviceError
 
 _TYPES = ("float16", "bfloat16")
@@ -21,6 +22,8 @@ _HEADERS = (
         re.compile(r'(#\s*include\s*)[<"]cooperative_groups/(reduce|scan)\.h[>"]'),
         r'\1"cooperative_groups.h"',
     ),
+    # No file of this name: CuPy's copy of CCCL would take it for all of CUDA.
+    (re.compile(r'(#\s*include\s*)[<"]cuda_runtime_api\.h[>"]'), r'\1"driver_types.h"'),
 )
 """CUDA's headers that have replacements here."""
 _LOADED = re.compile(r"const (\w+_type) (\w+)\(((?:umem_at\(_|_)raw_[^;\n]*)\);")
@@ -31,11 +34,24 @@ _ROUNDED = re.compile(r"= \((\w+(?: \w+)?)\)rint\(([^;\n]*)\);")
 """Reads, writes and rounding in CuPy's elementwise and interpolation kernels."""
 _MACROS = re.compile(r"\b(M_\w+)\s*=[^=]")
 """Variable names that <math.h> defines as macros."""
+_ALIGNED = r"(?:\b(?:__align__|alignas|__attribute__)\s*\((?:[^()]|\([^()]*\))*\)\s*)"
 _DYNAMIC = re.compile(
-    r"\bextern\s+__shared__\s+(?:__align__\s*\(\s*\d+\s*\)\s*)?([\w:<>, ]+?)\s+(\w+)\s*\[\s*\]\s*;"
+    rf"(?P<words>(?:\b(?:extern|static|__shared__|volatile|const)\s+|{_ALIGNED})+)"
+    rf"(?P<type>\w[\w:<>,\s]*?)\s+{_ALIGNED}?"
+    r"(?P<names>\w+\s*\[\s*\](?:\s*\[[^\]]*\])*(?:\s*,\s*\w+\s*\[\s*\])*)\s*;"
 )
+"""Arrays without a size, perhaps ``extern __shared__``, whose words come in any order."""
+_NAME = re.compile(r"(\w+)\s*\[\s*\]((?:\s*\[[^\]]*\])*)")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'", re.DOTALL)
 """A comment; or a string or character, which may contain something that looks like one."""
+_LONG_DOUBLE = re.compile(r"\b(?:long\s+double|double\s+long)\b")
+_LONG = re.compile(
+    rf"{_COMMENT.pattern}|({_LONG_DOUBLE.pattern})"
+    r"|\b((?:\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+))[lL]\b",
+    re.DOTALL,
+)
+"""``long double`` and its literals, but for those in comments and strings."""
+_MAY_BE_LONG = re.compile(rf"{_LONG_DOUBLE.pattern}|[\d.][lL]\b")
 _CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b")
 _NEVER = re.compile(r"\s*#\s*if\s+(0|false)\s*$")
 _BRACE = re.compile(r'(extern\s*"C"\s*|\bnamespace[\w\s:]*)?\{|\}')
@@ -51,13 +67,18 @@ _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:[^\n\\]|\\.)*)", re.MU
 _OF_HEADERS = re.compile(r"-D(_|CUPY_|CUB_|THRUST_|CCCL_|LIBCUDACXX_)")
 """Options meant for CuPy's headers."""
 _COMPILERS = ("__CUDACC__", "__CUDACC_RTC__")
-_ARCHITECTURE = re.compile(r"-arch=\w+_(\d+)|--gpu-architecture=\w+_(\d+)")
 _HIDDEN = "pragma umem "
 _INCLUDING = re.compile(r"^([ \t]*#[ \t]*)(?=include\b)", re.MULTILINE)
 _ASSEMBLY = re.compile(
     r"\b(?:asm|__asm__|__asm)\s*(?:(?:volatile|__volatile__)\s*)?\(\s*(?!\"\"\s*[:)]|\s)"
 )
 """Inline assembly that is not empty; empty one is a compiler barrier, which a host has too."""
+_REGISTER = re.compile(
+    r"\b(?:asm|__asm__|__asm)\s*(?:(?:volatile|__volatile__)\s*)?\(\s*\"mov\.[ubs](?:32|64)\s+%0\s*,"
+    r"\s*%%?(laneid|warpid|lanemask_(?:eq|lt|le|gt|ge)|clock|clock64|globaltimer)\s*;\s*\""
+    r"\s*:\s*\"=[rl]\"\s*\(([^()]+)\)\s*(?::[\s:]*(?:\"memory\")?\s*)?\)"
+)
+"""Inline assembly that reads a special register."""
 BOUNDS = r"(?:__launch_bounds__|__maxnreg__)\s*\((?:[^()]|\([^()]*\))*\)\s*"
 KERNEL = re.compile(
     rf"\b__global__\s+(?:(?:void|static|inline|__forceinline__)\s+|extern\s*\"C\"\s*|{BOUNDS})*"
@@ -70,7 +91,8 @@ _TYPEDEF = re.compile(
     r"|\busing\s+(?P<other>\w+_t)\s*=\s*(?P<meant>[\w\s]+);"
 )
 _OTHERWISE = re.compile(
-    r"u?int(?:64|ptr|max|_fast\d+)_t(?=.*\blong\s+long\b)|int8_t(?= char$)|ssize_t"
+    r"u?int(?:64|ptr|max|_(?:fast|least)64)_t(?=.*\blong\s+long\b)|u?int_fast(?:16|32)_t"
+    r"|int_?(?:fast|least)?8_t(?= char$)|ssize_t"
 )
 """Types of CUDA's width and sign that this machine's <stdint.h> makes of another C type."""
 _SHARED = frozenset(
@@ -92,6 +114,18 @@ def translated(source: str) -> str:
     source = _OWN_TRAIT.sub(lambda m: _blank(m[0]), source)
     source = source.replace("static __shared__", "__shared__")  # which is static here
     return _TRAILING.sub(">", source)
+
+
+def has_long_double(source: str) -> bool:
+    """Tell whether a source names ``long double``."""
+    return _LONG_DOUBLE.search(uncommented(source)) is not None
+
+
+def without_long_double(source: str) -> str:
+    """Make ``long double`` double, as nvcc does, with the literals of that type."""
+    if not _MAY_BE_LONG.search(source):
+        return source
+    return _LONG.sub(lambda m: (m[1] and "double") or m[2] or m[0], source)
 
 
 def saturating(source: str) -> str:
@@ -133,16 +167,34 @@ def _blank(text: str) -> str:
 
 def _dynamic(match: re.Match[str], code: str) -> str:
     """Replace a dynamic shared array by a pointer, which each launch sets."""
-    kind, name = match.groups()
+    words = re.findall(r"\b(?:extern|__shared__|volatile|const)\b", match["words"])
+    if not {"extern", "__shared__"} <= {*words}:
+        return match[0]
     opened: list[bool] = []
     for brace in _BRACE.finditer(code, 0, match.start()):
         if brace[0] != "}":
             opened.append(brace[1] is None)
         elif opened:
             opened.pop()
-    if any(opened):
-        return f'{kind}* {name} = reinterpret_cast<{kind}*>(umem_dynamic("{name}"));'
-    return f'static {kind}* {name}; static UmemDynamic umem_dynamic_{name}({name}, "{name}");'
+    kept = "".join(f"{word} " for word in words if word in ("volatile", "const"))
+    made = []
+    for name, sizes in _NAME.findall(match["names"]):
+        kind = f"{kept}{match['type']}"
+        if sizes:
+            made.append(f"typedef {kind} umem_row_{name}{sizes};")
+            kind = f"umem_row_{name}"
+        if any(opened):
+            made.append(f'{kind}* {name} = reinterpret_cast<{kind}*>(umem_dynamic("{name}"));')
+        else:
+            made.append(
+                f'static {kind}* {name}; static UmemDynamic umem_dynamic_{name}({name}, "{name}");'
+            )
+    return " ".join(made)
+
+
+def with_registers(source: str) -> str:
+    """Replace inline assembly that reads a special register by what that holds here."""
+    return _REGISTER.sub(r"\2 = umem_register_\1()", source)
 
 
 def preamble(source: str, expressions: Sequence[str]) -> str:
@@ -152,6 +204,8 @@ def preamble(source: str, expressions: Sequence[str]) -> str:
         types = (name for name in _TYPES if re.search(rf"\b{name}\b", source))
         parts = ["#include <cupy/carray.cuh>", *map(_OF_TYPE.format, types)]
     parts += [f"#undef {name}" for name in _MACROS.findall(uncommented(source))]
+    if "umem_register_" in source:
+        parts.append('#include "umem_registers.h"')
     if re.search(r"\bhalf\b", "\n".join((source, *expressions))):
         parts.append("#include <cuda_fp16.h>")
     if _VERSION in source:  # after CuPy's headers, which would ask for NVIDIA's
@@ -172,9 +226,9 @@ def definitions(source: str, options: Sequence[str]) -> str:
     """
     pairs = [option[2:].partition("=") for option in options if is_its_macro(option)]
     pairs += [(name, "=", "1") for name in _COMPILERS if name in source]
-    for found in filter(None, map(_ARCHITECTURE.match, options)):
-        if "__CUDA_ARCH__" in source:
-            pairs.append(("__CUDA_ARCH__", "=", f"{found[1] or found[2]}0"))
+    here = architecture(options)
+    if here is not None and "__CUDA_ARCH__" in source:
+        pairs.append(("__CUDA_ARCH__", "=", f"{here}0"))
     return "".join(f"#define {name} {value if given else 1}\n" for name, given, value in pairs)
 
 

@@ -14,9 +14,11 @@ from typing import NamedTuple
 from umem.devices.software.boards import BLOCK_SHARED_BYTES, chip_of, resident_blocks
 from umem.devices.software.dialect import OWN
 from umem.devices.software.faults import KernelFault
+from umem.devices.software.kernel_limits import KernelLimits
 from umem.devices.software.kernels import Kernel, KernelCompiler
 from umem.devices.software.nvrtc import unpacked
 from umem.devices.software.runtime import HostRuntime
+from umem.devices.software.strictness import refuse
 from umem.trace.events import Access
 
 NOT_FOUND, FILE_NOT_FOUND, INVALID_IMAGE, INVALID_CONTEXT = 500, 301, 200, 201
@@ -25,8 +27,8 @@ INVALID_VALUE, INVALID_HANDLE = 1, 400
 MOST_THREADS, MOST_LAYERS = 1024, 64
 """The most threads of a block: in all, and in its third dimension."""
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
-_STATIC_SHARED, _DYNAMIC_SHARED, _CARVEOUT = 1, 8, 9
-_ATTRIBUTES = {0: MOST_THREADS, 2: 0, 3: 0, 4: 32, 7: 0, _CARVEOUT: -1}
+_MOST_THREADS, _STATIC_SHARED, _DYNAMIC_SHARED, _CARVEOUT = 0, 1, 8, 9
+_ATTRIBUTES = {2: 0, 3: 0, 4: 32, 7: 0, _CARVEOUT: -1}
 _VERSIONS = (5, 6)
 """CUfunction_attribute from cuda.h: threads of a block, registers (a guess); of PTX and binary."""
 HAS_SHARED = re.compile(r"(?<!extern )\b__shared__\b")
@@ -47,6 +49,7 @@ class LoadedModule(NamedTuple):
     path: Path | None
     kernels: dict[str, str]
     has_shared: bool
+    limits: KernelLimits
     device: int
     handles: list[int]
 
@@ -71,7 +74,9 @@ class HostDriver:
         self._loaded: set[Path] = set()
         self._kernels: dict[int, Kernel] = {}
         self._devices: dict[int, int] = {}  # of kernels
-        self._with_shared: set[int] = set()
+        self._static: dict[int, int] = {}  # bytes of shared memory
+        self._bounds: dict[int, int] = {}  # threads of a block
+        self._limited: set[int] = set()  # kernels with bounds or static memory
         self._shared_limits: dict[int, int] = {}
         self._chip = chip_of(runtime.spec)
         major, minor = (runtime.deviceGetAttribute(which, 0) for which in (75, 76))
@@ -103,12 +108,23 @@ class HostDriver:
         self._modules[handle] = loaded
         return handle
 
-    def _loaded_module(self, code: Code) -> LoadedModule:
+    def _in_headers(self, module: int) -> LoadedModule:
+        """Load a module again, with the kernels of the program's headers.
+
+        Kernels that it gave out keep their code and their variables.
+        """
+        found = self._module(module)
+        again = self._loaded_module(found.code, in_headers=True)
+        if {*again.kernels} - {*found.kernels}:
+            self._modules[module] = again._replace(handles=found.handles, device=found.device)
+        return self._modules[module]
+
+    def _loaded_module(self, code: Code, in_headers: bool = False) -> LoadedModule:
         """Compile a module and load it on the current device."""
-        path, kernels = self._compiler.compile(*code)
+        path, kernels = self._compiler.compile(*code, in_headers)
         has_shared = HAS_SHARED.search(code[0]) is not None
-        here = self._runtime.device_here
-        return LoadedModule(code, self._library(path), path, kernels, has_shared, here, [])
+        limits, here = self._compiler.limits(path), self._runtime.device_here
+        return LoadedModule(code, self._library(path), path, kernels, has_shared, limits, here, [])
 
     def _library(self, path: Path) -> ctypes.CDLL:
         """Load a shared object; a second time as a copy, so that it has its own variables."""
@@ -128,7 +144,9 @@ class HostDriver:
         found = self._modules.pop(module, None)
         for handle in () if found is None else found.handles:
             del self._kernels[handle], self._devices[handle]
-            self._with_shared.discard(handle)
+            self._limited.discard(handle)
+            self._static.pop(handle, None)
+            self._bounds.pop(handle, None)
             self._shared_limits.pop(handle, None)
 
     def _module(self, module: int) -> LoadedModule:
@@ -140,13 +158,18 @@ class HostDriver:
         """Return the handle of a module's kernel."""
         found = self._module(module)
         if name not in found.kernels:
+            found = self._in_headers(module)
+        if name not in found.kernels:
             self._fail(NOT_FOUND)
         handle = self._runtime.new_handle()
         self._kernels[handle] = self._kernel_of(module, name)
         self._devices[handle] = found.device
         found.handles.append(handle)
-        if found.has_shared:
-            self._with_shared.add(handle)
+        # -1: not counted. CuPy asks where no error of Python's can be passed on.
+        self._static[handle] = found.limits.static.shared.get(name, -1 if found.has_shared else 0)
+        self._bounds[handle] = found.limits.bounds.get(name, MOST_THREADS)
+        if self._static[handle] > 0 or self._bounds[handle] < MOST_THREADS:
+            self._limited.add(handle)
         return handle
 
     def _kernel_of(self, module: int, name: str) -> Kernel:
@@ -182,6 +205,8 @@ class HostDriver:
         sizes = (grid_x, grid_y, grid_z), (block_x, block_y, block_z)
         kernel = self._kernel(function)
         self._check(*sizes, shared_bytes, self._shared_limits.get(function, BLOCK_SHARED_BYTES))
+        if function in self._limited and self._runtime.is_strict:
+            self._check_strictly(function, kernel.name, block_x * block_y * block_z, shared_bytes)
         here = self._runtime.device_here
         if self._devices[function] != here or self._runtime.home_of(stream) != here:
             self._fail(INVALID_HANDLE)
@@ -203,6 +228,18 @@ class HostDriver:
         is_block = min(block) > 0 and c <= MOST_LAYERS and a * b * c <= MOST_THREADS
         if not (is_grid and is_block and 0 <= shared_bytes <= limit):
             self._fail(INVALID_VALUE)
+
+    def _check_strictly(self, function: int, name: str, threads: int, dynamic: int) -> None:
+        """Raise for a launch that is beyond what the kernel itself says or has."""
+        most, static = self._bounds[function], max(0, self._static[function])
+        if threads > most:
+            why = f"{threads} threads of a block, and {name} has __launch_bounds__ of {most}"
+            refuse(self._fail, INVALID_VALUE, why)
+        is_asked = function in self._shared_limits
+        room = self._chip.block_shared_bytes if is_asked else BLOCK_SHARED_BYTES
+        if static + dynamic > room:
+            why = f"{name} has {static:,} bytes of static shared memory, and {dynamic:,} more"
+            refuse(self._fail, INVALID_VALUE, f"{why} pass the {room:,} of a block")
 
     def launch(
         self,
@@ -252,8 +289,8 @@ class HostDriver:
         known = {
             **_ATTRIBUTES,
             **dict.fromkeys(_VERSIONS, self._version),
-            # -1: not counted. CuPy calls this where no error of Python's can be passed on.
-            _STATIC_SHARED: -1 if function in self._with_shared else 0,
+            _MOST_THREADS: min(MOST_THREADS, self._bounds[function]),
+            _STATIC_SHARED: self._static[function],
             _DYNAMIC_SHARED: self._shared_limits.get(function, BLOCK_SHARED_BYTES),
         }
         if attribute not in known:
@@ -270,13 +307,17 @@ class HostDriver:
     def occupancyMaxActiveBlocksPerMultiprocessor(
         self, function: int, block_size: int, shared_bytes: int
     ) -> int:
+        if block_size > self._bounds.get(function, MOST_THREADS):
+            return 0
+        shared_bytes += max(0, self._static.get(function, 0))
         return resident_blocks(self._runtime.spec, block_size, shared_bytes)
 
     def occupancyMaxPotentialBlockSize(
         self, function: int, shared_bytes: int, limit: int
     ) -> tuple[int, int]:
         """Return how many blocks fill the GPU, and the threads of one at which most threads run."""
-        most = min(MOST_THREADS, limit or MOST_THREADS)
+        most = min(self._bounds.get(function, MOST_THREADS), limit or MOST_THREADS)
+        shared_bytes += max(0, self._static.get(function, 0))
         sizes = range(most - most % 32 or most, 0, -32)
         spec = self._runtime.spec
         best = max(sizes, key=lambda size: size * resident_blocks(spec, size, shared_bytes))

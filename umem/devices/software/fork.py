@@ -28,6 +28,7 @@ def refuse_children(runtime: HostRuntime, led: Iterable[Led]) -> None:
 
     def refuse() -> None:
         if runtime.was_used:
+            runtime.is_refused = True
             for each in led:
                 each.lead(lambda name: nothing if GIVES_BACK.search(name) else refused)
 

@@ -203,6 +203,14 @@ NOT_SUPPORTED = {
 """Each library's status for missing functions, from its header."""
 FAILED = {"libcusolver": 7, "libcufft": 5, "libnccl": 3}
 """INTERNAL_ERROR of each library, from its header."""
+_NVRTC_ERRORS = {
+    1: "NVRTC_ERROR_OUT_OF_MEMORY",
+    3: "NVRTC_ERROR_INVALID_INPUT",
+    5: "NVRTC_ERROR_INVALID_OPTION",
+    6: "NVRTC_ERROR_COMPILATION",
+    8: "NVRTC_ERROR_NO_NAME_EXPRESSIONS_AFTER_COMPILATION",
+}
+"""Names of nvrtcResult's values that a program may meet, from nvrtc.h."""
 _WITHOUT_VERSIONS = {"nccl": "libnccl.so.2"}
 """Libraries with unversioned symbols, by the first four letters of their functions."""
 _LONGEST_TEXT = 512
@@ -391,6 +399,11 @@ def _load(
 def _exported(library: str, name: str, codes: str | None) -> str:
     """Return the C source of one exported function, which calls its handler if there is one."""
     status = NOT_SUPPORTED.get(library, 1)
+    if library == "libnvrtc" and name.endswith("GetErrorString"):
+        cases = "".join(f'case {i}: return "{text}"; ' for i, text in _NVRTC_ERRORS.items())
+        return (
+            f"const char *{name}(int s) {{ switch (s) {{ {cases}}} return umem_{library}_said; }}\n"
+        )
     if re.search("Get(Error|Status)(String|Name)$", name):
         return f"const char *{name}(int status) {{ return umem_{library}_said; }}\n"
     if codes is None:

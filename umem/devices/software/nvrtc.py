@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from umem.devices.software.kernels import KernelCompiler
 from umem.devices.software.runtime import HostRuntime
+from umem.devices.software.strictness import hint
 from umem.errors import DeviceError
 
 COMPILATION = 6
@@ -84,17 +85,31 @@ class HostNvrtc:
         if not found.source:  # CuPy asks what the compiler calls itself
             return
         try:
+            self._refuse_foreign(found)
             self._compiler.compile(found.source, found.options, found.expressions)
         except DeviceError as error:
             found.log = str(error).replace(STANDARD_INPUT, found.name)
             self._fail(COMPILATION)
+
+    def _refuse_foreign(self, program: _Program) -> None:
+        """Raise as NVRTC does for a header that only the host's compiler has."""
+        foreign = self._compiler.foreign_header(program.source, program.options)
+        if self._runtime.is_strict and foreign is not None:
+            line, name = foreign
+            raise DeviceError(
+                f"{STANDARD_INPUT}({line}): catastrophic error: cannot open source file "
+                f'"{name}": NVRTC has no headers of the host\'s compiler. {hint()}'
+            )
 
     def getLoweredName(self, program: int, name: str) -> str:
         return f"expression_{self._programs[program].expressions.index(name)}"
 
     def getProgramLog(self, program: int) -> str:
         found = self._programs[program]
-        return found.log or self._compiler.warnings(found.source, found.options, found.expressions)
+        if found.log:
+            return found.log
+        said = self._compiler.warnings(found.source, found.options, found.expressions)
+        return said.replace(STANDARD_INPUT, found.name)
 
     def getCUBIN(self, program: int) -> bytes:
         found = self._programs[program]

@@ -64,6 +64,9 @@ _LEFT = (
 )  # fmt: skip
 """Functions of CuPy's modules that do not need NVIDIA's libraries."""
 _led: list[Led] = []
+_opened: list[SoftwareGPU] = []
+absent: set[str] = set()
+"""Names of CuPy and CUDA that this process has called, and that the software GPU has not."""
 _kept: list[Any] = []
 """Objects that CuPy's modules point to, kept for the life of the process."""
 
@@ -102,6 +105,34 @@ class SoftwareGPU:
         if not isinstance(self._runtime, DeferredRuntime):
             raise StateError("opened without a seed: umem.software_gpu(..., stream_seed=0)")
         self._runtime.reseed(stream_seed)
+
+    @property
+    def has_seeds(self) -> bool:
+        """Tell whether it was opened with a seed, so that `reseed` gives it others."""
+        return isinstance(self._runtime, DeferredRuntime)
+
+    @property
+    def is_late(self) -> bool:
+        """Tell whether work on streams runs late, by a seed."""
+        return isinstance(self._runtime, DeferredRuntime) and self._runtime.is_late
+
+    @property
+    def is_checked(self) -> bool:
+        """Tell whether kernels are checked."""
+        return self._runtime.is_checked
+
+    @property
+    def is_refused(self) -> bool:
+        """Tell whether this process was forked after the first use, and can only end."""
+        return self._runtime.is_refused
+
+    def finish(self) -> None:
+        """Run all queued work of all devices, as no wait of the program's.
+
+        Raises:
+            DeviceError, CUDARuntimeError: of that work, the first of several; all has been run.
+        """
+        self._runtime.finish()
 
     @property
     def figures(self) -> StepCost:
@@ -259,6 +290,7 @@ def software_gpu(
     for each in gpus:
         each.devices = gpus
     set_cuda_models(gpus, runtime.getDevice)
+    _opened[:] = gpus
     if dry and os.environ.get(FLAG) != "1":  # `umem run --dry` keeps the disk, and has set it
         print("umem: a dry GPU: values are zeros, and what is written is real", file=sys.stderr)
         os.environ[FLAG] = "1"
@@ -297,6 +329,11 @@ def is_open() -> bool:
     return bool(_kept)
 
 
+def opened() -> SoftwareGPU | None:
+    """Return the first software GPU of this process, if one is open."""
+    return _opened[0] if _opened else None
+
+
 def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: StandIns) -> None:
     """Point CuPy's modules at the host's functions, and disable what the host cannot do."""
     api = importlib.import_module("cupy_backends.cuda.api.runtime")
@@ -328,6 +365,8 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     runtime.cuda_version = driver_api.get_build_version()
     runtime.hints.raise_version(runtime.cuda_version)
     compiler = KernelCompiler(tools, folder, runtime.cuda_version)
+    compiler.is_strict = runtime.is_strict
+    compiler.is_checked = runtime.is_strict and isinstance(runtime.source, GuardedSource)
     is_dry = isinstance(runtime, DryRuntime)
     driver: Any = (
         DryDriver
@@ -367,7 +406,7 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     _refuse_accelerators()
     point_at(importlib.import_module("cupy.cuda.cub"), None)
     if isinstance(runtime.source, GuardedSource):
-        host_driver.run = KernelGuard(runtime.source, tools).run
+        host_driver.run = KernelGuard(runtime, tools).run
         report_races()
         bypass_pools(cupy, runtime)
     source = importlib.import_module("umem.devices.software.cupy_source").CupySource(runtime)
@@ -432,6 +471,7 @@ def _choose_none(choose: Callable[[Sequence[str]], None], accelerators: Sequence
 
 def _missing(module: str, name: str) -> Any:
     def missing(*_: Any, **more: Any) -> None:
+        absent.add(f"{name} ({module})")
         raise NotImplementedError(f"the software GPU has no {name} ({module})")
 
     return missing

@@ -22,7 +22,8 @@ def with_names(message: str, path: Path) -> str:
     return _ASKED.sub(lambda found: _FINDERS[found[1]](int(found[2], 16), path), message)
 
 
-def _line(address: int, path: Path) -> str:
+def line_at(address: int, path: Path) -> str:
+    """Return the line in a program's source of an address in its shared object."""
     said = _said(["addr2line", "--inlines", "-e", str(path), hex(address)])
     found = [(Path(file).name, number) for file, number in _LINE.findall(said)]
     if not found:
@@ -41,7 +42,7 @@ def _variable(address: int, path: Path) -> str:
     return f"shared memory at {address:#x}"
 
 
-_FINDERS = {"line": _line, "variable": _variable}
+_FINDERS = {"line": line_at, "variable": _variable}
 
 
 def _said(command: Sequence[str]) -> str:

@@ -105,6 +105,7 @@ class HostRuntime(CopyChecks):
     Attributes:
         attributes_type: CuPy's class of what is known of a pointer.
         cuda_version: of the CUDA that CuPy was built for, as 12090 for 12.9.
+        is_refused: this is a child that was forked after the first use.
         hints: takes advice and prefetches, see `umem.devices.software.libcuda`.
     """
 
@@ -115,12 +116,16 @@ class HostRuntime(CopyChecks):
         self._attributes = _DEVICE_ATTRIBUTES | attributes(spec)
         self.attributes_type: Any = None
         self.cuda_version = 0
+        self.is_refused = False
         self.hints: Any = None
 
     @property
     def was_used(self) -> bool:
         """Tell whether memory was allocated, or a stream, event or module made."""
         return self._count > 0 or self._handle > FIRST_HANDLE
+
+    def finish(self) -> None:
+        """Have no work left on any device; it is done at once here."""
 
     # -- memory ----------------------------------------------------------------------------
 

@@ -85,6 +85,7 @@ class StreamOrder:
         home: tells the device that a stream is of.
 
     Attributes:
+        is_late: whether there is a seed.
         is_running: whether work is being done.
         frees_wait: whether a free waits until all is done, under this seed.
     """
@@ -102,7 +103,7 @@ class StreamOrder:
     def reseed(self, seed: int | None) -> None:
         """Run all queued work, and continue with another seed."""
         self._do_all()
-        self._random = random.Random(seed)
+        self._random, self.is_late = random.Random(seed), seed is not None
         self._eagerness = 1.0 if seed is None else self._random.choice(EAGERNESS)
         self._weights: dict[Key, float] = {}
         self.frees_wait = seed is None or self._random.random() < FREES_WAIT
@@ -211,9 +212,9 @@ class StreamOrder:
         """Run all work of a stream; the legacy default stream runs the others' first."""
         self.finish(self.issue(stream, None))
 
-    def finish_all(self, device: int = 0) -> None:
-        """Run all work of a device, streams in any order."""
-        self._do_all({device, None})
+    def finish_all(self, device: int | None = 0) -> None:
+        """Run all work of a device, or of all for None, streams in any order."""
+        self._do_all(None if device is None else {device, None})
         self.raise_error()
 
     def _do_all(self, devices: Container[int | None] | None = None) -> None:

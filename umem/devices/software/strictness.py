@@ -1,5 +1,6 @@
-"""What CUDA refuses is refused here too, with CUDA's own error, unless a program turns that off.
+"""Refusals of what CUDA refuses: its own error, and the option that turns them off.
 
+CUDA's own error comes at the moment at which CUDA raises it.
 Each refusal says why, and ends with the option that turns all of them off: a right program may
 meet one, because umem counts by other means than NVIDIA's compiler and driver do.
 """

@@ -11,6 +11,7 @@ import atexit
 import glob
 import hashlib
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -36,9 +37,14 @@ from umem.errors import DeviceError, MissingDependencyError
 
 COMPILERS = ("g++", "clang++")
 OPTIONS = (
-    "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-w", "-Wl,-Bsymbolic",
+    "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-Wl,-Bsymbolic",
+    "-Werror=vla",  # CUDA has no arrays of variable length, and under -w g++ says nothing of them
+    "-fno-isolate-erroneous-paths-dereference",  # which ends a process that divides by zero
     "-U_FORTIFY_SOURCE",  # which takes a jump to another stack for an error
 )  # fmt: skip
+SAID_MOST = 16000
+"""The most letters of a compiler's messages that an error has."""
+_ERROR = re.compile(r"^(?=[^\n]*: (?:fatal )?error: )", re.MULTILINE)
 PATIENCE_SECONDS = 2.0
 """Total compile time after which a message is shown."""
 KERNELS_ROOM_BYTES, ROOM_BYTES = 16 << 20, 256 << 20
@@ -59,6 +65,9 @@ class Toolchain:
             full, or is mounted noexec. What is in one that cannot be written is used.
         target: processors that it compiles for, instead of those of ``UMEM_KERNEL_TARGET``.
 
+    Attributes:
+        made: the shared objects that it has compiled itself.
+
     Raises:
         DeviceError: ``UMEM_KERNEL_TARGET`` is not a target, or not one of this processor; or
             nothing may run in any folder that can be had.
@@ -71,6 +80,7 @@ class Toolchain:
         self.target = target or Processors.wanted()
         self._limit = cache_limit()
         self._made_count = 0
+        self.made: set[Path] = set()
         self.folder = folder or default_folder()
         self._first = self.folder
         if not takes_files(self.folder) or _room(self.folder) < KERNELS_ROOM_BYTES:
@@ -144,7 +154,7 @@ class Toolchain:
         """
         done = self._run([*LANGUAGES["c++"], "-w", *options, "-"], source)
         if done.returncode:
-            raise DeviceError(f"{self.compiler} refuses a kernel:\n{done.stderr[-4000:]}")
+            raise DeviceError(f"{self.compiler} refuses a kernel:\n{_first_error(done.stderr)}")
         return done.stdout
 
     def remarks(self, source: str, language: str, options: Sequence[str] = ()) -> str:
@@ -208,6 +218,7 @@ class Toolchain:
         with only_maker(path) as is_to_make:
             if is_to_make:
                 self._made_count += 1
+                self.made.add(path)
                 with self._progress.one():
                     self._compile(text, given, path, source)
 
@@ -226,7 +237,7 @@ class Toolchain:
         try:
             done = self._run([*given, "-o", name, source], text)
             if done.returncode:
-                said = done.stderr[-4000:] or f"it ends with {done.returncode}"
+                said = _first_error(errors_in(done.stderr)) or f"it ends with {done.returncode}"
                 raise DeviceError(f"{self.compiler} refuses a kernel:\n{said}")
             os.replace(name, path)
         finally:
@@ -284,6 +295,35 @@ class Progress:
 def _remove(folder: Path, process: int) -> None:
     if os.getpid() == process:  # and not a child of it
         shutil.rmtree(folder, ignore_errors=True)
+
+
+_REMARK = re.compile(r"[^\s:]+:\d+:(?:\d+:)? (fatal error|error|warning|note|sorry)\b")
+_PLACE = re.compile(r"(In file included|\s+) from \S+:\d+|[^\s:]+: (In|At) ")
+"""Lines in which g++ says what is wrong, and where."""
+
+
+def errors_in(text: str) -> str:
+    """Return what a compiler says, without its warnings."""
+    kept: list[str] = []
+    places: list[str] = []
+    is_kept = True
+    for line in text.splitlines(keepends=True):
+        if found := _REMARK.match(line):
+            is_kept = is_kept if found[1] == "note" else found[1] != "warning"
+            kept += places if is_kept else []
+            places = []
+        elif _PLACE.match(line):
+            places.append(line)
+            continue
+        if is_kept:
+            kept.append(line)
+    return "".join(kept)
+
+
+def _first_error(said: str) -> str:
+    """Return a compiler's messages from its first error on, which is the one to mend."""
+    found = _ERROR.search(said)
+    return said[found.start() if found else 0 :][:SAID_MOST]
 
 
 def _digest(*texts: str) -> str:

@@ -15,6 +15,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+LIBRARIES = ("-nodefaultlibs", "-Wl,--no-as-needed,-lstdc++,-lm,-lgcc_s")
+"""Options to link a kernel without the library of -fsanitize."""
 STEPS = (
     "-DUMEM_IN_STEP", "-O1", "-g1", "-fsanitize=thread", "-fsanitize-coverage=trace-pc",
     "--param=tsan-instrument-func-entry-exit=0", "--param=tsan-distinguish-volatile=1",
@@ -25,9 +27,11 @@ STEPS = (
     "-fno-ssa-phiopt", "-fno-tree-cselim",
     # A kernel's variables are its own, and one thread of the machine runs it:
     "-fno-gnu-unique", "-fno-threadsafe-statics",
-    "-nodefaultlibs", "-Wl,--no-as-needed,-lstdc++,-lm,-lgcc_s",  # not the library of -fsanitize
+    *LIBRARIES,
 )  # fmt: skip
 """Options for kernels whose warps run in lockstep, as in umem_steps.h."""
+ADDRESSES = ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0")
+"""Options for kernels without steps whose addresses are looked at, as in umem_addresses.h."""
 IN_ALL_MEMORY = "-DUMEM_STEPS_IN_ALL_MEMORY"
 """Option under which accesses to global memory are in lockstep, too."""
 _SHARED = re.compile(r"\b__shared__\b|(?<!asm )\bvolatile\b(?!\s*\()")

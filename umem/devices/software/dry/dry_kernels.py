@@ -20,6 +20,7 @@ from umem.devices.software.dry.dry_runtime import (
     Written,
 )
 from umem.devices.software.dry.numpy_kernels import Parameter, carray, numpy_kernel, parameters_in
+from umem.devices.software.kernel_limits import KernelLimits, StaticMemory, launch_bounds
 from umem.devices.software.kernels import Kernel, parameters_of
 from umem.devices.software.nvrtc import HostNvrtc
 from umem.trace.events import Access
@@ -90,19 +91,23 @@ class DryDriver(HostDriver):
 
     _runtime: DryRuntime
 
-    def _loaded_module(self, code: Code) -> LoadedModule:
+    def _loaded_module(self, code: Code, in_headers: bool = False) -> LoadedModule:
         """Read the kernels' parameters; nothing is compiled yet."""
         source, options, expressions = code
-        kernels = parameters_of(self._compiler.expanded(source, options), expressions)
+        text = self._compiler.expanded(source, options, expressions, in_headers)
+        kernels = parameters_of(text, expressions)
+        limits = KernelLimits(launch_bounds(text, options, expressions), StaticMemory({}, 0))
         has_shared = HAS_SHARED.search(source) is not None
         here = self._runtime.device_here
-        return LoadedModule(code, None, None, kernels, has_shared, here, [])
+        return LoadedModule(code, None, None, kernels, has_shared, limits, here, [])
 
     def _compiled(self, module: int) -> None:
         """Compile a module if it has not been."""
         found = self._module(module)
         if found.library is None:
             path, kernels = self._compiler.compile(*found.code)
+            if {*found.kernels} - {*kernels}:
+                path, kernels = self._compiler.compile(*found.code, in_headers=True)
             self._runtime.counts["compiled"] += 1
             self._modules[module] = found._replace(
                 library=self._library(path), path=path, kernels=kernels

@@ -5,7 +5,8 @@
 
 #if defined(__x86_64__)
 // Goes on behind a division that trapped, with what a GPU gives: the least number divided by -1 is
-// itself, and x / 0 has all bits set and x as its rest.
+// itself, and x / 0 has all bits set and x as its rest. NVIDIA's compiler divides numbers of 64 bits as
+// ones of 32 where the high words of both are zero (PTX of NVRTC 12.9), so that x / 0 has 32 bits set then.
 static void umem_divided(int number, siginfo_t* info, void* context) {
   greg_t* at = ((ucontext_t*)context)->uc_mcontext.gregs;
   const unsigned char* code = (const unsigned char*)at[REG_RIP];
@@ -25,7 +26,7 @@ static void umem_divided(int number, siginfo_t* info, void* context) {
   at[REG_RIP] = (greg_t)(code + 2 + has_scale + (mode == 1) + 4 * is_far);
   const unsigned long long all = ~0ull >> (64 - bits), x = at[REG_RAX] & all;
   const bool is_least = is_signed && x == 1ull << (bits - 1);
-  const unsigned long long quotient = is_least ? x : all, rest = is_least ? 0 : x;
+  const unsigned long long quotient = is_least ? x : x >> 32 ? all : (unsigned int)all, rest = is_least ? 0 : x;
   const unsigned long long kept = bits == 32 ? 0 : ~(bits == 8 ? 0xffffull : all);
   at[REG_RAX] = (at[REG_RAX] & kept) | quotient | (bits == 8 ? rest << 8 : 0);
   if (bits > 8) at[REG_RDX] = (at[REG_RDX] & kept) | rest;

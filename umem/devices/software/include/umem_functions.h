@@ -222,7 +222,7 @@ static inline double __hiloint2double(int high, int low) {
 // -- the end of a kernel, and time ---------------------------------------------------------------
 
 #define __trap() umem_assert_fail("that no __trap is reached", "", 0, "")
-static inline void __nanosleep(unsigned int) {}
+static inline void __nanosleep(unsigned int time) { umem_ahead += time; }
 
 // -- memory ------------------------------------------------------------------------------------
 

@@ -151,6 +151,24 @@ static void umem_wait_together(UmemBarrier&, unsigned int, const void*, const vo
 UMEM_UNSEEN void __syncthreads() {
   if (umem_fiber) UMEM_WAIT(umem_block_barrier, umem_alive);
 }
+#ifdef UMEM_CHECKED
+static struct { UmemSource at; uint3 thread; } umem_first_there;  // of the threads at the block's barrier
+UMEM_UNSEEN void umem_come_to(UmemSource at) {
+  if (!umem_fiber) return;
+  if (!umem_block_barrier.arrived) umem_first_there = {at, umem_fiber->index};
+  if (umem_first_there.at.number == at.number) return;
+  const uint3 me = umem_fiber->index, other = umem_first_there.thread;
+  snprintf(umem_process->message, sizeof umem_process->message,
+           "block (%u, %u, %u): thread (%u, %u, %u) waits at the barrier in line %u, and thread (%u, %u, %u) at another "
+           "one, in line %u<hint>",
+           blockIdx.x, blockIdx.y, blockIdx.z, other.x, other.y, other.z, umem_first_there.at.line, me.x, me.y, me.z, at.line);
+  _longjmp(umem_exit, 1);
+}
+UMEM_UNSEEN void __syncthreads(UmemSource at) {
+  umem_come_to(at);
+  if (umem_fiber) UMEM_WAIT(umem_block_barrier, umem_alive);
+}
+#endif
 UMEM_UNSEEN int __syncthreads_count(int predicate) {
   if (!umem_fiber) return predicate != 0;
   umem_block_barrier.votes += predicate != 0;
@@ -159,6 +177,16 @@ UMEM_UNSEEN int __syncthreads_count(int predicate) {
 }
 static inline int __syncthreads_or(int predicate) { return __syncthreads_count(predicate) != 0; }
 static inline int __syncthreads_and(int predicate) { return __syncthreads_count(!predicate) == 0; }
+#ifdef UMEM_CHECKED  // each with its number and line, which a macro alone knows
+#define UMEM_VOTE(name) \
+  static inline int name(int predicate, UmemSource at) { return umem_come_to(at), name(predicate); }
+UMEM_VOTE(__syncthreads_count) UMEM_VOTE(__syncthreads_or) UMEM_VOTE(__syncthreads_and)
+#undef UMEM_VOTE
+#define __syncthreads() __syncthreads(UmemSource{__COUNTER__, __LINE__})
+#define __syncthreads_count(...) __syncthreads_count((__VA_ARGS__), UmemSource{__COUNTER__, __LINE__})
+#define __syncthreads_or(...) __syncthreads_or((__VA_ARGS__), UmemSource{__COUNTER__, __LINE__})
+#define __syncthreads_and(...) __syncthreads_and((__VA_ARGS__), UmemSource{__COUNTER__, __LINE__})
+#endif
 
 UMEM_WITHIN unsigned int umem_lane() { return umem_fiber ? umem_fiber->number % 32 : 0; }
 UMEM_WITHIN unsigned int umem_warp() { return umem_fiber ? umem_fiber->number / 32 : 0; }

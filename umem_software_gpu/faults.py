@@ -1,0 +1,109 @@
+"""Faults of kernels: what they are called, and a file of those that a project knows.
+
+The file is JSON, a fault on each line: ``{"version": 1, "faults": [{"test": "tests/test_it.py::
+test_shift", "fault": "memcheck", "kernel": "shift", "argument": "1 (const float* x)"}]}``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+VERSION = 1
+FIELDS = ("test", "fault", "kernel", "argument")
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+"""The tools of compute-sanitizer, which name the kinds of faults."""
+KINDS = {"DeviceError", "CUDARuntimeError", "CUDADriverError"}
+"""Names of classes of errors that tell of a fault: that of the kernel, and of calls behind it."""
+_SAID = re.compile(r"\bthe kernel (\S+?):? (reads|writes|touches|gets|block )")
+_RACE, _BARRIERS = "and no barrier is between them", "waits at the barrier in line"
+_PEER = "which is no peer of it"
+_ARGUMENT = re.compile(r"argument (\d+) \((.*?)\)(?:,| is | or | in |: |;|$)")
+
+
+class Fault(NamedTuple):
+    """A kernel's fault: the tool of compute-sanitizer that finds such, the kernel, an argument."""
+
+    tool: str
+    kernel: str
+    argument: str
+
+
+class Known(NamedTuple):
+    """A fault of a test."""
+
+    test: str
+    fault: Fault
+
+
+def fault_of(error: BaseException | None) -> Fault | None:
+    """Return the fault that an error, one of its group, or one that it came from tells of."""
+    for each in _all(error):
+        found = _said(str(each)) if KINDS & _names(each) else None
+        if found is not None:
+            return found
+    return None
+
+
+def _names(error: BaseException) -> set[str]:
+    """Names of an error's classes; umem is not imported to look."""
+    return {kind.__name__ for kind in type(error).__mro__}
+
+
+def _all(error: BaseException | None) -> Iterator[BaseException]:
+    seen: list[BaseException] = []
+    left = [error]
+    while left:
+        each = left.pop(0)
+        if each is not None and not any(each is other for other in seen):
+            seen.append(each)
+            left += [*getattr(each, "exceptions", ()), each.__cause__, each.__context__]
+            yield each
+
+
+def _said(text: str) -> Fault | None:
+    """Read a fault from its sentence; an assertion that fails is none that a tool looks for."""
+    if _PEER in text:
+        return Fault("memcheck", "", "")
+    found, argument = _SAID.search(text), _ARGUMENT.search(text)
+    if found is None:
+        return None
+    if _RACE in text or _BARRIERS in text:
+        return Fault("racecheck" if _RACE in text else "synccheck", found[1], "")
+    if found[2] == "block ":
+        return None
+    return Fault("memcheck", found[1], "" if argument is None else f"{argument[1]} ({argument[2]})")
+
+
+def read(path: Path) -> set[Known]:
+    """Read a file of known faults.
+
+    Raises:
+        ValueError: there is none, or it is broken; the message says how one is made.
+    """
+    how = "--software-gpu-new-baseline writes one"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["version"] != VERSION:
+            raise ValueError(f"version {content['version']}; this umem reads {VERSION}")
+        rows = [tuple(row[name] for name in FIELDS) for row in content["faults"]]
+        if not all(isinstance(word, str) for row in rows for word in row):
+            raise ValueError("a value is no text")
+    except OSError as error:
+        raise ValueError(f"no known faults in {path}: {error.strerror}; {how}") from None
+    except KeyError as error:
+        raise ValueError(f"{path} has no known faults: {error} is missing; {how}") from None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} has no known faults: {error}; {how}") from None
+    return {Known(test, Fault(*fault)) for test, *fault in rows}
+
+
+def write(path: Path, known: Iterable[Known]) -> None:
+    """Write a file of known faults, in the order of their tests."""
+    rows = [dict(zip(FIELDS, (each.test, *each.fault), strict=True)) for each in sorted(known)]
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+    inside = f"\n{lines}\n" if rows else ""
+    path.write_text(f'{{"version": {VERSION}, "faults": [{inside}]}}\n', encoding="utf-8")
