@@ -96,7 +96,7 @@ _PLAIN = re.compile(
 _INCLUDE = re.compile(r"^\s*#\s*include\s*[<\"]([^>\"]+)", re.MULTILINE)
 _ASSERTION = re.compile(r"^block \(.*\): the assertion .* failed$", re.DOTALL)
 _NO_FAULTS = ("the software GPU", "there is no memory", "a block has")
-"""What a kernel says that cannot be run here, by how it begins: nothing of CUDA's."""
+"""Beginnings of what a kernel says that cannot be run here: no faults of CUDA's."""
 _PROCESS = ctypes.create_string_buffer(1024)
 """State that kernels share, as in umem_process.h; it begins with the reason of an early end."""
 _THREADS = 520
