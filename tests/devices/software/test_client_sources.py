@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from software_programs import needs_compiler, needs_cupy, run
+from software_programs import START, needs_compiler, needs_cupy, run
 
 from umem.devices.software.dialect import with_registers
 from umem.devices.software.included import folders_of, with_headers
@@ -156,7 +156,7 @@ FORMS = (
     "extern __shared__ alignas(16) int s[];",
     "__shared__ extern int s[];",
     "extern __shared__ int __align__(16) s[];",
-    "extern __shared__ int t[], s[];",
+    "extern __shared__ int other[], s[];",
     "extern __shared__ int rows[][4]; int* s = rows[0];",
 )
 
@@ -375,18 +375,22 @@ def test_halves_are_rounded_as_numpy_rounds_them(kernel_cache: Path) -> None:
     run(
         r"""
 code = '''#include <cuda_fp16.h>
-extern "C" __global__ void f(const __half* a, const __half* b, __half* y, int* w, const int* n, const double* d) {
+extern "C" __global__
+void f(const __half* a, const __half* b, __half* y, int* w, const int* n, const double* d) {
   const int i = threadIdx.x;
   const __half2 p = __halves2half2(a[i], b[i]), q = __lowhigh2highlow(p);
   __half* at = y + 16 * i;
   at[0] = __hadd(a[i], b[i]); at[1] = a[i] - b[i]; at[2] = a[i] * b[i]; at[3] = __hdiv(a[i], b[i]);
   at[4] = __high2half(__hadd2(p, q)); at[5] = (p * q).x; at[6] = __low2half(__hneg2(p));
   at[7] = __hadd_sat(a[i], b[i]); at[8] = __int2half_rn(n[i]); at[9] = __double2half(d[i]);
-  at[10] = __int2half_rz(n[i]); at[11] = __float2half_ru((float)d[i]); at[12] = __float2half_rd((float)d[i]);
+  at[10] = __int2half_rz(n[i]);
+  at[11] = __float2half_ru((float)d[i]); at[12] = __float2half_rd((float)d[i]);
   at[13] = __hfma(a[i], b[i], a[i]); at[14] = htrunc(a[i]); at[15] = __low2half(h2sqrt(__habs2(p)));
   int* to = w + 8 * i;
-  to[0] = __hbgt2(p, q); to[1] = __hgt2_mask(p, q); to[2] = __half2int_rd(a[i]); to[3] = __half2short_rn(a[i]);
-  to[4] = __hltu(a[i], b[i]); to[5] = __hne(a[i], b[i]); to[6] = __half2uint_ru(a[i]); to[7] = __heq(a[i], b[i]);
+  to[0] = __hbgt2(p, q); to[1] = __hgt2_mask(p, q);
+  to[2] = __half2int_rd(a[i]); to[3] = __half2short_rn(a[i]);
+  to[4] = __hltu(a[i], b[i]); to[5] = __hne(a[i], b[i]);
+  to[6] = __half2uint_ru(a[i]); to[7] = __heq(a[i], b[i]);
 }
 extern "C" __global__ void g(__half2* x) { atomicAdd(x, __floats2half2_rn(1.f, 2.f)); }'''
 rng = np.random.default_rng(0)
@@ -435,4 +439,67 @@ cp.RawKernel(code, "f")((1,), (1,), (x,))
 assert x.tolist() == [1, 0.333984375, 3.984375, 6, 0x7FFF, 2**40 + 2**33], x.tolist()
 """,
         kernel_cache,
+    )
+
+
+def test_scans_along_rows_are_loops(kernel_cache: Path) -> None:
+    run(
+        r"""
+for kind in "d?":
+    for shape in ((3, 5), (2, 513), (3, 1024), (5, 1500)):
+        x = np.random.default_rng(0).integers(0, 3, shape).astype(kind)
+        for axis in (0, 1):
+            found = cp.cumsum(cp.asarray(x), axis=axis)
+            assert np.allclose(found.get(), np.cumsum(x, axis=axis)), (kind, shape, axis)
+x = np.random.default_rng(0).random((3, 1300)) + 0.5
+assert np.allclose(cp.cumprod(cp.asarray(x), axis=1).get(), np.cumprod(x, axis=1))
+""",
+        kernel_cache,
+    )
+
+
+def test_memory_of_numpy_is_pinned_in_place(kernel_cache: Path) -> None:
+    run(
+        r"""
+runtime, x = cp.cuda.runtime, np.arange(4096, dtype="f4")
+address = x.ctypes.data
+def refused(name, function, *given):
+    try:
+        function(*given)
+    except cp.cuda.runtime.CUDARuntimeError as error:
+        assert name in str(error), error
+    else:
+        raise SystemExit("not refused")
+refused("HostMemoryNotRegistered", runtime.hostUnregister, address)
+runtime.hostRegister(address, x.nbytes, 0)
+refused("AlreadyRegistered", runtime.hostRegister, address + 16, 8, 0)
+refused("AlreadyRegistered", runtime.hostRegister, address - 16, 32, 0)
+refused("InvalidValue", runtime.hostRegister, cp.zeros(8).data.ptr, 8, 0)
+refused("InvalidValue", runtime.hostRegister, 1 << 20, 0, 0)
+refused("InvalidValue", runtime.freeHost, address)
+assert runtime.pointerGetAttributes(address + 8).type == 1
+memory = cp.cuda.UnownedMemory(address, x.nbytes, x, 0)
+y = cp.ndarray(x.shape, x.dtype, cp.cuda.MemoryPointer(memory, 0))
+y += 1
+cp.cuda.Device().synchronize()
+assert x[0] == 1
+runtime.hostUnregister(address)
+assert runtime.pointerGetAttributes(address).type == 0 and x[1] == 2
+""",
+        kernel_cache,
+    )
+
+
+@pytest.mark.parametrize("first", ["cupy", "numba"])
+def test_numba_says_itself_that_there_is_no_gpu(kernel_cache: Path, first: str) -> None:
+    pytest.importorskip("numba")
+    run(
+        """
+import numba.cuda
+assert not numba.cuda.is_available()
+from cuda.bindings import runtime
+assert runtime.getLocalRuntimeVersion()[1] == cp.cuda.runtime.runtimeGetVersion()
+""",
+        kernel_cache,
+        start=("import numba\n" if first == "numba" else "") + START,
     )

@@ -152,7 +152,7 @@ cp.ndarray((1,), "f4", module.get_global("y1"))[:] = 5
 module.get_function("h")((1,), (1,), (x,))
 assert x.tolist() == [5]
 code = '#define PTX(x) asm(x)\nextern "C" __global__ void f(int* x) { unsigned l; %s x[0] = l; }'
-for text in ('asm volatile("mov.u32 %0, %%laneid;" : "=r"(l));', 'asm("trap;");', 'PTX("exit;");'):
+for text in ('asm volatile("mov.u32 %0, %%smid;" : "=r"(l));', 'asm("trap;");', 'PTX("exit;");'):
     assert "inline PTX" in refused(code.replace("%s", text)), text
 """,
         kernel_cache,

@@ -33,6 +33,7 @@ from umem.trace.events import Access, Alloc, Event, Free, Op
 HOST, DEVICE, MANAGED = 1, 2, 3
 """Values of cudaMemoryType, from driver_types.h."""
 NO_MEMORY, INVALID_VALUE = 2, 1
+ALREADY_REGISTERED, NOT_REGISTERED = 712, 713
 """Values of cudaError, from driver_types.h."""
 _POLICIES = {DEVICE: Policy("unmanaged"), MANAGED: Policy("managed")}
 
@@ -113,6 +114,7 @@ class HostMemory:
         self._pool_blocks: dict[int, PoolBlocks] = {}  # by number
         self._new_blocks: OrderedDict[int, int] = OrderedDict()  # bytes by address
         self._count = 0
+        self._registered: set[int] = set()
         self._freed: list[int] = []
         self._postponed: list[int] = []
         self._is_searching = False
@@ -194,6 +196,38 @@ class HostMemory:
         bisect.insort(self._starts, address)
         return address
 
+    def register(self, address: int, nbytes: int) -> None:
+        """Pin memory of the program's own, which stays where it is.
+
+        Raises CuPy's error for a status: it is empty, or in part pinned or given out already.
+        """
+        if not address or nbytes <= 0:
+            self.fail(INVALID_VALUE)
+        with self.lock:
+            last = bisect.bisect_left(self._starts, address + nbytes) - 1
+            before = self._allocations[self._starts[last]] if last >= 0 else None
+            if before is not None and before.address + before.nbytes > address:
+                known = before.address in self._registered
+                self.fail(ALREADY_REGISTERED if known else INVALID_VALUE)
+            found = Allocation(address, nbytes, HOST, self._count, self.here.ordinal)
+            self._count += 1
+            self._addresses[found.number] = address
+            self._allocations[address] = found
+            self._registered.add(address)
+            bisect.insort(self._starts, address)
+
+    def unregister(self, address: int) -> None:
+        """Unpin memory that `register` pinned; raises CuPy's error for any other."""
+        with self.lock:
+            if address not in self._registered:
+                self.fail(NOT_REGISTERED)
+            self._registered.remove(address)
+            found = self._allocations.pop(address)
+            del self._starts[bisect.bisect_left(self._starts, address)]
+            del self._addresses[found.number]
+        if self.listener is not None:
+            self.listener.ended(address)
+
     def allocation_of(self, address: int) -> Allocation | None:
         """Return the allocation that contains an address; None if there is none."""
         with self.lock:
@@ -212,7 +246,8 @@ class HostMemory:
         if not ptr:
             return
         with self.lock:
-            if ptr not in self._allocations or ptr in self._postponed:
+            is_known = ptr in self._allocations and ptr not in self._registered
+            if not is_known or ptr in self._postponed:
                 self.fail(INVALID_VALUE)
             self._postponed.append(ptr)
             if self._is_searching:  # the collector frees it in the middle of a search

@@ -18,6 +18,7 @@ import _thread
 import atexit
 import ctypes
 import importlib
+import os
 import re
 import shutil
 import signal
@@ -203,6 +204,8 @@ NOT_SUPPORTED = {
 """Each library's status for missing functions, from its header."""
 FAILED = {"libcusolver": 7, "libcufft": 5, "libnccl": 3}
 """INTERNAL_ERROR of each library, from its header."""
+_VERSION = "cudaRuntimeGetVersion"
+"""Of libcudart, which numba-cuda asks when it is imported."""
 _NVRTC_ERRORS = {
     1: "NVRTC_ERROR_OUT_OF_MEMORY",
     3: "NVRTC_ERROR_INVALID_INPUT",
@@ -340,7 +343,12 @@ class StandIns:
         """Return path and handle of a library; an empty one for libraries CuPy can do without."""
         library = f"lib{name}"
         if library not in self._loaded:
-            self._loaded[library] = _load(f"{library}.so.0", [], self._tools, {})
+            functions = [_VERSION] if library == "libcudart" else []
+            loaded = _load(f"{library}.so.0", functions, self._tools, {})
+            if functions:
+                driver: Any = importlib.import_module("cupy_backends.cuda.api.driver")
+                ctypes.c_int.in_dll(loaded, f"umem_{_VERSION}").value = driver.get_build_version()
+            self._loaded[library] = loaded
         found = self._loaded[library]
         # Documented by ctypes, in spite of the underscores.
         return str(found._name), int(found._handle)
@@ -363,6 +371,17 @@ class StandIns:
         pathfinder.load_nvidia_dynamic_lib = load
         # CuPy 14 compiles nothing without CUDA's headers; to look for them starts a process.
         pathfinder.find_nvidia_header_directory = lambda name: str(HEADERS)
+
+
+def hide_from_numba() -> None:
+    """Let Numba find no GPU, also in processes that the program starts: its kernels are PTX.
+
+    It says so itself, by a variable of its documentation, which it reads when it is imported.
+    """
+    os.environ.setdefault("NUMBA_DISABLE_CUDA", "1")
+    config: Any = sys.modules.get("numba.core.config")
+    if config is not None:
+        config.DISABLE_CUDA = 1
 
 
 def symbols(which: str, *paths: Path) -> list[str]:
@@ -399,6 +418,8 @@ def _load(
 def _exported(library: str, name: str, codes: str | None) -> str:
     """Return the C source of one exported function, which calls its handler if there is one."""
     status = NOT_SUPPORTED.get(library, 1)
+    if name == _VERSION:
+        return f"int umem_{name};\nint {name}(int *v) {{ *v = umem_{name}; return 0; }}\n"
     if library == "libnvrtc" and name.endswith("GetErrorString"):
         cases = "".join(f'case {i}: return "{text}"; ' for i, text in _NVRTC_ERRORS.items())
         return (

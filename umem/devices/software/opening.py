@@ -33,7 +33,7 @@ from umem.devices.software.libraries.cublas import HostBlas
 from umem.devices.software.libraries.curand import HostRand
 from umem.devices.software.libraries.cusparse import HostSparse
 from umem.devices.software.libraries.thrust import HostThrust
-from umem.devices.software.linking import StandIns, Trampolines
+from umem.devices.software.linking import StandIns, Trampolines, hide_from_numba
 from umem.devices.software.memory_sources import GuardedSource
 from umem.devices.software.nvrtc import HostNvrtc
 from umem.devices.software.overrides import Overrides
@@ -280,6 +280,7 @@ def software_gpu(
     (generators,) = folder.glob("random/_generator_api.*.so")
     overrides = Overrides(generators, distributions.C_FUNCTIONS, distributions.KIND, tools)
     hints = HostHints(runtime, tools)
+    hide_from_numba()
     libraries.stand_in()  # nothing of Python's has changed before
     libraries.add("libcuda", hints.library)
     _kept.extend((libraries, hints, overrides))

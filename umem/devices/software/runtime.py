@@ -180,6 +180,12 @@ class HostRuntime(CopyChecks):
 
     freeHost = free
 
+    def hostRegister(self, ptr: int, size: int, flags: int) -> None:
+        self.register(ptr, size)
+
+    def hostUnregister(self, ptr: int) -> None:
+        self.unregister(ptr)
+
     def memGetInfo(self) -> tuple[int, int]:
         pinned = self.here.model.driver.pinned_count * BLOCK_BYTES
         return max(0, self.spec.usable_bytes - pinned), self._total_bytes

@@ -42,7 +42,10 @@ def as_loops(source: str) -> str | None:
             return None
         text = f"{_IN_TURN}{source}"  # fusion's loops, with barriers of the grid between them
     elif elements is None:
-        return None
+        rows = _rows(source)
+        if rows is None:
+            return None
+        text = rows
     elif (known := _known(source)) is not None:
         text = source[: elements.start()] + known + source[_closing(source, elements.end()) + 1 :]
     elif WAITS.search(source):
@@ -260,6 +263,46 @@ def _known(source: str) -> str | None:
         loops = loops.replace("SIZE", str(elements)).replace("START", start[1])
         return loops.replace("CHANGE", change[1])
     return None
+
+
+_SCAN_OF_ROWS = """
+  for (ptrdiff_t row = 0; row < src.size() / batch_size; ++row) {
+    std::decay_t<decltype(dst[UmemCell{0, 0}.at])> x = src[UmemCell{row, 0}.at];
+    for (ptrdiff_t col = 0; col < batch_size; ++col) {
+      const decltype(x) next = src[UmemCell{row, col}.at];
+      if (col % SIZE == 0) x = next;
+      else x CHANGE next;
+      dst[UmemCell{row, col}.at] = x;
+    }
+  }
+"""
+_SUMS_OF_ROWS = """
+  for (ptrdiff_t row = 0; row < src_dst.size() / batch_size; ++row)
+    for (ptrdiff_t col = SIZE; col < batch_size; ++col)
+      if (col % SIZE != SIZE - 1)
+        src_dst[UmemCell{row, col}.at] CHANGE src_dst[UmemCell{row, col / SIZE * SIZE - 1}.at];
+"""
+_ROWS = re.compile(
+    r"void cupy_(?P<name>inclusive_batch_scan|add_scan_blocked_sum)_kernel\([^()]*\)"
+    r"\{(?P<body>.*)\}",
+    re.DOTALL,
+)
+"""Kernels by which CuPy scans along an axis."""
+
+
+def _rows(source: str) -> str | None:
+    """Return a scan along rows as loops, row after row; None if it is another kernel."""
+    found = _ROWS.search(source)
+    if found is None:
+        return None
+    is_scan = found["name"] == "inclusive_batch_scan"
+    size = re.search(r"my_block = (\d+)|pad_batch_size > (\d+)", found["body"])
+    change = re.search(r"(?:temp\[index_block\]|src_dst\[dst_idx\]) ([+*]=) ", found["body"])
+    if size is None or change is None:
+        return None
+    loops = _SCAN_OF_ROWS if is_scan else _SUMS_OF_ROWS
+    loops = loops.replace("SIZE", size[1] or size[2]).replace("CHANGE", change[1])
+    return source[: found.start("body")] + loops + source[found.end("body") :]
 
 
 def is_known(source: str) -> bool:

@@ -217,3 +217,6 @@ UMEM_INLINE ptrdiff_t umem_wrap(ptrdiff_t index, ptrdiff_t count) {
   index %= count;
   return index < 0 ? index + count : index;
 }
+
+// A place in an array of two dimensions.
+struct UmemCell { const ptrdiff_t at[2]; };
