@@ -10,7 +10,8 @@ Times are simulated, both: of the last two steps. Under a technique by which the
 a dry time is a range, of three runs. The first three lines are in order where no earlier one takes
 longer live than a later one, pairs of lines apart whose ranges overlap.
 
-Rows that the same commit has written to the file are kept.
+It takes hours, so that rows in the file are kept, each with its commit; a network or a share that
+is named is tried again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -75,7 +77,8 @@ def measure(
     lines = [tried(asked, row) for row in choice.fitting]
     trains = [line for line in lines if not line["why_not"]]
     return {
-        "network": case.network, "share": case.share, "vram_bytes": vram,
+        "network": case.network, "share": case.share, "commit": common.commit(),
+        "vram_bytes": vram,
         "said": len(lines), "trained": len(trains),
         "in_order": all(map(are_in_order, *pairs(trains[:TOP]))),
         "first": lines[0]["technique"] if lines else None,
@@ -129,8 +132,9 @@ def answer(result: common.Result) -> str:
 
 
 def notes(result: common.Result) -> list[str]:
-    """Say which lines do not train, and which are out of order, and why."""
-    found = []
+    """Say which lines do not train, and which are out of order, and why; and each commit's rows."""
+    counts = Counter(row["commit"] for row in result["rows"])
+    found = [f"{count} choices at commit {commit}" for commit, count in counts.items()]
     for row in result["rows"]:
         place = f"{row['network']} at {row['share']:.0%}"
         for line in row["lines"]:
@@ -167,12 +171,11 @@ BENCH = common.Bench(
 
 
 def kept(path: Path | None) -> dict[str, Any]:
-    """Return what this commit has written to a file, and nothing otherwise."""
+    """Return what a file has, of whatever commits."""
     if path is None or not path.exists():
         return {"rows": [], "least": {}}
     found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    same = found["commit"] == common.commit() and not found["commit"].endswith("+")
-    return found if same else {"rows": [], "least": {}}
+    return found
 
 
 @click.command(help=__doc__)
@@ -187,6 +190,9 @@ def main(quick: bool, names: tuple[str, ...], given: tuple[float, ...], path: Pa
     before = kept(path)
     least = dict(before["least"])
     cases = [Case(name, share) for share in shares for name in chosen]
+    if not (names or given):
+        there = {Case(row["network"], row["share"]) for row in before["rows"]}
+        cases = [case for case in cases if case not in there]
     rows = [row for row in before["rows"] if Case(row["network"], row["share"]) not in cases]
     how: dict[str, Any] = {
         "simulated": True, "options": {"quick": quick, "gpu": GPU}, "least": least,

@@ -56,15 +56,15 @@ def pytest_load_initial_conftests(early_config: Any) -> Iterator[None]:
     """Open the way for CuPy before a conftest imports it; start again where a plugin has."""
     asked = early_config.known_args_namespace.software_gpu
     before = os.environ.get(VARIABLE, "")
-    text = before if asked is None else asked
+    given = text = before if asked is None else asked
     if text not in OFF:
         try:
-            text, problem = resolved(text), None
+            text, problem = resolved(given), None
         except ValueError as error:
             problem = str(error)
         problem = problem or _problem(text)
         if problem is None and _is_plain_cupy_imported():
-            problem = _start_again(early_config, text)
+            problem = _start_again(early_config, text, given)
         if problem is not None:
             raise pytest.UsageError(f"umem: {problem}")
         os.environ[VARIABLE] = text
@@ -160,13 +160,16 @@ def _is_plain_cupy_imported() -> bool:
     return "cupy" in sys.modules and not opening.is_open()
 
 
-def _start_again(config: Any, text: str) -> str:
-    """Start this pytest again with the variable set; why not, where it cannot be."""
+def _start_again(config: Any, text: str, given: str) -> str:
+    """Start this pytest again with the variable set; why not, where it cannot be.
+
+    What is to be set is what was ``given``, without a seed that was drawn.
+    """
     whose = ", ".join(_importers(config)) or "a plugin"
     said = f"CuPy was imported before pytest had read its options, by {whose}"
     is_command = [*config.invocation_params.args] == sys.argv[1:]
     if os.environ.get(VARIABLE) == text or not is_command or not sys.orig_argv:
-        return f"{said}: set {VARIABLE}={text} in the environment, with umem installed there"
+        return f"{said}: set {VARIABLE}={given} in the environment, with umem installed there"
     print(f"umem: {said}: pytest starts again with {VARIABLE}={text}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os.environ[VARIABLE] = text

@@ -436,7 +436,9 @@ try:
     g.max_dynamic_shared_size_bytes = 65537
 except cp.cuda.driver.CUDADriverError as error:
     print(error.status, g.attributes["shared_size_bytes"])
-source = 'extern "C" __global__ void h(int* o) { __shared__ int s[9]; s[o[1]] = 1; o[0] = s[o[2]]; }'
+source = '''extern "C" __global__ void h(int* o) {
+    __shared__ int s[9]; s[o[1]] = 1; o[0] = s[o[2]];
+}'''
 print(cp.RawKernel(source, "h").attributes["shared_size_bytes"])
 """
         for more in ("", ", stream_seed=0"):

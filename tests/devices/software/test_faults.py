@@ -20,7 +20,6 @@ KERNELS = r'''
 import ctypes, pickle, sys, threading
 from umem.devices.software.faults import revive
 module = cp.RawModule(code="""
-#include <assert.h>
 extern "C" __global__ void shift(float* y, const float* x) { y[threadIdx.x] = x[threadIdx.x + 1]; }
 extern "C" __global__ void claim(float* x) { assert(x[0] > 100); }
 """)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from umem.devices.software.allocations import NO_MEMORY
+from umem.devices.software.copy_checks import is_variable
 from umem.devices.software.faults import ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, KernelFault
 from umem.devices.software.kernels import Kernel
 from umem.devices.software.memory_sources import Fenced, GuardedSource
@@ -160,23 +161,14 @@ def _named(parameter: tuple[int, str]) -> str:
     return f"argument {parameter[0]} ({parameter[1]})"
 
 
-class _Object(ctypes.Structure):
-    _fields_ = (
-        ("path", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    )  # fmt: skip
-
-
 _libc = ctypes.CDLL(None)
 _libc.msync.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.dladdr.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
 _ASYNC = 1
 
 
 def is_own_memory(address: int) -> bool:
     """Tell whether an address is in the process's memory, and not in a library or a kernel."""
-    found = _Object()
-    if _libc.dladdr(address, ctypes.byref(found)):  # such as a kernel's own variables
+    if is_variable(address):
         return False
     page = address // mmap.PAGESIZE * mmap.PAGESIZE
     return bool(_libc.msync(page, 1, _ASYNC) == 0)  # -1 where nothing is mapped

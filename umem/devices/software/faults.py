@@ -1,4 +1,4 @@
-"""What a fault of a kernel leaves behind: a context that CUDA uses no more.
+"""Faults of kernels, and the contexts that they end.
 
 On a card a fault ends the context of its device, and each later call returns its error, until the
 process ends. So it is here: after a fault the functions under CuPy are replaced by ones that raise,
@@ -57,7 +57,7 @@ class Fault(NamedTuple):
 
     @property
     def reminder(self) -> str:
-        """Return what later calls say."""
+        """Return the sentence of later calls."""
         return f"{self.sentence}. It ended the context, as on a GPU, and no call works. {OPTION}"
 
 
@@ -101,6 +101,7 @@ class Contexts:
         is_quiet = GIVES_BACK.search(name) is not None
 
         def refusing(*given: Any, **more: Any) -> Any:
+            """Call the function unless the current device has had a fault; raise that then."""
             fault = runtime.here.fault
             if fault is None:
                 return function(*given, **more)
@@ -130,7 +131,7 @@ class Contexts:
 
 
 contexts: list[Contexts] = []
-"""Those of the open software GPU."""
+"""Contexts of the open software GPU; empty without one."""
 
 
 def revive() -> tuple[Fault, ...]:

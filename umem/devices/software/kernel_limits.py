@@ -1,4 +1,4 @@
-"""What a kernel may take at most, as its source has it: threads of a block, static memory.
+"""The most that a kernel may take, as its source has it: threads of a block, static memory.
 
 Bounds are evaluated as text, so that a kernel's code does not change with them. The sizes of
 variables are those of the symbols in its shared object, and a kernel's are those that its function
@@ -126,6 +126,7 @@ def _value(text: str | None, known: Mapping[str, str | None], depth: int = 0) ->
 
 
 def _number(node: ast.expr, known: Mapping[str, str | None], depth: int) -> int | None:
+    """Return the value of a part of an expression; None if it cannot be told."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.Name):
@@ -180,7 +181,7 @@ class StaticMemory(NamedTuple):
 
 
 class KernelLimits(NamedTuple):
-    """What the kernels of a source may take.
+    """The limits of a source's kernels.
 
     Attributes:
         bounds: the most threads of a block by kernel, where a kernel says so.

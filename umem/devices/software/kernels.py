@@ -96,7 +96,7 @@ _PLAIN = re.compile(
 _INCLUDE = re.compile(r"^\s*#\s*include\s*[<\"]([^>\"]+)", re.MULTILINE)
 _ASSERTION = re.compile(r"^block \(.*\): the assertion .* failed$", re.DOTALL)
 _NO_FAULTS = ("the software GPU", "there is no memory", "a block has")
-"""What a kernel says that cannot be run here, by how it begins: nothing of CUDA's."""
+"""Beginnings of what a kernel says that cannot be run here: no faults of CUDA's."""
 _PROCESS = ctypes.create_string_buffer(1024)
 """State that kernels share, as in umem_process.h; it begins with the reason of an early end."""
 _THREADS = 520
@@ -495,7 +495,7 @@ class KernelCompiler:
     def _compiled(
         self, source: str, options: Sequence[str], expressions: Sequence[str]
     ) -> tuple[Path, dict[str, str]]:
-        """Return a shared object and kernels of a source without hidden macros."""
+        """Compile a source whose macros are expanded where they hide kernels."""
         lacking: Sequence[str] = ()
         if self.is_strict and capabilities.names_any(source):
             lacking = capabilities.absent(uncommented(source), options)

@@ -73,6 +73,8 @@ class HostHints:
         said.value = max(said.value, version)
 
     def _give(self, name: str, function: Any, *types: Any) -> Any:
+        """Make a pointer of the library lead to a function; after a fault to the fault's status."""
+
         def status(error: BaseException) -> int:
             return int(getattr(error, "status", UNKNOWN))
 

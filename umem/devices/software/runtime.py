@@ -74,7 +74,7 @@ FORGOTTEN = 0xA5
 FRESH = 0xFF
 """Fills memory that the driver gives: NaN in every type of floats, -1 in signed integers."""
 FRESH_BYTES = 64 << 20
-"""So much of it, without checked mode: what is filled takes memory of the machine, and whoever
+"""At most this much of it, without checked mode: filling takes memory of the machine, and whoever
 reserves all of VRAM in one piece does not use it all."""
 SIMULATED = " (simulated)"
 """Suffix of the device's name."""
