@@ -90,7 +90,8 @@ def graph_of(
     """Return the graph of a model's forward pass, for `umem.planner.plan`.
 
     Args:
-        path, sizes: see `onnx_step`.
+        path: see `onnx_step`.
+        sizes: see `onnx_step`.
         cost: see `umem.planner.from_trace`; no time was measured.
 
     Raises:
