@@ -42,14 +42,23 @@ write("common.h", '''#ifndef COMMON
 #define COMMON
 #include "common.h"
 #include "sub/once.h"
+#ifdef __CUDACC_RTC__
+typedef unsigned long long uint64_t;
 #define GPUKERN extern "C" __global__
+#else
+#include <stdint.h>
+#define GPUKERN __kernel
+#endif
 #endif
 ''')
 write("sub/once.h", '#pragma once\n#include "beside.h"\n__device__ int one() { return ONE; }\n')
 write("sub/beside.h", '''#define ONE 1
 extern "C" __global__ void g(int* x) { extern __shared__ int s[]; s[0] = 5; x[0] = s[0]; }
 ''')
-body = '#include "common.h"\n#include <sub/once.h>\nGPUKERN void f(int* x) { x[0] = one(); }'
+body = '''#include "common.h"
+#include <sub/once.h>
+GPUKERN void f(int* x) { uint64_t counted = 0; atomicAdd(&counted, 1); x[0] = counted * one(); }
+'''
 found = module(body)
 assert called(found)[0] == 1 and called(found, "g")[0] == 5
 named = "#include <sub/once.h>\ntemplate <class T> __global__ void t(T* x) { x[0] = one() + 1; }"

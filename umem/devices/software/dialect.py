@@ -224,12 +224,18 @@ def definitions(source: str, options: Sequence[str]) -> str:
 
     So with names of a GPU's compiler, of which CuPy's headers would ask more than there is.
     """
-    pairs = [option[2:].partition("=") for option in options if is_its_macro(option)]
-    pairs += [(name, "=", "1") for name in _COMPILERS if name in source]
+    own = filter(is_its_macro, options)
+    pairs = [option[2:].partition("=") for option in (*own, *of_compiler(source, options))]
+    return "".join(f"#define {name} {value if given else 1}\n" for name, given, value in pairs)
+
+
+def of_compiler(source: str, options: Sequence[str]) -> list[str]:
+    """Return options for the macros of a GPU's compiler that a source names."""
+    found = [f"-D{name}=1" for name in _COMPILERS if name in source]
     here = architecture(options)
     if here is not None and "__CUDA_ARCH__" in source:
-        pairs.append(("__CUDA_ARCH__", "=", f"{here}0"))
-    return "".join(f"#define {name} {value if given else 1}\n" for name, given, value in pairs)
+        found.append(f"-D__CUDA_ARCH__={here}0")
+    return found
 
 
 def macros(source: str, options: Sequence[str]) -> list[str]:
@@ -278,16 +284,13 @@ def _has(library: str, name: str) -> bool:
 
 def needs_expansion(code: str, options: Sequence[str]) -> bool:
     """Tell whether macros generate kernels or their signatures, or there is assembly."""
-    macros = {found[1]: found[2] for found in _DEFINE.finditer(code)}
-    for option in options:
-        if option.startswith("-D"):
-            name, _, text = option[2:].partition("=")
-            macros[name] = text
-    if any("__global__" in text for text in macros.values()) or _ASSEMBLY.search(code):
+    macros = [(found[1], found[2]) for found in _DEFINE.finditer(code)]  # some of them twice
+    macros += [option[2:].partition("=")[::2] for option in options if option.startswith("-D")]
+    if any("__global__" in text for _, text in macros) or _ASSEMBLY.search(code):
         return True
-    code = without_macros(code)
+    names, code = {name for name, _ in macros}, without_macros(code)
     kernels = (f"{found[1]} {found[2]}" for found in KERNEL.finditer(code))
-    return any(word in macros for text in kernels for word in re.findall(r"\w+", text))
+    return any(word in names for text in kernels for word in re.findall(r"\w+", text))
 
 
 def without_includes(source: str) -> str:

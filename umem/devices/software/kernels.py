@@ -31,6 +31,7 @@ from umem.devices.software.dialect import (
     is_its_macro,
     macros,
     needs_expansion,
+    of_compiler,
     pointer_to,
     preamble,
     refuse_assembly,
@@ -547,7 +548,8 @@ class KernelCompiler:
     def _without_macros(self, source: str, options: Sequence[str]) -> str:
         if not needs_expansion(uncommented(source), options):
             return source
-        given = ["-E", "-dD", *(option for option in options if option.startswith("-D"))]
+        its = (option for option in options if option.startswith("-D"))
+        given = ["-E", "-dD", *its, *of_compiler(source, options)]
         made = with_includes(self._tools.preprocessed(without_includes(source), given))
         refuse_assembly(uncommented(made))
         return made
