@@ -107,7 +107,11 @@ _HOSTS = frozenset({"gamma", "drem", "scalb", "significand"})
 def translated(source: str) -> str:
     """Translate CUDA C++ to what a host compiler accepts."""
     code = uncommented(source)
-    source = _DYNAMIC.sub(lambda match: _dynamic(match, code), source)
+    parts, at = [], 0
+    for found in _DYNAMIC.finditer(code):  # a comment before it may end in one of its words
+        parts += [source[at : found.start()], _dynamic(found, code)]
+        at = found.end()
+    source = "".join((*parts, source[at:]))
     source = _XSF.sub(r'\g<0>\n#include "umem_xsf.h"', source)
     for pattern, header in _HEADERS:
         source = pattern.sub(header, source)
