@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 VERSION = 1
 FIELDS = ("test", "fault", "kernel", "argument")
-TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-"""The tools of compute-sanitizer, which name the kinds of faults."""
 KINDS = {"DeviceError", "CUDARuntimeError", "CUDADriverError"}
 """Names of classes of errors that tell of a fault: that of the kernel, and of calls behind it."""
 _SAID = re.compile(r"\bthe kernel (\S+?):? (reads|writes|touches|gets|block )")

@@ -46,6 +46,16 @@ def dry_runs(report: dict[str, Any], printed: str) -> None:
 
 
 @quick(needs=(needs_cupy, needs_compiler, needs_chainer))
+def software_gpu_turns(report: dict[str, Any], printed: str) -> None:
+    assert [row["operation"] for row in report["rows"]][2:] == ["a new kernel, compiled"]
+    for row in report["rows"]:
+        assert row["seconds"].keys() == {"at once", "late", "not strict"}
+        assert all(len(took) == 3 and min(took) > 0 for took in row["seconds"].values())
+        assert row["ratios"].keys() == {"late", "not strict"}
+    assert "late streams take" in printed and "(measured)" in printed
+
+
+@quick(needs=(needs_cupy, needs_compiler, needs_chainer))
 def choice_live(report: dict[str, Any], printed: str) -> None:
     (row,) = report["rows"]
     assert row["in_order"] and row["left"].keys() == {"nothing"}

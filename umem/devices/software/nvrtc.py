@@ -93,8 +93,10 @@ class HostNvrtc:
 
     def _refuse_foreign(self, program: _Program) -> None:
         """Raise as NVRTC does for a header that only the host's compiler has."""
+        if not self._runtime.is_strict:
+            return
         foreign = self._compiler.foreign_header(program.source, program.options)
-        if self._runtime.is_strict and foreign is not None:
+        if foreign is not None:
             line, name = foreign
             raise DeviceError(
                 f"{STANDARD_INPUT}({line}): catastrophic error: cannot open source file "

@@ -260,20 +260,34 @@ def software_gpu(
             " or run the script under umem run --software"
         )
     disarm()
+    runtime = _runtime(spec, devices, model=model, dry=dry, stream_seed=stream_seed)
+    runtime.is_strict, runtime.is_sticky = strict, sticky
+    if checked:
+        runtime.source, runtime.is_checked = GuardedSource(), True
+    gpus = _open(runtime, folder)
+    if dry and os.environ.get(FLAG) != "1":  # `umem run --dry` keeps the disk, and has set it
+        print("umem: a dry GPU: values are zeros, and what is written is real", file=sys.stderr)
+        os.environ[FLAG] = "1"
+    return gpus[0]
+
+
+def _runtime(
+    spec: GpuSpec, devices: int, *, model: bool, dry: bool, stream_seed: int | None
+) -> HostRuntime:
+    """Make the runtime: dry, late by a seed, or at once."""
+    if dry:
+        return DryRuntime(spec, devices)
+    if stream_seed is None:
+        return HostRuntime(spec, model, devices)
+    return DeferredRuntime(spec, stream_seed, model, devices)
+
+
+def _open(runtime: HostRuntime, folder: Path) -> tuple[SoftwareGPU, ...]:
+    """Put a runtime under CuPy, whose package is in a folder; its devices."""
     tools = Toolchain()
     names = [f"cupy_backends/cuda/libs/{name}" for name in _LIBRARIES]
     names += ["cupy/cuda/cufft", "cupy/cuda/jitify"]
     found = [path for name in names for path in folder.parent.glob(f"{name}.*.so")]
-    runtime = (
-        DryRuntime(spec, devices)
-        if dry
-        else HostRuntime(spec, model, devices)
-        if stream_seed is None
-        else DeferredRuntime(spec, stream_seed, model, devices)
-    )
-    runtime.is_strict, runtime.is_sticky = strict, sticky
-    if checked:
-        runtime.source, runtime.is_checked = GuardedSource(), True
     led = {**cufft.C_FUNCTIONS, **cufft_devices.C_FUNCTIONS, **cusolver.C_FUNCTIONS}
     led.update(nccl.C_FUNCTIONS)
     libraries = StandIns(found, tools, led)
@@ -292,10 +306,7 @@ def software_gpu(
         each.devices = gpus
     set_cuda_models(gpus, runtime.getDevice)
     _opened[:] = gpus
-    if dry and os.environ.get(FLAG) != "1":  # `umem run --dry` keeps the disk, and has set it
-        print("umem: a dry GPU: values are zeros, and what is written is real", file=sys.stderr)
-        os.environ[FLAG] = "1"
-    return gpus[0]
+    return gpus
 
 
 def requirements(
@@ -346,7 +357,43 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
 
     point_at = partial(_point_at, tools=tools, ended=ended)
     point_at(api, runtime)
+    # Checked mode catches a fault in the caller's thread.
+    share_kernels(1 if runtime.is_checked else usable_cores())
+    driver = _install_compiler(runtime, folder, tools, point_at)
+    _install_libraries(runtime, stand_ins, point_at)
+    cupy: Any = importlib.import_module("cupy")
+    callbacks = _CALLBACKS[cupy.__version__.partition(".")[0]]
+    absent = {**_ABSENT, f"{callbacks}.set_cufft_callbacks": "callbacks of cuFFT"}
+    for place, name in absent.items():
+        owner, _, attribute = place.rpartition(".")
+        setattr(resolve_name(owner), attribute, _missing(owner, name))
+    compiling: Any = importlib.import_module("cupy.cuda.compiler")
+    # CuPy 13 links fused kernels with CUDA's device runtime, of which the software GPU has nothing.
+    compiling._is_cudadevrt_needed = lambda options: False
+    _refuse_accelerators()
+    point_at(importlib.import_module("cupy.cuda.cub"), None)
+    hooks: Any = importlib.import_module("umem.devices.software.block_hook")
+    if runtime.is_checked:  # nearly each array is an allocation
+        driver.run = KernelGuard(runtime, tools).run
+        report_races()
+        bypass_pools(cupy, runtime)
+        hook = hooks.FreshBlockHook(runtime, current_stream())
+    else:
+        hook = hooks.PoolBlockHook(runtime)
+    source = importlib.import_module("umem.devices.software.cupy_source").CupySource(runtime)
+    add_source(source)
+    _kept.extend((hook, runtime, source))
+    refuse_children(runtime, _led)
+    contexts.append(Contexts(runtime, [each for each in _led if each.fail is not None]))
+    runtime.context_ends = contexts[-1].end
+
+
+def _install_compiler(
+    runtime: HostRuntime, folder: Path, tools: Toolchain, point_at: Callable[..., None]
+) -> HostDriver:
+    """Point CuPy's driver and run-time compiler at the host's; returns the driver."""
     driver_api = importlib.import_module("cupy_backends.cuda.api.driver")
+    nvrtc_api = importlib.import_module("cupy_backends.cuda.libs.nvrtc")
 
     def driver_fail(status: int, more: str = "") -> None:
         error = driver_api.CUDADriverError(status)
@@ -356,32 +403,31 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     def driver_ended(fault: Fault) -> None:
         driver_fail(fault.status, f": {fault.reminder}")
 
-    nvrtc_api = importlib.import_module("cupy_backends.cuda.libs.nvrtc")
-
     def nvrtc_fail(status: int) -> None:
         raise nvrtc_api.NVRTCError(status)
 
-    # Checked mode catches a fault in the caller's thread.
-    share_kernels(1 if isinstance(runtime.source, GuardedSource) else usable_cores())
     runtime.cuda_version = driver_api.get_build_version()
     runtime.hints.raise_version(runtime.cuda_version)
     compiler = KernelCompiler(tools, folder, runtime.cuda_version)
     compiler.is_strict = runtime.is_strict
-    compiler.is_checked = runtime.is_strict and isinstance(runtime.source, GuardedSource)
-    is_dry = isinstance(runtime, DryRuntime)
-    driver: Any = (
-        DryDriver
-        if is_dry
-        else DeferredDriver
-        if isinstance(runtime, DeferredRuntime)
-        else HostDriver
-    )
-    if is_dry:
+    compiler.is_checked = runtime.is_strict and runtime.is_checked
+    kind: Any = HostDriver
+    nvrtc: Any = HostNvrtc
+    if isinstance(runtime, DryRuntime):
+        kind, nvrtc = DryDriver, DryNvrtc
         leave_host_unknown()
-    nvrtc: Any = DryNvrtc if is_dry else HostNvrtc
-    host_driver = driver(runtime, compiler, driver_fail)
-    point_at(driver_api, host_driver, ended=driver_ended)
+    elif isinstance(runtime, DeferredRuntime):
+        kind = DeferredDriver
+    driver: HostDriver = kind(runtime, compiler, driver_fail)
+    point_at(driver_api, driver, ended=driver_ended)
     point_at(nvrtc_api, nvrtc(runtime, compiler, nvrtc_fail), ended=None)  # it needs no context
+    return driver
+
+
+def _install_libraries(
+    runtime: HostRuntime, stand_ins: StandIns, point_at: Callable[..., None]
+) -> None:
+    """Point CuPy's libraries at the host's."""
     solver = cusolver.HostSolver(runtime)
     libraries = {
         "cupy_backends.cuda.libs.cublas": HostBlas(runtime),
@@ -395,32 +441,6 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     stand_ins.lead("libcusolver", on_stream(runtime, solver))
     stand_ins.lead("libnccl", nccl.HostNccl(runtime))
     stand_ins.lead("libcufft", on_stream(runtime, cufft_devices.DeviceFft(runtime)))
-    cupy: Any = importlib.import_module("cupy")
-    callbacks = _CALLBACKS[cupy.__version__.partition(".")[0]]
-    absent = {**_ABSENT, f"{callbacks}.set_cufft_callbacks": "callbacks of cuFFT"}
-    for place, name in absent.items():
-        owner, _, attribute = place.rpartition(".")
-        setattr(resolve_name(owner), attribute, _missing(owner, name))
-    compiling: Any = importlib.import_module("cupy.cuda.compiler")
-    # CuPy 13 links fused kernels with CUDA's device runtime, of which the software GPU has nothing.
-    compiling._is_cudadevrt_needed = lambda options: False
-    _refuse_accelerators()
-    point_at(importlib.import_module("cupy.cuda.cub"), None)
-    if isinstance(runtime.source, GuardedSource):
-        host_driver.run = KernelGuard(runtime, tools).run
-        report_races()
-        bypass_pools(cupy, runtime)
-    source = importlib.import_module("umem.devices.software.cupy_source").CupySource(runtime)
-    add_source(source)
-    hooks: Any = importlib.import_module("umem.devices.software.block_hook")
-    if runtime.is_checked:  # nearly each array is an allocation
-        _kept.append(hooks.FreshBlockHook(runtime, current_stream()))
-    else:
-        _kept.append(hooks.PoolBlockHook(runtime))
-    _kept.extend((runtime, source))
-    refuse_children(runtime, _led)
-    contexts.append(Contexts(runtime, [each for each in _led if each.fail is not None]))
-    runtime.context_ends = contexts[-1].end
 
 
 def _point_at(
