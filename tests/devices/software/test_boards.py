@@ -32,7 +32,8 @@ free, total = cp.cuda.runtime.memGetInfo()
 blocks, threads = cp.cuda.driver.occupancyMaxPotentialBlockSize(kernel.kernel.ptr, 0, 0)
 print(int(y[0]), known["clockRate"], known["l2CacheSize"] >> 20, known["memoryBusWidth"])
 print(kernel.attributes["binary_version"], blocks, threads)
-print(total == known["totalGlobalMem"], total - free >> 20)
+can_register = cp.cuda.runtime.deviceGetAttribute(99, 0)
+print(total == known["totalGlobalMem"], total - free >> 20, can_register)
 try:
     kernel.max_dynamic_shared_size_bytes = 228 << 10
 except cp.cuda.driver.CUDADriverError as error:
@@ -91,5 +92,6 @@ def test_cupy_is_told_them(kernel_cache: Path) -> None:
     found = lines(PROGRAM, kernel_cache, start=START)
     assert found[0] == "31 1980000 50 5120"
     assert found[1] == "90 264 1024"
-    assert found[2].startswith("True ") and 390 <= int(found[2].split()[1]) <= 400
+    same, context_mib, can_register = found[2].split()
+    assert same == "True" and 390 <= int(context_mib) <= 400 and can_register == "1"
     assert found[3].startswith("CUDA_ERROR_INVALID_VALUE")

@@ -3,8 +3,8 @@
 On a card a fault ends the context of its device, and each later call returns its error, until the
 process ends. So it is here: after a fault the functions under CuPy are replaced by ones that raise,
 so that nothing is slower before. What frees something still does, and says nothing. Other devices
-go on: an error is a context's own, although the documentation of cudaErrorIllegalAddress tells to
-end the process.
+go on: an error is that of one context. The documentation of cudaErrorIllegalAddress advises to end
+the process.
 """
 
 from __future__ import annotations
