@@ -22,8 +22,8 @@ VARIABLE = "UMEM_SOFTWARE_GPU"
 OFF = ("", "0")
 """Values that ask for none."""
 FORM = (
-    "GPU[,vram=SIZE][,model=off][,checked][,not-strict][,sticky=off][,seed=N|off][,devices=N][,dry]"
-    "[,force]"
+    "GPU[,vram=SIZE][,model=off][,checked][,not-strict][,sticky=off][,seed=N|off]"
+    "[,kernel-seconds=N][,devices=N][,dry][,force]"
 )
 MOST_DEVICES = 8
 """The most GPUs that ``devices=`` gives: as many as are in NVIDIA's own servers."""
@@ -56,6 +56,8 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
             given["strict"] = False
         elif name == "seed" and (value == "off" or value.isdecimal()):
             given["stream_seed"] = None if value == "off" else int(value)
+        elif name == "kernel-seconds" and value.replace(".", "", 1).isdecimal():
+            given["kernel_seconds"] = float(value)
         elif name == "devices" and value.isdecimal():
             given["devices"] = int(value)
         else:

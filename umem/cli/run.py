@@ -64,6 +64,12 @@ class _RunCommand(click.Command):
 @click.option("--software", metavar="GPU", help="Run the real CuPy on host memory, as this GPU.")
 @click.option("--no-model", is_flag=True, help="With --software: no VRAM, pages and time.")
 @click.option("--checked", is_flag=True, help="With --software: kernels that leave their arrays.")
+@click.option(
+    "--kernel-seconds",
+    type=float,
+    metavar="S",
+    help="With --software: end a kernel that takes so much processor time.",
+)
 @click.option("--not-strict", is_flag=True, help="With --software: accept what CUDA refuses.")
 @click.option(
     "--devices",
@@ -159,7 +165,7 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
         raise click.UsageError("--vram needs --virtual GPU or --software GPU")
     for name, given in (
         ("--checked", asked.checked), ("--no-model", asked.no_model), ("--devices", asked.devices),
-        ("--not-strict", asked.not_strict),
+        ("--not-strict", asked.not_strict), ("--kernel-seconds", asked.kernel_seconds is not None),
     ):  # fmt: skip
         if given and not asked.software:
             raise click.UsageError(f"{name} needs --software GPU")
@@ -211,6 +217,7 @@ class _RunOptions(NamedTuple):
     no_model: bool
     checked: bool
     not_strict: bool
+    kernel_seconds: float | None
     devices: int | None
     vram: str | None
     recompute: str | None
@@ -277,6 +284,7 @@ def _prepare(stack: ExitStack, asked: _RunOptions) -> Any:
             model=not asked.no_model,
             checked=asked.checked,
             strict=not asked.not_strict,
+            kernel_seconds=asked.kernel_seconds,
             devices=_devices(asked),
             dry=asked.dry,
             force=asked.dry,  # it is to leave a card alone that is there
@@ -335,8 +343,11 @@ def _software(asked: _RunOptions) -> str | None:
     devices = [f"devices={_devices(asked)}"] if _devices(asked) > 1 else []
     is_off = ["model=off"] * asked.no_model
     is_kind = ["not-strict"] * asked.not_strict
+    limit = [] if asked.kernel_seconds is None else [f"kernel-seconds={asked.kernel_seconds:f}"]
     is_dry = ["dry", "force"] * asked.dry
-    return ",".join([asked.software, *vram, *devices, *is_off, *is_checked, *is_kind, *is_dry])
+    return ",".join(
+        [asked.software, *vram, *devices, *is_off, *is_checked, *is_kind, *limit, *is_dry]
+    )
 
 
 def _devices(asked: _RunOptions) -> int:

@@ -42,7 +42,7 @@ _NOT_ELSEWHERE = (
     "traceback",
 )
 """Options that a run on another GPU goes without."""
-_REFUSED = ("virtual", "software", "checked", "no_model", "resume")
+_REFUSED = ("virtual", "software", "checked", "no_model", "kernel_seconds", "resume")
 
 
 def with_dry(command: Callable[..., Any]) -> Callable[..., Any]:

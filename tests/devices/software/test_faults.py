@@ -13,7 +13,9 @@ from software_programs import GOES_ON, START, is_installed, needs_software_gpu, 
 from umem.devices.software import faults
 from umem.devices.software.allocations import DEVICE, HostMemory
 from umem.devices.software.faults import Contexts, Fault, KernelFault, Led
+from umem.devices.software.kernel_guard import check_seconds
 from umem.devices.specs import gpu_spec
+from umem.errors import SizeError
 
 CHECKED = START.replace("force=True", "force=True, checked=True")
 KERNELS = r'''
@@ -278,3 +280,56 @@ def test_pytest_revives_the_device_behind_the_test_that_made_the_fault(
     done = python("-m", "pytest", *words, "--rootdir", tmp_path, tmp_path, **given)
     assert done.stdout.startswith("F.E.. "), done.stdout
     assert "1 failed, 3 passed, 1 error" in done.stdout
+
+
+# -- kernels that never end --------------------------------------------------------------------
+
+ENDLESS = r'''
+code = """
+extern "C" __global__ void apart(int* x, int n) { while (n) x[0] += 1; x[1] = 7; }
+extern "C" __global__ void together(volatile int* x, int n) {
+  __shared__ int held[64];
+  held[threadIdx.x] = n;
+  __syncthreads();
+  while (held[threadIdx.x]) { __syncthreads(); x[0] += 1; }
+  x[1] = 7;
+}"""
+x = cp.zeros(64, "i4")
+forever = cp.ElementwiseKernel("int32 n", "int32 y", "while (n) y += 1; y = 7", "forever")
+wait = cp.cuda.Device().synchronize
+kernels = {name: cp.RawKernel(code, name) for name in ("apart", "together")}
+calls = {name: lambda n, k=k: k((2,), (64,), (x, n)) for name, k in kernels.items()}
+calls["forever"] = lambda n: forever(n, x)
+for name, call in calls.items():
+    for _ in range(2):
+        try:
+            call(1)
+            wait()
+        except cp.cuda.runtime.CUDARuntimeError as error:
+            print(name, error.status, error)
+        call(0)
+        wait()
+        assert x[1] == 7
+        x[...] = 0
+print(cp.cuda.runtime.getDeviceProperties(0)["kernelExecTimeoutEnabled"])
+'''
+
+
+@needs_software_gpu
+@pytest.mark.parametrize("more", ["", ", checked=True", ", stream_seed=0"])
+def test_a_kernel_that_never_ends_is_ended_and_named(kernel_cache: Path, more: str) -> None:
+    start = START.replace("force=True", f"force=True, kernel_seconds=0.1, sticky=False{more}")
+    *said, is_limited = run(ENDLESS, kernel_cache, start=start).splitlines()
+    expected = [
+        f"{name} 702 cudaErrorLaunchTimeout: the launch timed out and was terminated: the kernel "
+        f"{name} has taken more than 0.1 s of the processor: it may never end; if it does, raise "
+        "kernel_seconds="
+        for name in ("apart", "apart", "together", "together", "forever", "forever")
+    ]
+    assert said == expected and is_limited == "1"
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 1e-9, 1e9, float("nan"), True, "1"])
+def test_a_limit_that_is_no_time_is_refused(seconds: Any) -> None:
+    with pytest.raises(SizeError, match=r"kernel_seconds=.*: the processor time that a kernel may"):
+        check_seconds(seconds)

@@ -54,6 +54,7 @@ def started(*words: str, cache: Path, cwd: Path | None = None, **variables: str)
         ("t4,not-strict", {"strict": False}),
         ("t4,sticky=off", {"sticky": False}),
         ("t4,sticky=on", {"sticky": True}),
+        ("t4,kernel-seconds=2.5", {"kernel_seconds": 2.5}),
         ("t4,seed=3,force,model=on", {"stream_seed": 3, "force": True, "model": True}),
     ],
 )
@@ -74,6 +75,8 @@ def test_options_are_those_of_software_gpu(text: str, given: dict[str, Any]) -> 
         "sticky=0",
         "strict",
         "seed=x",
+        "kernel-seconds",
+        "kernel-seconds=-1",
         "x",
         "devices=two",
         "devices=-1",

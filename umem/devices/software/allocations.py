@@ -83,6 +83,7 @@ class HostMemory:
         is_sticky: whether a fault ends the context of its device.
         fault_type: the error for a fault.
         context_ends: is called after a fault that ends a context.
+        kernel_seconds: processor time that a kernel may take; None for no limit.
         is_strict: whether what CUDA refuses is refused; see `umem.devices.software.strictness`.
         lock: held while a kernel runs: what its threads share is static, so that two threads of the
             program take turns.
@@ -100,6 +101,7 @@ class HostMemory:
         self.fault_type: Any = KernelFault
         self.context_ends: Callable[[], None] = lambda: None
         self.is_strict = True
+        self.kernel_seconds: float | None = None
         self.listener: Listener | None = None
         self.devices = [
             DeviceState(number, spec, lambda: _POLICIES[self._kind]) for number in range(count)

@@ -16,20 +16,18 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from umem.devices.software.allocations import NO_MEMORY
 from umem.devices.software.copy_checks import is_variable
 from umem.devices.software.faults import ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, KernelFault
+from umem.devices.software.kernel_guard import KernelGuard, ProcessorFault
 from umem.devices.software.kernels import Kernel
 from umem.devices.software.memory_sources import Fenced, GuardedSource
 from umem.devices.software.runtime import HostRuntime
 from umem.devices.software.strictness import hint
-from umem.devices.software.toolchain import Toolchain
 from umem.units import GIB
 
-_SOURCE = Path(__file__).parent / "include" / "guarded.c"
 FAR = GIB
 """Bytes; an argument that is farther than this from a fault is not named."""
 _VERBS = {1: "reads", 2: "writes"}
@@ -43,24 +41,17 @@ _WIDEST = 16
 """Bytes of the widest access of a thread."""
 
 
-class _Fault(ctypes.Structure):
-    _fields_ = (("address", ctypes.c_uint64), ("signal", ctypes.c_int), ("access", ctypes.c_int))
-
-
-class KernelGuard:
+class CheckedKernels:
     """Runs kernels in checked mode, and turns what the processor refuses into errors.
 
     Args:
         runtime: its source knows what an address is near to.
-        tools: compiles the handler of signals.
+        guard: runs them, and comes back from faults.
     """
 
-    def __init__(self, runtime: HostRuntime, tools: Toolchain) -> None:
+    def __init__(self, runtime: HostRuntime, guard: KernelGuard) -> None:
         assert isinstance(runtime.source, GuardedSource)
-        self._runtime, self._source = runtime, runtime.source
-        library = ctypes.CDLL(str(tools.shared_object(_SOURCE.read_text(encoding="utf-8"), "c")))
-        self._run = library.umem_guarded
-        self._run.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_uint, ctypes.c_void_p]
+        self._runtime, self._source, self._guard = runtime, runtime.source, guard
 
     def run(
         self, kernel: Kernel, grid: Sequence[int], block: Sequence[int], shared: int, given: int
@@ -68,18 +59,15 @@ class KernelGuard:
         """Run a kernel as `Kernel.run` does.
 
         Raises:
-            KernelFault: it left the memory of its arguments, or accessed what a GPU could not. What
-                it wrote before stays.
+            KernelFault: it left the memory of its arguments, accessed what a GPU could not, or
+                took too long. What it wrote before stays.
         """
         pointers = kernel.pointers(given)
         if self._runtime.is_strict:
             self._refuse_host(kernel, pointers)
-        fault = _Fault()
-        sizes = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block)
-        places = [ctypes.addressof(size) for size in sizes]
-        has_faulted = self._run(kernel.address, given, *places, shared, ctypes.byref(fault))
+        fault = self._guard.fault_of(kernel, grid, block, shared, given)
         self._refuse_misaligned(kernel, pointers)
-        if has_faulted:
+        if fault is not None:
             raise KernelFault(ILLEGAL_ADDRESS, self._said(kernel, given, fault))
         kernel.check()
         for parameter, address in pointers:
@@ -126,7 +114,7 @@ class KernelGuard:
                 f"is needed. {hint()}",
             )
 
-    def _said(self, kernel: Kernel, given: int, fault: _Fault) -> str:
+    def _said(self, kernel: Kernel, given: int, fault: ProcessorFault) -> str:
         """Describe a fault: the kernel, the access, and the array whose bounds it left."""
         does = f"the kernel {kernel.name} {_VERBS.get(fault.access, 'touches')}"
         region = self._source.find(fault.address)

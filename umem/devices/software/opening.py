@@ -17,7 +17,7 @@ from umem.devices.cost import Sample, StepCost, set_cuda_models
 from umem.devices.host import has_real_gpu, leave_host_unknown
 from umem.devices.page_moves import Now, Told
 from umem.devices.software.allocations import AllocationParts
-from umem.devices.software.checked_mode import KernelGuard, bypass_pools
+from umem.devices.software.checked_mode import CheckedKernels, bypass_pools
 from umem.devices.software.deferred_libraries import current_stream, on_stream
 from umem.devices.software.deferred_streams import DeferredDriver, DeferredRuntime
 from umem.devices.software.device_state import DeviceState, DriverCalls, check_count, check_seed
@@ -26,6 +26,7 @@ from umem.devices.software.dry.dry_kernels import DryDriver, DryNvrtc
 from umem.devices.software.dry.dry_runtime import DryRuntime
 from umem.devices.software.faults import Contexts, Fault, Led, contexts
 from umem.devices.software.fork import refuse_children
+from umem.devices.software.kernel_guard import KernelGuard, check_seconds
 from umem.devices.software.kernels import KernelCompiler, report_races, share_kernels
 from umem.devices.software.libcuda import HostHints
 from umem.devices.software.libraries import cufft, cufft_devices, cusolver, distributions, nccl
@@ -207,6 +208,7 @@ def software_gpu(
     strict: bool = True,
     sticky: bool = True,
     stream_seed: int | None = None,
+    kernel_seconds: float | None = None,
     devices: int = 1,
     dry: bool = False,
 ) -> SoftwareGPU:
@@ -229,6 +231,9 @@ def software_gpu(
         stream_seed: work on streams runs late, at any moment that CUDA's rules allow, in an order
             drawn from this seed: a program whose results depend on it has missed a wait. Without
             one, streams do their work at once.
+        kernel_seconds: the processor time that a kernel may take, from 0.001 s: one that takes
+            longer ends there, by a fault that names it (cudaErrorLaunchTimeout). One core runs
+            each kernel then. None for no limit.
         devices: how many such GPUs there are, at most 8, each with VRAM, streams and counts of its
             own; what is returned is the first, and its ``devices`` all of them.
         dry: leaves out the arithmetic. Memory, out of memory, simulated pages and time are those
@@ -241,15 +246,17 @@ def software_gpu(
         DeviceError: a CuPy whose inside is not known, a real GPU and no ``force``, a `GpuSpec` of
             yours without a ``chip``, no such number of devices, or what a dry run does not go
             with.
-        UnknownGpuError, SizeError: see `umem.virtual_gpu`; or ``stream_seed`` is no whole number
-            of at least 0. Nothing has changed after any of these.
+        UnknownGpuError, SizeError: see `umem.virtual_gpu`; ``stream_seed`` is no whole number of
+            at least 0, or ``kernel_seconds`` no time. Nothing has changed after any of these.
         DeviceError: the compiler fails. Then the process cannot go on to use CuPy.
     """
     check_seed(stream_seed)
-    if dry and (checked or stream_seed is not None or not model):
+    check_seconds(kernel_seconds)
+    is_computing = checked or stream_seed is not None or kernel_seconds is not None
+    if dry and (is_computing or not model):
         raise DeviceError(
-            "a dry run computes nothing that checked=True or stream_seed= could check, and without"
-            " its model it would say nothing: leave them out"
+            "a dry run computes nothing that checked=True, stream_seed= or kernel_seconds= could"
+            " check, and without its model it would say nothing: leave them out"
         )
     spec, folder = requirements(gpu, vram, force=force, devices=devices)
     if any(name in sys.modules for name in ("cupy", "cupy_backends")):
@@ -261,7 +268,7 @@ def software_gpu(
         )
     disarm()
     runtime = _runtime(spec, devices, model=model, dry=dry, stream_seed=stream_seed)
-    runtime.is_strict, runtime.is_sticky = strict, sticky
+    runtime.is_strict, runtime.is_sticky, runtime.kernel_seconds = strict, sticky, kernel_seconds
     if checked:
         runtime.source, runtime.is_checked = GuardedSource(), True
     gpus = _open(runtime, folder)
@@ -357,8 +364,8 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
 
     point_at = partial(_point_at, tools=tools, ended=ended)
     point_at(api, runtime)
-    # Checked mode catches a fault in the caller's thread.
-    share_kernels(1 if runtime.is_checked else usable_cores())
+    is_guarded = runtime.is_checked or runtime.kernel_seconds is not None
+    share_kernels(1 if is_guarded else usable_cores())  # a guard is for the caller's thread
     driver = _install_compiler(runtime, folder, tools, point_at)
     _install_libraries(runtime, stand_ins, point_at)
     cupy: Any = importlib.import_module("cupy")
@@ -373,8 +380,10 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     _refuse_accelerators()
     point_at(importlib.import_module("cupy.cuda.cub"), None)
     hooks: Any = importlib.import_module("umem.devices.software.block_hook")
+    if is_guarded:
+        guard = KernelGuard(tools, runtime.kernel_seconds, runtime.is_checked)
+        driver.run = (CheckedKernels(runtime, guard) if runtime.is_checked else guard).run
     if runtime.is_checked:  # nearly each array is an allocation
-        driver.run = KernelGuard(runtime, tools).run
         report_races()
         bypass_pools(cupy, runtime)
         hook = hooks.FreshBlockHook(runtime, current_stream())

@@ -342,6 +342,8 @@ class HostRuntime(CopyChecks):
         self.refuse_other(device)
         if attrib not in self._attributes:
             self.fail(INVALID_VALUE)
+        if attrib == _PROPERTIES["kernelExecTimeoutEnabled"]:
+            return int(self.kernel_seconds is not None)
         return int(self._attributes[attrib])
 
     def getDeviceProperties(self, device: int) -> dict[str, Any]:
@@ -350,6 +352,7 @@ class HostRuntime(CopyChecks):
         numbers = {name: int(self._attributes.get(a, 0)) for name, a in _PROPERTIES.items()}
         return numbers | {
             "name": (self.spec.title + SIMULATED).encode(),
+            "kernelExecTimeoutEnabled": int(self.kernel_seconds is not None),
             "totalGlobalMem": self._total_bytes,
             "maxThreadsDim": (1024, 1024, 64),
             "maxGridSize": (2**31 - 1, 65535, 65535),
