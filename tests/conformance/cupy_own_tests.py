@@ -20,6 +20,7 @@ import foreign_tests
 from report_tables import counted, percent, quantity, text
 
 WANTED_SHARE, MOST_LEFT_OUT = 0.99, 0.05
+GPU = "t4,vram=4GiB,force"
 LEFT_OUT = bench_path.HERE / "cupy_left_out.txt"
 
 
@@ -51,11 +52,13 @@ BENCH = common.Bench(
 @click.command(help=__doc__)
 @click.argument("tests", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--under", multiple=True, default=("cupy_tests", "cupyx_tests"), help="In it.")
+@click.option("--gpu", default=GPU, show_default=True, help="As UMEM_SOFTWARE_GPU has it.")
 @click.option("--mode", type=click.Choice(["managed", "hybrid"]), help="Of umem.enable.")
 @foreign_tests.options
 def main(
     tests: Path,
     under: tuple[str, ...],
+    gpu: str,
     mode: str | None,
     devices: int,
     path: Path | None,
@@ -65,13 +68,14 @@ def main(
     suite = foreign_tests.Suite(
         tests.resolve(),
         under,
-        "t4,vram=4GiB,force",
+        gpu,
         LEFT_OUT,
         imports=["enabled_mode"] if mode else [],
         environment={"UMEM_MODE": mode} if mode else {},
         devices=devices,
     )
     found = foreign_tests.examine(suite, depth=2, **how)
+    found["options"]["gpu"] = gpu
     BENCH.finish(found.pop("rows"), path, **found)
 
 
