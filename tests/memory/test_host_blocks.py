@@ -276,6 +276,13 @@ def refuse(nbytes):
     raise cp.cuda.runtime.CUDARuntimeError(2)
 cp.cuda.PinnedMemory = refuse
 print(outcome(lambda: parts))
+def fault(nbytes):
+    raise cp.cuda.runtime.CUDARuntimeError(700)
+cp.cuda.PinnedMemory = fault
+try:
+    outcome(lambda: parts)
+except cp.cuda.runtime.CUDARuntimeError as error:
+    print(error.status)
 host.available_bytes = lambda: None
 cp.cuda.PinnedMemory = Pin
 print(outcome(lambda: umem.blocks(x)), len(alive))
@@ -285,7 +292,8 @@ print(outcome(lambda: umem.blocks(x)), len(alive))
     assert "needs 2.0 MiB of pinned memory, and the host has 1.5 MiB for it" in found[2]
     assert found[3].startswith("OutOfMemoryError") and "the host has 4.5 MiB for them" in found[3]
     assert found[4].startswith("OutOfMemoryError") and "the host refuses them" in found[4]
-    assert found[5] == "True 0"
+    assert found[5] == "700"  # of a kernel before, which nothing makes room for
+    assert found[6] == "True 0"
 
 
 def test_what_is_refused(kernel_cache: Path) -> None:

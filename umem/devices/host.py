@@ -64,6 +64,10 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     return max(0, min(rooms)) if rooms else None
 
 
+CONTEXT_FAULTS = range(700, 720)
+"""Of cudaError (driver_types.h), when a kernel has ended the context: no want of memory."""
+
+
 def pinned_room(pinned_bytes: int = 0) -> int | None:
     """Return how much more may be pinned beside what is; None if unknown."""
     available = available_bytes()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from umem.devices.host import pinned_room
+from umem.devices.host import CONTEXT_FAULTS, pinned_room
 from umem.devices.open import current_device
 from umem.errors import DeviceError, OutOfMemoryError, SizeError, StateError
 from umem.memory.blocks import unmanaged
@@ -399,10 +399,13 @@ def pinned(xp: Any, nbytes: int) -> Any:
 
     Raises:
         OutOfMemoryError: the host refuses.
+        CUDARuntimeError: a kernel has ended the GPU's context.
     """
     try:
         return xp.cuda.PinnedMemoryPointer(xp.cuda.PinnedMemory(nbytes), 0)
     except xp.cuda.runtime.CUDARuntimeError as error:
+        if error.status in CONTEXT_FAULTS:
+            raise
         raise _no_pinned_memory(nbytes, None) from error
 
 

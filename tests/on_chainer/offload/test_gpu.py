@@ -159,6 +159,16 @@ class TestPinnedMemory(OnGpu):
         assert tier.send(cupy.zeros(MIB, "i1")) is None
         assert len(asked) == count
 
+    def test_a_fault_of_an_earlier_kernel_is_no_want_of_pinned_memory(
+        self, tier, cupy, monkeypatch
+    ):
+        def fault(nbytes):
+            raise cupy.cuda.runtime.CUDARuntimeError(700)
+
+        monkeypatch.setattr(cupy.cuda, "PinnedMemory", fault)
+        with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="cudaErrorIllegalAddress"):
+            tier.send(cupy.zeros(MIB, "i1"))
+
     def test_no_more_is_pinned_than_the_host_can_spare(self, tier, cupy, monkeypatch):
         left = [10 * MIB]
         for module in (pinned, host):

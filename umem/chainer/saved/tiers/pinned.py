@@ -24,7 +24,7 @@ from umem.chainer.saved.tiers.extents import PAGE, Extent, Extents
 from umem.chainer.saved.tiers.recorder_events import KnownAs, hear_fetch, hear_send, unheard
 from umem.chainer.saved.tiers.tier import Process
 from umem.devices.cuda.streams import stream_order
-from umem.devices.host import available_bytes, pinned_room
+from umem.devices.host import CONTEXT_FAULTS, available_bytes, pinned_room
 from umem.errors import OffloadWarning, StateError, warn_at_program
 from umem.units import MIB, format_bytes
 
@@ -386,7 +386,9 @@ class Slabs:
             try:
                 self._slabs.append(Slab(self._pin(size), size, Extents()))
                 return True
-            except self._refused:
+            except self._refused as error:
+                if getattr(error, "status", None) in CONTEXT_FAULTS:
+                    raise
                 size //= 2
         self._may_grow, available = False, available_bytes()
         has = "" if available is None else f", of {format_bytes(available)} that are available"
