@@ -30,9 +30,9 @@ import numpy as np
 from report_tables import figure, listed, quantity, text
 
 import umem
+from umem._common.scopes import Scope
 from umem.devices.base import Policy, Watcher
 from umem.devices.cuda import CudaDevice, cuda_reason, open_cuda
-from umem.scopes import Scope
 from umem.units import MIB
 
 NBYTES = 64 << 10

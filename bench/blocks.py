@@ -17,8 +17,8 @@ import numpy as np
 from report_tables import Row, figure, quantity, span, text
 
 import umem
+from umem._common.specs import gpu_spec
 from umem.devices.open import current_device
-from umem.devices.specs import gpu_spec
 from umem.units import MIB
 
 VRAM, WIDTH = 64 * MIB, 1024

@@ -23,7 +23,7 @@ import click
 from report_tables import Column, Row, Table
 
 import umem
-from umem.files import reason, whole
+from umem._common.files import reason, whole
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = (

@@ -22,8 +22,8 @@ from paging_bound import footprint, least_moves
 from report_tables import figure, quantity, span, text
 
 import umem
+from umem._common.specs import gpu_spec
 from umem.devices.open import current_device
-from umem.devices.specs import gpu_spec
 from umem.memory.told_order import Lookahead
 from umem.trace.events import Mark
 from umem.trace.trace import Trace

@@ -24,10 +24,10 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 import umem
+from umem._common.scopes import Scope
+from umem._common.specs import GpuSpec
 from umem.devices.base import Policy
-from umem.devices.specs import GpuSpec
 from umem.devices.virtual import VirtualGPU
-from umem.scopes import Scope
 from umem.trace.events import Alloc, Event, Free, Mark, Op
 from umem.units import BLOCK_BYTES
 

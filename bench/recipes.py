@@ -29,8 +29,8 @@ from recipe_programs import HINTS, RECIPES, Data, page_code
 from report_tables import Row, duration, figure, listed, quantity, span, text
 
 import umem
+from umem._common.specs import gpu_spec
 from umem.devices.open import current_device
-from umem.devices.specs import gpu_spec
 from umem.units import MIB
 
 VRAM = 64 * MIB

@@ -22,8 +22,8 @@ import click
 import common
 from report_tables import quantity, span, text
 
+from umem._common.specs import COSTS, gpu_spec
 from umem.devices.base import Policy
-from umem.devices.specs import COSTS, gpu_spec
 from umem.devices.virtual.advice import READ_MOSTLY
 from umem.devices.virtual.model import Model
 from umem.devices.virtual.residency import Residency

@@ -2,7 +2,7 @@
 
 Each published figure is held against the same program, written down as the events of a trace
 (um_programs.py, um_gcn.py) and replayed on the model of that GPU. Nothing is computed by a formula
-here, and every constant comes from umem/devices/specs.py, the same for all rows.
+here, and every constant comes from umem/_common/specs.py, the same for all rows.
 Everything it prints is simulated.
 """
 

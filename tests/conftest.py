@@ -66,7 +66,7 @@ def _nothing_stays_on() -> object:
     """A test leaves nothing enabled, no block open, no recorder active and no subscriber behind."""
     before = _subscribers()
     yield
-    from umem import scopes
+    from umem._common import scopes
     from umem.memory import process as memory
 
     assert (memory.enabled(), scopes.inside()) == (None, ())

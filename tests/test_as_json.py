@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from umem.as_json import json_text, named, plain
+from umem._common.as_json import json_text, named, plain
 from umem.devices.cost import StepCost
 
 

@@ -7,7 +7,7 @@ import shlex
 import pytest
 from project import EXTRAS, ROOT
 
-from umem import extras
+from umem._common import extras
 
 
 @pytest.mark.parametrize("extra", extras.PACKAGES)

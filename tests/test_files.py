@@ -11,9 +11,9 @@ from typing import IO, Any
 import pytest
 
 import umem
-from umem import files
+from umem._common import files
+from umem._common.files import check_folder, check_target, claimed, open_regular, whole
 from umem.errors import FileError, UmemError
-from umem.files import check_folder, check_target, claimed, open_regular, whole
 from umem.graphs import karate_club, load_npz, save_npz
 from umem.trace import Mark, Trace
 

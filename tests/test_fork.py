@@ -176,7 +176,7 @@ def test_a_lock_that_another_thread_holds_is_free_in_the_child(name: str) -> Non
 
 def test_locks_that_are_gone_are_forgotten() -> None:
     run("""
-        from umem import locks as forking
+        from umem._common import locks as forking
         before = len(forking.locks)
         kept = [forking.safe_lock() for _ in range(3)]
         assert len(forking.locks) == before + 3

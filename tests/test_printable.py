@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umem.printable import command_line, printable, quoted, sentence, short
+from umem._common.printable import command_line, printable, quoted, sentence, short
 
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 HOSTILE = ["\x1b[31m", "a\nb", "\r", "\u202e", "\x9b2J", "\0", "\udcff", "\u2028", "\x7f"]

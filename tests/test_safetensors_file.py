@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from umem.files import FileError
+from umem._common.files import FileError
+from umem._common.safetensors_file import SafetensorsFile, header, pieces
 from umem.graphs import cut, karate_club
-from umem.safetensors_file import SafetensorsFile, header, pieces
 
 library = pytest.importorskip("safetensors.numpy")
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import umem
-from umem import scopes
+from umem._common import scopes
 from umem.devices import cuda
 from umem.errors import StateError
 from umem.memory import process as memory

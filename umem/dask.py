@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from umem import extras
+from umem._common import extras
 from umem.devices.base import Mode
 from umem.errors import DaskWarning, MissingDependencyError, StateError
 from umem.memory.blocks import checked_request

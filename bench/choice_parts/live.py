@@ -21,7 +21,7 @@ import click
 import common
 
 import umem
-from umem.as_json import plain
+from umem._common.as_json import plain
 from umem.choosing.child import Draw, DryProgram, Trial
 from umem.choosing.technique import Technique
 from umem.cli.dry_run import DryRun

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from bench_scripts import RESULTS, written
 
-from umem.devices.specs import COSTS, RANGES
+from umem._common.specs import COSTS, RANGES
 
 pytestmark = pytest.mark.thorough
 

@@ -78,13 +78,14 @@ STANDARD = (
     "threading, types, typing"
 )
 OWN = (
-    "umem umem.devices umem.devices.base umem.devices.blocks_of_memory umem.devices.cuda_source "
-    "umem.devices.open umem.devices.presets umem.errors "
-    "umem.locks umem.memory umem.memory.blocks umem.memory.environment umem.memory.hints "
-    "umem.memory.limits umem.memory.process umem.memory.statistics umem.memory.status "
-    "umem.memory.tracking umem.printable umem.scopes umem.trace umem.trace.arithmetic "
-    "umem.trace.events umem.trace.frameworks umem.trace.recording umem.trace.recording.sources "
-    "umem.trace.stacks umem.trace.trace umem.trace.walk umem.units"
+    "umem umem._common umem._common.arithmetic umem._common.locks umem._common.printable "
+    "umem._common.scopes umem.devices umem.devices.base umem.devices.blocks_of_memory "
+    "umem.devices.cuda_source umem.devices.open umem.devices.presets umem.errors umem.memory "
+    "umem.memory.blocks umem.memory.environment umem.memory.hints umem.memory.limits "
+    "umem.memory.process umem.memory.statistics umem.memory.status umem.memory.tracking "
+    "umem.trace umem.trace.events umem.trace.frameworks umem.trace.recording "
+    "umem.trace.recording.sources umem.trace.stacks umem.trace.trace umem.trace.walk "
+    "umem.units"
 )
 
 

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import umem
+from umem._common.specs import GPUS
 from umem.cli import main
-from umem.devices.specs import GPUS
 from umem.trace import Access, Alloc, Free, Mark, Op, Trace
 from umem.units import MIB
 

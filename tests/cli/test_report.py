@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner, Result
 from project import ROOT
 
+from umem._common.specs import gpu_spec
 from umem.cli import main
-from umem.devices.specs import gpu_spec
 from umem.trace import Access, Alloc, Free, Mark, Op, Trace
 from umem.trace import file as trace_file
 from umem.units import MIB

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from umem._common.specs import GPUS
 from umem.cli.run_dry_gpus import MOST_RUNS, lines, which_fit
-from umem.devices.specs import GPUS
 from umem.units import GIB
 
 SIZES = {name: gpu.usable_bytes for name, gpu in GPUS.items()}

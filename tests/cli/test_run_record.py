@@ -259,7 +259,7 @@ def test_a_folder_without_permission_is_found_before_the_script_runs(
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "script.py").write_text("raise SystemError")
-    monkeypatch.setattr("umem.files.check_folder", refuse)  # root may write anywhere
+    monkeypatch.setattr("umem._common.files.check_folder", refuse)  # root may write anywhere
     path = str(tmp_path / "new" / "a.gz")
     result = CliRunner().invoke(main, ["run", "--record", path, str(tmp_path / "script.py")])
     assert result.exit_code == 1

@@ -323,9 +323,9 @@ def moved_and_discarded(waits: bool = True) -> bytes:
     from unittest.mock import patch
 
     import umem
+    from umem._common.scopes import Scope
     from umem.devices.cuda import open_cuda
     from umem.devices.cuda.arena import OrderedDiscards
-    from umem.scopes import Scope
 
     def prefetch(_: Any, hints: Any, spans: Any, to: Any, stream: int) -> Any:
         return hints.prefetch(spans, to, stream)

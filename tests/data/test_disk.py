@@ -11,8 +11,8 @@ import pytest
 from data_cases import Items, same
 
 import umem.data
+from umem._common.files import file_system
 from umem.errors import DataWarning, FileError
-from umem.files import file_system
 
 
 def ask_all(data: Any, source: Items, passes: int = 3) -> None:

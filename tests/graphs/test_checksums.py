@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from umem.checksums import SUMS
+from umem._common.checksums import SUMS
 from umem.errors import DataError
 from umem.graphs import Cut, cut, halo_plan, karate_club, open_cut, verified_files
 from umem.graphs.cut_folder import GraphPart

@@ -9,7 +9,7 @@ from processes import python
 from software_programs import START, lines, needs_software_gpu
 
 import umem
-from umem.devices.specs import DRIVER_NAMES, GPUS, spec_of_driver
+from umem._common.specs import DRIVER_NAMES, GPUS, spec_of_driver
 from umem.errors import DeviceError, DeviceNotFoundError
 
 PROGRAM = """

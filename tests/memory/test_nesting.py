@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import umem
-from umem import scopes
+from umem._common import scopes
+from umem._common.scopes import Scope
 from umem.devices import cuda
 from umem.devices.base import Device, Policy
 from umem.devices.virtual import VirtualGPU
 from umem.errors import LimitError, SizeError, StateError
-from umem.scopes import Scope
 from umem.units import GIB, MIB
 
 pytestmark = pytest.mark.thorough

@@ -12,11 +12,11 @@ import pytest
 from processes import printed
 
 import umem
+from umem._common.specs import GPUS
 from umem.devices import host as machine
 from umem.devices.base import Feature
 from umem.devices.cuda import cuda_reason
 from umem.devices.cuda import device as cuda
-from umem.devices.specs import GPUS
 from umem.devices.virtual import VirtualGPU
 from umem.errors import MissingDependencyError
 from umem.units import MIB

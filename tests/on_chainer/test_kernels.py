@@ -103,7 +103,7 @@ def test_python_of_chainer_takes_time_on_the_software_gpu(kernel_cache: Path) ->
     program = """
 import umem.chainer
 import chainer.functions as F
-from umem.devices.specs import COSTS
+from umem._common.specs import COSTS
 x = cp.ones((4, 4), "f4")
 F.relu(x)
 before = gpu.figures.seconds

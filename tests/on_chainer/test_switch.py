@@ -12,8 +12,8 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
+from umem._common.switch import Switch
 from umem.errors import StateError
-from umem.switch import Switch
 
 
 class Lamp(Switch):

@@ -21,7 +21,7 @@ from tests.on_onnx.test_operators import (
     two_layers,
     weights,
 )
-from umem import extras
+from umem._common import extras
 from umem.errors import MissingDependencyError, OnnxError
 from umem.onnx import graph_of, onnx_step
 

@@ -12,7 +12,7 @@ import pytest
 from traced_graphs import check, contents_read
 
 from tests.on_onnx.test_operators import node, save, weights
-from umem.devices.specs import GpuSpec, gpu_spec
+from umem._common.specs import GpuSpec, gpu_spec
 from umem.onnx import ExportedStep, onnx_step
 from umem.onnx.fitting.applying import apply
 from umem.onnx.fitting.model_choice import ModelChoice, choose_for_model

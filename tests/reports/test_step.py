@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from strategies import traces
 
+from umem._common.printable import printable
 from umem.errors import MissingDependencyError
-from umem.printable import printable
 from umem.reports.perfetto import perfetto
 from umem.reports.pictures.timeline import draw_timeline
 from umem.reports.step_json import comparison_json, step_json

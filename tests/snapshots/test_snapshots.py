@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from processes import python
 
+from umem._common.safetensors_file import check_type, pieces
 from umem.errors import FileError, SnapshotError, StateError, UnsupportedError
-from umem.safetensors_file import check_type, pieces
 from umem.snapshots import (
     BackgroundWriter,
     Claim,

@@ -71,7 +71,7 @@ def test_a_workspace_that_does_not_fit_leaves_none_of_its_arrays() -> None:
 
 
 def test_launches_and_copies_take_time() -> None:
-    launch, rate = umem.devices.specs.COSTS.launch, 0.8 * 320e9
+    launch, rate = umem._common.specs.COSTS.launch, 0.8 * 320e9
     plain, known = figures(step(None)), figures(step(Kernels(5, 64 * MIB)))
     assert known.seconds is not None and plain.seconds is not None
     assert known.compute_seconds - plain.compute_seconds == pytest.approx(64 * MIB / rate)
@@ -87,7 +87,7 @@ def test_a_host_that_gets_numbers_waits_for_them() -> None:
         figures(step(None, work, *[after] * 9)), figures(step(None, work, get, *[after] * 9))
     )  # fmt: skip
     assert free.seconds is not None and waits.seconds is not None
-    assert waits.seconds - free.seconds > 8 * umem.devices.specs.COSTS.launch
+    assert waits.seconds - free.seconds > 8 * umem._common.specs.COSTS.launch
 
 
 def test_a_file_has_kernels_and_an_older_one_a_number_more(tmp_path: Path) -> None:

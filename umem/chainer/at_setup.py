@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from umem._common.switch import Switch
 from umem.chainer.accumulation.accumulating import accumulate
 from umem.chainer.function_facts import is_array
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import AccumulationError
-from umem.switch import Switch
 
 
 class AtSetup(Subscriber, Switch):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from umem.trace.arithmetic import FLOAT16_PRODUCT, FLOAT32, TF32_PRODUCT, of_dtype, of_product
+from umem._common.arithmetic import FLOAT16_PRODUCT, FLOAT32, TF32_PRODUCT, of_dtype, of_product
 
 _PRODUCTS = frozenset((
     "Convolution2DFunction", "Convolution2DGradW", "ConvolutionND", "ConvolutionNDGradW",

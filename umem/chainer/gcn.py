@@ -12,7 +12,7 @@ import numpy as np
 from chainer.backends import cuda
 from chainer.utils import type_check
 
-from umem import extras
+from umem._common import extras
 from umem.errors import DeviceError, MissingDependencyError
 
 

@@ -2,7 +2,7 @@
 
 The software GPU hears of what CuPy is asked to do, and counts a launch for each kernel. What
 Chainer does on the host around it is told to its model here, function by function, with the times
-that the virtual GPU takes for it (`umem.devices.specs.Costs.python_forward` and its kin).
+that the virtual GPU takes for it (`umem._common.specs.Costs.python_forward` and its kin).
 """
 
 from __future__ import annotations

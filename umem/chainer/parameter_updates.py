@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from chainer import optimizers
 
+from umem._common.switch import Switch
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
-from umem.switch import Switch
 from umem.trace.recording.meter import BlockMeter, HostMeter
 
 CHUNK_BYTES = 512 << 10

@@ -14,6 +14,8 @@ import chainer
 from chainer import Variable, function_node
 from chainer.function import FunctionAdapter
 
+from umem._common.arithmetic import of_dtype
+from umem._common.scopes import derived
 from umem.chainer.flops import Estimator, estimator
 from umem.chainer.function_arithmetic import arithmetic, is_product
 from umem.chainer.function_facts import is_array
@@ -21,8 +23,6 @@ from umem.chainer.function_kernels import NO_KERNEL, Rule, launches
 from umem.chainer.precision.half_functions import master_kernels
 from umem.chainer.saved.slots import arrays_in, arrays_on, holds_nothing, values_on
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
-from umem.scopes import derived
-from umem.trace.arithmetic import of_dtype
 from umem.trace.events import Mark
 from umem.trace.recording.recorder import Audience, Measured, Reach, Recorder, active
 from umem.trace.recording.thread import thread_state

@@ -26,10 +26,10 @@ from chainer import _backprop, _backprop_utils, function_node, link, optimizer, 
 from chainer.functions.math import basic_math
 from chainer.functions.normalization import layer_normalization
 
+from umem._common.locks import safe_lock
 from umem.chainer.chunking.functions import RULES
 from umem.chainer.chunking.normalizing import NORMALIZATION
 from umem.errors import LeftOnWarning, StateError
-from umem.locks import safe_lock
 
 Proceed = Callable[..., Any]
 """Calls what comes next at a point: the next subscriber, and finally Chainer's own function."""

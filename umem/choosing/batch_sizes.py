@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any, NamedTuple
 
-from umem.as_json import named
+from umem._common.as_json import named
+from umem._common.printable import quoted
 from umem.choosing.child import Draw, DryProgram, draw
 from umem.choosing.choosing import Asked, check_uses_gpu, two_at_a_time
 from umem.choosing.technique_rows import TECHNIQUES
 from umem.errors import DryRunError, SizeError
-from umem.printable import quoted
 
 
 class NumberArgument(NamedTuple):

@@ -10,13 +10,13 @@ from statistics import median
 from threading import Event
 from typing import Any
 
-from umem.as_json import named
+from umem._common.as_json import named
+from umem._common.printable import command_line
+from umem._common.specs import gpu_spec
 from umem.choosing.child import UNTOUCHED, Draw, DryProgram, MadeAt, draw
 from umem.choosing.technique import Technique
 from umem.choosing.technique_rows import TECHNIQUES
-from umem.devices.specs import gpu_spec
 from umem.errors import DryRunError
-from umem.printable import command_line
 from umem.units import format_bytes, parse_bytes
 
 AT_A_TIME = 2

@@ -14,9 +14,9 @@ from typing import Any
 import click
 
 from umem import __version__
+from umem._common.files import reason
+from umem._common.printable import sentence
 from umem.errors import UmemError
-from umem.files import reason
-from umem.printable import sentence
 
 COMMANDS = (
     "advise", "batch", "choose", "compat", "demo", "doctor", "graph", "kernels", "replay", "report",

@@ -11,12 +11,12 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from umem._common.printable import quoted, short
+from umem._common.specs import GpuSpec
 from umem.cli.files_and_sizes import print_result
-from umem.devices.specs import GpuSpec
 from umem.onnx.exported.exported_step import onnx_step
 from umem.onnx.exported.tape_backward import OPTIMIZERS
 from umem.onnx.fitting.model_choice import ModelChoice, ModelOption, choose_for_model
-from umem.printable import quoted, short
 from umem.reports.text.lines import Column, table, wrapped
 from umem.units import format_bytes, format_seconds
 

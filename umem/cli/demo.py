@@ -15,17 +15,17 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from umem.as_json import json_text, named
+from umem._common.as_json import json_text, named
+from umem._common.files import check_folder, check_target, reason, whole
+from umem._common.printable import short
 from umem.errors import MissingDependencyError, UmemError
-from umem.files import check_folder, check_target, reason, whole
 from umem.predict.comparing import ModeRow
-from umem.printable import short
 from umem.units import format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
+    from umem._common.specs import GpuSpec
     from umem.chainer.demo_workload import Workload
     from umem.devices.software import SoftwareGPU
-    from umem.devices.specs import GpuSpec
     from umem.trace.trace import Trace
 
 PICTURE, TEXT = "demo.png", "demo.json"
@@ -122,7 +122,7 @@ def _choose(device: str, vram: str) -> tuple[GpuSpec, SoftwareGPU | None] | Lite
         raise click.BadParameter(
             f"{device!r} is none of virtual:NAME, software:NAME and cuda", param_hint="--device"
         )
-    from umem.devices.specs import gpu_spec
+    from umem._common.specs import gpu_spec
     from umem.memory.process import virtual_gpu
 
     spec = gpu_spec(name)

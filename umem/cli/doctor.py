@@ -13,8 +13,9 @@ from typing import Any
 import click
 
 import umem
-from umem import extras
-from umem.as_json import json_text
+from umem._common import extras
+from umem._common.as_json import json_text
+from umem._common.printable import short
 from umem.cli.files_and_sizes import say
 from umem.devices.open import current_device, device_kind, parse_device
 from umem.devices.selftest import Check, run_selftest
@@ -23,7 +24,6 @@ from umem.launch import mpi
 from umem.memory import environment
 from umem.memory.process import DeviceBlock
 from umem.memory.status import columns
-from umem.printable import short
 
 _WORDS = {True: "ok", False: "FAILED", None: "skipped"}
 _WIDTH = 28

@@ -11,12 +11,12 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from umem import extras
-from umem.as_json import json_text
-from umem.devices.specs import GpuSpec, gpu_spec
+from umem._common import extras
+from umem._common.as_json import json_text
+from umem._common.files import check_target, reason, whole
+from umem._common.printable import short
+from umem._common.specs import GpuSpec, gpu_spec
 from umem.errors import FileError, SizeError
-from umem.files import check_target, reason, whole
-from umem.printable import short
 from umem.trace.file import MAX_BYTES, MAX_EVENTS
 from umem.units import format_bytes, parse_bytes
 

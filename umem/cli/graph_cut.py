@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from umem._common.printable import short
 from umem.cli.files_and_sizes import say
-from umem.printable import short
 
 if TYPE_CHECKING:
     from umem.graphs import Cut

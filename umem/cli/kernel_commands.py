@@ -12,14 +12,14 @@ from typing import IO
 import click
 
 from umem import __version__
+from umem._common.files import reason
+from umem._common.printable import short
 from umem.cli.files_and_sizes import refuse, say, write
 from umem.devices.software import kernel_archive, kernel_cache
 from umem.devices.software.common_kernels import DTYPES
 from umem.devices.software.processors import VARIABLE, Processors
 from umem.devices.software.toolchain import Toolchain
 from umem.errors import FileError, SizeError, UmemError
-from umem.files import reason
-from umem.printable import short
 from umem.units import format_bytes, parse_bytes
 
 _FILE = click.Path(path_type=Path, dir_okay=False)

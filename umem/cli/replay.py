@@ -12,12 +12,12 @@ import click
 from rich.console import Console
 
 import umem
-from umem.as_json import json_text, named
+from umem._common.as_json import json_text, named
+from umem._common.printable import short
+from umem._common.specs import GPUS, gpu_spec
 from umem.cli.files_and_sizes import caps, gpu_asked_for, say
 from umem.devices.base import MODES, Mode
-from umem.devices.specs import GPUS, gpu_spec
 from umem.predict.replaying import Replay
-from umem.printable import short
 from umem.reports.text.lines import Column, table, wrapped
 from umem.trace.trace import Trace
 from umem.units import format_bytes, format_seconds

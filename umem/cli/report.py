@@ -16,11 +16,11 @@ import click
 from rich.console import Console
 
 from umem import __version__
-from umem.as_json import json_text
+from umem._common.as_json import json_text
+from umem._common.printable import command_line, short
+from umem._common.specs import GPUS, gpu_spec
 from umem.cli.files_and_sizes import Caps, caps, print_lines, refuse, refuse_picture, say, write
-from umem.devices.specs import GPUS, gpu_spec
 from umem.errors import TraceError, UmemError
-from umem.printable import command_line, short
 from umem.reports.outputs import JSON, OUTPUTS, TEXT, Output, ReportRequest
 from umem.trace.analysis.analysis import Analysis, Vram, analyse
 from umem.trace.analysis.rank_traces import RankedTraces, rank_files, ranked

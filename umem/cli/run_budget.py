@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from umem._common.specs import spec_of_driver
 from umem.choosing.child import DryProgram
 from umem.choosing.technique import Technique
 from umem.choosing.technique_rows import within
@@ -15,7 +16,6 @@ from umem.cli.choose_script import tried
 from umem.cli.files_and_sizes import gpu_asked_for, say
 from umem.cli.run_script import Program
 from umem.cli.script_options import OF_DRY_RUNS, words
-from umem.devices.specs import spec_of_driver
 from umem.errors import BudgetError, DeviceNotFoundError, UnknownGpuError
 from umem.units import format_bytes, format_seconds, parse_bytes
 

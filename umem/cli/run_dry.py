@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from umem.as_json import plain
+from umem._common.as_json import plain
 from umem.choosing.child import Trial
 from umem.cli.dry_run import DryRun
 from umem.cli.files_and_sizes import say

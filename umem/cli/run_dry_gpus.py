@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from umem._common.specs import GPUS, GpuSpec
 from umem.cli.run_ranks import umem_run
-from umem.devices.specs import GPUS, GpuSpec
 
 MOST_RUNS = 3
 """Sizes of VRAM between the two that are run: each takes as long as the first run."""

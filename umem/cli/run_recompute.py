@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
+from umem._common.extras import command
 from umem.cli.files_and_sizes import say
 from umem.compat.installation import find_package
 from umem.errors import UmemError
-from umem.extras import command
 
 
 class Slimming:

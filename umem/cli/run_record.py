@@ -6,10 +6,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from umem._common.files import claimed
+from umem._common.printable import command_line, short
 from umem.cli.files_and_sizes import say
 from umem.errors import TraceError, UmemError
-from umem.files import claimed
-from umem.printable import command_line, short
 from umem.trace.frameworks import names
 from umem.trace.recording.kept_steps import Keeper, Kept
 from umem.units import format_bytes

@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
+from umem._common.extras import command
 from umem.cli.files_and_sizes import say
 from umem.compat.installation import find_package
 from umem.errors import UmemError
-from umem.extras import command
 
 _OPTION = "--resume"
 _EXAMPLE = "every=500, every=1epoch,keep=3 or every=500,folder=out/snapshots"

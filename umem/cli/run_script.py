@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from umem._common.printable import command_line, short
 from umem.compat.lending import package_in_need
 from umem.errors import OutOfMemoryError, StateError, UmemError, is_cupys_out_of_memory
 from umem.launch import this_rank
-from umem.printable import command_line, short
 from umem.trace.stacks import end_at_user
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import Any
 import click
 from rich.text import Text
 
+from umem._common.printable import command_line
 from umem.choosing.child import DryProgram
 from umem.cli.files_and_sizes import gpu_asked_for, print_result
 from umem.cli.run_script import Program
-from umem.printable import command_line
 from umem.reports.text.lines import Column, table, wrapped
 from umem.units import format_bytes
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from umem import extras
+from umem._common import extras
 from umem.compat import installation
 from umem.compat.pth import site_packages
 from umem.errors import CompatError

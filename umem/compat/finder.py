@@ -14,7 +14,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
 
-from umem import extras
+from umem._common import extras
 from umem.compat import installation
 from umem.compat.catalogue import SHIMS
 from umem.compat.requirement import holds, parsed

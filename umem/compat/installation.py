@@ -8,7 +8,7 @@ from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from umem import extras
+from umem._common import extras
 from umem.errors import CompatError
 
 BESIDE = ("chainermn", "onnx_chainer")

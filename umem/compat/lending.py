@@ -27,11 +27,11 @@ from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
 from types import CodeType, ModuleType
 from typing import Any
 
+from umem._common.switch import Switch
 from umem.compat import numpy_stand_in
 from umem.compat.installation import BESIDE
 from umem.compat.removed_names import NAMES
 from umem.errors import CompatError, MissingDependencyError, StateError
-from umem.switch import Switch
 
 _MENDED = ("chainer", *BESIDE)
 _MISSING = re.compile(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from umem import extras
+from umem._common import extras
 from umem.errors import CompatError, MissingDependencyError
 
 if TYPE_CHECKING:

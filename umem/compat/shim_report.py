@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from umem._common.extras import installed_version
 from umem.compat import finder, installation
 from umem.compat.catalogue import SHIMS
 from umem.compat.requirement import holds
 from umem.compat.shim import Shim
 from umem.errors import CompatError, MissingDependencyError
-from umem.extras import installed_version
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, SupportsIndex
 
+from umem._common.files import IN_MEMORY, file_system
 from umem.data.codec import Codec, RawCodec
 from umem.data.counters import COUNTED, DataCounters
 from umem.data.dataset_mixin import DatasetMixin
@@ -23,7 +24,6 @@ from umem.data.policies import POLICIES
 from umem.data.prefetch_thread import PrefetchThread
 from umem.data.store import Head, ItemStore
 from umem.errors import DataError
-from umem.files import IN_MEMORY, file_system
 from umem.units import MIB, parse_bytes
 
 alive: weakref.WeakSet[CachedDataset] = weakref.WeakSet()

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from umem.as_json import named
+from umem._common.as_json import named
+from umem._common.locks import safe_lock
 from umem.data.codec_report import CodecReport
 from umem.data.compression import BloscCodec
 from umem.data.dataset_mixin import DatasetMixin
 from umem.errors import UnsupportedError
-from umem.locks import safe_lock
 from umem.units import format_bytes, parse_bytes
 
 Array = npt.NDArray[Any]

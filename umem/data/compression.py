@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from umem._common.extras import needed
+from umem._common.locks import safe_lock
 from umem.data.codec_report import RAW, CodecReport, KindReport
 from umem.errors import DataError
-from umem.extras import needed
-from umem.locks import safe_lock
 from umem.units import GIB, KIB
 
 KEPT_RAW = 0.9

@@ -20,10 +20,10 @@ from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
 
+from umem._common.files import free_bytes, open_nameless, reason
+from umem._common.printable import short
 from umem.data.store import ItemStore
 from umem.errors import DataWarning, FileError, warn_at_program
-from umem.files import free_bytes, open_nameless, reason
-from umem.printable import short
 from umem.units import MIB, format_bytes
 
 _RECORD, _MAGIC = struct.Struct("<4sIQQ"), b"uit1"

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from umem._common.extras import needed
+from umem._common.files import open_regular, reason
+from umem._common.printable import short
 from umem.data.dataset_mixin import DatasetMixin
 from umem.errors import DataError, FileError, SizeError
-from umem.extras import needed
-from umem.files import open_regular, reason
-from umem.printable import short
 
 MOST_PIXELS = 1 << 28
 """Images of more pixels are refused: a file of a kilobyte can claim 4 thousand million, which would

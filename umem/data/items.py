@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from umem._common.printable import quoted, short
 from umem.data.codec import Codec
 from umem.data.sparse import joined_matrix, matrix_parts
 from umem.errors import DataError, UnsupportedError
-from umem.printable import quoted, short
 
 _LENGTH = struct.Struct("<I")
 _DOUBLES = struct.Struct("<2d")  # the bits of a NaN too

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any, NamedTuple
 
+from umem._common.locks import safe_lock
 from umem.data.codec import Codec, RawCodec
 from umem.data.disk_tier import CHANGED, REFUSED, DiskTier, say_once
 from umem.data.fingerprint import fingerprint
 from umem.data.items import buffer_bytes, pack, unpack
 from umem.data.store import ItemStore
 from umem.errors import UnsupportedError
-from umem.locks import safe_lock
 
 RAW = RawCodec()
 CHECK_EVERY = 256

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from umem._common.files import reason
+from umem._common.locks import safe_lock
 from umem.errors import FileError, StateError, UnsupportedError
-from umem.files import reason
-from umem.locks import safe_lock
 from umem.units import format_bytes
 
 try:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from umem._common.extras import needed
+from umem._common.printable import short
 from umem.data.dataset_mixin import DatasetMixin
 from umem.errors import UnsupportedError
-from umem.extras import needed
-from umem.printable import short
 
 FORMATS = ("csr", "csc", "bsr", "coo")
 NAMES = frozenset(f"{format}_{kind}" for format in FORMATS for kind in ("matrix", "array"))

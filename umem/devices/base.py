@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from umem._common.scopes import Scope, derived
 from umem.devices.blocks_of_memory import Paging
 from umem.errors import DeviceError, StateError
-from umem.scopes import Scope, derived
 
 if TYPE_CHECKING:
     from umem.devices.cost import StepCost
@@ -168,7 +168,7 @@ class Device(Paging, ABC):
     """A place for arrays, with allocation modes and hints.
 
     Thread-safety: `serve`, `tell` and ``install(everywhere=False)`` concern who is inside of the
-    scope (`umem.scopes`); the rest may be called from any thread.
+    scope (`umem._common.scopes`); the rest may be called from any thread.
     """
 
     simulated: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from umem.scopes import Scope
+from umem._common.scopes import Scope
 
 
 class Paging:

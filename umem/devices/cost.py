@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
+from umem._common.scopes import Scope
 from umem.devices.page_moves import Now, Told
-from umem.scopes import Scope
 
 
 @dataclass(frozen=True, kw_only=True)

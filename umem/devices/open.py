@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from umem._common.scopes import derived
 from umem.devices import cuda_source  # noqa: F401 (recordings of CuPy)
 from umem.devices.base import Device, Restore
 from umem.errors import DeviceError
-from umem.scopes import derived
 
 if TYPE_CHECKING:
-    from umem.devices.specs import GpuSpec
+    from umem._common.specs import GpuSpec
 
 
 class Opener(Protocol):

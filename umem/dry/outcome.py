@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from umem.as_json import named
+from umem._common.as_json import named
 
 End = Literal[
     "steady",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from umem._common.printable import printable
 from umem.dry.outcome import DryOutcome, Failure
-from umem.printable import printable
 from umem.units import format_bytes, format_seconds
 
 _UNKNOWN = "not known whether it fits"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from umem.extras import needed
+from umem._common.extras import needed
 
 if TYPE_CHECKING:
     import scipy.sparse

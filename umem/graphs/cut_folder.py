@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from umem.checksums import SUMS, with_sums
+from umem._common.checksums import SUMS, with_sums
+from umem._common.files import open_regular, reason
+from umem._common.printable import short
 from umem.errors import DataError
-from umem.files import open_regular, reason
 from umem.graphs.csr import Array, GraphData
 from umem.graphs.part_file import ArraysFile
 from umem.graphs.verified_files import verify_once
-from umem.printable import short
 
 LIST = "cut.json"
 VERSION = 1

@@ -12,13 +12,13 @@ from typing import IO, Any
 
 import numpy as np
 
+from umem._common.files import reason
+from umem._common.printable import short
 from umem.errors import DataError, FileError, SizeError
-from umem.files import reason
 from umem.graphs.csr import Array, GraphData
 from umem.graphs.cut_folder import LIST, Cut, graph_hash, list_text, part_name
 from umem.graphs.part_file import PickedRows, write_arrays
 from umem.graphs.partition import partition, symmetric_pattern
-from umem.printable import short
 
 
 def cut(

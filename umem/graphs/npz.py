@@ -10,10 +10,10 @@ from typing import IO, Any, cast
 
 import numpy as np
 
+from umem._common.files import open_regular, reason, whole
+from umem._common.printable import short
 from umem.errors import DataError
-from umem.files import open_regular, reason, whole
 from umem.graphs.csr import Array, GraphData
-from umem.printable import short
 
 _INT32_MAX = 2**31 - 1
 _NAMES = tuple(field.name for field in fields(GraphData))

@@ -8,12 +8,12 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from umem.checksums import SUMS, array_sum, sum_of, sums_in, with_sums
+from umem._common.checksums import SUMS, array_sum, sum_of, sums_in, with_sums
+from umem._common.files import reason
+from umem._common.printable import short
+from umem._common.safetensors_file import SafetensorsFile, header
 from umem.errors import DataError
-from umem.files import reason
 from umem.graphs.csr import Array
-from umem.printable import short
-from umem.safetensors_file import SafetensorsFile, header
 
 _ALIGNMENT = 64
 _ROWS = 4096

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from umem._common.extras import needed
 from umem.errors import DataError
-from umem.extras import needed
 from umem.graphs.csr import Array
 
 _SEED = 0

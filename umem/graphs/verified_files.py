@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from umem.files import open_regular, whole
+from umem._common.files import open_regular, whole
 
 SETTLED_NS = 2_000_000_000
 """A file that changed less than this ago may change again and show the same times."""

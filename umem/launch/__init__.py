@@ -15,11 +15,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from umem._common.printable import short
 from umem.errors import LaunchError
 from umem.launch import hosts, mpi
 from umem.launch.job import Job
 from umem.launch.rank import Rank, local_count, this_rank
-from umem.printable import short
 from umem.units import format_bytes
 
 BACKING = "OMPI_MCA_btl_sm_backing_directory"

@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from umem._common.files import reason
+from umem._common.printable import quoted, short
 from umem.errors import LaunchError
-from umem.files import reason
 from umem.launch import mpi
-from umem.printable import quoted, short
 
 CONNECT_SECONDS = 8
 REACH_SECONDS = 20

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from umem._common.printable import printable, short
 from umem.launch.watcher import (
     DEATH_SIGNAL,
     INTERRUPT,
@@ -23,7 +24,6 @@ from umem.launch.watcher import (
     children,
     end_children,
 )
-from umem.printable import printable, short
 
 FAULT_SECONDS = 4.0
 """After a rank has failed mpiexec has this long to end by itself."""

@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from umem._common.extras import command, installed_version
+from umem._common.printable import short
 from umem.errors import LaunchError, MissingDependencyError, UmemError
-from umem.extras import command, installed_version
-from umem.printable import short
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
 _FAMILIES = {OPEN_MPI: re.compile(r"open mpi", re.I), MPICH: re.compile(r"mpich|hydra|intel", re.I)}

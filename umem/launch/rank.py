@@ -9,10 +9,10 @@ import sys
 import threading
 from typing import Any
 
+from umem._common.printable import short
 from umem.errors import OutOfMemoryError
 from umem.launch.mpi import first_line
 from umem.launch.watcher import RANK, say
-from umem.printable import short
 
 CLEAN_UP_SECONDS = 2.0
 """A failing rank has this long for its own clean-up."""

@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from umem._common.locks import safe_lock
+from umem._common.scopes import Scope, Scoped, inside
 from umem.devices.base import Device, Policy, policy_here
 from umem.devices.open import current_device, device_kind, entered_device
 from umem.errors import StateError, UmemError
-from umem.locks import safe_lock
 from umem.memory import environment
 from umem.memory.blocks import Decorator, Request, checked_request, devices_served
 from umem.memory.limits import Size
-from umem.scopes import Scope, Scoped, inside
 from umem.trace.stacks import end_at_user
 from umem.units import parse_bytes
 
 if TYPE_CHECKING:
-    from umem.devices.specs import GpuSpec
+    from umem._common.specs import GpuSpec
     from umem.devices.virtual import VirtualGPU  # noqa: F401 (a base class names it)
 
 _Device = TypeVar("_Device", bound=Device, covariant=True)
@@ -224,7 +224,7 @@ class virtual_gpu(DeviceBlock["VirtualGPU"]):
     """
 
     def __init__(self, gpu: str | GpuSpec, vram: Size | None = None) -> None:
-        from umem.devices.specs import gpu_spec
+        from umem._common.specs import gpu_spec
 
         super().__init__("virtual", gpu_spec(gpu), vram)
         self._kind.open(self._gpu, self._vram_bytes)  # refuses too little VRAM

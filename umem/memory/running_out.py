@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from umem._common.scopes import Scope, Scoped
 from umem.devices.open import current_device
 from umem.errors import DeviceError, StateError
-from umem.scopes import Scope, Scoped
 
 
 class Asked(Scoped["Asked"]):

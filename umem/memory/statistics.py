@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, TextIO, TypeVar
 
+from umem._common.locks import safe_lock
+from umem._common.scopes import Scope, Scoped
 from umem.devices.base import Device
 from umem.devices.open import current_device
 from umem.errors import SizeError, StateError
-from umem.locks import safe_lock
-from umem.scopes import Scope, Scoped
 from umem.units import GIB, KIB, MIB, TIB, format_bytes
 
 _Entered = TypeVar("_Entered", covariant=True)

@@ -203,6 +203,6 @@ def _reason(error: Exception) -> str:
 @functools.cache
 def versions() -> dict[str, str | None]:
     """Return the versions of umem, Python and the libraries; None for those not installed."""
-    from umem.extras import installed_version
+    from umem._common.extras import installed_version
 
     return {name: installed_version(name) for name in _PACKAGES}

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TextIO
 
+from umem._common.scopes import Scope
 from umem.errors import LeakError
 from umem.memory.statistics import WatchingBlock, format_in
-from umem.scopes import Scope
 from umem.trace.stacks import Frame, Places, Reader, places
 from umem.units import format_bytes
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from umem.as_json import named
+from umem._common.as_json import named
 from umem.devices.base import Mode
 from umem.devices.cost import Sample, StepCost
 from umem.predict.replaying import Replay

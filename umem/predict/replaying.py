@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from umem._common.specs import COSTS, GpuSpec, extremes, gpu_spec
 from umem.devices.base import ADVICE, Mode, Policy
 from umem.devices.cost import Sample, StepCost
-from umem.devices.specs import COSTS, GpuSpec, extremes, gpu_spec
 from umem.devices.virtual import VirtualGPU
 from umem.devices.virtual.clock import Clock
 from umem.errors import HintError, OutOfMemoryError, TraceError
@@ -28,7 +28,7 @@ class Replay:
     ``fits`` is False where an allocation failed; ``reason`` is then the error's message, and
     ``figures`` and ``timeline`` end there. ``seconds_low`` and ``seconds_high`` are ``seconds``
     with every cost constant at the quick, and at the slow end of its range
-    (`umem.devices.specs.RANGES`). ``needed_bytes`` is the peak of the whole trace, also where it
+    (`umem._common.specs.RANGES`). ``needed_bytes`` is the peak of the whole trace, also where it
     does not fit; ``because`` names the tensors that hold most of it, None for a peak of nothing.
     ``caveat`` says that the trace is one of NumPy, and names memory that it leaves out; None
     without either.

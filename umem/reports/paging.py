@@ -8,12 +8,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TextIO
 
+from umem._common.files import whole
+from umem._common.scopes import Scope
 from umem.devices.base import Device
 from umem.devices.page_moves import Now, PageMove
-from umem.files import whole
 from umem.memory.statistics import WatchingBlock
 from umem.reports.page_owners import OwnedRange, PagePart, divided
-from umem.scopes import Scope
 from umem.trace.stacks import Places, places
 from umem.units import format_bytes
 

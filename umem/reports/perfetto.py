@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import IO, Any
 
-from umem.as_json import json_text
+from umem._common.as_json import json_text
 from umem.reports.outputs import ReportRequest
 from umem.trace.analysis.analysis import Analysis
 from umem.trace.analysis.bands import Curve, kind_curves

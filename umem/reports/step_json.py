@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from umem.as_json import named, plain
+from umem._common.as_json import named, plain
 from umem.trace.analysis.analysis import Analysis, Vram
 from umem.trace.analysis.bands import thinned
 from umem.trace.analysis.differences import Comparison, vram_share

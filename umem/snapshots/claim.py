@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from umem._common.printable import short
 from umem.errors import StateError
-from umem.printable import short
 
 NAME = "run.lock"
 _held: dict[tuple[int, str], int] = {}

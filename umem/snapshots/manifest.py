@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from umem.checksums import FileSum
+from umem._common.checksums import FileSum
 from umem.errors import SnapshotError
 
 FORMAT = "umem snapshot"

@@ -8,11 +8,11 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from umem.checksums import FileSum, Summing
+from umem._common.checksums import FileSum, Summing
+from umem._common.files import reason
+from umem._common.printable import short
+from umem._common.safetensors_file import SafetensorsFile
 from umem.errors import FileError, SnapshotError, UmemError
-from umem.files import reason
-from umem.printable import short
-from umem.safetensors_file import SafetensorsFile
 from umem.snapshots.manifest import (
     LONGEST,
     MANIFEST,

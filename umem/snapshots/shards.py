@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from umem._common.safetensors_file import SafetensorsFile
 from umem.errors import SnapshotError
-from umem.safetensors_file import SafetensorsFile
 
 SPAN = " span"
 """Suffix of the value that says which stretch of the whole array a rank has saved."""

@@ -16,11 +16,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from umem.checksums import FileSum, Summing
+from umem._common.checksums import FileSum, Summing
+from umem._common.files import reason
+from umem._common.printable import short
+from umem._common.safetensors_file import Arrays, pieces, size_of
 from umem.errors import FileError
-from umem.files import reason
-from umem.printable import short
-from umem.safetensors_file import Arrays, pieces, size_of
 from umem.snapshots.manifest import (
     MANIFEST,
     Manifest,

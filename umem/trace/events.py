@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from umem._common.arithmetic import ARITHMETIC, FLOAT32
+from umem._common.printable import quoted
 from umem.errors import TraceError
-from umem.printable import quoted
-from umem.trace.arithmetic import ARITHMETIC, FLOAT32
 
 PHASES = ("forward", "backward", "update", "array")
 PATTERNS = ("stream", "random", "strided")
@@ -114,7 +114,7 @@ class Op(NamedTuple):
     measured; ``workspace_bytes`` the reverse. ``entry`` is what the tape has of it, None where it
     is on none, as in all that was recorded or loaded. ``kernels`` are what a GPU runs, None where
     nothing is known: then one. ``arithmetic`` is the kind of its flops, one of
-    `umem.trace.arithmetic.ARITHMETIC`.
+    `umem._common.arithmetic.ARITHMETIC`.
     """
 
     name: str

@@ -31,9 +31,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from umem._common.files import check_target, open_regular, reason, whole
+from umem._common.printable import quoted, short
 from umem.errors import FileError, TraceError
-from umem.files import check_target, open_regular, reason, whole
-from umem.printable import quoted, short
 from umem.trace.events import CODES, LONGEST_TEXT, TYPES, Checker, Event, Mark, Op, decode
 from umem.units import format_bytes
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING
 
+from umem._common.printable import quoted
 from umem.errors import TraceError
-from umem.printable import quoted
 from umem.trace.events import Access, Alloc, Checker, Event, Free, Hint, Mark, Op
 from umem.trace.walk import Lifetime, lifetimes, used_bytes
 

@@ -8,13 +8,13 @@ import pytest
 from contracts import DeviceContract
 
 import umem
+from umem._common.scopes import Scope
 from umem.cli.doctor import command as doctor
 from umem.devices.base import Device
 from umem.devices.open import DeviceKind, current_device, parse_device, register
 from umem.devices.virtual import VirtualGPU
 from umem.errors import DeviceError
 from umem.memory.process import DeviceBlock
-from umem.scopes import Scope
 
 
 class ToyDevice(VirtualGPU):

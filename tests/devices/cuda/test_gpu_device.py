@@ -16,10 +16,10 @@ from contracts import DeviceContract
 from gpu_fixtures import LAUNCHED, MIB, OnGpu, needs_module, run
 
 import umem
+from umem._common.scopes import Scope
 from umem.devices.base import Policy
 from umem.devices.cuda import open_cuda
 from umem.errors import DeviceError
-from umem.scopes import Scope
 from umem.units import BLOCK_BYTES
 
 pytestmark = pytest.mark.gpu

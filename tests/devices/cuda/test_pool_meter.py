@@ -164,7 +164,7 @@ with umem.managed():
 def test_an_arena_tells_of_its_allocations(kernel_cache: Path) -> None:
     program = """
 from umem.devices.cuda.gpus import open_cuda
-from umem.scopes import Scope
+from umem._common.scopes import Scope
 scope = Scope()
 with umem.managed():
     open_cuda().repeat_places(scope)

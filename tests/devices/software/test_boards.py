@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from software_programs import lines, needs_software_gpu
 
+from umem._common.specs import GPUS, gpu_spec
 from umem.devices.software.boards import _BOARDS, attributes, chip_of, resident_blocks
-from umem.devices.specs import GPUS, gpu_spec
 
 KIB = 1024
 START = """

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from software_programs import START, needs_software_gpu, run
 
+from umem._common.specs import gpu_spec
 from umem.devices.software.copy_checks import is_variable
 from umem.devices.software.runtime import FRESH_BYTES, HostRuntime
 from umem.devices.software.strictness import hint
-from umem.devices.specs import gpu_spec
 
 NON_BLOCKING = 1
 GLOBAL, THREAD_LOCAL, RELAXED = range(3)

@@ -197,7 +197,7 @@ print(gpu.calls.free_count)
 def test_memory_of_lookahead_is_given_back_and_serves_a_limit(kernel_cache: Path) -> None:
     program = """
 from umem.devices.cuda import open_cuda
-from umem.scopes import Scope
+from umem._common.scopes import Scope
 device = open_cuda()
 with umem.managed():
     scope = Scope("places")

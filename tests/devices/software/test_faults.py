@@ -10,11 +10,11 @@ import pytest
 from processes import python
 from software_programs import GOES_ON, START, is_installed, needs_software_gpu, run
 
+from umem._common.specs import gpu_spec
 from umem.devices.software import faults
 from umem.devices.software.allocations import DEVICE, HostMemory
 from umem.devices.software.faults import Contexts, Fault, KernelFault, Led
 from umem.devices.software.kernel_guard import check_seconds
-from umem.devices.specs import gpu_spec
 from umem.errors import SizeError
 
 CHECKED = START.replace("force=True", "force=True, checked=True")

@@ -11,10 +11,10 @@ import pytest
 from bench_scripts import run as run_bench
 from software_programs import START, needs_software_gpu, run
 
+from umem._common.specs import gpu_spec
 from umem.compat.installation import find_package
 from umem.devices.software.stream_order import DEPTH, LEGACY, PER_THREAD_HANDLE, StreamOrder
 from umem.devices.software.streams import HostStreams
-from umem.devices.specs import gpu_spec
 
 SEEDS = range(200)
 ONE, OTHER = 100, 101

@@ -12,9 +12,9 @@ import pytest
 from project import EXTRAS, ROOT
 from software_programs import needs_compiler, needs_software_gpu, run
 
+from umem._common.extras import CUPY_DISTRIBUTIONS
 from umem.devices.software.versions import KNOWN, built_for, known_cupy, refuse_unknown
 from umem.errors import DeviceError
-from umem.extras import CUPY_DISTRIBUTIONS
 
 WHEELS = (
     "cupy-cuda11x==13.6.*", "cupy-cuda12x==13.6.*", "cupy-cuda13x==13.6.*", "cupy-cuda12x==14.*",

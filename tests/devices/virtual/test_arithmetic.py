@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import umem
-from umem.devices.specs import COSTS, GPUS, extremes, flop_rate, gpu_spec
+from umem._common.arithmetic import ARITHMETIC, of_dtype, of_product
+from umem._common.specs import COSTS, GPUS, extremes, flop_rate, gpu_spec
 from umem.devices.virtual.clock import Clock
-from umem.trace.arithmetic import ARITHMETIC, of_dtype, of_product
 
 TERA = 1e12
 

@@ -10,7 +10,7 @@ import dataclasses
 import pytest
 
 import umem
-from umem.devices.specs import COSTS, GPUS, GpuSpec, gpu_spec
+from umem._common.specs import COSTS, GPUS, GpuSpec, gpu_spec
 from umem.devices.virtual.clock import BlockMoves, Clock
 from umem.errors import DeviceError
 

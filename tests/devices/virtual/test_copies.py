@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from umem._common.specs import COSTS, GpuSpec
 from umem.devices.base import Mode, Policy
-from umem.devices.specs import COSTS, GpuSpec
 from umem.devices.virtual.clock import BlockMoves, Clock
 from umem.devices.virtual.model import Model
 from umem.errors import TraceError

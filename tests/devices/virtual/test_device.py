@@ -9,8 +9,8 @@ import pytest
 from contracts import DeviceContract
 
 import umem
+from umem._common.specs import COSTS, GpuSpec, gpu_spec
 from umem.devices.base import Device, Policy
-from umem.devices.specs import COSTS, GpuSpec, gpu_spec
 from umem.devices.virtual import VirtualGPU
 from umem.devices.virtual.model import Model
 from umem.errors import OutOfMemoryError

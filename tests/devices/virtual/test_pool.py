@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from umem._common.specs import COSTS, gpu_spec
 from umem.devices.base import Policy, Span
-from umem.devices.specs import COSTS, gpu_spec
 from umem.devices.virtual.clock import BlockMoves
 from umem.devices.virtual.driver import DriverModel
 from umem.devices.virtual.model import Model

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import umem
+from umem._common.scopes import Scope
 from umem.devices.base import Span
 from umem.devices.virtual.repeating_pool import RepeatingPool
-from umem.scopes import Scope
 from umem.units import BLOCK_BYTES, MIB
 
 

@@ -19,12 +19,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from umem._common.files import file_system
 from umem.chainer.saved.tiers import file_tier
 from umem.chainer.saved.tiers.extents import PAGE, Extents
 from umem.chainer.saved.tiers.file_tier import FileTier
 from umem.chainer.saved.tiers.tiers import link_of
 from umem.errors import FileError, OffloadWarning, StateError
-from umem.files import file_system
 
 
 @pytest.fixture

@@ -183,7 +183,7 @@ def test_a_step_that_does_not_fit_fits_with_offload_and_has_the_same_bits(
     assert moved == plain
     assert figures.resident_peak_bytes <= 48 * MIB < whole.resident_peak_bytes
     assert figures.fetched_bytes > 0 and figures.migrated_bytes == 0
-    out = figures.sent_bytes / umem.devices.specs.gpu_spec("t4").host_out_bandwidth
+    out = figures.sent_bytes / umem._common.specs.gpu_spec("t4").host_out_bandwidth
     assert figures.seconds >= max(figures.compute_seconds, out)
     assert figures.stall_seconds > whole.stall_seconds
 

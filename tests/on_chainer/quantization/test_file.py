@@ -19,8 +19,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from safetensors.numpy import save_file as save_unsigned
 
+from umem._common.checksums import SUMS, sum_of, with_sums
 from umem.chainer import load_quantized, quantize, save_quantized
-from umem.checksums import SUMS, sum_of, with_sums
 from umem.errors import (
     FileError,
     QuantizationError,

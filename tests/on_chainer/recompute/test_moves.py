@@ -113,7 +113,7 @@ def test_a_forked_process_leaves_the_block_without_what_is_its_parents(
 ) -> None:
     monkeypatch.setattr(offloaded, "link_of", lambda tier, array: FAST)
     monkeypatch.setattr(offloaded, "open_tier", lambda array, where: FileTier(tmp_path))
-    monkeypatch.setattr("umem.files.IN_MEMORY", ())
+    monkeypatch.setattr("umem._common.files.IN_MEMORY", ())
     model, loss_of = deep()
     expected = gradients(model, loss_of())
     memory = umem.chainer.Recompute("min", offload=tmp_path)

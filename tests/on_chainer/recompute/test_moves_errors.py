@@ -51,7 +51,7 @@ either = pytest.mark.parametrize(
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder on a fast link, whatever it is on."""
-    monkeypatch.setattr("umem.files.IN_MEMORY", ())
+    monkeypatch.setattr("umem._common.files.IN_MEMORY", ())
     monkeypatch.setattr(offloaded, "link_of", lambda tier, array: Link(1e12, 1e12))
     return tmp_path
 
@@ -112,7 +112,7 @@ def test_a_bad_folder_is_refused_on_entering(
     (tmp_path / "file").write_text("")
     for folder in ("tmpfs", "unwritable"):
         (tmp_path / folder).mkdir()
-    monkeypatch.setattr("umem.files.file_system", lambda path: path.name)
+    monkeypatch.setattr("umem._common.files.file_system", lambda path: path.name)
     if name == "unwritable":
         monkeypatch.setattr("tempfile.TemporaryFile", unwritable)
     before = sorted(tmp_path.rglob("*"))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from chainer.backend import get_array_module
 
+from umem._common.scopes import Scope, Scoped, derived
 from umem.chainer.chunking.functions import RULES, Rule
 from umem.chainer.chunking.normalizing import normalize, normalize_back
 from umem.chainer.chunking.pieces import Cap
@@ -23,7 +24,6 @@ from umem.chainer.parameter_updates import update_in_chunks
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import StateError
 from umem.memory.blocks import Decorator
-from umem.scopes import Scope, Scoped, derived
 from umem.units import format_bytes, parse_bytes
 
 __all__ = ["workspace"]

@@ -9,10 +9,10 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
+from umem._common.printable import quoted
 from umem.chainer.distillation.labels import NO_LABEL, Given, are_classes, split
 from umem.chainer.distillation.teacher import Teacher, check_options
 from umem.errors import DistillationError, SizeError, StateError, UnsupportedError
-from umem.printable import quoted
 
 Loss = Callable[[Any, Any], Any]
 TEMPERATURES = 0.001, 1000

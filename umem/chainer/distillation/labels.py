@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from umem._common.printable import quoted
 from umem.errors import StateError
-from umem.printable import quoted
 
 NO_LABEL = -1
 """Label of a row without one; `chainer.functions.softmax_cross_entropy` ignores it."""

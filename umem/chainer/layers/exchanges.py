@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import chainer
 import chainer.links as L
 
+from umem._common.printable import quoted
 from umem.chainer.layers.link_paths import LinkPlace, holders, links_by_path
 from umem.chainer.layers.low_rank import LowRankEmbedID, LowRankLinear, TwoFactors
 from umem.chainer.layers.separable import SeparableConvolution2D, check_groups, in_groups
 from umem.chainer.layers.truncation import RankWish, check_factors
 from umem.errors import LayerError
-from umem.printable import quoted
 
 __all__ = ["Exchange", "Grouped", "LowRank", "Rules", "Separable", "TiedTo", "parted", "taken"]
 

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from umem._common.switch import Switch
 from umem.chainer.layers.exchange_conflicts import refuse_exchange
 from umem.chainer.layers.exchanges import Exchange, Rules, parted, taken
 from umem.chainer.layers.layer_costs import (
@@ -20,7 +21,6 @@ from umem.chainer.layers.link_paths import LinkPlace, holders
 from umem.chainer.layers.tying import tie
 from umem.chainer.parameters_once import parameter_bytes
 from umem.errors import DataError, LayerError, SizeError, StateError
-from umem.switch import Switch
 
 __all__ = ["Slimmed", "slimmer"]
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import chainer
 
+from umem._common.printable import quoted
+from umem._common.switch import Switch
 from umem.chainer.layers.exchange_conflicts import refuse_tie
 from umem.chainer.layers.link_paths import counterparts, link_at, parent_path
 from umem.errors import LayerError
-from umem.printable import quoted
-from umem.switch import Switch
 
 __all__ = ["Ties", "tie"]
 

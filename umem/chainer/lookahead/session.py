@@ -14,13 +14,13 @@ from typing import Any
 
 import chainer
 
+from umem._common.scopes import Scope
 from umem.devices.base import Device
 from umem.errors import LookaheadWarning, UmemError
 from umem.memory.pager import Pager, is_on, room
 from umem.planner.prefetch.footprint import footprint
 from umem.planner.prefetch.moves import NOTHING, MovePlan, plan_moves
 from umem.planner.prefetch.order import Iteration, Order, Step
-from umem.scopes import Scope
 from umem.trace.events import Alloc, Event, Free, Mark, Op
 from umem.trace.recording.recorder import Recorder, active, follow_last
 from umem.trace.recording.storage import Reach

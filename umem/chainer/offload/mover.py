@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
+from umem._common.locks import safe_lock
 from umem.chainer.offload.journey import OffloadedPass as _Journey
 from umem.chainer.offload.journey import Saved, released_first
 from umem.chainer.saved.array_layout import is_bytes
@@ -16,7 +17,6 @@ from umem.chainer.saved.buffers import Buffer
 from umem.chainer.saved.slots import functions_behind, slots_of
 from umem.chainer.saved.tiers.tier import SMALLEST_BYTES, Process, Sent, Tier
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
-from umem.locks import safe_lock
 from umem.planner.link import IN_FLIGHT_BYTES
 from umem.trace.recording.storage import root_of
 

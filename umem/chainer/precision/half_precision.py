@@ -9,6 +9,7 @@ from typing import Any
 import chainer
 from chainer import configuration
 
+from umem._common.switch import Switch
 from umem.chainer.precision.floats import HALF
 from umem.chainer.precision.judged_updates import Updates
 from umem.chainer.precision.loss_scale import LossScale, ScaleState
@@ -16,7 +17,6 @@ from umem.chainer.precision.masters import Masters, serialize
 from umem.chainer.precision.terms import check, chosen, halves, is_of_halves
 from umem.chainer.tap import Proceed, Subscriber, check_chainer, subscribe, unsubscribe
 from umem.errors import StateError
-from umem.switch import Switch
 
 LARGEST_OF_HALF = 32768.0
 """The largest power of two in float16: the most that a loss in float16 is scaled by."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import TypedDict
 
+from umem._common.printable import quoted
 from umem.errors import PrecisionError, SizeError
-from umem.printable import quoted
 
 LEAST = 1.0
 """The least scale: where gradients overflow without scaling, a smaller scale does not help."""

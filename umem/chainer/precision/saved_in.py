@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from umem._common.switch import Switch
 from umem.chainer.precision.floats import SINGLE
 from umem.chainer.precision.words import from_words, to_words
 from umem.chainer.saved.slots import Slot, retained_slots
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import StateError, UnsupportedError
-from umem.switch import Switch
 
 __all__ = ["SavedIn", "saved_in"]
 

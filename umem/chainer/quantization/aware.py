@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from umem._common.switch import Switch
 from umem.chainer.quantization.aware_links import (
     AWARE,
     AwareLayer,
@@ -16,7 +17,6 @@ from umem.chainer.quantization.exchanging import by_path, checked_names
 from umem.chainer.quantization.quantized_links import QuantizedLayer
 from umem.chainer.quantization.scheme import Scheme
 from umem.errors import QuantizationError, StateError
-from umem.switch import Switch
 
 __all__ = ["QuantizationAware", "quantization_aware"]
 

@@ -15,6 +15,10 @@ from typing import Any
 import numpy as np
 from chainer.backends import cuda
 
+from umem._common.checksums import SUMS, check_arrays, sum_of, with_sums
+from umem._common.files import reason, whole
+from umem._common.printable import short
+from umem._common.safetensors_file import SafetensorsFile, pieces
 from umem.chainer.quantization.aware_links import AWARE
 from umem.chainer.quantization.exchanging import by_path, exchanged, own_names
 from umem.chainer.quantization.integer_products import LARGEST_SUM
@@ -23,7 +27,6 @@ from umem.chainer.quantization.quantized_links import KINDS, QuantizedLayer, spe
 from umem.chainer.quantization.quantized_weight import QuantizedWeight
 from umem.chainer.quantization.scheme import Scheme
 from umem.chainer.resume.collecting import Collector, Distributor, MissingValue, decoded
-from umem.checksums import SUMS, check_arrays, sum_of, with_sums
 from umem.errors import (
     FileError,
     QuantizationError,
@@ -33,9 +36,6 @@ from umem.errors import (
     UnverifiedWarning,
     warn_at_program,
 )
-from umem.files import reason, whole
-from umem.printable import short
-from umem.safetensors_file import SafetensorsFile, pieces
 
 __all__ = ["load_quantized", "save_quantized"]
 
@@ -55,10 +55,10 @@ def save_quantized(path: str | os.PathLike[str], model: Any, *, force: bool = Fa
         force: replace a file that exists.
 
     Raises:
-        StateError: the model is not quantised. FileError: see `umem.files.whole`. UnsupportedError:
-            the model has something that neither safetensors nor JSON can say, or was put together
-            of parts that have other bits or groups than one another. There is no file then, or the
-            one that was there.
+        StateError: the model is not quantised. FileError: see `umem._common.files.whole`.
+        UnsupportedError: the model has something that neither safetensors nor JSON can say, or was
+            put together of parts that have other bits or groups than one another. There is no file
+            then, or the one that was there.
     """
     scheme = _scheme_of(model)
     collector = Collector()

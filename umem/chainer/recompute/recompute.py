@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from umem._common.files import whole
 from umem.chainer.recompute.offloaded import OffloadTarget
 from umem.chainer.recompute.online import Experience
 from umem.chainer.recompute.runner import PassRunner
@@ -23,7 +24,6 @@ from umem.chainer.recompute.seen import Budget, Carried, SeenGraph, Target, cap_
 from umem.chainer.recompute.training import Training
 from umem.chainer.tap import is_told
 from umem.errors import SizeError, StateError
-from umem.files import whole
 from umem.planner.plans import Method
 from umem.planner.pool_gaps import PoolGaps
 from umem.planner.schedule import actions

@@ -11,10 +11,10 @@ import numpy as np
 from chainer import serializer
 from chainer.backends import cuda
 
+from umem._common.printable import quoted
+from umem._common.safetensors_file import check_type
 from umem.chainer.uploading import upload
 from umem.errors import SnapshotError, UnsupportedError
-from umem.printable import quoted
-from umem.safetensors_file import check_type
 
 
 class Collector(serializer.Serializer):

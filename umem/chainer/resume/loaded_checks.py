@@ -10,9 +10,9 @@ import chainer
 import numpy as np
 from chainer.backends import cuda
 
+from umem._common.printable import quoted
 from umem.chainer.optimizers.quantized_state import CODES, SCALES
 from umem.errors import SnapshotError
-from umem.printable import quoted
 
 _POSITIONS = {"pos": 624, "buffer_pos": 4}
 """The buffer positions of Mersenne Twister and Philox, and their bounds: NumPy does not check them,

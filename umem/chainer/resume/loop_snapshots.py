@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from umem._common.printable import quoted
 from umem.chainer.resume.optimizer_extras import is_optimizer
 from umem.chainer.resume.run_state import RunState
 from umem.chainer.resume.saver import Resumed, RunSaver, as_path, check_options
 from umem.chainer.resume.saver_of_ranks import SaverOfRanks
 from umem.errors import SizeError
-from umem.printable import quoted
 
 _savers: dict[tuple[int, Path], RunSaver] = {}
 """The saver of each folder that this process writes to."""

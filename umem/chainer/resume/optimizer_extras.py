@@ -8,8 +8,8 @@ from typing import Any
 import chainer
 from chainer import serializer
 
+from umem._common.printable import quoted
 from umem.errors import SnapshotError, SnapshotWarning, warn_at_program
-from umem.printable import quoted
 
 
 def is_optimizer(part: Any) -> bool:

@@ -9,9 +9,9 @@ import numpy as np
 from chainer import serializer
 from chainer.backends import cuda
 
+from umem._common.printable import quoted
 from umem.chainer.resume.loaded_checks import check_generator_state, check_python_state
 from umem.errors import SnapshotError
-from umem.printable import quoted
 
 GENERATORS = (np.random.RandomState, np.random.Generator, random.Random)
 

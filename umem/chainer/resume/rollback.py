@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from umem._common.printable import quoted
 from umem.errors import SnapshotError
-from umem.printable import quoted
 
 _LEFT_OUT = frozenset({"dataset", "_dataset", "_datasets", "_comm", "_prefetch_loop", "_pool"})
 """Attributes of Chainer's iterators and datasets that are not copied: data, and state of other

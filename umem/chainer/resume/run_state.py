@@ -10,6 +10,7 @@ import chainer
 import numpy as np
 from chainer.dataset import Iterator as DatasetIterator
 
+from umem._common.printable import short
 from umem.chainer.accumulation.accumulating import accumulations
 from umem.chainer.accumulation.updater import AccumulatingUpdater
 from umem.chainer.parallel.shard_saving import through_shards
@@ -26,7 +27,6 @@ from umem.chainer.resume.optimizer_extras import (
 from umem.chainer.resume.random_states import GENERATORS, serialize_generator, serialize_global
 from umem.chainer.resume.rollback import Rollback
 from umem.errors import SnapshotError, UmemError
-from umem.printable import short
 from umem.snapshots import SavedRun
 from umem.snapshots.shards import SPAN
 

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from umem._common.files import reason
+from umem._common.printable import quoted, short
 from umem.chainer.resume.run_state import RunState
 from umem.errors import FileError, SizeError, SnapshotWarning, StateError, warn_at_program
-from umem.files import reason
-from umem.printable import quoted, short
 from umem.snapshots import BackgroundWriter, Claim, FileOperations, SavedRun, read_newest, sweep
 from umem.snapshots.reading import places_in
 from umem.snapshots.writing import check_room, needed_bytes, prune, write_snapshot

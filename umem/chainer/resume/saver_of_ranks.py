@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from chainer.backends import cuda
 
+from umem._common.checksums import FileSum, sum_of
 from umem.chainer.agreement import Result, on_all
 from umem.chainer.parallel.shard_exchange import mpi_of
 from umem.chainer.resume.collecting import Collector
 from umem.chainer.resume.run_state import RunState
 from umem.chainer.resume.saver import RunSaver
-from umem.checksums import FileSum, sum_of
 from umem.errors import FileError
 from umem.snapshots import FileOperations, SavedRun, places_in
 from umem.snapshots.manifest import folder_name

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from chainer import training
 
+from umem._common.printable import quoted
 from umem.chainer.resume.run_state import RunState
 from umem.chainer.resume.saver import Resumed, RunSaver, as_path, check_options
 from umem.chainer.resume.saver_of_ranks import SaverOfRanks
 from umem.errors import SizeError
-from umem.printable import quoted
 
 _LAST = -1_000_000
 """Lowest priority, so that the snapshot has what other extensions of the update did."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from cupy.cuda import memory_hook
 
+from umem._common.scopes import Scope
 from umem.devices.base import Watcher
 from umem.devices.cuda.arena import listeners
-from umem.scopes import Scope
 
 
 class AddressHook(memory_hook.MemoryHook):

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import cupy
 from cupy.cuda import runtime
 
+from umem._common.locks import safe_lock
 from umem.devices.base import Place, Span
 from umem.devices.cuda import driver as cuda_driver
 from umem.devices.cuda.driver import Driver, Malloc
 from umem.devices.cuda.ledger import MemoryOwner, MemoryOwnerRef
 from umem.devices.cuda.ranges import CoreHints
 from umem.devices.virtual.repeating_pool import RepeatingPool
-from umem.locks import safe_lock
 from umem.trace.recording.storage import settlers, tellers
 from umem.units import BLOCK_BYTES
 

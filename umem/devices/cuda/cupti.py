@@ -12,9 +12,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from umem._common.scopes import Scope
 from umem.devices.page_moves import ALREADY_WATCHED, Cause, Now, PageMove, Told, Way
 from umem.errors import DeviceError, MissingDependencyError, StateError
-from umem.scopes import Scope
 
 _BUFFER_BYTES = 8 << 20
 _COUNTERS = (

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from umem._common.locks import safe_lock
+from umem._common.scopes import Scope
 from umem.devices.base import (
     Advice,
     Device,
@@ -31,8 +33,6 @@ from umem.devices.host import host_view, unmanaged_text
 from umem.devices.page_moves import Now, Told
 from umem.devices.spans import byte_ranges
 from umem.errors import DeviceError, HintError, StateError, UmemError
-from umem.locks import safe_lock
-from umem.scopes import Scope
 
 if TYPE_CHECKING:
     from umem.devices.cost import StepCost

@@ -12,7 +12,7 @@ import os
 import threading
 from typing import Any
 
-from umem import extras
+from umem._common import extras
 from umem.devices import host
 from umem.devices.cuda import fork
 from umem.devices.cuda.device import CudaDevice

@@ -25,14 +25,14 @@ from typing import Any
 import cupy
 from cupy.cuda import memory
 
-from umem import scopes
+from umem._common import scopes
+from umem._common.scopes import Scope, changed, epoch, view_of_context
 from umem.devices.base import Device, Policy, Restore, Served, Watched, policy_here
 from umem.devices.cuda import retrying as retry
 from umem.devices.cuda.driver import CupyPool, Malloc, own_pool
 from umem.devices.cuda.retrying import Callback, bare, retrying
 from umem.devices.cuda.watching import watched
 from umem.errors import StateError
-from umem.scopes import Scope, changed, epoch, view_of_context
 from umem.trace.frameworks import FOLDERS
 
 
@@ -102,7 +102,7 @@ class PoolAlias(MetaPathFinder):
 class Installer:
     """The allocators of one device that are installed: of the process, and of blocks.
 
-    Thread-safety: any thread; a block concerns who is inside of it (`umem.scopes`).
+    Thread-safety: any thread; a block concerns who is inside of it (`umem._common.scopes`).
     """
 
     def __init__(self, device: Device) -> None:

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from umem import extras
+from umem._common import extras
+from umem._common.extras import installed_version
 from umem.devices.base import Advice, Location, Place, Span, common
 from umem.devices.cuda.streams import LEGACY_STREAMS, PER_THREAD_STREAM
 from umem.errors import DeviceError, HintError, MissingDependencyError
-from umem.extras import installed_version
 
 _NOWHERE = -2  # cudaInvalidDeviceId
 _CPU = -1

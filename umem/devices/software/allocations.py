@@ -18,16 +18,16 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
+from umem._common.locks import safe_lock
+from umem._common.specs import GpuSpec
 from umem.devices.base import Policy
 from umem.devices.page_moves import PageMove, Told
 from umem.devices.software.device_state import Current, DeviceState
 from umem.devices.software.faults import Fault, KernelFault
 from umem.devices.software.memory_sources import PlainSource
 from umem.devices.software.pool_blocks import PoolBlocks
-from umem.devices.specs import GpuSpec
 from umem.devices.virtual.model import Model
 from umem.errors import OutOfMemoryError
-from umem.locks import safe_lock
 from umem.trace.events import Access, Alloc, Event, Free, Op
 
 HOST, DEVICE, MANAGED = 1, 2, 3

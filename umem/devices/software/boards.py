@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from umem.devices.specs import GpuSpec
+from umem._common.specs import GpuSpec
 from umem.units import KIB, MIB
 
 BLOCK_SHARED_BYTES = 48 * KIB

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+from umem._common.specs import GpuSpec
 from umem.devices.software.allocations import DEVICE, HOST, INVALID_VALUE, MANAGED, NO_MEMORY
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.faults import Fault
@@ -22,7 +23,6 @@ from umem.devices.software.kernels import Kernel
 from umem.devices.software.runtime import HostRuntime, overwrite
 from umem.devices.software.stream_order import LEGACY, StreamOrder, Work
 from umem.devices.software.streams import NON_BLOCKING
-from umem.devices.specs import GpuSpec
 
 NOT_READY = 600
 """cudaError, of driver_types.h."""

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from umem._common.arithmetic import FLOAT32
+from umem._common.specs import GpuSpec
 from umem.devices.software.allocations import HOST, HostMemory
 from umem.devices.software.device_state import DeviceState
 from umem.devices.software.faults import ILLEGAL_ADDRESS
-from umem.devices.specs import GpuSpec
 from umem.devices.virtual.driver import covered
 from umem.devices.virtual.model import Model
-from umem.trace.arithmetic import FLOAT32
 from umem.trace.events import Access, Hint, Op
 
 _GATHERS = ("cupy_take", "cupy_getitem", "cupy_scatter", "cupy_cupyx_scatter")

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from umem._common.printable import quoted
+from umem._common.specs import COSTS, GpuSpec
 from umem.devices.base import Policy
 from umem.devices.software.copy_streams import CopyStreams
 from umem.devices.software.faults import Fault
-from umem.devices.specs import COSTS, GpuSpec
 from umem.devices.virtual.model import Model
 from umem.errors import DeviceError, SizeError
-from umem.printable import quoted
 from umem_software_gpu import MOST_DEVICES
 
 _LIMITS = {0: 1024, 1: 1 << 20, 2: 8 << 20}

@@ -13,12 +13,12 @@ import zlib
 from pathlib import Path
 from typing import IO, Any
 
+from umem._common.files import open_regular, reason, whole
+from umem._common.printable import short
 from umem.devices.software.kernel_cache import KERNEL, cache_limit
 from umem.devices.software.processors import VARIABLE, Processors
 from umem.devices.software.toolchain import Toolchain
 from umem.errors import FileError
-from umem.files import open_regular, reason, whole
-from umem.printable import short
 
 MANIFEST = "manifest.json"
 _MANIFEST_BYTES = 64 << 20

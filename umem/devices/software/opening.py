@@ -13,6 +13,8 @@ from pkgutil import resolve_name
 from time import perf_counter
 from typing import Any
 
+from umem._common.scopes import Scope
+from umem._common.specs import GpuSpec, check_vram, gpu_spec
 from umem.devices.cost import Sample, StepCost, set_cuda_models
 from umem.devices.host import has_real_gpu, leave_host_unknown
 from umem.devices.page_moves import Now, Told
@@ -42,10 +44,8 @@ from umem.devices.software.runtime import HostRuntime
 from umem.devices.software.sharing import usable_cores
 from umem.devices.software.toolchain import Toolchain
 from umem.devices.software.versions import known_cupy
-from umem.devices.specs import GpuSpec, check_vram, gpu_spec
 from umem.dry.disk import FLAG
 from umem.errors import DeviceError, StateError
-from umem.scopes import Scope
 from umem.trace.recording.sources import add_source
 from umem.units import BLOCK_BYTES, format_bytes, parse_bytes
 from umem_software_gpu import disarm

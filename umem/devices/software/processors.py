@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from umem._common.printable import short
 from umem.errors import DeviceError
-from umem.printable import short
 
 VARIABLE = "UMEM_KERNEL_TARGET"
 _TELLING = r"vendor_id|cpu family|model\b|flags|Features|CPU (implementer|architecture|part)"

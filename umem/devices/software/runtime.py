@@ -10,13 +10,13 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+from umem._common.specs import GpuSpec
 from umem.devices.software import device_peers
 from umem.devices.software.allocations import DEVICE, HOST, MANAGED
 from umem.devices.software.boards import attributes
 from umem.devices.software.copy_checks import CopyChecks
 from umem.devices.software.pools import INVALID_VALUE
 from umem.devices.software.streams import FIRST_HANDLE, HostStreams
-from umem.devices.specs import GpuSpec
 from umem.trace.events import Hint
 from umem.units import BLOCK_BYTES
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
+from umem._common.specs import GpuSpec
 from umem.devices.software.copy_streams import DEFAULT
 from umem.devices.software.device_peers import JoinedMemory
 from umem.devices.software.device_state import DeviceState, DriverCalls
 from umem.devices.software.faults import Fault
 from umem.devices.software.strictness import refuse
-from umem.devices.specs import GpuSpec
 
 NON_BLOCKING = 1
 """cudaStreamNonBlocking, from driver_types.h."""

@@ -8,8 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from umem._common.extras import CUPY_DISTRIBUTIONS
 from umem.errors import DeviceError, MissingDependencyError
-from umem.extras import CUPY_DISTRIBUTIONS
 
 KNOWN = {11: ("13.6",), 12: ("13.6", "14"), 13: ("13.6", "14")}
 """Known versions of CuPy, by their first numbers and the CUDA they were built for."""

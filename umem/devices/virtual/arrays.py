@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from umem._common.arithmetic import FLOAT32, of_dtype, of_product
 from umem.errors import UnsupportedError
-from umem.trace.arithmetic import FLOAT32, of_dtype, of_product
 from umem.trace.frameworks import names
 from umem.trace.recording.recorder import Measured, Reach, Recorder, active, inside
 

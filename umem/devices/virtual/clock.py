@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import gt
 
+from umem._common.arithmetic import ARITHMETIC, FLOAT32
+from umem._common.specs import Costs, GpuSpec, flop_rate
 from umem.devices.cost import Sample, StepCost
-from umem.devices.specs import Costs, GpuSpec, flop_rate
-from umem.trace.arithmetic import ARITHMETIC, FLOAT32
 from umem.units import BLOCK_BYTES
 
 

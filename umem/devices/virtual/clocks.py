@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from umem._common.arithmetic import FLOAT32
 from umem.devices.virtual.clock import BlockMoves, Clock
-from umem.trace.arithmetic import FLOAT32
 from umem.trace.events import ONE_KERNEL, Op
 
 Done = tuple[float, ...]

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from umem._common.scopes import Scope, derived
+from umem._common.specs import COSTS, GpuSpec, gpu_spec
 from umem.devices.base import (
     Advice,
     Device,
@@ -31,7 +33,6 @@ from umem.devices.cost import Sample, StepCost
 from umem.devices.host import host_view, unmanaged_text
 from umem.devices.page_moves import Now, Told
 from umem.devices.spans import byte_ranges
-from umem.devices.specs import COSTS, GpuSpec, gpu_spec
 from umem.devices.virtual.advice import (
     ACCESSED_BY_GPU,
     ACCESSED_BY_HOST,
@@ -47,7 +48,6 @@ from umem.devices.virtual.model import Allocator, Model
 from umem.devices.virtual.residency import TO_GPU, TO_HOST, Residency
 from umem.devices.virtual.watching import EventWatch
 from umem.errors import DeviceError, HintError, StateError
-from umem.scopes import Scope, derived
 from umem.trace.recording.recorder import Reach, Recorder, active, address_of, root_of
 from umem.trace.trace import Access, Event, Free, Hint
 from umem.units import BLOCK_BYTES
@@ -60,7 +60,7 @@ class VirtualGPU(Device):
     """The model of one GPU, fed with events.
 
     Args:
-        gpu: a name of the table (`umem.devices.specs`), or a spec.
+        gpu: a name of the table (`umem._common.specs`), or a spec.
         vram_bytes: usable VRAM instead of the table's figure.
         allocator, backend, clocks: see `Model`.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from umem._common.specs import GpuSpec
 from umem.devices.base import Feature
-from umem.devices.specs import GpuSpec
 
 
 def features(spec: GpuSpec, problem: str | None) -> tuple[Feature, ...]:

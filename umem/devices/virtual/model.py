@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from umem._common.locks import safe_lock
+from umem._common.scopes import Scope
+from umem._common.specs import Costs, GpuSpec, check_vram
 from umem.devices.base import Policy, Span
 from umem.devices.page_moves import ALREADY_WATCHED, Cause, Now, PageMove, Told, Way
-from umem.devices.specs import Costs, GpuSpec, check_vram
 from umem.devices.virtual.advice import advice_flag
 from umem.devices.virtual.clock import BlockMoves, Clock, Counters, Prefetches, StepCost
 from umem.devices.virtual.clocks import Clocks
@@ -20,8 +22,6 @@ from umem.devices.virtual.copies import Copies
 from umem.devices.virtual.driver import DriverModel, Placed, covered, half_covered, wholly_covered
 from umem.devices.virtual.pool import Pool
 from umem.errors import LimitError, OutOfMemoryError, StateError
-from umem.locks import safe_lock
-from umem.scopes import Scope
 from umem.trace.events import (
     COPIES,
     GET,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import get_args
 
+from umem._common.printable import quoted
 from umem.errors import OnnxError
 from umem.onnx.exported.computed_weights import statistics_of
 from umem.onnx.exported.onnx_fusion import fused
@@ -30,7 +31,6 @@ from umem.onnx.exported.tape_backward import (
 )
 from umem.planner import Graph
 from umem.planner.from_trace import Cost
-from umem.printable import quoted
 from umem.trace.events import LEAF, OUTSIDE, Access, Alloc, Event, Free, Op, TapeEntry
 from umem.trace.trace import Trace
 

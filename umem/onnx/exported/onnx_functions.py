@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from umem._common.printable import quoted
 from umem.errors import OnnxError
-from umem.printable import quoted
 from umem.units import MIB
 
 DEEPEST = 64

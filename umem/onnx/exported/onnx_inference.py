@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import chain, count
 from typing import Any
 
+from umem._common.printable import quoted
 from umem.errors import OnnxError
 from umem.onnx.exported.computed_weights import with_made_weights
 from umem.onnx.exported.onnx_folding import count_of_nonzero, fold
@@ -23,7 +24,6 @@ from umem.onnx.exported.onnx_lowering import Lowering
 from umem.onnx.exported.onnx_reading import CheckedModel, node_said
 from umem.onnx.exported.onnx_weights import KnownTensors
 from umem.onnx.exported.operators import OPERATORS
-from umem.printable import quoted
 
 SAME_SHAPES = {"GreaterOrEqual": "Greater", "LessOrEqual": "Less"}
 """Operators without ONNX shape inference in some versions, each with one of equal shapes."""

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from umem._common.printable import quoted
 from umem.errors import OnnxError
 from umem.onnx.exported.onnx_reading import check_branch, holds_a_graph, node_said
 from umem.onnx.exported.onnx_weights import KnownTensors, take_given
-from umem.printable import quoted
 
 MOST_PARTS = 10_000
 """A tensor may be split into a sequence of at most this many parts."""

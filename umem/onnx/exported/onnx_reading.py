@@ -13,13 +13,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from umem import extras
+from umem._common import extras
+from umem._common.files import reason
+from umem._common.printable import quoted, short
 from umem.errors import MissingDependencyError, OnnxError
-from umem.files import reason
 from umem.onnx.exported.onnx_functions import inlined
 from umem.onnx.exported.onnx_weights import MOST_AXES, KnownTensors, take_given
 from umem.onnx.exported.operators import OPERATORS
-from umem.printable import quoted, short
 
 OWN_DOMAINS = ("", "ai.onnx")
 LARGEST_FILE_BYTES = (2 << 30) - 1

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from umem._common.printable import quoted
 from umem.errors import OnnxError
 from umem.onnx.exported.onnx_graph import TensorType
-from umem.printable import quoted
 from umem.trace.events import LARGEST_BYTES
 
 SMALL = 4096

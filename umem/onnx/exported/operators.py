@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
 
+from umem._common.arithmetic import FLOAT16_PRODUCT, FLOAT32, FLOAT64, FLOAT64_PRODUCT
 from umem.onnx.exported.onnx_graph import OnnxNode, TensorType
-from umem.trace.arithmetic import FLOAT16_PRODUCT, FLOAT32, FLOAT64, FLOAT64_PRODUCT
 from umem.units import MIB
 
 Types = Sequence[TensorType | None]

@@ -8,10 +8,10 @@ from functools import cached_property
 from math import inf
 from typing import Any, Literal, NamedTuple
 
-from umem.as_json import named
+from umem._common.as_json import named
+from umem._common.specs import GpuSpec
 from umem.devices.base import Mode
 from umem.devices.cost import StepCost
-from umem.devices.specs import GpuSpec
 from umem.devices.virtual import VirtualGPU
 from umem.errors import BudgetError, GraphError, StateError
 from umem.onnx.exported.exported_step import ExportedStep

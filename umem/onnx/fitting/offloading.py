@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
-from umem.devices.specs import COSTS, GpuSpec
+from umem._common.specs import COSTS, GpuSpec
 from umem.devices.virtual.clock import Clock
 from umem.errors import StateError
 from umem.planner.link import AHEAD_BYTES, IN_FLIGHT_BYTES, Link, Move

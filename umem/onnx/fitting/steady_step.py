@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
+from umem._common.specs import COSTS, GpuSpec, extremes
 from umem.devices.base import Mode, Policy
 from umem.devices.cost import StepCost
-from umem.devices.specs import COSTS, GpuSpec, extremes
 from umem.devices.virtual import VirtualGPU
 from umem.devices.virtual.clock import Clock
 from umem.devices.virtual.model import Model

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-from umem.devices.specs import COSTS, GPUS
+from umem._common.specs import COSTS, GPUS
 from umem.errors import GraphError
 from umem.planner import Graph
 from umem.planner.problem import CallFacts, Problem

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from umem.as_json import json_text
+from umem._common.as_json import json_text
 from umem.reports.outputs import ReportRequest
 from umem.reports.step_json import summary
 from umem.trace.analysis.analysis import Analysis, Vram

@@ -6,9 +6,9 @@ import warnings
 from pathlib import Path
 from typing import IO, Any
 
-from umem import extras
+from umem._common import extras
+from umem._common.printable import short
 from umem.errors import MissingDependencyError
-from umem.printable import short
 
 INK, QUIET = "#1b2130", "#5b6475"
 

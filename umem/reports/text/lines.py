@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 
-from umem.printable import printable, short
+from umem._common.printable import printable, short
 
 GAP = 2
 LONGEST = 1000

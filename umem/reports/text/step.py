@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from umem.printable import short
+from umem._common.printable import short
 from umem.reports.text.lines import Column, clipped, table, wrapped
 from umem.trace.analysis.analysis import Analysis, OpTotal, Vram
 from umem.trace.analysis.bands import thinned

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from umem.as_json import named
+from umem._common.as_json import named
 from umem.trace.analysis.analysis import Analysis, OpTotal, Vram
 
 

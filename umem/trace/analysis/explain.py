@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from umem.printable import quoted
+from umem._common.printable import quoted
 from umem.trace.analysis.tensors import read_tensors
 from umem.trace.events import Alloc, Mark, Op
 from umem.trace.trace import Trace

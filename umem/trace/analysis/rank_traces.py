@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from umem.as_json import named
+from umem._common.as_json import named
+from umem._common.printable import short
 from umem.errors import TraceError
-from umem.printable import short
 from umem.trace.analysis.analysis import Analysis, OpTotal
 from umem.trace.trace import Trace
 from umem.trace.walk import allocations

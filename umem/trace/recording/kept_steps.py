@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from umem._common.extras import installed_version
 from umem.errors import SizeError
-from umem.extras import installed_version
 from umem.trace.events import Event, Mark, Op
 from umem.trace.frameworks import told
 from umem.trace.recording.buffer import Boundary

@@ -22,10 +22,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from umem import scopes
+from umem._common import scopes
+from umem._common.arithmetic import FLOAT32
+from umem._common.scopes import Scope, Scoped, changed, derived
 from umem.errors import OutOfMemoryError, StateError
-from umem.scopes import Scope, Scoped, changed, derived
-from umem.trace.arithmetic import FLOAT32
 from umem.trace.events import Alloc, Event, Hint, Kernels, Mark
 from umem.trace.recording.buffer import Boundary, Raw, Store, decode_op
 from umem.trace.recording.meter import HOST, HostMeter, Meter, of_gpu, running_meter

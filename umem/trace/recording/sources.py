@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-from umem.locks import safe_lock
+from umem._common.locks import safe_lock
 
 
 class Source(Protocol):

@@ -21,13 +21,13 @@ from weakref import WeakSet
 
 import numpy as np
 
+from umem._common.files import free_bytes, open_nameless, reason
+from umem._common.printable import short
 from umem.chainer.saved.array_layout import bytes_of
 from umem.chainer.saved.tiers.extents import PAGE, Extent, Extents, most_mappings
 from umem.chainer.saved.tiers.recorder_events import hear_fetch, hear_send
 from umem.chainer.saved.tiers.tier import Process
 from umem.errors import FileError, OffloadWarning, StateError, UnsupportedError, warn_at_program
-from umem.files import free_bytes, open_nameless, reason
-from umem.printable import short
 from umem.units import MIB, format_bytes, format_seconds
 
 LINE_BYTES = 64

@@ -10,10 +10,10 @@ import chainer
 import numpy as np
 from chainer.backends import cuda
 
+from umem._common.specs import GpuSpec
 from umem.chainer.saved.tiers.tier import SMALLEST_BYTES, Tier
 from umem.devices.cost import cuda_model
 from umem.devices.open import entered_device
-from umem.devices.specs import GpuSpec
 from umem.errors import DeviceError, StateError
 from umem.planner.link import Link
 from umem.units import MIB

@@ -18,6 +18,8 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
+from umem._common.arithmetic import FLOAT32
+from umem._common.specs import GpuSpec
 from umem.devices.software.allocations import HOST
 from umem.devices.software.device_state import DeviceState
 from umem.devices.software.dry.known_memory import (
@@ -30,9 +32,7 @@ from umem.devices.software.dry.known_memory import (
 )
 from umem.devices.software.memory_sources import UntouchedSource, clear
 from umem.devices.software.runtime import HostRuntime, LeftOut
-from umem.devices.specs import GpuSpec
 from umem.errors import DeviceError
-from umem.trace.arithmetic import FLOAT32
 from umem.trace.events import Access
 from umem.trace.stacks import is_own_work, program_line
 from umem.units import format_bytes

@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from umem.devices.software.libraries.batches import Each, Pointers, on_each
-from umem.devices.software.libraries.handles import DATA_TYPES, TYPES, Array, scipy_module
-from umem.devices.software.libraries.systems import HostSystems
-from umem.devices.software.runtime import HostRuntime, LeftOut
-from umem.trace.arithmetic import (
+from umem._common.arithmetic import (
     BFLOAT16_PRODUCT,
     FLOAT16_PRODUCT,
     TF32_PRODUCT,
     of_dtype,
     of_product,
 )
+from umem.devices.software.libraries.batches import Each, Pointers, on_each
+from umem.devices.software.libraries.handles import DATA_TYPES, TYPES, Array, scipy_module
+from umem.devices.software.libraries.systems import HostSystems
+from umem.devices.software.runtime import HostRuntime, LeftOut
 from umem.trace.events import Access
 
 UPPER, RIGHT, UNIT = 1, 1, 1

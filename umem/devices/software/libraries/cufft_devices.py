@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from umem._common.arithmetic import of_dtype
 from umem.devices.software.libraries.cufft import FORWARD, INVALID_PLAN, SUCCESS, HostFft, flops
 from umem.devices.software.libraries.handles import Array, scipy_module
-from umem.trace.arithmetic import of_dtype
 
 INVALID_DEVICE = 11
 """Value of cufftResult, from cufft.h."""

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from umem._common.arithmetic import of_dtype
 from umem.devices.software.libraries.batches import Each, Pointers, on_each
 from umem.devices.software.libraries.handles import DATA_TYPES, TYPES
 from umem.devices.software.libraries.systems import HostSystems, lapack
 from umem.devices.software.runtime import HostRuntime
-from umem.trace.arithmetic import of_dtype
 
 VERSION = 11, 7, 5
 BLOCK = 64

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from umem._common.arithmetic import FLOAT32, FLOAT64, of_dtype
 from umem.devices.software.runtime import HostRuntime
 from umem.errors import MissingDependencyError
-from umem.trace.arithmetic import FLOAT32, FLOAT64, of_dtype
 from umem.trace.events import Access
 
 Array = NDArray[Any]

@@ -12,14 +12,14 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from umem.errors import SizeError, UnknownGpuError
-from umem.trace.arithmetic import (
+from umem._common.arithmetic import (
     BFLOAT16_PRODUCT,
     FLOAT16_PRODUCT,
     FLOAT64,
     FLOAT64_PRODUCT,
     TF32_PRODUCT,
 )
+from umem.errors import SizeError, UnknownGpuError
 from umem.units import BLOCK_BYTES, GIB, MIB, format_bytes
 
 GB = 10**9

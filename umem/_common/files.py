@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from umem._common.printable import short
 from umem.errors import FileError, TraceError
-from umem.printable import short
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 _PRIVATE, _COMMON = 0o600, 0o666

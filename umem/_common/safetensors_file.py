@@ -15,9 +15,9 @@ from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from umem._common.files import open_regular
+from umem._common.printable import short
 from umem.errors import UnsupportedError
-from umem.files import open_regular
-from umem.printable import short
 
 _TYPES = {
     "bool": "BOOL",
