@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,12 +179,32 @@ def _nothing(*arrays: Any) -> None:
     """Tell nothing."""
 
 
-def measure(names: list[str], vram: int) -> list[dict[str, Any]]:
+def as_script(name: str, times: float, vram: int) -> None:
+    """Run a program as its user would, without a mode; `umem.choose` runs this dry."""
+    import cupy as cp
+
+    rounds = PROGRAMS[name](cp, round(times * vram), _nothing)
+    for _ in range(ROUNDS):
+        next(rounds)
+        umem.mark("step")
+
+
+def advice(name: str, times: float, vram: int) -> dict[str, Any]:
+    """Return the first line of `umem.choose` for a program, and the time of its step, dry."""
+    given = "--program", name, "--of-vram", str(times), "--vram", str(vram)
+    choice = umem.choose(__file__, *given, gpu=GPU, vram=vram)
+    best = choice.best
+    return {"advice": best and best.name, "advice_ms": best and 1e3 * best.seconds}
+
+
+def measure(names: list[str], sizes: Sequence[float], vram: int) -> list[dict[str, Any]]:
     """A row a program and size."""
+    cases = [(name, times) for name in names for times in sizes]
+    chosen = {case: advice(*case, vram) for case in cases}  # before CuPy is imported here
     gpu = umem.software_gpu(GPU, vram=vram, force=True)
     rows = []
     for name in names:
-        for times in TIMES:
+        for times in sizes:
             trace = recorded(vram, name, times)
             live = {way: run(gpu, vram, name, times, way) for way in WAYS}
             assert len({one["digest"] for one in live.values()}) == 1, name
@@ -201,6 +221,7 @@ def measure(names: list[str], vram: int) -> list[dict[str, Any]]:
                     "managed_ms": plain["seconds"] * 1e3,
                     "told_ms": told["seconds"] * 1e3,
                     "of_managed": told["seconds"] / plain["seconds"],
+                    **chosen[name, times],
                 }
             )
             click.echo(f"{name}, {times}: {rows[-1]}", err=True)
@@ -231,18 +252,27 @@ BENCH = common.Bench(
         quantity("managed", "managed_ms", "ms"),
         quantity("told", "told_ms", "ms"),
         quantity("of managed", "of_managed"),
+        text("choose's first line", "advice"),
+        quantity("its time", "advice_ms", "ms"),
     ),
 )
 
 
 @click.command(help=__doc__)
-@click.option("--quick", is_flag=True, help="One program, and a quarter of the VRAM.")
+@click.option("--quick", is_flag=True, help="One program and size, and a quarter of the VRAM.")
+@click.option("--program", type=click.Choice(list(PROGRAMS)), help="Run this one, as a script.")
+@click.option("--of-vram", default=TIMES[0], show_default=True, help="With --program: its bytes.")
+@click.option("--vram", default=VRAM, show_default=True, help="With --program: bytes.")
 @common.json_option
-def main(quick: bool, path: Path | None) -> None:
+def main(quick: bool, program: str | None, of_vram: float, vram: int, path: Path | None) -> None:
+    if program is not None:
+        return as_script(program, of_vram, vram)
     common.writable(path)
-    names, vram = (["k-means"], VRAM // 4) if quick else ([*PROGRAMS], VRAM)
+    names, sizes, vram = (
+        (["k-means"], TIMES[:1], VRAM // 4) if quick else ([*PROGRAMS], TIMES, VRAM)
+    )
     options = {"programs": names, "vram_bytes": vram}
-    BENCH.finish(measure(names, vram), path, simulated=True, options=options)
+    BENCH.finish(measure(names, sizes, vram), path, simulated=True, options=options)
 
 
 if __name__ == "__main__":

@@ -196,7 +196,11 @@ def full_line(row: TriedTechnique, program: DryProgram) -> str:
 
 
 def choose(
-    script: str, *args: str, gpu: str = "t4", vram: str | None = None, options: Sequence[str] = ()
+    script: str,
+    *args: str,
+    gpu: str = "t4",
+    vram: int | str | None = None,
+    options: Sequence[str] = (),
 ) -> ScriptChoice:
     """Find what makes a program fit a GPU, by running it dry under every technique.
 
@@ -208,7 +212,7 @@ def choose(
         script: a Python program that trains or computes on a GPU by CuPy; it is not edited.
         args: the program's arguments, as on a command line.
         gpu: a GPU of the table.
-        vram: its VRAM, such as "8GiB"; None: the table's.
+        vram: its VRAM, bytes or "8GiB"; None: the table's.
         options: of ``umem run --dry``, such as ``["--answer", "train.py:41=1000"]``.
 
     Raises:
@@ -217,10 +221,9 @@ def choose(
         UnknownGpuError, SizeError: see `umem.software_gpu`.
     """
     gpu_spec(gpu)
-    if vram is not None:
-        parse_bytes(vram, "vram")
+    size = None if vram is None else str(parse_bytes(vram, "vram"))
     given = tuple(map(str, args))
-    return choose_for(DryProgram(str(script), given, gpu, vram, options=tuple(options)))
+    return choose_for(DryProgram(str(script), given, gpu, size, options=tuple(options)))
 
 
 @contextmanager
