@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from software_programs import START, needs_software_gpu, run
 
 from umem._common.specs import gpu_spec
 from umem.compat.installation import find_package
-from umem.devices.software.stream_order import DEPTH, LEGACY, PER_THREAD_HANDLE, StreamOrder
+from umem.devices.software.stream_order import DEPTH, LEGACY, PER_THREAD_HANDLE, StreamOrder, Work
 from umem.devices.software.streams import HostStreams
 
 SEEDS = range(200)
@@ -96,6 +98,42 @@ def test_who_asks_again_and_again_sees_work_done() -> None:
         work = order.issue(ONE, None)
         assert any(order.query(work) for _ in range(1000))
         assert order.query(None)
+
+
+class FreesWhileDrawing(random.Random):
+    """Draws after Python has collected garbage: memory was freed, for which work has run."""
+
+    order: StreamOrder | None = None
+
+    def _collect(self) -> None:
+        order, self.order = self.order, None
+        if order is not None:
+            order.run_all()
+            self.order = order
+
+    def choices(self, *given: Any, **more: Any) -> Any:
+        self._collect()
+        return super().choices(*given, **more)
+
+    def choice(self, *given: Any) -> Any:
+        self._collect()
+        return super().choice(*given)
+
+    def random(self) -> float:
+        self._collect()
+        return super().random()
+
+
+def test_garbage_may_be_collected_while_the_next_work_is_drawn() -> None:
+    for seed in SEEDS:
+        order, done = StreamOrder(seed), list[int]()
+        drawing = FreesWhileDrawing(seed)
+        order._random, drawing.order = drawing, order
+        before: list[Work] = []
+        for number in range(10):
+            before = [order.issue(ONE + number % 3, partial(done.append, number), before)]
+        order.finish_all()
+        assert done == [*range(10)]
 
 
 def test_a_stream_holds_so_much_and_no_more() -> None:

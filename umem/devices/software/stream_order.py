@@ -141,14 +141,19 @@ class StreamOrder:
 
     def issue_after_all(self, function: Callable[[], object]) -> Work:
         """Queue work behind everything queued so far."""
-        return self._issue(_AFTER_ALL, function, [queue[-1] for queue in self._queues.values()])
+        return self._issue(_AFTER_ALL, function, self._last(self._queues))
 
     def issue_some_day(self, function: Callable[[], object], after: Iterable[Work]) -> Work:
         """Queue work behind some other, which only a wait for everything waits for."""
         return self._issue(_NOBODYS, function, [work for work in after if not work.is_done])
 
     def _implied(self, key: Key) -> list[Work]:
-        return [self._queues[other][-1] for other in self._turns(key, self._queues)]
+        return self._last(self._turns(key, self._queues))
+
+    def _last(self, keys: Iterable[Key]) -> list[Work]:
+        """Return the last work of streams that have some."""
+        queues = [self._queues.get(key) for key in list(keys)]
+        return [queue[-1] for queue in queues if queue]
 
     def _turns(self, key: Key, others: Iterable[Key]) -> list[Key]:
         """Return the streams that a stream synchronises with implicitly, by the legacy default
@@ -158,7 +163,7 @@ class StreamOrder:
             return []
         return [
             other
-            for other in others
+            for other in list(others)
             if other != key
             and other.device == key.device
             and other.stream not in self._non_blocking
@@ -219,7 +224,7 @@ class StreamOrder:
 
     def _do_all(self, devices: Container[int | None] | None = None) -> None:
         def which(keys: Iterable[Key]) -> list[Key]:
-            return [key for key in keys if devices is None or key.device in devices]
+            return [key for key in list(keys) if devices is None or key.device in devices]
 
         while (keys := which(self._queues)) and not self.is_running:
             self._advance(self._drawn(keys))
@@ -258,13 +263,20 @@ class StreamOrder:
     def _wander(self) -> None:
         """Run some work that nothing waits for, or none."""
         while self._queues and not self.is_running and self._random.random() < self._eagerness:
-            self._advance(self._drawn(list(self._queues)))
+            if keys := list(self._queues):
+                self._advance(self._drawn(keys))
 
     def _advance(self, key: Key) -> None:
-        """Run the next work that a stream waits for, or its own."""
-        work = self._queues[key][0]
-        while waiting := [before for before in work.after if not before.is_done]:
-            work = self._queues[self._random.choice(waiting).key][0]
+        """Run the next work that a stream waits for, or its own; none if it has been done by now.
+
+        Python collects garbage at any moment, and memory that is freed by that runs queued work.
+        """
+        queue = self._queues.get(key)
+        while queue and (waiting := [work for work in queue[0].after if not work.is_done]):
+            queue = self._queues.get(self._random.choice(waiting).key)
+        if not queue:
+            return
+        work = queue[0]
         self.is_running = True
         try:
             work.run()
