@@ -31,7 +31,7 @@ from report_tables import figure, listed, quantity, text
 
 import umem
 from umem._common.scopes import Scope
-from umem.devices.base import Policy, Watcher
+from umem.devices import Policy, Watcher
 from umem.devices.cuda import CudaDevice, cuda_reason, open_cuda
 from umem.units import MIB
 
@@ -99,7 +99,7 @@ def beside(device: CudaDevice, policy: Policy) -> Iterator[Malloc]:
 
 def cuda_cases(device: CudaDevice, pool: str) -> list[Case]:
     """umem's modes over the pools of a device."""
-    from umem.devices.cuda.retrying import Retrying  # imports CuPy
+    from umem.devices.cuda import Retrying  # imports CuPy
 
     def case(name: str, policy: Policy, *watchers: Callable[[], Watcher]) -> Case:
         return Case(pool, name, lambda: installed(device, policy, *watchers))
@@ -138,7 +138,7 @@ def upstream_of(device: CudaDevice) -> Malloc:
 @contextmanager
 def metered(device: CudaDevice) -> Iterator[Malloc]:
     """CuPy's pool while umem measures what it has in use."""
-    from umem.devices.cuda.pool_meter import PoolMeter
+    from umem.devices.cuda import PoolMeter
 
     with PoolMeter():
         yield device.driver.default_pool.malloc
@@ -173,7 +173,7 @@ def stub_device() -> CudaDevice:
     """umem's CUDA device over stub pools; imports CuPy, asks for no GPU."""
     import cupy
 
-    from umem.devices.cuda.driver import Driver
+    from umem.devices.cuda import Driver
 
     buffer = np.empty(NBYTES, np.uint8)
     memory = cupy.cuda.UnownedMemory(buffer.ctypes.data, NBYTES, buffer, device_id=0)

@@ -21,9 +21,7 @@ from choice_parts.live import drawn
 from choice_parts.networks import BATCH, GPU, GRANULE, NETWORKS, least_bytes, program
 from report_tables import counted, quantity, text
 
-from umem.choosing.batch_sizes import largest_batch, number_argument
-from umem.choosing.child import DryProgram
-from umem.choosing.technique_rows import TECHNIQUES
+from umem.choosing import TECHNIQUES, DryProgram, largest_batch, number_argument
 from umem.units import MIB
 
 SHARE = 1.5

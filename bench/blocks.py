@@ -18,7 +18,7 @@ from report_tables import Row, figure, quantity, span, text
 
 import umem
 from umem._common.specs import gpu_spec
-from umem.devices.open import current_device
+from umem.devices import current_device
 from umem.units import MIB
 
 VRAM, WIDTH = 64 * MIB, 1024

@@ -18,8 +18,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_matrix
 
-from umem.planner import Graph, Plan
-from umem.planner.graph import Numbered
+from umem.planner import Graph, Numbered, Plan
 
 Key = tuple[object, ...]
 Term = tuple[Key, float]

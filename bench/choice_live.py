@@ -31,10 +31,7 @@ from choice_parts.live import drawn
 from choice_parts.networks import GPU, GRANULE, NETWORKS, least_bytes, program
 from report_tables import counted, listed, quantity, text
 
-from umem.choosing.child import DryProgram
-from umem.choosing.choosing import TriedTechnique, choose_for
-from umem.choosing.technique import Technique
-from umem.choosing.technique_rows import TECHNIQUES
+from umem.choosing import TECHNIQUES, DryProgram, Technique, TriedTechnique, choose_for
 from umem.units import MIB
 
 SHARES = (0.6, 0.4, 0.8)

@@ -19,7 +19,7 @@ import common
 import gpu_guard
 from report_tables import Row, duration, listed, quantity, text
 
-from umem.devices.base import Policy
+from umem.devices import Policy
 from umem.devices.cuda import CudaDevice, open_cuda
 from umem.errors import UmemError
 from umem.units import BLOCK_BYTES, GIB, MIB

@@ -24,7 +24,7 @@ import numpy as np
 from report_tables import Column, Row, figure, quantity, span, text
 
 import umem
-from umem.devices.base import Device
+from umem.devices import Device
 from umem.devices.cuda import open_cuda
 from umem.errors import UmemError
 from umem.units import BLOCK_BYTES, MIB

@@ -31,8 +31,7 @@ import numpy as np
 from report_tables import Row, Table, counted, duration, figure, listed, quantity, span, text
 
 import umem.data
-from umem.data.codec import RawCodec
-from umem.data.items import pack
+from umem.data import RawCodec, pack
 from umem.units import KIB, MIB
 
 RATE, SHARE, ITEM_BYTES = 200e6, 0.4, 1_000_000

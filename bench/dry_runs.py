@@ -181,9 +181,7 @@ def _resnet() -> None:
 
 
 def _choose() -> None:
-    from umem.choosing.child import DryProgram
-    from umem.choosing.choosing import choose_for
-    from umem.choosing.technique_rows import TECHNIQUES
+    from umem.choosing import TECHNIQUES, DryProgram, choose_for
 
     program = DryProgram(str(SCRIPT), ("32", "20"), "t4", "8GiB")
     found = choose_for(program, techniques=TECHNIQUES[:TRIED])

@@ -23,10 +23,9 @@ from report_tables import figure, quantity, span, text
 
 import umem
 from umem._common.specs import gpu_spec
-from umem.devices.open import current_device
-from umem.memory.told_order import Lookahead
-from umem.trace.events import Mark
-from umem.trace.trace import Trace
+from umem.devices import current_device
+from umem.memory import Lookahead
+from umem.trace import Mark, Trace
 from umem.units import BLOCK_BYTES, MIB
 
 GPU, VRAM = "t4", 256 * MIB

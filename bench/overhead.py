@@ -54,8 +54,7 @@ def make_step(workload: str) -> Callable[[], Seconds]:
 def conditions() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
     """What is on in each of the conditions of this process."""
     import umem
-    from umem.trace.recording.recorder import Recorder
-    from umem.trace.recording.tally import Tally
+    from umem.trace.recording import Recorder, Tally
 
     @contextmanager
     def live() -> Any:

@@ -26,9 +26,9 @@ from scipy.sparse import coo_array
 import umem
 from umem._common.scopes import Scope
 from umem._common.specs import GpuSpec
-from umem.devices.base import Policy
+from umem.devices import Policy
 from umem.devices.virtual import VirtualGPU
-from umem.trace.events import Alloc, Event, Free, Mark, Op
+from umem.trace import Alloc, Event, Free, Mark, Op
 from umem.units import BLOCK_BYTES
 
 ROUNDS = 3

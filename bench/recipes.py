@@ -30,7 +30,7 @@ from report_tables import Row, duration, figure, listed, quantity, span, text
 
 import umem
 from umem._common.specs import gpu_spec
-from umem.devices.open import current_device
+from umem.devices import current_device
 from umem.units import MIB
 
 VRAM = 64 * MIB

@@ -23,10 +23,8 @@ import common
 from report_tables import quantity, span, text
 
 from umem._common.specs import COSTS, gpu_spec
-from umem.devices.base import Policy
-from umem.devices.virtual.advice import READ_MOSTLY
-from umem.devices.virtual.model import Model
-from umem.devices.virtual.residency import Residency
+from umem.devices import Policy
+from umem.devices.virtual import READ_MOSTLY, Model, Residency
 from umem.trace import Access, Alloc, Hint, Op
 from umem.units import BLOCK_BYTES
 

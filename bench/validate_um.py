@@ -29,11 +29,10 @@ from um_programs import (
     weight_stream,
 )
 
-from umem.devices.base import Mode, Policy
-from umem.devices.virtual import VirtualGPU
-from umem.devices.virtual.model import Allocator
+from umem.devices import Mode, Policy
+from umem.devices.virtual import Allocator, VirtualGPU
 from umem.errors import OutOfMemoryError
-from umem.trace.trace import Trace
+from umem.trace import Trace
 from umem.units import GIB
 
 TITAN_V = "v100-16gb"  # not in the table; the V100 is the same chip on the same bus

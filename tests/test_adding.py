@@ -16,12 +16,11 @@ from processes import python
 from software_programs import needs_cupy
 
 import umem
-from umem.choosing.technique import Technique
-from umem.choosing.technique_rows import TECHNIQUES, nothing, register_technique
+from umem.choosing import TECHNIQUES, Technique, nothing, register_technique
 from umem.errors import GraphError, StateError
 from umem.planner import Family, Graph, Node, dispatch, min_budget, plan, register_method, simulate
+from umem.reports import Output, ReportRequest, register_output
 from umem.reports import outputs as reports
-from umem.reports.outputs import Output, ReportRequest, register_output
 from umem.trace import Alloc, Trace
 
 

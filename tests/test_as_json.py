@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from umem._common.as_json import json_text, named, plain
-from umem.devices.cost import StepCost
+from umem.devices import StepCost
 
 
 class Pair(NamedTuple):

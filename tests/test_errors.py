@@ -119,7 +119,7 @@ def test_an_error_of_another_module_goes_by_a_name_that_can_be_imported() -> Non
 
 def test_a_limit_on_cuda_is_named_as_one() -> None:
     pytest.importorskip("cupy")
-    from umem.devices.cuda.out_of_memory import CudaLimitError, CudaOutOfMemoryError
+    from umem.devices.cuda import CudaLimitError, CudaOutOfMemoryError
 
     assert repr(CudaLimitError) == "<class 'umem.errors.LimitError'>"
     assert repr(CudaOutOfMemoryError) == "<class 'umem.errors.OutOfMemoryError'>"

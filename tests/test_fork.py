@@ -317,7 +317,7 @@ def test_a_child_may_use_a_virtual_gpu_where_its_parent_used_cuda() -> None:
 
 def test_a_child_of_a_parent_that_used_cuda_without_umem_learns_the_reason() -> None:
     pytest.importorskip("cupy")
-    from umem.devices.cuda.driver import count_problem
+    from umem.devices.cuda import count_problem
 
     reason = count_problem(SimpleNamespace(status=3))
     assert "forked" in reason and "spawn" in reason

@@ -23,8 +23,7 @@ from umem._common import scopes
 from umem.devices import cuda
 from umem.errors import StateError
 from umem.memory import process as memory
-from umem.trace.recording import sources
-from umem.trace.recording.recorder import active, inside
+from umem.trace.recording import active, inside, sources
 
 FOLDER = str(Path(umem.__file__).parent)
 BLOCKS: dict[str, Callable[[], Any]] = {
@@ -213,7 +212,7 @@ def test_nothing_takes_the_place_of_a_keyboard_interrupt() -> None:
         if is_broken:
             raise StateError("the listener is broken")
 
-    from umem.trace.recording.recorder import Recorder
+    from umem.trace.recording import Recorder
 
     is_broken, recorder = False, Recorder(listen)
     with pytest.raises(KeyboardInterrupt), recorder:

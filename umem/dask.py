@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 
 from umem._common import extras
-from umem.devices.base import Mode
+from umem.devices import Mode
 from umem.errors import DaskWarning, MissingDependencyError, StateError
-from umem.memory.blocks import checked_request
-from umem.memory.limits import Size
-from umem.memory.process import Handle, disable, enable, enabled
+from umem.memory import Handle, Size, checked_request, disable, enable, enabled
 from umem.units import format_bytes
 
 try:

@@ -22,13 +22,11 @@ import common
 
 import umem
 from umem._common.as_json import plain
-from umem.choosing.child import Draw, DryProgram, Trial
-from umem.choosing.technique import Technique
+from umem.choosing import Draw, DryProgram, Technique, Trial
 from umem.cli.dry_run import DryRun
 from umem.cli.run_script import Program, run_program
-from umem.compat.finder import arm
-from umem.dry.disk import scratch_disk
-from umem.dry.dry_steps import StepLimit
+from umem.compat import arm
+from umem.dry import StepLimit, scratch_disk
 
 STEPS = 6
 """Steps of a run. Recomputation has measured and planned after three; the last two count."""

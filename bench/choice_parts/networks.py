@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from threading import Event
 
-from umem.choosing.child import Draw, DryProgram, draw
-from umem.choosing.technique_rows import TECHNIQUES
+from umem.choosing import TECHNIQUES, Draw, DryProgram, draw
 from umem.units import MIB
 
 GPU = "t4"

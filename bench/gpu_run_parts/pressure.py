@@ -204,7 +204,7 @@ def lookahead_prefetch(given: Given) -> Any:
     from gpu_run_parts.chainer_calls import chainer
 
     chainer()
-    from umem.devices.cuda.arena import Arena
+    from umem.devices.cuda import Arena
     from umem.errors import LookaheadWarning
 
     found = {}

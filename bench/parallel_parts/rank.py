@@ -19,8 +19,7 @@ import chainer
 import numpy as np
 from mpi4py import MPI
 
-from umem.graphs import open_cut
-from umem.graphs.halo import halo_plan
+from umem.graphs import halo_plan, open_cut
 
 
 class Trainee:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from umem.reports.pictures.drawing import finish, new_figure
+from umem.reports import finish, new_figure
 from umem.units import MIB
 
 HERE = Path(__file__).resolve().parent

@@ -16,7 +16,7 @@ gpu = umem.software_gpu("t4", "64MiB")
 
 import cupy  # noqa: E402
 
-from umem.reports.pictures.drawing import finish, new_figure  # noqa: E402
+from umem.reports import finish, new_figure  # noqa: E402
 from umem.units import MIB, format_seconds  # noqa: E402
 
 HERE = Path(__file__).resolve().parent

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from bench_scripts import module, written
 
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 pytestmark = [pytest.mark.thorough, pytest.mark.skipif(find_package() is None, reason="no Chainer")]
 

@@ -13,7 +13,7 @@ from bench_scripts import written
 from mpi_programs import needs_ranks
 from software_programs import needs_compiler, needs_cupy
 
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 pytestmark = pytest.mark.thorough
 needs_chainer = pytest.mark.skipif(find_package() is None, reason="Chainer is not installed")

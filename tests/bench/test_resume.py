@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from bench_scripts import module, written
 
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 pytestmark = [
     pytest.mark.thorough,

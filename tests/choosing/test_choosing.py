@@ -20,7 +20,7 @@ from umem.choosing.choosing import DRAWS, ScriptChoice, TriedTechnique, choose_f
 from umem.choosing.technique import Technique
 from umem.choosing.technique_rows import TECHNIQUES, nothing, recompute, within
 from umem.cli import main
-from umem.compat.installation import find_package
+from umem.compat import find_package
 from umem.errors import DryRunError, SizeError, UnknownGpuError
 
 needs_chainer = pytest.mark.skipif(find_package() is None, reason="no Chainer")

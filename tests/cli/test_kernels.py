@@ -13,9 +13,7 @@ from click.testing import CliRunner, Result
 from software_programs import needs_compiler, needs_cupy
 
 from umem.cli import main
-from umem.devices.software import kernel_cache, processors
-from umem.devices.software.kernel_archive import MANIFEST
-from umem.devices.software.toolchain import Toolchain
+from umem.devices.software import MANIFEST, Toolchain, kernel_cache, processors
 
 SOURCE = "int f(void) { return 7; }"
 

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 import umem
 from umem.cli import main
 from umem.cli.run_script import advice
-from umem.compat.installation import find_package
+from umem.compat import find_package
 from umem.devices.cuda import cuda_reason
 
 ROOT = Path(umem.__file__).parent.parent

@@ -12,7 +12,7 @@ from software_programs import needs_cupy, needs_software_gpu
 
 from tests.cli.test_run import execute
 from umem.cli import main
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 needs_chainer = pytest.mark.skipif(find_package() is None, reason="no Chainer")
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import umem
 from umem.cli import main
-from umem.trace.events import Alloc
+from umem.trace import Alloc
 
 pytest.importorskip("umem.chainer")
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from tests.cli.test_run import execute
 from tests.cli.test_run_recompute import LOOP, TRAINER, Run
 from umem.cli import main
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 if find_package() is None:
     pytest.skip("no Chainer", allow_module_level=True)

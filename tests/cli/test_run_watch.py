@@ -15,10 +15,9 @@ import pytest
 
 import umem
 from umem.cli.run_watch import RunSoFar, Simulated, line, summary
-from umem.devices.cost import StepCost
+from umem.devices import StepCost
 from umem.trace import Alloc, Free, Mark, Op
-from umem.trace.recording.recorder import Recorder
-from umem.trace.recording.tally import GROUPS, Tally
+from umem.trace.recording import GROUPS, Recorder, Tally
 
 pytest.importorskip("umem.chainer")
 
@@ -58,7 +57,7 @@ def test_a_tally_counts_what_is_alive_by_group_and_remembers_its_peak() -> None:
 
 
 def test_every_kind_of_tensor_has_a_group() -> None:
-    from umem.trace.events import KINDS
+    from umem.trace import KINDS
 
     assert set(GROUPS) == set(KINDS)
 

@@ -31,12 +31,8 @@ import onnx
 from report_tables import Row, Table, counted, percent, quantity, text
 
 from umem.errors import OnnxError
-from umem.onnx import onnx_step
-from umem.onnx.exported.onnx_inference import inferred
-from umem.onnx.exported.onnx_reading import dims_of, is_fixed, read_onnx
-from umem.onnx.fitting.steady_step import repeated
-from umem.onnx.fitting.step_problem import problem_of
-from umem.trace.walk import used_bytes
+from umem.onnx import dims_of, inferred, is_fixed, onnx_step, problem_of, read_onnx, repeated
+from umem.trace import used_bytes
 from umem.units import GIB, MIB
 
 LIST = Path(__file__).parent / "wheel_models.json"

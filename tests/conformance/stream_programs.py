@@ -324,8 +324,7 @@ def moved_and_discarded(waits: bool = True) -> bytes:
 
     import umem
     from umem._common.scopes import Scope
-    from umem.devices.cuda import open_cuda
-    from umem.devices.cuda.arena import OrderedDiscards
+    from umem.devices.cuda import OrderedDiscards, open_cuda
 
     def prefetch(_: Any, hints: Any, spans: Any, to: Any, stream: int) -> Any:
         return hints.prefetch(spans, to, stream)
@@ -359,8 +358,7 @@ def given_back(waits: bool = True) -> bytes:
 
     import umem
     from umem.chainer.saved.tiers import pinned
-    from umem.devices.cuda import open_cuda
-    from umem.devices.cuda.driver import Driver
+    from umem.devices.cuda import Driver, open_cuda
 
     cp, device, found = _cupy(), open_cuda(), []
     bare = patch.object(Driver, "synchronize", lambda self: None)
@@ -409,7 +407,7 @@ def discarded_out_of_order() -> bytes:
     """As `lookahead`, whose discards no stream's order holds back."""
     from unittest.mock import patch
 
-    from umem.devices.cuda.ranges import CoreHints
+    from umem.devices.cuda import CoreHints
 
     aside = _cupy().cuda.Stream(non_blocking=True)
     discard = CoreHints.discard

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 if find_package() is None:
     pytest.skip("Chainer is not installed", allow_module_level=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from umem.compat.installation import find_package
+from umem.compat import find_package
 from umem.data import JpegImages, LabeledJpegImages, RawCodec
 from umem.data.items import pack, unpack
 from umem.errors import DataError, FileError, MissingDependencyError, SizeError

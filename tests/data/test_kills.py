@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from project import ROOT
 
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 if find_package() is None:
     pytest.skip("Chainer is not installed", allow_module_level=True)

@@ -9,7 +9,7 @@ import pytest
 from processes import printed
 from project import ROOT
 
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", PAGE, re.DOTALL)

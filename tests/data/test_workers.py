@@ -16,7 +16,7 @@ from processes import python
 from project import ROOT
 
 import umem.data
-from umem.compat.installation import find_package
+from umem.compat import find_package
 from umem.data.pages import Pages
 from umem.data.shared_block import SharedBlock
 from umem.errors import StateError, UnsupportedError

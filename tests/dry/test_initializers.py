@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.software_programs import needs_compiler, needs_cupy
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 pytestmark = [
     needs_compiler,

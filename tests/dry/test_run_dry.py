@@ -15,7 +15,7 @@ from tests.support import dry_features
 from tests.support.dry_programs import CONVERGENCE, KMEANS, TRAINER, Done, run_dry, umem_run
 from tests.support.software_programs import needs_compiler, needs_cupy
 from umem import Trace
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 pytestmark = [
     needs_compiler,

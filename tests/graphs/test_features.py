@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import umem.graphs
 from umem.cli import main
 from umem.errors import DataError
 from umem.graphs import cut, karate_club, load_npz, open_cut, save_npz
@@ -105,12 +104,6 @@ def test_an_archive_a_folder_a_pipe_and_nothing_are_refused(tmp_path: Path) -> N
     for path in (graph, tmp_path, tmp_path / "pipe", tmp_path / "none.npy"):
         with pytest.raises(DataError):
             load_npz(graph, features=path)
-
-
-@pytest.mark.parametrize("name", ["open_features", "FeatureFile"])
-def test_a_removed_name_says_what_to_write_instead(name: str) -> None:
-    with pytest.raises(AttributeError, match="load_npz"):
-        getattr(umem.graphs, name)
 
 
 def test_a_graph_that_is_saved_has_the_features_that_were_mapped(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def refused(importer: str, module: str) -> str | None:
         return f"{here} stands below {there}"
     if here == "planner" and there == "devices":
         return "a planner sees no device"
-    allocators = ("umem.memory.process", "umem.memory.blocks", "umem.devices.virtual")
+    allocators = ("umem.memory.process", "umem.memory.mode_blocks", "umem.devices.virtual")
     if here == "reports" and module.startswith((*allocators, "umem.devices.cuda")):
         return "a report sees no allocator"
     return None
@@ -197,73 +197,51 @@ def test_no_public_function_is_called_as_a_module_beside_it() -> None:
         assert not beside & (public | set(package.__all__) - {"__version__"}), package.__name__
 
 
-@pytest.mark.parametrize("name", umem._LATER)
-def test_what_is_loaded_later_exists(name: str) -> None:
-    assert umem._LATER[name] in modules()
+ROOMS = (
+    "trace.recording", "trace.analysis", "devices.cuda", "devices.virtual", "devices.software",
+    "planner.prefetch",
+)  # fmt: skip
+"""Packages inside of a top room that other rooms may import, besides the top rooms themselves."""
+INSIDES = 14
+"""Imports in umem/ of another room's modules that are left: of Chainer's by cli, and of whole
+modules."""
 
 
-def test_every_public_name_exists_and_is_said_once() -> None:
-    assert len(set(umem.__all__)) == len(umem.__all__)
-    assert all(hasattr(umem, name) for name in umem.__all__)
+def inner(importer: str, module: str) -> bool:
+    """Whether a module lies in another room, and is not its face."""
+    there = part(module)
+    if part(importer) in ("__main__", there) or there in ("", COMMON, *LOOSE):
+        return False
+    return module.partition(".")[2] not in (there, *ROOMS)
 
 
-def test_recompute_changes_no_object_but_its_own_and_chainers() -> None:
-    """Chainer's graph is what a plan is carried out on: its functions, nodes and variables."""
-    chainers = {"func", "node", "variable"}
-    wrong = [
-        f"{name}, line {node.lineno}: {ast.unparse(target)}"
-        for name, path in modules().items()
-        if name.startswith("umem.chainer.recompute")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign))
-        for place in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        for target in ast.walk(place)
-        if isinstance(target, ast.Attribute)
-        and isinstance(target.ctx, ast.Store)
-        and ast.unparse(target.value) not in {"self", *chainers}
-    ]
-    assert not wrong
+def test_rooms_import_each_others_faces() -> None:
+    found = {f"{name} {m}" for name, own in inside().items() for m in own if inner(name, m)}
+    assert len(found) <= INSIDES, sorted(found)
 
 
-def test_one_file_replaces_chainers_functions() -> None:
-    """What is given to `setattr` elsewhere are objects of the program: a link, a function."""
-    classes = {"FunctionNode", "Variable", "VariableNode", "UpdateRule", "GradientMethod", "Link"}
-    wrong = [
-        f"{name}: {ast.unparse(node)}"
-        for name, path in modules().items()
-        if name.startswith("umem.chainer.") and name != "umem.chainer.tap"
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr"
-        if {part for part in ast.unparse(node.args[0]).split(".")} & classes
-    ]
-    assert not wrong
-
-
-def test_one_file_measures_by_tracemalloc() -> None:
-    users = {name for name, found in imported().items() if "tracemalloc" in found}
-    assert users == {"umem.trace.recording.meter"}
-
-
-def test_offload_and_recompute_share_what_is_saved_and_not_each_other() -> None:
-    rooms = ("umem.chainer.offload.", "umem.chainer.recompute.")
-    wrong = [
-        f"{importer} imports {module}"
-        for importer, found in inside().items()
-        if importer.startswith((*rooms, "umem.chainer.saved."))
-        for module in found
-        if module.startswith(rooms) and module.split(".")[2] != importer.split(".")[2]
-    ]
-    assert not wrong
-
-
-def test_one_place_empties_and_fills_chainers_slots() -> None:
-    slots = {"_data", "_retained_output_data"}
-    wrong = {
-        name
-        for name, path in modules().items()
-        if name.startswith("umem.chainer.") and name != "umem.chainer.saved.slots"
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-        if node.attr in slots
+@pytest.mark.parametrize(
+    "name", [name for name in modules() if "import face" in modules()[name].read_text("utf-8")]
+)
+def test_a_face_is_the_same_for_who_checks_types_and_who_runs(name: str) -> None:
+    tree = ast.parse(modules()[name].read_text("utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    imports = (node for node in block.body if isinstance(node, ast.ImportFrom))
+    typed = {(str(node.module), alias.name) for node in imports for alias in node.names}
+    (call,) = (
+        node
+        for one in block.orelse
+        for node in ast.walk(one)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "face"
+    )
+    loaded = {
+        (f"{name}.{str(places.arg).replace('__', '.')}", word)
+        for places in call.keywords
+        for word in ast.literal_eval(places.value).split()
     }
-    assert not wrong
+    assert typed == loaded
+    room = importlib.import_module(name)
+    for _, word in loaded:
+        assert not inspect.ismodule(getattr(room, word))
+    with pytest.raises(AttributeError, match="has no attribute 'not_there'"):
+        room.not_there  # noqa: B018

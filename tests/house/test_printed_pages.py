@@ -9,7 +9,7 @@ import pytest
 from processes import python
 from project import ROOT
 
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 pytestmark = pytest.mark.skipif(find_package() is None, reason="no Chainer")
 COUNTS = {"distillation": 1, "layers": 2, "offload": 4, "quantization": 2, "small-states": 2}

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from ranks import HANGS_AFTER_SECONDS, Ended, needs_ranks, start
 
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 pytestmark = needs_ranks
 

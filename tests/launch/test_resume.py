@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ranks import needs_ranks, run
 
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 pytest.importorskip("pymetis", reason="a graph is cut by pymetis (umem's extra: mpi)")
 pytestmark = [

@@ -13,7 +13,7 @@ import pytest
 from ranks import ROOT, needs_ranks, run, start
 
 import umem
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 pytestmark = needs_ranks
 

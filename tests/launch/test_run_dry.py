@@ -10,8 +10,7 @@ from ranks import needs_ranks, run
 from software_programs import needs_compiler, needs_cupy
 
 pytest.importorskip("pymetis", reason="a graph is cut by pymetis (umem's extra: mpi)")
-from umem.graphs import communities, cut, open_cut
-from umem.graphs.halo import halo_plan
+from umem.graphs import communities, cut, halo_plan, open_cut
 
 pytestmark = [needs_ranks, needs_compiler, needs_cupy]
 

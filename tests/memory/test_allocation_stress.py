@@ -20,9 +20,9 @@ from collections import defaultdict, deque
 import pytest
 
 import umem
-from umem.devices.base import Policy
+from umem.devices import Policy
 from umem.errors import OutOfMemoryError
-from umem.trace.events import Alloc, Free
+from umem.trace import Alloc, Free
 
 pytestmark = pytest.mark.thorough
 

@@ -24,7 +24,7 @@ from project import ROOT
 
 import umem
 from umem.errors import DeviceNotFoundError, LeakError, LimitError, SizeError, StateError
-from umem.trace.events import Access, Alloc, Free, Op
+from umem.trace import Access, Alloc, Free, Op
 
 HERE = (
     str(Path(__file__).relative_to(Path.cwd()))
@@ -623,7 +623,7 @@ def test_many_labels_in_one_place_are_cut_short(virtual):
 
 
 def test_a_deep_stack_keeps_its_inner_frames(device):
-    from umem.trace.stacks import STACK_DEPTH
+    from umem.trace import STACK_DEPTH
 
     def down(depth):
         return make(device, 10) if not depth else down(depth - 1)

@@ -9,7 +9,7 @@ import pytest
 from processes import printed
 
 import umem
-from umem.devices.base import Policy
+from umem.devices import Policy
 from umem.devices.cuda import cuda_reason
 from umem.devices.virtual import VirtualGPU
 from umem.errors import DeviceNotFoundError, SizeError, StateError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from software_programs import lines, needs_compiler, needs_cupy
 
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 pytestmark = [
     needs_compiler,

@@ -16,7 +16,7 @@ import scipy.sparse
 from project import ROOT
 
 import umem
-from umem.devices.base import Location
+from umem.devices import Location
 from umem.devices.virtual import VirtualGPU
 from umem.errors import DeviceError, HintError, LimitError, SizeError, StateError
 from umem.memory.hints import PRESETS, arrays_in

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 import umem
-from umem.devices.base import Policy
+from umem.devices import Policy, current_device
 from umem.devices.cuda import cuda_reason
-from umem.devices.open import current_device
 from umem.devices.virtual import VirtualGPU
 from umem.errors import (
     DeviceError,
@@ -28,7 +27,7 @@ from umem.errors import (
     UnknownGpuError,
     UnsupportedError,
 )
-from umem.trace.recording.recorder import active
+from umem.trace.recording import active
 from umem.units import MIB
 
 UNMANAGED = Policy("unmanaged")

@@ -23,8 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import umem
 from umem._common import scopes
 from umem._common.scopes import Scope
-from umem.devices import cuda
-from umem.devices.base import Device, Policy
+from umem.devices import Device, Policy, cuda
 from umem.devices.virtual import VirtualGPU
 from umem.errors import LimitError, SizeError, StateError
 from umem.units import GIB, MIB

@@ -13,8 +13,8 @@ from processes import printed
 
 import umem
 from umem._common.specs import GPUS
+from umem.devices import Feature
 from umem.devices import host as machine
-from umem.devices.base import Feature
 from umem.devices.cuda import cuda_reason
 from umem.devices.cuda import device as cuda
 from umem.devices.virtual import VirtualGPU

@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 
 import umem
-from umem.devices import cuda
-from umem.devices.base import Device
-from umem.devices.open import current_device
-from umem.trace.recording.recorder import active
+from umem.devices import Device, cuda, current_device
+from umem.trace.recording import active
 
 
 @pytest.fixture(params=["virtual", "cuda"])

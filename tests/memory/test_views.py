@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import umem
-from umem.devices.host import host_view
+from umem.devices import host_view
 from umem.devices.virtual import VirtualGPU
 from umem.errors import DeviceError, DeviceNotFoundError, HintError
-from umem.trace.recording.recorder import address_of
+from umem.trace.recording import address_of
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
     "all": lambda a: a,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 
 class WithoutChainer(pytest.Module):

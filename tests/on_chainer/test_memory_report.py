@@ -14,8 +14,8 @@ from software_programs import needs_compiler, needs_cupy, run
 
 import umem
 from umem.errors import TraceError
-from umem.trace.events import Alloc, Event, Free
-from umem.trace.recording.recorder import active
+from umem.trace import Alloc, Event, Free
+from umem.trace.recording import active
 
 chainer = pytest.importorskip("umem.chainer").chainer
 from chainer import training  # noqa: E402

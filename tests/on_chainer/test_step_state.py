@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 if find_package() is None:
     pytest.skip("no Chainer", allow_module_level=True)

@@ -13,14 +13,20 @@ from traced_graphs import check, contents_read
 
 from tests.on_onnx.test_operators import node, save, weights
 from umem._common.specs import GpuSpec, gpu_spec
-from umem.onnx import ExportedStep, onnx_step
-from umem.onnx.fitting.applying import apply
-from umem.onnx.fitting.model_choice import ModelChoice, choose_for_model
-from umem.onnx.fitting.offloading import all_offloaded, link_of, op_seconds
-from umem.onnx.fitting.steady_step import STEPS, repeated
-from umem.onnx.fitting.step_problem import problem_of
-from umem.planner import Plan
-from umem.planner.problem import Solution
+from umem.onnx import (
+    STEPS,
+    ExportedStep,
+    ModelChoice,
+    all_offloaded,
+    apply,
+    choose_for_model,
+    link_of,
+    onnx_step,
+    op_seconds,
+    problem_of,
+    repeated,
+)
+from umem.planner import Plan, Solution
 from umem.trace import Alloc, Free, Hint, Trace
 from umem.units import MIB
 

@@ -12,9 +12,7 @@ from processes import printed
 from project import ROOT
 from traced_graphs import check
 
-from umem.onnx import onnx_step
-from umem.onnx.exported.operators import OPERATORS
-from umem.onnx.exported.strides import packed, reshaped
+from umem.onnx import OPERATORS, onnx_step, packed, reshaped
 from umem.trace import Alloc, Free, Op, Trace
 
 onnx = pytest.importorskip("onnx")

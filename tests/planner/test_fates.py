@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from tests.planner.test_referee import graphs
 from umem.errors import BudgetError, GraphError
 from umem.planner import Graph, Link, Move, Node, Plan, plan, simulate
+from umem.planner.link_timetable import timetable
 from umem.planner.plans import reruns_of
 from umem.planner.problem import CallFacts, Problem
 from umem.planner.referee import referee
 from umem.planner.rematerialize import plan_of
 from umem.planner.schedule import Action, actions
-from umem.planner.timetable import timetable
 
 INFINITE = float("inf")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umem.planner.prefetch.footprint import Footprint, footprint
+from umem.planner.prefetch.block_footprint import Footprint, footprint
 from umem.planner.prefetch.moves import MovePlan, Moves, SomeBlocks, plan_moves
 from umem.planner.prefetch.order import Iteration, Order, Step
 from umem.trace import Op

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from umem.planner import Graph, Link, Move, Node, Plan, plan, simulate
+from umem.planner.link_timetable import bytes_during
 from umem.planner.plans import Model, reruns_of
 from umem.planner.rematerialize import plan_of
 from umem.planner.schedule import Task, actions, agenda
-from umem.planner.timetable import bytes_during
-from umem.planner.usage import gradient_bytes, usage
+from umem.planner.usage_of_actions import gradient_bytes, usage
 
 SEEDS = range(40)
 

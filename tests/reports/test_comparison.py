@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from umem.devices.cost import Sample
+from umem.devices import Sample
 from umem.errors import MissingDependencyError
-from umem.predict.comparing import ModeRow, simulated_row
+from umem.predict import ModeRow, simulated_row
 from umem.reports.side_by_side import draw_modes, mode_table
 from umem.units import GIB, MIB
 

@@ -14,8 +14,7 @@ from browser import Browser, BrowserError, executable
 
 from umem.reports.page.step_page import PARTS, SCRIPTS, embedded, step_page
 from umem.trace import Access, Alloc, Event, Free, Mark, Op, Trace
-from umem.trace.analysis.analysis import Vram, analyse
-from umem.trace.analysis.tensors import KINDS
+from umem.trace.analysis import KINDS, Vram, analyse
 from umem.units import format_bytes
 
 needs_browser = pytest.mark.skipif(

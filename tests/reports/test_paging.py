@@ -13,8 +13,8 @@ from cupti_stand_in import Cupti
 from software_programs import lines, needs_software_gpu
 
 import umem
+from umem.devices import PageMove
 from umem.devices.cuda import cuda_reason
-from umem.devices.page_moves import PageMove
 from umem.errors import (
     DeviceError,
     DeviceNotFoundError,
@@ -23,8 +23,8 @@ from umem.errors import (
     StateError,
 )
 from umem.reports.page_owners import ELSEWHERE, OwnedRange, divided
-from umem.reports.paging import PagedMemory, PageTracker
-from umem.trace.stacks import places
+from umem.reports.paging_report import PagedMemory, PageTracker
+from umem.trace import places
 from umem.units import MIB
 
 FIGURES = ("migrated_in_bytes", "migrated_out_bytes", "populated_bytes", "fault_count")
@@ -231,8 +231,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     found = cuda.CudaDevice(HostDriver())
     monkeypatch.setattr(cuda, "open_cuda", lambda ordinal=None: found, raising=False)
-    monkeypatch.setattr("umem.memory.statistics.current_device", lambda: found)
-    monkeypatch.setattr("umem.memory.blocks.current_device", lambda: found)
+    monkeypatch.setattr("umem.memory.counts.current_device", lambda: found)
+    monkeypatch.setattr("umem.memory.mode_blocks.current_device", lambda: found)
     return found
 
 

@@ -25,9 +25,7 @@ from umem.reports.text.comparison import comparison_text, signed
 from umem.reports.text.lines import Column, table, wrapped
 from umem.reports.text.step import step_text
 from umem.trace import Access, Alloc, Event, Free, Mark, Op, Trace
-from umem.trace.analysis.analysis import Analysis, Vram, analyse
-from umem.trace.analysis.differences import compare
-from umem.trace.analysis.tensors import KINDS
+from umem.trace.analysis import KINDS, Analysis, Vram, analyse, compare
 from umem.units import MIB, format_bytes
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 if find_package() is None:
     pytest.skip("no Chainer", allow_module_level=True)

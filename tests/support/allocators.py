@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import cupy
 
-from umem.devices.cuda import install
-from umem.devices.cuda.driver import Malloc
+from umem.devices.cuda import Malloc, install
 
 
 def in_force() -> Malloc:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import umem
-from umem.devices.base import Device, Policy
+from umem.devices import Device, Policy
 from umem.errors import DeviceError, HintError, LimitError, OutOfMemoryError, SizeError, StateError
 
 MIB = 1 << 20

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import cupy
 import numpy as np
 
-from umem.devices.cuda.driver import Driver
+from umem.devices.cuda import Driver
 
 GIB = 1 << 30
 PREFER_HOST, PREFETCH = "prefer_host", "prefetch"

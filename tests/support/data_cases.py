@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 import umem.data
-from umem.data.codec import RawCodec
-from umem.data.items import pack
+from umem.data import RawCodec, pack
 
 
 class Items:

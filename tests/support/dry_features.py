@@ -95,7 +95,7 @@ if __name__ == "__main__":
     import cupy
 
     import umem.chainer
-    from umem.devices.open import current_device
+    from umem.devices import current_device
 
     found = {}
     for feature in FEATURES:

@@ -10,7 +10,7 @@ import pytest
 from processes import python
 
 from tests.devices.cuda.test_gpu_guard import load_guard
-from umem.devices.base import Policy
+from umem.devices import Policy
 from umem.devices.cuda import open_cuda
 
 MIB = 1 << 20

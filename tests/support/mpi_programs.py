@@ -12,7 +12,7 @@ import pytest
 from bench_scripts import module
 from project import ROOT
 
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 MPIEXEC, ranks_command, ranks_environment = (
     getattr(module("mpi_start"), name) for name in ("MPIEXEC", "ranks_command", "ranks_environment")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import umem
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 ROOT = Path(umem.__file__).parent.parent
 MARK = "UMEM_TEST_RANKS"

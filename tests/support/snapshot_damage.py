@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from umem.snapshots.manifest import MANIFEST
+from umem.snapshots import MANIFEST
 
 Values = dict[str, Any]
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from processes import python
 
-from umem.devices.software.versions import known_cupy
+from umem.devices.software import known_cupy
 from umem.errors import UmemError
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")

@@ -6,8 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from umem.trace import Trace
-from umem.trace.events import (
+from umem.trace import (
     ACTIONS,
     COPIES,
     KINDS,
@@ -21,6 +20,7 @@ from umem.trace.events import (
     Kernels,
     Mark,
     Op,
+    Trace,
 )
 
 LABELS = st.text(st.characters(exclude_categories=()), max_size=6)

@@ -13,8 +13,8 @@ from strategies import traces
 from umem.errors import TraceError
 from umem.trace import Access, Alloc, Event, Free, Mark, Op, Trace
 from umem.trace.analysis.analysis import analyse
-from umem.trace.analysis.bands import bands, kind_curves, thinned
 from umem.trace.analysis.differences import compare
+from umem.trace.analysis.live_bands import bands, kind_curves, thinned
 from umem.trace.analysis.tensors import KINDS, read_tensors
 
 

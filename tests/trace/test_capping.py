@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from umem.reports import step_text
 from umem.reports.step_json import step_json
-from umem.reports.text.step import step_text
 from umem.trace.analysis.analysis import analyse
 from umem.trace.analysis.capping import cap_advice
 from umem.trace.events import Access, Alloc, Free, Mark, Op

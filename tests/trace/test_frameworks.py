@@ -10,7 +10,7 @@ from processes import printed
 
 import umem
 from umem.errors import HintError
-from umem.memory.hints import arrays_in
+from umem.memory import arrays_in
 from umem.trace.frameworks import Framework, names, register
 from umem.trace.recording.recorder import active
 

@@ -6,7 +6,7 @@ install()
 
 from typing import Any  # noqa: E402
 
-import chainer  # noqa: E402, F401  (the layer must be in place first)
+import chainer  # noqa: E402  (the layer must be in place first)
 
 from umem.chainer import layers as layers  # noqa: E402
 from umem.chainer import optimizers as optimizers  # noqa: E402
@@ -37,7 +37,7 @@ from umem.chainer.quantization.quantizing import quantize  # noqa: E402
 from umem.chainer.recompute.recompute import Recompute  # noqa: E402
 from umem.chainer.resume.loop_snapshots import resume_run, save_run  # noqa: E402
 from umem.chainer.resume.snapshot_extension import Snapshot  # noqa: E402
-from umem.trace.frameworks import register  # noqa: E402
+from umem.trace import register  # noqa: E402
 
 register(CHAINER)
 follow_python()

@@ -6,7 +6,7 @@ from typing import Any
 
 import chainer
 
-from umem.devices.open import current_device
+from umem.devices import current_device
 
 
 def device() -> Any:

@@ -20,16 +20,13 @@ import numpy as np
 
 from umem.chainer.current_device import device
 from umem.chainer.gcn import GCN, Adjacency
-from umem.devices.base import Mode
-from umem.devices.open import current_device
+from umem.devices import Mode, current_device
 from umem.errors import OutOfMemoryError
 from umem.graphs import Graph, normalised_adjacency, rmat
-from umem.memory.blocks import Block, hybrid, managed, unmanaged
-from umem.memory.process import virtual_gpu
-from umem.predict.comparing import ModeRow, replayed_row, simulated_row
-from umem.predict.replaying import replay
-from umem.trace.recording.recordings import record
-from umem.trace.trace import Trace
+from umem.memory import Block, hybrid, managed, unmanaged, virtual_gpu
+from umem.predict import ModeRow, replay, replayed_row, simulated_row
+from umem.trace import Trace
+from umem.trace.recording import record
 
 if TYPE_CHECKING:
     from umem.devices.software import SoftwareGPU

@@ -13,7 +13,7 @@ import chainer
 import numpy as np
 
 from umem.chainer.tap import Proceed, Subscriber, subscribe
-from umem.devices.cost import is_dry
+from umem.devices import is_dry
 
 LIMIT_BYTES = 1 << 20
 """Arrays up to this size are drawn, which takes milliseconds."""

@@ -14,7 +14,7 @@ from chainer import configuration
 
 from umem.chainer.chunking.capped import cap_here, holders, under
 from umem.errors import RecomputeError
-from umem.trace.recording.storage import root_of
+from umem.trace.recording import root_of
 
 NOT_CARRIED = frozenset((
     "enable_backprop", "in_recomputing", "_will_recompute", "debug", "warn_nondeterministic",

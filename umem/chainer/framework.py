@@ -10,8 +10,8 @@ from chainer import Link, Optimizer, Variable
 
 from umem.chainer.source import ChainerSource
 from umem.errors import HintError
-from umem.memory.hints import is_array
-from umem.trace.frameworks import DATA_CACHE, Framework
+from umem.memory import is_array
+from umem.trace import DATA_CACHE, Framework
 
 
 def _parts(x: Any) -> Iterable[Any] | None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from chainer.function import FunctionAdapter
 
-from umem.planner.from_trace import NOT_AGAIN
-from umem.trace.recording.storage import root_of
+from umem.planner import NOT_AGAIN
+from umem.trace.recording import root_of
 
 _KEEP_THEIR_PLACE = ("Forget", "Checkpoint", "PartAggregation", "ToParts")
 """Functions that run a backward inside of their own, or exchange gradients with other ranks in it,

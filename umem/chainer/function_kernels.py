@@ -22,8 +22,8 @@ from math import prod
 from typing import Any
 
 from umem.chainer.flops import columns_bytes
-from umem.trace.events import Kernels
-from umem.trace.recording.storage import root_of
+from umem.trace import Kernels
+from umem.trace.recording import root_of
 
 Arrays = list[Any]
 Rule = Callable[[Any, Arrays, Arrays], Kernels | None]

@@ -11,8 +11,8 @@ from typing import Any
 
 from umem.chainer.source import MarksBackward
 from umem.chainer.tap import Proceed, subscribe
-from umem.devices.cost import cuda_model
-from umem.trace.recording.thread import thread_state
+from umem.devices import cuda_model
+from umem.trace.recording import thread_state
 
 
 class PythonTime(MarksBackward):

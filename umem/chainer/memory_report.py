@@ -12,12 +12,10 @@ import numpy as np
 from chainer import reporter, training
 
 from umem._common.files import claimed
-from umem.data.caching import reported
-from umem.devices.open import current_device
+from umem.data import reported
+from umem.devices import current_device
 from umem.errors import TraceError
-from umem.trace.recording.kept_steps import Keeper, Kept, Steps
-from umem.trace.recording.recorder import Recorder
-from umem.trace.recording.tally import NAMES, Tally
+from umem.trace.recording import NAMES, Keeper, Kept, Recorder, Steps, Tally
 from umem.units import MIB
 
 

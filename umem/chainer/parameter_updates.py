@@ -16,7 +16,7 @@ from chainer import optimizers
 
 from umem._common.switch import Switch
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
-from umem.trace.recording.meter import BlockMeter, HostMeter
+from umem.trace.recording import BlockMeter, HostMeter
 
 CHUNK_BYTES = 512 << 10
 """Bytes of parameter, gradient and state together that are updated at once.

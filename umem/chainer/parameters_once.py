@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from umem.trace.recording.storage import address_of
+from umem.trace.recording import address_of
 
 
 def parameters(link: Any) -> list[Any]:

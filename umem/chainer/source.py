@@ -23,9 +23,8 @@ from umem.chainer.function_kernels import NO_KERNEL, Rule, launches
 from umem.chainer.precision.half_functions import master_kernels
 from umem.chainer.saved.slots import arrays_in, arrays_on, holds_nothing, values_on
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
-from umem.trace.events import Mark
-from umem.trace.recording.recorder import Audience, Measured, Reach, Recorder, active
-from umem.trace.recording.thread import thread_state
+from umem.trace import Mark
+from umem.trace.recording import Audience, Measured, Reach, Recorder, active, thread_state
 
 _STATISTICS = ("running_mean", "running_var")
 """Running statistics, which normalisation updates in place."""

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from umem.choosing.technique import Technique
 from umem.errors import StateError
 from umem.memory import environment
-from umem.trace.stacks import is_installed
+from umem.trace import is_installed
 from umem_software_gpu import VARIABLE
 
 if TYPE_CHECKING:
-    from umem.devices.cuda.large_arrays import LargeArrays
+    from umem.devices.cuda import LargeArrays
 
 # -- in the process that asks ----------------------------------------------------------------------
 
@@ -216,7 +216,7 @@ class Trial:
         """
         self._technique.turn_on(stack)
         if not self._technique.needs_chainer:
-            from umem.devices.cuda.large_arrays import LargeArrays  # imports CuPy
+            from umem.devices.cuda import LargeArrays  # imports CuPy
 
             self._large = stack.enter_context(LargeArrays())
 

@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 from umem.choosing.technique import Technique
 from umem.errors import StateError
-from umem.memory.hints import preset
-from umem.memory.process import enable
+from umem.memory import enable, preset
 
 CAP = "16MiB"
 """The cap on workspace: of the caps that ``umem report`` proposes (64, 16, 4 and 1 MiB) the largest
@@ -52,7 +51,7 @@ def workspace(stack: ExitStack, budget: str) -> None:
 
 def streaming(stack: ExitStack) -> None:
     """Keep large arrays on the host, where the GPU reads them, in managed memory."""
-    from umem.devices.cuda.large_arrays import LargeArrays  # imports CuPy
+    from umem.devices.cuda import LargeArrays  # imports CuPy
 
     mode(stack, "managed")
     stack.enter_context(LargeArrays(lambda array: preset(array, "streaming")))

@@ -7,11 +7,10 @@ from collections.abc import Callable
 import click
 from rich.console import Console
 
-from umem.choosing.batch_sizes import HalvedArguments, halve_each
-from umem.choosing.child import Draw, DryProgram
+from umem.choosing import Draw, DryProgram, HalvedArguments, halve_each
 from umem.cli.script_options import NOTHING_FITS, of_a_script, tell
 from umem.errors import SizeError
-from umem.reports.text.lines import Column
+from umem.reports import Column
 from umem.units import format_bytes, format_seconds
 
 

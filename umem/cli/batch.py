@@ -5,11 +5,10 @@ from __future__ import annotations
 import click
 from rich.console import Console
 
-from umem.choosing.batch_sizes import BatchSearch, TriedSize, largest_batch
-from umem.choosing.child import DryProgram
+from umem.choosing import BatchSearch, DryProgram, TriedSize, largest_batch
 from umem.cli.script_options import NOTHING_FITS, of_a_script, tell
 from umem.errors import SizeError
-from umem.reports.text.lines import Column
+from umem.reports import Column
 from umem.units import format_bytes, format_seconds
 
 

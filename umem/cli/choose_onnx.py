@@ -14,10 +14,8 @@ from rich.text import Text
 from umem._common.printable import quoted, short
 from umem._common.specs import GpuSpec
 from umem.cli.files_and_sizes import print_result
-from umem.onnx.exported.exported_step import onnx_step
-from umem.onnx.exported.tape_backward import OPTIMIZERS
-from umem.onnx.fitting.model_choice import ModelChoice, ModelOption, choose_for_model
-from umem.reports.text.lines import Column, table, wrapped
+from umem.onnx import OPTIMIZERS, ModelChoice, ModelOption, choose_for_model, onnx_step
+from umem.reports import Column, table, wrapped
 from umem.units import format_bytes, format_seconds
 
 

@@ -9,12 +9,16 @@ from rich.console import Console
 from rich.text import Text
 
 from umem._common.printable import command_line
-from umem.choosing.child import DryProgram
-from umem.choosing.choosing import ScriptChoice, TriedTechnique, choose_for
-from umem.choosing.technique import Technique
-from umem.choosing.technique_rows import TECHNIQUES
+from umem.choosing import (
+    TECHNIQUES,
+    DryProgram,
+    ScriptChoice,
+    Technique,
+    TriedTechnique,
+    choose_for,
+)
 from umem.cli.files_and_sizes import print_result
-from umem.reports.text.lines import Column, code_lines, table, wrapped
+from umem.reports import Column, code_lines, table, wrapped
 from umem.units import format_bytes, format_seconds
 
 ENDLESS = 10_000

@@ -15,10 +15,17 @@ from umem._common.as_json import json_text, plain
 from umem._common.extras import installed_version
 from umem._common.printable import short
 from umem.cli.files_and_sizes import say
-from umem.compat.chainer_installer import get_chainer
-from umem.compat.installation import find_package, package_version
-from umem.compat.pth import install_pth, installed_pth, remove_pth
-from umem.compat.shim_report import Row, check, import_mended
+from umem.compat import (
+    Row,
+    check,
+    find_package,
+    get_chainer,
+    import_mended,
+    install_pth,
+    installed_pth,
+    package_version,
+    remove_pth,
+)
 from umem.errors import UmemError
 
 

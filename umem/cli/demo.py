@@ -19,14 +19,14 @@ from umem._common.as_json import json_text, named
 from umem._common.files import check_folder, check_target, reason, whole
 from umem._common.printable import short
 from umem.errors import MissingDependencyError, UmemError
-from umem.predict.comparing import ModeRow
+from umem.predict import ModeRow
 from umem.units import format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
     from umem._common.specs import GpuSpec
     from umem.chainer.demo_workload import Workload
     from umem.devices.software import SoftwareGPU
-    from umem.trace.trace import Trace
+    from umem.trace import Trace
 
 PICTURE, TEXT = "demo.png", "demo.json"
 _OPTIONS = {
@@ -123,7 +123,7 @@ def _choose(device: str, vram: str) -> tuple[GpuSpec, SoftwareGPU | None] | Lite
             f"{device!r} is none of virtual:NAME, software:NAME and cuda", param_hint="--device"
         )
     from umem._common.specs import gpu_spec
-    from umem.memory.process import virtual_gpu
+    from umem.memory import virtual_gpu
 
     spec = gpu_spec(name)
     virtual_gpu(spec, parse_bytes(vram, "--vram"))  # refuses what is less than a block
@@ -202,7 +202,7 @@ def _with_all_its_vram(trace: Trace, gpu: str) -> float | None:
     """Return simulated seconds of a step with the table's VRAM; None if it does not fit."""
     from statistics import mean
 
-    from umem.predict.replaying import replay
+    from umem.predict import replay
 
     whole = replay(trace, gpu, "unmanaged")
     return mean(whole.step_seconds) if whole.fits and whole.step_seconds else None
@@ -210,7 +210,7 @@ def _with_all_its_vram(trace: Trace, gpu: str) -> float | None:
 
 def _on_cuda(console: Console, size: str, factor: float | None, steps: int) -> _Result:
     """Run the demo on a real GPU."""
-    from umem.devices.open import device_kind
+    from umem.devices import device_kind
 
     if factor is not None and math.isnan(factor):
         raise click.BadParameter("nan is no number", param_hint="--factor")
@@ -275,7 +275,7 @@ def _progress(console: Console, steps: int) -> Iterator[Any]:
 
 def _report(console: Console, result: _Result, out: Path) -> None:
     """Print the results, and write the files."""
-    from umem.reports.side_by_side import mode_table
+    from umem.reports import mode_table
 
     simulated = "simulated " if result.simulated else ""
     vram = format_bytes(result.vram_bytes)
@@ -317,7 +317,7 @@ def _write(console: Console, result: _Result, title: str, out: Path) -> list[Pat
 
 def _picture(console: Console, result: _Result, title: str) -> bytes | None:
     """Return the picture as PNG; None without anything to draw, or without matplotlib."""
-    from umem.reports.side_by_side import draw_modes
+    from umem.reports import draw_modes
 
     if not any(row.timeline for row in result.rows):
         return None
@@ -348,7 +348,7 @@ def _say_what_next(console: Console, kind: str, gpu: str) -> None:
     device = "" if kind == "virtual" else f" --device {kind}:{gpu}"
     console.print("Next:")
     if kind != "cuda":
-        from umem.devices.open import device_kind
+        from umem.devices import device_kind
 
         console.print(f"{f'  umem demo{device} --vram 48MiB':<37} less VRAM, more movement")
         other = "v100-16gb" if gpu == "t4" else "t4"

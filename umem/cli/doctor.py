@@ -17,13 +17,10 @@ from umem._common import extras
 from umem._common.as_json import json_text
 from umem._common.printable import short
 from umem.cli.files_and_sizes import say
-from umem.devices.open import current_device, device_kind, parse_device
-from umem.devices.selftest import Check, run_selftest
+from umem.devices import Check, current_device, device_kind, parse_device, run_selftest
 from umem.errors import DeviceError, DeviceNotFoundError, UmemError
 from umem.launch import mpi
-from umem.memory import environment
-from umem.memory.process import DeviceBlock
-from umem.memory.status import columns
+from umem.memory import DeviceBlock, columns, environment
 
 _WORDS = {True: "ok", False: "FAILED", None: "skipped"}
 _WIDTH = 28

@@ -9,24 +9,30 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-from umem.dry.asked import AskedCounter, AskedTooOften, is_answered, shortest
-from umem.dry.disk import ScratchDisk
-from umem.dry.dry_steps import DrySteps, GpuReading, StepLimit, StepsOver, Turns
-from umem.dry.outcome import (
+from umem.dry import (
     DOES_NOT_FIT,
     FAILED,
     INTERRUPTED,
+    AskedCounter,
+    AskedTooOften,
     AskedValue,
     CaughtOutOfMemory,
     DryOutcome,
+    DrySteps,
     End,
     Failure,
+    GpuReading,
     Holder,
+    ScratchDisk,
+    StepLimit,
+    StepsOver,
+    Turns,
+    is_answered,
+    shortest,
 )
 from umem.errors import is_cupys_out_of_memory
-from umem.trace.events import Mark
-from umem.trace.recording.marks import listeners
-from umem.trace.stacks import error_line, program_line
+from umem.trace import Mark, error_line, program_line
+from umem.trace.recording import listeners
 from umem.units import BLOCK_BYTES, format_bytes
 
 
@@ -73,7 +79,7 @@ class DryRun:
             stack: undoes it.
             disk: the scratch disk that it writes to.
         """
-        from umem.devices.cuda.pool_meter import PoolMeter
+        from umem.devices.cuda import PoolMeter
 
         self._disk = disk
         # The dry runtime's interface: what was read of unknown memory, and values for lines.
@@ -232,7 +238,7 @@ class DryRun:
 
     def _explained(self, error: BaseException) -> tuple[tuple[Holder, ...], int | None, str | None]:
         """Return who held the memory that ran out, how much was missing, and both as text."""
-        from umem.memory.explaining import explain
+        from umem.memory import explain
 
         try:
             found = explain(error)

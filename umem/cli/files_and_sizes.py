@@ -17,7 +17,7 @@ from umem._common.files import check_target, reason, whole
 from umem._common.printable import short
 from umem._common.specs import GpuSpec, gpu_spec
 from umem.errors import FileError, SizeError
-from umem.trace.file import MAX_BYTES, MAX_EVENTS
+from umem.trace import MAX_BYTES, MAX_EVENTS
 from umem.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:

@@ -15,10 +15,14 @@ from umem import __version__
 from umem._common.files import reason
 from umem._common.printable import short
 from umem.cli.files_and_sizes import refuse, say, write
-from umem.devices.software import kernel_archive, kernel_cache
-from umem.devices.software.common_kernels import DTYPES
-from umem.devices.software.processors import VARIABLE, Processors
-from umem.devices.software.toolchain import Toolchain
+from umem.devices.software import (
+    DTYPES,
+    VARIABLE,
+    Processors,
+    Toolchain,
+    kernel_archive,
+    kernel_cache,
+)
 from umem.errors import FileError, SizeError, UmemError
 from umem.units import format_bytes, parse_bytes
 

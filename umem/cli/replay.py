@@ -16,10 +16,10 @@ from umem._common.as_json import json_text, named
 from umem._common.printable import short
 from umem._common.specs import GPUS, gpu_spec
 from umem.cli.files_and_sizes import caps, gpu_asked_for, say
-from umem.devices.base import MODES, Mode
-from umem.predict.replaying import Replay
-from umem.reports.text.lines import Column, table, wrapped
-from umem.trace.trace import Trace
+from umem.devices import MODES, Mode
+from umem.predict import Replay
+from umem.reports import Column, table, wrapped
+from umem.trace import Trace
 from umem.units import format_bytes, format_seconds
 
 NOTHING_FITS = 3

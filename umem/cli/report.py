@@ -21,10 +21,9 @@ from umem._common.printable import command_line, short
 from umem._common.specs import GPUS, gpu_spec
 from umem.cli.files_and_sizes import Caps, caps, print_lines, refuse, refuse_picture, say, write
 from umem.errors import TraceError, UmemError
-from umem.reports.outputs import JSON, OUTPUTS, TEXT, Output, ReportRequest
-from umem.trace.analysis.analysis import Analysis, Vram, analyse
-from umem.trace.analysis.rank_traces import RankedTraces, rank_files, ranked
-from umem.trace.trace import Trace
+from umem.reports import JSON, OUTPUTS, TEXT, Output, ReportRequest
+from umem.trace import Trace
+from umem.trace.analysis import Analysis, RankedTraces, Vram, analyse, rank_files, ranked
 from umem.units import parse_bytes
 
 
@@ -174,7 +173,7 @@ def _compare(
     analyses: list[Analysis], traces: tuple[Path, ...], vram: Vram | None, as_json: bool
 ) -> None:
     """Print the comparison of two traces."""
-    from umem.trace.analysis.differences import compare
+    from umem.trace.analysis import compare
 
     before, after = (path.name for path in traces)
     comparison = compare(*analyses)

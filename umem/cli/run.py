@@ -22,14 +22,12 @@ from umem.cli.run_resume import Resuming
 from umem.cli.run_script import Program, run_program
 from umem.cli.run_watch import Watching
 from umem.cli.startup.sitecustomize import OLD_NUMPY
-from umem.compat.finder import arm
-from umem.compat.installation import find_package
-from umem.compat.lending import LentNames, lend_removed_names
-from umem.dry.disk import FLAG
+from umem.compat import LentNames, arm, find_package, lend_removed_names
+from umem.dry import FLAG
 from umem.errors import UmemError
 from umem.launch import local_count
 from umem.memory import environment
-from umem.trace.recording.kept_steps import Keeper, Steps
+from umem.trace.recording import Keeper, Steps
 from umem.units import format_bytes, format_seconds
 from umem_software_gpu import MOST_DEVICES, VARIABLE
 
@@ -378,7 +376,7 @@ def _report(process: int) -> None:
         return  # a child by fork that came to the end of the script
     click.echo(umem.status().table(), err=True)
     try:
-        from umem.devices.open import current_device
+        from umem.devices import current_device
 
         device = current_device()
     except UmemError:

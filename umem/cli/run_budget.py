@@ -9,9 +9,7 @@ from typing import Any
 import click
 
 from umem._common.specs import spec_of_driver
-from umem.choosing.child import DryProgram
-from umem.choosing.technique import Technique
-from umem.choosing.technique_rows import within
+from umem.choosing import DryProgram, Technique, within
 from umem.cli.choose_script import tried
 from umem.cli.files_and_sizes import gpu_asked_for, say
 from umem.cli.run_script import Program
@@ -92,7 +90,7 @@ class Budgeting:
         """Turn the technique on until the stack unwinds, which prints the measured peak."""
         if self._technique is None:
             return
-        from umem.devices.cuda.pool_meter import PoolMeter
+        from umem.devices.cuda import PoolMeter
 
         self._technique.turn_on(stack)
         meter = stack.enter_context(PoolMeter())
@@ -113,7 +111,7 @@ def _gpu_here() -> str:
     Raises:
         DeviceNotFoundError: there is none. UnknownGpuError: it is not in the table.
     """
-    from umem.devices.cuda.gpus import cuda_reason, open_cuda
+    from umem.devices.cuda import cuda_reason, open_cuda
 
     reason = cuda_reason()
     if reason is not None:

@@ -15,14 +15,12 @@ from typing import Any
 import click
 
 from umem._common.as_json import plain
-from umem.choosing.child import Trial
+from umem.choosing import Trial
 from umem.cli.dry_run import DryRun
 from umem.cli.files_and_sizes import say
 from umem.cli.run_dry_gpus import Elsewhere, lines
 from umem.cli.run_ranks import given_words, rank_path
-from umem.dry.disk import scratch_disk
-from umem.dry.dry_steps import LEAST_STEPS, StepLimit
-from umem.dry.verdict import report
+from umem.dry import LEAST_STEPS, StepLimit, report, scratch_disk
 from umem.errors import SizeError
 from umem.launch import this_rank
 from umem.memory import environment

@@ -10,8 +10,8 @@ from umem._common.files import claimed
 from umem._common.printable import command_line, short
 from umem.cli.files_and_sizes import say
 from umem.errors import TraceError, UmemError
-from umem.trace.frameworks import names
-from umem.trace.recording.kept_steps import Keeper, Kept
+from umem.trace import names
+from umem.trace.recording import Keeper, Kept
 from umem.units import format_bytes
 
 

@@ -12,7 +12,7 @@ import click
 
 from umem._common.extras import command
 from umem.cli.files_and_sizes import say
-from umem.compat.installation import find_package
+from umem.compat import find_package
 from umem.errors import UmemError
 
 _OPTION = "--resume"

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 import click
 
 from umem._common.printable import command_line, short
-from umem.compat.lending import package_in_need
+from umem.compat import package_in_need
 from umem.errors import OutOfMemoryError, StateError, UmemError, is_cupys_out_of_memory
 from umem.launch import this_rank
-from umem.trace.stacks import end_at_user
+from umem.trace import end_at_user
 
 if TYPE_CHECKING:
     from umem.cli.dry_run import DryRun
-    from umem.memory.explaining import Explanation
+    from umem.memory import Explanation
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ def _explained(error: BaseException) -> Explanation | None:
     """Return who holds the memory if it is CuPy's that ran out; None if the GPU cannot tell."""
     if not is_cupys_out_of_memory(error):
         return None
-    from umem.memory.explaining import explain
+    from umem.memory import explain
 
     try:
         return explain(error)

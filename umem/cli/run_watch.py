@@ -12,11 +12,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple, TextIO
 
-from umem.devices.cost import StepCost
-from umem.devices.open import entered_device
-from umem.trace.frameworks import names
-from umem.trace.recording.recorder import Recorder
-from umem.trace.recording.tally import Tally
+from umem.devices import StepCost, entered_device
+from umem.trace import names
+from umem.trace.recording import Recorder, Tally
 from umem.units import format_bytes, format_seconds
 
 TOLD_EVERY_SECONDS = 5.0

@@ -10,10 +10,10 @@ import click
 from rich.text import Text
 
 from umem._common.printable import command_line
-from umem.choosing.child import DryProgram
+from umem.choosing import DryProgram
 from umem.cli.files_and_sizes import gpu_asked_for, print_result
 from umem.cli.run_script import Program
-from umem.reports.text.lines import Column, table, wrapped
+from umem.reports import Column, table, wrapped
 from umem.units import format_bytes
 
 NOTHING_FITS = 3

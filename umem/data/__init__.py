@@ -7,6 +7,8 @@
 Chainer is not needed. docs/data.md has the whole picture.
 """
 
+from typing import TYPE_CHECKING
+
 from umem.data.caching import CachedDataset, cached
 from umem.data.codec import Codec, RawCodec
 from umem.data.codec_report import CodecReport, KindReport
@@ -40,3 +42,11 @@ __all__ = [
     "shuffle",
     "with_replacement",
 ]
+
+if TYPE_CHECKING:
+    from umem.data.caching import reported
+    from umem.data.items import pack
+else:
+    from umem._common.faces import face
+
+    _, __getattr__ = face(__name__, caching="reported", items="pack")

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from umem.errors import UmemError
-from umem.trace.recording.sources import add_source
+from umem.trace.recording import add_source
 
 if TYPE_CHECKING:
     from umem.devices.cuda.cupy_blocks import CupyBlocks

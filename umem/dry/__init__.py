@@ -10,3 +10,39 @@ user's, and no other program may be handed its results. `disk` is the public fac
 libraries that open files in C, and connections. Every Python that the program starts loads these
 three before NumPy: they import the standard library alone, and umem's own where they need it.
 """
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from umem.dry.asked import AskedCounter, AskedTooOften, is_answered, shortest
+    from umem.dry.disk import FLAG, ScratchDisk, real_temporary_folder, scratch_disk
+    from umem.dry.dry_steps import LEAST_STEPS, DrySteps, GpuReading, StepLimit, StepsOver, Turns
+    from umem.dry.outcome import (
+        DOES_NOT_FIT,
+        FAILED,
+        INTERRUPTED,
+        AskedValue,
+        CaughtOutOfMemory,
+        DryOutcome,
+        End,
+        Failure,
+        Holder,
+    )
+    from umem.dry.verdict import report
+else:
+
+    def __getattr__(name):
+        """Load a name of the face; `umem_software_gpu` loads this package without umem."""
+        from umem._common.faces import face
+
+        return face(
+            __name__,
+            asked="AskedCounter AskedTooOften is_answered shortest",
+            disk="FLAG ScratchDisk real_temporary_folder scratch_disk",
+            dry_steps="DrySteps GpuReading LEAST_STEPS StepLimit StepsOver Turns",
+            outcome=(
+                "AskedValue CaughtOutOfMemory DOES_NOT_FIT DryOutcome End FAILED Failure Holder "
+                "INTERRUPTED"
+            ),
+            verdict="report",
+        )[1](name)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import PurePath
 from types import FrameType
 
-from umem.trace.stacks import is_installed
+from umem.trace import is_installed
 
 MOST_READS = 10_000
 """Reads on one line, with nothing else new, after which a loop is taken for one that ends by a

@@ -4,7 +4,7 @@ A graph is a plain set of NumPy arrays (`Graph`); `normalised_adjacency` turns i
 matrix that a graph convolution multiplies by. Only NumPy is imported with this package.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from umem.graphs.csr import GraphData as Graph
 from umem.graphs.csr import normalised_adjacency
@@ -32,10 +32,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("FeatureFile", "open_features"):
-        raise AttributeError(
-            f"umem.graphs.{name} is gone: load_npz(path, features=...) maps the file, as "
-            "numpy.load(path, mmap_mode='r') does"
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if TYPE_CHECKING:
+    from umem.graphs.csr import Array
+    from umem.graphs.halo import ColumnBlock, RankBlocks, parts_of_ranks, rank_blocks
+else:
+    from umem._common.faces import face
+
+    _, __getattr__ = face(
+        __name__, csr="Array", halo="ColumnBlock RankBlocks parts_of_ranks rank_blocks"
+    )

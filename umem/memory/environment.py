@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from umem.devices.base import MODES, Mode
+from umem.devices import MODES, Mode
 from umem.errors import StateError
 from umem.memory.limits import Limit, parse_limit
 

@@ -17,11 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from umem.devices.base import ADVICE, Advice, Device, Location, Place, common
-from umem.devices.open import current_device
-from umem.devices.presets import PRESETS, Preset, check_preset
+from umem.devices import (
+    ADVICE,
+    PRESETS,
+    Advice,
+    Device,
+    Location,
+    Place,
+    Preset,
+    check_preset,
+    common,
+    current_device,
+)
 from umem.errors import HintError
-from umem.trace.frameworks import parts_of
+from umem.trace import parts_of
 
 
 def arrays_in(x: Any) -> Iterator[Any]:

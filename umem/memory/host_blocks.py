@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from umem.devices.host import CONTEXT_FAULTS, pinned_room
-from umem.devices.open import current_device
+from umem.devices import CONTEXT_FAULTS, current_device, pinned_room
 from umem.errors import DeviceError, OutOfMemoryError, SizeError, StateError
-from umem.memory.blocks import unmanaged
 from umem.memory.limits import Size
+from umem.memory.mode_blocks import unmanaged
 from umem.units import MIB, format_bytes, parse_bytes
 
 LEAST_COUNT = 24

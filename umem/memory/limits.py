@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, SupportsIndex
 
-from umem.devices.base import Device
+from umem.devices import Device
 from umem.errors import SizeError
 from umem.units import MAX_BYTES, format_bytes, parse_bytes
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from umem.devices.base import Device, Place
-from umem.planner.prefetch.moves import Moves, SomeBlocks
+from umem.devices import Device, Place
+from umem.planner.prefetch import Moves, SomeBlocks
 from umem.units import BLOCK_BYTES
 
 USABLE = 0.95

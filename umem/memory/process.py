@@ -1,6 +1,6 @@
 """Modes for the whole process, and the model of a GPU in the place of one.
 
-`umem.memory.blocks` has the modes of a block, which go before what is enabled for the process.
+`umem.memory.mode_blocks` has the modes of a block, which go before what is enabled for the process.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from umem._common.locks import safe_lock
 from umem._common.scopes import Scope, Scoped, inside
-from umem.devices.base import Device, Policy, policy_here
-from umem.devices.open import current_device, device_kind, entered_device
+from umem.devices import Device, Policy, current_device, device_kind, entered_device, policy_here
 from umem.errors import StateError, UmemError
 from umem.memory import environment
-from umem.memory.blocks import Decorator, Request, checked_request, devices_served
 from umem.memory.limits import Size
-from umem.trace.stacks import end_at_user
+from umem.memory.mode_blocks import Decorator, Request, checked_request, devices_served
+from umem.trace import end_at_user
 from umem.units import parse_bytes
 
 if TYPE_CHECKING:

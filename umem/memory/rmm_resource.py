@@ -10,8 +10,8 @@ import importlib
 import threading
 from typing import Any
 
-from umem.devices.cuda.streams import stream_order
-from umem.devices.open import current_device
+from umem.devices import current_device
+from umem.devices.cuda import stream_order
 from umem.errors import DeviceError, MissingDependencyError, StateError
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from umem._common.scopes import Scope, Scoped
-from umem.devices.open import current_device
+from umem.devices import current_device
 from umem.errors import DeviceError, StateError
 
 

@@ -9,15 +9,12 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from umem.devices.base import Device, Span
-from umem.devices.open import current_device
+from umem.devices import Device, Span, current_device
 from umem.errors import HintError, LookaheadWarning
 from umem.memory.hints import arrays_in
 from umem.memory.pager import Pager, is_on, room
-from umem.planner.prefetch.footprint import footprint
-from umem.planner.prefetch.moves import NOTHING, MovePlan, plan_moves
-from umem.planner.prefetch.order import Order, Step
-from umem.trace.recording.storage import root_of
+from umem.planner.prefetch import NOTHING, MovePlan, Order, Step, footprint, plan_moves
+from umem.trace.recording import root_of
 from umem.units import BLOCK_BYTES, format_bytes
 
 __all__ = ["Lookahead", "lookahead"]

@@ -1,6 +1,6 @@
 """Allocations by the code that holds them, and a check for leaks.
 
-The allocations and threads watched are those of `umem.memory.statistics`.
+The allocations and threads watched are those of `umem.memory.counts`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TextIO
 
 from umem._common.scopes import Scope
 from umem.errors import LeakError
-from umem.memory.statistics import WatchingBlock, format_in
-from umem.trace.stacks import Frame, Places, Reader, places
+from umem.memory.counts import WatchingBlock, format_in
+from umem.trace import Frame, Places, Reader, places
 from umem.units import format_bytes
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from umem.planner.graph import Graph
 from umem.planner.plans import Reruns
 from umem.planner.step_table import mask_of, numbers
-from umem.planner.usage import gradient_bytes
+from umem.planner.usage_of_actions import gradient_bytes
 
 Masks = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]

@@ -25,7 +25,7 @@ from umem.planner.plans import (
     in_order_of,
 )
 from umem.planner.schedule import actions
-from umem.planner.usage import usage
+from umem.planner.usage_of_actions import usage
 from umem.units import format_bytes
 
 AUTO_SETS = {"kusumoto": 600, "saved": 80}

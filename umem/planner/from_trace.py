@@ -6,7 +6,7 @@ from typing import Literal
 
 from umem.errors import GraphError
 from umem.planner.node import Node
-from umem.trace.trace import Access, Alloc, Op, Trace
+from umem.trace import Access, Alloc, Op, Trace
 
 Cost = Literal["paper", "seconds", "flops"]
 MADE = ("activation", "stash", "array")

@@ -21,7 +21,7 @@ from umem.planner.node import SIZES, Node
 
 if TYPE_CHECKING:
     from umem.planner.from_trace import Cost
-    from umem.trace.trace import Trace
+    from umem.trace import Trace
 
 __all__ = ["Graph", "Node", "Numbered"]
 

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from umem.planner import chains
 from umem.planner.graph import Graph, Numbered
 from umem.planner.link import Key, Link
+from umem.planner.link_timetable import least_bytes, timetable
 from umem.planner.offload_schedule import Decision, decided, is_best
 from umem.planner.plans import Plan, Reruns, in_order_of, reruns_of
 from umem.planner.rematerialize import keep_more, without
-from umem.planner.timetable import least_bytes, timetable
 
 BUDGETS = 7
 """Number of budgets that are planned for, as starts of the search."""

@@ -16,9 +16,9 @@ import numpy as np
 
 from umem.planner.graph import Graph
 from umem.planner.link import Key, Link, LinkClock, Move
+from umem.planner.link_timetable import OffloadWindow, Timetable, timetable
 from umem.planner.plans import Plan, Reruns
 from umem.planner.rematerialize import plan_of
-from umem.planner.timetable import OffloadWindow, Timetable, timetable
 
 NEVER_LESS = 1 + 1e-12
 """A step within this factor of the time of keeping everything counts as the quickest."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from umem.planner.graph import Graph
 from umem.planner.step_table import INFINITE, Ints, Table, units
-from umem.planner.usage import gradient_bytes
+from umem.planner.usage_of_actions import gradient_bytes
 
 WINDOW = 128
 """At most this many nodes in a block that is recomputed, in large graphs."""

@@ -23,8 +23,8 @@ from umem.planner.link import Link
 from umem.planner.node import Node
 from umem.planner.plans import Method, Plan
 from umem.planner.schedule import Action, actions
-from umem.planner.usage import ScheduleUsage, usage
-from umem.trace.analysis.capping import CONVOLUTIONS
+from umem.planner.usage_of_actions import ScheduleUsage, usage
+from umem.trace.analysis import CONVOLUTIONS
 from umem.units import format_apart, format_bytes
 
 UPDATE = "the optimizer's update"

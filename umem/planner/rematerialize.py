@@ -19,10 +19,10 @@ from umem.planner.beam import Beam, Walk, Weights
 from umem.planner.beam_facts import MOST, PARTIAL, Facts, Known
 from umem.planner.graph import Graph, Numbered
 from umem.planner.link import Link, Move
+from umem.planner.link_timetable import bytes_during
 from umem.planner.plans import Plan, Reruns, reruns_of
 from umem.planner.schedule import actions
-from umem.planner.timetable import bytes_during
-from umem.planner.usage import usage
+from umem.planner.usage_of_actions import usage
 
 NAME = "rematerialize"
 FINE, COARSE = 512, 64

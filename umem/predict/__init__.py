@@ -1,1 +1,13 @@
 """Predictions: replays of a trace on models of GPUs; all of it simulated."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from umem.predict.comparing import ModeRow, replayed_row, simulated_row
+    from umem.predict.replaying import Replay, replay
+else:
+    from umem._common.faces import face
+
+    __all__, __getattr__ = face(
+        __name__, comparing="ModeRow replayed_row simulated_row", replaying="Replay replay"
+    )

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from umem._common.as_json import named
-from umem.devices.base import Mode
-from umem.devices.cost import Sample, StepCost
+from umem.devices import Mode, Sample, StepCost
 from umem.predict.replaying import Replay
 
 

@@ -8,16 +8,12 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from umem._common.specs import COSTS, GpuSpec, extremes, gpu_spec
-from umem.devices.base import ADVICE, Mode, Policy
-from umem.devices.cost import Sample, StepCost
-from umem.devices.virtual import VirtualGPU
-from umem.devices.virtual.clock import Clock
+from umem.devices import ADVICE, Mode, Policy, Sample, StepCost
+from umem.devices.virtual import Clock, VirtualGPU
 from umem.errors import HintError, OutOfMemoryError, TraceError
-from umem.memory.blocks import checked_request
-from umem.memory.limits import Size
-from umem.trace.analysis.explain import missing, why_peak
-from umem.trace.analysis.tensors import what_fails
-from umem.trace.trace import Access, Alloc, Event, Hint, Trace, check_trace
+from umem.memory import Size, checked_request
+from umem.trace import Access, Alloc, Event, Hint, Trace, check_trace
+from umem.trace.analysis import missing, what_fails, why_peak
 from umem.units import format_bytes, format_seconds, parse_bytes
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from umem.errors import StateError
-from umem.trace.analysis.analysis import Analysis, Vram
+from umem.trace.analysis import Analysis, Vram
 
 
 class ReportRequest(NamedTuple):

@@ -14,9 +14,8 @@ from typing import IO, Any
 
 from umem._common.as_json import json_text
 from umem.reports.outputs import ReportRequest
-from umem.trace.analysis.analysis import Analysis
-from umem.trace.analysis.bands import Curve, kind_curves
-from umem.trace.events import PHASES, Op
+from umem.trace import PHASES, Op
+from umem.trace.analysis import Analysis, Curve, kind_curves
 
 PROCESS = 1
 STEPS = len(PHASES)

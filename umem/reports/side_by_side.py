@@ -10,7 +10,7 @@ from typing import IO, Any, NamedTuple
 from rich import box
 from rich.table import Table
 
-from umem.predict.comparing import ModeRow
+from umem.predict import ModeRow
 from umem.reports.pictures.drawing import INK, QUIET, finish, new_figure
 from umem.units import MIB, format_bytes, format_seconds
 

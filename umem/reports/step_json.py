@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from umem._common.as_json import named, plain
-from umem.trace.analysis.analysis import Analysis, Vram
-from umem.trace.analysis.bands import thinned
-from umem.trace.analysis.differences import Comparison, vram_share
-from umem.trace.analysis.leaks import Leak
-from umem.trace.analysis.rank_traces import RankedTraces
-from umem.trace.analysis.tensors import Tensor
+from umem.trace.analysis import (
+    Analysis,
+    Comparison,
+    Leak,
+    RankedTraces,
+    Tensor,
+    Vram,
+    thinned,
+    vram_share,
+)
 
 TENSORS = 100
 """At most this many tensors alive at the peak are listed."""

@@ -13,6 +13,8 @@ It is written under another name, synchronised, renamed, and its folder synchron
 order: so a machine that stops at any moment leaves it whole or not there.
 """
 
+from typing import TYPE_CHECKING
+
 from umem.snapshots.background import BackgroundWriter
 from umem.snapshots.claim import Claim
 from umem.snapshots.operations import FileOperations
@@ -30,3 +32,26 @@ __all__ = [
     "sweep",
     "write_snapshot",
 ]
+
+if TYPE_CHECKING:
+    from umem.snapshots.manifest import MANIFEST, folder_name
+    from umem.snapshots.reading import TornError, read
+    from umem.snapshots.shards import SPAN
+    from umem.snapshots.writing import (
+        check_room,
+        needed_bytes,
+        new_directory,
+        publish,
+        remove_left,
+        write_part,
+    )
+else:
+    from umem._common.faces import face
+
+    _, __getattr__ = face(
+        __name__,
+        manifest="MANIFEST folder_name",
+        reading="TornError read",
+        shards="SPAN",
+        writing="check_room needed_bytes new_directory publish remove_left write_part",
+    )

@@ -3,9 +3,72 @@
 Everything else that umem says is a function of a trace.
 """
 
+from typing import TYPE_CHECKING
+
 from umem.trace.events import Access, Alloc, Checker, Event, Free, Hint, Mark, Op
 from umem.trace.trace import Lifetime, Trace
 
 __all__ = [
     "Access", "Alloc", "Checker", "Event", "Free", "Hint", "Lifetime", "Mark", "Op", "Trace",
 ]  # fmt: skip
+
+if TYPE_CHECKING:
+    from umem.trace.events import (
+        ACTIONS,
+        COPIES,
+        GET,
+        KINDS,
+        LARGEST_BYTES,
+        LEAF,
+        ONE_KERNEL,
+        OUTSIDE,
+        PATTERNS,
+        PHASES,
+        Kernels,
+        TapeEntry,
+        check_figures,
+    )
+    from umem.trace.file import MAX_BYTES, MAX_EVENTS
+    from umem.trace.frameworks import (
+        DATA_CACHE,
+        FOLDERS,
+        Framework,
+        names,
+        parts_of,
+        register,
+        told,
+    )
+    from umem.trace.stacks import (
+        STACK_DEPTH,
+        Frame,
+        Places,
+        Reader,
+        end_at_user,
+        error_line,
+        innermost,
+        is_installed,
+        is_own_work,
+        places,
+        program_line,
+    )
+    from umem.trace.trace import check_trace
+    from umem.trace.walk import allocations, renumbered, used_bytes
+else:
+    from umem._common.faces import face
+
+    _more, __getattr__ = face(
+        __name__,
+        events=(
+            "ACTIONS COPIES GET KINDS Kernels LARGEST_BYTES LEAF ONE_KERNEL OUTSIDE PATTERNS "
+            "PHASES TapeEntry check_figures"
+        ),
+        file="MAX_BYTES MAX_EVENTS",
+        frameworks="DATA_CACHE FOLDERS Framework names parts_of register told",
+        stacks=(
+            "Frame Places Reader STACK_DEPTH end_at_user error_line innermost is_installed "
+            "is_own_work places program_line"
+        ),
+        trace="check_trace",
+        walk="allocations renumbered used_bytes",
+    )
+    __all__ += _more

@@ -14,7 +14,7 @@ from umem.devices.base import Device
 from umem.devices.open import DeviceKind, current_device, parse_device, register
 from umem.devices.virtual import VirtualGPU
 from umem.errors import DeviceError
-from umem.memory.process import DeviceBlock
+from umem.memory import DeviceBlock
 
 
 class ToyDevice(VirtualGPU):

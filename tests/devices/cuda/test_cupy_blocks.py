@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from software_programs import needs_compiler, needs_cupy, run
 
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 pytestmark = [needs_compiler, needs_cupy]
 HIDDEN = """

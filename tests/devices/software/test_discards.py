@@ -8,7 +8,7 @@ import pytest
 from project import ROOT
 from software_programs import START, needs_compiler, needs_cupy, run
 
-from umem.compat.installation import find_package
+from umem.compat import find_package
 
 pytestmark = [needs_cupy, needs_compiler]
 needs_chainer = pytest.mark.skipif(find_package() is None, reason="needs Chainer")

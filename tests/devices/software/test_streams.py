@@ -14,7 +14,7 @@ from bench_scripts import run as run_bench
 from software_programs import START, needs_software_gpu, run
 
 from umem._common.specs import gpu_spec
-from umem.compat.installation import find_package
+from umem.compat import find_package
 from umem.devices.software.stream_order import DEPTH, LEGACY, PER_THREAD_HANDLE, StreamOrder, Work
 from umem.devices.software.streams import HostStreams
 

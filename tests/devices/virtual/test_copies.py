@@ -18,8 +18,7 @@ from umem.devices.base import Mode, Policy
 from umem.devices.virtual.clock import BlockMoves, Clock
 from umem.devices.virtual.model import Model
 from umem.errors import TraceError
-from umem.trace import Access, Alloc, Free, Hint, Mark, Op, Trace
-from umem.trace.events import Checker, Event
+from umem.trace import Access, Alloc, Checker, Event, Free, Hint, Mark, Op, Trace
 
 US, MS = 1e-6, 1e-3
 BLOCK = 2 << 20

@@ -14,7 +14,7 @@ import chainer.functions as F
 import chainer.links as L
 
 from umem.chainer.chunking.functions import RULES
-from umem.trace.analysis.capping import CAPPED, NORMALIZATIONS
+from umem.trace.analysis import CAPPED, NORMALIZATIONS
 
 pytestmark = pytest.mark.thorough
 

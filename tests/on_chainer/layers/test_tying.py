@@ -21,7 +21,7 @@ import chainer.links as L
 
 from umem.chainer import tie
 from umem.errors import LayerError
-from umem.memory.hints import arrays_in
+from umem.memory import arrays_in
 
 Array = np.ndarray[Any, Any]
 IDS = np.arange(24).astype("i")

@@ -32,12 +32,12 @@ import umem.devices.cuda
 from umem.chainer import LookaheadPrefetch
 from umem.chainer.demo_workload import Workload
 from umem.chainer.lookahead import session as lookahead_session
-from umem.devices.base import Device
+from umem.devices import Device
 from umem.devices.cuda import cuda_reason
 from umem.errors import DeviceNotFoundError, LookaheadWarning, StateError
-from umem.memory.pager import CudaSideStream
+from umem.memory import CudaSideStream
 from umem.trace import Alloc, Hint, Op
-from umem.trace.recording.recorder import active
+from umem.trace.recording import active
 
 pytestmark = pytest.mark.thorough
 
@@ -584,7 +584,7 @@ def test_nothing_moves_on_cuda_while_a_stream_is_captured(xp: FakeCuPy) -> None:
 
 
 def test_a_device_that_is_not_simulated_gets_a_stream_of_cupy(monkeypatch):
-    from umem.memory.pager import side_stream
+    from umem.memory import side_stream
 
     class Real:
         simulated = False

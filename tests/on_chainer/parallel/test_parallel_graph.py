@@ -22,7 +22,7 @@ from umem.chainer.parallel.part_sums import OverParts, over_parts
 from umem.chainer.parallel.ranks import Ranks
 from umem.errors import DataError, UnsupportedError
 from umem.graphs import communities, cut, karate_club, normalised_adjacency
-from umem.trace.events import Alloc
+from umem.trace import Alloc
 
 GRAPH = communities(240, 4, 1000, across=0.2, features=6, classes=3)
 ASSIGNMENT = np.array([0, 1, 3, 4])[np.arange(240) * 7 % 11 % 4]

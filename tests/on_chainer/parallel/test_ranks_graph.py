@@ -51,8 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.thorough
 def test_bits_are_the_same_on_one_to_five_ranks_and_bytes_those_of_the_plan(folder: Path) -> None:
-    from umem.graphs import open_cut
-    from umem.graphs.halo import halo_plan
+    from umem.graphs import halo_plan, open_cut
 
     ranks = on_ranks(
         5,

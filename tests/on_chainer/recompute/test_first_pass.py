@@ -17,7 +17,7 @@ from tests.compat.functions.test_functions import arrays_for, flatten
 from tests.compat.test_shims import chainer
 from umem.chainer.recompute.gradients import plain_order
 from umem.chainer.recompute.graph_store import MANY, Graphs
-from umem.trace.recording.meter import HostMeter
+from umem.trace.recording import HostMeter
 
 F: Any = chainer.functions
 L: Any = chainer.links

@@ -11,7 +11,7 @@ import umem.chainer
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.seen import SeenGraph, Target, carried
 from umem.errors import BudgetError, SizeError, UnsupportedError
-from umem.planner.pool_gaps import FIRST_GAPS, LEAST_GAPS, PLAIN_GAPS, SETTLED, PoolGaps
+from umem.planner import FIRST_GAPS, LEAST_GAPS, PLAIN_GAPS, SETTLED, PoolGaps
 
 # isort: split
 import chainer

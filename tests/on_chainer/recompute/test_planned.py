@@ -19,7 +19,7 @@ import chainer.links as L
 from umem.chainer.recompute import graph_store, observing
 from umem.chainer.recompute.observing import PassPeaks
 from umem.errors import BudgetError, RecomputeWarning
-from umem.trace.recording.meter import HostMeter
+from umem.trace.recording import HostMeter
 
 expected: dict[str, dict[str, Any]] = {}
 

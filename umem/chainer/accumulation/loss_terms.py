@@ -19,7 +19,7 @@ from chainer.functions.array import cast, get_item, reshape
 from chainer.functions.math import average, basic_math, identity
 
 from umem.chainer.function_facts import owner_of
-from umem.trace.stacks import program_line
+from umem.trace import program_line
 
 
 class Term(NamedTuple):

@@ -24,7 +24,7 @@ from umem.chainer.accumulation.splitting import Batch, ChosenSamples
 from umem.chainer.accumulation.whole_gradient import WholeGradient
 from umem.chainer.step_state import StepState
 from umem.chainer.tap import is_told
-from umem.devices.cost import is_dry
+from umem.devices import is_dry
 from umem.errors import AccumulationError, AccumulationWarning, warn_at_program
 
 MOST_APART = {"float64": 1e-10, "float32": 1e-5}

@@ -23,7 +23,7 @@ from umem.chainer.chunking.pieces import Cap
 from umem.chainer.parameter_updates import update_in_chunks
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import StateError
-from umem.memory.blocks import Decorator
+from umem.memory import Decorator
 from umem.units import format_bytes, parse_bytes
 
 __all__ = ["workspace"]

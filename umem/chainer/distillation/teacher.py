@@ -15,7 +15,7 @@ from umem.chainer.precision.floats import to_half
 from umem.chainer.precision.masters import Masters
 from umem.chainer.precision.terms import chosen, halves
 from umem.errors import StateError, UnsupportedError
-from umem.memory.blocks import managed
+from umem.memory import managed
 
 PRECISIONS = ("float32", "float16")
 """Accepted values of ``teacher_precision``: as the teacher is, and float16."""

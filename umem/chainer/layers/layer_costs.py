@@ -10,8 +10,8 @@ from typing import Any
 import chainer
 
 from umem.chainer.step_state import StepState
-from umem.trace.events import Op
-from umem.trace.recording.recordings import record
+from umem.trace import Op
+from umem.trace.recording import record
 from umem.units import format_bytes
 
 

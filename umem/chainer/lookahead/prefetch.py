@@ -6,9 +6,9 @@ import sys
 from typing import TextIO
 
 from umem.chainer.lookahead.session import Follower, LookaheadReport, Session
-from umem.devices.open import current_device
+from umem.devices import current_device
 from umem.errors import StateError
-from umem.trace.recording.recorder import active
+from umem.trace.recording import active
 
 __all__ = ["LookaheadPrefetch", "LookaheadReport"]
 

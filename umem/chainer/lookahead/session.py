@@ -15,15 +15,12 @@ from typing import Any
 import chainer
 
 from umem._common.scopes import Scope
-from umem.devices.base import Device
+from umem.devices import Device
 from umem.errors import LookaheadWarning, UmemError
-from umem.memory.pager import Pager, is_on, room
-from umem.planner.prefetch.footprint import footprint
-from umem.planner.prefetch.moves import NOTHING, MovePlan, plan_moves
-from umem.planner.prefetch.order import Iteration, Order, Step
-from umem.trace.events import Alloc, Event, Free, Mark, Op
-from umem.trace.recording.recorder import Recorder, active, follow_last
-from umem.trace.recording.storage import Reach
+from umem.memory import Pager, is_on, room
+from umem.planner.prefetch import NOTHING, Iteration, MovePlan, Order, Step, footprint, plan_moves
+from umem.trace import Alloc, Event, Free, Mark, Op
+from umem.trace.recording import Reach, Recorder, active, follow_last
 from umem.units import format_bytes
 
 ORDERS = 4

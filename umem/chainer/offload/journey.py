@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from umem.chainer.saved.buffers import Buffer
-from umem.planner.link import AHEAD_BYTES
+from umem.planner import AHEAD_BYTES
 
 
 class Saved(NamedTuple):

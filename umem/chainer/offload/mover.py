@@ -17,8 +17,8 @@ from umem.chainer.saved.buffers import Buffer
 from umem.chainer.saved.slots import functions_behind, slots_of
 from umem.chainer.saved.tiers.tier import SMALLEST_BYTES, Process, Sent, Tier
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
-from umem.planner.link import IN_FLIGHT_BYTES
-from umem.trace.recording.storage import root_of
+from umem.planner import IN_FLIGHT_BYTES
+from umem.trace.recording import root_of
 
 NEWEST, OLDER = 16, 4
 """At most this many recent and older buffers that others hold are checked before each function."""

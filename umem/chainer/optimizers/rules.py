@@ -37,8 +37,7 @@ from umem.chainer.optimizers.steps import (
     is_sound,
 )
 from umem.errors import GradientError, StateError, UnsupportedError
-from umem.memory.blocks import managed
-from umem.memory.hints import prefetch
+from umem.memory import managed, prefetch
 
 
 class QuantizedRule(UpdateRule):

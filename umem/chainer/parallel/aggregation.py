@@ -12,7 +12,7 @@ from chainer.utils import type_check
 
 from umem.chainer.gcn import add_product, csr_matrix
 from umem.chainer.parallel.ranks import Ranks
-from umem.graphs.halo import ColumnBlock, RankBlocks
+from umem.graphs import ColumnBlock, RankBlocks
 
 _SEND, _RECEIVE = 0, 1
 

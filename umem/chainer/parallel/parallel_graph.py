@@ -17,9 +17,7 @@ from umem.chainer.parallel.part_functions import PartCrossEntropy, PartDropout
 from umem.chainer.parallel.part_sums import sum_over_parts
 from umem.chainer.parallel.ranks import Ranks
 from umem.errors import DataError, DeviceError
-from umem.graphs import Graph, open_cut
-from umem.graphs.csr import Array
-from umem.graphs.halo import parts_of_ranks, rank_blocks
+from umem.graphs import Array, Graph, open_cut, parts_of_ranks, rank_blocks
 
 
 class ParallelGraph:

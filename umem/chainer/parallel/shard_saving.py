@@ -16,7 +16,7 @@ from chainer.backends import cuda
 
 from umem.chainer.parallel.shard_layout import Shard, flat, unit_of
 from umem.chainer.resume.collecting import Distributor
-from umem.snapshots.shards import SPAN
+from umem.snapshots import SPAN
 
 Shards = Mapping[str, Shard]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from chainer.backend import get_array_module
 
-from umem.devices.cost import is_dry
+from umem.devices import is_dry
 
 HALF, SINGLE = np.dtype(np.float16), np.dtype(np.float32)
 LARGEST = 65504.0

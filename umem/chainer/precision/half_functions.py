@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from umem.trace.events import Kernels
+from umem.trace import Kernels
 
 PRODUCTS = frozenset((
     "Convolution2DFunction", "ConvolutionND", "Deconvolution2DFunction", "DeconvolutionND",

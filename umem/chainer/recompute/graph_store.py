@@ -16,11 +16,10 @@ from umem.chainer.recompute.offloaded import OffloadTarget
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.seen import Carried, GraphFacts, SeenGraph, Target, carried, tape_of
 from umem.chainer.recompute.tape import Signature
-from umem.devices.open import entered_device
+from umem.devices import entered_device
 from umem.errors import BudgetError, RecomputeWarning, UnsupportedError, warn_at_program
-from umem.planner.chains import forget_tables
-from umem.planner.pool_gaps import PoolGaps
-from umem.trace.recording.meter import MeteredPools
+from umem.planner import PoolGaps, forget_tables
+from umem.trace.recording import MeteredPools
 from umem.units import format_bytes
 
 REMEMBERED = 32

@@ -15,12 +15,10 @@ from chainer import configuration
 from umem.chainer.function_facts import output_gradient_bytes, owner_of, rules_of
 from umem.chainer.recompute.tape import Call
 from umem.chainer.saved.slots import NODE_ATTRIBUTES, arrays_in, arrays_on, holds_nothing, packing
-from umem.devices.cost import cuda_model, work_seconds
-from umem.devices.open import entered_device
+from umem.devices import cuda_model, entered_device, work_seconds
 from umem.errors import UnsupportedError
-from umem.planner.from_trace import DRAWS
-from umem.trace.recording.meter import BlockMeter, HostMeter
-from umem.trace.recording.storage import root_of
+from umem.planner import DRAWS
+from umem.trace.recording import BlockMeter, HostMeter, root_of
 
 _MT19937_BYTES = 624 * 4 + 4
 """Bytes of the key and the position of mt19937_state in NumPy's random/src/mt19937/mt19937.h."""
@@ -274,7 +272,7 @@ def meter_of(arrays: Iterable[Any]) -> BlockMeter:
     arrays = [getattr(x, "array", x) for x in arrays]
     if all(x is None or isinstance(x, np.ndarray) for x in arrays):
         return HostMeter()
-    from umem.devices.cuda.pool_meter import PoolMeter  # imports CuPy, which need not be there
+    from umem.devices.cuda import PoolMeter  # imports CuPy, which need not be there
 
     return PoolMeter()
 

@@ -17,10 +17,10 @@ import numpy as np
 from umem.chainer.saved.array_layout import ArrayLayout, Ground, is_bytes
 from umem.chainer.saved.tiers.tier import Process, Sent, Tier
 from umem.chainer.saved.tiers.tiers import Where, link_of, only_numpy_moves, open_tier
-from umem.devices.open import entered_device
+from umem.devices import entered_device
 from umem.errors import StateError
-from umem.planner.link import Link
-from umem.trace.recording.storage import address_of, root_of
+from umem.planner import Link
+from umem.trace.recording import address_of, root_of
 
 What = Literal["value", "stash"]
 """The outputs of a call, or its function state."""

@@ -26,7 +26,7 @@ from umem.chainer.function_facts import gives_all_gradients, owner_of
 from umem.chainer.recompute.observing import Observed
 from umem.chainer.recompute.seen import Carried, SeenGraph, TapeAction
 from umem.chainer.recompute.tape import Call
-from umem.trace.recording.storage import root_of
+from umem.trace.recording import root_of
 
 HIGH = 1 << 40
 """Base of the ranks of calls that follow a plan, above all ranks that Chainer gives."""

@@ -28,7 +28,7 @@ from umem.chainer.recompute.seen import Carried, Roots, SeenGraph, TapeAction, r
 from umem.chainer.recompute.tape import Call, Leaves
 from umem.chainer.saved.tiers.tier import Tier
 from umem.errors import is_cupys_out_of_memory
-from umem.trace.recording.meter import MeteredPools
+from umem.trace.recording import MeteredPools
 
 Phase = Literal["forward", "backward", "over"]
 """Over: a backward of the pass has ended; another one may still follow."""
@@ -217,7 +217,7 @@ class Pass:
         self, error: MemoryError, attempts: int, why_once: str | None
     ) -> MemoryError:
         """Return the error for memory that has run out, after some attempts at making room."""
-        from umem.devices.cuda.out_of_memory import CudaOutOfMemoryError  # imports CuPy
+        from umem.devices.cuda import CudaOutOfMemoryError  # imports CuPy
 
         if why_once is not None:
             tried = f"Recompute cannot try again: {why_once}"

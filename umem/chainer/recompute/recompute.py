@@ -24,10 +24,7 @@ from umem.chainer.recompute.seen import Budget, Carried, SeenGraph, Target, cap_
 from umem.chainer.recompute.training import Training
 from umem.chainer.tap import is_told
 from umem.errors import SizeError, StateError
-from umem.planner.plans import Method
-from umem.planner.pool_gaps import PoolGaps
-from umem.planner.schedule import actions
-from umem.planner.usage import ScheduleUsage, usage
+from umem.planner import Method, PoolGaps, ScheduleUsage, actions, usage
 from umem.units import format_bytes, parse_bytes
 
 __all__ = ["Recompute"]
@@ -236,7 +233,7 @@ class Recompute:
             MissingDependencyError: matplotlib is missing.
             OSError: the file cannot be written; an existing one is unchanged.
         """
-        from umem.reports.side_by_side import draw_steps
+        from umem.reports import draw_steps
 
         largest = self._largest()
         if largest is None:

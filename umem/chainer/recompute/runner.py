@@ -27,8 +27,8 @@ from umem.chainer.recompute.training import ANOTHER_ARRAY, INTO_EARLIER, IT_IS_C
 from umem.chainer.recompute.whole_graph import bring, bring_one, check, functions, roots_of
 from umem.chainer.saved.slots import put_state_back
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
-from umem.devices.cost import work_seconds
-from umem.planner.from_trace import DRAWS
+from umem.devices import work_seconds
+from umem.planner import DRAWS
 
 TWICE = "it is differentiated twice"
 

@@ -16,13 +16,19 @@ from umem.chainer.recompute.offloaded import What
 from umem.chainer.recompute.tape import LEAF, Call, Signature
 from umem.chainer.saved.tiers.tier import Tier
 from umem.errors import BudgetError
-from umem.planner.link import Link
-from umem.planner.plans import Method
-from umem.planner.pool_gaps import PoolGaps
-from umem.planner.problem import CallFacts, Problem, Solution
-from umem.planner.schedule import Kind, actions, agenda
-from umem.planner.usage import usage
-from umem.trace.analysis.capping import CAPPED, advice
+from umem.planner import (
+    CallFacts,
+    Kind,
+    Link,
+    Method,
+    PoolGaps,
+    Problem,
+    Solution,
+    actions,
+    agenda,
+    usage,
+)
+from umem.trace.analysis import CAPPED, advice
 
 Roots = tuple[tuple[int, int], ...]
 """Call and output indexes at which a backward begins."""

@@ -31,7 +31,7 @@ from umem.chainer.saved.slots import (
     refill_outputs,
 )
 from umem.chainer.saved.tiers.tier import Tier
-from umem.devices.cost import work_seconds
+from umem.devices import work_seconds
 from umem.errors import RecomputeError, StateError
 
 STATISTICS = ("running_mean", "running_var")

@@ -26,9 +26,9 @@ from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.seen import Roots, SeenGraph, Target
 from umem.chainer.recompute.tape import Call
 from umem.chainer.recompute.whole_graph import make_whole, reaches_more, watch_over
-from umem.devices.cost import work_seconds
+from umem.devices import work_seconds
 from umem.errors import RecomputeError
-from umem.trace.recording.meter import HostMeter, MeteredPools
+from umem.trace.recording import HostMeter, MeteredPools
 
 INTO_EARLIER = "its backward goes on into an earlier graph"
 ELSEWHERE = "it goes backward, or is cut, in another thread or inside a backward"

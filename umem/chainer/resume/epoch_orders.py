@@ -16,7 +16,7 @@ from chainer import iterators
 from umem._common.printable import quoted
 from umem.chainer.resume.loaded_checks import check_order
 from umem.chainer.resume.random_states import GENERATORS, is_global, serialize_generator
-from umem.data.orders import KnownOrder
+from umem.data import KnownOrder
 from umem.errors import SnapshotError, StateError
 
 

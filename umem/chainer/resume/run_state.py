@@ -27,8 +27,7 @@ from umem.chainer.resume.optimizer_extras import (
 from umem.chainer.resume.random_states import GENERATORS, serialize_generator, serialize_global
 from umem.chainer.resume.rollback import Rollback
 from umem.errors import SnapshotError, UmemError
-from umem.snapshots import SavedRun
-from umem.snapshots.shards import SPAN
+from umem.snapshots import SPAN, SavedRun
 
 _ON_GPU = "on GPU"
 """Name of the list of arrays that were on a GPU."""

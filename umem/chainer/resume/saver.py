@@ -15,9 +15,19 @@ from umem._common.files import reason
 from umem._common.printable import quoted, short
 from umem.chainer.resume.run_state import RunState
 from umem.errors import FileError, SizeError, SnapshotWarning, StateError, warn_at_program
-from umem.snapshots import BackgroundWriter, Claim, FileOperations, SavedRun, read_newest, sweep
-from umem.snapshots.reading import places_in
-from umem.snapshots.writing import check_room, needed_bytes, prune, write_snapshot
+from umem.snapshots import (
+    BackgroundWriter,
+    Claim,
+    FileOperations,
+    SavedRun,
+    check_room,
+    needed_bytes,
+    places_in,
+    prune,
+    read_newest,
+    sweep,
+    write_snapshot,
+)
 
 
 @dataclass(frozen=True)

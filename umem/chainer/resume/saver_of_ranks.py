@@ -16,15 +16,18 @@ from umem.chainer.resume.collecting import Collector
 from umem.chainer.resume.run_state import RunState
 from umem.chainer.resume.saver import RunSaver
 from umem.errors import FileError
-from umem.snapshots import FileOperations, SavedRun, places_in
-from umem.snapshots.manifest import folder_name
-from umem.snapshots.reading import TornError, read
-from umem.snapshots.shards import SPAN
-from umem.snapshots.writing import (
+from umem.snapshots import (
+    SPAN,
+    FileOperations,
+    SavedRun,
+    TornError,
     check_room,
+    folder_name,
     needed_bytes,
     new_directory,
+    places_in,
     publish,
+    read,
     remove_left,
     write_part,
 )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from umem.trace.recording.storage import address_of, root_of
+from umem.trace.recording import address_of, root_of
 
 
 class Ground(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 from umem.chainer.saved.array_layout import ArrayLayout, Ground, is_dense
 from umem.chainer.saved.slots import Slot
 from umem.chainer.saved.tiers.tier import Sent
-from umem.trace.recording.storage import address_of, root_of
+from umem.trace.recording import address_of, root_of
 
 
 class Buffer:

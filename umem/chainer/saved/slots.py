@@ -19,7 +19,7 @@ import numpy as np
 from chainer.function import FunctionAdapter
 
 from umem.chainer.function_facts import is_array, owner_of
-from umem.planner.from_trace import DRAWS
+from umem.planner import DRAWS
 
 _PLAIN = frozenset((
     int, float, bool, str, type(None), type, *(type(np.dtype(code)) for code in np.typecodes["All"])

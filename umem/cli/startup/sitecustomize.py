@@ -39,8 +39,7 @@ class WaitForChainer:
         if PathFinder.find_spec("umem") is None:  # a checkout that is not installed
             sys.path.append(_ROOT)
         try:
-            from umem.compat.finder import arm
-            from umem.compat.lending import LentNames
+            from umem.compat import LentNames, arm
         except ImportError:  # another Python, without what umem needs
             return None
         arm()

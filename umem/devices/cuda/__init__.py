@@ -3,7 +3,34 @@
 Importing it imports neither; opening a device imports CuPy, and the first hint cuda.core.
 """
 
+from typing import TYPE_CHECKING
+
 from umem.devices.cuda.device import CudaDevice
 from umem.devices.cuda.gpus import cuda_reason, open_cuda
 
 __all__ = ["CudaDevice", "cuda_reason", "open_cuda"]
+
+if TYPE_CHECKING:
+    from umem.devices.cuda.arena import Arena, OrderedDiscards
+    from umem.devices.cuda.driver import Driver, Malloc, count_problem
+    from umem.devices.cuda.large_arrays import LargeArrays
+    from umem.devices.cuda.out_of_memory import CudaLimitError, CudaOutOfMemoryError
+    from umem.devices.cuda.pool_meter import PoolMeter
+    from umem.devices.cuda.ranges import CoreHints
+    from umem.devices.cuda.retrying import Retrying
+    from umem.devices.cuda.streams import stream_order
+else:
+    from umem._common.faces import face
+
+    _more, __getattr__ = face(
+        __name__,
+        arena="Arena OrderedDiscards",
+        driver="Driver Malloc count_problem",
+        large_arrays="LargeArrays",
+        out_of_memory="CudaLimitError CudaOutOfMemoryError",
+        pool_meter="PoolMeter",
+        ranges="CoreHints",
+        retrying="Retrying",
+        streams="stream_order",
+    )
+    __all__ += _more

@@ -22,7 +22,7 @@ from umem.devices.cuda.driver import Driver, Malloc
 from umem.devices.cuda.ledger import MemoryOwner, MemoryOwnerRef
 from umem.devices.cuda.ranges import CoreHints
 from umem.devices.virtual.repeating_pool import RepeatingPool
-from umem.trace.recording.storage import settlers, tellers
+from umem.trace.recording import settlers, tellers
 from umem.units import BLOCK_BYTES
 
 listeners: list[Callable[[int, int], None]] = []

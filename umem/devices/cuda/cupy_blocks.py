@@ -20,9 +20,7 @@ import cupy
 from umem._common.locks import safe_lock
 from umem.devices.cuda.pool_meter import PoolMeter
 from umem.errors import UmemError
-from umem.trace.recording.meter import of_gpu
-from umem.trace.recording.recorder import active, inside
-from umem.trace.recording.storage import Lifetimes, tellers
+from umem.trace.recording import Lifetimes, active, inside, of_gpu, tellers
 
 
 class CupyBlocks:

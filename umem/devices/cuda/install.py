@@ -33,7 +33,7 @@ from umem.devices.cuda.driver import CupyPool, Malloc, own_pool
 from umem.devices.cuda.retrying import Callback, bare, retrying
 from umem.devices.cuda.watching import watched
 from umem.errors import StateError
-from umem.trace.frameworks import FOLDERS
+from umem.trace import FOLDERS
 
 
 @dataclass(eq=False)

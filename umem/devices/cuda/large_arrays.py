@@ -8,7 +8,7 @@ from typing import Any
 
 import cupy
 
-from umem.trace.stacks import program_line
+from umem.trace import program_line
 
 SHARE = 8
 """An array is large from this part of VRAM on: advice by array is worth its line of code for the

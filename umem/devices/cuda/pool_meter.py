@@ -16,8 +16,7 @@ from umem.devices.cuda.gpus import open_cuda
 from umem.devices.cuda.pool_in_use import PoolInUse
 from umem.devices.cuda.pools import Cache
 from umem.devices.cuda.retrying import bare
-from umem.trace.recording.meter import HeldBytes
-from umem.trace.recording.storage import Teller
+from umem.trace.recording import HeldBytes, Teller
 from umem.units import BLOCK_BYTES
 
 Level = CupyPool | Cache

@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar, get_args
 
-from cupy.cuda import MemoryPointer, UnownedMemory
-
 # From cupy.cuda: an import from cupy.cuda.runtime would replace the module by a copy.
+from cupy.cuda import MemoryPointer, UnownedMemory
 from cupy.cuda import runtime as cuda_runtime
 
 from umem.devices.base import Policy

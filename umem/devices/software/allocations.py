@@ -28,7 +28,7 @@ from umem.devices.software.memory_sources import PlainSource
 from umem.devices.software.pool_blocks import PoolBlocks
 from umem.devices.virtual.model import Model
 from umem.errors import OutOfMemoryError
-from umem.trace.events import Access, Alloc, Event, Free, Op
+from umem.trace import Access, Alloc, Event, Free, Op
 
 HOST, DEVICE, MANAGED = 1, 2, 3
 """Values of cudaMemoryType, from driver_types.h."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from umem.devices.virtual.driver import covered
 from umem.devices.virtual.model import Model
-from umem.trace.events import Access
+from umem.trace import Access
 
 DEFAULT = (0, 1, 2)
 """The default streams: legacy, by two handles, and one for each thread."""

@@ -17,9 +17,8 @@ from collections.abc import Sequence
 
 from umem.devices.cuda.cupy_blocks import CupyBlocks
 from umem.devices.software.runtime import HostRuntime
-from umem.trace.events import Access, Op
-from umem.trace.recording.recorder import Reach, Recorder, active, inside
-from umem.trace.recording.storage import Lifetimes
+from umem.trace import Access, Op
+from umem.trace.recording import Lifetimes, Reach, Recorder, active, inside
 
 _TYPES = re.compile(r"__\w*$")
 

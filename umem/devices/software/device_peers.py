@@ -20,7 +20,7 @@ from umem.devices.software.device_state import DeviceState
 from umem.devices.software.faults import ILLEGAL_ADDRESS
 from umem.devices.virtual.driver import covered
 from umem.devices.virtual.model import Model
-from umem.trace.events import Access, Hint, Op
+from umem.trace import Access, Hint, Op
 
 _GATHERS = ("cupy_take", "cupy_getitem", "cupy_scatter", "cupy_cupyx_scatter")
 """CuPy's kernels that access memory at computed indexes."""

@@ -19,7 +19,7 @@ from umem.devices.software.kernels import Kernel, KernelCompiler
 from umem.devices.software.nvrtc import unpacked
 from umem.devices.software.runtime import HostRuntime
 from umem.devices.software.strictness import refuse
-from umem.trace.events import Access
+from umem.trace import Access
 
 NOT_FOUND, FILE_NOT_FOUND, INVALID_IMAGE, INVALID_CONTEXT = 500, 301, 200, 201
 INVALID_VALUE, INVALID_HANDLE = 1, 400

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from umem.dry.disk import real_temporary_folder
+from umem.dry import real_temporary_folder
 from umem.units import parse_bytes
 
 VARIABLE = "UMEM_KERNEL_CACHE_SIZE"

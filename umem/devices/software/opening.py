@@ -44,9 +44,9 @@ from umem.devices.software.runtime import HostRuntime
 from umem.devices.software.sharing import usable_cores
 from umem.devices.software.toolchain import Toolchain
 from umem.devices.software.versions import known_cupy
-from umem.dry.disk import FLAG
+from umem.dry import FLAG
 from umem.errors import DeviceError, StateError
-from umem.trace.recording.sources import add_source
+from umem.trace.recording import add_source
 from umem.units import BLOCK_BYTES, format_bytes, parse_bytes
 from umem_software_gpu import disarm
 

@@ -17,7 +17,7 @@ from umem.devices.software.boards import attributes
 from umem.devices.software.copy_checks import CopyChecks
 from umem.devices.software.pools import INVALID_VALUE
 from umem.devices.software.streams import FIRST_HANDLE, HostStreams
-from umem.trace.events import Hint
+from umem.trace import Hint
 from umem.units import BLOCK_BYTES
 
 DRIVER_VERSION = 13000

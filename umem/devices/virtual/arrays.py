@@ -17,8 +17,8 @@ import numpy as np
 
 from umem._common.arithmetic import FLOAT32, of_dtype, of_product
 from umem.errors import UnsupportedError
-from umem.trace.frameworks import names
-from umem.trace.recording.recorder import Measured, Reach, Recorder, active, inside
+from umem.trace import names
+from umem.trace.recording import Measured, Reach, Recorder, active, inside
 
 _METHODS = {
     "T", "all", "any", "astype", "base", "copy", "ctypes", "data", "dtype", "fill", "flags",

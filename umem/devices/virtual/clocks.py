@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from umem._common.arithmetic import FLOAT32
 from umem.devices.virtual.clock import BlockMoves, Clock
-from umem.trace.events import ONE_KERNEL, Op
+from umem.trace import ONE_KERNEL, Op
 
 Done = tuple[float, ...]
 """The end of something on each clock."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from umem.devices.virtual.clocks import Clocks, Done
-from umem.trace.events import Access, Op
+from umem.trace import Access, Op
 
 
 class Copies:

@@ -48,8 +48,8 @@ from umem.devices.virtual.model import Allocator, Model
 from umem.devices.virtual.residency import TO_GPU, TO_HOST, Residency
 from umem.devices.virtual.watching import EventWatch
 from umem.errors import DeviceError, HintError, StateError
-from umem.trace.recording.recorder import Reach, Recorder, active, address_of, root_of
-from umem.trace.trace import Access, Event, Free, Hint
+from umem.trace import Access, Event, Free, Hint
+from umem.trace.recording import Reach, Recorder, active, address_of, root_of
 from umem.units import BLOCK_BYTES
 
 UNMANAGED = Policy("unmanaged")

@@ -22,19 +22,7 @@ from umem.devices.virtual.copies import Copies
 from umem.devices.virtual.driver import DriverModel, Placed, covered, half_covered, wholly_covered
 from umem.devices.virtual.pool import Pool
 from umem.errors import LimitError, OutOfMemoryError, StateError
-from umem.trace.events import (
-    COPIES,
-    GET,
-    ONE_KERNEL,
-    Access,
-    Alloc,
-    Event,
-    Free,
-    Hint,
-    Kernels,
-    Mark,
-    Op,
-)
+from umem.trace import COPIES, GET, ONE_KERNEL, Access, Alloc, Event, Free, Hint, Kernels, Mark, Op
 from umem.units import BLOCK_BYTES, format_bytes
 
 Allocator = Literal["caching", "plain"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from umem.devices.base import Watcher
 from umem.devices.virtual.driver import Placed
-from umem.trace.events import Alloc, Event, Free, Op
+from umem.trace import Alloc, Event, Free, Op
 
 
 class EventWatch:

@@ -29,10 +29,8 @@ from umem.onnx.exported.tape_backward import (
     TapeCall,
     update_events,
 )
-from umem.planner import Graph
-from umem.planner.from_trace import Cost
-from umem.trace.events import LEAF, OUTSIDE, Access, Alloc, Event, Free, Op, TapeEntry
-from umem.trace.trace import Trace
+from umem.planner import Cost, Graph
+from umem.trace import LEAF, OUTSIDE, Access, Alloc, Event, Free, Op, TapeEntry, Trace
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 from umem._common.printable import quoted
 from umem.errors import OnnxError
 from umem.onnx.exported.onnx_graph import TensorType
-from umem.trace.events import LARGEST_BYTES
+from umem.trace import LARGEST_BYTES
 
 SMALL = 4096
 """Arrays of at most this many elements may affect a shape; larger ones are weights."""

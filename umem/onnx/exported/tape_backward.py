@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from umem.trace.events import Access, Alloc, Event, Free, Mark, Op
+from umem.trace import Access, Alloc, Event, Free, Mark, Op
 
 OptimizerName = Literal["adam", "momentum", "sgd", "none"]
 OPTIMIZERS: dict[str, tuple[str, tuple[str, ...], int]] = {

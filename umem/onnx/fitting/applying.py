@@ -18,11 +18,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
 from umem.onnx.fitting.step_problem import forward_pass, is_mask, packed_bytes
-from umem.planner import Graph
-from umem.planner.plans import Plan
-from umem.planner.schedule import agenda
-from umem.trace.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace
-from umem.trace.walk import allocations
+from umem.planner import Graph, Plan, agenda
+from umem.trace import Access, Alloc, Event, Free, Hint, Mark, Op, Trace, allocations
 
 
 def apply(trace: Trace, plan: Plan) -> Trace:

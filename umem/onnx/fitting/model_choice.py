@@ -10,8 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from umem._common.as_json import named
 from umem._common.specs import GpuSpec
-from umem.devices.base import Mode
-from umem.devices.cost import StepCost
+from umem.devices import Mode, StepCost
 from umem.devices.virtual import VirtualGPU
 from umem.errors import BudgetError, GraphError, StateError
 from umem.onnx.exported.exported_step import ExportedStep
@@ -19,11 +18,8 @@ from umem.onnx.fitting.applying import apply
 from umem.onnx.fitting.offloading import all_offloaded, link_of, op_seconds
 from umem.onnx.fitting.steady_step import SteadyStep, steady_step
 from umem.onnx.fitting.step_problem import problem_of
-from umem.planner.link import Link
-from umem.planner.plans import Plan
-from umem.planner.problem import Problem, Solution
-from umem.planner.schedule import actions
-from umem.trace.events import check_figures
+from umem.planner import Link, Plan, Problem, Solution, actions
+from umem.trace import check_figures
 from umem.units import MIB, format_bytes
 
 TRIES = 6

@@ -7,13 +7,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from umem._common.specs import COSTS, GpuSpec
-from umem.devices.virtual.clock import Clock
+from umem.devices.virtual import Clock
 from umem.errors import StateError
-from umem.planner.link import AHEAD_BYTES, IN_FLIGHT_BYTES, Link, Move
-from umem.planner.plans import Plan
-from umem.planner.problem import Problem
-from umem.planner.timetable import OffloadWindow, timetable
-from umem.trace.trace import Trace
+from umem.planner import (
+    AHEAD_BYTES,
+    IN_FLIGHT_BYTES,
+    Link,
+    Move,
+    OffloadWindow,
+    Plan,
+    Problem,
+    timetable,
+)
+from umem.trace import Trace
 from umem.units import BLOCK_BYTES
 
 SMALLEST_BYTES = BLOCK_BYTES // 32

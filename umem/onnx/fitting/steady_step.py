@@ -7,15 +7,10 @@ from dataclasses import dataclass
 from itertools import chain
 
 from umem._common.specs import COSTS, GpuSpec, extremes
-from umem.devices.base import Mode, Policy
-from umem.devices.cost import StepCost
-from umem.devices.virtual import VirtualGPU
-from umem.devices.virtual.clock import Clock
-from umem.devices.virtual.model import Model
+from umem.devices import Mode, Policy, StepCost
+from umem.devices.virtual import Clock, Model, VirtualGPU
 from umem.errors import OutOfMemoryError
-from umem.trace.events import Alloc
-from umem.trace.trace import Event, Free, Mark, Op, Trace
-from umem.trace.walk import allocations, renumbered, used_bytes
+from umem.trace import Alloc, Event, Free, Mark, Op, Trace, allocations, renumbered, used_bytes
 
 STEPS = 3
 """Steps of a replay: the first one finds no gradients; where blocks move, later ones alternate."""

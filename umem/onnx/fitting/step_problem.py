@@ -15,11 +15,8 @@ from typing import NamedTuple
 
 from umem._common.specs import COSTS, GPUS
 from umem.errors import GraphError
-from umem.planner import Graph
-from umem.planner.problem import CallFacts, Problem
-from umem.trace.events import LEAF, Alloc, Event, Free, Mark, Op, TapeEntry
-from umem.trace.trace import Trace
-from umem.trace.walk import allocations
+from umem.planner import CallFacts, Graph, Problem
+from umem.trace import LEAF, Alloc, Event, Free, Mark, Op, TapeEntry, Trace, allocations
 
 FLOPS_PER_BYTE = median(
     COSTS.compute_efficiency * gpu.fp32_rate / (COSTS.memory_efficiency * gpu.memory_bandwidth)

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from umem.planner.prefetch.footprint import Footprint, Gap
+from umem.planner.prefetch.block_footprint import Footprint, Gap
 
 BOTH_WAYS, ONE_WAY, READY = 2.0, 1.0, 0.05
 """Costs of a block sent and fetched, of one that is sent only, and of one that is discarded."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from umem.trace.events import Op
+from umem.trace import Op
 
 LASTING = ("parameter", "state", "input")
 """Kinds of tensors that are taken to be older than the first iteration of all."""

@@ -13,10 +13,8 @@ from typing import IO, Any
 from umem._common.as_json import json_text
 from umem.reports.outputs import ReportRequest
 from umem.reports.step_json import summary
-from umem.trace.analysis.analysis import Analysis, Vram
-from umem.trace.analysis.bands import Bands, bands, kind_curves
-from umem.trace.analysis.tensors import KINDS, Tensor
-from umem.trace.events import Alloc, Op
+from umem.trace import Alloc, Op
+from umem.trace.analysis import KINDS, Analysis, Bands, Tensor, Vram, bands, kind_curves
 
 PARTS = Path(__file__).parent / "page_parts"
 SCRIPTS = ("model", "show", "chart", "marks", "pointer", "tables", "page")

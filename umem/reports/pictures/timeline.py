@@ -7,9 +7,7 @@ from typing import IO, Any
 
 from umem.reports.outputs import ReportRequest
 from umem.reports.pictures.drawing import INK, QUIET, finish, new_figure, plain
-from umem.trace.analysis.analysis import Analysis, Vram
-from umem.trace.analysis.bands import kind_curves, thinned
-from umem.trace.analysis.tensors import KINDS
+from umem.trace.analysis import KINDS, Analysis, Vram, kind_curves, thinned
 from umem.units import GIB, KIB, MIB, format_bytes, format_seconds
 
 COLORS = dict(zip(KINDS, (

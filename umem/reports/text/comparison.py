@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.text import Text
 
 from umem.reports.text.lines import Column, table, wrapped
-from umem.trace.analysis.analysis import Vram
-from umem.trace.analysis.differences import Comparison, Difference, OpDifference, vram_share
+from umem.trace.analysis import Comparison, Difference, OpDifference, Vram, vram_share
 from umem.units import format_bytes, format_seconds
 
 ROWS = 15

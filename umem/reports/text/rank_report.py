@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from umem.reports.text.lines import Column, table, wrapped
-from umem.trace.analysis.analysis import OpTotal, Vram
-from umem.trace.analysis.rank_traces import RankedTraces, RankRow
+from umem.trace.analysis import OpTotal, RankedTraces, RankRow, Vram
 from umem.units import format_bytes, format_seconds
 
 OPERATIONS = 8

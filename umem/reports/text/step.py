@@ -11,12 +11,8 @@ from rich.text import Text
 
 from umem._common.printable import short
 from umem.reports.text.lines import Column, clipped, table, wrapped
-from umem.trace.analysis.analysis import Analysis, OpTotal, Vram
-from umem.trace.analysis.bands import thinned
-from umem.trace.analysis.leaks import Leak
-from umem.trace.analysis.tensors import Tensor
-from umem.trace.frameworks import DATA_CACHE
-from umem.trace.stacks import innermost
+from umem.trace import DATA_CACHE, innermost
+from umem.trace.analysis import Analysis, Leak, OpTotal, Tensor, Vram, thinned
 from umem.units import format_bytes, format_seconds
 
 ROWS = 10

@@ -10,7 +10,7 @@ from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.online.eviction import Candidates
 from umem.chainer.recompute.online.late_call import LateCall
 from umem.chainer.saved.slots import arrays_in, packing
-from umem.trace.recording.storage import root_of
+from umem.trace.recording import root_of
 
 NEAR = 8
 """At most this many evicted ancestors of a call form its DTR neighbourhood."""

@@ -31,8 +31,8 @@ from umem.chainer.recompute.online.late_call import (
 from umem.chainer.recompute.online.pressure import AHEAD, Pressure, Room
 from umem.chainer.recompute.pass_policies import PassPolicy, PassSoFar
 from umem.chainer.recompute.seen import TapeAction
-from umem.devices.cost import work_seconds
-from umem.trace.recording.storage import root_of
+from umem.devices import work_seconds
+from umem.trace.recording import root_of
 
 FROM_EARLIER = "it goes on from an earlier pass"
 

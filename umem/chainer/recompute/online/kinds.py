@@ -14,7 +14,7 @@ from typing import Any
 
 from umem.chainer.recompute.observing import Before, again_and_stash, look, meter_of
 from umem.chainer.recompute.tape import STATISTICS
-from umem.planner.from_trace import DRAWS
+from umem.planner import DRAWS
 
 LOOKS = 3
 """This many calls of a class are examined, and this many rises measured for each shape."""

@@ -13,9 +13,9 @@ from umem.chainer.recompute.observing import gradient_bytes
 from umem.chainer.recompute.online.account import Account, Arrays
 from umem.chainer.recompute.online.kinds import Experience, rise_of
 from umem.chainer.recompute.online.late_call import LateCall, leaf_nodes
-from umem.devices.cost import work_seconds
+from umem.devices import work_seconds
 from umem.errors import BudgetError
-from umem.trace.recording.storage import root_of
+from umem.trace.recording import root_of
 from umem.units import format_bytes
 
 AHEAD = 64

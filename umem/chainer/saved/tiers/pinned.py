@@ -23,8 +23,8 @@ from chainer.backends import cuda
 from umem.chainer.saved.tiers.extents import PAGE, Extent, Extents
 from umem.chainer.saved.tiers.recorder_events import KnownAs, hear_fetch, hear_send, unheard
 from umem.chainer.saved.tiers.tier import Process
-from umem.devices.cuda.streams import stream_order
-from umem.devices.host import CONTEXT_FAULTS, available_bytes, pinned_room
+from umem.devices import CONTEXT_FAULTS, available_bytes, pinned_room
+from umem.devices.cuda import stream_order
 from umem.errors import OffloadWarning, StateError, warn_at_program
 from umem.units import MIB, format_bytes
 

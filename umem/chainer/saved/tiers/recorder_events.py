@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from umem.trace.events import Access, Hint
-from umem.trace.recording.recorder import Measured, Reach, Recorder, active
+from umem.trace import Access, Hint
+from umem.trace.recording import Measured, Reach, Recorder, active
 
 
 class KnownAs(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from umem.chainer.saved.tiers.recorder_events import KnownAs, hear_fetch, hear_send
-from umem.devices.open import entered_device
+from umem.devices import entered_device
 from umem.errors import StateError
 
 

@@ -12,10 +12,9 @@ from chainer.backends import cuda
 
 from umem._common.specs import GpuSpec
 from umem.chainer.saved.tiers.tier import SMALLEST_BYTES, Tier
-from umem.devices.cost import cuda_model
-from umem.devices.open import entered_device
+from umem.devices import cuda_model, entered_device
 from umem.errors import DeviceError, StateError
-from umem.planner.link import Link
+from umem.planner import Link
 from umem.units import MIB
 
 Where = bool | Path

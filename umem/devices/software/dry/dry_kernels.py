@@ -23,7 +23,7 @@ from umem.devices.software.dry.numpy_kernels import Parameter, carray, numpy_ker
 from umem.devices.software.kernel_limits import KernelLimits, StaticMemory, launch_bounds
 from umem.devices.software.kernels import Kernel, parameters_of
 from umem.devices.software.nvrtc import HostNvrtc
-from umem.trace.events import Access
+from umem.trace import Access
 
 _WORD = ctypes.c_uint64
 UNKNOWN_ITEMSIZE = 16

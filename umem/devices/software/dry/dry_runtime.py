@@ -33,8 +33,7 @@ from umem.devices.software.dry.known_memory import (
 from umem.devices.software.memory_sources import UntouchedSource, clear
 from umem.devices.software.runtime import HostRuntime, LeftOut
 from umem.errors import DeviceError
-from umem.trace.events import Access
-from umem.trace.stacks import is_own_work, program_line
+from umem.trace import Access, is_own_work, program_line
 from umem.units import format_bytes
 
 COMPUTED_BYTES = 1 << 18

@@ -25,7 +25,7 @@ from umem.devices.software.libraries.batches import Each, Pointers, on_each
 from umem.devices.software.libraries.handles import DATA_TYPES, TYPES, Array, scipy_module
 from umem.devices.software.libraries.systems import HostSystems
 from umem.devices.software.runtime import HostRuntime, LeftOut
-from umem.trace.events import Access
+from umem.trace import Access
 
 UPPER, RIGHT, UNIT = 1, 1, 1
 """Values of cublasFillMode_t, cublasSideMode_t and cublasDiagType_t."""

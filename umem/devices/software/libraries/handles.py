@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from umem._common.arithmetic import FLOAT32, FLOAT64, of_dtype
 from umem.devices.software.runtime import HostRuntime
 from umem.errors import MissingDependencyError
-from umem.trace.events import Access
+from umem.trace import Access
 
 Array = NDArray[Any]
 TYPES: dict[str, Any] = {"s": np.float32, "d": np.float64, "c": np.complex64, "z": np.complex128}

@@ -14,9 +14,7 @@ from contextlib import ContextDecorator
 from typing import Any, Literal, NamedTuple
 
 from umem._common.scopes import Scope, Scoped, inside
-from umem.devices.base import MODES, Device, Mode, Policy, Served
-from umem.devices.open import current_device
-from umem.devices.presets import Preset, check_preset
+from umem.devices import MODES, Device, Mode, Policy, Preset, Served, check_preset, current_device
 from umem.errors import SizeError, StateError, UnsupportedError
 from umem.memory.limits import Limit, Size, parse_limit
 from umem.units import format_bytes, parse_bytes

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from umem.planner.graph import Graph, Numbered
 from umem.planner.link import Key, Link
 from umem.planner.plans import Reruns
-from umem.planner.usage import gradient_bytes
+from umem.planner.usage_of_actions import gradient_bytes
 
 
 class OffloadWindow(NamedTuple):

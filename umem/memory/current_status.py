@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
-from umem.devices.base import Device, Feature
-from umem.devices.open import current_device
+from umem.devices import Device, Feature, current_device
 from umem.errors import DeviceNotFoundError
 from umem.memory.process import active_policy, why_on
 from umem.units import format_bytes
@@ -143,7 +142,7 @@ def _without_device(error: Exception) -> Status:
 
 def _told() -> tuple[Feature, ...]:
     """Return a feature for each framework or cache that reports what it has done."""
-    from umem.trace.frameworks import told
+    from umem.trace import told
 
     return tuple(Feature(name, True, text) for name, text in told().items())
 

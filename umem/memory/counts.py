@@ -14,8 +14,7 @@ from typing import Any, TextIO, TypeVar
 
 from umem._common.locks import safe_lock
 from umem._common.scopes import Scope, Scoped
-from umem.devices.base import Device
-from umem.devices.open import current_device
+from umem.devices import Device, current_device
 from umem.errors import SizeError, StateError
 from umem.units import GIB, KIB, MIB, TIB, format_bytes
 
