@@ -95,10 +95,11 @@ def codecs(report: dict[str, Any], printed: str) -> None:
 
 @quick(needs=(needs_compiler, needs_cupy))
 def lookahead(report: dict[str, Any], printed: str) -> None:
-    assert [row["of_vram"] for row in report["rows"]] == [1.5, 3.0]
+    assert [row["of_vram"] for row in report["rows"]] == [1.5]
     for row in report["rows"]:
         assert row["bound_bytes"] <= row["told_bytes"] < row["managed_bytes"]
         assert row["of_managed"] < 0.8
+        assert row["told_ms"] < row["advice_ms"]  # what choose finds tells no order
     assert "simulated" in printed
 
 
