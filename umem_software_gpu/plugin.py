@@ -141,14 +141,16 @@ def _problem(text: str) -> str | None:
         gpu, given = parsed(text)
     except ValueError as error:
         return str(error)
-    if given.get("dry") and (given.get("checked") or given.get("stream_seed") is not None):
-        return f"a dry run computes nothing that could be checked or run late: {text!r}"
+    computing = [given.get(name) is not None for name in ("stream_seed", "kernel_seconds")]
+    if given.get("dry") and (given.get("checked") or any(computing)):
+        said = "a dry run computes nothing that could be checked or run late, or that could not end"
+        return f"{said}: {text!r}"
     from umem.devices.software.opening import requirements
     from umem.errors import UmemError
 
     try:
-        asked = {name: given[name] for name in ("vram", "force", "devices") if name in given}
-        requirements(gpu, **asked)
+        names = ("vram", "force", "devices", "kernel_seconds")
+        requirements(gpu, **{name: given[name] for name in names if name in given})
     except UmemError as error:
         return str(error)
     return None

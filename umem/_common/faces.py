@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 
-def face(room: str, **places: str) -> tuple[list[str], Callable[[str], Any]]:
+def face(
+    room: str, elsewhere: Mapping[str, str] = MappingProxyType({}), **places: str
+) -> tuple[list[str], Callable[[str], Any]]:
     """Return a package's ``__all__`` and its ``__getattr__``, which loads a name's module.
 
-    A package says its face twice: so, and under TYPE_CHECKING for those who check types;
+    A package lists its face a second time, under TYPE_CHECKING, for type checkers;
     tests/house/test_layers.py holds the two equal.
 
     Args:
         room: the package.
+        elsewhere: names of modules outside of it, by the full names of these.
         places: the names of each of its modules, with spaces between; "__" in a module's name is a
             dot.
     """
+    inside = {f"{room}.{module.replace('__', '.')}": names for module, names in places.items()}
     module_of = {
-        name: f"{room}.{module.replace('__', '.')}"
-        for module, names in places.items()
-        for name in names.split()
+        name: module for module, names in {**inside, **elsewhere}.items() for name in names.split()
     }
 
     def load(name: str) -> Any:
@@ -32,6 +35,6 @@ def face(room: str, **places: str) -> tuple[list[str], Callable[[str], Any]]:
         """
         if name not in module_of:
             raise AttributeError(f"module {room!r} has no attribute {name!r}")
-        return getattr(import_module(module_of[name]), name)  # tests may replace it there
+        return getattr(import_module(module_of[name]), name)  # not stored: a test may replace it
 
     return sorted(module_of), load

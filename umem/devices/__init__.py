@@ -1,8 +1,9 @@
-"""Devices: a real GPU through CuPy, and the model of one."""
+"""Devices: a real GPU through CuPy, and the model of one; `GpuSpec` describes a GPU of your own."""
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from umem._common.specs import GpuSpec
     from umem.devices.base import (
         ADVICE,
         MODES,
@@ -36,6 +37,7 @@ else:
 
     __all__, __getattr__ = face(
         __name__,
+        {"umem._common.specs": "GpuSpec"},
         base=(
             "ADVICE Advice Device Feature Location MODES Mode Place Policy Served Span "
             "Watcher common policy_here"

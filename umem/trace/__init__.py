@@ -5,13 +5,6 @@ Everything else that umem says is a function of a trace.
 
 from typing import TYPE_CHECKING
 
-from umem.trace.events import Access, Alloc, Checker, Event, Free, Hint, Mark, Op
-from umem.trace.trace import Lifetime, Trace
-
-__all__ = [
-    "Access", "Alloc", "Checker", "Event", "Free", "Hint", "Lifetime", "Mark", "Op", "Trace",
-]  # fmt: skip
-
 if TYPE_CHECKING:
     from umem.trace.events import (
         ACTIONS,
@@ -24,7 +17,15 @@ if TYPE_CHECKING:
         OUTSIDE,
         PATTERNS,
         PHASES,
+        Access,
+        Alloc,
+        Checker,
+        Event,
+        Free,
+        Hint,
         Kernels,
+        Mark,
+        Op,
         TapeEntry,
         check_figures,
     )
@@ -51,16 +52,17 @@ if TYPE_CHECKING:
         places,
         program_line,
     )
-    from umem.trace.trace import check_trace
+    from umem.trace.trace import Lifetime, Trace, check_trace
     from umem.trace.walk import allocations, renumbered, used_bytes
 else:
     from umem._common.faces import face
 
-    _more, __getattr__ = face(
+    __all__, __getattr__ = face(
         __name__,
         events=(
-            "ACTIONS COPIES GET KINDS Kernels LARGEST_BYTES LEAF ONE_KERNEL OUTSIDE PATTERNS "
-            "PHASES TapeEntry check_figures"
+            "ACTIONS Access Alloc COPIES Checker Event Free GET Hint KINDS Kernels "
+            "LARGEST_BYTES LEAF Mark ONE_KERNEL OUTSIDE Op PATTERNS PHASES TapeEntry "
+            "check_figures"
         ),
         file="MAX_BYTES MAX_EVENTS",
         frameworks="DATA_CACHE FOLDERS Framework names parts_of register told",
@@ -68,7 +70,6 @@ else:
             "Frame Places Reader STACK_DEPTH end_at_user error_line innermost is_installed "
             "is_own_work places program_line"
         ),
-        trace="check_trace",
+        trace="Lifetime Trace check_trace",
         walk="allocations renumbered used_bytes",
     )
-    __all__ += _more

@@ -736,8 +736,9 @@ print(cp.linalg.eigvalsh(cp.eye(2)), isinstance(pool, cp.cuda.memory.MemoryPool)
         assert done.returncode == 1
         assert "the kernel beyond reads 0 bytes behind the end of argument 0" in done.stderr
 
-    def test_checked_needs_software(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("words", [["--checked"], ["--kernel-seconds", "3"]])
+    def test_checked_needs_software(self, tmp_path: Path, words: list[str]) -> None:
         script = tmp_path / "script.py"
         script.touch()
-        done = CliRunner().invoke(main, ["run", "--checked", str(script)])
-        assert done.exit_code == 2 and "--checked needs --software GPU" in done.output
+        done = CliRunner().invoke(main, ["run", *words, str(script)])
+        assert done.exit_code == 2 and f"{words[0]} needs --software GPU" in done.output

@@ -5,14 +5,11 @@ Importing it imports neither; opening a device imports CuPy, and the first hint 
 
 from typing import TYPE_CHECKING
 
-from umem.devices.cuda.device import CudaDevice
-from umem.devices.cuda.gpus import cuda_reason, open_cuda
-
-__all__ = ["CudaDevice", "cuda_reason", "open_cuda"]
-
 if TYPE_CHECKING:
     from umem.devices.cuda.arena import Arena, OrderedDiscards
+    from umem.devices.cuda.device import CudaDevice
     from umem.devices.cuda.driver import Driver, Malloc, count_problem
+    from umem.devices.cuda.gpus import cuda_reason, open_cuda
     from umem.devices.cuda.large_arrays import LargeArrays
     from umem.devices.cuda.out_of_memory import CudaLimitError, CudaOutOfMemoryError
     from umem.devices.cuda.pool_meter import PoolMeter
@@ -22,10 +19,12 @@ if TYPE_CHECKING:
 else:
     from umem._common.faces import face
 
-    _more, __getattr__ = face(
+    __all__, __getattr__ = face(
         __name__,
         arena="Arena OrderedDiscards",
+        device="CudaDevice",
         driver="Driver Malloc count_problem",
+        gpus="cuda_reason open_cuda",
         large_arrays="LargeArrays",
         out_of_memory="CudaLimitError CudaOutOfMemoryError",
         pool_meter="PoolMeter",
@@ -33,4 +32,3 @@ else:
         retrying="Retrying",
         streams="stream_order",
     )
-    __all__ += _more

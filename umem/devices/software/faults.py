@@ -15,13 +15,8 @@ from typing import Any, NamedTuple
 
 from umem.errors import DeviceError
 
-ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT, MISALIGNED_ADDRESS, LAUNCH_FAILURE = (
-    700,
-    702,
-    710,
-    716,
-    719,
-)
+ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT = 700, 702, 710
+MISALIGNED_ADDRESS, LAUNCH_FAILURE = 716, 719
 """Values of cudaError, from driver_types.h. The last one is "unspecified": CUDA sees no races."""
 GIVES_BACK = re.compile(r"free|destroy|unload|unregister|release", re.IGNORECASE)
 """Functions that only free something."""

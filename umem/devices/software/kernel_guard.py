@@ -19,9 +19,9 @@ from umem.errors import DeviceError, SizeError
 
 _SOURCE = Path(__file__).parent / "include" / "guarded.c"
 _TOO_LONG, _NO_TIMER = 2, 3
-"""Returned by `umem_guarded`, as is 1 for a fault."""
+"""Other returns of `umem_guarded`: 0 where the kernel has ended, 1 after a fault."""
 LONGEST = 1e6
-"""Seconds: more is no limit."""
+"""The longest limit, in seconds; what is longer is taken for a mistake."""
 
 
 class ProcessorFault(ctypes.Structure):
@@ -50,7 +50,7 @@ class KernelGuard:
     def fault_of(
         self, kernel: Kernel, grid: Sequence[int], block: Sequence[int], shared: int, given: int
     ) -> ProcessorFault | None:
-        """Run a kernel as `Kernel.run` does, and return its fault; what it says is not looked at.
+        """Run a kernel and return its fault, if any; `Kernel.check` raises its own errors.
 
         Raises:
             KernelFault: it took too long. What it wrote before stays.

@@ -251,14 +251,15 @@ def software_gpu(
         DeviceError: the compiler fails. Then the process cannot go on to use CuPy.
     """
     check_seed(stream_seed)
-    check_seconds(kernel_seconds)
     is_computing = checked or stream_seed is not None or kernel_seconds is not None
     if dry and (is_computing or not model):
         raise DeviceError(
             "a dry run computes nothing that checked=True, stream_seed= or kernel_seconds= could"
             " check, and without its model it would say nothing: leave them out"
         )
-    spec, folder = requirements(gpu, vram, force=force, devices=devices)
+    spec, folder = requirements(
+        gpu, vram, force=force, devices=devices, kernel_seconds=kernel_seconds
+    )
     if any(name in sys.modules for name in ("cupy", "cupy_backends")):
         raise StateError(
             "the software GPU is on already, for the process"
@@ -317,7 +318,12 @@ def _open(runtime: HostRuntime, folder: Path) -> tuple[SoftwareGPU, ...]:
 
 
 def requirements(
-    gpu: str | GpuSpec, vram: int | str | None = None, *, force: bool = False, devices: int = 1
+    gpu: str | GpuSpec,
+    vram: int | str | None = None,
+    *,
+    force: bool = False,
+    devices: int = 1,
+    kernel_seconds: float | None = None,
 ) -> tuple[GpuSpec, Path]:
     """Check the requirements of `software_gpu`, without importing CuPy.
 
@@ -328,6 +334,7 @@ def requirements(
     """
     spec = gpu_spec(gpu)
     check_count(devices)
+    check_seconds(kernel_seconds)
     if vram is not None:
         spec = spec.with_vram(parse_bytes(vram, "vram"))
     check_vram(spec)

@@ -6,23 +6,20 @@ docs/virtual-gpu.md lists what it models and what it does not. Everything it rep
 
 from typing import TYPE_CHECKING
 
-from umem.devices.virtual.device import VirtualGPU
-
-__all__ = ["VirtualGPU"]
-
 if TYPE_CHECKING:
     from umem.devices.virtual.advice import READ_MOSTLY
     from umem.devices.virtual.clock import Clock
+    from umem.devices.virtual.device import VirtualGPU
     from umem.devices.virtual.model import Allocator, Model
     from umem.devices.virtual.residency import Residency
 else:
     from umem._common.faces import face
 
-    _more, __getattr__ = face(
+    __all__, __getattr__ = face(
         __name__,
         advice="READ_MOSTLY",
         clock="Clock",
+        device="VirtualGPU",
         model="Allocator Model",
         residency="Residency",
     )
-    __all__ += _more

@@ -2,12 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from umem.trace.analysis.analysis import analyse
-
-__all__ = ["analyse"]
-
 if TYPE_CHECKING:
-    from umem.trace.analysis.analysis import Analysis, OpTotal, Vram
+    from umem.trace.analysis.analysis import Analysis, OpTotal, Vram, analyse
     from umem.trace.analysis.capping import CAPPED, CONVOLUTIONS, NORMALIZATIONS, advice
     from umem.trace.analysis.differences import (
         Comparison,
@@ -24,9 +20,9 @@ if TYPE_CHECKING:
 else:
     from umem._common.faces import face
 
-    _more, __getattr__ = face(
+    __all__, __getattr__ = face(
         __name__,
-        analysis="Analysis OpTotal Vram",
+        analysis="Analysis OpTotal Vram analyse",
         capping="CAPPED CONVOLUTIONS NORMALIZATIONS advice",
         differences="Comparison Difference OpDifference compare vram_share",
         explain="missing why_peak",
@@ -35,4 +31,3 @@ else:
         rank_traces="RankRow RankedTraces rank_files ranked",
         tensors="KINDS Tensor what_fails",
     )
-    __all__ += _more

@@ -18,8 +18,8 @@ TYPES = {"float16": ("__half", "float"), "float32": ("float", "float"), "float64
 """Types of parameter, gradient, and of the arithmetic on the parameter."""
 WARP = 32
 THREADS = 256
-"""Of a block of the launch: eight warps, and each updates a block of the state. Warps that share
-nothing need no barrier: on the software GPU this takes a fortieth of the time."""
+"""Of a block of the launch: eight warps, and each updates a block of the state. Without shared
+memory the threads of the software GPU need not run in step, which would be most of the time."""
 SOURCE = """
 #include <cuda_fp16.h>
 
