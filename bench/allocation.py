@@ -68,7 +68,7 @@ def installed(
         for watcher in watchers:
             scope = Scope()
             stack.callback(scope.close)
-            device.tell(scope, watcher())
+            device.watch(scope, watcher())
         yield cupy.cuda.get_allocator()
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 import common
-from choice_parts.live import drawn
+from choice_parts.live import run_live
 from choice_parts.networks import BATCH, GPU, GRANULE, NETWORKS, least_bytes, program
 from report_tables import counted, quantity, text
 
@@ -35,7 +35,7 @@ def measure(network: str) -> dict[str, Any]:
     vram = round(SHARE * least_bytes(network) / GRANULE) * GRANULE
     asked = program(network, vram)
     dry = largest_batch(asked, BATCH)
-    live = largest_batch(asked, BATCH, asked=drawn)
+    live = largest_batch(asked, BATCH, run_dry=run_live)
     found, real = (each.largest.value if each.largest else 0 for each in (dry, live))
     equal = "yes"
     if found != real:
@@ -53,7 +53,7 @@ def is_within_a_block(asked: DryProgram, vram: int, found: int, real: int) -> bo
     def trains(batch: int, nbytes: int) -> bool:
         given = number_argument(asked.arguments, BATCH).given(asked.arguments, batch)
         tried = replace(asked, arguments=given, vram=str(nbytes))
-        return drawn(tried, TECHNIQUES[0]).why_not is None
+        return run_live(tried, TECHNIQUES[0]).why_not is None
 
     if found > real:
         return trains(found, vram + GRANULE)

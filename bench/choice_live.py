@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import click
 import common
-from choice_parts.live import drawn
+from choice_parts.live import run_live
 from choice_parts.networks import GPU, GRANULE, NETWORKS, least_bytes, program
 from report_tables import counted, listed, quantity, text
 
@@ -89,7 +89,7 @@ def measure(
 def tried(asked: DryProgram, row: TriedTechnique) -> dict[str, Any]:
     """Train under a technique, with arithmetic."""
     technique = next(each for each in TECHNIQUES if each.name == row.name)
-    live = drawn(asked, technique)
+    live = run_live(asked, technique)
     return {
         "technique": row.name,
         "dry_seconds": [row.seconds_low, row.seconds, row.seconds_high],

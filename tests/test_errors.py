@@ -20,7 +20,7 @@ from umem.errors import UmemError
 
 INSIDE = {
     "DistributionNotFound", "KernelFault", "LeftOut", "LibraryFailure", "MissingValue",
-    "RemoteError", "_Failed", "_NoPrefetchError", "_Unlike",
+    "RemoteError", "_Failed", "_NoMatch", "_NoPrefetchError",
 }  # fmt: skip
 """Classes that umem raises and catches itself, and that of pkg_resources."""
 

@@ -69,7 +69,7 @@ def allocator(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     from cuda_host_driver import HostDriver
     from cupti_stand_in import Cupti
 
-    Cupti().put_in(monkeypatch)
+    Cupti().install(monkeypatch)
     host = cuda.CudaDevice(HostDriver())
     monkeypatch.setattr(cuda, "open_cuda", lambda ordinal=None: host)
     yield lambda: (

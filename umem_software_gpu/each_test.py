@@ -27,7 +27,7 @@ def opened() -> Any:
     return None if gpu is None or gpu.is_refused else gpu
 
 
-def settled() -> tuple[BaseException | None, bool]:
+def drain() -> tuple[BaseException | None, bool]:
     """Run all work that is queued, and revive devices that a fault has ended.
 
     Returns the error of that work, and whether there was such a device.
@@ -101,7 +101,7 @@ class EachTest:
     def pytest_make_collect_report(self, collector: Any) -> Phase:
         """Have work that a module has queued at its import done, and its error be the module's."""
         report = yield
-        error, _ = settled()
+        error, _ = drain()
         if error is not None and report.passed:
             report.outcome = "failed"
             report.longrepr = f"{collector.nodeid}: {type(error).__name__}: {error}"
@@ -120,18 +120,18 @@ class EachTest:
         except (KeyboardInterrupt, pytest.exit.Exception):
             raise
         except BaseException:
-            late, _ = settled()
+            late, _ = drain()
             self._late = self._of_threads.pop(0) if self._of_threads else late
             self._of_threads.clear()
             if self._late is not None:
-                said = f"{type(self._late).__name__}: {self._late}"
-                item.add_report_section(phase, "software GPU", said)
+                message = f"{type(self._late).__name__}: {self._late}"
+                item.add_report_section(phase, "software GPU", message)
             raise
         finally:
             threading.excepthook = before
         if phase == "setup":
             return result
-        late, has_ended = settled()
+        late, has_ended = drain()
         late = self._of_threads.pop(0) if self._of_threads else late
         self._of_threads.clear()
         if late is not None:
@@ -190,7 +190,7 @@ class EachTest:
                 self.base, self.is_over = first + number, number == self.count - 1
                 item.user_properties[:] = properties
                 del item._report_sections[:]  # what the last run has printed
-                after: Any = _Next(self, item, nextitem)
+                after: Any = _NextItem(self, item, nextitem)
                 reports = runtestprotocol(item, False, after)
                 if not all(report.passed for report in reports):
                     _end_others(item, nextitem, reports[-1])
@@ -204,7 +204,7 @@ class EachTest:
         return True
 
 
-class _Next:
+class _NextItem:
     """What comes behind a test: its parent, if it runs again, so that only its own fixtures end.
 
     Whether it does is known when its fixtures are to end.

@@ -54,9 +54,9 @@ def pytest_addoption(parser: Any) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest redirects the output
 def pytest_load_initial_conftests(early_config: Any) -> Iterator[None]:
     """Open the way for CuPy before a conftest imports it; start again where a plugin has."""
-    asked = early_config.known_args_namespace.software_gpu
+    option = early_config.known_args_namespace.software_gpu
     before = os.environ.get(VARIABLE, "")
-    given = text = before if asked is None else asked
+    given = text = before if option is None else option
     if text not in OFF:
         try:
             text, problem = resolved(given), None
@@ -70,7 +70,7 @@ def pytest_load_initial_conftests(early_config: Any) -> Iterator[None]:
         os.environ[VARIABLE] = text
         if not any(name in sys.modules for name in PACKAGES):
             arm(text)
-    elif asked is not None:
+    elif option is not None:
         os.environ[VARIABLE] = "0"
         disarm()
     return (yield)
@@ -130,8 +130,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         mark = item.get_closest_marker(NEEDS_GPU)
         if mark is not None:
-            said = mark.args[0] if mark.args else mark.kwargs.get("reason", "")
-            reason = f"needs a real GPU: {said}" if said else "needs a real GPU"
+            reason = mark.args[0] if mark.args else mark.kwargs.get("reason", "")
+            reason = f"needs a real GPU: {reason}" if reason else "needs a real GPU"
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
@@ -143,8 +143,8 @@ def _problem(text: str) -> str | None:
         return str(error)
     computing = [given.get(name) is not None for name in ("stream_seed", "kernel_seconds")]
     if given.get("dry") and (given.get("checked") or any(computing)):
-        said = "a dry run computes nothing that could be checked or run late, or that could not end"
-        return f"{said}: {text!r}"
+        why = "a dry run computes nothing that could be checked or run late, or that could not end"
+        return f"{why}: {text!r}"
     from umem.devices.software.opening import requirements
     from umem.errors import UmemError
 
@@ -167,12 +167,12 @@ def _start_again(config: Any, text: str, given: str) -> str:
 
     What is to be set is what was ``given``, without a seed that was drawn.
     """
-    whose = ", ".join(_importers(config)) or "a plugin"
-    said = f"CuPy was imported before pytest had read its options, by {whose}"
+    importers = ", ".join(_importers(config)) or "a plugin"
+    why = f"CuPy was imported before pytest had read its options, by {importers}"
     is_command = [*config.invocation_params.args] == sys.argv[1:]
     if os.environ.get(VARIABLE) == text or not is_command or not sys.orig_argv:
-        return f"{said}: set {VARIABLE}={given} in the environment, with umem installed there"
-    print(f"umem: {said}: pytest starts again with {VARIABLE}={text}", file=sys.stderr, flush=True)
+        return f"{why}: set {VARIABLE}={given} in the environment, with umem installed there"
+    print(f"umem: {why}: pytest starts again with {VARIABLE}={text}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os.environ[VARIABLE] = text
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

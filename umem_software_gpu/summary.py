@@ -68,18 +68,18 @@ class Summary:
         self._failed: list[Any] = []
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        said = getattr(report, "umem", {})
+        facts = getattr(report, "umem", {})
         if report.when == "call" and not report.skipped:
-            self._late += said.get("late", False)
-            self._checked += said.get("checked", False)
+            self._late += facts.get("late", False)
+            self._checked += facts.get("checked", False)
         if report.when == "setup" and report.skipped and NEEDS_GPU in report.keywords:
             self._needing += 1
-        self._caught += said.get("caught", False)
-        if "fault" in said:
-            test, *fault = said["fault"]
+        self._caught += facts.get("caught", False)
+        if "fault" in facts:
+            test, *fault = facts["fault"]
             self._found.add(Known(test, Fault(*fault)))
-        if "absent" in said:
-            self._absent.add(said["absent"])
+        if "absent" in facts:
+            self._absent.add(facts["absent"])
         self._ran.add(report.nodeid)
         if report.failed:
             self._failed.append(report)
@@ -106,27 +106,27 @@ class Summary:
         """Return the summary line."""
         all_figures = [figures(), *self._workers]
         seed: int | None = parsed(self._text)[1].get("stream_seed")
-        said = ["at once"]
+        parts = ["at once"]
         if seed is not None:
             last = seed + self._count - 1
             seeds = f"seed {seed}" if last == seed else f"seeds {seed} to {last}"
-            said = [seeds, f"{_counted(self._late, 'test')} late"]
+            parts = [seeds, f"{_counted(self._late, 'test')} late"]
         if parsed(self._text)[1].get("checked"):
-            said.append(f"{_counted(self._checked, 'test')} checked")
+            parts.append(f"{_counted(self._checked, 'test')} checked")
         compiled = sum(each.get("compiled", 0) for each in all_figures)
-        said.append(f"{_counted(compiled, 'kernel')} compiled")
+        parts.append(f"{_counted(compiled, 'kernel')} compiled")
         peaks = [each["peak"] for each in all_figures if each.get("peak") is not None]
         if peaks:
-            said.append(f"at most {max(peaks) / (1 << 20):,.1f} MiB of VRAM in use (simulated)")
+            parts.append(f"at most {max(peaks) / (1 << 20):,.1f} MiB of VRAM in use (simulated)")
         if self._needing:
-            said.append(f"{_counted(self._needing, 'test')} skipped for want of a real GPU")
+            parts.append(f"{_counted(self._needing, 'test')} skipped for want of a real GPU")
         if self._caught:
-            said.append(f"{_counted(self._caught, 'test')} caught a fault that a GPU ends with")
+            parts.append(f"{_counted(self._caught, 'test')} caught a fault that a GPU ends with")
         absent = {name for each in all_figures for name in each.get("absent", ())}
-        others = {said for said in self._absent if not any(name in said for name in absent)}
+        others = {parts for parts in self._absent if not any(name in parts for name in absent)}
         if absent or others:
-            said.append(f"not there: {'; '.join(sorted(absent | others))}")
-        return f"software GPU {with_seed(self._text, None)}: {', '.join(said)}"
+            parts.append(f"not there: {'; '.join(sorted(absent | others))}")
+        return f"software GPU {with_seed(self._text, None)}: {', '.join(parts)}"
 
     def _baseline(self) -> Iterator[str]:
         """Yield lines about known faults; write the file of those that were found."""

@@ -22,7 +22,7 @@ import common
 
 import umem
 from umem._common.as_json import plain
-from umem.choosing import Draw, DryProgram, Technique, Trial
+from umem.choosing import DryProgram, DryResult, Technique, Trial
 from umem.cli.dry_run import DryRun
 from umem.cli.run_script import Program, run_program
 from umem.compat import arm
@@ -32,19 +32,19 @@ STEPS = 6
 """Steps of a run. Recomputation has measured and planned after three; the last two count."""
 
 
-def drawn(program: DryProgram, technique: Technique, stop: Event | None = None) -> Draw:
+def run_live(program: DryProgram, technique: Technique, stop: Event | None = None) -> DryResult:
     """Run a program with its arithmetic, in a process of its own; `umem.choose` runs it dry."""
     with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "technique"
-        told.write_bytes(pickle.dumps(technique))
-        given = (program.gpu, str(told), str(program.vram), program.script, *program.arguments)
+        row_file = Path(folder) / "technique"
+        row_file.write_bytes(pickle.dumps(technique))
+        given = (program.gpu, str(row_file), str(program.vram), program.script, *program.arguments)
         path = ":".join(filter(None, sys.path))
         try:
             found = common.child(__file__, *given, PYTHONPATH=path)
         except click.ClickException as error:
-            return Draw((), 0, 0, 0, error.message.splitlines()[-1][:300], failed=True)
-    draw = Draw.read(found)
-    return replace(draw, seconds=tuple(found["step_seconds_all"][-2:]) if draw.seconds else ())
+            return DryResult((), 0, 0, 0, error.message.splitlines()[-1][:300], failed=True)
+    result = DryResult.read(found)
+    return replace(result, seconds=tuple(found["step_seconds_all"][-2:]) if result.seconds else ())
 
 
 def run(gpu: str, technique: str, vram: str, *words: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from threading import Event
 
-from umem.choosing import TECHNIQUES, Draw, DryProgram, draw
+from umem.choosing import TECHNIQUES, DryProgram, DryResult, run_dry
 from umem.units import MIB
 
 GPU = "t4"
@@ -33,8 +33,8 @@ def program(network: str, vram: int) -> DryProgram:
 def least_bytes(network: str) -> int:
     """The least VRAM in which a plain step trains, in whole blocks, by bisection of dry runs."""
 
-    def tried(blocks: int) -> Draw:
-        return draw(program(network, blocks * GRANULE), TECHNIQUES[0], Event())
+    def tried(blocks: int) -> DryResult:
+        return run_dry(program(network, blocks * GRANULE), TECHNIQUES[0], Event())
 
     wide = tried(PLENTY // GRANULE)
     low, high = wide.peak_bytes // GRANULE, -(-wide.reserved_peak_bytes // GRANULE)

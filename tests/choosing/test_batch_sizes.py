@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from software_programs import needs_cupy
 
 from umem.choosing.batch_sizes import halve_each, largest_batch, number_argument
-from umem.choosing.child import Draw, DryProgram
+from umem.choosing.child import DryProgram, DryResult
 from umem.choosing.technique import Technique
 from umem.cli import main
 from umem.errors import DryRunError, SizeError
@@ -63,7 +63,7 @@ class Machine:
         self.room, self.fails_from = room, fails_from
         self.ran: list[tuple[int, int]] = []
 
-    def __call__(self, program: DryProgram, technique: Technique, stop: Event) -> Draw:
+    def __call__(self, program: DryProgram, technique: Technique, stop: Event) -> DryResult:
         assert technique.name == "nothing"
         batch = number_argument(program.arguments, "--batch").value
         wide = number_argument(program.arguments, "--wide").value
@@ -74,13 +74,13 @@ class Machine:
             why = "fails at train.py:7, in step 1: ValueError: too many"
         seconds = () if why else (1.0 + 0.01 * batch,)
         failed = batch >= self.fails_from
-        return Draw(seconds, peak, peak, 0, why, 5 if why else None, failed, title="T4")
+        return DryResult(seconds, peak, peak, 0, why, 5 if why else None, failed, title="T4")
 
 
 @pytest.mark.parametrize("room", [10, 15, 470, 480, 490, 777, 12_345])
 def test_the_largest_batch_is_found_exactly_and_beside_the_one_after_it(room: int) -> None:
     machine = Machine(room)
-    found = largest_batch(PROGRAM, "--batch", asked=machine)
+    found = largest_batch(PROGRAM, "--batch", run_dry=machine)
     assert found.largest is not None and found.largest.value == room // 10
     tried = [one.value for one in found.tried]
     assert room // 10 + 1 in tried and tried == sorted(set(tried))
@@ -89,54 +89,54 @@ def test_the_largest_batch_is_found_exactly_and_beside_the_one_after_it(room: in
 
 def test_no_batch_above_the_maximum_runs() -> None:
     machine = Machine(10**6)
-    found = largest_batch(PROGRAM, "--batch", maximum=200, asked=machine)
+    found = largest_batch(PROGRAM, "--batch", maximum=200, run_dry=machine)
     assert found.is_maximum and found.largest is not None and found.largest.value == 200
     assert max(batch for batch, _ in machine.ran) == 200
     with pytest.raises(SizeError, match="above the maximum 20"):
-        largest_batch(PROGRAM, "--batch", maximum=20, asked=machine)
+        largest_batch(PROGRAM, "--batch", maximum=20, run_dry=machine)
 
 
 def test_where_a_batch_of_one_does_not_fit_there_is_none() -> None:
-    found = largest_batch(PROGRAM, "--batch", asked=Machine(9))
+    found = largest_batch(PROGRAM, "--batch", run_dry=Machine(9))
     assert found.largest is None and found.quickest is None and not found.is_maximum
 
 
 def test_the_least_time_a_sample_is_that_of_the_largest_where_it_falls() -> None:
-    found = largest_batch(PROGRAM, "--batch", asked=Machine(1000))
+    found = largest_batch(PROGRAM, "--batch", run_dry=Machine(1000))
     assert found.quickest is found.largest
 
 
 def test_an_error_of_the_scripts_own_ends_the_search_above_and_is_shown() -> None:
-    found = largest_batch(PROGRAM, "--batch", asked=Machine(10**6, fails_from=100))
+    found = largest_batch(PROGRAM, "--batch", run_dry=Machine(10**6, fails_from=100))
     assert found.largest is not None and found.largest.value == 99
-    assert "ValueError" in str(found.tried[-1].draw.why_not)
+    assert "ValueError" in str(found.tried[-1].result.why_not)
     with pytest.raises(DryRunError, match=r"cannot be tried: fails at train\.py:7"):
-        largest_batch(PROGRAM, "--batch", asked=Machine(10**6, fails_from=48))
+        largest_batch(PROGRAM, "--batch", run_dry=Machine(10**6, fails_from=48))
 
 
 def test_an_argument_that_memory_does_not_depend_on_is_refused() -> None:
-    def same(program: DryProgram, technique: Technique, stop: Event) -> Draw:
-        return Draw((1.0,), 500, 500, 0)
+    def same(program: DryProgram, technique: Technique, stop: Event) -> DryResult:
+        return DryResult((1.0,), 500, 500, 0)
 
     with pytest.raises(DryRunError, match="does not grow with the argument --batch"):
-        largest_batch(PROGRAM, "--batch", asked=same)
+        largest_batch(PROGRAM, "--batch", run_dry=same)
 
 
 def test_each_size_is_halved_in_turn() -> None:
     machine = Machine(300)
-    found = halve_each(PROGRAM, ["--batch", "--wide"], asked=machine)
+    found = halve_each(PROGRAM, ["--batch", "--wide"], run_dry=machine)
     assert sorted(machine.ran) == [(24, 10), (48, 5), (48, 10)]
     assert [half.fits for half in found.halves] == [True, True] and found.fits
     assert found.whole.why_not is not None
-    assert not halve_each(PROGRAM, ["--wide"], asked=Machine(100)).fits
+    assert not halve_each(PROGRAM, ["--wide"], run_dry=Machine(100)).fits
 
 
 def test_sizes_that_cannot_be_halved_are_refused() -> None:
     with pytest.raises(SizeError, match="named twice"):
-        halve_each(PROGRAM, ["--batch", "3"], asked=Machine(300))
+        halve_each(PROGRAM, ["--batch", "3"], run_dry=Machine(300))
     one = DryProgram("train.py", ("--batch", "1"))
     with pytest.raises(SizeError, match="is 1, which has no half"):
-        halve_each(one, ["--batch"], asked=Machine(300))
+        halve_each(one, ["--batch"], run_dry=Machine(300))
 
 
 # -- the commands ----------------------------------------------------------------------------------
@@ -162,14 +162,16 @@ def sums(tmp_path: Path) -> str:
 
 @needs_cupy
 def test_the_commands_print_tables_and_json(sums: str) -> None:
-    asked = ["--vram", "64MiB", "--json"]
-    result = CliRunner().invoke(main, ["batch", "--argument", "1", *asked, sums, "4", "--c=4"])
+    run_dry = ["--vram", "64MiB", "--json"]
+    result = CliRunner().invoke(main, ["batch", "--argument", "1", *run_dry, sums, "4", "--c=4"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     # Two arrays of rows x 4 MiB, and the script that waits for nobody has no step.
     assert found["simulated"] and found["largest"]["value"] == 8
     assert [one["value"] for one in found["tried"]][-1] == 16
-    result = CliRunner().invoke(main, ["advise", "--argument=--c", *asked[:2], sums, "9", "--c=4"])
+    result = CliRunner().invoke(
+        main, ["advise", "--argument=--c", *run_dry[:2], sums, "9", "--c=4"]
+    )
     assert result.exit_code == 0, result.output
     assert "(simulated)" in result.output and "--c: 4 to 2" in result.output
     assert "out of memory at" in result.output

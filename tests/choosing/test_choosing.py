@@ -15,8 +15,8 @@ from dry_programs import EIGHT_LAYERS
 from software_programs import needs_cupy
 
 import umem
-from umem.choosing.child import Draw, DryProgram, MadeAt, draw
-from umem.choosing.choosing import DRAWS, ScriptChoice, TriedTechnique, choose_for, ordered
+from umem.choosing.child import DryProgram, DryResult, MadeAt, run_dry
+from umem.choosing.choosing import REPEATS, ScriptChoice, TriedTechnique, choose_for, ordered
 from umem.choosing.technique import Technique
 from umem.choosing.technique_rows import TECHNIQUES, nothing, recompute, within
 from umem.cli import main
@@ -28,22 +28,22 @@ GIB = 1 << 30
 PROGRAM = DryProgram("train.py", ("64",), "t4", "8GiB")
 
 
-def fitting(*seconds: float, peak: int = GIB) -> Draw:
-    return Draw(seconds, peak, peak, 0, uses_chainer=True, vram_bytes=8 * GIB, title="T4")
+def fitting(*seconds: float, peak: int = GIB) -> DryResult:
+    return DryResult(seconds, peak, peak, 0, uses_chainer=True, vram_bytes=8 * GIB, title="T4")
 
 
-def missing(nbytes: int) -> Draw:
+def missing(nbytes: int) -> DryResult:
     return replace(
         fitting(), why_not="out of memory at train.py:3, in step 1", missing_bytes=nbytes
     )
 
 
-def failing(why: str = "fails at train.py:9, in step 1: ValueError: no") -> Draw:
+def failing(why: str = "fails at train.py:9, in step 1: ValueError: no") -> DryResult:
     return replace(fitting(), why_not=why, failed=True)
 
 
-def row(name: str, *draws: Draw) -> TriedTechnique:
-    return TriedTechnique(name, f"umem run --{name}", draws)
+def row(name: str, *results: DryResult) -> TriedTechnique:
+    return TriedTechnique(name, f"umem run --{name}", results)
 
 
 def names(rows: Sequence[TriedTechnique]) -> list[str]:
@@ -102,26 +102,26 @@ def test_where_nothing_fits_it_says_what_the_least_one_misses() -> None:
 # -- which techniques run --------------------------------------------------------------------------
 
 
-class Asked:
+class RunDry:
     """Notes what is to run, and says of each technique what was made up for it."""
 
-    def __init__(self, plain: Draw, **others: Draw) -> None:
+    def __init__(self, plain: DryResult, **others: DryResult) -> None:
         self.plain, self.others = plain, others
         self.ran: list[str] = []
 
-    def __call__(self, program: DryProgram, technique: Technique, stop: Event) -> Draw:
+    def __call__(self, program: DryProgram, technique: Technique, stop: Event) -> DryResult:
         self.ran.append(technique.name)
         default = self.plain if technique.name == "nothing" else fitting(9.0)
         return self.others.get(technique.name, default)
 
 
 def test_every_technique_is_tried_and_paging_ones_several_times() -> None:
-    asked = Asked(missing(GIB), offload=fitting(1.0))
-    choice = choose_for(PROGRAM, asked=asked)
+    run_dry = RunDry(missing(GIB), offload=fitting(1.0))
+    choice = choose_for(PROGRAM, run_dry=run_dry)
     suited = [one for one in TECHNIQUES if one.suits(has_chainer=True)]
-    assert asked.ran[0] == "nothing"
-    assert sorted(asked.ran) == sorted(
-        one.name for one in suited for _ in range(DRAWS if one.is_paging else 1)
+    assert run_dry.ran[0] == "nothing"
+    assert sorted(run_dry.ran) == sorted(
+        one.name for one in suited for _ in range(REPEATS if one.is_paging else 1)
     )
     assert {one.name for one in choice.rows} == {one.name for one in suited}
     assert choice.best is not None and choice.best.name == "offload"
@@ -129,23 +129,23 @@ def test_every_technique_is_tried_and_paging_ones_several_times() -> None:
 
 def test_what_fits_with_little_to_spare_is_tried_several_times() -> None:
     tight = replace(fitting(1.0), peak_bytes=6 * GIB, reserved_peak_bytes=15 * GIB // 2)
-    draws = iter([tight, tight, missing(5)])
+    results = iter([tight, tight, missing(5)])
     ran: list[str] = []
 
-    def asked(program: DryProgram, technique: Technique, stop: Event) -> Draw:
+    def run_dry(program: DryProgram, technique: Technique, stop: Event) -> DryResult:
         ran.append(technique.name)
-        return next(draws) if technique.name == "recompute card" else fitting(2.0)
+        return next(results) if technique.name == "recompute card" else fitting(2.0)
 
-    choice = choose_for(PROGRAM, asked=asked)
+    choice = choose_for(PROGRAM, run_dry=run_dry)
     found = {one.name: one for one in choice.rows}
-    assert ran.count("recompute card") == DRAWS and ran.count("recompute min") == 1
+    assert ran.count("recompute card") == REPEATS and ran.count("recompute min") == 1
     assert not found["recompute card"].fits and found["recompute min"].fits
 
 
 def test_a_program_without_chainer_gets_modes_and_a_sentence_on_its_arrays() -> None:
     plain = replace(missing(GIB), uses_chainer=False)
     managed = replace(fitting(2.0), uses_chainer=False, large_arrays=(MadeAt("fft.py:4", 3 * GIB),))
-    choice = choose_for(PROGRAM, asked=Asked(plain, managed=managed))
+    choice = choose_for(PROGRAM, run_dry=RunDry(plain, managed=managed))
     assert set(names(choice.rows)) == {
         "nothing", "managed", "managed, prefetch", "managed, streaming", "hybrid",
     }  # fmt: skip
@@ -154,14 +154,14 @@ def test_a_program_without_chainer_gets_modes_and_a_sentence_on_its_arrays() -> 
 
 
 def test_a_script_that_fails_by_itself_is_refused_with_its_line() -> None:
-    asked = Asked(failing())
+    run_dry = RunDry(failing())
     with pytest.raises(DryRunError, match=r"train\.py 64 cannot be tried: fails at train\.py:9"):
-        choose_for(PROGRAM, asked=asked)
-    assert asked.ran == ["nothing"]
+        choose_for(PROGRAM, run_dry=run_dry)
+    assert run_dry.ran == ["nothing"]
 
 
 def test_a_script_that_fails_under_a_technique_has_its_line_in_that_row() -> None:
-    choice = choose_for(PROGRAM, asked=Asked(fitting(1.0), accumulate=failing()))
+    choice = choose_for(PROGRAM, run_dry=RunDry(fitting(1.0), accumulate=failing()))
     (found,) = [one for one in choice.rows if one.name == "accumulate"]
     assert found.why_not == "fails at train.py:9, in step 1: ValueError: no"
     assert choice.rows[-1] is found and choice.rows[0].name == "nothing"
@@ -169,7 +169,7 @@ def test_a_script_that_fails_under_a_technique_has_its_line_in_that_row() -> Non
 
 def test_a_script_that_never_touches_the_gpu_is_refused() -> None:
     with pytest.raises(DryRunError, match=r"allocates nothing on the GPU.*--recompute 8GiB"):
-        choose_for(PROGRAM, asked=Asked(fitting(1.0, peak=0)))
+        choose_for(PROGRAM, run_dry=RunDry(fitting(1.0, peak=0)))
 
 
 def test_techniques_within_a_budget_go_by_it_and_not_by_the_card() -> None:
@@ -180,7 +180,7 @@ def test_techniques_within_a_budget_go_by_it_and_not_by_the_card() -> None:
 
 
 def test_the_line_to_type_has_the_program_in_it() -> None:
-    choice = choose_for(PROGRAM, asked=Asked(fitting(1.0)))
+    choice = choose_for(PROGRAM, run_dry=RunDry(fitting(1.0)))
     lines = {one.name: choice.line_of(one) for one in choice.rows}
     assert lines["recompute 50%"] == "umem run --recompute 50% train.py 64"
     assert lines["half precision"] == "umem.chainer.half_precision(model, optimizer)"
@@ -220,7 +220,7 @@ def network(tmp_path: Path) -> DryProgram:
 @needs_chainer
 def test_recomputation_fits_a_network_that_is_too_large_as_it_is(network: DryProgram) -> None:
     plain, least = (
-        draw(network, technique(name), Event()) for name in ("nothing", "recompute min")
+        run_dry(network, technique(name), Event()) for name in ("nothing", "recompute min")
     )
     assert "out of memory at" in str(plain.why_not) and "network.py:" in str(plain.why_not)
     assert plain.missing_bytes and plain.uses_chainer
@@ -235,7 +235,7 @@ def test_each_technique_is_turned_on_in_a_script_that_is_not_edited(
     network: DryProgram, name: str
 ) -> None:
     roomy = replace(network, arguments=("2048",))
-    plain, other = (draw(roomy, technique(one), Event()) for one in ("nothing", name))
+    plain, other = (run_dry(roomy, technique(one), Event()) for one in ("nothing", name))
     assert plain.why_not is None and other.why_not is None, other.why_not
     differs = (other.peak_bytes, other.seconds[-1]) != (plain.peak_bytes, plain.seconds[-1])
     # Recompute changes nothing where all fits, and managed memory where nothing moves.
@@ -257,7 +257,7 @@ def test_a_loop_that_calls_backward_itself_is_not_accumulated(tmp_path: Path) ->
         "    loss.backward()\n"
         "    optimizer.update()\n"
     )
-    found = draw(DryProgram(str(path)), technique("accumulate"), Event())
+    found = run_dry(DryProgram(str(path)), technique("accumulate"), Event())
     assert found.failed and "no loss function and batch" in str(found.why_not)
     assert f"by_hand.py:{len(head.splitlines()) + 5}" in str(found.why_not)
 
@@ -268,9 +268,9 @@ def test_the_lines_that_make_large_arrays_of_a_program_without_chainer_are_known
 ) -> None:
     path = tmp_path / "sums.py"
     path.write_text("import cupy\nx = cupy.ones((1 << 20) * 64, 'f')\ny = x + 1\n")
-    found = draw(DryProgram(str(path), vram="256MiB"), technique("managed, streaming"), Event())
+    found = run_dry(DryProgram(str(path), vram="256MiB"), technique("managed, streaming"), Event())
     assert not found.uses_chainer and found.why_not is None
-    managed = draw(DryProgram(str(path), vram="256MiB"), technique("managed"), Event())
+    managed = run_dry(DryProgram(str(path), vram="256MiB"), technique("managed"), Event())
     assert {Path(one.line).name for one in managed.large_arrays} == {"sums.py:2", "sums.py:3"}
     assert {one.nbytes for one in managed.large_arrays} == {256 << 20}
     assert found.seconds != managed.seconds
@@ -282,7 +282,7 @@ def refuse(stack: ExitStack) -> None:
 
 @needs_cupy
 def test_a_technique_that_is_refused_says_why(network: DryProgram) -> None:
-    found = draw(network, Technique("mine", "mine()", refuse), Event())
+    found = run_dry(network, Technique("mine", "mine()", refuse), Event())
     assert found.failed and "this technique is for nobody" in str(found.why_not)
 
 
@@ -292,20 +292,20 @@ def test_the_command_prints_the_table_or_json(
     network: DryProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = [technique(name) for name in ("nothing", "recompute min", "managed")]
-    monkeypatch.setattr("umem.choosing.choosing.DRAWS", 1)
+    monkeypatch.setattr("umem.choosing.choosing.REPEATS", 1)
     monkeypatch.setattr("umem.cli.choose_script.TECHNIQUES", kept)
     monkeypatch.setattr(
         "umem.cli.choose_script.tried", lambda program: choose_for(program, techniques=kept)
     )
-    asked = ["choose", "--gpu", "t4", "--vram", "384MiB", network.script, *network.arguments]
-    result = CliRunner().invoke(main, asked, env={"COLUMNS": "160"})
+    run_dry = ["choose", "--gpu", "t4", "--vram", "384MiB", network.script, *network.arguments]
+    result = CliRunner().invoke(main, run_dry, env={"COLUMNS": "160"})
     assert result.exit_code == 0, result.output
     title, head, *rows = result.output.splitlines()
     assert "T4 with 384.0 MiB of VRAM" in title and "(simulated)" in title
     assert head.split() == ["technique", "step", "peak", "pool", "moved", "type"]
     assert any("umem run --recompute min" in line for line in rows)
     assert any(line.startswith("nothing: out of memory at") for line in rows)
-    result = CliRunner().invoke(main, [*asked[:1], "--json", *asked[1:]])
+    result = CliRunner().invoke(main, [*run_dry[:1], "--json", *run_dry[1:]])
     found = json.loads(result.output)
     assert found["simulated"] and found["rows"][0]["fits"] and not found["rows"][-1]["fits"]
     assert found["rows"][-1]["missing_bytes"] > 0
@@ -334,7 +334,7 @@ def test_choose_is_the_same_in_python(network: DryProgram) -> None:
     choice = umem.choose(network.script, *network.arguments, gpu="t4", vram="384MiB")
     by_name = {one.name: one for one in choice.rows}
     assert not by_name["nothing"].fits and by_name["recompute min"].fits
-    assert by_name["managed"].fits and len(by_name["managed"].draws) == DRAWS
+    assert by_name["managed"].fits and len(by_name["managed"].results) == REPEATS
     times = [one.seconds for one in choice.fitting]
     assert times == sorted(times)  # type: ignore[type-var]
 

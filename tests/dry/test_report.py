@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from umem.dry.outcome import AskedValue, CaughtOutOfMemory, DryOutcome, Failure, Holder
+from umem.dry.outcome import CaughtOutOfMemory, DryOutcome, Failure, Holder, UnknownValue
 from umem.dry.verdict import report
 from umem.units import GIB, MIB
 
@@ -64,7 +64,7 @@ def test_a_program_that_fits() -> None:
     ],
 )  # fmt: skip
 def test_the_verdict_rests_on_what_was_asked(lines: str, verdict: str) -> None:
-    asked = tuple(AskedValue(line, "cupy_sum", 2, answered=False) for line in lines.split())
+    asked = tuple(UnknownValue(line, "cupy_sum", 2, answered=False) for line in lines.split())
     found = said(asked=asked)
     assert found[1] == verdict
     row = "  asked      a:1, 2 times, for a result of cupy_sum; --answer a:1=VALUE gives another "
@@ -72,7 +72,7 @@ def test_the_verdict_rests_on_what_was_asked(lines: str, verdict: str) -> None:
 
 
 def test_an_answered_line_is_no_condition() -> None:
-    found = said(asked=(AskedValue("a:1", "cupy_sum", 1, answered=True),))
+    found = said(asked=(UnknownValue("a:1", "cupy_sum", 1, answered=True),))
     assert found[1] == "fits"
     assert "  asked      a:1, once, for a result of cupy_sum; as answered" in found
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from umem.dry.asked import MOST_READS, AskedCounter, AskedTooOften, is_answered, shortest
 from umem.dry.dry_steps import MOST_STEPS, DrySteps, GpuReading, StepLimit, Turns
+from umem.dry.unknown_reads import MOST_READS, EndlessReads, UnknownReads, is_answered, shortest
 from umem.errors import SizeError
 from umem_software_gpu import parsed
 
@@ -147,9 +147,9 @@ def test_an_optimizer_that_never_updates_is_not_waited_for_long() -> None:
 
 
 def test_a_line_that_asks_on_and_on_stops_the_program() -> None:
-    asked = AskedCounter()
+    asked = UnknownReads()
     asked["train.py:5", "cupy_max"] += 1
-    with pytest.raises(AskedTooOften) as stopped:
+    with pytest.raises(EndlessReads) as stopped:
         for _ in range(MOST_READS + 1):
             asked["train.py:4", "cupy_sum"] += 1
     assert stopped.value.line == "train.py:4"
@@ -157,7 +157,7 @@ def test_a_line_that_asks_on_and_on_stops_the_program() -> None:
 
 
 def test_a_step_and_a_new_line_begin_the_count_again() -> None:
-    asked = AskedCounter()
+    asked = UnknownReads()
     for number in range(3):
         for _ in range(MOST_READS - 1):
             asked["train.py:4", "cupy_sum"] += 1

@@ -218,7 +218,7 @@ except umem.UmemError as error:
 def cupti(monkeypatch: pytest.MonkeyPatch) -> Cupti:
     pytest.importorskip("cupy")
     stand_in = Cupti()
-    stand_in.put_in(monkeypatch)
+    stand_in.install(monkeypatch)
     return stand_in
 
 

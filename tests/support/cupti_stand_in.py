@@ -25,7 +25,7 @@ class Cupti:
         self.error: Exception | None = None
         self.configs: list[Any] = []
 
-    def put_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Be what ``cupti.cupti`` is imported as."""
         module: Any = ModuleType("cupti")
         module.cupti = self

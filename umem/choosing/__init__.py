@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         largest_batch,
         number_argument,
     )
-    from umem.choosing.child import Draw, DryProgram, Trial, draw
+    from umem.choosing.child import DryProgram, DryResult, Trial, run_dry
     from umem.choosing.choosing import ScriptChoice, TriedTechnique, choose, choose_for
     from umem.choosing.technique import Technique
     from umem.choosing.technique_rows import TECHNIQUES, nothing, register_technique, within
@@ -28,7 +28,7 @@ else:
         batch_sizes=(
             "BatchSearch HalvedArguments TriedSize halve_each largest_batch number_argument"
         ),
-        child="Draw DryProgram Trial draw",
+        child="DryProgram DryResult Trial run_dry",
         choosing="ScriptChoice TriedTechnique choose choose_for",
         technique="Technique",
         technique_rows="TECHNIQUES nothing register_technique within",

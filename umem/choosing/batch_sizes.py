@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from umem._common.as_json import named
 from umem._common.printable import quoted
-from umem.choosing.child import Draw, DryProgram, draw
-from umem.choosing.choosing import Asked, check_uses_gpu, two_at_a_time
+from umem.choosing.child import DryProgram, DryResult, run_dry
+from umem.choosing.choosing import RunDry, check_uses_gpu, two_at_a_time
 from umem.choosing.technique_rows import TECHNIQUES
 from umem.errors import DryRunError, SizeError
 
@@ -77,19 +77,19 @@ class TriedSize:
     """A program with a number for an argument (simulated)."""
 
     value: int
-    draw: Draw
+    result: DryResult
 
     simulated = True
 
     @property
     def fits(self) -> bool:
         """Tell whether it ran in the GPU's memory."""
-        return self.draw.why_not is None
+        return self.result.why_not is None
 
     @property
     def seconds(self) -> float | None:
         """Return the time of a step; None where it does not fit."""
-        return self.draw.seconds[-1] if self.fits else None
+        return self.result.seconds[-1] if self.fits else None
 
     @property
     def sample_seconds(self) -> float | None:
@@ -98,7 +98,7 @@ class TriedSize:
 
     def to_json(self) -> dict[str, Any]:
         """Return it for JSON."""
-        found = self.draw
+        found = self.result
         return {
             **named(self, ("value", "simulated", "fits", "seconds", "sample_seconds")),
             **named(found, ("peak_bytes", "reserved_peak_bytes", "why_not", "missing_bytes")),
@@ -144,8 +144,8 @@ def largest_batch(
     program: DryProgram,
     name: str,
     maximum: int | None = None,
-    told: Callable[[TriedSize], object] = lambda one: None,
-    asked: Asked = draw,
+    on_tried: Callable[[TriedSize], object] = lambda one: None,
+    run_dry: RunDry = run_dry,
 ) -> BatchSearch:
     """Find the largest number for an argument with which a program fits: by doubling, then halves.
 
@@ -155,8 +155,8 @@ def largest_batch(
         program: the program and the GPU.
         name: of the argument, see `number_argument`.
         maximum: no larger one is tried.
-        told: is called with each size that has run.
-        asked: makes a dry run.
+        on_tried: is called with each size that has run.
+        run_dry: makes a dry run.
 
     Raises:
         SizeError: see `number_argument`; or the number given is above the maximum.
@@ -171,13 +171,13 @@ def largest_batch(
 
     def fits(value: int) -> bool:
         one = replace(program, arguments=argument.given(program.arguments, value))
-        tried[value] = TriedSize(value, asked(one, TECHNIQUES[0], stop))
-        told(tried[value])
+        tried[value] = TriedSize(value, run_dry(one, TECHNIQUES[0], stop))
+        on_tried(tried[value])
         return tried[value].fits
 
     low, high = 0, argument.value
     if fits(high):
-        check_uses_gpu(program, tried[high].draw)
+        check_uses_gpu(program, tried[high].result)
         low, high = high, 0
         while high == 0 and low != maximum:
             value = 2 * low if maximum is None else min(2 * low, maximum)
@@ -187,14 +187,14 @@ def largest_batch(
                 _check_grows(name, tried[low], tried[value])
                 low = value
     else:
-        check_uses_gpu(program, tried[high].draw)
+        check_uses_gpu(program, tried[high].result)
     while high - low > 1:
         middle = (low + high) // 2
         if fits(middle):
             low = middle
         else:
             high = middle
-    first = tried[argument.value].draw
+    first = tried[argument.value].result
     rows = tuple(tried[value] for value in sorted(tried))
     return BatchSearch(argument, first.title, first.vram_bytes, rows, high == 0)
 
@@ -205,9 +205,9 @@ def _check_grows(name: str, less: TriedSize, more: TriedSize) -> None:
     Raises:
         DryRunError: the peak is the same.
     """
-    if more.draw.peak_bytes <= less.draw.peak_bytes:
+    if more.result.peak_bytes <= less.result.peak_bytes:
         raise DryRunError(
-            f"the peak does not grow with the argument {name}: it is {more.draw.peak_bytes:,} "
+            f"the peak does not grow with the argument {name}: it is {more.result.peak_bytes:,} "
             f"bytes with {less.value} and with {more.value}, so that it is no batch size"
         )
 
@@ -225,7 +225,7 @@ class HalvedArguments:
     arguments: tuple[NumberArgument, ...]
     title: str
     vram_bytes: int
-    whole: Draw
+    whole: DryResult
     halves: tuple[TriedSize, ...]
 
     simulated = True
@@ -255,16 +255,16 @@ class HalvedArguments:
 def halve_each(
     program: DryProgram,
     names: Sequence[str],
-    told: Callable[[str], object] = lambda name: None,
-    asked: Asked = draw,
+    on_tried: Callable[[str], object] = lambda name: None,
+    run_dry: RunDry = run_dry,
 ) -> HalvedArguments:
     """Find what half of each of a program's arguments saves, by dry runs, two at a time.
 
     Args:
         program: the program and the GPU.
         names: of the arguments, see `number_argument`.
-        told: is called with the name of each argument that has been halved.
-        asked: makes a dry run.
+        on_tried: is called with the name of each argument that has been halved.
+        run_dry: makes a dry run.
 
     Raises:
         SizeError: see `number_argument`; a number is 1, which has no half; or one is named twice.
@@ -278,15 +278,15 @@ def halve_each(
         if one.value == 1:
             raise SizeError(f"the argument {one.name} is 1, which has no half")
     stop = Event()
-    whole = asked(program, TECHNIQUES[0], stop)
+    whole = run_dry(program, TECHNIQUES[0], stop)
     check_uses_gpu(program, whole)
     halved = [
         replace(program, arguments=one.given(program.arguments, one.value // 2)) for one in found
     ]
     halves = []
     with two_at_a_time(stop) as executor:
-        draws = [executor.submit(asked, each, TECHNIQUES[0], stop) for each in halved]
-        for one, future in zip(found, draws, strict=True):
+        results = [executor.submit(run_dry, each, TECHNIQUES[0], stop) for each in halved]
+        for one, future in zip(found, results, strict=True):
             halves.append(TriedSize(one.value // 2, future.result()))
-            told(one.name)
+            on_tried(one.name)
     return HalvedArguments(tuple(found), whole.title, whole.vram_bytes, whole, tuple(halves))

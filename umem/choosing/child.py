@@ -52,7 +52,7 @@ class DryProgram:
     is_module: bool = False
     options: tuple[str, ...] = ()
 
-    def words(self) -> list[str]:
+    def argv(self) -> list[str]:
         """Return the program as it stands on a command line."""
         return [*["-m"] * self.is_module, self.script, *self.arguments]
 
@@ -65,7 +65,7 @@ class MadeAt(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Draw:
+class DryResult:
     """The result of one dry run under a technique (simulated).
 
     Attributes:
@@ -101,7 +101,7 @@ class Draw:
         return self.reserved_peak_bytes + gaps > self.vram_bytes
 
     @classmethod
-    def read(cls, found: dict[str, Any]) -> Draw:
+    def read(cls, found: dict[str, Any]) -> DryResult:
         """Read the JSON of a dry run."""
         failure = found["failure"]
         steps = found["step_seconds_all"]
@@ -141,7 +141,7 @@ def _why_not(found: dict[str, Any]) -> str:
     return "ends itself with an exit status other than 0"
 
 
-def draw(program: DryProgram, technique: Technique, stop: Event) -> Draw:
+def run_dry(program: DryProgram, technique: Technique, stop: Event) -> DryResult:
     """Run a program dry under a technique, in a process of its own; returns what it has shown.
 
     Args:
@@ -160,15 +160,15 @@ def draw(program: DryProgram, technique: Technique, stop: Event) -> Draw:
             f"turn_on by its module and name: {error}"
         ) from error
     with tempfile.TemporaryDirectory(prefix="umem-choose-") as folder:
-        told, result, said = (Path(folder) / name for name in ("technique", "result", "said"))
-        told.write_bytes(row)
-        given = ["--dry", program.gpu, "--technique", str(told), "--json", str(result)]
+        row_file, result, stderr = (Path(folder) / name for name in ("technique", "result", "said"))
+        row_file.write_bytes(row)
+        given = ["--dry", program.gpu, "--technique", str(row_file), "--json", str(result)]
         given += program.options
         if program.vram is not None:
             given += ["--vram", program.vram]
-        with said.open("wb") as errors:
+        with stderr.open("wb") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "umem", "run", *given, *program.words()],
+                [sys.executable, "-m", "umem", "run", *given, *program.argv()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
@@ -181,10 +181,10 @@ def draw(program: DryProgram, technique: Technique, stop: Event) -> Draw:
                 process.kill()  # nothing where it has ended
                 process.wait()
         if result.exists():
-            return Draw.read(json.loads(result.read_text(encoding="utf-8")))
-        lines = said.read_text(encoding="utf-8", errors="replace").split("\n")
+            return DryResult.read(json.loads(result.read_text(encoding="utf-8")))
+        lines = stderr.read_text(encoding="utf-8", errors="replace").split("\n")
     last = next(filter(None, reversed(lines)), f"exit status {process.returncode}")
-    return Draw((), 0, 0, 0, last.removeprefix("Error: "), failed=True)
+    return DryResult((), 0, 0, 0, last.removeprefix("Error: "), failed=True)
 
 
 def _environment() -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 from umem._common.as_json import named
 from umem._common.printable import command_line
 from umem._common.specs import gpu_spec
-from umem.choosing.child import UNTOUCHED, Draw, DryProgram, MadeAt, draw
+from umem.choosing.child import UNTOUCHED, DryProgram, DryResult, MadeAt, run_dry
 from umem.choosing.technique import Technique
 from umem.choosing.technique_rows import TECHNIQUES
 from umem.errors import DryRunError
@@ -22,12 +22,12 @@ from umem.units import format_bytes, parse_bytes
 AT_A_TIME = 2
 """Dry runs at a time: the least that processors of laptops have, and each takes a few hundred MiB
 of host memory."""
-DRAWS = 3
+REPEATS = 3
 """Dry runs of a technique by which the driver moves memory, or that fits with little to spare:
 which chunk CuPy's pool hands out depends on addresses, and with it the time, by tens of percent
 from process to process, and the gaps that the pool has."""
 
-Asked = Callable[[DryProgram, Technique, Event], Draw]
+RunDry = Callable[[DryProgram, Technique, Event], DryResult]
 
 
 @dataclass(frozen=True)
@@ -37,49 +37,49 @@ class TriedTechnique:
     Attributes:
         name: of the technique.
         line: what to type to have it.
-        draws: what its dry runs have shown.
+        results: what its dry runs have shown.
     """
 
     name: str
     line: str
-    draws: tuple[Draw, ...]
+    results: tuple[DryResult, ...]
 
     simulated = True
 
     @property
     def fits(self) -> bool:
         """Tell whether every dry run ran in the GPU's memory."""
-        return all(one.why_not is None for one in self.draws)
+        return all(one.why_not is None for one in self.results)
 
     @property
     def why_not(self) -> str | None:
         """Return why it does not fit, or is not known to; None where it fits."""
-        return next((one.why_not for one in self.draws if one.why_not is not None), None)
+        return next((one.why_not for one in self.results if one.why_not is not None), None)
 
     @property
     def failed(self) -> bool:
         """Tell whether an error other than memory that ran out ended a dry run."""
-        return any(one.failed for one in self.draws)
+        return any(one.failed for one in self.results)
 
     @property
     def missing_bytes(self) -> int | None:
         """Return by how much the memory was exceeded, at least; None where it is unknown."""
-        return max((one.missing_bytes for one in self.draws if one.missing_bytes), default=None)
+        return max((one.missing_bytes for one in self.results if one.missing_bytes), default=None)
 
     @property
     def seconds(self) -> float | None:
         """Return the time of a step, the median of the dry runs; None where it does not fit."""
-        return median(one.seconds[-1] for one in self.draws) if self.fits else None
+        return median(one.seconds[-1] for one in self.results) if self.fits else None
 
     @property
     def seconds_low(self) -> float | None:
         """Return the shortest time."""
-        return min(second for one in self.draws for second in one.seconds) if self.fits else None
+        return min(second for one in self.results for second in one.seconds) if self.fits else None
 
     @property
     def seconds_high(self) -> float | None:
         """Return the longest time."""
-        return max(second for one in self.draws for second in one.seconds) if self.fits else None
+        return max(second for one in self.results for second in one.seconds) if self.fits else None
 
     @property
     def width(self) -> float:
@@ -89,17 +89,17 @@ class TriedTechnique:
     @property
     def peak_bytes(self) -> int:
         """Return the most that arrays used."""
-        return max(one.peak_bytes for one in self.draws)
+        return max(one.peak_bytes for one in self.results)
 
     @property
     def reserved_peak_bytes(self) -> int:
         """Return the most that CuPy's pool took."""
-        return max(one.reserved_peak_bytes for one in self.draws)
+        return max(one.reserved_peak_bytes for one in self.results)
 
     @property
     def moved_bytes(self) -> int:
         """Return the bytes that a step moved over the bus, the median of the dry runs."""
-        return round(median(one.moved_bytes for one in self.draws))
+        return round(median(one.moved_bytes for one in self.results))
 
     def to_json(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -185,14 +185,14 @@ class ScriptChoice:
         keys = (
             "simulated", "title", "vram_bytes", "uses_chainer", "summary", "advice", "asked_lines",
         )  # fmt: skip
-        words = {"gpu": self.program.gpu, "program": self.program.words()}
-        return {**named(self, keys), **words, "rows": rows}
+        extra = {"gpu": self.program.gpu, "program": self.program.argv()}
+        return {**named(self, keys), **extra, "rows": rows}
 
 
 def full_line(row: TriedTechnique, program: DryProgram) -> str:
     """Return a row's command with the program in it, before its comment."""
     command, mark, comment = row.line.partition("  # ")
-    return f"{command} {command_line(*program.words())}{mark}{comment}"
+    return f"{command} {command_line(*program.argv())}{mark}{comment}"
 
 
 def choose(
@@ -244,35 +244,35 @@ def two_at_a_time(stop: Event) -> Iterator[ThreadPoolExecutor]:
 
 def choose_for(
     program: DryProgram,
-    told: Callable[[str], object] = lambda name: None,
-    asked: Asked = draw,
+    on_tried: Callable[[str], object] = lambda name: None,
+    run_dry: RunDry = run_dry,
     techniques: Sequence[Technique] = TECHNIQUES,
 ) -> ScriptChoice:
     """Find what makes a program fit a GPU; see `choose`.
 
     Args:
         program: the program and the GPU.
-        told: is called with the name of each technique that has been tried.
-        asked: makes a dry run.
+        on_tried: is called with the name of each technique that has been tried.
+        run_dry: makes a dry run.
         techniques: those that are tried; the first is the program as it is.
     """
     stop = Event()
     plain, *others = techniques
-    first = asked(program, plain, stop)
+    first = run_dry(program, plain, stop)
     check_uses_gpu(program, first)
-    rows = [TriedTechnique(plain.name, plain.line, _surely(first, asked, program, plain, stop))]
-    told(plain.name)
+    rows = [TriedTechnique(plain.name, plain.line, _repeated(first, run_dry, program, plain, stop))]
+    on_tried(plain.name)
     suited = [row for row in others if row.suits(has_chainer=first.uses_chainer)]
     with two_at_a_time(stop) as executor:
-        running: list[tuple[Technique, list[Future[tuple[Draw, ...]]]]] = [
-            (row, [executor.submit(_drawn, asked, program, row, stop) for _ in _draws(row)])
+        running: list[tuple[Technique, list[Future[tuple[DryResult, ...]]]]] = [
+            (row, [executor.submit(_results, run_dry, program, row, stop) for _ in _repeats(row)])
             for row in suited
         ]
         for row, futures in running:
-            draws = tuple(one for future in futures for one in future.result())
-            told(row.name)
-            rows.append(TriedTechnique(row.name, row.line, draws))
-    shown = [one for row in rows for one in row.draws]
+            results = tuple(one for future in futures for one in future.result())
+            on_tried(row.name)
+            rows.append(TriedTechnique(row.name, row.line, results))
+    shown = [one for row in rows for one in row.results]
     return ScriptChoice(
         program,
         first.title,
@@ -284,32 +284,34 @@ def choose_for(
     )
 
 
-def _draws(row: Technique) -> range:
-    return range(DRAWS if row.is_paging else 1)
+def _repeats(row: Technique) -> range:
+    return range(REPEATS if row.is_paging else 1)
 
 
-def _drawn(asked: Asked, program: DryProgram, row: Technique, stop: Event) -> tuple[Draw, ...]:
+def _results(
+    run_dry: RunDry, program: DryProgram, row: Technique, stop: Event
+) -> tuple[DryResult, ...]:
     """Run a program under a technique; more often where it fits with little to spare."""
-    first = asked(program, row, stop)
-    return (first,) if row.is_paging else _surely(first, asked, program, row, stop)
+    first = run_dry(program, row, stop)
+    return (first,) if row.is_paging else _repeated(first, run_dry, program, row, stop)
 
 
-def _surely(
-    first: Draw, asked: Asked, program: DryProgram, row: Technique, stop: Event
-) -> tuple[Draw, ...]:
+def _repeated(
+    first: DryResult, run_dry: RunDry, program: DryProgram, row: Technique, stop: Event
+) -> tuple[DryResult, ...]:
     """Return a dry run, with more of them where another order of the pool's chunks may not fit."""
     if first.why_not is not None or not first.is_tight:
         return (first,)
-    return (first, *(asked(program, row, stop) for _ in range(DRAWS - 1)))
+    return (first, *(run_dry(program, row, stop) for _ in range(REPEATS - 1)))
 
 
-def check_uses_gpu(program: DryProgram, plain: Draw) -> None:
+def check_uses_gpu(program: DryProgram, plain: DryResult) -> None:
     """Refuse a program that fails by itself, or does not use the GPU.
 
     Raises:
         DryRunError: it does.
     """
-    name = command_line(*program.words())
+    name = command_line(*program.argv())
     if plain.failed:
         raise DryRunError(f"{name} cannot be tried: {plain.why_not}")
     if plain.why_not in (None, UNTOUCHED) and not plain.peak_bytes:

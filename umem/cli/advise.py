@@ -7,8 +7,8 @@ from collections.abc import Callable
 import click
 from rich.console import Console
 
-from umem.choosing import Draw, DryProgram, HalvedArguments, halve_each
-from umem.cli.script_options import NOTHING_FITS, of_a_script, tell
+from umem.choosing import DryProgram, DryResult, HalvedArguments, halve_each
+from umem.cli.script_options import NOTHING_FITS, of_a_script, print_search
 from umem.errors import SizeError
 from umem.reports import Column
 from umem.units import format_bytes, format_seconds
@@ -40,40 +40,40 @@ def command(program: DryProgram, as_json: bool, names: tuple[str, ...]) -> None:
             )
         except SizeError as error:
             raise click.BadParameter(str(error), param_hint="--argument") from error
-    tell(found, program, _columns(found), as_json=as_json)
+    print_search(found, program, _columns(found), as_json=as_json)
     if not found.fits:
         click.get_current_context().exit(NOTHING_FITS)
 
 
 def _columns(found: HalvedArguments) -> list[Column]:
     """Return the columns of a table with the program as it is, and each half."""
-    draws = [found.whole, *(half.draw for half in found.halves)]
+    results = [found.whole, *(half.result for half in found.halves)]
     names = [
         f"{argument.name}: {argument.value} to {half.value}" for argument, half in found.rows()
     ]
     return [
         Column("half of", ["nothing", *names]),
-        Column("step", [_figure(one, format_seconds(_seconds(one))) for one in draws]),
-        Column("", ["", *(_share(found.whole, one, _seconds) for one in draws[1:])]),
-        Column("peak", [_figure(one, format_bytes(one.peak_bytes)) for one in draws]),
-        Column("", ["", *(_share(found.whole, one, _peak) for one in draws[1:])]),
-        Column("", [one.why_not or "fits" for one in draws], left=True),
+        Column("step", [_figure(one, format_seconds(_seconds(one))) for one in results]),
+        Column("", ["", *(_share(found.whole, one, _seconds) for one in results[1:])]),
+        Column("peak", [_figure(one, format_bytes(one.peak_bytes)) for one in results]),
+        Column("", ["", *(_share(found.whole, one, _peak) for one in results[1:])]),
+        Column("", [one.why_not or "fits" for one in results], left=True),
     ]
 
 
-def _seconds(one: Draw) -> float:
+def _seconds(one: DryResult) -> float:
     return one.seconds[-1] if one.seconds else 0.0
 
 
-def _peak(one: Draw) -> float:
+def _peak(one: DryResult) -> float:
     return float(one.peak_bytes)
 
 
-def _figure(one: Draw, text: str) -> str:
+def _figure(one: DryResult, text: str) -> str:
     return text if one.why_not is None else ""
 
 
-def _share(whole: Draw, half: Draw, of: Callable[[Draw], float]) -> str:
+def _share(whole: DryResult, half: DryResult, of: Callable[[DryResult], float]) -> str:
     """Return what is saved as a share; nothing where one of the two did not run to its end."""
     if whole.why_not is not None or half.why_not is not None or not of(whole):
         return ""

@@ -6,7 +6,7 @@ import click
 from rich.console import Console
 
 from umem.choosing import BatchSearch, DryProgram, TriedSize, largest_batch
-from umem.cli.script_options import NOTHING_FITS, of_a_script, tell
+from umem.cli.script_options import NOTHING_FITS, of_a_script, print_search
 from umem.errors import SizeError
 from umem.reports import Column
 from umem.units import format_bytes, format_seconds
@@ -31,14 +31,14 @@ def command(program: DryProgram, as_json: bool, argument: str, maximum: int | No
     """
     with Console(stderr=True).status("Running SCRIPT dry (Ctrl-C ends it)") as status:
 
-        def told(one: TriedSize) -> None:
+        def on_tried(one: TriedSize) -> None:
             status.update(f"{argument} = {one.value} {'fits' if one.fits else 'does not fit'}")
 
         try:
-            found = largest_batch(program, argument, maximum, told)
+            found = largest_batch(program, argument, maximum, on_tried)
         except SizeError as error:
             raise click.BadParameter(str(error), param_hint="--argument") from error
-    tell(found, program, _columns(found), _result(found), as_json=as_json)
+    print_search(found, program, _columns(found), _result(found), as_json=as_json)
     if found.largest is None:
         click.get_current_context().exit(NOTHING_FITS)
 
@@ -51,8 +51,8 @@ def _columns(found: BatchSearch) -> list[Column]:
         Column(found.argument.name, [str(one.value) for one in tried]),
         Column("step", [format_seconds(one.seconds) if one.fits else "" for one in tried]),
         Column("a sample", shares),
-        Column("peak", [format_bytes(one.draw.peak_bytes) if one.fits else "" for one in tried]),
-        Column("", [one.draw.why_not or "fits" for one in tried], left=True),
+        Column("peak", [format_bytes(one.result.peak_bytes) if one.fits else "" for one in tried]),
+        Column("", [one.result.why_not or "fits" for one in tried], left=True),
     ]
 
 

@@ -9,7 +9,7 @@ import click
 
 from umem.cli.choose_onnx import choose_onnx, is_onnx, model_options
 from umem.cli.choose_script import choose_script
-from umem.cli.files_and_sizes import gpu_asked_for
+from umem.cli.files_and_sizes import spec_with_vram
 from umem.cli.script_options import NOTHING_FITS, of_a_script
 
 _OF_MODELS = ("sizes", "optimizer", "inference")
@@ -41,7 +41,7 @@ def command(program: Any, as_json: bool, **options: Any) -> None:
     if is_onnx(path):
         if program.arguments:
             raise click.UsageError(f"MODEL.onnx takes no arguments: {program.arguments[0]}")
-        gpu = gpu_asked_for(program.gpu, program.vram)
+        gpu = spec_with_vram(program.gpu, program.vram)
         fits = choose_onnx(path, gpu, as_json=as_json, **options)
     else:
         for name in _OF_MODELS:

@@ -115,12 +115,12 @@ def _lines(choice: ModelChoice, name: str, width: int, *, inference: bool) -> It
     for option in choice.dropped:
         yield from map(Text, wrapped(f"{option.name}: {option.reason}", width, hang=2))
     if any(option.schedule for option in choice.options):
-        said = (
+        message = (
             "--json has the schedule of each plan: what to keep, drop, recompute and offload, by "
             "the model's own names."
         )
         yield Text()
-        yield from map(Text, wrapped(said, width))
+        yield from map(Text, wrapped(message, width))
 
 
 def _columns(options: Sequence[ModelOption]) -> list[Column]:

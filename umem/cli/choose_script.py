@@ -39,20 +39,20 @@ def choose_script(program: DryProgram, *, as_json: bool) -> bool:
 def tried(program: DryProgram, techniques: Sequence[Technique] = TECHNIQUES) -> ScriptChoice:
     """Try techniques, and show how far that is on a terminal."""
     count = 0
-    name = command_line(*program.words())
+    name = command_line(*program.argv())
     with Console(stderr=True).status(f"Running {name} dry (Ctrl-C ends it)") as status:
 
-        def told(technique: str) -> None:
+        def on_tried(technique: str) -> None:
             nonlocal count
             count += 1
             status.update(f"Running {name} dry: {count} of {len(techniques)}, {technique}")
 
-        return choose_for(program, told, techniques=techniques)
+        return choose_for(program, on_tried, techniques=techniques)
 
 
 def _lines(choice: ScriptChoice, width: int) -> Iterator[Text]:
     """Format a choice as text of a width."""
-    name = command_line(*choice.program.words())
+    name = command_line(*choice.program.argv())
     on = f"{choice.title} with {format_bytes(choice.vram_bytes)} of VRAM"
     title = f"{name} on {on}, quickest first (simulated)"
     if not choice.fitting:
@@ -66,9 +66,9 @@ def _lines(choice: ScriptChoice, width: int) -> Iterator[Text]:
         yield Text("What does not fit, or does not apply", style="bold")
     for row in dropped:
         yield from map(Text, wrapped(f"{row.name}: {_why_not(row)}", width, hang=2))
-    for said in filter(None, (choice.advice, _asked(choice))):
+    for text in filter(None, (choice.advice, _unknown_values(choice))):
         yield Text()
-        yield from map(Text, wrapped(said, width, hang=2))
+        yield from map(Text, wrapped(text, width, hang=2))
 
 
 def _table(choice: ScriptChoice, width: int) -> Iterator[str]:
@@ -109,7 +109,7 @@ def _why_not(row: TriedTechnique) -> str:
     return f"{row.why_not}; {format_bytes(row.missing_bytes)} missing at least"
 
 
-def _asked(choice: ScriptChoice) -> str:
+def _unknown_values(choice: ScriptChoice) -> str:
     if not choice.asked_lines:
         return ""
     lines = ", ".join(choice.asked_lines[:3])

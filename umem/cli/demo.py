@@ -261,14 +261,14 @@ def _progress(console: Console, steps: int) -> Iterator[Any]:
     )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("starting", total=steps)
-        said = ""
+        label = ""
 
         def show(what: str, done: int) -> None:
-            nonlocal said
+            nonlocal label
             progress.update(task, description=what, completed=done)
-            if not console.is_terminal and what != said:
+            if not console.is_terminal and what != label:
                 console.print(f"  {what} ...")
-            said = what
+            label = what
 
         yield show
 
@@ -294,10 +294,10 @@ def _report(console: Console, result: _Result, out: Path) -> None:
                 f"{row.title}: nothing moved; {read} a step were read and written over the bus in "
                 f"place, on the host ({simulated.strip()}).\n"
             )
-    _say_what_it_costs(console, result)
+    _print_costs(console, result)
     written = _write(console, result, title, out)
     console.print(f"Wrote {' and '.join(map(short, written))}.", soft_wrap=True)
-    _say_what_next(console, result.kind, result.device)
+    _print_next_commands(console, result.kind, result.device)
 
 
 def _write(console: Console, result: _Result, title: str, out: Path) -> list[Path]:
@@ -330,7 +330,7 @@ def _picture(console: Console, result: _Result, title: str) -> bytes | None:
     return file.getvalue()
 
 
-def _say_what_it_costs(console: Console, result: _Result) -> None:
+def _print_costs(console: Console, result: _Result) -> None:
     """Print how much longer a step takes than with enough VRAM."""
     alone = result.plain_seconds
     fitting = [row.seconds for row in result.rows if row.fits and row.seconds is not None]
@@ -343,7 +343,7 @@ def _say_what_it_costs(console: Console, result: _Result) -> None:
     )
 
 
-def _say_what_next(console: Console, kind: str, gpu: str) -> None:
+def _print_next_commands(console: Console, kind: str, gpu: str) -> None:
     """Print commands to try next."""
     device = "" if kind == "virtual" else f" --device {kind}:{gpu}"
     console.print("Next:")

@@ -13,13 +13,11 @@ from umem.dry import (
     DOES_NOT_FIT,
     FAILED,
     INTERRUPTED,
-    AskedCounter,
-    AskedTooOften,
-    AskedValue,
     CaughtOutOfMemory,
     DryOutcome,
     DrySteps,
     End,
+    EndlessReads,
     Failure,
     GpuReading,
     Holder,
@@ -27,6 +25,8 @@ from umem.dry import (
     StepLimit,
     StepsOver,
     Turns,
+    UnknownReads,
+    UnknownValue,
     is_answered,
     shortest,
 )
@@ -56,7 +56,7 @@ class DryRun:
         notes: Iterable[str] = (),
     ) -> None:
         self._gpu, self._mode, self._limit = gpu, mode, limit
-        self._answers, self._asked = answers or {}, AskedCounter()
+        self._answers, self._reads = answers or {}, UnknownReads()
         self._turns = Turns()
         self._out: Counter[str] = Counter()
         self._failure: Failure | None = None
@@ -84,7 +84,7 @@ class DryRun:
         self._disk = disk
         # The dry runtime's interface: what was read of unknown memory, and values for lines.
         runtime = self._gpu._runtime
-        runtime.reads, runtime.answers = self._asked, self._answers
+        runtime.reads, runtime.answers = self._reads, self._answers
         self._meter = stack.enter_context(PoolMeter())
         self._steps = DrySteps(self._read, self._limit, self._step_ended)
         listeners.append(self._marked)
@@ -126,7 +126,7 @@ class DryRun:
         )
 
     def _step_ended(self) -> None:
-        self._asked.renew()
+        self._reads.renew()
         if self._is_tty:
             peak = format_bytes(self._steps.peak_bytes)
             passed = time.perf_counter() - self._began
@@ -204,7 +204,7 @@ class DryRun:
 
     def exited(self, stop: SystemExit) -> None:
         """Note that the program ended itself, or was ended because enough had run."""
-        if isinstance(stop, AskedTooOften):
+        if isinstance(stop, EndlessReads):
             self.ended = "asked too often"
             line = self._shown()[stop.line]
             self._failure = Failure(line, self._number, "asked too often")
@@ -286,7 +286,7 @@ class DryRun:
             steps_in_script=None if facts is None else facts.run_steps,
             epoch_steps=None if facts is None else facts.epoch_steps,
             wall_seconds=wall,
-            asked=tuple(self._asked_values()),
+            asked=tuple(self._unknown_values()),
             caught_out_of_memory=tuple(
                 CaughtOutOfMemory(line, count) for line, count in self._out.items() if count > 0
             ),
@@ -294,7 +294,7 @@ class DryRun:
             first_connection=self._disk.first_connection,
             written=self._disk.written,
             evaluated=self._evaluated if facts is not None and facts.evaluates else None,
-            reported=self._asked.reported,
+            reported=self._reads.reported,
             own_exit_code=self._exit_code,
             unused_answers=tuple(self._unused()),
             notes=(*self._notes, *self._of_steps()),
@@ -318,19 +318,19 @@ class DryRun:
                 "--dry-steps all runs them all"
             )
 
-    def _asked_values(self) -> Iterator[AskedValue]:
+    def _unknown_values(self) -> Iterator[UnknownValue]:
         shown = self._shown()
-        for (line, what), count in sorted(self._asked.items()):
+        for (line, what), count in sorted(self._reads.items()):
             answered = any(is_answered(line, place) for place in self._answers)
-            yield AskedValue(shown[line], what, count, answered)
+            yield UnknownValue(shown[line], what, count, answered)
 
     def _shown(self) -> dict[str, str]:
         """Return the lines that asked for values, with paths as short as they can be."""
-        return shortest(line for line, _ in self._asked)
+        return shortest(line for line, _ in self._reads)
 
     def _unused(self) -> Iterator[str]:
         for place in self._answers:
-            if not any(is_answered(line, place) for line, _ in self._asked):
+            if not any(is_answered(line, place) for line, _ in self._reads):
                 yield place
 
 

@@ -150,7 +150,7 @@ def caps(command: Callable[..., Any]) -> Callable[..., Any]:
     return events(nbytes(command))
 
 
-def gpu_asked_for(gpu: str, vram: str | None) -> GpuSpec:
+def spec_with_vram(gpu: str, vram: str | None) -> GpuSpec:
     """Return a GPU of the table, with the given usable VRAM if any.
 
     Raises:

@@ -117,13 +117,14 @@ def warm_kernels(dtypes: tuple[str, ...], jobs: int | None) -> None:
     before, start = kernel_cache.groups(folder), time.monotonic()
     jobs = jobs or len(os.sched_getaffinity(0))
     program = [sys.executable, "-m", "umem.devices.software.common_kernels"]
-    asked = [[*program, str(part), str(jobs), *(dtypes or DTYPES)] for part in range(jobs)]
-    workers = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True) for words in asked]
+    commands = [[*program, str(part), str(jobs), *(dtypes or DTYPES)] for part in range(jobs)]
+    workers = [subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) for argv in commands]
     try:
         for worker in workers:
-            _, said = worker.communicate()
+            _, error = worker.communicate()
             if worker.returncode:
-                raise FileError(said.strip().splitlines()[-1] if said.strip() else "a worker ended")
+                last = error.strip().splitlines()[-1:]
+                raise FileError(last[0] if last else "a worker ended")
     finally:
         for worker in workers:
             worker.kill()

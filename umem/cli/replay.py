@@ -15,7 +15,7 @@ import umem
 from umem._common.as_json import json_text, named
 from umem._common.printable import short
 from umem._common.specs import GPUS, gpu_spec
-from umem.cli.files_and_sizes import caps, gpu_asked_for, say
+from umem.cli.files_and_sizes import caps, say, spec_with_vram
 from umem.devices import MODES, Mode
 from umem.predict import Replay
 from umem.reports import Column, table, wrapped
@@ -64,7 +64,7 @@ def command(
         raise click.UsageError(
             "--all-gpus asks for every GPU of the table: leave --gpu and --vram out"
         )
-    gpus = list(map(gpu_spec, GPUS)) if all_gpus else [gpu_asked_for(gpu or "t4", vram)]
+    gpus = list(map(gpu_spec, GPUS)) if all_gpus else [spec_with_vram(gpu or "t4", vram)]
     trace = Trace.load(path, max_events=max_events, max_bytes=max_bytes)
     found = [umem.replay(trace, each, mode) for each in gpus for mode in modes or MODES]
     if as_json:
@@ -116,8 +116,8 @@ def _lines(found: Sequence[Replay], trace: Trace, name: str, width: int) -> Iter
     ]
     yield from table(columns, width)
     whole = "The time is of the whole trace, as no step ends in it"
-    said = f"A step is the mean of {steps:,}" if steps else whole
-    yield from wrapped(f"{said}; what moved is of all of it, both ways.", width)
+    text = f"A step is the mean of {steps:,}" if steps else whole
+    yield from wrapped(f"{text}; what moved is of all of it, both ways.", width)
     for reason in dict.fromkeys(replay.reason for replay in found if replay.reason is not None):
         yield from wrapped(reason, width)
 

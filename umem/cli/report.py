@@ -96,8 +96,8 @@ def command(
     """
     if isinstance(sys.stdout, TextIOWrapper):  # names may have letters that it cannot write
         sys.stdout.reconfigure(errors="backslashreplace")
-    asked = [_Wanted(each, path) for each in OUTPUTS if (path := files.get(each.name)) is not None]
-    asked += [_Wanted(_exports()[export[0]], export[1])] if export else []
+    wanted = [_Wanted(each, path) for each in OUTPUTS if (path := files.get(each.name)) is not None]
+    wanted += [_Wanted(_exports()[export[0]], export[1])] if export else []
     try:
         ranks = rank_files(traces)
     except TraceError as error:
@@ -107,11 +107,11 @@ def command(
             "one trace, or two to compare, or those of all ranks of a run, by name "
             f"(run.rank0.umem.gz, run.rank1.umem.gz, ...); got {len(traces)}"
         )
-    if (len(traces) == 2 or ranks) and asked:
+    if (len(traces) == 2 or ranks) and wanted:
         raise click.UsageError(
             "--html, --png and --export are of one trace; two, or ranks, go to text or --json"
         )
-    refuse([path for _, path in asked], traces, force=force)
+    refuse([path for _, path in wanted], traces, force=force)
     refuse_picture(files.get("png"))
     try:
         room = _vram(gpu, vram)
@@ -122,8 +122,8 @@ def command(
         elif len(analyses) == 2:
             _compare(analyses, traces, room, as_json)
         else:
-            _print(analyses[0], traces[0].name, room, as_json, is_quiet=bool(asked))
-            _write(analyses[0], traces[0], asked, room, force, as_json)
+            _print(analyses[0], traces[0].name, room, as_json, is_quiet=bool(wanted))
+            _write(analyses[0], traces[0], wanted, room, force, as_json)
     except UmemError as error:
         raise click.ClickException(str(error)) from error
 
@@ -196,21 +196,21 @@ def _print_ranks(found: RankedTraces, vram: Vram | None, as_json: bool) -> None:
 def _write(
     analysis: Analysis,
     trace: Path,
-    asked: list[_Wanted],
+    wanted: list[_Wanted],
     vram: Vram | None,
     force: bool,
     as_json: bool,
 ) -> None:
     """Write the requested files, and report each."""
-    for output, path in asked:
-        words = ["umem", "report", trace, *output.option(path), *_vram_options(vram)]
+    for output, path in wanted:
+        command = ["umem", "report", trace, *output.option(path), *_vram_options(vram)]
         request = ReportRequest(
-            analysis, trace.name, vram, _provenance(analysis, command_line(*words))
+            analysis, trace.name, vram, _provenance(analysis, command_line(*command))
         )
         write(path, partial(output.write, request), force=force)
         say(f"Wrote {short(path)}. {output.then}".rstrip(), err=as_json)
-    if asked:
-        say(_next(trace, {output.name for output, _ in asked}), err=as_json)
+    if wanted:
+        say(_next(trace, {output.name for output, _ in wanted}), err=as_json)
 
 
 def _next(trace: Path, written: set[str]) -> str:

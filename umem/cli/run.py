@@ -155,46 +155,46 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     budgeting = Budgeting(options)
     drying = Drying(options, has_ranks=options["ranks"] is not None)
     ranking = Ranking(options)
-    asked = _RunOptions(**options)
-    program = Program.found(script, arguments, is_module=asked.module)
-    if asked.virtual and asked.software:
+    flags = _RunOptions(**options)
+    program = Program.found(script, arguments, is_module=flags.module)
+    if flags.virtual and flags.software:
         raise click.UsageError("--virtual follows NumPy arrays, --software CuPy's: one of the two")
-    if asked.vram and not (asked.virtual or asked.software):
+    if flags.vram and not (flags.virtual or flags.software):
         raise click.UsageError("--vram needs --virtual GPU or --software GPU")
     for name, given in (
-        ("--checked", asked.checked), ("--no-model", asked.no_model), ("--devices", asked.devices),
-        ("--not-strict", asked.not_strict), ("--kernel-seconds", asked.kernel_seconds is not None),
+        ("--checked", flags.checked), ("--no-model", flags.no_model), ("--devices", flags.devices),
+        ("--not-strict", flags.not_strict), ("--kernel-seconds", flags.kernel_seconds is not None),
     ):  # fmt: skip
-        if given and not asked.software:
+        if given and not flags.software:
             raise click.UsageError(f"{name} needs --software GPU")
-    if asked.recompute and asked.record:
+    if flags.recompute and flags.record:
         raise click.UsageError(
             "--record would keep the steps in which --recompute learns: record without it"
         )
-    recording = _recording(asked, program)
-    budgeting.choose(program, is_module=asked.module)
+    recording = _recording(flags, program)
+    budgeting.choose(program, is_module=flags.module)
     ranking.start()
-    watching = Watching() if asked.watch else None
+    watching = Watching() if flags.watch else None
     with ExitStack() as stack:
-        software = _prepare(stack, asked)
-        for package in asked.old_numpy:
-            stack.enter_context(_lent(package, program))
+        software = _prepare(stack, flags)
+        for package in flags.old_numpy:
+            stack.enter_context(_lend_names(package, program))
         if recording is not None:
             _import_chainer()
             recording.begin(stack)
         if watching is not None:
             _import_chainer()
             watching.follow(stack)
-        Slimming(asked.recompute, asked.workspace).begin(stack)
+        Slimming(flags.recompute, flags.workspace).begin(stack)
         budgeting.begin(stack)
-        Resuming(asked.resume).begin(stack)
+        Resuming(flags.resume).begin(stack)
         if drying.is_on:
             _import_chainer()
-            drying.begin(stack, software, asked.mode or environment.mode(), _last_step(recording))
-        gpu = asked.virtual, asked.vram
-        code, hint = run_program(program, *gpu, asked.traceback, drying.run)
+            drying.begin(stack, software, flags.mode or environment.mode(), _last_step(recording))
+        gpu = flags.virtual, flags.vram
+        code, hint = run_program(program, *gpu, flags.traceback, drying.run)
     if drying.is_on:
-        code = drying.tell(program.name)
+        code = drying.report(program.name)
         drying.leave_threads(code)
     if hint is not None:
         click.echo(hint, err=True)
@@ -235,25 +235,25 @@ class _RunOptions(NamedTuple):
     module: bool
 
 
-def _recording(asked: _RunOptions, program: Program) -> Recording | None:
+def _recording(flags: _RunOptions, program: Program) -> Recording | None:
     """Return the requested recording, None without one."""
-    if asked.record is None:
+    if flags.record is None:
         for name in ("steps", "stacks", "no_workspace", "stop", "force"):
-            if getattr(asked, name):
+            if getattr(flags, name):
                 raise click.UsageError(f"--{name.replace('_', '-')} needs --record FILE")
         return None
     try:
-        steps = Steps() if asked.steps is None else Steps.parse(asked.steps)
+        steps = Steps() if flags.steps is None else Steps.parse(flags.steps)
     except UmemError as error:
         raise click.BadParameter(str(error), param_hint="--steps") from error
-    if asked.stop and steps.last is None:
+    if flags.stop and steps.last is None:
         raise click.UsageError("--stop needs --steps that end; all of them have no end")
-    keeper = Keeper(steps, asked.stacks, not asked.no_workspace)
-    flags = {"stop": asked.stop, "force": asked.force, "at_end": asked.dry}
-    return Recording(asked.record, keeper, program.name, **flags)
+    keeper = Keeper(steps, flags.stacks, not flags.no_workspace)
+    extra = {"stop": flags.stop, "force": flags.force, "at_end": flags.dry}
+    return Recording(flags.record, keeper, program.name, **extra)
 
 
-def _lent(package: str, program: Program) -> LentNames:
+def _lend_names(package: str, program: Program) -> LentNames:
     """Lend a package, which may lie beside the program, the removed names of NumPy."""
     try:
         return lend_removed_names(package, [program.folder])
@@ -261,43 +261,43 @@ def _lent(package: str, program: Program) -> LentNames:
         raise click.BadParameter(str(error), param_hint="--old-numpy") from error
 
 
-def _prepare(stack: ExitStack, asked: _RunOptions) -> Any:
+def _prepare(stack: ExitStack, flags: _RunOptions) -> Any:
     """Set everything up for the run; the stack undoes it, the report first.
 
     Returns the software GPU, None without one.
     """
-    mode = asked.mode or environment.mode()
+    mode = flags.mode or environment.mode()
     on = mode not in (None, "off")
-    for name, value in (("--limit", asked.limit), ("--prefetch", asked.prefetch)):
+    for name, value in (("--limit", flags.limit), ("--prefetch", flags.prefetch)):
         if value and not on:
             raise click.UsageError(f"{name} needs a --mode")
     software = None
-    if asked.dry:  # the scratch disk follows: no line says that writes are real
+    if flags.dry:  # the scratch disk follows: no line says that writes are real
         os.environ[FLAG] = "1"
         stack.callback(os.environ.pop, FLAG, None)
-    if asked.software:
+    if flags.software:
         software = umem.software_gpu(
-            asked.software,
-            asked.vram,
-            model=not asked.no_model,
-            checked=asked.checked,
-            strict=not asked.not_strict,
-            kernel_seconds=asked.kernel_seconds,
-            devices=_devices(asked),
-            dry=asked.dry,
-            force=asked.dry,  # it is to leave a card alone that is there
+            flags.software,
+            flags.vram,
+            model=not flags.no_model,
+            checked=flags.checked,
+            strict=not flags.not_strict,
+            kernel_seconds=flags.kernel_seconds,
+            devices=_devices(flags),
+            dry=flags.dry,
+            force=flags.dry,  # it is to leave a card alone that is there
         )
     arm()
-    if asked.virtual:
+    if flags.virtual:
         _import_chainer()
-        stack.enter_context(umem.virtual_gpu(asked.virtual, asked.vram))
+        stack.enter_context(umem.virtual_gpu(flags.virtual, flags.vram))
     if on:
-        prefetch = asked.prefetch or None
-        stack.enter_context(umem.enable(mode, limit=asked.limit, prefetch=prefetch))  # type: ignore[arg-type]
-    stack.enter_context(_variables(asked))
-    if asked.report:
+        prefetch = flags.prefetch or None
+        stack.enter_context(umem.enable(mode, limit=flags.limit, prefetch=prefetch))  # type: ignore[arg-type]
+    stack.enter_context(_variables(flags))
+    if flags.report:
         stack.callback(_report, os.getpid())
-    if asked.paging:
+    if flags.paging:
         stack.enter_context(_paging(os.getpid()))
     return software
 
@@ -313,16 +313,16 @@ def _import_chainer() -> None:
 
 
 @contextmanager
-def _variables(asked: _RunOptions) -> Iterator[None]:
+def _variables(flags: _RunOptions) -> Iterator[None]:
     """Set environment variables for the script and its processes, until the run ends."""
     folder = str(Path(__file__).parent / "startup")
     path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
     options = {
-        environment.MODE: asked.mode,
-        environment.LIMIT: asked.limit,
-        environment.PREFETCH: "1" if asked.prefetch else None,
-        VARIABLE: _software(asked),
-        OLD_NUMPY: ",".join(asked.old_numpy),
+        environment.MODE: flags.mode,
+        environment.LIMIT: flags.limit,
+        environment.PREFETCH: "1" if flags.prefetch else None,
+        VARIABLE: _software(flags),
+        OLD_NUMPY: ",".join(flags.old_numpy),
     }
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", *options)}
     _set({"PYTHONPATH": path, **{name: value for name, value in options.items() if value}})
@@ -332,25 +332,25 @@ def _variables(asked: _RunOptions) -> Iterator[None]:
         _set(before)
 
 
-def _software(asked: _RunOptions) -> str | None:
+def _software(flags: _RunOptions) -> str | None:
     """Return the variables by which child processes open the software GPU."""
-    if not asked.software:
+    if not flags.software:
         return None
-    vram = [f"vram={asked.vram}"] if asked.vram else []
-    is_checked = ["checked"] if asked.checked else []
-    devices = [f"devices={_devices(asked)}"] if _devices(asked) > 1 else []
-    is_off = ["model=off"] * asked.no_model
-    is_kind = ["not-strict"] * asked.not_strict
-    limit = [] if asked.kernel_seconds is None else [f"kernel-seconds={asked.kernel_seconds:f}"]
-    is_dry = ["dry", "force"] * asked.dry
+    vram = [f"vram={flags.vram}"] if flags.vram else []
+    is_checked = ["checked"] if flags.checked else []
+    devices = [f"devices={_devices(flags)}"] if _devices(flags) > 1 else []
+    is_off = ["model=off"] * flags.no_model
+    is_kind = ["not-strict"] * flags.not_strict
+    limit = [] if flags.kernel_seconds is None else [f"kernel-seconds={flags.kernel_seconds:f}"]
+    is_dry = ["dry", "force"] * flags.dry
     return ",".join(
-        [asked.software, *vram, *devices, *is_off, *is_checked, *is_kind, *limit, *is_dry]
+        [flags.software, *vram, *devices, *is_off, *is_checked, *is_kind, *limit, *is_dry]
     )
 
 
-def _devices(asked: _RunOptions) -> int:
+def _devices(flags: _RunOptions) -> int:
     """Return the number of software GPUs: as many as local ranks, unless given."""
-    return asked.devices or min(local_count(), MOST_DEVICES)
+    return flags.devices or min(local_count(), MOST_DEVICES)
 
 
 def _set(variables: dict[str, str | None]) -> None:

@@ -11,9 +11,9 @@ import click
 from umem._common.specs import spec_of_driver
 from umem.choosing import DryProgram, Technique, within
 from umem.cli.choose_script import tried
-from umem.cli.files_and_sizes import gpu_asked_for, say
+from umem.cli.files_and_sizes import say, spec_with_vram
 from umem.cli.run_script import Program
-from umem.cli.script_options import OF_DRY_RUNS, words
+from umem.cli.script_options import OF_DRY_RUNS, dry_options
 from umem.errors import BudgetError, DeviceNotFoundError, UnknownGpuError
 from umem.units import format_bytes, format_seconds, parse_bytes
 
@@ -55,7 +55,7 @@ class Budgeting:
         for name in _REFUSED:
             if options[name]:
                 raise click.UsageError(f"--budget goes without --{name.replace('_', '-')}")
-        self._words = words({name: options[name] for name in OF_DRY_RUNS})
+        self._dry_options = dry_options({name: options[name] for name in OF_DRY_RUNS})
         options |= {"answers": (), "writes": None, "programs": None}  # of the dry part alone
 
     def choose(self, program: Program, *, is_module: bool) -> None:
@@ -67,12 +67,14 @@ class Budgeting:
         """
         if self._budget is None:
             return
-        script = program.words[1] if is_module else program.words[0]
+        script = program.argv[1] if is_module else program.argv[0]
         gpu = self._software or self._gpu or _gpu_here()
-        asked = DryProgram(script, program.arguments, gpu, self._budget, is_module, self._words)
-        gpu_asked_for(gpu, self._budget)
+        dry_program = DryProgram(
+            script, program.arguments, gpu, self._budget, is_module, self._dry_options
+        )
+        spec_with_vram(gpu, self._budget)
         techniques = within(self._budget)
-        choice = tried(asked, techniques)
+        choice = tried(dry_program, techniques)
         best = choice.best
         if best is None:
             raise BudgetError(
@@ -94,9 +96,9 @@ class Budgeting:
 
         self._technique.turn_on(stack)
         meter = stack.enter_context(PoolMeter())
-        stack.callback(self._tell, meter, os.getpid())
+        stack.callback(self._report, meter, os.getpid())
 
-    def _tell(self, meter: Any, process: int) -> None:
+    def _report(self, meter: Any, process: int) -> None:
         if os.getpid() != process:  # a child by fork that came to the end of the script
             return
         peak = meter.held().peak

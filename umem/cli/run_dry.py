@@ -19,7 +19,7 @@ from umem.choosing import Trial
 from umem.cli.dry_run import DryRun
 from umem.cli.files_and_sizes import say
 from umem.cli.run_dry_gpus import Elsewhere, lines
-from umem.cli.run_ranks import given_words, rank_path
+from umem.cli.run_ranks import given_arguments, rank_path
 from umem.dry import LEAST_STEPS, StepLimit, report, scratch_disk
 from umem.errors import SizeError
 from umem.launch import this_rank
@@ -132,8 +132,8 @@ class Drying:
                 raise click.UsageError("--all-gpus compares VRAM: leave out --mode and UMEM_MODE")
             if options["recompute"] == "card":
                 raise click.UsageError("--all-gpus: --recompute card is another budget on each GPU")
-            words = given_words(click.get_current_context(), _NOT_ELSEWHERE)
-            self._elsewhere = Elsewhere(words)
+            arguments = given_arguments(click.get_current_context(), _NOT_ELSEWHERE)
+            self._elsewhere = Elsewhere(arguments)
         try:
             StepLimit.parse(self._steps)
         except SizeError as error:
@@ -160,7 +160,7 @@ class Drying:
         self.run = DryRun(gpu, mode or "unmanaged", limit, self._answers, notes)
         self.run.begin(stack, stack.enter_context(scratch_disk(**self._disk)))
 
-    def tell(self, script: str) -> int:
+    def report(self, script: str) -> int:
         """Print the report and write the JSON; returns the exit status."""
         assert self.run is not None
         outcome = self.run.outcome

@@ -66,11 +66,11 @@ class Elsewhere:
     """Dry runs of a script on other GPUs, each in a process of its own.
 
     Args:
-        words: the options but ``--dry``, the script and its arguments.
+        arguments: the options but ``--dry``, the script and its arguments.
     """
 
-    def __init__(self, words: Sequence[str]) -> None:
-        self._words, self._folder = words, Path.cwd()  # the script may change folders
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._arguments, self._folder = arguments, Path.cwd()  # the script may change folders
 
     def which_fit(self, found: Mapping[str, Any]) -> dict[str, bool | None]:
         """Tell of each GPU whether the script fits, by its result on one; see `which_fit`."""
@@ -81,7 +81,7 @@ class Elsewhere:
     def _run(self, gpu: str) -> Mapping[str, Any] | None:
         with TemporaryDirectory(prefix="umem-") as folder:
             file = Path(folder, "dry.json")
-            command = umem_run("--dry", gpu, "--json", str(file), *self._words)
+            command = umem_run("--dry", gpu, "--json", str(file), *self._arguments)
             subprocess.run(command, capture_output=True, check=False, cwd=self._folder)
             return json.loads(file.read_text("utf-8")) if file.exists() else None
 

@@ -52,7 +52,7 @@ class Ranking:
     def __init__(self, options: dict[str, Any]) -> None:
         taken = {name: options.pop(name) for name in _OPTIONS}
         count = taken.pop("ranks")
-        self._asked = None if count is None else AskedRanks(count, **taken)
+        self._requested = None if count is None else AskedRanks(count, **taken)
         for name, value in taken.items():
             if value and count is None:
                 raise click.UsageError(f"--{name.replace('_', '-')} needs -n N")
@@ -62,10 +62,10 @@ class Ranking:
 
     def start(self) -> None:
         """Run the command as ranks, if ranks are requested, and exit with their status."""
-        if self._asked is None:
+        if self._requested is None:
             return
-        command = umem_run(*given_words(click.get_current_context(), _OPTIONS))
-        raise SystemExit(run_ranks(command, self._asked, lambda line: say(line, err=True)))
+        command = umem_run(*given_arguments(click.get_current_context(), _OPTIONS))
+        raise SystemExit(run_ranks(command, self._requested, lambda line: say(line, err=True)))
 
 
 def rank_path(path: Path, number: int) -> Path:
@@ -78,18 +78,18 @@ def rank_path(path: Path, number: int) -> Path:
     return path.with_name(f"{name}.rank{number}{dot}{rest}")
 
 
-def umem_run(*words: str) -> list[str]:
+def umem_run(*arguments: str) -> list[str]:
     """Return the command by which another process of this umem runs ``umem run``."""
     code = f"import sys; sys.path[0] = {str(_ROOT)!r}; from umem.cli import main; main()"
-    return [sys.executable, "-c", code, "run", *words]
+    return [sys.executable, "-c", code, "run", *arguments]
 
 
-def given_words(context: click.Context, without: Collection[str]) -> list[str]:
+def given_arguments(context: click.Context, without: Collection[str]) -> list[str]:
     """Return the command's options as given, but for some, and its script with its arguments."""
-    words = []
+    arguments = []
     for option in context.command.params:
         value = context.params.get(option.name or "")
         if isinstance(option, click.Option) and option.name not in without and value:
             for one in value if isinstance(value, tuple) else [value]:
-                words += [option.opts[-1]] if option.is_flag else [option.opts[-1], str(one)]
-    return [*words, "--", str(context.params["script"]), *context.params["arguments"]]
+                arguments += [option.opts[-1]] if option.is_flag else [option.opts[-1], str(one)]
+    return [*arguments, "--", str(context.params["script"]), *context.params["arguments"]]

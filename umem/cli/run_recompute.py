@@ -49,14 +49,14 @@ class Slimming:
         The cap is the process's: it holds in the script's threads as well.
         """
         if self._memory is not None:
-            stack.callback(self._tell, os.getpid())
+            stack.callback(self._report, os.getpid())
         if self._cap is not None:
             self._cap.enable()
             stack.callback(self._cap.disable)
         if self._memory is not None:
             stack.enter_context(self._memory)
 
-    def _tell(self, process: int) -> None:
+    def _report(self, process: int) -> None:
         if os.getpid() == process:  # no child by fork that came to the end of the script
             say(f"umem: --recompute {self._budget}: {self._memory.summary()}", err=True)
 

@@ -81,7 +81,7 @@ class Recording:
             )
         elif not self._written:
             self._write(kept)
-        self._tell(kept)
+        self._report(kept)
 
     def _write(self, kept: Kept) -> None:
         """Write the trace; a failure is reported, and tried again at the end, as training must go
@@ -95,7 +95,7 @@ class Recording:
         else:
             self._written, self.error = True, None
 
-    def _tell(self, kept: Kept) -> None:
+    def _report(self, kept: Kept) -> None:
         """Report the written file and the commands to run next, or the error."""
         if self.error is not None:
             say(f"umem: {self.error}", err=True)

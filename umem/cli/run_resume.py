@@ -23,33 +23,33 @@ class Resuming:
     """Adds a `umem.chainer.Snapshot` to each Trainer of a script.
 
     Args:
-        asked: the option's text, such as ``every=500,keep=3,folder=PATH``, or None.
+        text: the option's text, such as ``every=500,keep=3,folder=PATH``, or None.
 
     Raises:
         click.ClickException: Chainer is missing, or the text says something else.
     """
 
-    def __init__(self, asked: str | None) -> None:
-        self._asked = asked
+    def __init__(self, text: str | None) -> None:
+        self._text = text
         self._trainers = 0
-        if asked is None:
+        if text is None:
             return
         if find_package() is None:
             raise click.ClickException(
                 f"{_OPTION} is for Chainer, which is missing: {command('chainer')}"
             )
-        self._options = _parsed(asked)
+        self._options = _parsed(text)
         self._made(None)  # so that bad options are refused before the script runs
 
     def begin(self, stack: ExitStack) -> None:
         """Watch for trainers until the stack unwinds."""
-        if self._asked is None:
+        if self._text is None:
             return
         from umem.chainer import tap
 
         watcher = _watcher(self)
         tap.subscribe(watcher)
-        stack.callback(self._tell, os.getpid())
+        stack.callback(self._report, os.getpid())
         stack.callback(tap.unsubscribe, watcher)
 
     def extend(self, trainer: Any) -> None:
@@ -79,10 +79,10 @@ class Resuming:
         except UmemError as error:
             raise click.BadParameter(str(error), param_hint=_OPTION) from error
 
-    def _tell(self, process: int) -> None:
+    def _report(self, process: int) -> None:
         if os.getpid() == process and not self._trainers:  # no child by fork
             say(
-                f"umem: {_OPTION} {self._asked}: nothing was saved: no Trainer of Chainer ran. A "
+                f"umem: {_OPTION} {self._text}: nothing was saved: no Trainer of Chainer ran. A "
                 "loop written by hand calls umem.chainer.save_run and resume_run",
                 err=True,
             )
@@ -96,32 +96,32 @@ def _all_ranks() -> Any:
     return mpi.COMM_WORLD
 
 
-def _parsed(asked: str) -> dict[str, Any]:
+def _parsed(text: str) -> dict[str, Any]:
     """Parse the value of ``--resume``.
 
     Raises:
         click.BadParameter: it is not valid.
     """
     options: dict[str, Any] = {}
-    for part in asked.split(","):
+    for part in text.split(","):
         name, given, value = part.partition("=")
         if not given or name in options or name not in ("every", "keep", "folder") or not value:
-            raise _unreadable(asked)
-        options[name] = value if name == "folder" else _number(name, value, asked)
+            raise _unreadable(text)
+        options[name] = value if name == "folder" else _number(name, value, text)
     if "folder" in options:
         options["folder"] = os.path.abspath(options["folder"])  # the script may change folders
     return options
 
 
-def _number(name: str, value: str, asked: str) -> Any:
+def _number(name: str, value: str, text: str) -> Any:
     digits = value.removesuffix("epoch") if name == "every" else value
     if not digits.isascii() or not digits.isdigit() or len(digits) > 9:
-        raise _unreadable(asked)
+        raise _unreadable(text)
     return int(digits) if digits == value else (int(digits), "epoch")
 
 
-def _unreadable(asked: str) -> click.BadParameter:
-    return click.BadParameter(f"{asked!r} is not understood; write {_EXAMPLE}", param_hint=_OPTION)
+def _unreadable(text: str) -> click.BadParameter:
+    return click.BadParameter(f"{text!r} is not understood; write {_EXAMPLE}", param_hint=_OPTION)
 
 
 def _watcher(resuming: Resuming) -> Any:

@@ -32,12 +32,12 @@ class Program:
     """A script or module to run as ``__main__``.
 
     Attributes:
-        words: the way to it on a command line, with the arguments of its own.
+        argv: the way to it on a command line, with the arguments of its own.
         source: the script's text; None for a module, which is found when it runs, because that
             imports the packages above it.
     """
 
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     arguments: tuple[str, ...]
     source: bytes | None
 
@@ -56,16 +56,16 @@ class Program:
     @property
     def name(self) -> str:
         """Return its short name, for titles."""
-        return self.words[1] if self.source is None else Path(self.words[0]).name
+        return self.argv[1] if self.source is None else Path(self.argv[0]).name
 
     @property
     def folder(self) -> str:
         """Return the folder that Python puts first on the path to run it."""
         if self.source is None:
             return os.getcwd()
-        return str(Path(os.path.abspath(self.words[0])).resolve().parent)
+        return str(Path(os.path.abspath(self.argv[0])).resolve().parent)
 
-    def begun(self) -> tuple[ModuleType, CodeType | None]:
+    def prepared_main(self) -> tuple[ModuleType, CodeType | None]:
         """Set up ``__main__``, arguments and path as Python does; returns the code, a module's
         included.
 
@@ -79,13 +79,13 @@ class Program:
             if not safe:
                 sys.path[0] = self.folder
             sys.argv = ["-m", *self.arguments]
-            module, code = _module(self.words[1])
+            module, code = _module(self.argv[1])
             sys.argv[0] = str(module.__file__)
         else:
-            path = os.path.abspath(self.words[0])
+            path = os.path.abspath(self.argv[0])
             if not safe:
                 sys.path[0] = self.folder
-            sys.argv = [*self.words]
+            sys.argv = [*self.argv]
             module, code = _main_module(path), None
         sys.modules["__main__"] = module
         return module, code
@@ -167,7 +167,7 @@ def run_program(
     rank = this_rank()
     path = ""
     try:
-        module, code = program.begun()
+        module, code = program.prepared_main()
         path = str(module.__file__)
         if code is None:
             code = compile(program.source or b"", path, "exec", dont_inherit=True)
@@ -183,7 +183,7 @@ def run_program(
             rank.raised(error)
         exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
         if dry is None or dry.ended == "error":
-            hint = advice(error, [*program.words], virtual, vram)
+            hint = advice(error, [*program.argv], virtual, vram)
     if dry is None or dry.ended == "script":
         _wait_for_threads()
     if dry is not None:
@@ -235,7 +235,7 @@ _NO_NUMBER = re.compile(
 """NumPy's message, from 2.4 on, where an array of one element used to be taken as a number."""
 
 
-def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | None) -> str | None:
+def advice(error: BaseException, argv: list[str], gpu: str | None, vram: str | None) -> str | None:
     """Return umem's advice on the error that ended a script; None if it has none.
 
     There is advice on memory that ran out, on a missing GPU, on ``--recompute`` for a script that
@@ -243,7 +243,7 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
     that NumPy has removed. The causes of the error are looked at, too.
 
     Args:
-        words: the script and its arguments.
+        argv: the script and its arguments.
         gpu: the virtual GPU that the script ran on, if any.
         vram: the VRAM given in place of that GPU's own, if any.
     """
@@ -253,8 +253,8 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
     if any(one.graph is not None for one in explained):
         return held.rstrip("\n")  # more memory would only put the end off
     if any(isinstance(cause, OutOfMemoryError) for cause in causes):
-        asked = ["--gpu", gpu or "t4", *(["--vram", vram] if vram else [])]
-        return held + _what_it_needs(command_line(*words), command_line(*asked))
+        gpu_options = ["--gpu", gpu or "t4", *(["--vram", vram] if vram else [])]
+        return held + _memory_needed(command_line(*argv), command_line(*gpu_options))
     if any(isinstance(c, StateError) and str(c).startswith(_HAS_BUDGET) for c in causes):
         return "umem: the script has a Recompute of its own: run it without --recompute"
     if any(is_cupys_out_of_memory(cause) for cause in causes):
@@ -273,7 +273,7 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
         return (
             "umem: CuPy finds no GPU here. Put host memory under it, with results by CuPy, and "
             "memory and time simulated (docs/software-gpu.md):\n"
-            f"  umem run --software {gpu or 't4'} {command_line(*words)}"
+            f"  umem run --software {gpu or 't4'} {command_line(*argv)}"
         )
     if any(isinstance(c, TypeError) and _NO_NUMBER.fullmatch(str(c)) for c in causes):
         return (
@@ -285,7 +285,7 @@ def advice(error: BaseException, words: list[str], gpu: str | None, vram: str | 
         return (
             f"umem: {package} asks for what NumPy or setuptools has removed. Lend it to {package}, "
             "which stays as it is (docs/chainer.md):\n"
-            f"  umem run --old-numpy {package} {command_line(*words)}"
+            f"  umem run --old-numpy {package} {command_line(*argv)}"
         )
     return None
 
@@ -309,12 +309,12 @@ def _has_no_gpu(error: BaseException) -> bool:
     return is_cupys and str(error).startswith(_NO_DEVICE)
 
 
-def _what_it_needs(command: str, asked: str) -> str:
+def _memory_needed(command: str, reason: str) -> str:
     return (
         "umem: what the script would need is told by a recording of two steps, made where there "
         "is room for them (without --virtual, or with --mode managed):\n"
         f"  umem run --record out/run.umem.gz {command}\n"
-        f"  umem replay out/run.umem.gz {asked}"
+        f"  umem replay out/run.umem.gz {reason}"
     )
 
 

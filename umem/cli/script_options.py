@@ -11,7 +11,7 @@ from rich.text import Text
 
 from umem._common.printable import command_line
 from umem.choosing import DryProgram
-from umem.cli.files_and_sizes import gpu_asked_for, print_result
+from umem.cli.files_and_sizes import print_result, spec_with_vram
 from umem.cli.run_script import Program
 from umem.reports import Column, table, wrapped
 from umem.units import format_bytes
@@ -28,7 +28,7 @@ OF_DRY_RUNS = {
 """Options that each dry run of the script is given."""
 
 
-def words(given: dict[str, Any]) -> tuple[str, ...]:
+def dry_options(given: dict[str, Any]) -> tuple[str, ...]:
     """Return the options of `OF_DRY_RUNS` that are given, as on a command line."""
     found: list[str] = []
     for name, value in given.items():
@@ -53,11 +53,11 @@ def of_a_script(command: Callable[..., Any]) -> Callable[..., Any]:
         **options: Any,
     ) -> Any:
         """Call the command with the program and its own options."""
-        gpu_asked_for(gpu, vram)
+        spec_with_vram(gpu, vram)
         if not script.endswith(".onnx"):
             Program.found(script, arguments, is_module=is_module)
         given = {name: options.pop(name) for name in OF_DRY_RUNS}
-        program = DryProgram(script, arguments, gpu, vram, is_module, words(given))
+        program = DryProgram(script, arguments, gpu, vram, is_module, dry_options(given))
         return command(program=program, **options)
 
     for option in (
@@ -93,21 +93,21 @@ def of_a_script(command: Callable[..., Any]) -> Callable[..., Any]:
     return found
 
 
-def tell(
-    found: Any, program: DryProgram, columns: Sequence[Column], said: str = "", *, as_json: bool
+def print_search(
+    found: Any, program: DryProgram, columns: Sequence[Column], sentence: str = "", *, as_json: bool
 ) -> None:
     """Print a search among a program's arguments: as JSON, or as a table with a sentence below.
 
     Args:
         found: the result, with the title of the GPU and its VRAM.
         columns: of the table.
-        said: the sentence.
+        sentence: the sentence.
     """
     on = f"{found.title} with {format_bytes(found.vram_bytes)} of VRAM"
-    title = f"{command_line(*program.words())} on {on} (simulated)"
+    title = f"{command_line(*program.argv())} on {on} (simulated)"
 
     def lines(width: int) -> Iterator[Text]:
         yield from (Text(line, style="bold") for line in wrapped(title, width, hang=2))
-        yield from map(Text, (*table(columns, width), *wrapped(said, width, hang=2)))
+        yield from map(Text, (*table(columns, width), *wrapped(sentence, width, hang=2)))
 
     print_result(found, lines, as_json=as_json)

@@ -20,7 +20,7 @@ from umem.errors import DeviceError, StateError
 
 if TYPE_CHECKING:
     from umem.devices.cost import StepCost
-    from umem.devices.page_moves import Now, Told
+    from umem.devices.page_moves import MoveListener, Now
 
 Mode = Literal["unmanaged", "managed", "hybrid"]
 Advice = Literal["read_mostly", "preferred_location", "accessed_by"]
@@ -138,13 +138,13 @@ class Watcher(Protocol):
 
 
 class Served(NamedTuple):
-    """Payload of a scope whose allocations on a device follow a policy; ``how`` is the device's
+    """Payload of a scope whose allocations on a device follow a policy; ``handle`` is the device's
     own.
     """
 
     device: Device
     policy: Policy
-    how: Any
+    handle: Any
 
 
 class Watched(NamedTuple):
@@ -152,7 +152,7 @@ class Watched(NamedTuple):
 
     device: Device
     watcher: Watcher
-    how: Any
+    handle: Any
 
 
 def policy_here(device: Device) -> Policy | None:
@@ -167,7 +167,7 @@ def _policies(payload: tuple[Any, ...]) -> dict[int, Policy]:
 class Device(Paging, ABC):
     """A place for arrays, with allocation modes and hints.
 
-    Thread-safety: `serve`, `tell` and ``install(everywhere=False)`` concern who is inside of the
+    Thread-safety: `serve`, `watch` and ``install(everywhere=False)`` concern who is inside of the
     scope (`umem._common.scopes`); the rest may be called from any thread.
     """
 
@@ -221,20 +221,20 @@ class Device(Paging, ABC):
             MissingDependencyError: the mode needs a library that is not installed.
         """
         self._check(policy.mode)
-        how = self._prepared(policy)
+        handle = self._prepared(policy)
         scope.at_close(lambda: self._left(scope))
-        scope.open(Served(self, policy, how))
+        scope.open(Served(self, policy, handle))
         self._entered(scope)
 
-    def tell(self, scope: Scope, watcher: Watcher) -> None:
+    def watch(self, scope: Scope, watcher: Watcher) -> None:
         """Open ``scope``, in which ``watcher`` is told of every allocation that is not empty.
 
         Memory that is freed later may still be told of.
         """
-        how = self._watch(watcher)
+        handle = self._watch(watcher)
         scope.at_close(lambda: self._left(scope))
-        scope.at_close(lambda: self._unwatch(how))
-        scope.open(Watched(self, watcher, how))
+        scope.at_close(lambda: self._unwatch(handle))
+        scope.open(Watched(self, watcher, handle))
         self._entered(scope)
 
     def serve_all(self, scope: Scope, policy: Policy) -> None:
@@ -288,13 +288,13 @@ class Device(Paging, ABC):
         """Make what serves a policy; raises SizeError and so on, as `serve` does."""
 
     @abstractmethod
-    def _serve_all(self, scope: Scope, policy: Policy, how: Any) -> None:
+    def _serve_all(self, scope: Scope, policy: Policy, handle: Any) -> None:
         """Serve all code outside of blocks by the result of `_prepared`."""
 
     def _watch(self, watcher: Watcher) -> Any:
         """Make what tells a watcher; change nothing yet."""
 
-    def _unwatch(self, how: Any) -> None:
+    def _unwatch(self, handle: Any) -> None:
         """Undo `_watch`."""
 
     def _entered(self, scope: Scope) -> None:
@@ -303,7 +303,7 @@ class Device(Paging, ABC):
     def _left(self, scope: Scope) -> None:
         """Undo it once no code is inside ``scope``; a second call does nothing."""
 
-    def settle(self) -> None:
+    def report_frees(self) -> None:
         """Tell watchers of all frees so far."""
 
     def give_back(self) -> None:
@@ -313,18 +313,18 @@ class Device(Paging, ABC):
     def usage(self) -> Usage:
         """Return the bytes reserved now and at most."""
 
-    def mine(self, array: Any) -> Any:
+    def own_array(self, array: Any) -> Any:
         """Return an array as one of this device's library; raises DeviceError for another's."""
         return array
 
     def follow(self, scope: Scope, watcher: Watcher) -> None:
-        """Tell ``watcher`` of allocations until a scope is closed, as `tell` does.
+        """Tell ``watcher`` of allocations until a scope is closed, as `watch` does.
 
         On CUDA memory hooks tell it, so that the program may set allocators meanwhile.
         """
-        self.tell(scope, watcher)
+        self.watch(scope, watcher)
 
-    def watch_pages(self, told: Told, scope: Scope) -> Now:
+    def watch_pages(self, listener: MoveListener, scope: Scope) -> Now:
         """Report every move of managed memory's pages until a scope is closed.
 
         All moves before that have been reported then. Any thread may be told, with locks held:

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from umem._common.scopes import Scope
-from umem.devices.page_moves import Now, Told
+from umem.devices.page_moves import MoveListener, Now
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class CudaModel(Protocol):
     def resident_bytes(self) -> int | None:
         """Return the VRAM in use, in whole blocks; None if it is not modelled."""
 
-    def watch_pages(self, told: Told, scope: Scope) -> Now:
+    def watch_pages(self, listener: MoveListener, scope: Scope) -> Now:
         """Report moves of pages by the program's addresses; see `Device.watch_pages`."""
 
     is_dry: bool

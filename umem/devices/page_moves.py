@@ -36,6 +36,6 @@ class PageMove(NamedTuple):
     host_faults: int = 0
 
 
-Told = Callable[[PageMove], None]
+MoveListener = Callable[[PageMove], None]
 Now = Callable[[], float]
 ALREADY_WATCHED = "pages are watched by another umem.paging() block already: leave that first"

@@ -14,20 +14,20 @@ three before NumPy: they import the standard library alone, and umem's own where
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from umem.dry.asked import AskedCounter, AskedTooOften, is_answered, shortest
     from umem.dry.disk import FLAG, ScratchDisk, real_temporary_folder, scratch_disk
     from umem.dry.dry_steps import LEAST_STEPS, DrySteps, GpuReading, StepLimit, StepsOver, Turns
     from umem.dry.outcome import (
         DOES_NOT_FIT,
         FAILED,
         INTERRUPTED,
-        AskedValue,
         CaughtOutOfMemory,
         DryOutcome,
         End,
         Failure,
         Holder,
+        UnknownValue,
     )
+    from umem.dry.unknown_reads import EndlessReads, UnknownReads, is_answered, shortest
     from umem.dry.verdict import report
 else:
 
@@ -37,11 +37,11 @@ else:
 
         return face(
             __name__,
-            asked="AskedCounter AskedTooOften is_answered shortest",
+            unknown_reads="EndlessReads UnknownReads is_answered shortest",
             disk="FLAG ScratchDisk real_temporary_folder scratch_disk",
             dry_steps="DrySteps GpuReading LEAST_STEPS StepLimit StepsOver Turns",
             outcome=(
-                "AskedValue CaughtOutOfMemory DOES_NOT_FIT DryOutcome End FAILED Failure Holder "
+                "CaughtOutOfMemory DOES_NOT_FIT DryOutcome End FAILED Failure Holder UnknownValue "
                 "INTERRUPTED"
             ),
             verdict="report",

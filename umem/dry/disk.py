@@ -103,7 +103,7 @@ def scratch_disk(*, writes: str = "scratch", programs: str = "stop") -> Iterator
     """
     if writes not in ("scratch", "real") or programs not in ("stop", "run"):
         raise ValueError('writes is "scratch" or "real", and programs is "stop" or "run"')
-    if _on.disk is not None:
+    if _active.disk is not None:
         from umem.errors import StateError
 
         raise StateError("a dry run is on already: its scratch disk is one of the process")
@@ -127,7 +127,7 @@ def scratch_disk(*, writes: str = "scratch", programs: str = "stop") -> Iterator
 
 def join(setting: str) -> None:
     """Share the scratch disk of the process that started this one; for the rest of it."""
-    if _on.disk is not None:  # site.py reads a folder of packages again that has two names
+    if _active.disk is not None:  # site.py reads a folder of packages again that has two names
         return
     writes, programs, folder = setting.split(":", 2)
     _turn_on(ScratchDisk(folder, writes, programs))
@@ -135,7 +135,7 @@ def join(setting: str) -> None:
 
 def real_temporary_folder() -> str:
     """Return the folder of temporary files that outlast a dry run, if one is on."""
-    disk = _on.disk
+    disk = _active.disk
     return tempfile.gettempdir() if disk is None else os.path.dirname(disk.folder)
 
 
@@ -172,16 +172,16 @@ _FRESH_SECONDS = 60.0
 # -- on and off ------------------------------------------------------------------------------------
 
 
-class _On:
+class _Active:
     """The scratch disk that is on in this process."""
 
     disk: ScratchDisk | None = None
     pairs: tuple[tuple[Any, Any], ...] = ()
     has_hook = False
-    put_back: Callable[[], None] | None = None
+    undo_imports: Callable[[], None] | None = None
 
 
-_on = _On()
+_active = _Active()
 _VARIABLES = (FLAG, VARIABLE, "TMPDIR")
 
 
@@ -189,22 +189,22 @@ def _turn_on(disk: ScratchDisk) -> None:
     """Replace the functions that take paths, and lay the net."""
     if disk.overlay is not None:
         tempfile.tempdir = disk.overlay.temporary
-        _on.pairs = tuple(replacements())
-        _exchange({id(original): new for original, new in _on.pairs})
+        _active.pairs = tuple(replacements())
+        _exchange({id(original): new for original, new in _active.pairs})
         in_force.overlay = disk.overlay
-    _on.put_back = replace_at_imports(disk.programs, disk.overlay, disk.variables())
-    if not _on.has_hook:
+    _active.undo_imports = replace_at_imports(disk.programs, disk.overlay, disk.variables())
+    if not _active.has_hook:
         sys.addaudithook(_audit)
-        _on.has_hook = True
-    _on.disk = disk
+        _active.has_hook = True
+    _active.disk = disk
 
 
 def _turn_off() -> None:
-    _on.disk = in_force.overlay = None
-    if _on.put_back is not None:
-        _on.put_back()
-    _exchange({id(new): original for original, new in _on.pairs})
-    _on.pairs = ()
+    _active.disk = in_force.overlay = None
+    if _active.undo_imports is not None:
+        _active.undo_imports()
+    _exchange({id(new): original for original, new in _active.pairs})
+    _active.pairs = ()
 
 
 def _exchange(found: dict[int, Any]) -> None:
@@ -277,7 +277,7 @@ _NET: dict[str, tuple[tuple[int, int], ...]] = {
 
 def _audit(event: str, given: tuple[Any, ...]) -> None:
     """Check what Python is about to do to the disk; the audit hook."""
-    disk = _on.disk
+    disk = _active.disk
     if disk is None:
         return
     if event == "open":
@@ -328,8 +328,8 @@ _OF_NAMES = ("os.remove", "os.rmdir", "os.mkdir", "os.rename", "os.link", "os.sy
 
 
 def _after_fork() -> None:
-    if _on.disk is not None and _on.disk.overlay is not None:
-        _on.disk.overlay.lock = threading.RLock()  # another thread may have held it
+    if _active.disk is not None and _active.disk.overlay is not None:
+        _active.disk.overlay.lock = threading.RLock()  # another thread may have held it
 
 
 os.register_at_fork(after_in_child=_after_fork)

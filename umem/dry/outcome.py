@@ -27,7 +27,7 @@ _KEYS = (
 )  # fmt: skip
 
 
-class AskedValue(NamedTuple):
+class UnknownValue(NamedTuple):
     """Values of unknown memory that a line read: the kernel that would have computed them."""
 
     line: str
@@ -120,7 +120,7 @@ class DryOutcome:
     steps_in_script: int | None
     epoch_steps: int | None
     wall_seconds: float
-    asked: tuple[AskedValue, ...]
+    asked: tuple[UnknownValue, ...]
     caught_out_of_memory: tuple[CaughtOutOfMemory, ...]
     failure: Failure | None
     first_connection: str | None

@@ -315,11 +315,11 @@ def replace_at_imports(
         if module is not None:
             steps[name](module)
 
-    def put_back() -> None:
+    def undo() -> None:
         while undo:
             undo.pop()()
 
-    return put_back
+    return undo
 
 
 class AfterImport:
@@ -338,12 +338,12 @@ class AfterImport:
         for finder in list(sys.meta_path):
             spec = None if isinstance(finder, AfterImport) else finder.find_spec(name, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = _Then(spec.loader, step)
+                spec.loader = _ThenLoader(spec.loader, step)
                 return spec
         return None
 
 
-class _Then(Loader):
+class _ThenLoader(Loader):
     """A loader that does something to a module that another one has loaded."""
 
     def __init__(self, loader: Any, step: Callable[[ModuleType], None]) -> None:

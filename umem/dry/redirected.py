@@ -351,7 +351,7 @@ class ScannedEntry:
         found = self._resolved if place is None else place
         return posix.stat(found) if follow_symlinks else posix.lstat(found)
 
-    def _is(self, kind: Callable[[int], bool], follow: bool) -> bool:
+    def _has_type(self, kind: Callable[[int], bool], follow: bool) -> bool:
         try:
             return kind(self.stat(follow_symlinks=follow).st_mode)
         except FileNotFoundError:
@@ -359,15 +359,15 @@ class ScannedEntry:
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         """Tell whether it is a folder."""
-        return self._is(stat.S_ISDIR, follow_symlinks)
+        return self._has_type(stat.S_ISDIR, follow_symlinks)
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
         """Tell whether it is a file."""
-        return self._is(stat.S_ISREG, follow_symlinks)
+        return self._has_type(stat.S_ISREG, follow_symlinks)
 
     def is_symlink(self) -> bool:
         """Tell whether it is a link."""
-        return self._is(stat.S_ISLNK, False)
+        return self._has_type(stat.S_ISLNK, False)
 
     def is_junction(self) -> bool:
         """Tell whether it is a link of Windows: never."""

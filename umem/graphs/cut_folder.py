@@ -79,9 +79,9 @@ class Cut:
         """
         path = self.folder / part_name(part)
         file = ArraysFile(path)
-        if (file.words.get("cut"), file.words.get("part")) != (self.identity, str(part)):
+        if (file.notes.get("cut"), file.notes.get("part")) != (self.identity, str(part)):
             raise DataError(
-                f"{short(path)} is part {file.words.get('part')} of another cut than "
+                f"{short(path)} is part {file.notes.get('part')} of another cut than "
                 f"{short(self.folder / LIST)}; cut the graph again"
             )
         *others, features = GraphPart._fields

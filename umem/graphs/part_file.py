@@ -50,7 +50,7 @@ class PickedRows(NamedTuple):
 
 
 def write_arrays(
-    file: IO[bytes], arrays: Mapping[str, Array | PickedRows], words: Mapping[str, str]
+    file: IO[bytes], arrays: Mapping[str, Array | PickedRows], notes: Mapping[str, str]
 ) -> None:
     """Write arrays and a description, with checksums of both.
 
@@ -60,17 +60,17 @@ def write_arrays(
         file: one that can be sought in.
     """
     unknown = array_sum("", bool, (), ())
-    file.write(_header(arrays, with_sums(words, dict.fromkeys(arrays, unknown))))
+    file.write(_header(arrays, with_sums(notes, dict.fromkeys(arrays, unknown))))
     sums = {
         name: array_sum(name, array.dtype, array.shape, _written(file, array))
         for name, array in arrays.items()
     }
     file.seek(0)
-    file.write(_header(arrays, with_sums(words, sums)))
+    file.write(_header(arrays, with_sums(notes, sums)))
 
 
-def _header(arrays: Mapping[str, Array | PickedRows], words: Mapping[str, str]) -> bytes:
-    return header(arrays, words, alignment=_ALIGNMENT, separators=(", ", ": "))
+def _header(arrays: Mapping[str, Array | PickedRows], notes: Mapping[str, str]) -> bytes:
+    return header(arrays, notes, alignment=_ALIGNMENT, separators=(", ", ": "))
 
 
 def _written(file: IO[bytes], array: Array | PickedRows) -> Iterator[Any]:
@@ -85,7 +85,7 @@ class ArraysFile:
     """An open file of arrays whose header fits the length of the file.
 
     Attributes:
-        words: the description that was written with the arrays.
+        notes: the description that was written with the arrays.
         sums: the checksum of each array.
 
     Raises:
@@ -96,10 +96,10 @@ class ArraysFile:
         self._path = path
         try:
             self._arrays = SafetensorsFile(path)
-            self.words = self._arrays.notes
-            if SUMS not in self.words:
+            self.notes = self._arrays.notes
+            if SUMS not in self.notes:
                 raise ValueError("its header has no checksums")
-            self.sums = sums_in(self.words, self._arrays)
+            self.sums = sums_in(self.notes, self._arrays)
         except OSError as error:
             raise self._wrong(f"cannot be read: {reason(error)}") from error
         except ValueError as error:

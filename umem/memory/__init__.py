@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from umem.memory.counts import WatchingBlock, statistics
     from umem.memory.current_status import Status, columns, status
+    from umem.memory.declared_order import Lookahead, lookahead
     from umem.memory.explaining import Explanation, explain
     from umem.memory.hints import advise, arrays_in, as_numpy, is_array, location, prefetch, preset
     from umem.memory.host_blocks import blocks
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from umem.memory.process import DeviceBlock, Handle, disable, enable, enabled, virtual_gpu
     from umem.memory.rmm_resource import memory_resource
     from umem.memory.running_out import on_out_of_memory
-    from umem.memory.told_order import Lookahead, lookahead
     from umem.memory.tracking import track
 else:
     from umem._common.faces import face
@@ -39,6 +39,6 @@ else:
         process="DeviceBlock Handle disable enable enabled virtual_gpu",
         rmm_resource="memory_resource",
         running_out="on_out_of_memory",
-        told_order="Lookahead lookahead",
+        declared_order="Lookahead lookahead",
         tracking="track",
     )

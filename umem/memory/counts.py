@@ -61,12 +61,12 @@ class WatchingBlock(Scoped[_Entered]):
         self._scope = scope
         scope.at_close(self._count_dead)
         watcher: Any = self
-        self._tell(device, scope)
+        self._watch(device, scope)
         return watcher  # type: ignore[no-any-return]
 
-    def _tell(self, device: Device, scope: Scope) -> None:
+    def _watch(self, device: Device, scope: Scope) -> None:
         watcher: Any = self
-        device.tell(scope, watcher)
+        device.watch(scope, watcher)
 
     def _not_inside(self) -> str:
         return "a block is left once"
@@ -81,10 +81,10 @@ class WatchingBlock(Scoped[_Entered]):
     def _count_dead(self) -> None:
         raise NotImplementedError
 
-    def _settle(self) -> None:
+    def _count_frees(self) -> None:
         """Count everything that was freed before the block's end."""
         if self._scope.is_open and self._device is not None:
-            self._device.settle()
+            self._device.report_frees()
             self._count_dead()
 
     def _where(self) -> str:
@@ -140,7 +140,7 @@ class Statistics(WatchingBlock["Statistics"]):
 
     def summary(self) -> dict[str, int]:
         """Return all six figures."""
-        self._settle()
+        self._count_frees()
         with self._lock:
             return dict(self._figures)
 

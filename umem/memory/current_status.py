@@ -137,14 +137,14 @@ def status() -> Status:
 
 def _without_device(error: Exception) -> Status:
     why = str(error) if isinstance(error, DeviceNotFoundError) else _reason(error)
-    return Status(why_not=why, features=_told(), versions=dict(versions()))
+    return Status(why_not=why, features=_framework_features(), versions=dict(versions()))
 
 
-def _told() -> tuple[Feature, ...]:
+def _framework_features() -> tuple[Feature, ...]:
     """Return a feature for each framework or cache that reports what it has done."""
-    from umem.trace import told
+    from umem.trace import framework_notes
 
-    return tuple(Feature(name, True, text) for name, text in told().items())
+    return tuple(Feature(name, True, text) for name, text in framework_notes().items())
 
 
 def _of(device: Device) -> Status:
@@ -154,27 +154,27 @@ def _of(device: Device) -> Status:
     problems: list[Feature] = []
     policy = active_policy(device)
     nothing: tuple[Feature, ...] = ()
-    untold: str | None = "it cannot be told"
-    unsaid: dict[str, str | None] = {}
-    features = _ask("features", device.features, nothing, problems)
-    why_not = _ask("modes", lambda: device.why_not("managed"), untold, problems)
-    usage = _ask("usage", device.usage, None, problems)
-    vram = _ask("VRAM", lambda: device.vram_bytes, None, problems)
-    found = _ask("versions", device.versions, unsaid, problems)
+    unreadable: str | None = "it cannot be told"
+    no_versions: dict[str, str | None] = {}
+    features = _tried("features", device.features, nothing, problems)
+    why_not = _tried("modes", lambda: device.why_not("managed"), unreadable, problems)
+    usage = _tried("usage", device.usage, None, problems)
+    vram = _tried("VRAM", lambda: device.vram_bytes, None, problems)
+    found = _tried("versions", device.versions, no_versions, problems)
     status = Status(
         on=policy is not None,
         mode="unmanaged" if policy is None else policy.mode,
         device=device.name,
         simulated=device.simulated,
         why_not=why_not,
-        set_over=_ask("allocator", device.set_over, None, problems),
+        set_over=_tried("allocator", device.set_over, None, problems),
         limit_bytes=None if policy is None else policy.limit_bytes,
         headroom_bytes=0 if policy is None else policy.headroom_bytes,
         vram_bytes=vram,
         features=(
             Feature("mode", policy is not None, why_on(device)),
             *features,
-            *_told(),
+            *_framework_features(),
             *problems,
         ),
         versions={**versions(), **found},
@@ -185,14 +185,14 @@ def _of(device: Device) -> Status:
     return replace(status, factor=factor, **asdict(usage))
 
 
-def _ask(
-    what: str, question: Callable[[], _Answer], otherwise: _Answer, problems: list[Feature]
+def _tried(
+    name: str, read: Callable[[], _Answer], default: _Answer, problems: list[Feature]
 ) -> _Answer:
     try:
-        return question()
+        return read()
     except Exception as error:
-        problems.append(Feature(what, None, _reason(error)))
-        return otherwise
+        problems.append(Feature(name, None, _reason(error)))
+        return default
 
 
 def _reason(error: Exception) -> str:

@@ -79,5 +79,5 @@ def _value(name: str) -> str | None:
     return None if value is None else value.strip().lower()
 
 
-def _listed(words: tuple[str, ...]) -> str:
-    return ", ".join(word or "nothing" for word in words)
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(name or "nothing" for name in names)

@@ -192,7 +192,7 @@ def _apply(x: Any, device: Device, hint: Callable[[Any], int], strict: bool) -> 
     Raises:
         HintError: ``strict``, and an array is not managed; no hint was given.
     """
-    arrays = [device.mine(array) for array in arrays_in(x)]
+    arrays = [device.own_array(array) for array in arrays_in(x)]
     if strict:
         for array in arrays:
             if array.nbytes and not device.location(array).managed:

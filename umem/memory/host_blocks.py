@@ -65,7 +65,7 @@ class HostBlocks:
             )
         self.length = self._length()
         self.piece: Piece | None = None
-        self._is_going = False
+        self._is_running = False
         self.done_count = self.read_bytes = self.written_bytes = 0
 
     def __len__(self) -> int:
@@ -101,12 +101,12 @@ class HostBlocks:
         Raises:
             StateError: another loop over these blocks is going on.
         """
-        if self._is_going:
+        if self._is_running:
             raise StateError("a loop over these blocks is going on: call umem.blocks for another")
         self.done_count = 0
         if not len(self):
             return
-        self._is_going = True
+        self._is_running = True
         copier = None
         pieces = [self._piece(number) for number in range(len(self))]
         try:
@@ -129,7 +129,7 @@ class HostBlocks:
                 self.done_count += 1
         finally:
             self.piece = None
-            self._is_going = False
+            self._is_running = False
             if copier is not None:
                 copier.close()
 

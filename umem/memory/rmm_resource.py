@@ -62,24 +62,24 @@ class LentMemory:
 
     def __init__(self, xp: Any) -> None:
         self._xp = xp
-        self._lent: dict[int, tuple[Any, Any]] = {}  # with the stream of the allocation
-        self._asking = threading.local()
+        self._allocations: dict[int, tuple[Any, Any]] = {}  # with the stream of the allocation
+        self._in_allocation = threading.local()
 
     def allocate(self, nbytes: int, stream: Any) -> int:
         """Allocate in the order of a stream; returns the address, 0 of no bytes."""
-        if getattr(self._asking, "now", False):
+        if getattr(self._in_allocation, "now", False):
             raise StateError(
                 "CuPy allocates from RMM, and RMM from umem, which asks CuPy: leave out "
                 "cupy.cuda.set_allocator(rmm_cupy_allocator), or this resource"
             )
-        self._asking.now = True
+        self._in_allocation.now = True
         try:
             with self._stream(stream) as order:
                 pointer = self._xp.cuda.alloc(nbytes)
         finally:
-            self._asking.now = False
+            self._in_allocation.now = False
         if pointer.ptr:
-            self._lent[pointer.ptr] = pointer, stream_order(order.ptr)
+            self._allocations[pointer.ptr] = pointer, stream_order(order.ptr)
         return int(pointer.ptr)
 
     def deallocate(self, address: int, nbytes: int, stream: Any) -> None:
@@ -90,7 +90,7 @@ class LentMemory:
         """
         if not address:
             return
-        pointer, order = self._lent.pop(address)
+        pointer, order = self._allocations.pop(address)
         last = self._stream(stream)
         if stream_order(last.ptr) != order:
             last.synchronize()

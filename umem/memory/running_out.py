@@ -10,7 +10,7 @@ from umem.devices import current_device
 from umem.errors import DeviceError, StateError
 
 
-class Asked(Scoped["Asked"]):
+class OutOfMemoryCallback(Scoped["OutOfMemoryCallback"]):
     """A callback that is asked when memory runs out; see `on_out_of_memory`.
 
     Attributes:
@@ -30,9 +30,9 @@ class Asked(Scoped["Asked"]):
         # Not at import: CuPy is imported where it is used.
         from umem.devices.cuda import install
 
-        self._end = install.ask_no_more
+        self._end = install.remove_callback
         self._is_over = False
-        install.ask_when_out(self._call, device.pools.give_back_everything)
+        install.add_callback(self._call, device.pools.give_back_everything)
 
     def _call(self, nbytes: int) -> Any:
         self.count += 1
@@ -43,22 +43,22 @@ class Asked(Scoped["Asked"]):
         self._is_over = True
         self._end(self._call)
 
-    def _open(self, scope: Scope) -> Asked:
+    def _open(self, scope: Scope) -> OutOfMemoryCallback:
         if self._is_over:
             raise StateError("this callback is over: call umem.on_out_of_memory again")
         scope.at_close(self.close)
         return self
 
 
-def on_out_of_memory(callback: Callable[[int], Any]) -> Asked:
+def on_out_of_memory(callback: Callable[[int], Any]) -> OutOfMemoryCallback:
     """Call a function when CuPy's memory runs out, and try again if it has freed some.
 
     It is called with the bytes that were asked for, in the thread that asked, once the pools have
     given back what is free; it returns whether to try again, at most 16 times an allocation. It
     applies in all threads, for plain memory, for every mode of umem and for any allocator that the
-    program has set (a pool, ``cupy.cuda.malloc_async``, RMM's), until `Asked.close`, or as
-    ``with umem.on_out_of_memory(free_some):`` until the end of the block. Several are called in the
-    order in which they were given.
+    program has set (a pool, ``cupy.cuda.malloc_async``, RMM's), until `close` of what is returned,
+    or as ``with umem.on_out_of_memory(free_some):`` until the end of the block. Several are called
+    in the order in which they were given.
 
     Args:
         callback: frees memory, such as entries of a cache: ``lambda nbytes: cache.evict(nbytes)``.
@@ -76,4 +76,4 @@ def on_out_of_memory(callback: Callable[[int], Any]) -> Asked:
     """
     if not callable(callback):
         raise TypeError(f"on_out_of_memory: {callback!r} cannot be called")
-    return Asked(callback)
+    return OutOfMemoryCallback(callback)

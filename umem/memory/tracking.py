@@ -99,7 +99,7 @@ class Tracker(WatchingBlock["Tracker"]):
         """List live allocations grouped by stack, or by label where there is none, largest
         first.
         """
-        self._settle()
+        self._count_frees()
         with self._lock:
             live = list(self._live.values())
         return _grouped(live)

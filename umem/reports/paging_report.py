@@ -89,7 +89,7 @@ class PageTracker(WatchingBlock["PageTracker"]):
         self._begun = self._before = self._now()
         return self
 
-    def _tell(self, device: Device, scope: Scope) -> None:
+    def _watch(self, device: Device, scope: Scope) -> None:
         watcher: Any = self
         device.follow(scope, watcher)
 

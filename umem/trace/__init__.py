@@ -34,10 +34,10 @@ if TYPE_CHECKING:
         DATA_CACHE,
         FOLDERS,
         Framework,
+        framework_notes,
         names,
         parts_of,
         register,
-        told,
     )
     from umem.trace.stacks import (
         STACK_DEPTH,
@@ -65,7 +65,7 @@ else:
             "check_figures"
         ),
         file="MAX_BYTES MAX_EVENTS",
-        frameworks="DATA_CACHE FOLDERS Framework names parts_of register told",
+        frameworks="DATA_CACHE FOLDERS Framework framework_notes names parts_of register",
         stacks=(
             "Frame Places Reader STACK_DEPTH end_at_user error_line innermost is_installed "
             "is_own_work places program_line"

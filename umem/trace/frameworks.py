@@ -50,7 +50,7 @@ class Framework:
     name: str
     source: Source
     parts: Callable[[Any], Iterable[Any] | None]
-    told: Callable[[], Mapping[str, str]] = dict
+    notes: Callable[[], Mapping[str, str]] = dict
 
 
 _registered: list[Framework] = []
@@ -74,9 +74,9 @@ def names() -> str:
     return " or ".join(dict.fromkeys(found))
 
 
-def told() -> dict[str, str]:
+def framework_notes() -> dict[str, str]:
     """Return what frameworks report about the run beside its steps; may be empty."""
-    return {name: text for framework in _registered for name, text in framework.told().items()}
+    return {name: text for framework in _registered for name, text in framework.notes().items()}
 
 
 def parts_of(x: Any) -> Iterable[Any] | None:

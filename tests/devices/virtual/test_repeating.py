@@ -118,7 +118,7 @@ def test_what_a_view_has_is_not_forgotten(gpu) -> None:
     del whole
     assert gpu.discard_free([first, first + 1]) == 0
     del view
-    gpu.settle()
+    gpu.report_frees()
     assert gpu.discard_free([first, first + 1]) == 4 * MIB
 
 
@@ -126,7 +126,7 @@ def test_a_block_that_a_neighbour_has_a_part_of_is_not_forgotten(gpu) -> None:
     gone = gpu.xp.zeros(BLOCK_BYTES + BLOCK_BYTES // 2, "u1")
     first = gpu.address(gone) // BLOCK_BYTES
     del gone
-    gpu.settle()
+    gpu.report_frees()
     head = gpu.xp.zeros(BLOCK_BYTES // 4, "u1")  # in the first of the two blocks
     assert gpu.address(head) // BLOCK_BYTES == first
     assert gpu.discard_free([first, first + 1]) == BLOCK_BYTES

@@ -22,7 +22,7 @@ from umem.devices.cuda.driver import Driver, Malloc
 from umem.devices.cuda.ledger import MemoryOwner, MemoryOwnerRef
 from umem.devices.cuda.ranges import CoreHints
 from umem.devices.virtual.repeating_pool import RepeatingPool
-from umem.trace.recording import settlers, tellers
+from umem.trace.recording import allocation_reporters, free_reporters
 from umem.units import BLOCK_BYTES
 
 listeners: list[Callable[[int, int], None]] = []
@@ -46,8 +46,8 @@ class Arena:
         otherwise: serves what comes from another stream.
     """
 
-    def __init__(self, driver: Driver, grow: Malloc, otherwise: Malloc) -> None:
-        self._driver, self._grow, self._otherwise = driver, grow, otherwise
+    def __init__(self, driver: Driver, grow: Malloc, fallback: Malloc) -> None:
+        self._driver, self._grow, self._fallback = driver, grow, fallback
         self._lock = safe_lock()
         self._segments: dict[int, Any] = {}
         self._live: set[MemoryOwnerRef] = set()
@@ -66,12 +66,12 @@ class Arena:
         with self._lock:
             self.stream = self._driver.stream_address(None)
             self._pool.repeats = True
-        settlers.append(self._settle_now)
+        free_reporters.append(self._free_queued)
 
     def close(self) -> None:
         """Stop serving, and free what no array uses; `tidy` frees the rest later."""
-        if self._settle_now in settlers:
-            settlers.remove(self._settle_now)
+        if self._free_queued in free_reporters:
+            free_reporters.remove(self._free_queued)
         with self._lock:
             self._pool.repeats = False
             self.free_all_blocks()
@@ -84,14 +84,14 @@ class Arena:
     def free_all_blocks(self) -> None:
         """Free segments without arrays; none while a stream is captured."""
         with self._lock:
-            self._settle()
+            self._free_dead()
             if self._driver.may_free(waits=False):  # `give_back` waits for what is freed
                 self._pool.free_all_blocks()
 
     def used_bytes(self) -> int:
         """Return the bytes that arrays use."""
         with self._lock:
-            self._settle()
+            self._free_dead()
             return self._pool.used_bytes
 
     def next_step(self) -> None:
@@ -102,16 +102,16 @@ class Arena:
     def malloc(self, nbytes: int) -> Any:
         """Allocate by CuPy's interface; raises what ``grow`` raises."""
         if not (nbytes and self.is_open and self._serves()):
-            return self._otherwise(nbytes)
+            return self._fallback(nbytes)
         with self._lock:
-            self._settle()
+            self._free_dead()
             span = self._pool.malloc(nbytes)
             held = MemoryOwner(self)
             ref = MemoryOwnerRef(held, self._dead.append)
             ref.ticket = span
             self._live.add(ref)
-            for teller in tellers:
-                teller.begun(span.address, nbytes)
+            for reporter in allocation_reporters:
+                reporter.begun(span.address, nbytes)
             for listener in listeners:
                 listener(span.address, nbytes)
         return cuda_driver.borrowed(_Address(span.address, self._driver.ordinal), nbytes, held)
@@ -145,7 +145,7 @@ class Arena:
 
     def free_spans(self, blocks: Iterable[int]) -> list[Span]:
         """List the free parts of blocks, as ranges that each lie in one segment."""
-        self._settle()
+        self._free_dead()
         spans: list[Span] = []
         before = None
         for block in sorted(blocks):
@@ -171,19 +171,19 @@ class Arena:
         self._order.forget()
         del self._segments[address]
 
-    def _settle(self) -> None:
+    def _free_dead(self) -> None:
         while self._dead:
             ref = self._dead.popleft()
             self._live.discard(ref)
             self._pool.free(ref.ticket)
-            for teller in tellers:
-                teller.ended(ref.ticket.address)
+            for reporter in allocation_reporters:
+                reporter.ended(ref.ticket.address)
 
-    def _settle_now(self) -> None:
+    def _free_queued(self) -> None:
         """Free what has died, so that recorders hear of it before the next operation."""
         if self._dead:
             with self._lock:
-                self._settle()
+                self._free_dead()
 
     def _segment(self, low: int, high: int) -> int | None:
         """Return the segment that contains a whole range, as the driver refuses others."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from umem._common.scopes import Scope
-from umem.devices.page_moves import ALREADY_WATCHED, Cause, Now, PageMove, Told, Way
+from umem.devices.page_moves import ALREADY_WATCHED, Cause, MoveListener, Now, PageMove, Way
 from umem.errors import DeviceError, MissingDependencyError, StateError
 
 _BUFFER_BYTES = 8 << 20
@@ -32,11 +32,11 @@ _WHEELS = {
 """By CUDA's major version, without their dependencies: cupti-python 12.8.0 asks for cuda-bindings
 12.8.0, with which cuda.core cannot be imported, and works with those of 12.9. Imported beside
 cuda-core 1.2.2 with cuda-bindings 12.9.0, 12.9.10, 13.0.2 and 13.5.0, without a GPU."""
-_told: list[Told] = []
+_listeners: list[MoveListener] = []
 _starting = threading.Lock()
 
 
-def watch_pages(ordinal: int, cuda_major: int, told: Told, scope: Scope) -> Now:
+def watch_pages(ordinal: int, cuda_major: int, listener: MoveListener, scope: Scope) -> Now:
     """Report moves of pages of all GPUs of the process; see `Device.watch_pages`.
 
     Args:
@@ -49,23 +49,23 @@ def watch_pages(ordinal: int, cuda_major: int, told: Told, scope: Scope) -> Now:
 
     def completed(records: Sequence[Any]) -> None:
         for record in records:
-            for tell in _told:
+            for tell in _listeners:
                 tell(_move(record, counters.index(record.counter_kind)))
 
     def stop() -> None:
-        if _told != [told]:
+        if _listeners != [listener]:
             return
         try:
             cupti.activity_flush_all(_FORCED)
             cupti.activity_disable(kind)
         finally:
-            _told.clear()
+            _listeners.clear()
 
     with _starting:
-        if _told:
+        if _listeners:
             raise StateError(ALREADY_WATCHED)
         scope.at_close(stop)
-        _told.append(told)
+        _listeners.append(listener)
         try:
             cupti.activity_register_callbacks(lambda: (_BUFFER_BYTES, 0), completed)
             configs = cupti.ActivityUnifiedMemoryCounterConfig(len(counters))
@@ -76,7 +76,7 @@ def watch_pages(ordinal: int, cuda_major: int, told: Told, scope: Scope) -> Now:
             cupti.activity_configure_unified_memory_counter(configs.ptr, len(counters))
             cupti.activity_enable(kind)
         except Exception as error:  # cupti's own, and those of a library or driver it cannot load
-            _told.clear()
+            _listeners.clear()
             raise DeviceError(
                 f"CUPTI does not count pages here: {error}. It serves one profiler at a time, and "
                 "may be for administrators alone (NVIDIA's ERR_NVGPUCTRPERM)"

@@ -30,7 +30,7 @@ from umem.devices.cost import cuda_model
 from umem.devices.cuda import fork
 from umem.devices.cuda.ledger import has_plain_pool
 from umem.devices.host import host_view, unmanaged_text
-from umem.devices.page_moves import Now, Told
+from umem.devices.page_moves import MoveListener, Now
 from umem.devices.spans import byte_ranges
 from umem.errors import DeviceError, HintError, StateError, UmemError
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from umem.devices.cuda.ledger import Kind
     from umem.devices.cuda.pools import Pools
     from umem.devices.cuda.ranges import CoreHints
-    from umem.devices.cuda.watching import Telling
+    from umem.devices.cuda.watching import WatchedAllocations
 
 
 class CudaDevice(Device):
@@ -66,7 +66,7 @@ class CudaDevice(Device):
         self._served_by: set[CudaDevice] = set()
         self.pools = Pools(driver, self._counted_policy)
         self._hints: CoreHints | None = None
-        self.watches: tuple[Telling, ...] = ()
+        self.watches: tuple[WatchedAllocations, ...] = ()
         self._watching = safe_lock()
         self._arena: Arena | None = None
         self._model = cuda_model(driver.ordinal)
@@ -128,9 +128,9 @@ class CudaDevice(Device):
         if policy.upstream is not None and self._installer.is_umems(policy.upstream):
             raise StateError("upstream= is an allocator of umem itself: give another one")
         if policy.mode == "unmanaged" and policy.limit_bytes is None:
-            theirs = self._installer.programs_own()
-            if theirs is not None:
-                return theirs, self.driver.default_pool
+            program_allocator = self._installer.program_allocator()
+            if program_allocator is not None:
+                return program_allocator, self.driver.default_pool
         cuda_modes = importlib.import_module("umem.devices.cuda.modes")
         found: tuple[Malloc, CupyPool] = cuda_modes.allocator(policy, self.driver, self.pools)
         if has_plain_pool(policy):
@@ -155,12 +155,12 @@ class CudaDevice(Device):
             return self.serves_for.policy
         return own
 
-    def _serve_all(self, scope: Scope, policy: Policy, how: tuple[Malloc, CupyPool]) -> None:
+    def _serve_all(self, scope: Scope, policy: Policy, handle: tuple[Malloc, CupyPool]) -> None:
         """Install the allocator of a policy, and a default pool that acts on its memory."""
         from umem.devices.cuda.pool_in_use import PoolInUse
         from umem.devices.cuda.pools import Pools
 
-        malloc, pool = how
+        malloc, pool = handle
         scope.at_close(lambda: self._tidy(Pools.release))  # undone in reverse: last
         own = self.driver.default_pool
         if pool is not own:
@@ -173,25 +173,25 @@ class CudaDevice(Device):
         """End `serve_all`; raises StateError inside a block of this thread."""
         self._installer.leave_all(scope)
 
-    def _watch(self, watcher: Watcher) -> Telling:
-        from umem.devices.cuda.watching import Telling
+    def _watch(self, watcher: Watcher) -> WatchedAllocations:
+        from umem.devices.cuda.watching import WatchedAllocations
 
-        return Telling(watcher)
+        return WatchedAllocations(watcher)
 
-    def _unwatch(self, how: Telling) -> None:
-        how.settle()
+    def _unwatch(self, handle: WatchedAllocations) -> None:
+        handle.report_frees()
         with self._watching:
-            self.watches = tuple(each for each in self.watches if each is not how)
+            self.watches = tuple(each for each in self.watches if each is not handle)
 
-    def settle(self) -> None:
+    def report_frees(self) -> None:
         """Tell watchers of all frees so far."""
-        for telling in self.watches:
-            telling.settle()
+        for watched in self.watches:
+            watched.report_frees()
 
     def _entered(self, scope: Scope) -> None:
-        tellings = [part.how for part in scope.payload if isinstance(part, Watched)]
+        watched = [part.handle for part in scope.payload if isinstance(part, Watched)]
         with self._watching:
-            self.watches = (*self.watches, *tellings)
+            self.watches = (*self.watches, *watched)
         self._installer.enter(scope)
 
     def _left(self, scope: Scope) -> None:
@@ -268,15 +268,15 @@ class CudaDevice(Device):
         part = importlib.import_module("umem.devices.cuda.address_hook")
         part.AddressHook(watcher).enter(scope)
 
-    def watch_pages(self, told: Told, scope: Scope) -> Now:
+    def watch_pages(self, listener: MoveListener, scope: Scope) -> Now:
         """Report moves of pages: a simulated GPU's model's, or CUPTI's; see `Device.watch_pages`.
 
         Never run on a GPU yet.
         """
         if self._model is not None:
-            return self._model.watch_pages(told, scope)
+            return self._model.watch_pages(listener, scope)
         part = importlib.import_module("umem.devices.cuda.cupti")
-        now: Now = part.watch_pages(self.ordinal, self.driver.cuda_major, told, scope)
+        now: Now = part.watch_pages(self.ordinal, self.driver.cuda_major, listener, scope)
         scope.at_close(self.synchronize)  # before CUPTI is asked for the last records
         return now
 
@@ -323,8 +323,8 @@ class CudaDevice(Device):
             return
         if self._arena is None:
             arena = importlib.import_module("umem.devices.cuda.arena")
-            grow, otherwise = Growth(self.pools, "managed"), self.pools.malloc("managed")
-            self._arena = arena.Arena(self.driver, grow, otherwise)
+            grow, fallback = Growth(self.pools, "managed"), self.pools.malloc("managed")
+            self._arena = arena.Arena(self.driver, grow, fallback)
             self.pools.join("managed", self._arena)
         if self._arena.is_open:
             return
@@ -360,7 +360,7 @@ class CudaDevice(Device):
 
     def address(self, array: Any) -> int | None:
         """Return the address of an array in this GPU's managed memory; None for other arrays."""
-        array = self.mine(array)
+        array = self.own_array(array)
         address = int(array.data.ptr)
         return address if array.nbytes and self.driver.is_managed(address) else None
 
@@ -378,7 +378,7 @@ class CudaDevice(Device):
 
     def location(self, array: Any) -> Location:
         """Ask the driver for an array's location; residency is known only where it is fixed."""
-        array = self.mine(array)
+        array = self.own_array(array)
         spans = self._managed_spans(array)
         if not spans:
             on_host = bool(array.nbytes) and self.driver.is_on_host(array.data.ptr)
@@ -390,7 +390,7 @@ class CudaDevice(Device):
         """Return the array's memory for the host, after waiting for the GPU; see
         `Device.host_view`.
         """
-        array = self.mine(array)
+        array = self.own_array(array)
         if array.nbytes and not self.driver.is_managed(array.data.ptr):
             raise HintError(unmanaged_text(array.shape))
         reason = self.driver.managed_problem()
@@ -408,7 +408,7 @@ class CudaDevice(Device):
         """Wait for all work of this GPU."""
         self.driver.synchronize()
 
-    def mine(self, array: Any) -> Any:
+    def own_array(self, array: Any) -> Any:
         """Return an array of this GPU as one of CuPy: Numba's, JAX's or PyTorch's as a view.
 
         Raises:
@@ -428,7 +428,7 @@ class CudaDevice(Device):
         return array
 
     def _managed_spans(self, array: Any) -> list[Span]:
-        array = self.mine(array)
+        array = self.own_array(array)
         if not array.nbytes or not self.driver.is_managed(array.data.ptr):
             return []
         return byte_ranges(array.data.ptr, array.shape, array.strides, array.itemsize)

@@ -43,7 +43,7 @@ def open_cuda(ordinal: int | None = None) -> CudaDevice:
         return known
     reason = cuda_reason(ordinal)
     if reason is not None:
-        raise DeviceNotFoundError(_ways_out(reason))
+        raise DeviceNotFoundError(_fixes(reason))
     driver = importlib.import_module("umem.devices.cuda.driver")
     number = driver.current_ordinal() if ordinal is None else ordinal
     with _lock:
@@ -102,7 +102,7 @@ def _cupy_reason() -> str | None:
     return None
 
 
-def _ways_out(reason: str) -> str:
+def _fixes(reason: str) -> str:
     return (
         f"no CUDA device: {reason}. On a machine with an NVIDIA GPU install what its CUDA needs: "
         f"{extras.command('cuda12')}, or {extras.command('cuda13')}; without one, model it: "

@@ -116,7 +116,7 @@ class Installer:
     def _process_policy(self) -> Policy | None:
         return self._everywhere[-1].policy if self._everywhere else None
 
-    def programs_own(self) -> Malloc | None:
+    def program_allocator(self) -> Malloc | None:
         """Return the allocator that the program had set before umem's; None if it had set none.
 
         That of the calling thread (``cupy.cuda.using_allocator``) goes before the process's.
@@ -161,7 +161,7 @@ class Installer:
         else:
             layer = Layer(self._process_policy)
             layer.serve(scope)
-            layer.put_in()
+            layer.push()
         changed()
 
     def serve_all(self, scope: Scope, policy: Policy, malloc: Malloc, pool: CupyPool) -> None:
@@ -246,8 +246,8 @@ def _replace_allocator(new: Callable[[Malloc], Malloc]) -> None:
         _set_allocator(new(cupy.cuda.get_allocator()))
 
 
-def ask_when_out(callback: Callback, give_back: Callable[[], Any]) -> None:
-    """Ask a callback for memory when any allocator of the process runs out, until `ask_no_more`.
+def add_callback(callback: Callback, give_back: Callable[[], Any]) -> None:
+    """Call a callback when any allocator of the process is out of memory, until `remove_callback`.
 
     ``give_back`` frees the free blocks of umem's pools before.
     """
@@ -258,8 +258,8 @@ def ask_when_out(callback: Callback, give_back: Callable[[], Any]) -> None:
     changed()  # for layers of other threads
 
 
-def ask_no_more(callback: Callback) -> None:
-    """End `ask_when_out`; without effect where the callback is not asked."""
+def remove_callback(callback: Callback) -> None:
+    """End `add_callback`; without effect where the callback is not asked."""
     with _callbacks_lock:
         retry.callbacks = tuple(each for each in retry.callbacks if each != callback)
         if not retry.callbacks:
@@ -315,11 +315,11 @@ class Layer:
         """Add a scope."""
         self.scopes = (*(other for other in self.scopes if other.is_open), scope)
 
-    def put_in(self) -> None:
+    def push(self) -> None:
         """Make it the calling thread's allocator."""
         memory._set_thread_local_allocator(self._malloc)
 
-    def take_out(self) -> None:
+    def pop(self) -> None:
         """Restore the previous allocator, if this one is the calling thread's."""
         memory._set_thread_local_allocator(self.before)
 
@@ -336,11 +336,11 @@ class Layer:
                 if isinstance(part, Watched) and part.device.backend == "cupy":
                     watches.append((part, mine))
                 elif isinstance(part, Served) and part.device.backend == "cupy" and mine:
-                    policy, malloc = part.policy, part.how[0]
+                    policy, malloc = part.policy, part.handle[0]
         found = self._below() if malloc is None else malloc
         for watch, mine in watches:
             if mine or malloc is not None:
-                found = watched(found, watch.how, policy)
+                found = watched(found, watch.handle, policy)
         return retrying(found)
 
     def _below(self) -> Malloc:
@@ -387,7 +387,7 @@ def clear() -> None:
         layer.forget()
         if layer.is_needed:
             return
-        layer.take_out()
+        layer.pop()
 
 
 def _top() -> Layer | None:

@@ -70,7 +70,7 @@ class Ledger:
         Asking and counting are one step, so two threads cannot pass a limit together.
         """
         with self._lock:
-            before = self._settled()
+            before = self._counted()
             error = refuse({**before, kind: before[kind] + nbytes})
             if error is not None:
                 try:
@@ -82,7 +82,7 @@ class Ledger:
     def claim_within(self, kind: Kind, nbytes: int, most: int) -> bool:
         """Count ``nbytes`` as reserved unless the kind would have more than ``most``."""
         with self._lock:
-            reserved = self._settled()
+            reserved = self._counted()
             after = reserved[kind] + nbytes
             if after > most:
                 return False
@@ -111,12 +111,12 @@ class Ledger:
     def reserved(self) -> dict[Kind, int]:
         """Return the bytes reserved by each pool."""
         with self._lock:
-            return dict(self._settled())
+            return dict(self._counted())
 
     def given_bytes(self) -> int:
         """Return the bytes of managed memory that another library's allocator gave; walks them."""
         with self._lock:
-            self._settled()
+            self._counted()
             return sum(list(self._given.values()))
 
     def peak(self, other_bytes: int = 0) -> int:
@@ -125,10 +125,10 @@ class Ledger:
         """
         with self._lock:
             self._other_bytes = other_bytes
-            self._peak = max(self._peak, sum(self._settled().values()) + other_bytes)
+            self._peak = max(self._peak, sum(self._counted().values()) + other_bytes)
             return self._peak
 
-    def _settled(self) -> dict[Kind, int]:
+    def _counted(self) -> dict[Kind, int]:
         """Return what is reserved, once what has been freed is taken off."""
         while self._given_over:
             self._reserved["managed"] -= self._given.pop(self._given_over.popleft())

@@ -16,7 +16,7 @@ from umem.devices.cuda.gpus import open_cuda
 from umem.devices.cuda.pool_in_use import PoolInUse
 from umem.devices.cuda.pools import Cache
 from umem.devices.cuda.retrying import bare
-from umem.trace.recording import HeldBytes, Teller
+from umem.trace.recording import AllocationReporter, HeldBytes
 from umem.units import BLOCK_BYTES
 
 Level = CupyPool | Cache
@@ -45,18 +45,18 @@ class _PeakHook(memory_hook.MemoryHook):
 class _BlockHook(_PeakHook):
     """Tells of each block too."""
 
-    def __init__(self, meter: PoolMeter, teller: Teller) -> None:
+    def __init__(self, meter: PoolMeter, reporter: AllocationReporter) -> None:
         super().__init__(meter)
-        self._teller = teller
+        self._reporter = reporter
 
     def malloc_postprocess(self, mem_ptr: int, mem_size: int, **allocation: int) -> None:
         super().malloc_postprocess(mem_ptr, mem_size, **allocation)
         if self.is_on:
-            self._teller.begun(mem_ptr, allocation["size"])
+            self._reporter.begun(mem_ptr, allocation["size"])
 
     def free_postprocess(self, mem_ptr: int, **allocation: int) -> None:
         if self.is_on:
-            self._teller.ended(mem_ptr)
+            self._reporter.ended(mem_ptr)
 
 
 class PoolMeter:
@@ -68,11 +68,11 @@ class PoolMeter:
     arenas, which call no hooks, tell of their allocations themselves.
 
     Args:
-        teller: is told of the blocks that are handed out and freed.
+        reporter: is told of the blocks that are handed out and freed.
 
     Attributes:
         is_blind: whether the current allocator calls no memory hooks, found at `start` and `reset`;
-            False without a teller, where `why_not` says it.
+            False without a reporter, where `why_not` says it.
 
     Cost: some microseconds an allocation between `start` and `stop` (bench/allocation.py).
     Never run on a real GPU.
@@ -80,10 +80,10 @@ class PoolMeter:
 
     is_ours = False
 
-    def __init__(self, teller: Teller | None = None) -> None:
+    def __init__(self, reporter: AllocationReporter | None = None) -> None:
         self.pools = gpu_pools()
         self.is_blind = False
-        self._teller = teller
+        self._reporter = reporter
         self._allocator: Any = None
         self._levels: tuple[Level, ...] = ()
         self._hook: _PeakHook | None = None
@@ -100,7 +100,9 @@ class PoolMeter:
         """
         if self._hook is None:
             self._look()
-            self._hook = _PeakHook(self) if self._teller is None else _BlockHook(self, self._teller)
+            self._hook = (
+                _PeakHook(self) if self._reporter is None else _BlockHook(self, self._reporter)
+            )
             self.follow_thread()
             listeners.append(self.note)
         self.reset()
@@ -119,7 +121,7 @@ class PoolMeter:
         """Find the pools of the current allocator, and whether it calls memory hooks."""
         self._allocator = cupy.cuda.get_allocator()
         self._levels = tuple(levels())
-        if self._teller is not None:
+        if self._reporter is not None:
             with contextlib.suppress(cupy.cuda.memory.OutOfMemoryError), _without_hooks():
                 self.is_blind = self.why_not() is not None
 
@@ -250,10 +252,10 @@ class GpuPools:
 
     def give_back(self) -> None:
         """Give free blocks back to the GPU."""
-        before, theirs, pools = self.reserved(), _current_pool(), open_cuda().pools
+        before, user_pool, pools = self.reserved(), _current_pool(), open_cuda().pools
         pools.give_back_everything()
-        if theirs is not None and theirs not in (own_pool(), *pools.made()):
-            pools.flush(theirs)
+        if user_pool is not None and user_pool not in (own_pool(), *pools.made()):
+            pools.flush(user_pool)
         if before - self.reserved() >= len(self._piece):
             self._piece = range(0)  # it may be gone
 
@@ -290,9 +292,9 @@ def gpu_pools() -> GpuPools:
 def levels() -> list[Level]:
     """Return the current GPU's pools in use, each once: CuPy's, umem's, the current allocator's."""
     found: list[Level] = [own_pool(), *open_cuda().pools.made()]
-    theirs = _current_pool()
-    if theirs is not None and theirs not in found:
-        found.append(theirs)
+    user_pool = _current_pool()
+    if user_pool is not None and user_pool not in found:
+        found.append(user_pool)
     return found
 
 
@@ -301,16 +303,16 @@ def _current_pool() -> CupyPool | None:
 
     Of a `PoolInUse`, which only passes requests on, the pool that serves it.
     """
-    theirs: Any = getattr(bare(cupy.cuda.get_allocator()), "__self__", None)
-    while isinstance(theirs, PoolInUse):
-        theirs = getattr(bare(theirs.serve), "__self__", None)
-    return theirs if isinstance(theirs, cupy.cuda.memory.MemoryPool) else None
+    user_pool: Any = getattr(bare(cupy.cuda.get_allocator()), "__self__", None)
+    while isinstance(user_pool, PoolInUse):
+        user_pool = getattr(bare(user_pool.serve), "__self__", None)
+    return user_pool if isinstance(user_pool, cupy.cuda.memory.MemoryPool) else None
 
 
 def _unmeasured(allocator: Any) -> str:
     """Format why an allocator cannot be measured, with its name."""
-    theirs = getattr(allocator, "__self__", None)
-    owner = allocator if theirs is None or isinstance(theirs, ModuleType) else type(theirs)
+    user_pool = getattr(allocator, "__self__", None)
+    owner = allocator if user_pool is None or isinstance(user_pool, ModuleType) else type(user_pool)
     name = getattr(owner, "__name__", type(allocator).__name__)
     return (
         f"the current allocator of CuPy ({name}) calls no memory hooks, so peaks and workspace are "

@@ -148,7 +148,7 @@ class Growth:
         )
 
 
-class _Asking(threading.local):
+class _InUpstream(threading.local):
     now = False
 
 
@@ -169,7 +169,7 @@ class GivenAllocator(Growth):
     def __init__(self, pools: Pools, malloc: Malloc, limit_bytes: int | None) -> None:
         super().__init__(pools, "managed")
         self._malloc, self._limit = malloc, limit_bytes
-        self._bounds, self._asking = pools.bounds, _Asking()
+        self._bounds, self._in_upstream = pools.bounds, _InUpstream()
         self._is_managed = False
 
     def __call__(self, nbytes: int) -> Any:
@@ -204,9 +204,9 @@ class GivenAllocator(Growth):
             DeviceError: it returns no memory of so many bytes, or none that is managed (which the
                 first allocation shows), or it had to grow in a capture.
         """
-        if self._asking.now:
+        if self._in_upstream.now:
             raise StateError("upstream= asks CuPy's allocator, which is umem's: give another one")
-        self._asking.now = True
+        self._in_upstream.now = True
         try:
             pointer = self._malloc(nbytes)
         except (MemoryError, cuda_runtime.CUDARuntimeError) as error:
@@ -222,7 +222,7 @@ class GivenAllocator(Growth):
                 "more has ended the capture of a stream. Run the step once before capturing it."
             ) from error
         finally:
-            self._asking.now = False
+            self._in_upstream.now = False
         if not isinstance(pointer, MemoryPointer):
             raise DeviceError(
                 f"upstream= returns {type(pointer).__name__}, and not CuPy's MemoryPointer"
@@ -335,7 +335,7 @@ class Pools:
         """Free a pool's free blocks on all GPUs; see `Driver.flush`."""
         self._on_each_gpu(lambda gpu: self.driver.flush(pool, waits=waits, ordinal=gpu))
 
-    def _on_each_gpu(self, ask: Callable[[int], _Answer]) -> list[_Answer]:
+    def _on_each_gpu(self, read: Callable[[int], _Answer]) -> list[_Answer]:
         """Call a function with the ordinal of each of `gpus`.
 
         Errors of another GPU than this one are passed over: memory of a GPU that is lost is gone.
@@ -343,7 +343,7 @@ class Pools:
         found = []
         for gpu in sorted(self.gpus):
             try:
-                found.append(ask(gpu))
+                found.append(read(gpu))
             except self.driver.error:
                 if gpu == self.driver.ordinal:
                     raise
@@ -366,10 +366,10 @@ class Pools:
         cached = self.ledger.reserved()["unmanaged"] - self.used_bytes("unmanaged")
         if cached > 0 and not (keep and cached <= self.driver.free_bytes()):
             self.give_back("unmanaged")
-        looks_again = self._after_collection in gc.callbacks
-        if self.ledger.reserved()["unmanaged"] and not looks_again:
+        is_hooked = self._after_collection in gc.callbacks
+        if self.ledger.reserved()["unmanaged"] and not is_hooked:
             gc.callbacks.insert(0, self._after_collection)  # before others change the counts
-        elif looks_again and not self.ledger.reserved()["unmanaged"]:
+        elif is_hooked and not self.ledger.reserved()["unmanaged"]:
             gc.callbacks.remove(self._after_collection)
 
     def _after_collection(self, phase: str, info: Mapping[str, int]) -> None:

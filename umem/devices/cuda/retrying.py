@@ -21,7 +21,7 @@ Callback = Callable[[int], Any]
 callbacks: tuple[Callback, ...] = ()
 """In the order in which they were given; replaced as a whole, for threads that read it."""
 _OUT = MemoryError, cuda_runtime.CUDARuntimeError
-_asking = threading.local()
+_in_callback = threading.local()
 
 
 def give_back() -> None:
@@ -52,14 +52,14 @@ class Retrying:
         try:
             return self.inner(nbytes)
         except _OUT as error:
-            if not (_is_out(error) and callbacks) or getattr(_asking, "now", False):
+            if not (_is_out(error) and callbacks) or getattr(_in_callback, "now", False):
                 raise
         give_back()
         for _ in range(MOST_TRIES):
             try:
                 return self.inner(nbytes)
             except _OUT as error:
-                if not (_is_out(error) and _ask(nbytes)):
+                if not (_is_out(error) and _call_callbacks(nbytes)):
                     raise
         return self.inner(nbytes)
 
@@ -69,13 +69,13 @@ def _is_out(error: Exception) -> bool:
     return getattr(error, "status", OUT_OF_MEMORY) == OUT_OF_MEMORY
 
 
-def _ask(nbytes: int) -> bool:
+def _call_callbacks(nbytes: int) -> bool:
     """Call the callbacks in turn; tell whether one has freed something. Its error ends that."""
-    _asking.now = True
+    _in_callback.now = True
     try:
         return any([callback(nbytes) for callback in callbacks])
     finally:
-        _asking.now = False
+        _in_callback.now = False
 
 
 def retrying(malloc: Malloc) -> Malloc:

@@ -11,10 +11,10 @@ from umem.devices.cuda.driver import Malloc
 from umem.devices.cuda.ledger import MemoryOwner, MemoryOwnerRef
 
 
-class Telling:
+class WatchedAllocations:
     """The allocations that one watcher was told of.
 
-    Any thread may free, and `settle` may be called from any.
+    Any thread may free, and `report_frees` may be called from any.
     """
 
     def __init__(self, watcher: Watcher) -> None:
@@ -22,7 +22,7 @@ class Telling:
         self.live: set[MemoryOwnerRef] = set()
         self.dead: deque[MemoryOwnerRef] = deque()
 
-    def settle(self) -> None:
+    def report_frees(self) -> None:
         """Tell the watcher of all frees so far."""
         while self.dead:
             try:
@@ -33,15 +33,20 @@ class Telling:
             self.watcher.freed(ref.ticket)
 
 
-def watched(malloc: Malloc, telling: Telling, policy: Policy | None) -> Malloc:
+def watched(malloc: Malloc, allocations: WatchedAllocations, policy: Policy | None) -> Malloc:
     """Wrap an allocator so that a watcher is told of every allocation that is not empty.
 
     Costs a few microseconds an allocation (bench/allocation.py). Arrays may outlive the watch: what
     they hold knows nothing of who allocates now.
     """
     label = "memory of CuPy's allocator" if policy is None else f"{policy.mode} memory"
-    allocated, borrowed = telling.watcher.allocated, cuda_driver.borrowed
-    live, dead, settle, died = telling.live, telling.dead, telling.settle, telling.dead.append
+    allocated, borrowed = allocations.watcher.allocated, cuda_driver.borrowed
+    live, dead, report_frees, died = (
+        allocations.live,
+        allocations.dead,
+        allocations.report_frees,
+        allocations.dead.append,
+    )
 
     def malloc_watched(nbytes: int) -> Any:
         """Allocate, and tell the watcher."""
@@ -49,7 +54,7 @@ def watched(malloc: Malloc, telling: Telling, policy: Policy | None) -> Malloc:
         if not nbytes:
             return pointer
         if dead:
-            settle()
+            report_frees()
         held = MemoryOwner(pointer)
         ref = MemoryOwnerRef(held, died)
         ref.ticket = allocated(nbytes, label, pointer.ptr)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from umem._common.locks import safe_lock
 from umem._common.specs import GpuSpec
 from umem.devices.base import Policy
-from umem.devices.page_moves import PageMove, Told
+from umem.devices.page_moves import MoveListener, PageMove
 from umem.devices.software.device_state import Current, DeviceState
 from umem.devices.software.faults import Fault, KernelFault
 from umem.devices.software.memory_sources import PlainSource
@@ -394,7 +394,7 @@ class HostMemory:
 class AllocationParts:
     """Reports moves of a model's blocks by allocation; the last one has the rest of the blocks."""
 
-    def __init__(self, memory: HostMemory, model: Model, told: Told) -> None:
+    def __init__(self, memory: HostMemory, model: Model, told: MoveListener) -> None:
         self._memory, self._model, self._told = memory, model, told
         self._known: tuple[int, int] = (0, -1)
         self._placed: list[tuple[int, int, int]] = []  # address, end and number, in the model

@@ -17,7 +17,7 @@ from umem._common.scopes import Scope
 from umem._common.specs import GpuSpec, check_vram, gpu_spec
 from umem.devices.cost import Sample, StepCost, set_cuda_models
 from umem.devices.host import has_real_gpu, leave_host_unknown
-from umem.devices.page_moves import Now, Told
+from umem.devices.page_moves import MoveListener, Now
 from umem.devices.software.allocations import AllocationParts
 from umem.devices.software.checked_mode import CheckedKernels, bypass_pools
 from umem.devices.software.deferred_libraries import current_stream, on_stream
@@ -175,7 +175,7 @@ class SoftwareGPU:
         with self._model.lock:
             return self._model.driver.resident_count * BLOCK_BYTES
 
-    def watch_pages(self, told: Told, scope: Scope) -> Now:
+    def watch_pages(self, told: MoveListener, scope: Scope) -> Now:
         """Report moves of the model's blocks by the program's addresses; see `Device.watch_pages`.
 
         Raises:

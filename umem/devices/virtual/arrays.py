@@ -61,7 +61,7 @@ class FollowedArray(np.ndarray[Any, Any]):
             result = run()
         else:
             reads = (*inputs, kwargs.get("where"))
-            _refuse_strangers((*reads, *out))
+            _refuse_foreign_arrays((*reads, *out))
             if any(value is None for value in out):
                 raise _unsupported("out= for some results and not for others")
             written = inputs[:1] if method == "at" else out
@@ -92,7 +92,7 @@ class FollowedArray(np.ndarray[Any, Any]):
             _plain(self)[key] = _plain(value)
             return
         target = super().__getitem__(_basic(key))
-        _refuse_strangers((value,))
+        _refuse_foreign_arrays((value,))
 
         def run() -> None:
             _plain(target)[...] = _plain(value)
@@ -292,7 +292,7 @@ def _basic(key: Any) -> Any:
     return keys if any(item is Ellipsis for item in keys) else (*keys, Ellipsis)
 
 
-def _refuse_strangers(values: Iterable[Any]) -> None:
+def _refuse_foreign_arrays(values: Iterable[Any]) -> None:
     for value in values:
         if isinstance(value, FollowedArray) or not isinstance(value, np.ndarray) or not value.ndim:
             continue

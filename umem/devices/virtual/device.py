@@ -31,7 +31,7 @@ from umem.devices.base import (
 )
 from umem.devices.cost import Sample, StepCost
 from umem.devices.host import host_view, unmanaged_text
-from umem.devices.page_moves import Now, Told
+from umem.devices.page_moves import MoveListener, Now
 from umem.devices.spans import byte_ranges
 from umem.devices.virtual.advice import (
     ACCESSED_BY_GPU,
@@ -129,16 +129,16 @@ class VirtualGPU(Device):
             self._flush()
             self.model.driver.check_limit(policy)
 
-    def _serve_all(self, scope: Scope, policy: Policy, how: None) -> None:
+    def _serve_all(self, scope: Scope, policy: Policy, handle: None) -> None:
         entry = [policy]
-        scope.at_close(lambda: self._serve_no_more(entry))
+        scope.at_close(lambda: self._stop_serving(entry))
         self._everywhere = (*self._everywhere, entry)
 
-    def _serve_no_more(self, entry: list[Policy]) -> None:
+    def _stop_serving(self, entry: list[Policy]) -> None:
         self._everywhere = tuple(each for each in self._everywhere if each is not entry)
 
     def _watch(self, watcher: Watcher) -> EventWatch:
-        self.settle()
+        self.report_frees()
         return EventWatch(watcher, self.model.tensors)
 
     def _entered(self, scope: Scope) -> None:
@@ -146,11 +146,11 @@ class VirtualGPU(Device):
             self.watches = (*self.watches, *_watching(scope.payload))
 
     def _unwatch(self, watch: EventWatch) -> None:
-        self.settle()
+        self.report_frees()
         with self.model.lock:
             self.watches = tuple(each for each in self.watches if each is not watch)
 
-    def settle(self) -> None:
+    def report_frees(self) -> None:
         """Tell watchers of all freed arrays so far."""
         with self.model.lock:
             self._flush()
@@ -268,10 +268,10 @@ class VirtualGPU(Device):
             if type(event) is Free or watch in derived(_watching):
                 watch.on_event(event)
 
-    def watch_pages(self, told: Told, scope: Scope) -> Now:
+    def watch_pages(self, listener: MoveListener, scope: Scope) -> Now:
         """Report moves of blocks by simulated addresses and time; see `Device.watch_pages`."""
         self._flush()
-        now = self.model.watch_pages(told, scope)
+        now = self.model.watch_pages(listener, scope)
         scope.at_close(self._flush)  # before the model's end
         return now
 
@@ -311,7 +311,7 @@ class VirtualGPU(Device):
 
 
 def _watching(payload: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(part.how for part in payload if isinstance(part, Watched))
+    return tuple(part.handle for part in payload if isinstance(part, Watched))
 
 
 def _location(residency: Residency, parts: list[Span], nbytes: int) -> Location:

@@ -14,7 +14,7 @@ from umem._common.locks import safe_lock
 from umem._common.scopes import Scope
 from umem._common.specs import Costs, GpuSpec, check_vram
 from umem.devices.base import Policy, Span
-from umem.devices.page_moves import ALREADY_WATCHED, Cause, Now, PageMove, Told, Way
+from umem.devices.page_moves import ALREADY_WATCHED, Cause, MoveListener, Now, PageMove, Way
 from umem.devices.virtual.advice import advice_flag
 from umem.devices.virtual.clock import BlockMoves, Clock, Counters, Prefetches, StepCost
 from umem.devices.virtual.clocks import Clocks
@@ -69,7 +69,7 @@ class Model:
         self._has_run = False
         self._has_managed = False
         self._reserved: dict[Pool, int] = {}
-        self.is_whole, self._has_said, self._is_over = True, False, False
+        self.is_whole, self._has_warned, self._is_over = True, False, False
         self.prefetches = Prefetches(self.clocks)
         self.copies = Copies(self.clocks)
         self._on: dict[type, Callable[[Any], None]] = {
@@ -97,7 +97,7 @@ class Model:
         """
         with self.lock:
             if not self.is_whole:
-                self._say_so(event)
+                self._warn_interrupted(event)
                 return
             self.is_whole = False
             try:
@@ -107,7 +107,7 @@ class Model:
                 raise
             self.is_whole = True
 
-    def watch_pages(self, told: Told, scope: Scope) -> Now:
+    def watch_pages(self, listener: MoveListener, scope: Scope) -> Now:
         """Report every move of blocks until a scope is closed, by the model's addresses.
 
         Returns its clock.
@@ -120,7 +120,7 @@ class Model:
         def moved(start: int, stop: int, way: Way, cause: Cause) -> None:
             faults = stop - start if cause == "fault" and way != "out" else 0
             low, high = start * BLOCK_BYTES, stop * BLOCK_BYTES
-            told(PageMove(self.clock.seconds, low, high, high - low, way, cause, faults))
+            listener(PageMove(self.clock.seconds, low, high, high - low, way, cause, faults))
 
         def end() -> None:
             with self.lock:
@@ -138,9 +138,9 @@ class Model:
         """End the run; later frees are not part of its timeline."""
         self._is_over = True
 
-    def _say_so(self, event: Event) -> None:
-        if not self._has_said and not isinstance(event, Free):
-            self._has_said = True
+    def _warn_interrupted(self, event: Event) -> None:
+        if not self._has_warned and not isinstance(event, Free):
+            self._has_warned = True
             warnings.warn(
                 f"the simulated {self.spec.title} was interrupted in the middle of an operation, "
                 "and counts no further: enter a new umem.virtual_gpu block",
@@ -149,8 +149,8 @@ class Model:
 
     def _follow(self, event: Event) -> None:
         self._on[type(event)](event)
-        unheard = type(event) is Mark and event.label == "backward"  # by a live run
-        if not self._is_over and not unheard:
+        is_unsampled = type(event) is Mark and event.label == "backward"  # by a live run
+        if not self._is_over and not is_unsampled:
             self.counters.sample(self.clock.seconds, self.driver.resident_count)
 
     def follow(self, events: Iterable[Event]) -> None:

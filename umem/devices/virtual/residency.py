@@ -124,10 +124,10 @@ class Residency:
         moves = BlockMoves()
         runs.fill(self.last_prefetch, start, stop, TO_HOST)
         for low, high in runs.stretches(self.resident, 1, start, stop):
-            self._tell(0, low, high, "out", "prefetch")
+            self._report_moves(0, low, high, "out", "prefetch")
             moves.prefetched_out += high - low - self.host.count(1, low, high)
             moves.dropped += self.host.count(1, low, high)
-            self._leave(low, high)
+            self._remove(low, high)
         runs.fill(self.host, start, stop, 1)
         return moves
 
@@ -230,10 +230,10 @@ class Residency:
         """
         host, last = self.host, stop - self.capacity
         self._evict(self.count, moves)
-        self._tell_entry(start, last)
-        self._tell(0, start, last, "out", "eviction")
+        self._report_entry(start, last)
+        self._report_moves(0, start, last, "out", "eviction")
         if not keep_host:
-            self._tell(1, start, last, "out", "eviction")
+            self._report_moves(1, start, last, "out", "eviction")
         every = host.find(0, start, last) < 0  # as a rule, and a quarter of the time of counting
         copies = last - start if every else host.count(1, start, last)
         moves.migrated_in += copies
@@ -281,13 +281,13 @@ class Residency:
             count += 1
         if first != end:
             queue.appendleft((first, end, old))
-        came = migrated_in + populated
-        moves.hit += stop - start - came
+        entered = migrated_in + populated
+        moves.hit += stop - start - entered
         moves.migrated_in += migrated_in
         moves.populated += populated
-        if count != self.count + came:
+        if count != self.count + entered:
             moves.migrated_out += migrated_out
-            moves.dropped += self.count + came - count - migrated_out
+            moves.dropped += self.count + entered - count - migrated_out
         self.count = count
         queue.append((start, stop, stamp))
         if len(queue) > 2 * count + 1000:
@@ -297,7 +297,7 @@ class Residency:
         """Make blocks resident, for which there is room."""
         count = high - low
         if self.listener is not None:
-            self._tell_entry(low, high)
+            self._report_entry(low, high)
         copies = self.host.count(1, low, high)
         if copies:
             moves.migrated_in += copies
@@ -324,7 +324,7 @@ class Residency:
         if refresh:
             self._queue_up(low, high)
 
-    def _leave(self, low: int, high: int) -> None:
+    def _remove(self, low: int, high: int) -> None:
         runs.fill(self.resident, low, high, 0)
         self._stamps[low:high] = [0] * (high - low)
         self.count -= high - low
@@ -333,7 +333,7 @@ class Residency:
         """Mark blocks as never written; returns how many were resident."""
         count = self.resident.count(1, start, stop)
         for low, high in runs.stretches(self.resident, 1, start, stop):
-            self._leave(low, high)
+            self._remove(low, high)
         runs.fill(self.host, start, stop, 0)
         return count
 
@@ -356,7 +356,7 @@ class Residency:
             count = high - low
             valid = host.count(1, low, high)
             if self.listener is not None:
-                self._tell(0, low, high, "out", "eviction")
+                self._report_moves(0, low, high, "out", "eviction")
             moves.dropped += valid
             moves.migrated_out += count - valid
             host[low:high] = b"\x01" * count
@@ -364,12 +364,12 @@ class Residency:
             self.count -= count
             wanted -= count
 
-    def _tell_entry(self, low: int, high: int) -> None:
+    def _report_entry(self, low: int, high: int) -> None:
         """Tell the listener of blocks that come in, with contents of the host's or without."""
-        self._tell(1, low, high, "in", self._cause)
-        self._tell(0, low, high, "new", self._cause)
+        self._report_moves(1, low, high, "in", self._cause)
+        self._report_moves(0, low, high, "new", self._cause)
 
-    def _tell(self, on_host: int, low: int, high: int, way: Way, cause: Cause) -> None:
+    def _report_moves(self, on_host: int, low: int, high: int, way: Way, cause: Cause) -> None:
         """Tell the listener of those blocks of a range that have a copy on the host, or none."""
         if self.listener is not None:
             for start, stop in runs.stretches(self.host, on_host, low, high):

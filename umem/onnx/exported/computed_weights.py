@@ -22,13 +22,13 @@ REPEATING = "ConstantOfShape"
 def with_made_weights(graph: OnnxGraph) -> OnnxGraph:
     """Return the graph with computed weights as parameters, and computed statistics as inputs."""
     # For each tensor that depends on the file alone, whether a trained initialiser is behind it.
-    weighty = {name: name in graph.parameters for name in graph.constants}
+    has_weight = {name: name in graph.parameters for name in graph.constants}
     made = graph.constants - graph.parameters  # of nothing
     makers: dict[str, OnnxNode] = {}
     for node in graph.nodes:
         ins = [name for name in node.inputs if name]
-        if ins and all(name in weighty for name in ins):  # drawn from nothing is another matter
-            weighty.update(dict.fromkeys(node.outputs, any(weighty[name] for name in ins)))
+        if ins and all(name in has_weight for name in ins):  # drawn from nothing is another matter
+            has_weight.update(dict.fromkeys(node.outputs, any(has_weight[name] for name in ins)))
             if len(node.outputs) == 1:
                 makers[node.outputs[0]] = node
             if node.op == REPEATING:
@@ -36,7 +36,7 @@ def with_made_weights(graph: OnnxGraph) -> OnnxGraph:
     statistics = statistics_of(graph)
     given = statistics & makers.keys()
     trained: set[str] = set()
-    if _are_weights(graph, weighty):
+    if _are_weights(graph, has_weight):
         kinds = {name: graph.tensors[name] for name in made - statistics}
         trained = {n for n, kind in kinds.items() if kind.is_float and kind.shape and kind.size > 1}
         given |= trained & makers.keys()
@@ -46,7 +46,7 @@ def with_made_weights(graph: OnnxGraph) -> OnnxGraph:
     used = set(graph.outputs)
     kept = []
     for node in reversed(graph.nodes):
-        is_given = all(name in weighty for name in node.outputs)
+        is_given = all(name in has_weight for name in node.outputs)
         if node not in cut and not (is_given and used.isdisjoint(node.outputs)):
             kept.append(node)
             used.update(node.inputs)
@@ -68,9 +68,9 @@ def statistics_of(graph: OnnxGraph) -> set[str]:
     }
 
 
-def _are_weights(graph: OnnxGraph, weighty: Mapping[str, bool]) -> bool:
+def _are_weights(graph: OnnxGraph, has_weight: Mapping[str, bool]) -> bool:
     """Tell whether most products have weights that nodes compute from nothing."""
-    found = [weighty[name] for name in _product_weights(graph) if name in weighty]
+    found = [has_weight[name] for name in _product_weights(graph) if name in has_weight]
     return 2 * found.count(False) > len(found)
 
 

@@ -83,7 +83,7 @@ class _Formula:
     axes: tuple[int, ...] | None
 
 
-class _Unlike(Exception):
+class _NoMatch(Exception):
     """The subgraph is no formula."""
 
 
@@ -135,7 +135,7 @@ class _Parts:
             try:
                 formula = self._formula(place, name)
                 found = self._known(formula, node)
-            except _Unlike:
+            except _NoMatch:
                 continue
             if found is not None:
                 return found, set(formula.places)
@@ -181,22 +181,22 @@ class _Parts:
             places.add(at)
             node = self.graph.nodes[at]
             if node.op not in PARTS or len(places) > MOST_NODES:
-                raise _Unlike
+                raise _NoMatch
             if node.op == "ReduceMean":
                 axes.add(self._axes(node))
             for name in node.inputs[:1] if node.op == "ReduceMean" else node.inputs:
                 if name and name != start and self._number(name) is None:
                     maker = self.makers.get(name)
                     if maker is None:
-                        raise _Unlike
+                        raise _NoMatch
                     todo.append(maker)
         for at in places - {place}:
             for name in self.graph.nodes[at].outputs:
                 is_read = not places.issuperset(self.users.get(name, ()))
                 if is_read or name in self.graph.outputs:
-                    raise _Unlike
+                    raise _NoMatch
         if len(axes) > 1:
-            raise _Unlike
+            raise _NoMatch
         return _Formula(start, frozenset(places), next(iter(axes), None))
 
     def _axes(self, node: OnnxNode) -> tuple[int, ...]:
@@ -204,7 +204,7 @@ class _Parts:
         if found is None and len(node.inputs) > 1 and node.inputs[1]:
             found = self.graph.values.get(node.inputs[1])
         if found is None or not node.attributes.get("keepdims", 1):
-            raise _Unlike
+            raise _NoMatch
         rank = len(self.graph.tensors[node.inputs[0]].shape)
         return tuple(sorted(int(axis) % rank for axis in np.ravel(found)))
 
@@ -262,7 +262,7 @@ class _Parts:
             with np.errstate(all="ignore"):
                 return evaluated(self._onnx, nodes, given, [name], self._opsets)[0]
         except Exception as error:  # of any class, by the operator
-            raise _Unlike from error
+            raise _NoMatch from error
 
     # -- groups ----------------------------------------------------------------------------
 

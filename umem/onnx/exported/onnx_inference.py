@@ -21,7 +21,7 @@ from umem.onnx.exported.computed_weights import with_made_weights
 from umem.onnx.exported.onnx_folding import count_of_nonzero, fold
 from umem.onnx.exported.onnx_graph import OnnxGraph, OnnxNode
 from umem.onnx.exported.onnx_lowering import Lowering
-from umem.onnx.exported.onnx_reading import CheckedModel, node_said
+from umem.onnx.exported.onnx_reading import CheckedModel, node_name
 from umem.onnx.exported.onnx_weights import KnownTensors
 from umem.onnx.exported.operators import OPERATORS
 
@@ -60,7 +60,7 @@ def inferred(read: CheckedModel) -> OnnxGraph:
             raise OnnxError(f"the output {quoted(name)} is a sequence, which has no gradient")
     return with_made_weights(
         OnnxGraph(
-            tuple(_told_apart(nodes)),
+            tuple(_with_unique_names(nodes)),
             known.types,
             read.inputs,
             frozenset(w for w in weights if known.types[w].is_float and known.types[w].shape),
@@ -78,22 +78,22 @@ def _infer(
     found = _types(onnx, node, place, version, opsets, known)
     for name in filter(None, node.output):
         if name in known.types:
-            raise OnnxError(f"{node_said(node, place)} makes {quoted(name)}, which is there twice")
+            raise OnnxError(f"{node_name(node, place)} makes {quoted(name)}, which is there twice")
         kind = found.get(name)
         shape = _shape(kind, node, name, known)
         shape = count_of_nonzero(node, known) if shape is None else shape
         if shape is None:
             raise OnnxError(
-                f"{node_said(node, place)} ({node.op_type}) makes {quoted(name)}, whose shape is "
+                f"{node_name(node, place)} ({node.op_type}) makes {quoted(name)}, whose shape is "
                 f"not known before the data are{_absent(known)}"
             )
-        said = 0 if kind is None else kind.tensor_type.elem_type
-        elements = said or known.elements[node.input[0]]
+        element_type = 0 if kind is None else kind.tensor_type.elem_type
+        elements = element_type or known.elements[node.input[0]]
         made = known.add(onnx, name, elements, shape)
         given = known.types.get(node.input[0]) if node.input else None
         if node.op_type == "Reshape" and given is not None and made.size != given.size:
             raise OnnxError(  # which ONNX's inference lets pass
-                f"{node_said(node, place)} (Reshape): shapes do not go together: {made.size} "
+                f"{node_name(node, place)} (Reshape): shapes do not go together: {made.size} "
                 f"elements of {given.size}; the graph may be right for the size alone that it was "
                 "exported at"
             )
@@ -126,7 +126,7 @@ def _types(
         raise OnnxError("the shapes of the model need more memory than there is") from error
     except Exception as error:  # InferenceError, SchemaError, RuntimeError or ValueError
         raise OnnxError(
-            f"{node_said(node, place)} ({node.op_type}): shapes do not go together, or are not "
+            f"{node_name(node, place)} ({node.op_type}): shapes do not go together, or are not "
             f"known: {quoted(str(error))}{_absent(known)}"
         ) from error
 
@@ -151,7 +151,7 @@ def _node(onnx: Any, node: Any, place: int) -> OnnxNode:
     return OnnxNode(name, node.op_type, tuple(node.input), tuple(node.output), values)
 
 
-def _told_apart(nodes: list[OnnxNode]) -> list[OnnxNode]:
+def _with_unique_names(nodes: list[OnnxNode]) -> list[OnnxNode]:
     """Make node names unique: a repeated one is replaced by the output's name, or the place.
 
     A schedule names them.

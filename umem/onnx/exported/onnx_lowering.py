@@ -14,7 +14,7 @@ import numpy as np
 
 from umem._common.printable import quoted
 from umem.errors import OnnxError
-from umem.onnx.exported.onnx_reading import check_branch, holds_a_graph, node_said
+from umem.onnx.exported.onnx_reading import check_branch, holds_a_graph, node_name
 from umem.onnx.exported.onnx_weights import KnownTensors, take_given
 
 MOST_PARTS = 10_000
@@ -46,11 +46,11 @@ class Lowering:
         make = _MADE.get(node.op_type)
         if make is not None:
             if not node.output or (node.op_type != "If" and not node.output[0]):
-                raise OnnxError(f"{node_said(node, place)} ({node.op_type}) has no output")
+                raise OnnxError(f"{node_name(node, place)} ({node.op_type}) has no output")
             return list(make(self, node, place))
         for name in node.input:
             if name in self._sequences:
-                raise OnnxError(f"{node_said(node, place)} reads {quoted(name)}, a sequence")
+                raise OnnxError(f"{node_name(node, place)} reads {quoted(name)}, a sequence")
         return None
 
     # -- branches --------------------------------------------------------------------------
@@ -70,7 +70,7 @@ class Lowering:
         renamed = {name: self._fresh(name, place) for name in own if name in taken}
         _rename(branch, renamed)
         known = self._known
-        check_branch(branch, {*known.types, *self._sequences}, node_said(node, place))
+        check_branch(branch, {*known.types, *self._sequences}, node_name(node, place))
         take_given(self._onnx, branch, known, self._folder)
         yield from branch.node
         for inner, outer in zip(branch.output, node.output, strict=True):
@@ -89,7 +89,7 @@ class Lowering:
         axis = attributes.get("axis", 0)
         if not -len(kind.shape) <= axis < len(kind.shape):
             raise OnnxError(
-                f"{node_said(node, place)} splits along the axis {axis} of {kind.shape}"
+                f"{node_name(node, place)} splits along the axis {axis} of {kind.shape}"
             )
         length = kind.shape[axis]
         sizes = [1] * min(length, MOST_PARTS + 1)
@@ -104,7 +104,7 @@ class Lowering:
                 whole, rest = divmod(length, each)
                 sizes = [each] * min(whole, MOST_PARTS + 1) + [rest] * bool(rest)
         if len(sizes) > MOST_PARTS or not sizes:
-            raise OnnxError(f"{node_said(node, place)} makes {len(sizes)} parts of {length}")
+            raise OnnxError(f"{node_name(node, place)} makes {len(sizes)} parts of {length}")
         parts = [f"{node.output[0]}/{n}" for n in range(len(sizes))]
         before = parts if keeps else [f"{part}/whole" for part in parts]
         self._sequences[node.output[0]] = parts
@@ -117,7 +117,7 @@ class Lowering:
         parts = self._sequence(node, place)
         index = int(self._value(node, 1, place).ravel()[0])
         if not -len(parts) <= index < len(parts):
-            raise OnnxError(f"{node_said(node, place)} takes part {index} of {len(parts)}")
+            raise OnnxError(f"{node_name(node, place)} takes part {index} of {len(parts)}")
         yield self._node("Identity", [parts[index]], node.output)
 
     def _construct(self, node: Any, place: int) -> Iterator[Any]:
@@ -144,7 +144,7 @@ class Lowering:
         found = self._sequences.get(node.input[0]) if node.input else None
         if found is None:
             raise OnnxError(
-                f"{node_said(node, place)} ({node.op_type}) reads a sequence that the model does "
+                f"{node_name(node, place)} ({node.op_type}) reads a sequence that the model does "
                 "not make of parts that are known"
             )
         return found
@@ -160,7 +160,7 @@ class Lowering:
     def _type(self, node: Any, n: int, place: int) -> Any:
         found = self._known.types.get(node.input[n]) if n < len(node.input) else None
         if found is None:
-            raise OnnxError(f"{node_said(node, place)} ({node.op_type}) has no input {n}")
+            raise OnnxError(f"{node_name(node, place)} ({node.op_type}) has no input {n}")
         return found
 
     def _value(self, node: Any, n: int, place: int) -> Any:
@@ -168,10 +168,10 @@ class Lowering:
         self._type(node, n, place)
         found = self._known.values.get(node.input[n])
         if found is not None and (not np.size(found) or np.asarray(found).dtype.kind not in "iu"):
-            raise OnnxError(f"{node_said(node, place)} ({node.op_type}) has no number as input {n}")
+            raise OnnxError(f"{node_name(node, place)} ({node.op_type}) has no number as input {n}")
         if found is None:
             raise OnnxError(
-                f"{node_said(node, place)} ({node.op_type}) depends on {quoted(node.input[n])}, "
+                f"{node_name(node, place)} ({node.op_type}) depends on {quoted(node.input[n])}, "
                 "which is not known before the data are"
             )
         return found

@@ -166,7 +166,7 @@ def _check_quantised(model: Any) -> None:
     for place, node in enumerate(model.graph.node):
         if any(part in str(node.op_type).lower() for part in QUANTISED):
             raise OnnxError(
-                f"the model is a quantised graph ({node_said(node, place)} is "
+                f"the model is a quantised graph ({node_name(node, place)} is "
                 f"{quoted(node.op_type)}), which has no backward: export the model in "
                 "floating-point numbers, before it is quantised"
             )
@@ -182,7 +182,7 @@ def _check_model(model: Any) -> None:
     _check_graph(graph, {x.name for x in graph.input} - {x.name for x in graph.initializer}, "")
 
 
-def check_branch(graph: Any, known: set[str], said: str) -> None:
+def check_branch(graph: Any, known: set[str], name: str) -> None:
     """Check a graph inside an operator as a model is checked.
 
     Args:
@@ -190,8 +190,8 @@ def check_branch(graph: Any, known: set[str], said: str) -> None:
         said: the operator's name in messages.
     """
     if graph.input:
-        raise OnnxError(f"{said} holds a graph with inputs of its own")
-    _check_graph(graph, set(known), f" of a branch of {said}")
+        raise OnnxError(f"{name} holds a graph with inputs of its own")
+    _check_graph(graph, set(known), f" of a branch of {name}")
 
 
 def _check_graph(graph: Any, known: set[str], whose: str) -> None:
@@ -207,13 +207,13 @@ def _check_graph(graph: Any, known: set[str], whose: str) -> None:
         for name in node.input:
             if name and name not in known:
                 raise OnnxError(
-                    f"{node_said(node, place)} reads {quoted(name)} before any node makes it: the "
+                    f"{node_name(node, place)} reads {quoted(name)} before any node makes it: the "
                     "graph has a cycle, or its nodes are out of order"
                 )
         for name in node.output:
             if name and name in known:
                 raise OnnxError(
-                    f"{node_said(node, place)} makes {quoted(name)}, which is there twice"
+                    f"{node_name(node, place)} makes {quoted(name)}, which is there twice"
                 )
             known.add(name)
     for output in graph.output:
@@ -229,7 +229,7 @@ def _check_operator(node: Any, place: int) -> None:
     known = node.op_type in OPERATORS or node.op_type in LOWERED
     if node.domain not in OWN_DOMAINS or not known:
         raise OnnxError(
-            f"{_kind_said(node, place)}, which umem does not know: what it keeps for backward has "
+            f"{_kind_name(node, place)}, which umem does not know: what it keeps for backward has "
             "to stand in umem/onnx/exported/operators.py"
         )
 
@@ -237,17 +237,17 @@ def _check_operator(node: Any, place: int) -> None:
 def holds_a_graph(node: Any, place: int) -> str:
     """Word the error for an operator that holds a graph."""
     return (
-        f"{_kind_said(node, place)}, which holds a graph that runs as the data say: export the "
+        f"{_kind_name(node, place)}, which holds a graph that runs as the data say: export the "
         "model without it, with the loop unrolled or one branch chosen"
     )
 
 
-def _kind_said(node: Any, place: int) -> str:
+def _kind_name(node: Any, place: int) -> str:
     domain = node.domain or "ai.onnx"
-    return f"{node_said(node, place)} is {quoted(node.op_type)} of the domain {quoted(domain)}"
+    return f"{node_name(node, place)} is {quoted(node.op_type)} of the domain {quoted(domain)}"
 
 
-def node_said(node: Any, place: int) -> str:
+def node_name(node: Any, place: int) -> str:
     """Name a node in a message."""
     return f"node {quoted(node.name or next(iter(node.output), '') or str(place))}"
 

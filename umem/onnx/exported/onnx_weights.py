@@ -123,7 +123,7 @@ def _take(onnx: Any, tensor: Any, name: str, known: KnownTensors, folder: Path) 
     is_external = tensor.data_location == onnx.TensorProto.EXTERNAL
     try:
         if is_external:
-            raw = _beside(tensor, folder, kind.nbytes)
+            raw = _external_data(tensor, folder, kind.nbytes)
             tensor = onnx.TensorProto(raw_data=raw, dims=kind.shape, data_type=known.elements[name])
         known.values[name] = onnx.numpy_helper.to_array(tensor)
     except Exception as error:  # of several classes, by what is wrong
@@ -134,18 +134,18 @@ def _take(onnx: Any, tensor: Any, name: str, known: KnownTensors, folder: Path) 
         known.absent.add(name)
 
 
-def _beside(tensor: Any, folder: Path, nbytes: int) -> bytes:
+def _external_data(tensor: Any, folder: Path, nbytes: int) -> bytes:
     """Read a tensor's contents from a file beside the model.
 
     Raises:
         OSError, ValueError: there is no such file in the model's folder, or it is too short.
     """
-    told = {entry.key: entry.value for entry in tensor.external_data}
-    file = (folder / told["location"]).resolve(strict=True)
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    file = (folder / entries["location"]).resolve(strict=True)
     if not file.is_relative_to(folder.resolve()) or not file.is_file():
         raise ValueError("external data lie in a file of the model's folder")
     with file.open("rb") as opened:
-        opened.seek(int(told.get("offset", 0)))
+        opened.seek(int(entries.get("offset", 0)))
         found: bytes = opened.read(nbytes)
     if len(found) < nbytes:
         raise ValueError("the file is too short")

@@ -45,7 +45,7 @@ class _PlannedStep:
         self._frees_early = plan.frees_early
         self._made = {alloc.tensor: alloc for made in self._pass.made for alloc in made}
         self._masks: set[int] = set()
-        self._goes = set(self._goers(plan))
+        self._freed = set(self._freed_tensors(plan))
         self._packs = self._masks if any(plan.recomputed) else set()
         self._bits: dict[int, int] = {}  # by mask, the tensor that has it packed
         read = {a.tensor for op in trace.ops if op.phase == "backward" for a in op.reads}
@@ -60,7 +60,7 @@ class _PlannedStep:
         self._moved: set[int] = set()
         self._find_moves(plan)
 
-    def _goers(self, plan: Plan) -> Iterator[int]:
+    def _freed_tensors(self, plan: Plan) -> Iterator[int]:
         """Yield the tensors that do not stay from forward into backward; note all masks.
 
         A tensor stays if it or a view of it is kept, and as a mask.
@@ -106,13 +106,13 @@ class _PlannedStep:
                 self._pack(event)
                 self._move(index)
             elif isinstance(event, Free) and event.tensor in self._made:
-                if event.tensor in self._goes:
+                if event.tensor in self._freed:
                     self._writer.hold(event.tensor)
                     self._writer.drop(event.tensor)
                 self._writer.may_free()
             else:
                 self._write(event)
-        for tensor in self._goes:
+        for tensor in self._freed:
             self._writer.drop(tensor)
         self._writer.may_free()
         step: list[Event] = []  # of one call's backward
@@ -176,7 +176,7 @@ class _PlannedStep:
         self._waits.discard(block)
         for call in () if self._frees_early else self._blocks[block]:
             for alloc in self._pass.made[call]:
-                if alloc.tensor not in self._goes:
+                if alloc.tensor not in self._freed:
                     self._writer.hold(alloc.tensor)
         for call in self._recomputed.get(self._blocks[block][-1], ()):
             for access in self._pass.calls[call].reads:

@@ -27,7 +27,7 @@ def comparison_text(
     """
     yield from (Text(line, style="bold") for line in wrapped(f"{before} -> {after}", width))
     if comparison.common_share < 0.5:
-        yield from (Text(line) for line in wrapped(_unlike(comparison), width))
+        yield from (Text(line) for line in wrapped(_warning(comparison), width))
     for name, caveat in zip((before, after), comparison.caveats, strict=True):
         if caveat is not None:
             yield from (Text(line) for line in wrapped(f"{name}: {caveat}", width))
@@ -44,7 +44,7 @@ def comparison_text(
     yield from _ops(comparison, each, width)
 
 
-def _unlike(comparison: Comparison) -> str:
+def _warning(comparison: Comparison) -> str:
     common = _percent(comparison.common_share)
     return f"Only {common} of the operations are in both: these are hardly runs of one model."
 

@@ -38,8 +38,10 @@ def _summary(found: RankedTraces, width: int, vram: Vram | None) -> Iterator[str
     of = "" if vram is None else f", {largest.peak_bytes / vram.nbytes:.0%} of {vram.gpu}'s VRAM"
     sent = found.sent_bytes
     total = "" if sent is None else f"; all ranks send {format_bytes(sent)} of the halo a step"
-    said = f"{len(found.rows)} ranks: rank {largest.rank} has the largest peak, {peak}{of}{total}."
-    yield from wrapped(said, width)
+    sentence = (
+        f"{len(found.rows)} ranks: rank {largest.rank} has the largest peak, {peak}{of}{total}."
+    )
+    yield from wrapped(sentence, width)
     yield ""
     rows = found.rows
     columns = [

@@ -54,9 +54,9 @@ def advice(name: str, workspace_bytes: int, peak_bytes: int, columns_bytes: int 
     """
     if workspace_bytes <= max(MIB, WORTHWHILE * peak_bytes):
         return None
-    whose = next((said for names, said in WHOSE if name in names), "the optimizer's update")
+    owner = next((owner for names, owner in WHOSE if name in names), "the optimizer's update")
     if name in CONVOLUTIONS:
         columns = f"columns of {format_bytes(columns_bytes)}" if columns_bytes else "columns"
-        whose = f"{whose} ({columns} by im2col in {name!r})"
+        owner = f"{owner} ({columns} by im2col in {name!r})"
     share = workspace_bytes / peak_bytes
-    return f"{share:.0%} of the peak is workspace of {whose}: umem.chainer.workspace caps it."
+    return f"{share:.0%} of the peak is workspace of {owner}: umem.chainer.workspace caps it."

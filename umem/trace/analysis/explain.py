@@ -100,8 +100,8 @@ def missing_workspace(trace: Trace) -> str | None:
         return None
     if unmeasured == count:
         return "Workspace was not measured: the real peak is higher."
-    whose = f"{unmeasured:,} of {count:,} operations"
-    return f"The workspace of {whose} was not measured: the real peak may be higher."
+    unmeasured_text = f"{unmeasured:,} of {count:,} operations"
+    return f"The workspace of {unmeasured_text} was not measured: the real peak may be higher."
 
 
 def _percent(share: Share, peak: int) -> str:
@@ -115,8 +115,8 @@ def _major(share: Share) -> list[tuple[str, int]]:
 
 def _named(share: Share) -> str:
     *before, last = [what for what, _ in _major(share)]
-    whats = f"{', '.join(before)} and {last}" if before else last
-    return f"{quoted(share.owner)} {whats}"
+    text = f"{', '.join(before)} and {last}" if before else last
+    return f"{quoted(share.owner)} {text}"
 
 
 def peak_shares(trace: Trace) -> list[Share]:

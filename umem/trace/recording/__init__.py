@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from umem.trace.recording.recordings import mark, record
     from umem.trace.recording.sources import add_source
     from umem.trace.recording.storage import (
+        AllocationReporter,
         Lifetimes,
         Reach,
-        Teller,
         address_of,
+        allocation_reporters,
+        free_reporters,
         root_of,
-        settlers,
-        tellers,
     )
     from umem.trace.recording.tally import GROUPS, NAMES, Tally
     from umem.trace.recording.thread import thread_state
@@ -38,7 +38,10 @@ else:
         recorder="Audience Measured Recorder active follow_last inside",
         recordings="mark record",
         sources="add_source",
-        storage="Lifetimes Reach Teller address_of root_of settlers tellers",
+        storage=(
+            "AllocationReporter Lifetimes Reach address_of allocation_reporters free_reporters "
+            "root_of"
+        ),
         tally="GROUPS NAMES Tally",
         thread="thread_state",
     )

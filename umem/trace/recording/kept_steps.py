@@ -12,7 +12,7 @@ from typing import NamedTuple
 from umem._common.extras import installed_version
 from umem.errors import SizeError
 from umem.trace.events import Event, Mark, Op
-from umem.trace.frameworks import told
+from umem.trace.frameworks import framework_notes
 from umem.trace.recording.buffer import Boundary
 from umem.trace.recording.recorder import Recorder
 from umem.trace.trace import Trace
@@ -115,12 +115,12 @@ class Keeper:
 
         None in a forked child process.
         """
-        self._leave()
+        self._stop_recording()
         if self.kept is None and os.getpid() == self._process:
             self.kept = self._gather()
         return self.kept
 
-    def _leave(self) -> None:
+    def _stop_recording(self) -> None:
         if self._is_on:
             self._is_on = False
             self._recorder.__exit__(None, None, None)
@@ -135,7 +135,7 @@ class Keeper:
         if mark != _STEP or not self._is_on:
             return
         if os.getpid() != self._process:
-            self._leave()
+            self._stop_recording()
             return
         self._count += 1
         if self._count <= self.steps.first:
@@ -146,7 +146,7 @@ class Keeper:
         else:
             self._read_workspace()
         if self._count >= self.steps.first:
-            self._go_on()
+            self._stop_or_switch()
 
     def _begin_again(self) -> None:
         """Keep the step that has just ended, for now, and drop the steps before it.
@@ -164,7 +164,7 @@ class Keeper:
             self._boundary = self._boundary._replace(position=recorder.stored_count)
             self._ends = []
 
-    def _go_on(self) -> None:
+    def _stop_or_switch(self) -> None:
         """Stop when all is recorded or the store is full; measure workspace after the last step."""
         last = self.steps.last
         if self._recorder.is_full or self._is_calibrated():
@@ -188,7 +188,7 @@ class Keeper:
         self._read_count = len(events)
 
     def _end(self) -> None:
-        self._leave()
+        self._stop_recording()
         self.kept = self._gather()
         if self.complete is not None:
             self.complete(self.kept)
@@ -251,7 +251,7 @@ def _provenance() -> dict[str, str]:
     """Return the versions, the machine and the frameworks' notes of a trace, for reports."""
     names = ("umem", "python", "numpy", "chainer", "cupy")
     versions = {name: text for name in names if (text := installed_version(name))}
-    return {**versions, "machine": f"{platform.system()} {platform.machine()}", **told()}
+    return {**versions, "machine": f"{platform.system()} {platform.machine()}", **framework_notes()}
 
 
 def _counted(count: int) -> str:

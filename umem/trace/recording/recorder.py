@@ -36,10 +36,10 @@ from umem.trace.recording.storage import (
     Reach,
     RootRef,
     address_of,
+    allocation_reporters,
+    free_reporters,
     part_of,
     root_of,
-    settlers,
-    tellers,
 )
 from umem.trace.recording.thread import inside, thread_state
 from umem.trace.stacks import user_places
@@ -112,8 +112,8 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         self.join(scope)
         scope.open(self)
         stacks, self._stacks = self._stacks, False  # no line of this block made them
-        for teller in tellers:
-            teller.entered(self)
+        for reporter in allocation_reporters:
+            reporter.entered(self)
         self._stacks = stacks
         return self
 
@@ -303,8 +303,8 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         An access of None stands for an argument that was None. ``traffic_bytes`` of None is every
         byte of the accesses once.
         """
-        for settle in settlers:
-            settle()
+        for report_frees in free_reporters:
+            report_frees()
         if self._dead:
             self.flush()
         stored = (
@@ -322,7 +322,7 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
     # -- inside ----------------------------------------------------------------------------
 
     def _allocate(self, root: Any, kind: str, label: str, uploaded: bool) -> Reach:
-        """Allocate a tensor for a root array, or, with a teller, for the CuPy memory it is on.
+        """Allocate a tensor for a root array, or, with a reporter, for the CuPy memory it is on.
 
         Raises:
             OutOfMemoryError: as `access`.
@@ -331,8 +331,8 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
             self.flush()
         if type(root) is not np.ndarray and type(root).__module__.startswith("cupy"):
             self.backend = "cupy"
-            for teller in tellers:
-                return self._on_block(root, teller.block_of(root), kind, label, uploaded)
+            for reporter in allocation_reporters:
+                return self._on_block(root, reporter.block_of(root), kind, label, uploaded)
         ref = RootRef(root, self._note_death)
         ref.key, ref.address = id(root), None
         return self.add(ref, int(root.nbytes), kind, label, uploaded)
@@ -431,10 +431,10 @@ class Measured:
         "seconds", "workspace_bytes",
     )  # fmt: skip
 
-    def __init__(self, told: Audience | None = None, arrays: Iterable[Any] = ()) -> None:
-        if told is None:
-            told = derived(Audience)
-        self._state = state = told.state if told.recorders else thread_state()
+    def __init__(self, audience: Audience | None = None, arrays: Iterable[Any] = ()) -> None:
+        if audience is None:
+            audience = derived(Audience)
+        self._state = state = audience.state if audience.recorders else thread_state()
         self._outer = state.nested_seconds
         state.nested_seconds = 0.0
         self._outer_operation = state.operation
@@ -445,9 +445,9 @@ class Measured:
         meter: Meter = HOST
         if of_gpu:
             meter = running_meter(arrays)
-        if told.recorders and (meter is not HOST or told.is_traced):
+        if audience.recorders and (meter is not HOST or audience.is_traced):
             if meter is HOST:
-                for recorder in told.recorders:
+                for recorder in audience.recorders:
                     recorder.measure_host()
             self._outer_peak = max(state.peak_bytes, meter.held().peak)
             state.peak_bytes = 0

@@ -30,7 +30,7 @@ class RootRef(weakref.ref[Any]):
 
 
 class MemoryBlock:
-    """Memory that is identified by its address, and whose end a `Teller` reports."""
+    """Memory that is identified by its address, and whose end an `AllocationReporter` reports."""
 
     __slots__ = ("address", "key", "whole")
     whole: Reach
@@ -43,7 +43,7 @@ class MemoryBlock:
         """Return None, as a weak reference to a dead array does: no array is this memory."""
 
 
-class Teller(Protocol):
+class AllocationReporter(Protocol):
     """A reporter of allocations and releases by address, such as a pool's hooks.
 
     ``name`` is the backend that traces name: "cupy", or "software".
@@ -61,17 +61,17 @@ class Teller(Protocol):
         """Record that an allocator has handed out a block, of as many bytes as were asked for."""
 
     def ended(self, address: int) -> None:
-        """Record that a block of `begun` was freed."""
+        """Record that a block of `allocated` was freed."""
 
 
-tellers: list[Teller] = []
-"""The teller of CuPy's memory, if any: at most one."""
-settlers: list[Callable[[], None]] = []
-"""Called before an operation is recorded: they tell of frees that allocators have put off."""
+allocation_reporters: list[AllocationReporter] = []
+"""The reporter of CuPy's memory, if any: at most one."""
+free_reporters: list[Callable[[], None]] = []
+"""Called before an operation is recorded: they report frees that allocators have put off."""
 
 
 class Lifetimes(ABC):
-    """The memory that a recorder follows: arrays, blocks of a `Teller`, and the queue of deaths."""
+    """Arrays and blocks of an `AllocationReporter` that a recorder follows; queues their deaths."""
 
     _known: dict[int, RootRef | MemoryBlock]
     _dead: deque[RootRef | MemoryBlock]
@@ -120,7 +120,7 @@ class Lifetimes(ABC):
         if self._dead:
             self.flush()
         found = self._known.get(-address)
-        self.backend = tellers[-1].name
+        self.backend = allocation_reporters[-1].name
         if found is None:
             return self.add(MemoryBlock(address), nbytes, kind, label, uploaded)
         if kind != "array" and found.whole[3] == "array":

@@ -17,7 +17,7 @@ value. Iterative solvers give up earlier: at 1,000 iterations or ten times the u
 `cg` and scikit-learn's `Lasso`; 10,000 take a dry run some seconds."""
 
 
-class AskedTooOften(SystemExit):
+class EndlessReads(SystemExit):
     """Ends a program that asks for one value again and again; `line` is where."""
 
     def __init__(self, line: str) -> None:
@@ -25,7 +25,7 @@ class AskedTooOften(SystemExit):
         self.line = line
 
 
-class AskedCounter(Counter[tuple[str, str]]):
+class UnknownReads(Counter[tuple[str, str]]):
     """Counts reads of unknown memory, by line and kernel, and stops a loop that has no end.
 
     It takes the place of the dry runtime's ``reads``. What Chainer reads to print and to save is
@@ -44,7 +44,7 @@ class AskedCounter(Counter[tuple[str, str]]):
         """Note a read.
 
         Raises:
-            AskedTooOften: the line reads on and on.
+            EndlessReads: the line reads on and on.
         """
         if _is_for_report():
             self.reported += 1
@@ -56,7 +56,7 @@ class AskedCounter(Counter[tuple[str, str]]):
         self._since[key[0]] += 1
         if self._since[key[0]] > MOST_READS:
             self.renew()
-            raise AskedTooOften(key[0])
+            raise EndlessReads(key[0])
 
     def renew(self) -> None:
         """Note that something new has happened."""
