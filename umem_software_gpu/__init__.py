@@ -28,7 +28,7 @@ FORM = (
 MOST_DEVICES = 8
 """The most GPUs that ``devices=`` gives: as many as are in NVIDIA's own servers."""
 PACKAGES = ("cupy", "cupy_backends")
-"""Whose first import opens the GPU."""
+"""Packages whose first import opens the GPU."""
 DRY_DISK = "UMEM_DRY_DISK"
 """Tells a Python that a dry run has started to share its scratch disk."""
 
@@ -108,6 +108,7 @@ class _Opening(Loader):
         self._finder, self._spec = finder, spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Open the software GPU as the variable says, and return the CuPy that this imported."""
         import umem
 
         gpu, given = parsed(self._finder.text)

@@ -1,4 +1,4 @@
-"""What happens around each test on the software GPU: its seed, its errors, its properties."""
+"""Sets up each test on the software GPU: its seed, its errors, its properties."""
 
 from __future__ import annotations
 
@@ -149,6 +149,7 @@ class EachTest:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Phase:
+        """Add to a report what the software GPU knows of the test, and pass over known faults."""
         report = yield
         self.is_over = self.is_over or not report.passed
         gpu, is_called = opened(), report.when == "call"
@@ -205,7 +206,7 @@ class EachTest:
 
 
 class _NextItem:
-    """What comes behind a test: its parent, if it runs again, so that only its own fixtures end.
+    """The item behind a test: its parent, if it runs again, so that only its own fixtures end.
 
     Whether it does is known when its fixtures are to end.
     """

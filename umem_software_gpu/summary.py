@@ -1,4 +1,4 @@
-"""What a run of tests on the software GPU says at its end, and what CI reads of it."""
+"""Writes the summary of a run of tests on the software GPU, and annotations for CI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEEDS_GPU = "needs_gpu"
 KERNELS = "umem.devices.software.kernels"
 _DATA = {"%": "%25", "\r": "%0D", "\n": "%0A"}
 _PROPERTY = {**_DATA, ":": "%3A", ",": "%2C"}
-"""What is escaped in a workflow command's message and in its properties: escapeData and
+"""Characters that are escaped in a workflow command's message and in its properties: escapeData and
 escapeProperty of actions/toolkit, packages/core/src/command.ts."""
 
 
@@ -68,6 +68,7 @@ class Summary:
         self._failed: list[Any] = []
 
     def pytest_runtest_logreport(self, report: Any) -> None:
+        """Count a phase of a test, and keep its fault or failure for the summary."""
         facts = getattr(report, "umem", {})
         if report.when == "call" and not report.skipped:
             self._late += facts.get("late", False)

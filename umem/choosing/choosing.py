@@ -21,11 +21,12 @@ from umem.units import format_bytes, parse_bytes
 
 AT_A_TIME = 2
 """Dry runs at a time: the least that processors of laptops have, and each takes a few hundred MiB
-of host memory."""
+of host memory. A choice: no measurement compares it with others."""
 REPEATS = 3
 """Dry runs of a technique by which the driver moves memory, or that fits with little to spare:
 which chunk CuPy's pool hands out depends on addresses, and with it the time, by tens of percent
-from process to process, and the gaps that the pool has."""
+from process to process, and the gaps that the pool has. Three is the least of which a median leaves
+one out; no measurement compares it with more."""
 
 RunDry = Callable[[DryProgram, Technique, Event], DryResult]
 

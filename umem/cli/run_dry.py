@@ -197,7 +197,8 @@ class Drying:
 
 _NO_LINKS = "the time is without what ranks exchange"
 _PATIENCE_SECONDS = 5.0
-"""Threads of a script that was ended have so long: loaders look for an end every second or so."""
+"""Threads of a script that was ended have so long: loaders look for an end every second or so. A
+choice that no measurement supports."""
 
 
 def _answer(text: str) -> tuple[str, float]:

@@ -18,7 +18,8 @@ from umem._common.specs import GPUS, GpuSpec
 from umem.cli.run_ranks import umem_run
 
 MOST_RUNS = 3
-"""Sizes of VRAM between the two that are run: each takes as long as the first run."""
+"""Sizes of VRAM between the two that are run: each takes as long as the first run. A choice that no
+measurement supports."""
 
 
 def which_fit(

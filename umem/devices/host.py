@@ -28,10 +28,12 @@ _UNLIMITED = 1 << 60
 """cgroup v1 says "no limit" with a number near 2**63."""
 HOST_SHARE = 0.9
 """Managed and pinned memory may use at most this share of the host memory available. The rest is
-for the program itself: staging buffers, page tables, the page cache."""
+for the program itself: staging buffers, page tables, the page cache. A guess that no measurement
+supports."""
 PINNED_SHARE = 0.5
 """Pinned memory of offload targets and of `umem.blocks` may use at most this share: the system can
-neither swap nor move it, and needs the rest for everything else that runs."""
+neither swap nor move it, and needs the rest for everything else that runs. A guess that no
+measurement supports; nine tenths were the bound before."""
 GPU_NODES: set[int] = set()
 """NUMA nodes of a GPU's memory, which the kernel counts as the host's (Grace Hopper); added when a
 GPU is opened."""

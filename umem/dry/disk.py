@@ -167,7 +167,7 @@ def _locked(folder: str) -> Iterator[None]:
 
 _PREFIX = "umem-dry-"
 _FRESH_SECONDS = 60.0
-"""A younger folder may be about to be locked."""
+"""A younger folder may be about to be locked: a minute is a choice on the safe side."""
 
 # -- on and off ------------------------------------------------------------------------------------
 

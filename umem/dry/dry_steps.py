@@ -12,18 +12,20 @@ from umem.errors import SizeError
 LEAST_STEPS = 3
 """The first step allocates gradients and optimizer state, so that two after it are compared."""
 MOST_STEPS = 20
-"""Steps after which a run ends whose steps do not agree, such as those of texts of any length."""
+"""Steps after which a run ends whose steps do not agree, such as those of texts of any length. A
+choice that no measurement supports."""
 MOVED_TOLERANCE = 0.01
 """Relative difference of moved bytes at which steps still agree: which blocks the driver moves
-depends on addresses, which differ by a few blocks from step to step."""
+depends on addresses, which differ by a few blocks from step to step. A guess: no bench varies
+it."""
 TIME_TOLERANCE = 0.05
 """Relative difference of time: while the GPU still has uploads to do, the first steps seem short,
-because they hide the time of the host."""
+because they hide the time of the host. A guess: no bench varies it."""
 
 
 GROWING_STEPS = 5
 """Steps in a row that hold more than the one before: so many are no accident of the garbage
-collector."""
+collector. A choice that no measurement supports."""
 
 
 class StepsOver(SystemExit):

@@ -10,6 +10,8 @@ from umem.graphs.csr import Array, GraphData
 from umem.graphs.draws import below, draws
 
 _PROTOTYPE_STRENGTH = np.float32(0.2)
+"""Share of a class's prototype in the features of its nodes, beside noise in [-1, 1). A choice that
+no measurement supports."""
 
 
 def labelled(indptr: Array, indices: Array, features: int, classes: int, seed: int) -> GraphData:

@@ -16,7 +16,8 @@ from pathlib import Path
 from umem._common.files import open_regular, whole
 
 SETTLED_NS = 2_000_000_000
-"""A file that changed less than this ago may change again and show the same times."""
+"""A file that changed less than this ago may change again and show the same times: 2 s are the
+coarsest that file systems have (FAT)."""
 _TEXT = "features were compared with their checksum; remove this file to have it done again\n"
 _known: set[tuple[Path, str]] = set()
 """Files that this process has verified, as their folders may be read-only."""

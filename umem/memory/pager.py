@@ -22,7 +22,8 @@ from umem.planner.prefetch import Moves, SomeBlocks
 from umem.units import BLOCK_BYTES
 
 USABLE = 0.95
-"""Usable share of a real GPU's VRAM; a virtual GPU states its own."""
+"""Usable share of a real GPU's VRAM; a virtual GPU states its own. A guess that no measurement
+supports: the rest is for the CUDA context, modules and workspaces of libraries."""
 FindArray = Callable[[int], Any]
 """Returns the present array of a slot, None if there is none."""
 

@@ -22,7 +22,8 @@ LARGEST_TOTAL_BYTES = 1 << 54
 LONGEST_TEXT = 10_000
 """The most characters of a name."""
 MOST_PIECES = 8
-"""A workspace that would consist of more arrays is taken to be one."""
+"""A workspace that would consist of more arrays is taken to be one. A choice that no measurement
+supports."""
 GET = "get"
 """The name of a copy to pageable host memory, for which the host waits."""
 COPIES = ("send", "fetch")

@@ -12,7 +12,7 @@ from umem.trace import program_line
 
 SHARE = 8
 """An array is large from this part of VRAM on: advice by array is worth its line of code for the
-few arrays that fill the GPU, and eight of these do."""
+few arrays that fill the GPU, and eight of these do. A choice that no measurement supports."""
 
 
 class LargeArrays(cupy.cuda.MemoryHook):

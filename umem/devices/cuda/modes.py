@@ -19,11 +19,12 @@ from umem.units import format_bytes
 
 LARGE_BYTES = 1 << 20
 """Under pressure requests of at least this size go straight to managed memory. Smaller ones are
-tried first: many fit into the cache, and they are expensive to page."""
+tried first: many fit into the cache, and they are expensive to page. A guess that no measurement
+supports, as memory pressure costs nothing on the software GPU."""
 
 PROBE_EVERY = 64
 """Under pressure one large request in this many is tried unmanaged: other programs may have freed
-VRAM, which the counts here cannot show."""
+VRAM, which the counts here cannot show. A guess that no measurement supports."""
 
 
 class Hybrid:

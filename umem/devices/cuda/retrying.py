@@ -16,7 +16,8 @@ from cupy.cuda import runtime as cuda_runtime
 from umem.devices.cuda.driver import OUT_OF_MEMORY, Malloc
 
 MOST_TRIES = 16
-"""Tries of one allocation for as long as a callback says that it has freed something."""
+"""Tries of one allocation for as long as a callback says that it has freed something: an end for
+callbacks that say so without freeing. A choice that no measurement supports."""
 Callback = Callable[[int], Any]
 callbacks: tuple[Callback, ...] = ()
 """In the order in which they were given; replaced as a whole, for threads that read it."""

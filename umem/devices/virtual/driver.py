@@ -21,6 +21,8 @@ from umem.errors import OutOfMemoryError, SizeError
 from umem.units import BLOCK_BYTES, format_bytes
 
 SMALL_BYTES = BLOCK_BYTES // 2
+"""Ranges of at least this size take whole blocks of their own; smaller ones share a block. A choice
+of the model that no measurement supports."""
 ADDRESS_LIMIT_BYTES = 8 << 40
 """The model's address space ends here, beyond any host's memory, so that its tables stay small."""
 

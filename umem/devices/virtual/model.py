@@ -27,7 +27,8 @@ from umem.units import BLOCK_BYTES, format_bytes
 
 Allocator = Literal["caching", "plain"]
 FEW = 8
-"""At most this many accesses are searched linearly, which is faster than building a set."""
+"""At most this many accesses are searched linearly, which is faster than building a set. A guess:
+no bench varies it."""
 
 
 class Model:

@@ -14,6 +14,8 @@ from umem.errors import LimitError, OutOfMemoryError, SpanError
 from umem.units import format_bytes
 
 UNIT_BYTES = 512
+"""Sizes are rounded up to this, as in CuPy's pool (``ALLOCATION_UNIT_SIZE`` of
+cupy/cuda/memory.pyx)."""
 
 
 class Upstream(Protocol):

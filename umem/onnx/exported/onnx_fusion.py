@@ -25,11 +25,13 @@ from umem.onnx.exported.onnx_graph import OnnxGraph, OnnxNode
 from umem.onnx.exported.onnx_reading import CheckedModel
 
 MOST_NODES = 16
-"""At most this many operators form a formula."""
+"""At most this many operators form a formula, so that the search ends soon. A choice that no
+measurement supports."""
 TOLERANCE = 1e-4
-"""A formula may be this far from its function, as exporters round constants."""
+"""A formula may be this far from its function, as exporters round constants. A choice that no
+measurement supports."""
 SAMPLES = 24
-"""A formula is compared on this many numbers."""
+"""A formula is compared on this many numbers. A choice that no measurement supports."""
 Function = Callable[..., Any]
 
 

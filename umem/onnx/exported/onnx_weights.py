@@ -20,9 +20,10 @@ from umem.onnx.exported.onnx_graph import TensorType
 from umem.trace import LARGEST_BYTES
 
 SMALL = 4096
-"""Arrays of at most this many elements may affect a shape; larger ones are weights."""
+"""Arrays of at most this many elements may affect a shape; larger ones are weights. A choice that
+no measurement supports: arrays that do have an element an axis."""
 SMALL_FLOATS = 64
-"""The same for floating-point arrays, such as scales of a resize."""
+"""The same for floating-point arrays, such as scales of a resize, and a choice, too."""
 MOST_AXES = 64
 """A tensor may have this many axes, as in NumPy."""
 

@@ -23,9 +23,11 @@ from umem.trace import check_figures
 from umem.units import MIB, format_bytes
 
 TRIES = 6
-"""At most this many budgets are tried in the search for the largest that fits."""
+"""At most this many budgets are tried in the search for the largest that fits: as many as halve a
+range down to a 64th, which is `NEAR`."""
 NEAR = 1 / 64
-"""The search ends when its bounds are within this share of VRAM."""
+"""The search ends when its bounds are within this share of VRAM. A choice: no bench compares it
+with a closer search."""
 
 
 class ScheduledAction(NamedTuple):

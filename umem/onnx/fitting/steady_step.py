@@ -13,7 +13,8 @@ from umem.errors import OutOfMemoryError
 from umem.trace import Alloc, Event, Free, Mark, Op, Trace, allocations, renumbered, used_bytes
 
 STEPS = 3
-"""Steps of a replay: the first one finds no gradients; where blocks move, later ones alternate."""
+"""Steps of a replay: the first one finds no gradients; where blocks move, later ones alternate. A
+choice: two that alternate, after the first."""
 STEP = Mark("step")
 _LASTING = ("parameter", "state", "input")
 """Kinds of tensors that stay from step to step."""

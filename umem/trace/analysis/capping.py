@@ -25,7 +25,8 @@ CAPPED = CONVOLUTIONS | POOLINGS | NORMALIZATIONS
 """Chainer's functions that a cap affects; normalisations on NumPy only."""
 WHOSE = ((CONVOLUTIONS, "convolutions"), (POOLINGS, "poolings"), (NORMALIZATIONS, "normalisations"))
 WORTHWHILE = 0.05
-"""A cap is mentioned only if at least this share of the peak is workspace."""
+"""A cap is mentioned only if at least this share of the peak is workspace. A choice of the
+report's, which no measurement supports."""
 
 
 def cap_advice(trace: Trace) -> str | None:

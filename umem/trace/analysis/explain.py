@@ -27,9 +27,9 @@ _PLURALS = {
 }
 _SINGULAR = ("input", "state", "workspace")
 ENOUGH = 0.5
-"""An owner with at least this share of the peak explains it alone."""
+"""An owner with at least this share of the peak explains it alone. A choice of the report's."""
 MINOR = 0.1
-"""Parts below this share of an owner's bytes are not named."""
+"""Parts below this share of an owner's bytes are not named. A choice of the report's."""
 
 
 class Share(NamedTuple):

@@ -20,7 +20,8 @@ from umem.trace.trace import Trace
 EVENT_LIMIT = 1_000_000
 """At most this many events are stored; an operation makes about three."""
 CALIBRATION_LIMIT = 4
-"""At most this many steps are measured for workspace, where kinds of steps take turns."""
+"""At most this many steps are measured for workspace, where kinds of steps take turns. A choice:
+generator and discriminator are two kinds, and each is measured twice."""
 _STEPS = re.compile(r"([1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?")
 _STEP = Mark("step")
 
