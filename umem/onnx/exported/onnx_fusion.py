@@ -301,7 +301,11 @@ class _Parts:
     def with_affine(
         self, node: OnnxNode, places: set[int], place: int
     ) -> tuple[OnnxNode, set[int], int]:
-        """Merge the product and sum behind a normalisation into its scale and bias."""
+        """Merge the product and the sum behind a normalisation into it, as its scale and bias.
+
+        Of a layer's or a group's, where nothing else reads what lies between. Returns the node, the
+        places of all nodes that it replaces, and that of the last one; as given for others.
+        """
         if node.op not in ("LayerNormalization", "GroupNormalization"):
             return node, places, place
         for op in ("Mul", "Add"):
