@@ -315,11 +315,11 @@ def replace_at_imports(
         if module is not None:
             steps[name](module)
 
-    def undo() -> None:
+    def restore() -> None:
         while undo:
             undo.pop()()
 
-    return undo
+    return restore
 
 
 class AfterImport:
