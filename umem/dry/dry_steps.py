@@ -121,7 +121,7 @@ class DrySteps:
         self.peak_bytes = max(self.peak_bytes, self._start.peak_bytes)
 
     def end(self) -> None:
-        """End a step, and begin the next one."""
+        """Add the step that ends here, by the readings at its two ends, and begin the next one."""
         start = self._start
         self.begin()
         now = self._start

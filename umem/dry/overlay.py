@@ -448,10 +448,10 @@ class Overlay:
 
     def written(self) -> tuple[str, ...]:
         """List the files that the program believes it has written, sorted."""
-        return tuple(sorted(self._written("")))
+        return tuple(sorted(self._scratch_files("")))
 
-    def _written(self, resolved: str) -> Iterator[str]:
-        """Yield the files below a folder."""
+    def _scratch_files(self, resolved: str) -> Iterator[str]:
+        """Yield the files of the scratch folder below a folder, by the paths that the program knows."""
         try:
             names = posix.listdir(self.files + resolved)
         except FileNotFoundError:  # what cleans up temporary files has removed it
@@ -460,7 +460,7 @@ class Overlay:
             path = f"{resolved}/{name}"
             mode = _mode(self.files + path)
             if stat.S_ISDIR(mode):
-                yield from self._written(path)
+                yield from self._scratch_files(path)
             elif not stat.S_ISSOCK(mode):
                 yield path
 

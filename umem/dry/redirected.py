@@ -285,7 +285,7 @@ _READING = ("r", "rb", "rt", "br", "tr")
 
 def _list(overlay: Overlay, real: Any, path: Any = None) -> Any:
     with _Named(path):
-        resolved = _listed(overlay, path)
+        resolved = _listed_by_overlay(overlay, path)
         if resolved is None:
             return real(path)
         found = overlay.names(resolved)
@@ -294,12 +294,15 @@ def _list(overlay: Overlay, real: Any, path: Any = None) -> Any:
 
 def _scan(overlay: Overlay, real: Any, path: Any = None) -> Any:
     with _Named(path):
-        resolved = _listed(overlay, path)
+        resolved = _listed_by_overlay(overlay, path)
         return real(path) if resolved is None else Scanned(overlay, resolved, path)
 
 
-def _listed(overlay: Overlay, path: Any) -> str | None:
-    """Return the folder whose names are not just those of ``path``; None: they are."""
+def _listed_by_overlay(overlay: Overlay, path: Any) -> str | None:
+    """Return the folder of which the overlay has to list the names; None: the real disk has them.
+
+    The program has then made, renamed or removed something in it, or it stands elsewhere.
+    """
     if isinstance(path, int):
         absolute = overlay.of_descriptor(path)
         is_here = bool(absolute)
