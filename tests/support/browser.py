@@ -65,6 +65,7 @@ class Browser:
         return self
 
     def _start(self) -> None:
+        """Start Chromium on pipes of its own, with an empty profile, on a blank page."""
         program = executable()
         assert program is not None
         self._folder = tempfile.mkdtemp(prefix="umem-chromium-")
@@ -122,6 +123,7 @@ class Browser:
         raise BrowserError(f"{method}: no answer")
 
     def _messages(self, until: float | None = None) -> Iterator[dict[str, Any]]:
+        """Yield what Chromium sends, until nothing has come up to a moment; note each."""
         end = time.monotonic() + TIMEOUT_SECONDS if until is None else until
         while True:
             while b"\0" in self._text:

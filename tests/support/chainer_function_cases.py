@@ -70,6 +70,7 @@ def definite(x: Any) -> Any:
 
 
 def recurrent(function: str, gates: int, bidirectional: bool, cell: bool) -> Case:
+    """Make the case of one of Chainer's recurrent functions: two sequences, one layer."""
     directions = 2 if bidirectional else 1
     per_layer = gates * directions
 
@@ -111,6 +112,7 @@ def whitened_fixed(x: Any) -> Any:
 
 
 def renormalised(x: Any, gamma: Any, beta: Any) -> Any:
+    """Apply batch renormalisation with bounds that leave it plain batch normalisation."""
     running = np.full(3, 0.1, gamma.dtype), np.full(3, 0.3, gamma.dtype)
     return F.batch_renormalization(
         x,

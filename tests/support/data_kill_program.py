@@ -28,6 +28,7 @@ COUNT, BATCH = 60, 7
 
 
 def main(out: Path, kind: str) -> None:
+    """Train a network on a cached dataset, with snapshots, and print each iteration."""
     np.random.seed(0)
     data, order = resume_cases.dataset(COUNT), umem.data.known_order(11)
     if kind != "plain":

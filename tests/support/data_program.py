@@ -35,6 +35,7 @@ class Rows:
 
 
 def main(method: str, codec: str) -> None:
+    """Read a cached dataset by worker processes, and print what was wrong and what was counted."""
     multiprocessing.set_start_method(method)
     warnings.simplefilter("ignore", DeprecationWarning)  # of Chainer's threads
     source, order = Rows(), umem.data.known_order(0)

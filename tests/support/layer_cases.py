@@ -106,6 +106,7 @@ def differences(name: str, link: Any, x: Array, gy: Array) -> dict[str, Array]:
 
 
 def _slopes(value: Callable[[], float], array: Array, step: float = 1e-4) -> Array:
+    """Return the derivatives of a value by each element, by central differences."""
     found = np.zeros(array.shape)
     for index in np.ndindex(array.shape):
         kept = array[index]

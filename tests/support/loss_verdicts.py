@@ -136,6 +136,7 @@ class Side:
         return self.values(), self.kept(), carried, copy.deepcopy(self.state.__dict__)
 
     def restore(self, snapshot: tuple[Any, ...]) -> None:
+        """Put back parameters, persistent values, the state of an LSTM, and that of the loss."""
         values, kept, carried, state = snapshot
         for parameter, array in zip(self.model.params(), values, strict=True):
             parameter.array[...] = array
@@ -219,6 +220,7 @@ class Parts:
         return weight
 
     def update(self, columns: Columns, sizes: Sequence[int]) -> None:
+        """Run one update of a batch in the way of this case: its parts, or a micro-batch."""
         whole = cut(columns, self.one.names, range(sum(sizes)))
         self.mark()
         if self.one.how == "updater":
@@ -249,6 +251,7 @@ class Parts:
         self.before.append((self.side.kept(), _random()))
 
     def _by_updater(self, whole: tuple[Any, ...]) -> None:
+        """Run one update by an `AccumulatingUpdater`, which the first one makes."""
         if self.updater is None:
             self.samples = Samples(whole)
             self.updater = umem.chainer.AccumulatingUpdater(

@@ -44,6 +44,7 @@ def run_ranks(
 
 
 def _run(command: list[str], runtime: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that starts ranks, and end its whole group if it takes too long."""
     environment = ranks_environment(
         ROOT / "tests" / "support",
         OMPI_MCA_btl="self,sm",

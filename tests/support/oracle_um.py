@@ -38,6 +38,7 @@ class Oracle:
         self.faults = 0  # of populated and migrated_in: those that no prefetch made
 
     def touch(self, blocks: range, write: bool) -> None:
+        """Access blocks on the GPU, one by one: count a hit, a read over the bus, or a fault."""
         for block in blocks:
             if block in self.resident:
                 self.hits += 1
@@ -60,6 +61,7 @@ class Oracle:
         return block in self.accessed_by and block in self.host
 
     def bring_in(self, block: int, keeps_host_copy: bool) -> None:
+        """Make a block resident, after the oldest ones have made room for it."""
         while len(self.resident) >= self.capacity:
             self.evict_oldest()
         if block in self.host:

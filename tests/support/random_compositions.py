@@ -361,6 +361,7 @@ def run(drawn: Composition) -> Outcome:
 
 
 def _life(drawn: Composition, folder: str, refused: dict[str, str], stop: int | None) -> Outcome:
+    """Train under the drawn techniques, from a snapshot or up to one; return what there was."""
     np.random.seed(drawn.seed % 2**31)
     net = NETWORKS[drawn.network]()
     net(*batches(drawn)[0])  # lazy parameters get their arrays
@@ -474,6 +475,7 @@ def judged(drawn: Composition) -> Verdict:
 
 
 def _judged(drawn: Composition) -> Verdict:
+    """Run a composition and without its exact techniques, and compare bits or within rounding."""
     found = run(drawn)
     drawn = drawn.without(*found.refused)
     compared = ["bits"]
@@ -535,6 +537,7 @@ def _apart(found: dict[str, Any], expected: dict[str, Any]) -> float:
 
 
 def _fewer_bits(drawn: Composition, found: Outcome, plain: Outcome) -> None:
+    """Compare the first gradient and loss of half precision or 8-bit states with float32."""
     if {"half", "saved_in"} & drawn.techniques.keys():
         _near(found, plain, 0.15, "half precision or bfloat16")
     elif differing(found.gradients, plain.gradients):

@@ -117,6 +117,7 @@ class Program:
 
 
 def _shown(column: Any) -> str:
+    """Format an argument for the report of a failure."""
     if isinstance(column, AsVariable):
         return f"Variable{list(column.array.shape)}"
     if isinstance(column, Shared):
@@ -412,6 +413,7 @@ def other(rng: random.Random) -> Draft:
 def _batches(
     rng: random.Random, draft: Draft, names: Sequence[str], how: str, micro: int, dtype: str
 ) -> tuple[list[tuple[Columns, tuple[int, ...]]], list[str]]:
+    """Draw the batches of all updates, the sizes of their parts, and how each was drawn."""
     numbers = np.random.RandomState(rng.randrange(2**31))
     updates, modes = [], []
     steps = rng.choice((2, 3))
@@ -485,6 +487,7 @@ WIDTHS = {"x": 5, "u": 5, "v": 5, "y": 3, "noise": 3, "r": 0, "p": 3}
 
 
 def _real(name: str, numbers: np.random.RandomState, part: np.ndarray, mode: str) -> np.ndarray:
+    """Draw floats for an argument: probabilities, positive numbers, or normal ones."""
     width = WIDTHS[name]
     if name == "p":  # between 0 and 1
         return numbers.rand(len(part), width)
@@ -587,6 +590,7 @@ def _shares(
     names: Sequence[str],
     halves: Sequence[Sequence[int]],
 ) -> list[float] | None:
+    """Return what each half is of the whole by a weight=; None where that is nothing."""
     if weight is None:
         return [1.0, 1.0]
     counts = [float(weight(*cut(columns, names, half))) for half in halves]

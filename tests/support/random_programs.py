@@ -352,6 +352,7 @@ class Program:
         return self.numbers
 
     def _set_up(self, choice: random.Random) -> None:
+        """Draw optimizers, data, likely events and habits of a program, and save its model."""
         rules = chainer.optimizers
         rule = choice.choice([rules.Adam, rules.MomentumSGD, rules.SGD])
         self.rule = rule(0.002).setup(self.model)
@@ -388,6 +389,7 @@ class Program:
     # -- one step --------------------------------------------------------------------------
 
     def step(self, event: str) -> None:
+        """Run one step with an event in it: forward, backward, and an update."""
         model, at = self.model, self.choice.randint(1, 15)
         x, t = self.x, self.t
         if event == "large batch":
@@ -412,6 +414,7 @@ class Program:
         self.last = loss if self.binds or event == "old graph again" else None
 
     def before(self, event: str, at: int, x: Any, t: Any) -> None:
+        """Do what the event does before the forward of a step."""
         model = self.model
         if event == "evaluation":
             with chainer.using_config("train", False), chainer.no_backprop_mode():
@@ -445,6 +448,7 @@ class Program:
                 model.reset(self.state)
 
     def forward(self, event: str, x: Any, t: Any) -> Any:
+        """Run the forward of a step as the event has it; return the loss."""
         model = self.model
         if event == "more layers":
             return model.loss(x, t, more=3)
@@ -475,6 +479,7 @@ class Program:
         return model.loss(x, t)
 
     def backward(self, event: str, at: int, x: Any, t: Any, loss: Any) -> Any:
+        """Run the backward of a step as the event has it; return the loss that was last."""
         model = self.model
         if event in ("backward fails", "function fails in backward"):
             hook: Any = nullcontext()
@@ -538,6 +543,7 @@ class Program:
         return loss
 
     def double(self, loss: Any) -> None:
+        """Backpropagate through the gradients' squares; what refuses that is noted by name."""
         try:
             loss.backward(enable_double_backprop=True)
             gradients = [p.grad_var for p in self.model.params() if p.grad_var is not None]
@@ -590,6 +596,7 @@ class Program:
         chainer.serializers.load_npz(file, self.model)
 
     def in_thread(self, do: Callable[[], Any]) -> None:
+        """Run something in a thread of its own, and raise what it raises."""
         raised: list[BaseException] = []
 
         def target() -> None:

@@ -92,6 +92,7 @@ def _replaced(value: Any, path: tuple[Any, ...], other: Any) -> Any:
 
 
 def _other_arrays(array: Any) -> Iterator[tuple[str, Any]]:
+    """Yield arrays that a snapshot should not have in the place of one, by what is wrong."""
     yield "float64", array.astype(np.float64)
     yield "bool", array.astype(bool)
     yield "complex", array.astype(np.complex64)
@@ -125,6 +126,7 @@ def fingerprint(*objects: Any) -> str:
         found.update(text.encode() + b"\0")
 
     def visit(value: Any) -> None:
+        """Add a value and all that it holds to the digest, each object once."""
         if isinstance(value, (int, float, str, bytes, bool, type(None), np.generic)):
             say(f"{type(value).__name__} {value!r}")
         elif isinstance(value, np.ndarray):
@@ -142,6 +144,7 @@ def fingerprint(*objects: Any) -> str:
             inside(value)
 
     def inside(value: Any) -> None:
+        """Add what a container, a random generator or an object holds."""
         if isinstance(value, (np.random.RandomState, random.Random)):
             state = value.get_state(legacy=False) if hasattr(value, "get_state") else None
             visit(value.getstate() if state is None else state)

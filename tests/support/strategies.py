@@ -66,6 +66,7 @@ def traces(draw: Any, max_events: int = 25, max_bytes: int = 5000) -> Trace:
 
 
 def _op(draw: Any, accesses: Any) -> Op:
+    """Draw an operation of a trace."""
     return Op(
         draw(LABELS),
         draw(st.sampled_from(PHASES)),

@@ -451,7 +451,7 @@ class Overlay:
         return tuple(sorted(self._scratch_files("")))
 
     def _scratch_files(self, resolved: str) -> Iterator[str]:
-        """Yield the files of the scratch folder below a folder, by the paths that the program knows."""
+        """Yield the files of the scratch folder below a folder, by the program's paths."""
         try:
             names = posix.listdir(self.files + resolved)
         except FileNotFoundError:  # what cleans up temporary files has removed it

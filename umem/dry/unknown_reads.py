@@ -41,7 +41,7 @@ class UnknownReads(Counter[tuple[str, str]]):
         self.reported = 0
 
     def __setitem__(self, key: tuple[str, str], count: int) -> None:
-        """Count a read of unknown memory by its line and kernel; those for Chainer's reports, apart.
+        """Count a read of unknown memory by line and kernel; those for Chainer's reports, apart.
 
         Raises:
             EndlessReads: the line reads on and on.
