@@ -295,6 +295,7 @@ WORDS = {
 
 
 def answer(result: common.Result) -> str:
+    """Word the answer to the question, from the rows of a result."""
     rows = {row["allocation"]: row for row in result["rows"] if row["added_us"] is not None}
     added = [
         f"{figure(rows[name]['added_us'], 2)} us with {words}"
@@ -339,6 +340,7 @@ BENCH = common.Bench(
 @click.option("--quick", is_flag=True, help="Five short repeats.")
 @common.json_option
 def main(device: str, repeats: int, quick: bool, path: Path | None) -> None:
+    """Measure, print the tables, and write the result."""
     reason = None if device == "stub" else cuda_reason()
     if device == "cuda" and reason is not None:
         raise click.ClickException(f"no CUDA device: {reason}")

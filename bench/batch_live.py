@@ -97,6 +97,7 @@ BENCH = common.Bench(
 @click.option("--only", "names", multiple=True, type=click.Choice(SEARCHED))
 @common.json_option
 def main(quick: bool, names: tuple[str, ...], path: Path | None) -> None:
+    """Measure, and write the result after each row, as a run may be ended early."""
     common.writable(path)
     chosen = names or (SEARCHED[:1] if quick else SEARCHED)
     found: list[dict[str, Any]] = []

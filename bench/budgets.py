@@ -187,6 +187,7 @@ def measure(network: Network, repeats: int) -> list[dict[str, Any]]:
 
 
 def answer(result: common.Result) -> str:
+    """Word the answer to the question, from the rows of a result."""
     rows = [row for row in result["rows"] if "error" not in row]
     wide = [row for row in rows if row["budget"] != "least"]
     at = [row["first_ratio"] for row in rows if row["budget"] == "1.25 least"]
@@ -223,6 +224,7 @@ BENCH = common.Bench(
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
 @common.json_option
 def main(quick: bool, names: tuple[str, ...], repeats: int, path: Path | None) -> None:
+    """Measure, print the tables, and write the result."""
     chosen = QUICK if quick else [n for n in NETWORKS if not names or n.name in names]
     rows: list[dict[str, Any]] = []
     with warnings.catch_warnings():

@@ -58,6 +58,7 @@ class Programme:
                 self._entries.append((row, self.columns[key], factor))
 
     def solve(self, cost: dict[Key, float], seconds: float) -> Any:
+        """Solve the program by SciPy's branch and bound, within some seconds."""
         rows, columns, values = zip(*self._entries, strict=True)
         shape = (len(self._limits), len(self.columns))
         matrix = coo_matrix((values, (rows, columns)), shape=shape).tocsr()
@@ -128,6 +129,7 @@ def stages_of(g: Numbered, plan: Plan) -> list[Stage]:
 
 
 def _stages(g: Numbered, forward: list[int]) -> Iterator[Stage]:
+    """Yield the stages of a pass: a call forward each, then a call backward each."""
     for s, v in enumerate(forward):
         yield Stage(forward[: s + 1], v, None, set(), g.forward_bytes, 0)
     grads: set[int] = set()

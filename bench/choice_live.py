@@ -119,6 +119,7 @@ def are_in_order(earlier: dict[str, Any], later: dict[str, Any]) -> bool:
 
 
 def answer(result: common.Result) -> str:
+    """Word the answer to the question, from the rows of a result."""
     rows = result["rows"]
     said, trained, order = (
         sum(row[key] for row in rows) for key in ("said", "trained", "in_order")
@@ -183,6 +184,7 @@ def kept(path: Path | None) -> dict[str, Any]:
 @click.option("--share", "given", multiple=True, type=click.FloatRange(0, 1, min_open=True))
 @common.json_option
 def main(quick: bool, names: tuple[str, ...], given: tuple[float, ...], path: Path | None) -> None:
+    """Measure what no kept row has, and write the result after each."""
     common.writable(path)
     chosen = names or (("GCN",) if quick else tuple(NETWORKS))
     shares = given or (SHARES[:1] if quick else SHARES)

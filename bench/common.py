@@ -113,6 +113,7 @@ def commit() -> str | None:
 
 
 def _git(*args: str) -> subprocess.CompletedProcess[str] | None:
+    """Run git in the repository; None where there is no git."""
     try:
         return subprocess.run(
             ["git", "--no-optional-locks", *args],

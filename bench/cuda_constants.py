@@ -158,6 +158,7 @@ def measure(bench: Bench, repeats: int) -> list[dict[str, Any]]:
 
 
 def _row(bench: Bench, action: Callable[..., Any], seconds: list[float]) -> dict[str, Any]:
+    """Make the row of an action from the times of its repeats."""
     nbytes = BLOCK_BYTES if action in ONE_BLOCK else bench.nbytes
     median = common.summary(seconds).median
     return {
@@ -171,6 +172,7 @@ def _row(bench: Bench, action: Callable[..., Any], seconds: list[float]) -> dict
 
 
 def answer(result: common.Result) -> str:
+    """Word the answer to the question, from the rows of a result."""
     rows = {row["name"]: row for row in result["rows"]}
     words = {
         "fault_one_block": "a fault",
@@ -210,6 +212,7 @@ BENCH = common.Bench(
 @click.option("--quick", is_flag=True, help="32 MiB, twice: to see that it runs.")
 @common.json_option
 def main(repeats: int, quick: bool, path: Path | None) -> None:
+    """Measure, print the tables, and write the result."""
     nbytes, repeats = (32 * MIB, 2) if quick else (256 * MIB, repeats)
     try:
         device = open_cuda()

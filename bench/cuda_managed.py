@@ -306,6 +306,7 @@ BENCH = common.Bench(
 @click.option("--quick", is_flag=True, help="Little data, twice: to see that it runs.")
 @common.json_option
 def main(repeats: int | None, quick: bool, path: Path | None) -> None:
+    """Measure, print the tables, and write the result."""
     size = QUICK if quick else FULL
     if repeats is not None:
         size = size._replace(repeats=repeats)

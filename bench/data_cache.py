@@ -129,6 +129,7 @@ def waited(count: int, folder: str, epochs: int, *, ahead: bool) -> dict[str, fl
 
 
 def waiting(count: int, folder: str, epochs: int, repeats: int) -> list[Row]:
+    """Measure how long an epoch waits for its items, with and without reading ahead."""
     found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
     os.pread = throttled
     try:
@@ -171,6 +172,7 @@ def answer(result: common.Result) -> str:
 
 
 def tables(result: common.Result) -> list[Table]:
+    """Make the tables of a result."""
     return [
         Table(
             (
@@ -258,6 +260,7 @@ def chunk_row(kind: str, nbytes: int, total: int, repeats: int) -> Row:
 
 
 def codecs_answer(result: common.Result) -> str:
+    """Word the answer to the question, from the rows of a result."""
     wanted = [row for row in result["rows"] if row["kind"] in WANTED_KINDS]
     plain = [row["ratio"] for row in result["rows"] if row["kind"] == "normals"]
     speeds = (row["decode_gb_a_second"] or 0 for row in wanted)
@@ -290,6 +293,7 @@ CODECS = common.Bench(
 @click.option("--folder", help="On a disk; a temporary one unless given.")
 @common.json_option
 def main(quick: bool, is_codecs: bool, folder: str | None, path: Path | None) -> None:
+    """Measure, print the tables, and write the result."""
     common.writable(path)
     if is_codecs:
         total, repeats = (4 * MIB, 2) if quick else (32 * MIB, 21)

@@ -189,6 +189,7 @@ def _choose() -> None:
 
 
 def _billion() -> None:
+    """Train a network of 1.1 billion parameters for three steps, dry, in managed memory."""
     umem.software_gpu("v100-16gb", force=True, dry=True)
     umem.enable("managed")
     importlib.import_module("umem.chainer")  # before Chainer
@@ -259,6 +260,7 @@ def _errors(row: Row) -> list[str]:
 
 
 def _rows(names: list[str], kept: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a row a program: run for real, unless that is kept, and run dry."""
     for name in names:
         real = kept.get(name) or child("--one", name, "--how", "real")
         dry = child("--one", name, "--how", "dry")
@@ -297,6 +299,7 @@ def _near(row: Row, key: str) -> bool:
 
 
 def answer(result: common.Result) -> str:
+    """Word the answer to the question, from the rows of a result."""
     rows, full = result["rows"], result["full"]
     equal = [row for row in rows if is_equal(row)]
     answered = sum(bool(row["answers"]) for row in equal)
@@ -341,6 +344,7 @@ def _limit(row: Row) -> str:
 
 
 def tables(result: common.Result) -> Iterator[Table]:
+    """Make the tables of a result."""
     yield Table(
         (
             text("program", "program"),
@@ -388,6 +392,7 @@ def main(
     how: str,
     path: Path | None,
 ) -> None:
+    """Measure, print the tables, and write the result."""
     if one:
         click.echo(json.dumps(run_full(one) if how == "full" else run(one, how == "dry")))
         return

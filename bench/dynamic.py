@@ -169,6 +169,7 @@ def kept(
 
 
 def answer(result: common.Result) -> str:
+    """Word the answer to the question, from the rows of a result."""
     rows = result["rows"]
 
     def ratios(space: str) -> str:

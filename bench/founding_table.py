@@ -54,6 +54,7 @@ class Technique:
 
 
 def techniques(batch: int) -> tuple[Technique, ...]:
+    """List the techniques of the published table, with its figures in MB."""
     recomputed, parts = ("--recompute", "min"), ("--micro-batch", str(batch // PARTS))
     diet = (*recomputed, *parts, "--adam8bit")
     return (
@@ -111,6 +112,7 @@ def dry_rows(asked: tuple[Technique, ...], sizes: dict[str, int]) -> list[dict[s
 
 
 def answer(result: common.Result) -> str:
+    """Word the answer to the question, from the rows of a result."""
     rows = [row for row in result["rows"] if row["published_mib"] is not None]
     points = [
         100 * abs(row["simulated_reserved_change"] - row["published_change"]) for row in rows[1:]
@@ -164,6 +166,7 @@ SMALL_NETWORK = Settings(layers=1, hidden=64, length=16, vocabulary=300, batch=1
 
 
 def measured_techniques(network: Settings) -> tuple[Measured, ...]:
+    """List the same techniques for a network that NumPy trains."""
     part = network.batch // PARTS
     diet = {"budget": "min", "micro_batch": part, "small_states": True}
     return (
@@ -178,6 +181,7 @@ def measured_techniques(network: Settings) -> tuple[Measured, ...]:
 
 
 def measured_answer(result: common.Result) -> str:
+    """Word the answer to the question, from the rows of a result."""
     rows = {row["technique"]: row for row in result["rows"]}
     diet, everything = rows["all but half precision"], rows["all"]
     return (
@@ -190,6 +194,7 @@ def measured_answer(result: common.Result) -> str:
 
 
 def measured_notes(result: common.Result) -> list[str]:
+    """List how the figures were measured."""
     return [
         "Tensors: the most that arrays and Python's objects take in a settled step, by "
         "tracemalloc, with parameters, gradients, state and the text. Process: the largest "
@@ -225,6 +230,7 @@ MEASURED = common.Bench(
 @click.option("--repeats", default=5, show_default=True, help="Measured steps of each.")
 @common.json_option
 def main(quick: bool, is_measured: bool, repeats: int, path: Path | None) -> None:
+    """Measure, print the tables, and write the result."""
     common.writable(path)
     if is_measured:
         network = SMALL_NETWORK if quick else NETWORK

@@ -225,6 +225,7 @@ class Run:
         return str(found.get("state")) if same else None
 
     def _do(self, name: str, step: Step) -> str:
+        """Run one step in a process of its own, within its time, and keep what it printed."""
         given = [*step.command, *(step.quick if self.quick else ())]
         most = step.seconds * (SOFTWARE_TIMES if self.software else 1)
         limit = min(most, self.left())

@@ -103,7 +103,10 @@ class ArrayCode:
         self._depth = 0
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a function so that the time of its outermost calls is summed."""
+
         def timed(*args: Any, **kwargs: Any) -> Any:
+            """Call the function, and add the time of its thread."""
             if self._depth:
                 return original(*args, **kwargs)
             self._depth += 1

@@ -158,6 +158,8 @@ BENCH = common.Bench(
 @click.option("--quick", is_flag=True, help="The modules that lie directly in the folder, alone.")
 @common.json_option
 def main(folder: Path, against: str | None, quick: bool, path: Path | None) -> None:
+    """Measure, print the tables, and write the result."""
+
     def shown(sources: Sources) -> Sources:
         return {name: text for name, text in sources.items() if len(name.parts) == 1 or not quick}
 

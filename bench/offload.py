@@ -183,6 +183,7 @@ def seconds(case: Case, way: str, folder: str, repeats: int) -> dict[str, Any]:
 def timed(
     steps: Steps, context: AbstractContextManager[Any], learnt: int = 0
 ) -> tuple[float, float]:
+    """Return the seconds of one step by the clock and by the processor."""
     with context:
         for _ in range(1 + learnt):
             steps.step()
@@ -226,6 +227,7 @@ def answer(result: common.Result) -> str:
 
 
 def _told(result: common.Result, way: str) -> str:
+    """Word the figures of one way."""
     rows = [row for row in result["rows"] if row["way"] == way]
     if not rows:
         return ""
@@ -285,6 +287,7 @@ def main(
     seconds_of: tuple[str, str, str] | None,
     path: Path | None,
 ) -> None:
+    """Measure, print the tables, and write the result."""
     known = {case.name: case for case in (*CASES, *QUICK)}
     if memory_of is not None:
         print(json.dumps(memory(known[memory_of[0]], *memory_of[1:])))

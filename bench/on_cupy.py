@@ -226,6 +226,7 @@ def kept_to(network: str, card: int) -> dict[str, Any]:
 
 
 def budget_answer(found: list[dict[str, Any]]) -> str:
+    """Word what Recompute under a budget of the whole card gives."""
     trains = [row for row in found if row["trains"]]
     first, later = (
         figure(max((row[key] for row in trains), default=0.0))
@@ -249,6 +250,7 @@ BUDGET_COLUMNS = (
 
 
 def answer(result: common.Result) -> str:
+    """Word the answer to the question, from the rows of a result."""
     found = [r for r in result["rows"] if r["mode"] == "min, 4 MiB" and "of_plain" in r]
     best = {row["network"]: row["of_plain"] for row in found}
     predicted = [
@@ -322,6 +324,7 @@ def main(
     one: tuple[str, str, int] | None,
     path: Path | None,
 ) -> None:
+    """Measure, print the tables, and write the result."""
     if one:
         click.echo(json.dumps(train(*one)))
         return

@@ -174,6 +174,7 @@ def asked(name: str) -> Row:
 
 
 def network_row(name: str, folder: Path) -> Row:
+    """Compare the step made of an exported network with the recorded one."""
     np.random.seed(0)
     network = NETWORKS[name]()
     path = folder / "model.onnx"

@@ -71,6 +71,7 @@ def conditions() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
 
 
 def measure(workload: str, repeats: int) -> dict[str, Any]:
+    """Measure a workload under all conditions, in an order drawn anew each round."""
     import umem
     import umem.chainer
 

@@ -49,6 +49,7 @@ class Footprint(VirtualGPU):
             self.repeat_places(Scope("the places of a bound"))
 
     def on_event(self, event: Event) -> None:
+        """Follow the blocks that an event uses, and those whose last array dies."""
         dying = self._blocks(event.tensor) if isinstance(event, Free) else ()
         super().on_event(event)
         for block in dying:

@@ -114,6 +114,7 @@ def _ratio(several: list[float], one: list[float]) -> float:
 
 
 def answer(result: common.Result) -> str:
+    """Word the answer to the question, from the rows of a result."""
     rows = result["rows"]
     parts = []
     for n in sorted({row["ranks"] for row in rows} & {2, 4}):
@@ -162,6 +163,7 @@ BENCH = common.Bench("parallel_graph", __doc__, answer, COLUMNS)
 @click.option("--repeats", default=9, help="Steps that are timed.")
 @common.json_option
 def main(quick: bool, only: tuple[str, ...], updates: int, repeats: int, path: Path | None) -> None:
+    """Measure, print the tables, and write the result."""
     common.writable(path)
     counts = QUICK_COUNTS if quick else COUNTS
     if quick:

@@ -123,6 +123,7 @@ def by_family(result: common.Result) -> Iterator[Table]:
 
 
 def answer(result: common.Result) -> str:
+    """Word the answer to the question, from the rows of a result."""
     rows = result["rows"]
     found = {
         source: span((below(row, source, "approx") or 0 for row in rows), percent)
@@ -165,6 +166,7 @@ def random_rows(name: str, graph: Graph, seconds: float) -> list[dict[str, Any]]
 
 
 def optimum_row(name: str, graph: Graph, budget: int, seconds: float) -> dict[str, Any]:
+    """Compare a plan with the optimum that a solver finds in some seconds."""
     start = time.process_time()
     ours = plan(graph, budget, model="saved")
     cpu_seconds = time.process_time() - start
@@ -190,6 +192,7 @@ def optimum_row(name: str, graph: Graph, budget: int, seconds: float) -> dict[st
 
 
 def optimum_answer(result: common.Result) -> str:
+    """Word the answer to the question, from the rows of a result."""
     rows = result["rows"]
     proved = [row for row in rows if row["status"] == "optimal"]
     same = sum(row["overhead"] <= row["optimum"] + 1e-6 for row in proved)
@@ -245,6 +248,7 @@ def main(
     seconds: float,
     path: Path | None,
 ) -> None:
+    """Measure, print the tables, and write the result."""
     chosen = names or (("GoogLeNet",) if quick else tuple(n.name for n in NETWORKS))
     options = {"quick": quick, "networks": list(chosen), "seconds": seconds}
     if not optimum_only:

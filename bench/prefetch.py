@@ -256,6 +256,7 @@ def main(
     quick: bool,
     path: Path | None,
 ) -> None:
+    """Measure, print the tables, and write the result."""
     factors, depths = factors or FACTORS, depths or DEPTHS
     if quick:
         nodes, steps, factors, depths = 8000, 6, (1.5,), (2,)

@@ -164,6 +164,7 @@ def stepping(model: Any, part: Any) -> Callable[[], object]:
 
 
 def taken(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Measure the seconds of calls in turn, each five at a time."""
     for call in calls.values():
         call()
     seconds: dict[str, list[float]] = {name: [] for name in calls}
@@ -227,6 +228,7 @@ def ratio(row: Row, name: str) -> float:
 
 
 def answer(result: common.Result) -> str:
+    """Word the answer to the question, from the rows of a result."""
     changes = [
         row["points"]["8 bits"] - row["points"]["float32"] for row in summed(result, "whole")
     ]
@@ -249,6 +251,8 @@ def answer(result: common.Result) -> str:
 
 
 def tables(result: common.Result) -> list[Table]:
+    """Make the tables of a result."""
+
     def accuracy(name: str) -> Any:
         return quantity(f"{name}", lambda row: round(row["points"][name], 2), "points")
 
@@ -307,6 +311,7 @@ BENCH = common.Bench("quantization", __doc__, answer, tables=tables, repeats=())
 @click.option("--quick", is_flag=True, help="One seed, one fold, an epoch or two, one repeat.")
 @common.json_option
 def main(repeats: int, seeds: int, quick: bool, path: Path | None) -> None:
+    """Measure, print the tables, and write the result."""
     common.writable(path)
     folds, epochs, cases = FOLDS, EPOCHS, NARROW
     if quick:

@@ -155,6 +155,7 @@ def solve(cp: Any, data: Data, loop: Loop) -> Any:
 
 
 def cluster(cp: Any, data: Data, loop: Loop) -> Any:
+    """Find the centres of eight clusters by k-means."""
     chunks = loop([(cp.asarray(part),) for part in cut(data["points"])])
     centres, one_hot = cp.asarray(data["points"][:8]), cp.eye(8, dtype=np.float32)
     for _ in range(ROUNDS["k-means"]):
@@ -219,6 +220,7 @@ class Prefetched:
         self._chunks = chunks
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the chunks, each fetched while the one before it is worked on."""
         import cupy as cp
 
         side, here = cp.cuda.Stream(non_blocking=True), cp.cuda.get_current_stream()

@@ -134,6 +134,7 @@ def host_part(nbytes: int) -> dict[str, float]:
 
 
 def answer(result: common.Result) -> str:
+    """Word the answer to the question, from the rows of a result."""
     rows = result["rows"]
     said = []
     for seen, words in ((False, "was not written from"), (True, "was written from")):
@@ -166,6 +167,7 @@ def _a(gpu: str) -> str:
 
 
 def notes(result: common.Result) -> Iterator[str]:
+    """Yield what was missed, left out, and measured beside the times."""
     yield from (f"Missed: {miss}." for miss in misses(result))
     skipped = [name for name in RECIPES if name not in result["options"]["programs"]]
     if skipped:
@@ -301,6 +303,7 @@ def available() -> list[str]:
 def main(
     quick: bool, names: tuple[str, ...], gpu_name: str | None, sizes: str | None, path: Path | None
 ) -> None:
+    """Measure, print the tables, and write the result."""
     if gpu_name is not None:
         for row in measure(gpu_name, list(names), json.loads(sizes or "[]")):
             print(json.dumps(row), flush=True)

@@ -137,6 +137,7 @@ def measure(
 
 
 def memory(mode: Mode, peak: int, keep_all: int, floor: int, constant: int) -> dict[str, Any]:
+    """Make the columns of memory of a mode."""
     promise = mode.context.predicted_bytes if mode.budget is not None else None
     found = {
         "peak_mb": peak / MB, "of_raw": peak / keep_all, "floor_mb": floor / MB,
@@ -151,6 +152,7 @@ def memory(mode: Mode, peak: int, keep_all: int, floor: int, constant: int) -> d
 
 
 def pace(mode: Mode, plain: Mode) -> dict[str, Any]:
+    """Make the columns of time of a mode, beside the plain step's."""
     assert mode.seconds and plain.seconds and plain.forward
     ratios = [a / b for a, b in zip(mode.seconds, plain.seconds, strict=True)]
     return {
@@ -226,6 +228,7 @@ def capped(network: Network, caps: tuple[str, ...], repeats: int) -> list[dict[s
 
 
 def workspace_answer(result: common.Result) -> str:
+    """Word the answer to the question, from the rows of a result."""
     rows = result["rows"]
     alone = [row for row in rows if row["mode"] == "alone"]
     planned = [row for row in rows if row["mode"] == "min" and row["cap"]]
@@ -244,6 +247,7 @@ def workspace_answer(result: common.Result) -> str:
 
 
 def answer(result: common.Result) -> str:
+    """Word the answer to the question, from the rows of a result."""
     rows = [row for row in result["rows"] if row["mode"] == "min" and "error" not in row]
     bits = [row["identical"] == "yes" for row in result["rows"] if "identical" in row]
     return (
@@ -315,6 +319,7 @@ def main(
     is_workspace: bool,
     path: Path | None,
 ) -> None:
+    """Measure, print the tables, and write the result."""
     common.writable(path)
     chosen = QUICK if quick else [n for n in NETWORKS if not names or n.name in names]
     if is_workspace:

@@ -164,6 +164,7 @@ BENCH = common.Bench(
 @click.option("--quick", is_flag=True, help="Two short repeats.")
 @common.json_option
 def main(repeats: int, quick: bool, path: Path | None) -> None:
+    """Measure, print the tables, and write the result."""
     repeats, seconds = (2, 0.01) if quick else (repeats, 0.2)
     rows: list[dict[str, Any]] = [
         {

@@ -118,6 +118,7 @@ def _chainer_softmax(x: Any) -> Call:
 
 
 def inputs() -> dict[str, np.ndarray[Any, Any]]:
+    """Make the arrays that operations are given, by name."""
     draw = np.random.default_rng(0)
     x, y = draw.standard_normal((2, SIZE, SIZE), dtype="f4")
     return {
@@ -240,6 +241,7 @@ def measure(model: bool, repeats: int, only: str, nodes: int) -> list[dict[str, 
 def _row(
     name: str, kind: str, limit: float, ours: Call, theirs: Call, repeats: int, model: bool
 ) -> dict[str, Any]:
+    """Compare one operation on the software GPU and in NumPy, in turn."""
     for _ in range(2):
         ours()
     found = list(pairs(ours, theirs, repeats))
@@ -287,6 +289,7 @@ def compile_seconds() -> list[float]:
 
 
 def answer(result: common.Result) -> str:
+    """Word the answer to the question, from the rows of a result."""
     rows = result["rows"]
     said = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
@@ -334,6 +337,7 @@ BENCH = common.Bench(
 @click.option("--inside", type=click.Choice(["on", "off", "compile"]), hidden=True)
 @common.json_option
 def main(repeats: int, quick: bool, only: str, inside: str | None, path: Path | None) -> None:
+    """Measure, print the tables, and write the result."""
     repeats, nodes = (3, 2_000) if quick else (repeats, NODES)
     parts: dict[str, Callable[[], Any]] = {
         "compile": compile_seconds,

@@ -166,6 +166,7 @@ def _commit_of(checkout: Path) -> str:
 
 
 def answer(result: common.Result) -> str:
+    """Word the answer to the question, from the rows of a result."""
     rows = [row for row in result["rows"] if row["operation"] != COMPILING]
     words = {
         LATE: "late streams take", NOT_STRICT: "refusals take",
@@ -216,6 +217,7 @@ BENCH = common.Bench(
 def main(
     against: Path | None, repeats: int, quick: bool, inside: str | None, path: Path | None
 ) -> None:
+    """Measure, print the tables, and write the result."""
     if inside is not None:
         serve(inside)
         return

@@ -90,6 +90,7 @@ class GcnProgram:
     # -- one epoch -------------------------------------------------------------------------
 
     def _epoch(self) -> None:
+        """Run one epoch of the program: forward, backward, and Adam."""
         p, s = self.program, self.sizes
         w1, b1, w2, b2 = self.parameters
         # Forward. Autograd saves relu's result, dropout's mask and the second linear's input.

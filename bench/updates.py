@@ -70,6 +70,7 @@ def updated_parameter(rule: str, elements: int) -> Any:
 
 
 def measure(rule: str, elements: int, repeats: int) -> Row:
+    """Measure the update of one parameter, whole and in chunks, in turn."""
     parameter = updated_parameter(rule, elements)
     seconds: dict[str, list[float]] = {"whole": [], "chunked": []}
     workspace = {}
@@ -201,6 +202,7 @@ def small_row(rule: str, one: Way, plain: Way) -> Row:
 
 
 def small_answer(result: common.Result) -> str:
+    """Word the answer to the question, from the rows of a result."""
     found = [row for row in result["rows"] if row["rule"] == "Adam"]
     adam = {row["path"]: row for row in found}
     state = adam["NumPy"]["state_bytes"] / adam["NumPy"]["elements"]
@@ -242,6 +244,7 @@ SMALL = common.Bench(
 @click.option("--quick", is_flag=True, help="A smaller parameter, three repeats.")
 @common.json_option
 def main(elements: int, repeats: int, is_small: bool, quick: bool, path: Path | None) -> None:
+    """Measure, print the tables, and write the result."""
     if quick:
         elements, repeats = QUICK_ELEMENTS, 3
     common.writable(path)

@@ -218,6 +218,7 @@ def _run(trace: Trace, how: How) -> tuple[VirtualGPU, bool]:
 def _network_case(
     gcn: GcnProgram, nodes: int, how: How, gpu: VirtualGPU, fits: bool, published: float
 ) -> Case:
+    """Make the case of one run of the GCN: its replay beside the published time."""
     seconds = gpu.figures.step_seconds[-1] if fits else None
     measured = None if published == NO_ROOM else published
     peak = gcn.program.trace.peak_bytes

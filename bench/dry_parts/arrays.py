@@ -130,6 +130,7 @@ def clusters() -> Step:
     x = cp.asarray(_random(40_000, 16))
 
     def step() -> None:
+        """Run the program once."""
         centres, labels = x[:20].copy(), None
         for _ in range(10):
             far = (x**2).sum(1)[:, None] - 2 * x @ centres.T + (centres**2).sum(1)
@@ -251,6 +252,7 @@ def ranks() -> Step:
     a = sparse.csr_matrix(links)
 
     def step() -> None:
+        """Run the program once."""
         degree = cp.maximum(a.sum(axis=1).ravel(), 1)
         moves = (sparse.diags(1 / degree) @ a).T.tocsr()
         x = cp.full(n, 1 / n)

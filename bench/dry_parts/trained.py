@@ -41,6 +41,7 @@ def trained(
     """
 
     def start() -> Step:
+        """Set up the network, its optimizer and a batch; return the step."""
         model = build(name, size)
         device = chainer.get_device("@cupy:0")
         model.link.to_device(device)
@@ -145,6 +146,7 @@ def gat() -> Step:
     last = m.add(L.Linear(width, 7))
 
     def attend(x: Any, source: Any, target: Any) -> Any:
+        """Compute the classes of all nodes by layers of graph attention."""
         for linear, score in layers:
             h = linear(x)
             of, to = F.embed_id(source, h), F.embed_id(target, h)
@@ -197,6 +199,7 @@ def capsules() -> Step:
         return s * F.broadcast_to(F.sqrt(square) / (1 + square), s.shape)
 
     def loss(x: Any, t: Any) -> Any:
+        """Compute the loss of a capsule network, with three rounds of routing."""
         h = primary(F.relu(first(x)))
         batch, count = len(x), h.size // len(x) // 8
         u = F.reshape(squash(F.reshape(h, (batch * count, 8))), (batch * count, 8))
@@ -260,6 +263,7 @@ def diffusion() -> Step:
     schedule = cp.cumprod(1 - cp.linspace(1e-4, 0.02, 1000)).astype("f")
 
     def predicted(x: Any, steps: Any) -> Any:
+        """Compute the noise in images at some steps of a diffusion."""
         angles = steps[:, None] * cp.exp(-cp.arange(16, dtype="f") / 2)[None]
         code = cp.concatenate([cp.sin(angles), cp.cos(angles)], axis=1).astype("f")
         high = F.relu(norms[0](first(x)))
@@ -329,6 +333,7 @@ def translation() -> Step:
     given = cp.asarray(text[:1])
 
     def step() -> None:
+        """Train once, then translate by a beam search until all ends agree."""
         learn()
         with chainer.no_backprop_mode(), chainer.using_config("train", False):
             c, h = encoded(given)

@@ -43,6 +43,7 @@ def tree(size: Size) -> Any:
 
 
 def tree_loss(model: Any, size: Size, seed: int) -> Any:
+    """Compute the loss of a Tree-LSTM on a random tree."""
     rows, _, leaves = size
     rng, choice = np.random.default_rng(seed), random.Random(seed)
     losses: list[Any] = []
@@ -78,6 +79,7 @@ def seq2seq(size: Size) -> Any:
 
 
 def seq2seq_loss(model: Any, size: Size, seed: int) -> Any:
+    """Compute the loss of a translation with attention, of random lengths."""
     rows, _, words = size
     rng, choice = np.random.default_rng(seed), random.Random(seed)
     c = h = None
@@ -113,6 +115,7 @@ def tagger(size: Size) -> Any:
 
 
 def tagger_loss(model: Any, size: Size, seed: int) -> Any:
+    """Compute the loss of a bidirectional tagger with a CRF, of a random length."""
     rows, _, words = size
     rng, choice = np.random.default_rng(seed), random.Random(seed)
     length = choice.randint(words // 2, words)

@@ -35,6 +35,7 @@ class Worker:
         self._settings = settings
 
     def __enter__(self) -> Worker:
+        """Start the process that trains."""
         paths = [str(HERE.parents[1]), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / "worker.py"), json.dumps(asdict(self._settings))],

@@ -96,6 +96,7 @@ def process_bytes(field: str) -> int:
 
 
 def main() -> None:
+    """Run a step for each line of standard input, and print its figures."""
     settings = Settings(**json.loads(sys.argv[1]))
     before = process_bytes("VmRSS")
     if settings.traced:

@@ -80,6 +80,7 @@ class Archive:
             self.lock = -1
 
     def _locked(self) -> int:
+        """Take the lock of the archive, which a killed run's keeper may hold for a while."""
         end = time.monotonic() + PATIENCE_SECONDS
         while True:
             self.running.mkdir(exist_ok=True)

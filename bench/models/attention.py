@@ -43,6 +43,7 @@ class TransformerLayer(chainer.Chain):
 
 
 def transformer(layers: int, length: int, width: int = 128) -> Model:
+    """Build an encoder that classifies sequences."""
     parts = [TransformerLayer(width, 4) for _ in range(layers)]
     score = L.Linear(width, 100)
 
@@ -80,6 +81,7 @@ class MixerLayer(chainer.Chain):
 
 
 def mixer(layers: int = 4, patches: int = 64, width: int = 128) -> Model:
+    """Build an MLP-Mixer that classifies images."""
     parts = [MixerLayer(patches, width) for _ in range(layers)]
     score = L.Linear(width, 10)
 

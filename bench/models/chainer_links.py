@@ -66,6 +66,7 @@ def googlenet() -> Model:
         return F.softmax_cross_entropy(fc2(F.relu(fc1(h))), t)
 
     def loss(x: Any, t: Any) -> Any:
+        """Compute GoogLeNet's loss, with those of its two side branches."""
         h = F.max_pooling_2d(F.relu(m.conv1(x)), 3, stride=2)
         h = F.local_response_normalization(h, n=5, k=1, alpha=2e-05)
         h = F.relu(m.conv2(F.relu(m.conv2_reduce(h))))

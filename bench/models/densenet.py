@@ -53,6 +53,7 @@ def small(layers: int, last_norm: bool, pixels: int = 32, growth: int = 12) -> M
 
 
 def densenet161() -> Model:
+    """Build DenseNet-161."""
     m, growth, channels = Parts(), 48, 96
     stem = m.conv_norm(3, channels, 7, stride=2, pad=3)
     stages: list[Any] = []

@@ -21,10 +21,12 @@ class Rivals(Model):
     """
 
     def trainer(self) -> Callable[[int], None]:
+        """Return a step that trains both networks."""
         make, judge = self.link
         optimizers = [self.make_optimizer().setup(link) for link in self.link]
 
         def step(batch: int) -> None:
+            """Update the generator, then the discriminator on the same images."""
             noise, images = self.inputs(batch)
             fake = make(noise)
             del noise
@@ -40,6 +42,7 @@ class Rivals(Model):
 
 
 def dcgan(pixels: int = 32, width: int = 64) -> Rivals:
+    """Build a DCGAN: a generator and a discriminator."""
     side = pixels // 8
     make = chainer.Sequential(
         L.Linear(100, 4 * width * side**2),
@@ -77,6 +80,7 @@ def dcgan(pixels: int = 32, width: int = 64) -> Rivals:
 
 
 def autoencoder(pixels: int = 32) -> Model:
+    """Build a convolutional autoencoder."""
     model = chainer.Sequential(
         L.Convolution2D(3, 32, 3, 2, 1),
         F.elu,

@@ -12,6 +12,7 @@ from models.model import Model, Region, call, labels, normal
 
 
 def perceptron(width: int) -> Model:
+    """Build a perceptron of two hidden layers, with dropout."""
     model = chainer.Sequential(
         L.Linear(784, width),
         F.relu,

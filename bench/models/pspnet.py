@@ -48,6 +48,7 @@ def pspnet() -> Model:
         return F.softmax_cross_entropy(F.resize_images(h, t.shape[1:]), t)
 
     def total(x: Any, t: Any) -> Any:
+        """Compute the loss of all pixels, with that of the side branch."""
         h = x
         for layer in stem:
             h = F.relu(layer(h))
@@ -70,6 +71,7 @@ def pspnet() -> Model:
 def _bottleneck(
     m: Parts, low: int, width: int, stride: int, dilate: int, projects: bool
 ) -> Callable[[Any], Any]:
+    """Build a block of a residual network, whose convolution may be dilated."""
     narrow = m.conv_norm(low, width, 1)
     middle = m.conv_norm(width, width, 3, stride=stride, pad=dilate, dilate=dilate)
     wide = m.conv_norm(width, 4 * width, 1)

@@ -35,6 +35,7 @@ def padded(levels: int, pixels: int = 64, base: int = 16) -> Model:
     score = L.Convolution2D(base, 2, 1)
 
     def loss(x: Any, t: Any, region: Region = call) -> Any:
+        """Compute the loss of all pixels."""
         y, skips = x, []
         for level, part in enumerate(down):
             y = region(part, F.max_pooling_2d(y, 2) if level else y)
@@ -64,6 +65,7 @@ def published() -> Model:
     last = m.conv(64, 2, 1)
 
     def loss(x: Any, t: Any) -> Any:
+        """Compute the loss of all pixels."""
         h, skips = x, []
         for level, (first, second) in enumerate(down):
             if level:

@@ -88,6 +88,7 @@ def wait_asleep(comm: Any) -> None:
 
 
 def main(folder: str, out: str, counts: str, hidden: str, updates: str, repeats: str) -> None:
+    """Train as one rank, and write what it measured."""
     world = MPI.COMM_WORLD
     numbers = [int(count) for count in counts.split(",")]
     comms = {n: world.Split(int(world.rank >= n), world.rank) for n in numbers}

@@ -199,6 +199,7 @@ class _Floor:
         self._depth = 0
 
     def __enter__(self) -> _Floor:
+        """Watch every function, forward and backward."""
         self._apply = function_node.FunctionNode.apply
         self._step = _backprop_utils.backprop_step
         apply, step, watch = self._apply, self._step, self
@@ -230,6 +231,7 @@ class _Floor:
 
     @contextmanager
     def _running(self, arrays: list[Any]) -> Iterator[None]:
+        """Note the most that is needed at once while a function runs on some arrays."""
         if self._depth:  # a function inside another one's backward
             yield
             return
