@@ -33,13 +33,13 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # of the proce
 def measure(network: str) -> dict[str, Any]:
     """Search both ways."""
     vram = round(SHARE * least_bytes(network) / GRANULE) * GRANULE
-    asked = program(network, vram)
-    dry = largest_batch(asked, BATCH)
-    live = largest_batch(asked, BATCH, run_dry=run_live)
+    searched = program(network, vram)
+    dry = largest_batch(searched, BATCH)
+    live = largest_batch(searched, BATCH, run_dry=run_live)
     found, real = (each.largest.value if each.largest else 0 for each in (dry, live))
     equal = "yes"
     if found != real:
-        equal = "with a block" if is_within_a_block(asked, vram, found, real) else "no"
+        equal = "with a block" if is_within_a_block(searched, vram, found, real) else "no"
     return {
         "network": network, "vram_bytes": vram, "given": NETWORKS[network][-1],
         "dry_batch": found, "live_batch": real, "equal": equal,
@@ -47,12 +47,12 @@ def measure(network: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def is_within_a_block(asked: DryProgram, vram: int, found: int, real: int) -> bool:
+def is_within_a_block(searched: DryProgram, vram: int, found: int, real: int) -> bool:
     """Tell whether a block more or less makes up for the difference, with arithmetic."""
 
     def trains(batch: int, nbytes: int) -> bool:
-        given = number_argument(asked.arguments, BATCH).given(asked.arguments, batch)
-        tried = replace(asked, arguments=given, vram=str(nbytes))
+        given = number_argument(searched.arguments, BATCH).given(searched.arguments, batch)
+        tried = replace(searched, arguments=given, vram=str(nbytes))
         return run_live(tried, TECHNIQUES[0]).why_not is None
 
     if found > real:

@@ -34,7 +34,7 @@ class Optimum(NamedTuple):
     status: str
 
 
-class Programme:
+class IntegerProgram:
     """Variables by key, and rows of coefficients."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ def optimum(graph: Graph, plan: Plan, budget_bytes: int, seconds: float) -> Opti
     """The least overhead within a budget, in the order of a plan for a tape."""
     g = graph.numbered
     stages = stages_of(g, plan)
-    p = programme(g, stages, budget_bytes)
+    p = integer_program(g, stages, budget_bytes)
     cost = {("R", s, v): g.cost[v] for s, stage in enumerate(stages) for v in stage.nodes}
     return _solved(p, cost, seconds, sum(g.cost))
 
@@ -90,13 +90,13 @@ def least_budget(graph: Graph, plan: Plan, seconds: float) -> Optimum:
     g = graph.numbered
     unit = max(1, plan.peak_bytes) / 1000
     stages = stages_of(g, plan)
-    p = programme(g, stages, None, unit)
+    p = integer_program(g, stages, None, unit)
     found = _solved(p, {BUDGET: 1}, seconds, 0)
     least = None if found.least is None else found.least * unit
     return Optimum(least, found.bound * unit, found.status)
 
 
-def _solved(p: Programme, cost: dict[Key, float], seconds: float, beside: float) -> Optimum:
+def _solved(p: IntegerProgram, cost: dict[Key, float], seconds: float, beside: float) -> Optimum:
     found = p.solve(cost, seconds)
     bound = max(0.0, (found.mip_dual_bound or 0) - beside) if found.status in (0, 1) else 0.0
     least = None if found.x is None else found.fun - beside
@@ -147,11 +147,11 @@ def _stages(g: Numbered, forward: list[int]) -> Iterator[Stage]:
 # -- rows --------------------------------------------------------------------------------------
 
 
-def programme(
+def integer_program(
     g: Numbered, stages: list[Stage], budget: int | None, unit: float | None = None
-) -> Programme:
+) -> IntegerProgram:
     """All rows; bytes are divided by a unit, so that they are well scaled."""
-    p = Programme()
+    p = IntegerProgram()
     if budget is None:
         p.variable(*BUDGET, high=np.inf)
     unit = unit or max(1, budget or 0) / 1000
@@ -170,7 +170,7 @@ def programme(
     return p
 
 
-def _hold(p: Programme, g: Numbered, s: int, stage: Stage) -> None:
+def _hold(p: IntegerProgram, g: Numbered, s: int, stage: Stage) -> None:
     """What is held was made or held before; what runs or goes backward finds what it reads."""
     for v in stage.nodes:
         for kind in "ST":
@@ -187,7 +187,7 @@ def _hold(p: Programme, g: Numbered, s: int, stage: Stage) -> None:
 
 
 def _count(
-    p: Programme, g: Numbered, s: int, stage: Stage, budget: int | None, unit: float
+    p: IntegerProgram, g: Numbered, s: int, stage: Stage, budget: int | None, unit: float
 ) -> None:
     """The bytes during each computation of a stage, and during its step of backward."""
     used: list[Term] = [(("S", s, v), g.size[v] / unit) for v in stage.nodes]
@@ -221,7 +221,7 @@ def _readers(g: Numbered) -> list[set[int]]:
     return found
 
 
-def _free(p: Programme, key: Key, s: int, held: Key, later: list[int]) -> None:
+def _free(p: IntegerProgram, key: Key, s: int, held: Key, later: list[int]) -> None:
     """x may go after v has run, if it is not held any longer and nothing reads it later."""
     p.variable(*key)
     p.at_most([(key, 1), (("R", s, key[-1]), -1)], 0)

@@ -71,9 +71,9 @@ def measure(
     if case.network not in least:
         least[case.network] = least_bytes(case.network)
     vram = round(case.share * least[case.network] / GRANULE) * GRANULE
-    asked = program(case.network, vram)
-    choice = choose_for(asked, techniques=techniques)
-    lines = [tried(asked, row) for row in choice.fitting]
+    dry_program = program(case.network, vram)
+    choice = choose_for(dry_program, techniques=techniques)
+    lines = [tried(dry_program, row) for row in choice.fitting]
     trains = [line for line in lines if not line["why_not"]]
     return {
         "network": case.network, "share": case.share, "commit": common.commit(),
@@ -86,10 +86,10 @@ def measure(
     }  # fmt: skip
 
 
-def tried(asked: DryProgram, row: TriedTechnique) -> dict[str, Any]:
+def tried(dry_program: DryProgram, row: TriedTechnique) -> dict[str, Any]:
     """Train under a technique, with arithmetic."""
     technique = next(each for each in TECHNIQUES if each.name == row.name)
-    live = run_live(asked, technique)
+    live = run_live(dry_program, technique)
     return {
         "technique": row.name,
         "dry_seconds": [row.seconds_low, row.seconds, row.seconds_high],
@@ -121,11 +121,11 @@ def are_in_order(earlier: dict[str, Any], later: dict[str, Any]) -> bool:
 def answer(result: common.Result) -> str:
     """Word the answer to the question, from the rows of a result."""
     rows = result["rows"]
-    said, trained, order = (
+    claimed, trained, order = (
         sum(row[key] for row in rows) for key in ("said", "trained", "in_order")
     )
     return (
-        f"{trained} of {said} lines that are said to fit train from the first step; the first "
+        f"{trained} of {claimed} lines that are said to fit train from the first step; the first "
         f"{TOP} are in the order of their live times, or their ranges overlap, in {order} of "
         f"{len(rows)} choices."
     )

@@ -181,8 +181,8 @@ def answer(result: common.Result) -> str:
         "evict_one_block": "an eviction",
         "copy_in": "a copy",
     }
-    said = [f"{word} {duration(rows[name]['block_seconds'])}" for name, word in words.items()]
-    return f"Of 2 MiB {listed(said)} on {result['machine']['gpu']['name']}."
+    parts = [f"{word} {duration(rows[name]['block_seconds'])}" for name, word in words.items()]
+    return f"Of 2 MiB {listed(parts)} on {result['machine']['gpu']['name']}."
 
 
 def _median(row: Row) -> float:

@@ -259,9 +259,9 @@ def run(size: Size) -> tuple[Any, list[dict[str, Any]]]:
 def answer(result: common.Result) -> str:
     rows = result["rows"]
     ratios = {of: [row["ratio"] for row in rows if row["ratio_of"] == of] for of in OVER}
-    said = [f"{words} {span(ratios[of])} times" for of, words in OVER.items() if ratios[of]]
+    parts = [f"{words} {span(ratios[of])} times" for of, words in OVER.items() if ratios[of]]
     judged = [row["passed"] for row in rows if row["passed"] is not None]
-    return f"{'; '.join(said) or 'Nothing'}; {sum(judged)} of {len(judged)} targets are met."
+    return f"{'; '.join(parts) or 'Nothing'}; {sum(judged)} of {len(judged)} targets are met."
 
 
 def _times(which: str) -> Callable[[Row], str]:

@@ -56,15 +56,15 @@ class Technique:
 def techniques(batch: int) -> tuple[Technique, ...]:
     """List the techniques of the published table, with its figures in MB."""
     recomputed, parts = ("--recompute", "min"), ("--micro-batch", str(batch // PARTS))
-    diet = (*recomputed, *parts, "--adam8bit")
+    combined = (*recomputed, *parts, "--adam8bit")
     return (
         Technique("base", 12_589),
         Technique("recomputation", 8_311, recomputed),
         Technique("accumulation, 16 x 4", 3_503, parts),
         Technique("half precision", 10_119, ("--half",)),
         Technique("8-bit Adam", 12_621, ("--adam8bit",)),
-        Technique("all but half precision", None, diet),
-        Technique("all", 2_873, (*diet, "--half")),
+        Technique("all but half precision", None, combined),
+        Technique("all", 2_873, (*combined, "--half")),
     )
 
 
@@ -90,10 +90,10 @@ def dry_run(technique: Technique, sizes: dict[str, int]) -> dict[str, Any]:
     return found
 
 
-def dry_rows(asked: tuple[Technique, ...], sizes: dict[str, int]) -> list[dict[str, Any]]:
+def dry_rows(techniques_run: tuple[Technique, ...], sizes: dict[str, int]) -> list[dict[str, Any]]:
     """Run each technique; the first is the base, which all others are compared with."""
     rows: list[dict[str, Any]] = []
-    for technique in asked:
+    for technique in techniques_run:
         found = dry_run(technique, sizes)
         row = {
             "technique": technique.name, "published_mib": technique.published_mib,
@@ -168,27 +168,27 @@ SMALL_NETWORK = Settings(layers=1, hidden=64, length=16, vocabulary=300, batch=1
 def measured_techniques(network: Settings) -> tuple[Measured, ...]:
     """List the same techniques for a network that NumPy trains."""
     part = network.batch // PARTS
-    diet = {"budget": "min", "micro_batch": part, "small_states": True}
+    combined = {"budget": "min", "micro_batch": part, "small_states": True}
     return (
         Measured("base", 12_589, network),
         Measured("recomputation", 8_311, replace(network, budget="min")),
         Measured("accumulation, 16 x 4", 3_503, replace(network, micro_batch=part)),
         Measured("half precision", 10_119, replace(network, half=True)),
         Measured("8-bit Adam", 12_621, replace(network, small_states=True)),
-        Measured("all but half precision", None, replace(network, **diet)),
-        Measured("all", 2_873, replace(network, half=True, **diet)),
+        Measured("all but half precision", None, replace(network, **combined)),
+        Measured("all", 2_873, replace(network, half=True, **combined)),
     )
 
 
 def measured_answer(result: common.Result) -> str:
     """Word the answer to the question, from the rows of a result."""
     rows = {row["technique"]: row for row in result["rows"]}
-    diet, everything = rows["all but half precision"], rows["all"]
+    combined, everything = rows["all but half precision"], rows["all"]
     return (
         "Recomputation, accumulation and 8-bit Adam together take "
-        f"{percent(diet['tensors_saved'])} less in tensors and "
-        f"{percent(diet['process_saved'])} less in the process than the base, "
-        f"at {figure(diet['time_ratio'])} times its time; with half precision, too, "
+        f"{percent(combined['tensors_saved'])} less in tensors and "
+        f"{percent(combined['process_saved'])} less in the process than the base, "
+        f"at {figure(combined['time_ratio'])} times its time; with half precision, too, "
         f"{percent(everything['tensors_saved'])} and {percent(everything['process_saved'])} less."
     )
 
@@ -239,8 +239,8 @@ def main(quick: bool, is_measured: bool, repeats: int, path: Path | None) -> Non
         MEASURED.finish(found, path, simulated=False, options={"quick": quick, **asdict(network)})
         return
     sizes = SMALL if quick else PUBLISHED
-    asked = techniques(sizes["batch"])
-    rows = dry_rows(asked[:2] if quick else asked, sizes)
+    techniques_run = techniques(sizes["batch"])
+    rows = dry_rows(techniques_run[:2] if quick else techniques_run, sizes)
     BENCH.finish(rows, path, simulated=True, options={"quick": quick, "gpu": GPU, **sizes})
 
 

@@ -106,13 +106,13 @@ def guard(device: CudaDevice) -> Guard:
 def others(device: CudaDevice) -> str | None:
     """Say who else holds memory of the card; None where nobody does, as far as can be seen."""
     if not device.simulated:
-        words = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"]
+        command = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"]
         try:
-            said = subprocess.run(words, capture_output=True, text=True, timeout=20).stdout
+            output = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"nvidia-smi, which would say so, does not answer ({error})"
         # In a container our own process has another number there: one line is taken to be ours.
-        lines = [line for line in said.splitlines() if line.strip()]
+        lines = [line for line in output.splitlines() if line.strip()]
         if len(lines) > 1:
             return f"nvidia-smi lists {len(lines)} processes: {'; '.join(lines)}"
     held = device.vram_bytes - device.free_bytes - device.usage().reserved_bytes

@@ -207,10 +207,10 @@ class Run:
             state = self._state(name)
             if state in DONE:
                 yield name, f"{state} before"
-            elif lacking := missing(step.needs):
-                wheels = [WHEELS[module].bring for module in lacking]
-                self.archive.add(name, {"state": "missing", "why": lacking, "wheels": wheels})
-                yield name, f"missing: {', '.join(lacking)}"
+            elif absent := missing(step.needs):
+                wheels = [WHEELS[module].bring for module in absent]
+                self.archive.add(name, {"state": "missing", "why": absent, "wheels": wheels})
+                yield name, f"missing: {', '.join(absent)}"
             elif self.left() < LEAST_SECONDS:
                 yield name, "not begun: no time is left"
             else:
@@ -238,12 +238,12 @@ class Run:
             "quick": self.quick,
             "command": ["python", *given],
         }
-        said, result = self.archive.begin(name, record)
+        output, result = self.archive.begin(name, record)
         command = [sys.executable, *(part.replace("{result}", str(result)) for part in given)]
         environment = {**self._environment(), outcomes.VARIABLE: str(result)}
         state, code = "interrupted", None
         try:
-            with open(said, "wb") as file:
+            with open(output, "wb") as file:
                 code = finished(command, limit, file, environment, self.archive.lock)
             late = "timed out" if limit == most else "cut short"
             state = late if code is None else "failed" if code else "passed"
@@ -253,7 +253,7 @@ class Run:
             if isinstance(found, dict) and "no_gpu" in found:
                 state, self.no_gpu = "no GPU", str(found["no_gpu"])
             ended = {"state": state, "exit_code": code, "seconds": seconds, "result": found}
-            self.archive.add(name, {**record, **ended}, said.read_bytes())
+            self.archive.add(name, {**record, **ended}, output.read_bytes())
             self.archive.clear(name)
         return f"{state} in {seconds:.1f} s{summed(found, step.kind)}"
 
@@ -276,28 +276,28 @@ def finished(
     It has a keeper (gpu_run_parts/keeper.py), which ends it all when it is over, when it is told
     to, and when this process is no more. The keeper holds the archive's lock until then.
     """
-    told, tell = os.pipe()
+    reader, writer = os.pipe()
     keeper = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(KEEPER), str(told), *command],
+        [sys.executable, "-I", "-S", str(KEEPER), str(reader), *command],
         stdin=subprocess.DEVNULL,
         stdout=file,
         stderr=subprocess.STDOUT,
         env=environment,
         cwd=ROOT,
         start_new_session=True,
-        pass_fds=(told, lock),
+        pass_fds=(reader, lock),
     )
-    os.close(told)
+    os.close(reader)
     try:
         return keeper.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
     finally:
         with contextlib.suppress(BrokenPipeError):
-            os.write(tell, b".")
+            os.write(writer, b".")
         with contextlib.suppress(subprocess.TimeoutExpired):
             keeper.wait(STOP_SECONDS)
-        os.close(tell)
+        os.close(writer)
         keeper.kill()
         keeper.wait()
 
@@ -466,16 +466,16 @@ def main() -> int:
 
 def told(run: Run, steps: Sequence[tuple[int, Step]]) -> int:
     """Do the steps and print how each ended, and which wheels they lack; returns the exit code."""
-    passed, lacking = 0, set()
+    passed, absent = 0, set()
     for name, words in run.go(steps):
         print(f"{name:<24}{words}", flush=True)
         passed += words.startswith("passed")
-        lacking |= set(words.partition("missing: ")[2].split(", ")) - {""}
+        absent |= set(words.partition("missing: ")[2].split(", ")) - {""}
     if run.no_gpu is not None:
         print(f"Nothing else was begun: {run.no_gpu}")
-    if lacking:
+    if absent:
         print("Bring these (--wheels says how):")
-        for module, why in missing(sorted(lacking)).items():
+        for module, why in missing(sorted(absent)).items():
             print(f"  {WHEELS[module].bring} ({why})")
     return 0 if passed == len(steps) else 1
 

@@ -80,8 +80,8 @@ def at_commit(folder: Path, commit: str) -> dict[PurePosixPath, str]:
         names = [name for name in inside if name.endswith(".py")]
         return {PurePosixPath(name): _git(folder, "show", f"{commit}:./{name}") for name in names}
     except (OSError, subprocess.CalledProcessError) as error:
-        told = getattr(error, "stderr", "") or str(error)
-        raise click.ClickException(f"{commit!r} cannot be read: {told.strip()}") from error
+        explanation = getattr(error, "stderr", "") or str(error)
+        raise click.ClickException(f"{commit!r} cannot be read: {explanation.strip()}") from error
 
 
 def _git(folder: Path, *arguments: str) -> str:
@@ -124,13 +124,13 @@ def measure(sources: Sources) -> list[dict[str, Any]]:
 
 def answer(result: common.Result) -> str:
     whole = result["rows"][-1]
-    told = (
+    growth = (
         f"{whole['code_lines']:,} lines of code in {whole['modules']:,} modules, and the longest "
         f"file has {whole['longest_lines']:,} lines."
     )
     if whole.get("more") is None:
-        return told
-    return f"{told} That is {whole['more']:+,} lines against {result['options']['against']}."
+        return growth
+    return f"{growth} That is {whole['more']:+,} lines against {result['options']['against']}."
 
 
 BENCH = common.Bench(

@@ -207,7 +207,7 @@ def measure(names: list[str], sizes: Sequence[float], vram: int) -> list[dict[st
             trace = recorded(vram, name, times)
             live = {way: run(gpu, vram, name, times, way) for way in WAYS}
             assert len({one["digest"] for one in live.values()}) == 1, name
-            plain, told = live[MANAGED], live[LOOKAHEAD]
+            plain, looked_ahead = live[MANAGED], live[LOOKAHEAD]
             bytes_of_bound = bound(trace, vram)
             rows.append(
                 {
@@ -215,11 +215,11 @@ def measure(names: list[str], sizes: Sequence[float], vram: int) -> list[dict[st
                     "of_vram": times,
                     "bound_bytes": bytes_of_bound,
                     "managed_bytes": plain["moved_bytes"],
-                    "told_bytes": told["moved_bytes"],
-                    "of_bound": told["moved_bytes"] / bytes_of_bound,
+                    "told_bytes": looked_ahead["moved_bytes"],
+                    "of_bound": looked_ahead["moved_bytes"] / bytes_of_bound,
                     "managed_ms": plain["seconds"] * 1e3,
-                    "told_ms": told["seconds"] * 1e3,
-                    "of_managed": told["seconds"] / plain["seconds"],
+                    "told_ms": looked_ahead["seconds"] * 1e3,
+                    "of_managed": looked_ahead["seconds"] / plain["seconds"],
                     **chosen[name, times],
                 }
             )

@@ -103,13 +103,13 @@ def signed(share: float) -> str:
 
 
 def answer(result: common.Result) -> str:
-    found, said = means(result["rows"]), []
+    found, parts = means(result["rows"]), []
     for name in dict.fromkeys(technique for technique, _ in found):
         changes = [change for (technique, _), change in found.items() if technique == name]
-        said.append(f"{span(changes, signed)} with {name}")
+        parts.append(f"{span(changes, signed)} with {name}")
     return (
         "Over the seeds the mean loss on what is held out changes by "
-        f"{'; '.join(said)}; for a seed by {span((r['change'] for r in result['rows']), signed)}."
+        f"{'; '.join(parts)}; for a seed by {span((r['change'] for r in result['rows']), signed)}."
     )
 
 

@@ -222,11 +222,11 @@ def measure(case: Case, folder: str, repeats: int) -> list[Row]:
 
 
 def answer(result: common.Result) -> str:
-    told = (_told(result, way) for way in WAYS if way != "plain")
-    return "; ".join(text for text in told if text) + "."
+    answers = (_way_answer(result, way) for way in WAYS if way != "plain")
+    return "; ".join(text for text in answers if text) + "."
 
 
-def _told(result: common.Result, way: str) -> str:
+def _way_answer(result: common.Result, way: str) -> str:
     """Word the figures of one way."""
     rows = [row for row in result["rows"] if row["way"] == way]
     if not rows:

@@ -127,7 +127,7 @@ def context(mode: str, link: Any, optimizer: Any, batch: int) -> Iterator[Any]:
 # -- the bisection -----------------------------------------------------------------------------
 
 
-def asked(network: str, mode: str, vram: int) -> dict[str, Any]:
+def child_row(network: str, mode: str, vram: int) -> dict[str, Any]:
     """One try in a process of its own; memory that the process itself cannot have is an error."""
     try:
         return dict(common.child(__file__, "--one", network, mode, str(vram)))
@@ -137,17 +137,17 @@ def asked(network: str, mode: str, vram: int) -> dict[str, Any]:
 
 def least(network: str, mode: str) -> dict[str, Any]:
     """The least VRAM in which it trains, and what it does where there is plenty."""
-    wide = asked(network, mode, PLENTY)
+    wide = child_row(network, mode, PLENTY)
     if wide["error"]:
         return {"network": network, "mode": mode, "error": wide["error"]}
     knows_card = mode.startswith("card")  # does less where there is plenty
     low = 0 if knows_card else min(wide["in_use"]) // GRANULE
     high, last = -(-wide["reserved"] // GRANULE), wide
-    while asked(network, mode, high * GRANULE)["error"]:
+    while child_row(network, mode, high * GRANULE)["error"]:
         low, high = high, high + max(1, high // 8)
     while low + 1 < high:
         middle = (low + high) // 2
-        found = asked(network, mode, middle * GRANULE)
+        found = child_row(network, mode, middle * GRANULE)
         if found["error"]:
             low = middle
         else:
@@ -211,7 +211,7 @@ def cards(network: str, known: Iterable[Mapping[str, Any]]) -> list[int]:
 
 def kept_to(network: str, card: int) -> dict[str, Any]:
     """Train on a card with its bytes as the budget; say what was in use, relative to it."""
-    found = asked(network, f"{card}, 4 MiB", card)
+    found = child_row(network, f"{card}, 4 MiB", card)
     row = {
         "network": network, "card_bytes": card, "error": found["error"],
         "first_steps": max(found["in_use"][:2], default=0) / card,

@@ -168,7 +168,7 @@ def kept_bytes(trace: Trace) -> int:
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def asked(name: str) -> Row:
+def in_child(name: str) -> Row:
     """Run `network_row` in a process of its own, whose CuPy is dry."""
     return dict(common.child(__file__, "--one", name, **{VARIABLE: "t4,dry"}))
 
@@ -208,13 +208,13 @@ def share(head: str, key: str) -> Column:
 def answer(result: common.Result) -> str:
     rows = result["rows"]
 
-    def said(key: str, words: str, target: float) -> str:
+    def found(key: str, words: str, target: float) -> str:
         near = sum(abs(row[key]) <= target for row in rows)
         worst = max(rows, key=lambda row: abs(row[key]))
         apart = f"{percent(worst[key], signed=True)} for the {worst['network']}"
         return f"{near} {words} within {percent(target)} (at worst {apart})"
 
-    kept, peak = said("kept", "keep what was recorded", KEPT), said("peak", "have its peak", PEAK)
+    kept, peak = found("kept", "keep what was recorded", KEPT), found("peak", "have its peak", PEAK)
     return f"Of {len(rows)} networks {kept}, {peak}."
 
 
@@ -245,7 +245,7 @@ def main(only: tuple[str, ...], quick: bool, one: str | None, path: Path | None)
         return
     common.writable(path)
     names = only or (QUICK if quick else tuple(NETWORKS))
-    rows = [asked(name) for name in names]
+    rows = [in_child(name) for name in names]
     BENCH.finish(rows, path, simulated=True, options={"quick": quick, "networks": list(names)})
 
 

@@ -126,13 +126,13 @@ WORDS = {
 
 
 def answer(result: common.Result) -> str:
-    said = []
+    parts = []
     for key, words in WORDS.items():
         times = [
             f"{figure(row['ratio_to_off'][key])} ({row['workload']})" for row in result["rows"]
         ]
-        said.append(f"{listed(times)} times as long {words}")
-    return f"A step takes {'; '.join(said)}, in processor time."
+        parts.append(f"{listed(times)} times as long {words}")
+    return f"A step takes {'; '.join(parts)}, in processor time."
 
 
 def by_condition(result: common.Result) -> Iterator[Table]:

@@ -212,12 +212,12 @@ def answer(result: common.Result) -> str:
 
 def target(result: common.Result) -> list[str]:
     """Say where the target was met, network by network."""
-    said = []
+    answers = []
     for network in dict.fromkeys(row["network"] for row in result["rows"]):
         rows = [row for row in ahead(result) if row["network"] == network]
         met = sum(row["over_bound"] <= TARGET for row in rows)
-        said.append(f"{network}: at most {TARGET} times the bound in {met} of {len(rows)} rows.")
-    return said
+        answers.append(f"{network}: at most {TARGET} times the bound in {met} of {len(rows)} rows.")
+    return answers
 
 
 BENCH = common.Bench(

@@ -74,7 +74,7 @@ def whole(network: str, seed: int, epochs: int, folds: int) -> Row:
     """What one seed's networks read, over the folds, and the bytes of the first."""
     correct = dict.fromkeys(("float32", *SMALL), 0)
     sizes: dict[str, dict[str, int]] = {}
-    asked = 0
+    total = 0
     for fold in list(digits.folds(digits.load(), seed))[:folds]:
         model = made(network, seed)
         digits.train(model, fold.train, epochs, seed)
@@ -84,9 +84,9 @@ def whole(network: str, seed: int, epochs: int, folds: int) -> Row:
         for name, each in models.items():
             correct[name] += digits.correct_count(each, fold.test)
             sizes.setdefault(name, bytes_of(each))
-        asked += len(fold.test.labels)
+        total += len(fold.test.labels)
     return {
-        "part": "whole", "network": network, "seed": seed, "epochs": epochs, "asked": asked,
+        "part": "whole", "network": network, "seed": seed, "epochs": epochs, "asked": total,
         "correct": correct, "bytes": sizes,
     }  # fmt: skip
 
@@ -109,7 +109,7 @@ def bytes_of(model: Any) -> dict[str, int]:
 def narrow(case: Narrow, seed: int, folds: int) -> Row:
     """What networks read that have too few numbers to lose any bits; the same epochs for all."""
     correct = dict.fromkeys(("float32", "4 bits", "4 bits, groups", "aware"), 0)
-    asked = 0
+    total = 0
     for fold in list(digits.folds(digits.load(), seed))[:folds]:
         model = made(case.network, seed, case.width)
         digits.train(model, fold.train, case.epochs, seed)
@@ -124,8 +124,8 @@ def narrow(case: Narrow, seed: int, folds: int) -> Row:
         models["aware"] = umem.chainer.quantize(aware)
         for name, each in models.items():
             correct[name] += digits.correct_count(each, fold.test)
-        asked += len(fold.test.labels)
-    return {"part": "narrow", **case._asdict(), "seed": seed, "asked": asked, "correct": correct}
+        total += len(fold.test.labels)
+    return {"part": "narrow", **case._asdict(), "seed": seed, "asked": total, "correct": correct}
 
 
 # -- time ------------------------------------------------------------------------------------------
@@ -151,9 +151,9 @@ def times(network: str, repeats: int) -> list[Row]:
     ]
 
 
-def read(model: Any, asked: Any) -> None:
+def read(model: Any, digits: Any) -> None:
     with chainer.using_config("train", False), chainer.no_backprop_mode():
-        model(asked.images)
+        model(digits.images)
 
 
 def stepping(model: Any, part: Any) -> Callable[[], object]:

@@ -136,16 +136,16 @@ def host_part(nbytes: int) -> dict[str, float]:
 def answer(result: common.Result) -> str:
     """Word the answer to the question, from the rows of a result."""
     rows = result["rows"]
-    said = []
+    cases = []
     for seen, words in ((False, "was not written from"), (True, "was written from")):
         own = [row for row in rows if row["seen"] == seen]
         near = [row for row in own if row["of_best"] <= NEAR]
         if own:
-            said.append(f"{len(near)} of {len(own)} cases at sizes that it {words}")
+            cases.append(f"{len(near)} of {len(own)} cases at sizes that it {words}")
     large = [row for row in rows if row["of_vram"] > 1]
     ahead = [row for row in large if row["best"] == "blocks"]
     return (
-        f"The page's advice is the quickest way or within 10% of it in {listed(said)}; with more "
+        f"The page's advice is the quickest way or within 10% of it in {listed(cases)}; with more "
         f"data than VRAM, blocks are the quickest in {len(ahead)} of {len(large)}."
     )
 
@@ -250,8 +250,8 @@ def _quickest(rows: list[Row]) -> str:
     if len(groups) == 1:
         return f"{groups[0][0]} at every size"
     *first, (last, sizes) = groups
-    said = [f"{ways} at {listed(f'{size:g}' for size in own)}" for ways, own in first]
-    return f"{'; '.join(said)}; {last} from {min(sizes):g} times VRAM on"
+    sentences = [f"{ways} at {listed(f'{size:g}' for size in own)}" for ways, own in first]
+    return f"{'; '.join(sentences)}; {last} from {min(sizes):g} times VRAM on"
 
 
 def _host_lines(host: Row) -> list[str]:

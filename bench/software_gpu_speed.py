@@ -193,21 +193,21 @@ def gcn(device: Any, nodes: int = NODES) -> Call:
 # -- measuring, in a process of its own ----------------------------------------------------------
 
 
-def pairs(ours: Call, theirs: Call, repeats: int) -> Iterator[tuple[float, float]]:
+def pairs(ours: Call, numpys: Call, repeats: int) -> Iterator[tuple[float, float]]:
     """Seconds of both, in turns; a short one several times at once."""
-    theirs()
+    numpys()
     start = time.thread_time()
-    theirs(), ours()
+    numpys(), ours()
     count = max(1, round(2e-3 / (time.thread_time() - start)))
     gc.disable()
     for turn in range(repeats):
         found = {}
-        for call in (ours, theirs) if turn % 2 else (theirs, ours):
+        for call in (ours, numpys) if turn % 2 else (numpys, ours):
             start = time.thread_time()
             for _ in range(count):
                 call()
             found[call] = (time.thread_time() - start) / count
-        yield found[ours], found[theirs]
+        yield found[ours], found[numpys]
     gc.enable()
 
 
@@ -233,18 +233,18 @@ def measure(model: bool, repeats: int, only: str, nodes: int) -> list[dict[str, 
     }
     for name, make in steps.items():
         if only in name:
-            ours, theirs = map(make, devices)
-            rows.append(_row(name, "step", 2.0 if model else 1.3, ours, theirs, repeats, model))
+            ours, numpys = map(make, devices)
+            rows.append(_row(name, "step", 2.0 if model else 1.3, ours, numpys, repeats, model))
     return rows
 
 
 def _row(
-    name: str, kind: str, limit: float, ours: Call, theirs: Call, repeats: int, model: bool
+    name: str, kind: str, limit: float, ours: Call, numpys: Call, repeats: int, model: bool
 ) -> dict[str, Any]:
     """Compare one operation on the software GPU and in NumPy, in turn."""
     for _ in range(2):
         ours()
-    found = list(pairs(ours, theirs, repeats))
+    found = list(pairs(ours, numpys, repeats))
     ratios = common.summary(a / b for a, b in found)
     return {
         "operation": name,
@@ -291,12 +291,12 @@ def compile_seconds() -> list[float]:
 def answer(result: common.Result) -> str:
     """Word the answer to the question, from the rows of a result."""
     rows = result["rows"]
-    said = []
+    sentences = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
         worst = max(
             (row for row in rows if row["kind"] == kind), key=lambda r: r["ratio"] / r["limit"]
         )
-        said.append(
+        sentences.append(
             f"{kind}: at most {figure(worst['ratio'])} times ({worst['operation']}; "
             f"{figure(worst['limit'])} allowed)"
         )
@@ -305,7 +305,7 @@ def answer(result: common.Result) -> str:
     seconds, allowed = result["compile_median_seconds"], result["compile_limit_seconds"]
     compiling = f"compiling takes {figure(seconds)} s of processor time a kernel"
     return (
-        f"{'; '.join(said)}; {missed or 'none'} of {len(rows)} above the limit; the median is "
+        f"{'; '.join(sentences)}; {missed or 'none'} of {len(rows)} above the limit; the median is "
         f"{figure(median)} times NumPy's time, where {MEDIAN_LIMIT} is wanted; "
         f"{compiling}, where {figure(allowed)} are allowed."
     )

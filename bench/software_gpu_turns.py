@@ -127,15 +127,15 @@ def turns(ways: list[str], against: Path | None, repeats: int, quick: bool) -> l
     rows = []
     with ExitStack() as stack:
         running = {way: stack.enter_context(process(way, against)) for way in ways}
-        named = [json.loads(told.readline()) for _, told in running.values()]
+        named = [json.loads(answers.readline()) for _, answers in running.values()]
         for name in (*(named[0][:2] if quick else named[0]), COMPILING):
             found: dict[str, list[float]] = {way: [] for way in ways}
             for turn in range(repeats):
                 for way in ways if turn % 2 else reversed(ways):
-                    asked, told = running[way]
-                    asked.write(f"{name}\n")
-                    asked.flush()
-                    found[way].append(float(told.readline()))
+                    requests, answers = running[way]
+                    requests.write(f"{name}\n")
+                    requests.flush()
+                    found[way].append(float(answers.readline()))
             rows.append({"operation": name, "seconds": found, "ratios": ratios(found)})
     return rows
 
@@ -172,18 +172,18 @@ def answer(result: common.Result) -> str:
         LATE: "late streams take", NOT_STRICT: "refusals take",
         BEFORE: f"this umem takes, against {result['options']['against']},",
     }  # fmt: skip
-    said = []
+    sentences = []
     for way in rows[0]["ratios"]:
         median = common.summary(row["ratios"][way] for row in rows).median
         steps = [row["ratios"][way] for row in rows if row["operation"] in STEPS]
         of_steps = f", {' and '.join(map(figure, steps))} of steps" if steps else ""
-        said.append(
+        sentences.append(
             f"{words[way]} {figure(median)} times the time{of_steps} ({WANTED[way]} wanted)"
         )
     compiling = [r["ratios"] for r in result["rows"] if r["operation"] == COMPILING]
     found = [f"{way}: {figure(ratio)}" for each in compiling for way, ratio in each.items()]
-    told = f"; of compiling a new kernel {', '.join(found)}" if found else ""
-    return f"In the median of {len(rows)} operations {', '.join(said)}{told}."
+    compiling_text = f"; of compiling a new kernel {', '.join(found)}" if found else ""
+    return f"In the median of {len(rows)} operations {', '.join(sentences)}{compiling_text}."
 
 
 def over(head: str, way: str) -> Column:

@@ -47,12 +47,12 @@ def run_live(program: DryProgram, technique: Technique, stop: Event | None = Non
     return replace(result, seconds=tuple(found["step_seconds_all"][-2:]) if result.seconds else ())
 
 
-def run(gpu: str, technique: str, vram: str, *words: str) -> dict[str, Any]:
+def run(gpu: str, technique: str, vram: str, *command: str) -> dict[str, Any]:
     """Train some steps; return the JSON of a dry run, and what it tells the one that asks."""
     card = umem.software_gpu(gpu, vram=vram, force=True)
     arm()
     import_module("umem.chainer")  # by which the run follows Chainer's training
-    script, *arguments = words
+    script, *arguments = command
     program = Program.found(script, tuple(arguments), is_module=False)
     trial, run = Trial(technique), DryRun(card, "unmanaged", StepLimit(STEPS))
     with ExitStack() as stack:

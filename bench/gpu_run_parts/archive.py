@@ -51,10 +51,10 @@ class Archive:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def add(self, name: str, record: dict[str, Any], said: bytes | None = None) -> None:
+    def add(self, name: str, record: dict[str, Any], output: bytes | None = None) -> None:
         """Write what was found of a step, in the place of what was there of it."""
         text = json.dumps(record, indent=1, default=str) + "\n"
-        new = {f"{name}.json": text.encode(), **({} if said is None else {f"{name}.txt": said})}
+        new = {f"{name}.json": text.encode(), **({} if output is None else {f"{name}.txt": output})}
         made = self.path.with_name(self.path.name + ".part")
         with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as file:
             for entry, content in sorted({**self.entries(), **new}.items()):
@@ -115,6 +115,6 @@ class Archive:
                 left = {}
             if left and self.record(name).get("began") != left["began"]:
                 text = self.running / f"{name}.txt"
-                said = text.read_bytes() if text.exists() else b""
-                self.add(name, {**left, "state": "killed"}, said)
+                output = text.read_bytes() if text.exists() else b""
+                self.add(name, {**left, "state": "killed"}, output)
             self.clear(name)

@@ -139,9 +139,9 @@ def tried(call: Call, given: Given) -> dict[str, Any]:
     on_software = bool(getattr(given.device, "simulated", False))
     stand_in = call.stand_in or call.simulated * on_software
     line: dict[str, Any] = {"name": call.name, "covers": call.covers, "stand_in": stand_in}
-    lacking = [name for name in call.needs if not is_there(name)]
-    if lacking:
-        return {**line, "state": "missing", "error": f"not installed: {', '.join(lacking)}"}
+    absent = [name for name in call.needs if not is_there(name)]
+    if absent:
+        return {**line, "state": "missing", "error": f"not installed: {', '.join(absent)}"}
     start = time.perf_counter()
     try:
         found = call.run(given)
@@ -149,11 +149,11 @@ def tried(call: Call, given: Given) -> dict[str, Any]:
             given.xp.cuda.Device().synchronize()  # errors of kernels come here
         line |= {"state": "passed", "found": found}
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"[:MOST_WORDS]
+        message = f"{type(error).__name__}: {error}"[:MOST_WORDS]
         if type(error).__name__ == "MissingDependencyError":
-            return {**line, "state": "missing", "error": said}
+            return {**line, "state": "missing", "error": message}
         where = traceback.format_tb(error.__traceback__)[-FRAMES:]
-        line |= {"state": "failed", "error": said, "where": "".join(where)}
+        line |= {"state": "failed", "error": message, "where": "".join(where)}
     return {**line, "seconds": round(time.perf_counter() - start, 4)}
 
 

@@ -71,13 +71,13 @@ def keep(pipe: int, command: list[str]) -> int:
     code: int | None = None
     while (code := process.poll()) is None:
         if select.select([pipe], [], [], 0.02)[0]:
-            code = asked(process) if os.read(pipe, 1) else -signal.SIGKILL
+            code = ask_to_stop(process) if os.read(pipe, 1) else -signal.SIGKILL
             break
     end_all()
     return code if code >= 0 else 128 - code
 
 
-def asked(process: subprocess.Popen[bytes]) -> int:
+def ask_to_stop(process: subprocess.Popen[bytes]) -> int:
     """Ask a program to stop, and wait a while for it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGINT)

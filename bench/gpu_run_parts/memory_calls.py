@@ -197,9 +197,9 @@ def explain(given: Given) -> str:
         try:
             given.xp.empty(16 << 20, "u1")
         except umem.OutOfMemoryError as error:
-            said = str(umem.explain(error))
-    assert "16.0 MiB" in said and weights is not None, said
-    return said
+            message = str(umem.explain(error))
+    assert "16.0 MiB" in message and weights is not None, message
+    return message
 
 
 @call("umem.on_out_of_memory")

@@ -28,12 +28,12 @@ def pytest_runtest_logreport(report: Any) -> None:
     """Write how a test ended; its set-up and its end only where they did not pass."""
     if report.when == "call" or not report.passed:
         why = report.longrepr
-        said = why[2] if isinstance(why, tuple) else str(why or "")
+        reason = why[2] if isinstance(why, tuple) else str(why or "")
         _write(
             name=report.nodeid,
             state=report.outcome,
             seconds=round(report.duration, 3),
-            error=said[-MOST_WORDS:],
+            error=reason[-MOST_WORDS:],
         )
 
 

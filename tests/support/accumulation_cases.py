@@ -104,10 +104,10 @@ def of_net(loss: Loss, *batches: tuple[Any, Any], **how: Any) -> float:
 
 
 @contextmanager
-def refused(optimizer: Any, told: str, error: Any = AccumulationError) -> Iterator[None]:
+def refused(optimizer: Any, text: str, error: Any = AccumulationError) -> Iterator[None]:
     """Check that the block is refused, and leaves the state as it was and no gradients."""
     before = state_of(optimizer)
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=text):
         yield
     assert state_of(optimizer) == before
     assert all(p.grad is None for p in optimizer.target.params())
@@ -122,7 +122,7 @@ def state_of(optimizer: Any) -> dict[str, Any]:
     return {name: np.asarray(value).tobytes() for name, value in found.items()}
 
 
-def refuse(loss: Loss, told: str, *batches: tuple[Any, Any], ratio: float = 0, **how: Any) -> None:
+def refuse(loss: Loss, text: str, *batches: tuple[Any, Any], ratio: float = 0, **how: Any) -> None:
     """Check that the last of some batches is refused, and that this changes nothing."""
     *before, last = batches or [some()]
     net = Net(loss, ratio=ratio)
@@ -131,7 +131,7 @@ def refuse(loss: Loss, told: str, *batches: tuple[Any, Any], ratio: float = 0, *
     with umem.chainer.accumulate(optimizer, **parts | how):
         for batch in before:
             optimizer.update(net, *batch)
-        with refused(optimizer, told):
+        with refused(optimizer, text):
             optimizer.update(net, *last)
 
 

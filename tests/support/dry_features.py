@@ -102,8 +102,8 @@ if __name__ == "__main__":
         gc.collect()
         current_device().pools.give_back_everything()  # a chunk's address decides who is next
         gpu.restart()
-        said = feature()
+        text = feature()
         figures = gpu.figures
         seconds = figures.seconds
-        found[feature.__name__] = [said, figures.peak_bytes, figures.moved_bytes, seconds]
+        found[feature.__name__] = [text, figures.peak_bytes, figures.moved_bytes, seconds]
     print(json.dumps(found, default=str))

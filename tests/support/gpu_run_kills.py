@@ -67,7 +67,7 @@ def killed_and_continued(
         )
         try:
             wait = moments.uniform(0, longest_seconds) if done < kills else None
-            said, _ = running.communicate(timeout=wait)
+            output, _ = running.communicate(timeout=wait)
         except subprocess.TimeoutExpired:
             running.kill()
             running.communicate()
@@ -79,6 +79,6 @@ def killed_and_continued(
                 assert now[name] == record
         before = now
         if running.returncode >= 0:
-            assert done == kills, f"it was over after {done} kills: {said}"
+            assert done == kills, f"it was over after {done} kills: {output}"
             assert not list(archive.parent.glob("*.running")), "something is left of the last step"
             return now

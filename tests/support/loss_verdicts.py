@@ -286,7 +286,7 @@ def _same(mine: Sequence[Any], theirs: Sequence[Any]) -> bool:
 
 def judged(one: Program) -> Verdict:
     """Run a program both ways."""
-    with warnings.catch_warnings(record=True) as told, np.errstate(all="ignore"):
+    with warnings.catch_warnings(record=True) as caught, np.errstate(all="ignore"):
         warnings.simplefilter("always")
         try:
             whole, other = Side(one), Side(one)
@@ -296,7 +296,7 @@ def judged(one: Program) -> Verdict:
         first: Verdict | None = None
         try:
             for found in _updates(one, whole, other, run):
-                if found.outcome in ("wrong", "wrong, later") and _warned(told):
+                if found.outcome in ("wrong", "wrong, later") and _warned(caught):
                     return Verdict("wrong, warned", found.update, found.message)
                 if found.outcome == "refused":
                     first = first or found
@@ -305,11 +305,11 @@ def judged(one: Program) -> Verdict:
         finally:
             with contextlib.suppress(Exception):
                 run.close()
-        return first or Verdict("right, warned" if _warned(told) else "right", 0)
+        return first or Verdict("right, warned" if _warned(caught) else "right", 0)
 
 
-def _warned(told: Sequence[warnings.WarningMessage]) -> bool:
-    return any(issubclass(each.category, AccumulationWarning) for each in told)
+def _warned(caught: Sequence[warnings.WarningMessage]) -> bool:
+    return any(issubclass(each.category, AccumulationWarning) for each in caught)
 
 
 def _updates(one: Program, whole: Side, other: Side, run: Parts) -> Iterator[Verdict]:

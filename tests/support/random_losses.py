@@ -152,7 +152,7 @@ class Draft:
 def program(seed: int) -> Program:
     """Draw the program of a seed."""
     rng = random.Random(seed)
-    maker = rng.choices((known, said, wrong, other), (25, 22, 12, 41))[0]
+    maker = rng.choices((known, weighted, wrong, other), (25, 22, 12, 41))[0]
     draft = maker(rng)
     how = rng.choice(draft.ways)
     named = re.search(r"return (\{|dict|terms)", draft.body) is not None
@@ -348,7 +348,7 @@ def _sum(rng: random.Random, terms: Sequence[str]) -> tuple[str, str, list[str]]
     return text, form, [f"0.5 * {each}" for each in terms]
 
 
-def said(rng: random.Random) -> Draft:
+def weighted(rng: random.Random) -> Draft:
     """Draw a loss that needs a weight=, with a right one."""
     if rng.random() < 0.28:
         name, names, body, weight, _ = rng.choice(DICTIONARIES)

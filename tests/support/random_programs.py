@@ -622,6 +622,7 @@ class Program:
             self.numbered(f"{what} {key}.grad", None if p.grad is None else _copy(p.grad))
 
     def _note_end(self) -> None:
+        """Note all that is left: parameters, statistics, kept values, runs, random state."""
         for key, p in sorted(self.model.namedparams()):
             self.numbered(key, None if p.array is None else _copy(p.array))
         for key, link in sorted(self.model.namedlinks()):

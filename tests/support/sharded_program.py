@@ -261,7 +261,7 @@ def halves() -> list[str]:
     return found
 
 
-def going_on(kind: Any, folder: Path, updates: int, **options: Any) -> tuple[Any, Any, Any]:
+def continued(kind: Any, folder: Path, updates: int, **options: Any) -> tuple[Any, Any, Any]:
     """A run in shards that goes on from its folder, if there is something, and is saved."""
     model = Network()
     optimizer = umem.chainer.sharded(kind(), COMM).setup(model)
@@ -292,7 +292,7 @@ KINDS = {"adam": chainer.optimizers.Adam, "adam8": small.Adam8bit}
 def begun() -> list[str]:
     """Three updates of each kind, saved; what the state is goes beside it."""
     for name, kind in KINDS.items():
-        model, *_ = going_on(kind, FOLDER / name, 3)
+        model, *_ = continued(kind, FOLDER / name, 3)
         state = gathered_state(model)
         if COMM.rank == 0:
             np.savez(
@@ -310,7 +310,7 @@ def resumed() -> list[str]:
     """On any number of ranks: the same weights and state as they were when they were saved."""
     found = []
     for name, kind in KINDS.items():
-        model, optimizer, done = going_on(kind, FOLDER / name, 3)
+        model, optimizer, done = continued(kind, FOLDER / name, 3)
         there = np.load(FOLDER / f"{name}.npz")
         state = gathered_state(model)
         if done.step != 3 or optimizer.t != 3 or there["weights"].tobytes() != weights(model):
@@ -344,7 +344,7 @@ def whole() -> list[str]:
 
 def trained_on() -> list[str]:
     """Two more updates from there: rounding apart, those of any other number of ranks."""
-    model, *_ = going_on(KINDS["adam"], FOLDER / "adam", 5)
+    model, *_ = continued(KINDS["adam"], FOLDER / "adam", 5)
     other = FOLDER / "trained.npz"
     if COMM.rank == 0 and not other.exists():
         np.savez(other, *[one.array for _, one in sorted(model.namedparams())])
@@ -485,7 +485,7 @@ def refused() -> list[str]:
     def with_array(model: Any, optimizer: Any) -> None:
         model.b.W.update_rule.hyperparam.alpha = np.ones((113, 301), np.float32)
 
-    for prepare, kind, said in (
+    for prepare, kind, message in (
         (with_hook, UnsupportedError, "<lambda>"),
         (with_rule, UnsupportedError, "Lamb"),
         (with_difference, StateError, "/b/W"),
@@ -494,12 +494,12 @@ def refused() -> list[str]:
         model = Network()
         try:
             trained(chainer.optimizers.Adam(), True, 1, prepare, model)
-            found.append(f"no error with {said}")
+            found.append(f"no error with {message}")
         except kind as error:
-            if said not in str(error):
+            if message not in str(error):
                 found.append(str(error))
         if weights(model) != weights(Network()):
-            found.append(f"weights changed with {said}")
+            found.append(f"weights changed with {message}")
     for wrong in ("world", None):
         try:
             umem.chainer.sharded(chainer.optimizers.Adam(), wrong)
@@ -513,7 +513,7 @@ def refused_at_once() -> list[str]:
     """What an optimizer that is set up has already is refused by `sharded`, which leaves it so."""
     found = []
     noise = chainer.optimizer_hooks.GradientNoise(0.1)
-    for prepare, said in (
+    for prepare, message in (
         (lambda optimizer: optimizer.add_hook(noise), "GradientNoise"),
         (lambda optimizer: optimizer.add_hook(lambda optimizer: None, "ours"), "<lambda>"),
         (lambda optimizer: setattr(optimizer.target.b.W, "update_rule", Lamb()), "Lamb"),
@@ -525,10 +525,10 @@ def refused_at_once() -> list[str]:
             prepare(one)
         try:
             umem.chainer.sharded(optimizer, COMM)
-            found.append(f"no error with {said}")
+            found.append(f"no error with {message}")
         except UnsupportedError as error:
-            found += [] if said in str(error) else [str(error)]
-        found += differences(said, (ours, optimizer), (plain, other))
+            found += [] if message in str(error) else [str(error)]
+        found += differences(message, (ours, optimizer), (plain, other))
     several = chainermn.create_multi_node_optimizer(
         chainer.optimizers.Adam(), chainermn.create_communicator("naive")
     )
@@ -571,13 +571,13 @@ def converted() -> list[str]:
     ):
         ours, optimizer = trained(kind(), True, 1)
         plain, other = trained(kind(), True, 1)
-        for said, convert in conversions:
+        for message, convert in conversions:
             try:
                 convert(optimizer)
-                found.append(f"no error with {said}")
+                found.append(f"no error with {message}")
             except StateError as error:
-                found += [] if said in str(error) else [str(error)]
-            found += differences(said, (ours, optimizer), (plain, other))
+                found += [] if message in str(error) else [str(error)]
+            found += differences(message, (ours, optimizer), (plain, other))
     # before the first update it is in order, also after `sharded` and a new setup
     model = Network()
     optimizer = umem.chainer.sharded(chainer.optimizers.Adam(), COMM).setup(model)
