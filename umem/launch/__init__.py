@@ -1,14 +1,13 @@
-"""Several ranks of one script: mpiexec starts them, each is watched from outside, all end as one.
+"""Several ranks of one script: mpiexec starts them, and ends all if one dies.
 
-It knows no Chainer. The launcher (`job.py`) starts mpiexec, which starts a watcher a rank
-(`watcher.py`), which starts the script's Python; `rank.py` is what that one says of itself.
-mpiexec ends a job of which a rank dies; umem adds why it died, and ends what ranks leave behind.
+It knows no Chainer. `job.py` runs mpiexec, passes on what ranks write, and says in a sentence which
+rank failed and why; `rank.py` is a rank's own process, which reports an uncaught error.
 """
 
 from __future__ import annotations
 
 import os
-import sys
+import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,12 +18,11 @@ from umem._common.printable import short
 from umem.errors import LaunchError
 from umem.launch import hosts, mpi
 from umem.launch.job import Job
-from umem.launch.rank import Rank, local_count, this_rank
+from umem.launch.rank import UNDER_UMEM, Rank, local_count, this_rank
 from umem.units import format_bytes
 
 BACKING = "OMPI_MCA_btl_sm_backing_directory"
 """Variable that tells Open MPI where to put messages between ranks of one machine."""
-_WATCHER = Path(__file__).with_name("watcher.py")
 
 __all__ = ["AskedRanks", "Rank", "local_count", "run_ranks", "this_rank"]
 
@@ -52,8 +50,8 @@ def run_ranks(command: list[str], asked: AskedRanks, say: Callable[[str], None])
 
     Raises:
         MissingDependencyError: mpi4py or mpiexec is missing; nothing was started.
-        LaunchError: mpi4py and mpiexec do not match, a host does not answer, root was not allowed;
-            nothing was started.
+        LaunchError: mpi4py and mpiexec are of two MPIs, a host does not answer, root was not
+            allowed; nothing was started.
     """
     if not mpi.may_run_as_root(asked.allow_root):
         raise LaunchError(
@@ -61,21 +59,20 @@ def run_ranks(command: list[str], asked: AskedRanks, say: Callable[[str], None])
             "--allow-root runs it all the same, such as in a container"
         )
     there = hosts.read_hosts(asked.hosts) if asked.hosts is not None else []
-    program = mpi.find_mpiexec(mpi.library_kind())
+    program = mpi.find_mpiexec(mpi.library())
     hosts.reach(there)
     cores = len(os.sched_getaffinity(0))
     is_crowded = not there and asked.ranks > cores
     if is_crowded:
         say(f"umem: {asked.ranks} ranks on {cores} cores: they take turns")
-    variables = mpi.environment(program, asked.threads, is_crowded)
+    variables = mpi.environment(program, asked.threads, is_crowded) | {UNDER_UMEM: "1"}
     with ExitStack() as stack:
         if not there and BACKING not in os.environ:
             variables |= small_shm(asked.ranks, say)
             variables |= own_place(variables.get(BACKING, str(mpi.SHM)), stack)
-        file = stack.enter_context(hosts.listed(there, program.kind.family))
-        watched = [sys.executable, "-S", "-E", str(_WATCHER), *command]
+        file = stack.enter_context(hosts.listed(there, program.family))
         starts = mpi.arguments(program, asked.ranks, file, variables)
-        job = Job([*starts, *mpi.tagging(program), *watched], variables)
+        job = Job([*starts, *command], variables, None if there else socket.gethostname())
         status, last = job.run()
     if asked.verbose or job.is_unexplained:
         for line in job.mpiexec_lines[0 if asked.verbose else 1 :]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shlex
 import shutil
@@ -25,11 +24,8 @@ CONNECT_SECONDS = 8
 REACH_SECONDS = 20
 """A host has this long to answer ssh; all are asked at once."""
 _ROOT = Path(__file__).parents[2]
-_ASKED = (
-    f"import sys; sys.path[0] = {str(_ROOT)!r}; import json; from umem.launch import mpi; "
-    "print(json.dumps(mpi.alike()))"
-)
-"""Program that reports the versions installed on a host."""
+_ASKED = f"import sys; sys.path[0] = {str(_ROOT)!r}; import umem, mpi4py"
+"""Program that a host can run if it can run ranks."""
 _SSH_FAILED = 255
 _LINE = re.compile(r"(?P<name>[\w.@-]+)(?::(?P<count>\d+)|\s+slots\s*=\s*(?P<slots>\d+))?")
 
@@ -108,13 +104,13 @@ def _once(hosts: Sequence[Host]) -> list[Host]:
 
 
 def reach(hosts: Sequence[Host]) -> None:
-    """Check that each host answers ssh without prompting, and has the same umem and Python.
+    """Check that each host answers ssh without prompting, and runs this Python and umem.
 
     Cost: as long as the slowest takes, at most some 20 seconds.
 
     Raises:
-        LaunchError: there is no ssh, or a host does not answer or has something else installed;
-            names the first, and why.
+        LaunchError: there is no ssh, or a host does not answer or lacks a package; names the
+            first, and why.
     """
     others = [host.name for host in hosts if not is_here(host.name)]
     if not others:
@@ -124,9 +120,8 @@ def reach(hosts: Sequence[Host]) -> None:
             f"the host {short(others[0])} is reached by ssh, which is not on PATH: install it "
             "(such as apt install openssh-client)"
         )
-    here = mpi.alike()
     with ThreadPoolExecutor(min(32, len(others))) as pool:
-        for problem in pool.map(lambda name: _problem(name, here), others):
+        for problem in pool.map(_problem, others):
             if problem is not None:
                 raise LaunchError(problem)
 
@@ -136,8 +131,8 @@ def is_here(name: str) -> bool:
     return name in ("localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn())
 
 
-def _problem(name: str, here: dict[str, str]) -> str | None:
-    """Return why a host cannot run ranks: no ssh, no umem, other versions; None if it can."""
+def _problem(name: str) -> str | None:
+    """Return why a host cannot run ranks: no ssh, no umem; None if it can."""
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"]
     asked = shlex.join([sys.executable, "-c", _ASKED])
     try:
@@ -152,7 +147,7 @@ def _problem(name: str, here: dict[str, str]) -> str | None:
     except OSError as error:
         return _silent(name, reason(error))
     if result.returncode == 0:
-        return differing(name, json.loads(result.stdout.splitlines()[-1]), here)
+        return None
     said = result.stderr.decode(errors="replace").strip().splitlines()
     why = mpi.first_line(said[-1]) if said else f"status {result.returncode}"
     if result.returncode == _SSH_FAILED:
@@ -168,19 +163,3 @@ def _silent(name: str, why: str) -> str:
         f"the host {short(name)} does not answer: {short(why)}. umem run needs "
         f"`ssh {short(name)} true` to work without a question"
     )
-
-
-def differing(name: str, theirs: dict[str, str], here: dict[str, str]) -> str | None:
-    """Describe how a host differs from this machine, comparing `mpi.alike`; None if it does not.
-
-    >>> differing("b", {"numpy": "1.26.4"}, {"numpy": "2.4.6"})
-    'the host b has numpy 1.26.4, and this machine 2.4.6; install the same on all'
-    """
-    for what, version in here.items():
-        if theirs.get(what) != version:
-            their = short(theirs.get(what, "none"))
-            return (
-                f"the host {short(name)} has {what} {their}, and this machine {short(version)}; "
-                "install the same on all"
-            )
-    return None

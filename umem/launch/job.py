@@ -15,26 +15,24 @@ from collections.abc import Iterator
 from typing import Any
 
 from umem._common.printable import printable, short
-from umem.launch.watcher import (
-    DEATH_SIGNAL,
-    INTERRUPT,
-    INTERRUPT_SECONDS,
-    SAYS,
-    SUBREAPER,
-    children,
-    end_children,
-)
+from umem.launch.rank import DEATH_SIGNAL, INTERRUPT, INTERRUPT_SECONDS, MARK
 
-FAULT_SECONDS = 4.0
-"""After a rank has failed mpiexec has this long to end by itself."""
 END_SECONDS = 3.0
 """mpiexec has this long between SIGTERM and SIGKILL."""
 _TICK_SECONDS = 0.1
+_SUBREAPER = 36
+"""Option of prctl: orphans among a process's descendants become its children."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _TAG = re.compile(
-    rb"\[\d+,(\d+)\](?:\[[^\]\s]+\]<std(?:out|err)>: |<std(?:out|err)>:)"  # Open MPI 5; 4
+    rb"\[\d+,(\d+)\]<std(?:out|err)>: ?"  # Open MPI
     rb"|^\[(\d+)\] "  # MPICH
 )
+# What Open MPI says of the rank for which it ended the job.
+_ENDED = re.compile(
+    r"rank (\d+) with PID \d+ on node (\S+) (?:exited on signal (\d+)|calling \"abort\")"
+)
+_STATUS = re.compile(r",(\d+)\]\s+Exit code:\s+(\d+)")
 
 
 class Job:
@@ -43,30 +41,31 @@ class Job:
     Args:
         line: its command line; it names the rank of each line that ranks write.
         variables: of the environment, besides the present ones.
+        host: where the ranks run; None: on several.
     """
 
-    def __init__(self, line: list[str], variables: dict[str, str]) -> None:
+    def __init__(self, line: list[str], variables: dict[str, str], host: str | None) -> None:
         self._line = line
         self._environment = {**os.environ, **variables}
-        self._fault: str | None = None
-        self._faulted_at = 0.0
+        self._where = "" if host is None else f" on {host}"
+        self._errors: dict[int, str] = {}
         self._terminated_at: float | None = None
         self._over: set[int] = set()
         self._signal = 0
         self._interrupted_at: float | None = None
         self.mpiexec_lines = [f"$ {' '.join(line)}"]
         self.is_unexplained = False
-        """True if the job failed without a report of a rank, so that only mpiexec's output says
-        why."""
+        """True if the job failed, and only mpiexec's whole output says why."""
 
     def run(self) -> tuple[int, str | None]:
         """Start mpiexec and follow it to the end; returns the exit status, and the reason if it is
         not 0.
         """
         libc = ctypes.CDLL(None)
-        before = children()
+        before = _children()
+        self._memory_kills = _killed_for_memory()
         with self._signals():
-            libc.prctl(SUBREAPER, 1, 0, 0, 0)
+            libc.prctl(_SUBREAPER, 1, 0, 0, 0)
             self._mpiexec = subprocess.Popen(
                 self._line,
                 stdout=subprocess.PIPE,
@@ -82,8 +81,8 @@ class Job:
                     self._mpiexec.kill()
                     self._mpiexec.wait()
                 if self._mpiexec.returncode:
-                    end_children(but=before)
-                libc.prctl(SUBREAPER, 0, 0, 0, 0)
+                    _end_children(but=before)
+                libc.prctl(_SUBREAPER, 0, 0, 0, 0)
         return self._result(self._mpiexec.returncode)
 
     def _follow(self) -> None:
@@ -118,21 +117,20 @@ class Job:
                 if rank is None:
                     self.mpiexec_lines.append(text.decode(errors="replace"))
                     continue
-                text, mark, said = text.partition(SAYS.encode())
+                text, mark, error = text.partition(MARK.encode())
                 if mark:
-                    self._note(rank, said.decode(errors="replace"))
+                    self._note(rank, printable(error.decode(errors="replace").rstrip("\r")))
                 if text or not mark:
                     written += b"[%d] %s\n" % (rank, text)
         if written:
             _write(sys.stdout if number == 1 else sys.stderr, written)
 
-    def _note(self, rank: int, said: str) -> None:
-        """Keep a rank's first fault, from which later ones follow."""
-        if said.endswith(" is over"):
+    def _note(self, rank: int, error: str) -> None:
+        """Keep a rank's first error; an empty one: its script is over."""
+        if error:
+            self._errors.setdefault(rank, error)
+        else:
             self._over.add(rank)
-        elif self._fault is None and not self._signal:
-            self._fault = printable(said.rstrip("\r"))
-            self._faulted_at = time.monotonic()
 
     # -- the end ---------------------------------------------------------------------------
 
@@ -162,14 +160,9 @@ class Job:
         elif self._signal and self._interrupted_at is None:
             self._interrupted_at = now
             self._mpiexec.send_signal(INTERRUPT)
-        elif self._is_time_to_end(now):
+        elif self._interrupted_at is not None and now > self._interrupted_at + INTERRUPT_SECONDS:
             self._terminated_at = now
             self._mpiexec.terminate()
-
-    def _is_time_to_end(self, now: float) -> bool:
-        if self._interrupted_at is not None:
-            return now > self._interrupted_at + INTERRUPT_SECONDS
-        return self._fault is not None and now > self._faulted_at + FAULT_SECONDS
 
     def _result(self, status: int) -> tuple[int, str | None]:
         """Return the exit status of the job, and the reason if it is not 0."""
@@ -178,19 +171,72 @@ class Job:
             over = f" (over before: {', '.join(map(str, sorted(self._over)))})"
             early = over if self._over else ""
             return 128 + self._signal, f"interrupted by {name}; all ranks were ended{early}"
-        if self._fault is not None:
-            return 128 - status if status < 0 else status or 1, (
-                f"{self._fault}; all ranks were ended"
-            )
         if status < 0:
-            name = signal.Signals(-status).name
-            return 128 - status, f"mpiexec was killed ({name}); no rank is left"
+            return 128 - status, f"mpiexec {_ended_by(-status)}; no rank is left"
         if not status:
             return 0, None
-        self.is_unexplained = True
         said = " ".join(line.strip("- ") for line in self.mpiexec_lines[1:]).strip()
+        cause = self._cause(said, status)
+        if cause is not None:
+            return status, f"{cause}; all ranks were ended"
+        self.is_unexplained = True
         why = f": {short(said.partition('. ')[0].rstrip('.'))}" if said else ""
         return status, f"mpiexec ended with status {status}{why}; no rank is left"
+
+    def _cause(self, said: str, status: int) -> str | None:
+        """Describe which rank failed first, and why; None if that is unknown.
+
+        A rank reports its own uncaught error; mpiexec knows which one was killed, or left with
+        which status.
+        """
+        ended = _ENDED.search(said)
+        if ended is not None and int(ended[1]) not in self._errors:
+            how = f"ended with status {status}" if ended[3] is None else _ended_by(int(ended[3]))
+            if status == 128 + signal.SIGKILL and _killed_for_memory() > self._memory_kills:
+                how = "was killed by the kernel, which had no memory left (SIGKILL)"
+            return f"rank {ended[1]} on {ended[2]} {how}"
+        for rank, error in self._errors.items():
+            return f"rank {rank} {error}"
+        left = _STATUS.search(said)
+        return left and f"rank {left[1]}{self._where} ended with status {left[2]}"
+
+
+def _ended_by(number: int) -> str:
+    """Describe the end of a process by a signal."""
+    name = next((each.name for each in signal.Signals if each == number), f"signal {number}")
+    return f"{'crashed' if number in _CRASHES else 'was killed'} ({name})"
+
+
+def _killed_for_memory() -> int:
+    """Count the processes that the kernel has killed here for want of memory; 0 if unknown."""
+    with contextlib.suppress(OSError), open("/proc/vmstat", "rb") as file:
+        return next((int(line.split()[1]) for line in file if line.startswith(b"oom_kill ")), 0)
+    return 0
+
+
+def _end_children(but: frozenset[int], seconds: float = 5.0) -> None:
+    """Kill all descendants but ``but``, and reap them, for at most ``seconds``.
+
+    mpiexec ends its ranks, but not what they started. Descendants become children of this process
+    as orphans, once their parents are killed.
+    """
+    deadline = time.monotonic() + seconds
+    while (left := _children() - but) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.01)
+
+
+def _children() -> frozenset[int]:
+    """List the children of this process, zombies included."""
+    found = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            if int(file.read().rpartition(b") ")[2].split()[1]) == os.getpid():
+                found.add(int(name))
+    return frozenset(found)
 
 
 def _pieces(line: bytes) -> Iterator[tuple[int | None, bytes]]:
@@ -198,7 +244,7 @@ def _pieces(line: bytes) -> Iterator[tuple[int | None, bytes]]:
 
     A rank's last line may lack its end, and then has another rank's behind it.
 
-    >>> list(_pieces(b"[1,0][a:7]<stdout>: no end[1,2][b:8]<stdout>:  x"))
+    >>> list(_pieces(b"[1,0]<stdout>: no end[1,2]<stdout>:  x"))
     [(0, b'no end'), (2, b' x')]
     >>> list(_pieces(b"prterun noticed")), list(_pieces(b"[3] of MPICH"))
     ([(None, b'prterun noticed')], [(3, b'of MPICH')])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -19,7 +18,6 @@ from umem.errors import LaunchError, MissingDependencyError, UmemError
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
 _FAMILIES = {OPEN_MPI: re.compile(r"open mpi", re.I), MPICH: re.compile(r"mpich|hydra|intel", re.I)}
-_VERSION = re.compile(r"(?:version:?|\(open mpi\)|open mpi v)\s*(\d+)(\.[\w.]+)?", re.I)
 _ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 """Variables that set the number of threads of NumPy's libraries."""
@@ -30,39 +28,21 @@ SHM_BYTES_A_RANK = 24 << 20
 """Open MPI creates a file of 16 MiB there for each rank, and fills it as the rank sends."""
 
 
-class Kind(NamedTuple):
-    """The MPI of a library or program: family and version."""
-
-    family: str
-    version: str
-
-    @property
-    def major(self) -> str:
-        """Return the first number of the version."""
-        return self.version.partition(".")[0]
-
-    def __str__(self) -> str:
-        return f"{self.family} {self.version}".strip()
-
-
 class Mpiexec(NamedTuple):
-    """A program that starts ranks."""
+    """A program that starts ranks, and the MPI that it belongs to."""
 
     path: Path
-    kind: Kind
+    family: str
 
 
-def kind_of(text: str) -> Kind:
-    """Parse the MPI from its own description; the family of an unknown one is the description."""
-    line = text.strip()
-    family = next((name for name, words in _FAMILIES.items() if words.search(line)), None)
-    version = _VERSION.search(line)
-    found = "" if version is None else f"{version[1]}{version[2] or ''}"
-    return Kind(family or short(first_line(line)), found.rstrip("."))
+def family_of(text: str) -> str:
+    """Return which MPI a description is of; the first line of it if it is an unknown one."""
+    known = (name for name, words in _FAMILIES.items() if words.search(text))
+    return next(known, short(first_line(text)))
 
 
-def library_kind() -> Kind:
-    """Return the MPI that mpi4py uses here, without loading it into this process.
+def library() -> str:
+    """Return how the MPI that mpi4py uses here describes itself: ``Open MPI v5.0.11``.
 
     Raises:
         MissingDependencyError: mpi4py is not installed.
@@ -70,15 +50,14 @@ def library_kind() -> Kind:
     """
     if find_spec("mpi4py") is None:
         raise MissingDependencyError(f"several ranks need mpi4py; {command('mpi')}")
-    text = mpi_library()
-    found = kind_of(text)
-    if found.family not in _FAMILIES:
+    text = _library_by_fork()
+    if family_of(text) not in _FAMILIES:
         raise LaunchError(f"mpi4py is there and cannot be used: {short(text)}; {command('mpi')}")
-    return found
+    return text.partition(",")[0]
 
 
-def find_mpiexec(library: Kind) -> Mpiexec:
-    """Find the mpiexec of an MPI: the first matching one on PATH, or the one beside Python.
+def find_mpiexec(library: str) -> Mpiexec:
+    """Find the mpiexec of an MPI: the one beside Python, or the first on PATH.
 
     Raises:
         MissingDependencyError: there is no mpiexec.
@@ -90,67 +69,54 @@ def find_mpiexec(library: Kind) -> Mpiexec:
             f"there is no mpiexec on PATH, nor beside {short(sys.executable)}; {command('mpi')}"
         )
     for candidate in found:
-        if _belongs(candidate.kind, library):
+        if candidate.family == family_of(library):
             return candidate
-    there = ", ".join(f"{short(each.path)} ({each.kind})" for each in found)
+    there = ", ".join(f"{short(each.path)} ({each.family})" for each in found)
     raise LaunchError(
         f"mpi4py is built for {library}, and mpiexec is that of another MPI, so that each rank "
         f"would see itself alone: {there}. Install both from one place; {command('mpi')}"
     )
 
 
-def _belongs(program: Kind, library: Kind) -> bool:
-    if program.family != library.family:
-        return False
-    return library.family != OPEN_MPI or program.major == library.major
-
-
 def _candidates() -> list[Path]:
-    folders = [*os.get_exec_path(), str(Path(sys.executable).parent)]
+    folders = [str(Path(sys.executable).parent), *os.get_exec_path()]
     found = (shutil.which("mpiexec", path=folder) for folder in folders if folder)
     return list(dict.fromkeys(Path(path) for path in found if path is not None))
 
 
-def _asked(path: Path) -> Kind:
+def _asked(path: Path) -> str:
     try:
         result = subprocess.run(
             [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=20
         )
     except (OSError, subprocess.TimeoutExpired):
-        return Kind("does not run", "")
-    return kind_of((result.stdout + result.stderr).decode(errors="replace"))
+        return "does not run"
+    return family_of((result.stdout + result.stderr).decode(errors="replace"))
 
 
 def describe() -> str:
     """Describe in a line the MPI that `umem run -n` would use here, or why it cannot."""
     try:
-        library = library_kind()
-        program = find_mpiexec(library)
+        found = library()
+        program = find_mpiexec(found)
     except UmemError as error:
         return str(error)
-    return f"{library} by mpi4py {installed_version('mpi4py')}, started by {short(program.path)}"
+    return f"{found} by mpi4py {installed_version('mpi4py')}, started by {short(program.path)}"
 
 
 def arguments(
     mpiexec: Mpiexec, count: int, hosts: Path | None, exported: Mapping[str, str]
 ) -> list[str]:
-    """Return the mpiexec command for a number of ranks."""
+    """Return the mpiexec command for ranks, each of whose lines is marked with its number."""
     line = [str(mpiexec.path), "-n", str(count)]
-    if mpiexec.kind.family == OPEN_MPI:
-        line += ["--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"]
+    if mpiexec.family == OPEN_MPI:
+        line += ["--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none", "--tag-output"]
         line += ["--hostfile", str(hosts)] if hosts else []
         if hosts:
             for name in (*exported, *(name for name in _PATHS if name in os.environ)):
                 line += ["-x", name]
         return line
-    return line + (["-f", str(hosts)] if hosts else [])
-
-
-def tagging(mpiexec: Mpiexec) -> list[str]:
-    """Return the options by which mpiexec marks each line with its rank."""
-    if mpiexec.kind.family != OPEN_MPI:
-        return ["-prepend-rank"]
-    return ["--tag-output"] if mpiexec.kind.major == "4" else ["--output", "tag-detailed"]
+    return [*line, *(["-f", str(hosts)] if hosts else []), "-prepend-rank"]
 
 
 def may_run_as_root(allowed: bool) -> bool:
@@ -163,7 +129,7 @@ def environment(mpiexec: Mpiexec, threads: int | None, is_crowded: bool) -> dict
     found = {}
     if threads is not None or not any(os.environ.get(name) for name in THREADS):
         found = {name: str(threads or 1) for name in THREADS}
-    if mpiexec.kind.family == OPEN_MPI:
+    if mpiexec.family == OPEN_MPI:
         found |= {name: "1" for name in _ROOT}
         if is_crowded:  # a rank that waits lets others compute
             found.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
@@ -181,28 +147,7 @@ def room_in_shm() -> int | None:
     return found.f_bavail * found.f_frsize
 
 
-# -- what all ranks must share -------------------------------------------------------------------
-
-
-def alike() -> dict[str, str]:
-    """Return what all ranks must share: versions, and the MPI that mpi4py loads.
-
-    umem's version includes a hash of its source.
-    """
-    names = ("python", "numpy", "mpi4py", "chainer")
-    versions = {name: installed_version(name) or "none" for name in names}
-    return {"umem": _umem(), **versions, "MPI": str(kind_of(mpi_library()))}
-
-
-def _umem() -> str:
-    total = hashlib.sha256()
-    root = Path(__file__).parent.parent
-    for path in sorted(root.rglob("*.py")):
-        total.update(str(path.relative_to(root)).encode() + path.read_bytes())
-    return f"{installed_version('umem') or 'checkout'} ({total.hexdigest()[:12]})"
-
-
-def mpi_library() -> str:
+def _library_by_fork() -> str:
     """Return the MPI that mpi4py loads, without MPI_Init, or why it cannot.
 
     A child by fork asks, so that none is loaded into this process.

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
+import signal
+import socket
 import sys
 import threading
-from typing import Any
+import time
+from typing import Any, NoReturn
 
 from umem._common.printable import short
 from umem.errors import OutOfMemoryError
 from umem.launch.mpi import first_line
-from umem.launch.watcher import RANK, say
 
+MARK = "\x1eumem: "
+"""Prefix of a line on a rank's standard error that is for the launcher, which does not print it:
+the rank's error, or nothing once its script is over."""
+UNDER_UMEM = "UMEM_LAUNCH_RANK"
+"""Variable that tells a rank that `umem run -n` has started it; removed before the script runs."""
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+"""Variables in which Open MPI and MPICH give a rank's number."""
+INTERRUPT = signal.SIGUSR1
+"""Signal that interrupts the ranks as Ctrl-C does a single process: mpiexec forwards it, but not
+SIGINT."""
+INTERRUPT_SECONDS = 2.0
+"""Interrupted ranks have this long for their clean-up before mpiexec ends them."""
+DEATH_SIGNAL = 1
+"""Option of prctl: the signal that a process gets when its parent ends."""
 CLEAN_UP_SECONDS = 2.0
 """A failing rank has this long for its own clean-up."""
 _LOCAL = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
@@ -30,6 +47,9 @@ class Rank:
         self._process = os.getpid()
         self._stderr = os.fstat(2)
         self._status = 0
+        self._stays_until = 0.0
+        ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)  # without mpiexec, no rank
+        signal.signal(INTERRUPT, self._interrupt)
         atexit.register(self._leave_if_failed)  # runs after the script's own, before MPI_Finalize
         threading.excepthook = self._thread_failed
         with contextlib.suppress(AttributeError, ValueError):
@@ -38,7 +58,7 @@ class Rank:
     def raised(self, error: BaseException, thread: str | None = None) -> None:
         """Report an uncaught exception; the rank has two seconds left to clean up."""
         where = f" in the thread {short(thread)}" if thread else ""
-        self._say(f"raised {describe(error)}{where}")
+        self._tell_launcher(f"on {socket.gethostname()} raised {describe(error)}{where}")
         self._fail(1)
 
     def over(self, code: object) -> None:
@@ -53,7 +73,15 @@ class Rank:
         if status:
             self._fail(status)
         else:
-            self._say("is over")
+            self._tell_launcher("")
+
+    def _interrupt(self, *_: object) -> NoReturn:
+        """Raise KeyboardInterrupt, and stay until others have cleaned up.
+
+        mpiexec ends all ranks as soon as one has ended.
+        """
+        self._stays_until = time.monotonic() + INTERRUPT_SECONDS
+        raise KeyboardInterrupt
 
     def _fail(self, status: int) -> None:
         """End this process with a status: after its clean-up, or in two seconds."""
@@ -65,6 +93,7 @@ class Rank:
 
     def _leave_if_failed(self) -> None:
         if self._status and os.getpid() == self._process:
+            time.sleep(max(0.0, self._stays_until - time.monotonic()))
             _leave(self._status)
 
     def _thread_failed(self, args: Any) -> None:
@@ -72,7 +101,7 @@ class Rank:
         if args.exc_type is not SystemExit:  # how a thread ends itself
             self.raised(args.exc_value or args.exc_type(), args.thread and args.thread.name)
 
-    def _say(self, what: str) -> None:
+    def _tell_launcher(self, what: str) -> None:
         """Send a line to the launcher, unless the script has replaced standard error's file."""
         if os.getpid() != self._process:
             return
@@ -80,7 +109,7 @@ class Rank:
             sys.stderr.flush()
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(2), self._stderr):
-                say(str(self.number), what)
+                os.write(2, f"{MARK}{what}\n".encode("utf-8", "backslashreplace"))
 
 
 def _leave(status: int) -> None:
@@ -94,7 +123,7 @@ def _leave(status: int) -> None:
 def describe(error: BaseException) -> str:
     """Describe an exception in one line.
 
-    >>> describe(ValueError("no such\nfile")), describe(MemoryError())
+    >>> describe(ValueError("no such\\nfile")), describe(MemoryError())
     ('ValueError: no such', 'MemoryError (out of memory)')
     """
     kind = type(error).__name__
@@ -110,9 +139,8 @@ _here: Rank | None = None
 def this_rank() -> Rank | None:
     """Return this process as a rank of `umem run -n`, or None if it is not one."""
     global _here
-    number = os.environ.pop(RANK, None)
-    if number is not None:
-        _here = Rank(int(number))
+    if os.environ.pop(UNDER_UMEM, None) is not None:
+        _here = Rank(int(next(os.environ[name] for name in RANKS if name in os.environ)))
     return _here
 
 
