@@ -66,6 +66,15 @@ def test_an_error_shows_its_message_and_travels_between_processes() -> None:
         assert str(error) == str(copy) == "needs 'a', not \"b\""
 
 
+def test_the_bytes_that_an_allocation_needed_travel_too() -> None:
+    kinds = [errors.OutOfMemoryError, errors.LimitError]
+    if importlib.util.find_spec("cupy") is not None:
+        kinds.append(importlib.import_module("umem.devices.cuda").CudaLimitError)
+    for kind in kinds:
+        assert pickle.loads(pickle.dumps(kind("no room", needed_bytes=7))).needed_bytes == 7
+        assert kind("no room").needed_bytes is None
+
+
 def test_an_error_has_a_sentence_of_its_own() -> None:
     for name in sorted(CLASSES):
         doc = CLASSES[name].__doc__

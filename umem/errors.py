@@ -69,15 +69,25 @@ class UmemError(Exception):
     def __reduce__(self) -> str | tuple[object, ...]:
         if self._defined_in is None:
             return super().__reduce__()
-        return _made_again, (*self._defined_in, self.args)
+        return _made_again, (*self._defined_in, self.args), self.__dict__
 
 
 class OutOfMemoryError(UmemError, MemoryError):
     """An allocation does not fit; nothing was allocated."""
 
+    needed_bytes: int | None
+    """Bytes of the allocation; None where they are unknown."""
+
+    def __init__(self, *args: object, needed_bytes: int | None = None) -> None:
+        MemoryError.__init__(self, *args)  # CuPy's own would make a message from sizes
+        self.needed_bytes = needed_bytes
+
 
 class LimitError(OutOfMemoryError):
     """An allocation would pass the limit that the user set; nothing was allocated."""
+
+    is_cupys_limit = False
+    """Whether it was set by `set_limit` of CuPy's pool, not by ``limit=`` of umem."""
 
 
 class DeviceNotFoundError(UmemError, RuntimeError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -20,7 +19,7 @@ from umem.devices import HOST_SHARE, current_device
 from umem.errors import DeviceError, LimitError, is_cupys_out_of_memory
 from umem.memory.held_graphs import HeldGraph, held_graphs
 from umem.memory.tracking import Tracker
-from umem.units import MIB, format_bytes, parse_bytes
+from umem.units import MIB, format_bytes
 
 SHOWN = 8
 """Holders that are listed."""
@@ -35,14 +34,6 @@ PLAIN = (
     FrameType, CodeType,
 )  # fmt: skip
 """Types of objects that hold no arrays of CuPy, or those of other variables."""
-_ASKED = re.compile(r"allocating ([\d,]+) bytes")  # CuPy's message, its only public figure
-_SO_FAR = re.compile(r"\(allocated so far: ([\d,]+) bytes")
-_CUPYS_LIMIT = re.compile(
-    r"allocating ([\d,]+) bytes \(allocated so far: ([\d,]+) bytes, limit set to: ([\d,]+) bytes"
-)
-_NEEDS = re.compile(r"needs ([\d.]+ [KMGT]?i?B)")  # umem's message
-
-
 Scope = tuple[dict[str, Any], str]
 """Variables by name, and where they are."""
 
@@ -152,19 +143,20 @@ def explain(error: BaseException | None = None, by: Tracker | None = None) -> Ex
         raise DeviceError("explain reads CuPy's pools, and a virtual GPU is current")
     if error is None:
         error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    asked = None if error is None else _asked_bytes(error)
+    refusal = _refusal(error)
+    asked = None if refusal is None else _asked_bytes(refusal)
     free = min(device.free_bytes + device.pools.free_plain_bytes(), device.vram_bytes)
     frames = _frames(None if error is None else error.__traceback__)
     own, inside = _scopes(frames)
     held = _by_variable([*own, *inside]) if by is None else _by_line(by)
     used = max(device.pools.all_used_bytes(), sum(one.nbytes for one in held))
-    past = max(0, _so_far(error) - used)
+    past = max(0, getattr(refusal, "_total", 0) - used)  # CuPy's private; its message has it
     if not used:  # there are no arrays that gaps could be between
         free = max(0, free - past)
     host = device.host_available_bytes()
     room = None if host is None else int(host * HOST_SHARE)
     graph = next((one for one in held_graphs(own) if 2 * one.nbytes >= used), None)
-    remedies = _remedies(asked, used + past, free, device, room, _limit(error))
+    remedies = _remedies(asked, used + past, free, device, room, _limit(refusal))
     if graph is not None:
         remedies = _cuts(graph)
     return Explanation(
@@ -172,38 +164,29 @@ def explain(error: BaseException | None = None, by: Tracker | None = None) -> Ex
     )
 
 
-def _so_far(error: BaseException | None) -> int:
-    """Return what CuPy's pool had from the driver by its message; 0 where that does not say."""
-    found = _SO_FAR.search(str(error)) if error and is_cupys_out_of_memory(error) else None
-    return 0 if found is None else int(found[1].replace(",", ""))
-
-
-def _asked_bytes(error: BaseException) -> int | None:
-    """Return the bytes that an out-of-memory error names; None where it is another error."""
-    if not is_cupys_out_of_memory(error):
-        return None
-    text = str(error)
-    if (found := _ASKED.search(text)) is not None:
-        return int(found[1].replace(",", ""))
-    if (found := _NEEDS.search(text)) is not None:
-        return parse_bytes(found[1])
+def _refusal(error: BaseException | None) -> BaseException | None:
+    """Return the out-of-memory error that has sizes: the error, or the one that it came from."""
+    while error is not None and is_cupys_out_of_memory(error):
+        if _asked_bytes(error) is not None:
+            return error
+        error = error.__cause__
     return None
 
 
-def _limit(error: BaseException | None) -> str | None:
-    """Return the line that lifts the limit which an error names; None where it is not a limit."""
-    if "upstream= has no more" in str(error):
-        return None
-    if isinstance(error, LimitError) and "set_limit" not in str(error):
-        return "a higher limit= of umem.managed, hybrid, unmanaged or enable, or UMEM_LIMIT"
-    if isinstance(error, LimitError):
-        return "cupy.get_default_memory_pool().set_limit(size=0)"
-    found = _CUPYS_LIMIT.search(str(error))
-    if found is None:
-        return None
-    asked, allocated, limit = (int(number.replace(",", "")) for number in found.groups())
-    is_over = asked + allocated > limit
-    return "cupy.get_default_memory_pool().set_limit(size=0)" if is_over else None
+def _asked_bytes(error: BaseException) -> int | None:
+    """Return the bytes that an out-of-memory error, of umem or CuPy, was about."""
+    nbytes: int | None = getattr(error, "needed_bytes", getattr(error, "_size", None))
+    return nbytes
+
+
+def _limit(refusal: BaseException | None) -> str | None:
+    """Return the line that lifts the limit which has refused memory; None where none has."""
+    cupys = "cupy.get_default_memory_pool().set_limit(size=0)"
+    if isinstance(refusal, LimitError):
+        other = "a higher limit= of umem.managed, hybrid, unmanaged or enable, or UMEM_LIMIT"
+        return cupys if refusal.is_cupys_limit else other
+    size, total, limit = (getattr(refusal, name, 0) for name in ("_size", "_total", "_limit"))
+    return cupys if limit and size + total > limit else None
 
 
 # -- who holds it ------------------------------------------------------------------------------

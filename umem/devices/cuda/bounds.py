@@ -64,18 +64,22 @@ class Bounds:
 
     def _over_limit(self, kind: Kind, nbytes: int, after: dict[Kind, int]) -> Exception | None:
         """Return the error if a kind would be over the lower of its limits; None otherwise."""
-        limit, name = limit_of(self._policy(), kind), "the limit"
+        limit, is_cupys = limit_of(self._policy(), kind), False
         if self.program_limit is not None and self.program_limit[0] == kind:
             set_by_program = self.program_limit[1]
             if limit is None or set_by_program < limit:
-                limit, name = set_by_program, "set_limit() of CuPy's default pool"
+                limit, is_cupys = set_by_program, True
         if limit is None or after[kind] <= limit:
             return None
-        return CudaLimitError(
+        name = "set_limit() of CuPy's default pool" if is_cupys else "the limit"
+        error = CudaLimitError(
             f"needs {format_bytes(nbytes)}; {format_bytes(after[kind] - nbytes)} of the "
             f"{format_bytes(limit)} that {name} allows are reserved as {kind} memory. "
-            "Raise the limit, or free arrays first."
+            "Raise the limit, or free arrays first.",
+            needed_bytes=nbytes,
         )
+        error.is_cupys_limit = is_cupys
+        return error
 
     @property
     def headroom(self) -> int:
@@ -92,7 +96,8 @@ class Bounds:
             return None
         return CudaOutOfMemoryError(
             f"needs {format_bytes(nbytes)}; {format_bytes(free)} of VRAM are free, of which "
-            f"{format_bytes(self.headroom)} stay free for modules and libraries, by headroom=."
+            f"{format_bytes(self.headroom)} stay free for modules and libraries, by headroom=.",
+            needed_bytes=nbytes,
         )
 
     def _over_cap(self, nbytes: int, after: dict[Kind, int]) -> Exception | None:
@@ -101,7 +106,8 @@ class Bounds:
             return None
         return CudaLimitError(
             f"needs {format_bytes(nbytes)}; {format_bytes(total - nbytes)} of managed memory are "
-            f"reserved, and this process may have {format_bytes(self.cap_bytes)} in all."
+            f"reserved, and this process may have {format_bytes(self.cap_bytes)} in all.",
+            needed_bytes=nbytes,
         )
 
     def _over_host(self, kind: Kind, nbytes: int, after: dict[Kind, int]) -> Exception | None:
@@ -150,7 +156,8 @@ def _host_error(nbytes: int, reserved: int, host: int, vram: int) -> Exception:
     return CudaOutOfMemoryError(
         f"needs {format_bytes(nbytes)}; {format_bytes(reserved)} of managed memory are reserved, "
         f"and it may use {format_bytes(host)} of host memory{vram_text}. More would get the "
-        "process killed when the pages are written. Free arrays, or make the step need less."
+        "process killed when the pages are written. Free arrays, or make the step need less.",
+        needed_bytes=nbytes,
     )
 
 

@@ -13,10 +13,6 @@ from umem.errors import LimitError, OutOfMemoryError
 class CudaOutOfMemoryError(OutOfMemoryError, CupyOutOfMemoryError):  # type: ignore[misc, unused-ignore]
     """Device and host together cannot hold an allocation; nothing was allocated."""
 
-    def __init__(self, message: str) -> None:
-        # CuPy's own initialiser makes a message from sizes; ours says more than it could.
-        MemoryError.__init__(self, message)
-
 
 class CudaLimitError(CudaOutOfMemoryError, LimitError):
     """An allocation on CUDA would pass the limit that was set; nothing was allocated."""

@@ -144,7 +144,8 @@ class Growth:
         reserved = self._ledger.reserved()[self._kind]
         return CudaOutOfMemoryError(
             f"needs {format_bytes(nbytes)}; the driver has no more {self._kind} memory, "
-            f"{format_bytes(reserved)} are reserved. Free arrays, or use umem.managed()."
+            f"{format_bytes(reserved)} are reserved. Free arrays, or use umem.managed().",
+            needed_bytes=nbytes,
         )
 
 
@@ -213,7 +214,8 @@ class GivenAllocator(Growth):
             status = getattr(error, "status", cuda_driver.OUT_OF_MEMORY)
             if status == cuda_driver.OUT_OF_MEMORY:
                 raise CudaOutOfMemoryError(
-                    f"needs {format_bytes(nbytes)}; upstream= has no more: {error}"
+                    f"needs {format_bytes(nbytes)}; upstream= has no more: {error}",
+                    needed_bytes=nbytes,
                 ) from error
             if status not in cuda_driver.CAPTURE_ERRORS:
                 raise

@@ -337,12 +337,13 @@ class Model:
             tensor = self.driver.malloc(nbytes, policy)
         except LimitError as error:
             where = f"{what}: {error} (simulated {self.spec.title})"
-            raise LimitError(f"{where}. Raise the limit, or free what is not needed.") from None
+            text = f"{where}. Raise the limit, or free what is not needed."
+            raise LimitError(text, needed_bytes=nbytes) from None
         except OutOfMemoryError:
             used, way_out = self.driver.no_room(policy)
             needed = f"needs {format_bytes(nbytes)} for {what}; {used}"
             text = f"{needed} (simulated {self.spec.title}). {way_out}"
-            raise OutOfMemoryError(text) from None
+            raise OutOfMemoryError(text, needed_bytes=nbytes) from None
         counters, pool = self.counters, tensor.pool
         if pool is not None and self._reserved.get(pool) != pool.reserved_bytes:
             self._reserved[pool] = pool.reserved_bytes
