@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from umem._common.scopes import Scope, Scoped
+from umem._common.switch import Switch
 from umem.devices import current_device
 from umem.errors import DeviceError, StateError
 
 
-class OutOfMemoryCallback(Scoped["OutOfMemoryCallback"]):
+class OutOfMemoryCallback(Switch):
     """A callback that is asked when memory runs out; see `on_out_of_memory`.
 
     Attributes:
         count: how often it was asked.
     """
-
-    title = "umem.on_out_of_memory()"
 
     def __init__(self, callback: Callable[[int], Any]) -> None:
         self._callback = callback
@@ -31,7 +29,6 @@ class OutOfMemoryCallback(Scoped["OutOfMemoryCallback"]):
         from umem.devices.cuda import install
 
         self._end = install.remove_callback
-        self._is_over = False
         install.add_callback(self._call, device.pools.give_back_everything)
 
     def _call(self, nbytes: int) -> Any:
@@ -40,13 +37,14 @@ class OutOfMemoryCallback(Scoped["OutOfMemoryCallback"]):
 
     def close(self) -> None:
         """Ask it no more; a second time this has no effect."""
-        self._is_over = True
+        self.undo()
+
+    def _take_back(self) -> None:
         self._end(self._call)
 
-    def _open(self, scope: Scope) -> OutOfMemoryCallback:
-        if self._is_over:
+    def __enter__(self) -> OutOfMemoryCallback:
+        if not self.is_on:
             raise StateError("this callback is over: call umem.on_out_of_memory again")
-        scope.at_close(self.close)
         return self
 
 
