@@ -1,4 +1,4 @@
-"""Sizes and times, to and from text.
+"""Sizes and times, to and from text: ``"1.5GiB"``, ``"60%"``, ``"1.5x"``.
 
 Bytes are ints everywhere in umem; KiB, MiB and GiB (powers of 1024) appear only in what a
 person reads or types.
@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 import operator
 import re
-from typing import SupportsIndex
+from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
 
 from umem.errors import SizeError
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -27,7 +30,7 @@ _FACTORS = {
     "K": KIB, "KIB": KIB, "M": MIB, "MIB": MIB, "G": GIB, "GIB": GIB, "T": TIB, "TIB": TIB,
     "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4,
 }  # fmt: skip
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*|%)\s*")
 
 
 def parse_bytes(size: str | SupportsIndex, name: str = "size") -> int:
@@ -74,11 +77,55 @@ def _parse_text(text: str, name: str) -> int:
     factor = _FACTORS.get(match[2].upper()) if match else None
     if match is None or factor is None:
         raise SizeError(f'{name} must be a size such as "256MiB" or "1.5GiB"; got {text!r}')
+    return round(_number(match, name) * factor)
+
+
+def _number(match: re.Match[str], name: str) -> Fraction:
+    """Return the number of a size.
+
+    Raises:
+        SizeError: it is too long.
+    """
     if len(match[1]) > 40:  # beyond what any size needs, and beyond what Python reads
-        raise SizeError(f"{name} must be a size of at most 40 digits; got {text!r}")
+        raise SizeError(f"{name} must be a size of at most 40 digits; got {match[0]!r}")
     from fractions import Fraction  # and decimal with it, which importing umem need not wait for
 
-    return round(Fraction(match[1]) * factor)
+    return Fraction(match[1])
+
+
+class Share(NamedTuple):
+    """A size that depends on another one: ``factor`` times that; ``unit`` is "%" or "x"."""
+
+    factor: Fraction
+    unit: str
+
+
+def parse_size(size: str | SupportsIndex, name: str = "size", shares: str = "%x") -> int | Share:
+    """Parse a size as `parse_bytes` does, or a share such as ``"60%"`` or ``"1.5x"``.
+
+    Args:
+        size: above zero; a percentage is at most 100.
+        name: of the argument; it starts the error message.
+        shares: the units of shares that are accepted.
+
+    Raises:
+        SizeError: it is neither.
+
+    >>> parse_size("60%"), parse_size("2 KiB")
+    (Share(factor=Fraction(3, 5), unit='%'), 2048)
+    """
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    unit = match[2].lower() if match else ""
+    if match is None or not unit or unit not in shares:
+        return parse_bytes(size, name)
+    number = _number(match, name)
+    if not number:
+        raise SizeError(f"{name} must be above zero; got {size!r}")
+    if unit == "x":
+        return Share(number, unit)
+    if number > 100:
+        raise SizeError(f"{name} must be at most 100%; got {size!r}")
+    return Share(number / 100, unit)
 
 
 def format_bytes(nbytes: int | float | None) -> str:

@@ -221,7 +221,7 @@ def test_a_cap_on_workspace_holds_for_the_script_with_and_without_a_budget(run: 
         (("--recompute", "60"), "passed"),
         (("--recompute", "much"), "Invalid value for --recompute"),
         (("--recompute", "0%"), "Invalid value for --recompute"),
-        (("--recompute", "120%"), "a share of a plain step is above"),
+        (("--recompute", "120%"), "budget must be at most 100%"),
         (("--recompute", "0"), "Invalid value for --recompute"),
         (("--recompute", "60%", "--record", "x.umem.gz"), "record without it"),
         (("--workspace", "little"), "Invalid value for --workspace"),

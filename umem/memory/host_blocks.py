@@ -20,7 +20,7 @@ from umem.devices import CONTEXT_FAULTS, current_device, pinned_room
 from umem.errors import DeviceError, OutOfMemoryError, SizeError, StateError
 from umem.memory.limits import Size
 from umem.memory.mode_blocks import unmanaged
-from umem.units import MIB, format_bytes, parse_bytes
+from umem.units import MIB, Share, format_bytes, parse_size
 
 LEAST_COUNT = 24
 """Blocks that an array is cut into at least, if they are not smaller than `SMALLEST_BYTES` then:
@@ -414,7 +414,8 @@ def _no_pinned_memory(nbytes: int, room: int | None) -> OutOfMemoryError:
     has = "refuses them" if room is None else f"has {format_bytes(room)} for them"
     return OutOfMemoryError(
         f"blocks: needs {format_bytes(nbytes)} of pinned memory, and the host {has}: call "
-        "umem.blocks anew for smaller blocks, cut along another axis, or free host memory"
+        "umem.blocks anew for smaller blocks, cut along another axis, or free host memory",
+        needed_bytes=nbytes,
     )
 
 
@@ -526,15 +527,8 @@ def _room(room: Size) -> int | float:
     Raises:
         SizeError: it is neither.
     """
-    if not isinstance(room, str) or not room.strip().endswith("%"):
-        return parse_bytes(room, "room")
-    try:
-        share = float(room.strip()[:-1]) / 100
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise SizeError(f'room must be bytes, or a share up to "100%" of free VRAM; got {room!r}')
-    return share
+    size = parse_size(room, "room", shares="%")
+    return float(size.factor) if isinstance(size, Share) else size
 
 
 def _check_array(x: Any, name: str) -> None:

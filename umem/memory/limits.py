@@ -7,13 +7,12 @@ device is known, and because the host's memory changes.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 from umem.devices import Device
 from umem.errors import SizeError
-from umem.units import MAX_BYTES, format_bytes, parse_bytes
+from umem.units import MAX_BYTES, Share, format_bytes, parse_size
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -24,8 +23,6 @@ ACCEPTED = (
     'A limit is bytes as an int, or text: "24GiB", "1.5x" of VRAM, or "90%" of the host memory '
     "that is available"
 )
-_SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([xX%])\s*")
-_MAX_DIGITS = 40
 
 
 @dataclass(frozen=True)
@@ -79,31 +76,10 @@ def parse_limit(limit: Size, name: str = "limit") -> Limit:
     >>> parse_limit("1.5x").amount, parse_limit("24GiB").amount
     (Fraction(3, 2), 25769803776)
     """
-    share = _SHARE.fullmatch(limit) if isinstance(limit, str) else None
-    if share is not None:
-        return _parse_share(share, name)
     try:
-        return Limit("bytes", parse_bytes(limit, name), str(limit), name)
+        size = parse_size(limit, name)
     except SizeError as error:
         raise SizeError(f"{error}. {ACCEPTED}") from None
-
-
-def _parse_share(share: re.Match[str], name: str) -> Limit:
-    """Parse a limit such as "1.5x" or "90%".
-
-    Raises:
-        SizeError: it is 0, above 100%, or too long.
-    """
-    from fractions import Fraction
-
-    text = share[0].strip()
-    if len(share[1]) > _MAX_DIGITS:
-        raise SizeError(f"{name} must have at most {_MAX_DIGITS} digits; got {text!r}")
-    amount = Fraction(share[1])
-    if not amount:
-        raise SizeError(f"{name} must be above zero; got {text!r}. {ACCEPTED}")
-    if share[2] != "%":
-        return Limit("vram", amount, text, name)
-    if amount > 100:
-        raise SizeError(f"{name} must be at most 100% of the host's memory; got {text!r}")
-    return Limit("host", amount / 100, text, name)
+    if not isinstance(size, Share):
+        return Limit("bytes", size, str(limit), name)
+    return Limit("vram" if size.unit == "x" else "host", size.factor, str(limit).strip(), name)

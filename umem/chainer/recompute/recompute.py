@@ -25,7 +25,7 @@ from umem.chainer.recompute.training import Training
 from umem.chainer.tap import is_told
 from umem.errors import SizeError, StateError
 from umem.planner import Method, PoolGaps, ScheduleUsage, actions, usage
-from umem.units import format_bytes, parse_bytes
+from umem.units import Share, format_bytes, parse_size
 
 __all__ = ["Recompute"]
 
@@ -430,22 +430,11 @@ def _parsed(budget: int | str) -> Budget:
         return None
     if budget == CARD:
         return 0  # until the first pass begins
-    if isinstance(budget, str) and budget.strip().endswith("%"):
-        try:
-            share = float(budget.strip()[:-1]) / 100
-        except ValueError:
-            share = 0.0
-        if not 0 < share <= 1:
-            raise SizeError(
-                f'a share of a plain step is above "0%" and at most "100%"; got {budget!r}'
-            )
-        return share
     try:
-        if isinstance(budget, float):
-            raise SizeError
-        return parse_bytes(budget, "budget")
+        size = parse_size(budget, "budget", shares="%")
     except SizeError as error:
         raise SizeError(
             f'a budget is bytes as an int, a size like "12GiB", a share like "60%", "min" or '
-            f'"card"; got {budget!r}' + (f": {error}" if str(error) else "")
+            f'"card"; got {budget!r}: {error}'
         ) from None
+    return float(size.factor) if isinstance(size, Share) else size
