@@ -4,7 +4,6 @@ from umem.compat import install
 
 install()
 
-from typing import Any  # noqa: E402
 
 import chainer  # noqa: E402  (the layer must be in place first)
 
@@ -74,12 +73,3 @@ __all__ = [
     "tie",
     "workspace",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "bfloat16_states":
-        raise AttributeError(
-            "umem.chainer.bfloat16_states is gone: umem.chainer.optimizers.quantize_states("
-            "optimizer) keeps an optimizer's states in 8 bits"
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

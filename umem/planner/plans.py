@@ -66,8 +66,7 @@ def checked_model(model: str) -> Model:
     for known in MODELS:
         if model == known:
             return known
-    renamed = "; 'paper' is called 'kusumoto' now" if model == "paper" else ""
-    raise GraphError(f"model is one of {', '.join(MODELS)}; got {shown(model)}{renamed}")
+    raise GraphError(f"model is one of {', '.join(MODELS)}; got {shown(model)}")
 
 
 def reruns_of(graph: Graph, plan: Plan) -> Reruns:

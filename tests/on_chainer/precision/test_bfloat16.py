@@ -173,8 +173,3 @@ def test_bad_uses_of_saved_in_are_refused() -> None:
     saved.undo()
     with pytest.raises(StateError, match="undone already"):
         saved.undo()
-
-
-def test_the_name_that_is_gone_says_what_to_take() -> None:
-    with pytest.raises(AttributeError, match="quantize_states"):
-        _ = umem.chainer.bfloat16_states
