@@ -11,7 +11,7 @@ import reprlib
 import shlex
 
 LONGEST = 200
-"""A text of more characters is shortened."""
+"""A text of more characters is shortened. A choice, as the next: no measurement supports it."""
 LONGEST_PATH = 600
 """A path of more characters is shortened; more, as a path must stay recognisable."""
 

@@ -41,7 +41,8 @@ _ALIGNMENT = 8
 _LONGEST_HEADER = 100_000_000
 """The longest header in bytes that the safetensors library reads."""
 _PIECE = 4 << 20
-"""Bytes written at once: enough for a disk, few enough to be interrupted between."""
+"""Bytes written at once: enough for a disk, few enough to be interrupted between. A choice: no
+measurement supports it."""
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]

@@ -58,21 +58,21 @@ def run_ranks(command: list[str], asked: AskedRanks, say: Callable[[str], None])
             "you are root, and a wrong program could harm the whole machine; umem run "
             "--allow-root runs it all the same, such as in a container"
         )
-    there = hosts.read_hosts(asked.hosts) if asked.hosts is not None else []
+    machines = hosts.read_hosts(asked.hosts) if asked.hosts is not None else []
     program = mpi.find_mpiexec(mpi.library())
-    hosts.reach(there)
+    hosts.reach(machines)
     cores = len(os.sched_getaffinity(0))
-    is_crowded = not there and asked.ranks > cores
+    is_crowded = not machines and asked.ranks > cores
     if is_crowded:
         say(f"umem: {asked.ranks} ranks on {cores} cores: they take turns")
     variables = mpi.environment(program, asked.threads, is_crowded) | {UNDER_UMEM: "1"}
     with ExitStack() as stack:
-        if not there and BACKING not in os.environ:
+        if not machines and BACKING not in os.environ:
             variables |= small_shm(asked.ranks, say)
             variables |= own_place(variables.get(BACKING, str(mpi.SHM)), stack)
-        file = stack.enter_context(hosts.listed(there, program.family))
+        file = stack.enter_context(hosts.listed(machines, program.family))
         starts = mpi.arguments(program, asked.ranks, file, variables)
-        job = Job([*starts, *command], variables, None if there else socket.gethostname())
+        job = Job([*starts, *command], variables, None if machines else socket.gethostname())
         status, last = job.run()
     if asked.verbose or job.is_unexplained:
         for line in job.mpiexec_lines[0 if asked.verbose else 1 :]:

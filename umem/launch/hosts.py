@@ -22,9 +22,10 @@ from umem.launch import mpi
 
 CONNECT_SECONDS = 8
 REACH_SECONDS = 20
-"""A host has this long to answer ssh; all are asked at once."""
+"""A host has this long to answer ssh; all are asked at once. Choices: no measurement supports
+them."""
 _ROOT = Path(__file__).parents[2]
-_ASKED = f"import sys; sys.path[0] = {str(_ROOT)!r}; import umem, mpi4py"
+_CHECK = f"import sys; sys.path[0] = {str(_ROOT)!r}; import umem, mpi4py"
 """Program that a host can run if it can run ranks."""
 _SSH_FAILED = 255
 _LINE = re.compile(r"(?P<name>[\w.@-]+)(?::(?P<count>\d+)|\s+slots\s*=\s*(?P<slots>\d+))?")
@@ -80,7 +81,7 @@ def listed(hosts: Sequence[Host], family: str) -> Iterator[Path | None]:
         return
     sign = " slots=" if family == mpi.OPEN_MPI else ":"
     lines = [
-        each.name + ("" if each.slots is None else f"{sign}{each.slots}") for each in _once(hosts)
+        each.name + ("" if each.slots is None else f"{sign}{each.slots}") for each in _merged(hosts)
     ]
     with tempfile.NamedTemporaryFile("w", prefix="umem-hosts-", encoding="utf-8") as file:
         file.write("".join(f"{line}\n" for line in lines))
@@ -88,18 +89,18 @@ def listed(hosts: Sequence[Host], family: str) -> Iterator[Path | None]:
         yield Path(file.name)
 
 
-def _once(hosts: Sequence[Host]) -> list[Host]:
+def _merged(hosts: Sequence[Host]) -> list[Host]:
     """Merge lines of the same host, adding their slots; a line without slots counts one then.
 
-    >>> _once([Host("a", 2), Host("b"), Host("a")])
+    >>> _merged([Host("a", 2), Host("b"), Host("a")])
     [Host(name='a', slots=3), Host(name='b', slots=None)]
     """
     same: dict[str, list[Host]] = {}
     for each in hosts:
         same.setdefault("localhost" if is_here(each.name) else each.name, []).append(each)
     return [
-        them[0] if len(them) == 1 else Host(them[0].name, sum(each.slots or 1 for each in them))
-        for them in same.values()
+        lines[0] if len(lines) == 1 else Host(lines[0].name, sum(one.slots or 1 for one in lines))
+        for lines in same.values()
     ]
 
 
@@ -134,31 +135,32 @@ def is_here(name: str) -> bool:
 def _problem(name: str) -> str | None:
     """Return why a host cannot run ranks: no ssh, no umem; None if it can."""
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"]
-    asked = shlex.join([sys.executable, "-c", _ASKED])
+    check = shlex.join([sys.executable, "-c", _CHECK])
     try:
         result = subprocess.run(
-            ["ssh", *options, name, asked],
+            ["ssh", *options, name, check],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=REACH_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        return _silent(name, f"nothing for {REACH_SECONDS} s")
+        return _no_answer(name, f"nothing for {REACH_SECONDS} s")
     except OSError as error:
-        return _silent(name, reason(error))
+        return _no_answer(name, reason(error))
     if result.returncode == 0:
         return None
-    said = result.stderr.decode(errors="replace").strip().splitlines()
-    why = mpi.first_line(said[-1]) if said else f"status {result.returncode}"
+    errors = result.stderr.decode(errors="replace").strip().splitlines()
+    why = mpi.first_line(errors[-1]) if errors else f"status {result.returncode}"
     if result.returncode == _SSH_FAILED:
-        return _silent(name, why)
+        return _no_answer(name, why)
     return (
         f"the host {short(name)} does not run umem by {short(sys.executable)}: {short(why)}. Each "
         "host needs the same Python at the same path, with the same packages"
     )
 
 
-def _silent(name: str, why: str) -> str:
+def _no_answer(name: str, why: str) -> str:
+    """Say that a host does not answer."""
     return (
         f"the host {short(name)} does not answer: {short(why)}. umem run needs "
         f"`ssh {short(name)} true` to work without a question"

@@ -18,7 +18,7 @@ from umem._common.printable import printable, short
 from umem.launch.rank import DEATH_SIGNAL, INTERRUPT, INTERRUPT_SECONDS, MARK
 
 END_SECONDS = 3.0
-"""mpiexec has this long between SIGTERM and SIGKILL."""
+"""mpiexec has this long between SIGTERM and SIGKILL. A choice: no measurement supports it."""
 _TICK_SECONDS = 0.1
 _SUBREAPER = 36
 """Option of prctl: orphans among a process's descendants become its children."""
@@ -175,21 +175,21 @@ class Job:
             return 128 - status, f"mpiexec {_ended_by(-status)}; no rank is left"
         if not status:
             return 0, None
-        said = " ".join(line.strip("- ") for line in self.mpiexec_lines[1:]).strip()
-        cause = self._cause(said, status)
+        text = " ".join(line.strip("- ") for line in self.mpiexec_lines[1:]).strip()
+        cause = self._cause(text, status)
         if cause is not None:
             return status, f"{cause}; all ranks were ended"
         self.is_unexplained = True
-        why = f": {short(said.partition('. ')[0].rstrip('.'))}" if said else ""
+        why = f": {short(text.partition('. ')[0].rstrip('.'))}" if text else ""
         return status, f"mpiexec ended with status {status}{why}; no rank is left"
 
-    def _cause(self, said: str, status: int) -> str | None:
-        """Describe which rank failed first, and why; None if that is unknown.
+    def _cause(self, text: str, status: int) -> str | None:
+        """Describe which rank failed first, and why, from what mpiexec wrote; None if unknown.
 
         A rank reports its own uncaught error; mpiexec knows which one was killed, or left with
         which status.
         """
-        ended = _ENDED.search(said)
+        ended = _ENDED.search(text)
         if ended is not None and int(ended[1]) not in self._errors:
             how = f"ended with status {status}" if ended[3] is None else _ended_by(int(ended[3]))
             if status == 128 + signal.SIGKILL and _killed_for_memory() > self._memory_kills:
@@ -197,7 +197,7 @@ class Job:
             return f"rank {ended[1]} on {ended[2]} {how}"
         for rank, error in self._errors.items():
             return f"rank {rank} {error}"
-        left = _STATUS.search(said)
+        left = _STATUS.search(text)
         return left and f"rank {left[1]}{self._where} ended with status {left[2]}"
 
 

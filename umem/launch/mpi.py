@@ -63,7 +63,7 @@ def find_mpiexec(library: str) -> Mpiexec:
         MissingDependencyError: there is no mpiexec.
         LaunchError: there is only that of another MPI, by which each rank would see itself alone.
     """
-    found = [Mpiexec(path, _asked(path)) for path in _candidates()]
+    found = [Mpiexec(path, _family_of_program(path)) for path in _candidates()]
     if not found:
         raise MissingDependencyError(
             f"there is no mpiexec on PATH, nor beside {short(sys.executable)}; {command('mpi')}"
@@ -84,7 +84,8 @@ def _candidates() -> list[Path]:
     return list(dict.fromkeys(Path(path) for path in found if path is not None))
 
 
-def _asked(path: Path) -> str:
+def _family_of_program(path: Path) -> str:
+    """Ask an mpiexec which MPI it is of."""
     try:
         result = subprocess.run(
             [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=20

@@ -28,15 +28,17 @@ INTERRUPT = signal.SIGUSR1
 """Signal that interrupts the ranks as Ctrl-C does a single process: mpiexec forwards it, but not
 SIGINT."""
 INTERRUPT_SECONDS = 2.0
-"""Interrupted ranks have this long for their clean-up before mpiexec ends them."""
+"""Interrupted ranks have this long for their clean-up before mpiexec ends them. A choice: no
+measurement supports it."""
 DEATH_SIGNAL = 1
 """Option of prctl: the signal that a process gets when its parent ends."""
 CLEAN_UP_SECONDS = 2.0
-"""A failing rank has this long for its own clean-up."""
+"""A failing rank has this long for its own clean-up. A choice: no measurement supports it."""
 _LOCAL = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 """Variables in which Open MPI and MPICH give the number of ranks on a machine."""
 _LARGEST_STATUS = 2**63 - 1
 _LONGEST = 1000
+"""An error's text of more characters is shortened. A choice: no measurement supports it."""
 
 
 class Rank:

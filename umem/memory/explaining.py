@@ -22,14 +22,14 @@ from umem.memory.tracking import Tracker
 from umem.units import MIB, format_bytes
 
 SHOWN = 8
-"""Holders that are listed."""
+"""Holders that are listed. A choice: no measurement supports it."""
 LIBRARIES = ("chainer", "umem")
 """Packages whose own variables are looked into after those of the program."""
-PAST = (
+PLACE_OF_PAST = (
     "when it ran out: values without a name, such as those of a list that was being built, or gaps "
     "between arrays"
 )
-PLAIN = (
+HOLD_NOTHING = (
     str, bytes, int, float, complex, np.ndarray, np.generic, type, ModuleType, FunctionType,
     FrameType, CodeType,
 )  # fmt: skip
@@ -98,7 +98,7 @@ class Explanation:
         for nbytes, place in (
             (sum(one.nbytes for one in self.held[SHOWN:]), f"in {len(self.held) - SHOWN} more"),
             (self.other_bytes, "elsewhere"),
-            (self.past_bytes, PAST),
+            (self.past_bytes, PLACE_OF_PAST),
         ):
             if nbytes:
                 rows.append((format_bytes(nbytes), 0, place))
@@ -265,7 +265,7 @@ def _memory_of(value: Any, seen: set[int]) -> Iterator[tuple[int, int]]:
     while queue:
         one = queue.popleft()
         kind = type(one)
-        if issubclass(kind, PLAIN) or id(one) in seen:
+        if issubclass(kind, HOLD_NOTHING) or id(one) in seen:
             continue
         seen.add(id(one))
         if not hasattr(kind, "__cuda_array_interface__"):
