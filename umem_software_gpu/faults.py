@@ -1,4 +1,4 @@
-"""Faults of kernels: what they are called, and a file of those that a project knows.
+"""Faults of kernels, as errors tell of them, and a file of those that a project knows.
 
 The file is JSON, a fault on each line: ``{"version": 1, "faults": [{"test": "tests/test_it.py::
 test_shift", "fault": "memcheck", "kernel": "shift", "argument": "1 (const float* x)"}]}``.
@@ -7,19 +7,12 @@ test_shift", "fault": "memcheck", "kernel": "shift", "argument": "1 (const float
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 VERSION = 1
 FIELDS = ("test", "fault", "kernel", "argument")
-KINDS = {"DeviceError", "CUDARuntimeError", "CUDADriverError"}
-"""Names of classes of errors that tell of a fault: that of the kernel, and of calls behind it."""
-_SAID = re.compile(r"\bthe kernel (\S+?):? (reads|writes|touches|gets|block )")
-_RACE, _BARRIERS = "and no barrier is between them", "waits at the barrier in line"
-_PEER = "which is no peer of it"
-_ARGUMENT = re.compile(r"argument (\d+) \((.*?)\)(?:,| is | or | in |: |;|$)")
 
 
 class Fault(NamedTuple):
@@ -40,15 +33,10 @@ class Known(NamedTuple):
 def fault_of(error: BaseException | None) -> Fault | None:
     """Return the fault that an error, one of its group, or one that it came from tells of."""
     for each in _all(error):
-        found = _said(str(each)) if KINDS & _names(each) else None
-        if found is not None:
-            return found
+        finding = vars(each).get("finding")  # of umem's errors of faults
+        if finding is not None:
+            return Fault(*finding)
     return None
-
-
-def _names(error: BaseException) -> set[str]:
-    """Names of an error's classes; umem is not imported to look."""
-    return {kind.__name__ for kind in type(error).__mro__}
 
 
 def _all(error: BaseException | None) -> Iterator[BaseException]:
@@ -60,20 +48,6 @@ def _all(error: BaseException | None) -> Iterator[BaseException]:
             seen.append(each)
             left += [*getattr(each, "exceptions", ()), each.__cause__, each.__context__]
             yield each
-
-
-def _said(text: str) -> Fault | None:
-    """Read a fault from its sentence; an assertion that fails is none that a tool looks for."""
-    if _PEER in text:
-        return Fault("memcheck", "", "")
-    found, argument = _SAID.search(text), _ARGUMENT.search(text)
-    if found is None:
-        return None
-    if _RACE in text or _BARRIERS in text:
-        return Fault("racecheck" if _RACE in text else "synccheck", found[1], "")
-    if found[2] == "block ":
-        return None
-    return Fault("memcheck", found[1], "" if argument is None else f"{argument[1]} ({argument[2]})")
 
 
 def read(path: Path) -> set[Known]:

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from software_programs import is_installed, needs_software_gpu
+from software_programs import GOES_ON, is_installed, lines, needs_software_gpu
 
 from tests.devices.software.test_switch import started
+from umem.devices.software.faults import Finding, KernelFault
 from umem.errors import DeviceError
 from umem_software_gpu import VARIABLE, faults, parsed, with_seed
 from umem_software_gpu.faults import Fault, Known, fault_of
@@ -90,59 +91,76 @@ def test_a_group_of_workers_is_no_part_of_the_name(node: str, mark: bool, expect
 
 # -- faults ----------------------------------------------------------------------------------------
 
-READS = (
-    "the kernel shift reads 0 bytes behind the end of argument 1 (const float* x), which has 40 "
-    "bytes"
-)
-RACE = (
-    "the kernel shift: block (0, 0, 0): thread (40, 0, 0) writes byte 160 of held in line 5, which "
-    "thread (0, 0, 0) reads in line 6, and no barrier is between them"
-)
+KERNELS = r'''
+module = cp.RawModule(code="""
+extern "C" __global__ void shift(float* y, const float* x, long long n) {
+    y[threadIdx.x] = x[threadIdx.x + n];
+}
+extern "C" __global__ void before(float* y, long long n) { y[threadIdx.x - n] = 1; }
+extern "C" __global__ void odd(float* y, int n) { *(double*)(y + n) = y[0]; }
+extern "C" __global__ void race(float* y) {
+    __shared__ float held[64];
+    held[threadIdx.x] = threadIdx.x;
+    y[threadIdx.x] = held[(threadIdx.x + 40) % 64];
+}
+extern "C" __global__ void waits(float* y) {
+    if (threadIdx.x < 3) __syncthreads(); else { y[1] = 2; __syncthreads(); }
+}
+extern "C" __global__ void claim(float* y) { assert(y[0] > 100); }
+""")
+x, y, host = cp.arange(10, dtype="f4"), cp.zeros(64, "f4"), np.zeros(8, "f4")
+
+def fault(name, threads, *arguments):
+    try:
+        module.get_function(name)((1,), (threads,), arguments)
+        cp.cuda.Device().synchronize()
+        print("nothing")
+    except umem.errors.DeviceError as error:
+        print(error.finding and tuple(error.finding))
+'''
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (READS, Fault("memcheck", "shift", "1 (const float* x)")),
-        (RACE, Fault("racecheck", "shift", "")),
-        (
-            "the kernel f writes right before the start of argument 2 (T (*y)[3]), which has 4 "
-            "bytes",
-            Fault("memcheck", "f", "2 (T (*y)[3])"),
-        ),
-        (
-            "the kernel f touches address 0x0, where no array is; argument 0 (float* x): a null "
-            "pointer, or an empty array",
-            Fault("memcheck", "f", "0 (float* x)"),
-        ),
-        (
-            "the kernel f: block (0, 0, 0): thread (0, 0, 0) waits at the barrier in line 2, and "
-            "thread (3, 0, 0) at the barrier in line 4",
-            Fault("synccheck", "f", ""),
-        ),
-        (
-            "the kernel f reads byte 1 of argument 0 (const char* x) in line 3, a misaligned "
-            "address: a multiple of 4 is needed. To accept it: ...",
-            Fault("memcheck", "f", "0 (const char* x)"),
-        ),
-        (
-            "the kernel f gets argument 1 (float* y), which leads to memory of the host: the GPU "
-            "cannot reach it.",
-            Fault("memcheck", "f", "1 (float* y)"),
-        ),
-        ("the kernel f: block (0, 0, 0): the assertion x > 0 failed", None),
-        ("device 0 uses memory of device 1, which is no peer of it", Fault("memcheck", "", "")),
-        ("g++ refuses a kernel", None),
-    ],
-)
-def test_faults_have_the_names_of_compute_sanitizers_tools(
-    text: str, expected: Fault | None
-) -> None:
-    assert fault_of(DeviceError(text)) == expected
-    assert fault_of(ValueError(text)) is None
-    assert fault_of(type("CUDADriverError", (RuntimeError,), {})(f"CUDA_ERROR: {text}")) == expected
+@needs_software_gpu
+def test_faults_have_the_names_of_compute_sanitizers_tools(kernel_cache: Path) -> None:
+    program = """
+fault("shift", 10, y, x, 0)
+fault("shift", 10, y, x, 1)
+fault("shift", 10, y, x, 1 << 40)
+fault("shift", 10, y, np.uint64(0), 0)
+fault("before", 1, y, 1)
+fault("odd", 1, y, 1)
+fault("odd", 1, host.ctypes.data, 0)
+fault("race", 64, y)
+fault("waits", 64, y)
+fault("claim", 1, y)
+"""
+    start = GOES_ON.replace("force=True", "force=True, checked=True")
+    assert lines(program, kernel_cache, start=start + KERNELS) == [
+        "nothing",
+        "('memcheck', 'shift', '1 (const float* x)')",
+        "('memcheck', 'shift', '')",
+        "('memcheck', 'shift', '1 (const float* x)')",
+        "('memcheck', 'before', '0 (float* y)')",
+        "('memcheck', 'odd', '0 (float* y)')",
+        "('memcheck', 'odd', '0 (float* y)')",
+        "('racecheck', 'race', '')",
+        "('synccheck', 'waits', '')",
+        "None",
+    ]
+
+
+def test_an_error_tells_of_its_fault_or_of_that_of_another() -> None:
+    finding = Finding("memcheck", "f", "2 (T (*y)[3])")
+    expected = Fault("memcheck", "f", "2 (T (*y)[3])")
+    error = KernelFault(700, "the kernel f reads ...", finding)
+    assert fault_of(error) == expected
+    assert fault_of(KernelFault(710, "the kernel f: the assertion x > 0 failed")) is None
+    assert fault_of(DeviceError("g++ refuses a kernel")) is fault_of(None) is None
+    of_driver = type("CUDADriverError", (RuntimeError,), {})("CUDA_ERROR: ...")
+    of_driver.finding = finding  # type: ignore[attr-defined]
+    assert fault_of(of_driver) == expected
     wrapped = RuntimeError("other")
-    wrapped.__cause__ = DeviceError(text)
+    wrapped.__cause__ = error
     assert fault_of(wrapped) == expected
 
 

@@ -23,7 +23,7 @@ from umem._common.specs import GpuSpec
 from umem.devices.base import Policy
 from umem.devices.page_moves import MoveListener, PageMove
 from umem.devices.software.device_state import Current, DeviceState
-from umem.devices.software.faults import Fault, KernelFault
+from umem.devices.software.faults import Fault, Finding, KernelFault
 from umem.devices.software.memory_sources import PlainSource
 from umem.devices.software.pool_blocks import PoolBlocks
 from umem.devices.virtual.model import Model
@@ -132,18 +132,22 @@ class HostMemory:
         raise self.error_type(status)
 
     def end_context(
-        self, status: int, sentence: str, device: DeviceState | None = None
+        self,
+        status: int,
+        sentence: str,
+        device: DeviceState | None = None,
+        finding: Finding | None = None,
     ) -> NoReturn:
         """Raise a fault of a device, by default the current one; its context has ended then."""
         if self.is_sticky:
-            (device or self.here).fault = Fault(status, sentence)
+            (device or self.here).fault = Fault(status, sentence, finding)
             self.context_ends()
-        raise self.fault_type(status, sentence)
+        raise self.fault_type(status, sentence, finding)
 
     def refuse_ended(self, device: DeviceState) -> None:
         """Raise if a device's context has ended."""
         if device.fault is not None:
-            raise self.fault_type(device.fault.status, device.fault.reminder)
+            raise self.fault_type(device.fault.status, device.fault.reminder, device.fault.finding)
 
     def drop_error(self) -> None:
         """Forget an error that a later call would raise: here there is none."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from umem.devices.software.allocations import NO_MEMORY
 from umem.devices.software.copy_checks import is_variable
-from umem.devices.software.faults import ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, KernelFault
+from umem.devices.software.faults import ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, Finding, KernelFault
 from umem.devices.software.kernel_guard import KernelGuard, ProcessorFault
 from umem.devices.software.kernels import Kernel
 from umem.devices.software.memory_sources import Fenced, GuardedSource
@@ -33,8 +33,10 @@ FAR = GIB
 _VERBS = {1: "reads", 2: "writes"}
 
 
-Pointers = Sequence[tuple[tuple[int, str], int]]
-"""Pointer arguments, by number and text, and their values."""
+Parameter = tuple[int, str]
+"""A parameter of a kernel: its number and text."""
+Pointers = Sequence[tuple[Parameter, int]]
+"""Pointer arguments, and their values."""
 _PAGEABLE = 88
 """cudaDevAttrPageableMemoryAccess, from driver_types.h."""
 _WIDEST = 16
@@ -68,7 +70,7 @@ class CheckedKernels:
         fault = self._guard.fault_of(kernel, grid, block, shared, given)
         self._refuse_misaligned(kernel, pointers)
         if fault is not None:
-            raise KernelFault(ILLEGAL_ADDRESS, self._said(kernel, given, fault))
+            raise self._error(kernel, given, fault)
         kernel.check()
         for parameter, address in pointers:
             region = self._source.find(address)
@@ -77,6 +79,7 @@ class CheckedKernels:
                     ILLEGAL_ADDRESS,
                     f"the kernel {kernel.name} writes right before the start of "
                     f"{_named(parameter)}, which has {region.nbytes:,} bytes",
+                    _memcheck(kernel, [parameter]),
                 )
 
     def _refuse_host(self, kernel: Kernel, pointers: Pointers) -> None:
@@ -93,6 +96,7 @@ class CheckedKernels:
                     ILLEGAL_ADDRESS,
                     f"the kernel {kernel.name} gets {_named(parameter)}, which leads to memory of "
                     f"the host: the GPU cannot reach it. {hint()}",
+                    _memcheck(kernel, [parameter]),
                 )
 
     def _refuse_misaligned(self, kernel: Kernel, pointers: Pointers) -> None:
@@ -104,37 +108,50 @@ class CheckedKernels:
             region = self._source.find(address)
             if (address - (region.start if region else 0)) % min(alignment, _WIDEST) == 0:
                 continue
-            mine = [_named(name) for name, low in pointers if self._source.find(low) is region]
-            where = f" of {' or '.join(mine)}" if region and mine else ""
+            mine = [name for name, low in pointers if region and self._source.find(low) is region]
+            where = f" of {' or '.join(map(_named, mine))}" if mine else ""
             place = f"byte {address - region.start:,}{where}" if region else f"address {address:#x}"
             does = f"{_VERBS[1 + is_write]} {place} in {kernel.line_of(code)}"
             raise KernelFault(
                 MISALIGNED_ADDRESS,
                 f"the kernel {kernel.name} {does}, a misaligned address: a multiple of {alignment} "
                 f"is needed. {hint()}",
+                _memcheck(kernel, mine),
             )
 
-    def _said(self, kernel: Kernel, given: int, fault: ProcessorFault) -> str:
-        """Describe a fault: the kernel, the access, and the array whose bounds it left."""
+    def _error(self, kernel: Kernel, given: int, fault: ProcessorFault) -> KernelFault:
+        """Return the error of a fault: the kernel, the access, and the array whose bounds it left.
+
+        Or, far from all arrays, the arguments that the place may have been reached from.
+        """
         does = f"the kernel {kernel.name} {_VERBS.get(fault.access, 'touches')}"
         region = self._source.find(fault.address)
         pointers = kernel.pointers(given)
         if region is None:
-            near = _nearest(fault.address, pointers)
-            return f"{does} address {fault.address:#x}, where no array is{near}"
-        mine = [_named(name) for name, address in pointers if self._source.find(address) is region]
-        name = " or ".join(mine) if mine else "an array that no argument leads to"
-        return f"{does} {_place(region, fault.address)} {name}, which has {region.nbytes:,} bytes"
+            mine, near = _nearest(fault.address, pointers)
+            sentence = f"{does} address {fault.address:#x}, where no array is{near}"
+        else:
+            mine = [name for name, address in pointers if self._source.find(address) is region]
+            name = " or ".join(map(_named, mine)) or "an array that no argument leads to"
+            place = _place(region, fault.address)
+            sentence = f"{does} {place} {name}, which has {region.nbytes:,} bytes"
+        return KernelFault(ILLEGAL_ADDRESS, sentence, _memcheck(kernel, mine))
 
 
-def _nearest(place: int, pointers: Sequence[tuple[tuple[int, str], int]]) -> str:
-    """Say which arguments a place may have been reached from; empty if all are far away."""
-    near = sorted((abs(place - at), at, _named(name)) for name, at in pointers)
+def _memcheck(kernel: Kernel, parameters: Sequence[Parameter]) -> Finding:
+    """Return what memcheck would find: a kernel and the first of some arguments."""
+    return Finding("memcheck", kernel.name, *(f"{n} ({text})" for n, text in parameters[:1]))
+
+
+def _nearest(place: int, pointers: Pointers) -> tuple[list[Parameter], str]:
+    """Return arguments that a place may have been reached from, and say so; none if all are far."""
+    near = sorted((abs(place - at), at, name) for name, at in pointers)
     near = [one for one in near if one[0] <= FAR]
     null = [name for _, at, name in near if not at]
     if null:
-        return f"; {' and '.join(null)}: a null pointer, or an empty array"
-    return "".join(f"; {name} is {n:,} bytes away" for n, _, name in near[:1])
+        return null, f"; {' and '.join(map(_named, null))}: a null pointer, or an empty array"
+    text = "".join(f"; {_named(name)} is {n:,} bytes away" for n, _, name in near[:1])
+    return [name for _, _, name in near[:1]], text
 
 
 def _place(region: Fenced, address: int) -> str:
@@ -145,7 +162,7 @@ def _place(region: Fenced, address: int) -> str:
     return f"{address - region.start - region.nbytes:,} bytes behind the end of"
 
 
-def _named(parameter: tuple[int, str]) -> str:
+def _named(parameter: Parameter) -> str:
     return f"argument {parameter[0]} ({parameter[1]})"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from cupy_backends.cuda.api.runtime import CUDARuntimeError
 
+from umem.devices.software.faults import Finding
 from umem.errors import DeviceError
 
 
@@ -18,16 +19,17 @@ class CudaFault(CUDARuntimeError, DeviceError):
     Args:
         status: of cudaError.
         sentence: names the kernel, and what it did.
+        finding: what a tool of compute-sanitizer would find, if any.
     """
 
-    def __init__(self, status: int, sentence: str) -> None:
+    def __init__(self, status: int, sentence: str, finding: Finding | None = None) -> None:
         CUDARuntimeError.__init__(self, status)
-        self.sentence = sentence
+        self.sentence, self.finding = sentence, finding
         self.args = (f"{self.args[0]}: {sentence}",)
 
     def __reduce__(self) -> Any:
-        return _made_again, (self.status, self.sentence)
+        return _made_again, (self.status, self.sentence, self.finding)
 
 
-def _made_again(status: int, sentence: str) -> CudaFault:
-    return CudaFault(status, sentence)
+def _made_again(*given: Any) -> CudaFault:
+    return CudaFault(*given)

@@ -17,7 +17,7 @@ from umem._common.arithmetic import FLOAT32
 from umem._common.specs import GpuSpec
 from umem.devices.software.allocations import HOST, HostMemory
 from umem.devices.software.device_state import DeviceState
-from umem.devices.software.faults import ILLEGAL_ADDRESS
+from umem.devices.software.faults import ILLEGAL_ADDRESS, Finding
 from umem.devices.virtual.driver import covered
 from umem.devices.virtual.model import Model
 from umem.trace import Access, Hint, Op
@@ -32,7 +32,8 @@ def check_peers(memory: HostMemory, device: DeviceState, accesses: Iterable[Acce
         found = memory.of_number(access.tensor)
         if not (found.is_managed or found.device == device.ordinal or found.device in device.peers):
             whose = f"device {device.ordinal} uses memory of device {found.device}"
-            memory.end_context(ILLEGAL_ADDRESS, f"{whose}, which is no peer of it", device)
+            sentence = f"{whose}, which is no peer of it"
+            memory.end_context(ILLEGAL_ADDRESS, sentence, device, Finding("memcheck"))
 
 
 def tell_operation(memory: HostMemory, device: DeviceState, op: Op) -> None:

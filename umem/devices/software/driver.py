@@ -261,10 +261,10 @@ class HostDriver:
         try:
             self.run(kernel, grid, block, shared, given)
         except KernelFault as fault:
-            status, sentence = fault.status, fault.sentence
+            status, sentence, finding = fault.status, fault.sentence, fault.finding
         else:
             return
-        self._runtime.end_context(status, sentence)
+        self._runtime.end_context(status, sentence, finding=finding)
 
     def tell_launch(self, kernel: Kernel, stream: int, given: int) -> None:
         """Report the memory that a kernel will use."""

@@ -32,17 +32,32 @@ OPTION = (
 )
 
 
+class Finding(NamedTuple):
+    """What a tool of compute-sanitizer would find; `umem_software_gpu.faults` compares it.
+
+    Attributes:
+        tool: its name.
+        kernel: the name of the kernel; empty if unknown.
+        argument: the kernel's argument, ``"1 (const float* x)"``; empty if unknown.
+    """
+
+    tool: str
+    kernel: str = ""
+    argument: str = ""
+
+
 class KernelFault(DeviceError):
     """A kernel has ended by what a GPU calls a fault; it becomes CuPy's error, too.
 
     Args:
         status: of cudaError.
         sentence: names the kernel, and what it did.
+        finding: None if no tool looks for such a fault.
     """
 
-    def __init__(self, status: int, sentence: str) -> None:
+    def __init__(self, status: int, sentence: str, finding: Finding | None = None) -> None:
         super().__init__(sentence)
-        self.status, self.sentence = status, sentence
+        self.status, self.sentence, self.finding = status, sentence, finding
 
 
 class Fault(NamedTuple):
@@ -51,10 +66,12 @@ class Fault(NamedTuple):
     Attributes:
         status: of cudaError.
         sentence: names the kernel, and what it did.
+        finding: None if no tool looks for such a fault.
     """
 
     status: int
     sentence: str
+    finding: Finding | None = None
 
     @property
     def reminder(self) -> str:

@@ -46,7 +46,7 @@ from umem.devices.software.dialect import (
     without_long_double,
     without_macros,
 )
-from umem.devices.software.faults import ASSERT, LAUNCH_FAILURE, KernelFault
+from umem.devices.software.faults import ASSERT, LAUNCH_FAILURE, Finding, KernelFault
 from umem.devices.software.host_headers import foreign_header
 from umem.devices.software.included import folders_of, with_headers
 from umem.devices.software.kernel_limits import KernelLimits, launch_bounds, static_memory
@@ -96,6 +96,12 @@ _PLAIN = re.compile(
 )
 _INCLUDE = re.compile(r"^\s*#\s*include\s*[<\"]([^>\"]+)", re.MULTILINE)
 _ASSERTION = re.compile(r"^block \(.*\): the assertion .* failed$", re.DOTALL)
+_TOOLS = {
+    "racecheck": "and no barrier is between them",
+    "synccheck": "waits at the barrier in line",
+}
+"""Tools of compute-sanitizer, and what kernels say of the faults that they find, as in umem_races.h
+and umem_threads.h."""
 _NO_FAULTS = ("the software GPU", "there is no memory", "a block has")
 """Beginnings of what a kernel says that cannot be run here: no faults of CUDA's."""
 _PROCESS = ctypes.create_string_buffer(1024)
@@ -169,7 +175,9 @@ class Kernel:
             sentence = f"the kernel {self.name}: {text}"
             if text.startswith(_NO_FAULTS):
                 raise DeviceError(sentence)
-            raise KernelFault(ASSERT if _ASSERTION.search(text) else LAUNCH_FAILURE, sentence)
+            status = ASSERT if _ASSERTION.search(text) else LAUNCH_FAILURE
+            tool = next((tool for tool, words in _TOOLS.items() if words in text), None)
+            raise KernelFault(status, sentence, None if tool is None else Finding(tool, self.name))
 
     def line_of(self, place: int) -> str:
         """Return the line in a program's source of what comes before a place in its code."""

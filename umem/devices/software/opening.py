@@ -26,7 +26,7 @@ from umem.devices.software.device_state import DeviceState, DriverCalls, check_c
 from umem.devices.software.driver import HostDriver
 from umem.devices.software.dry.dry_kernels import DryDriver, DryNvrtc
 from umem.devices.software.dry.dry_runtime import DryRuntime
-from umem.devices.software.faults import Contexts, Fault, Led, contexts
+from umem.devices.software.faults import Contexts, Fault, Finding, Led, contexts
 from umem.devices.software.fork import refuse_children
 from umem.devices.software.kernel_guard import KernelGuard, check_seconds
 from umem.devices.software.kernels import KernelCompiler, report_races, share_kernels
@@ -367,7 +367,7 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     runtime.fault_type = importlib.import_module("umem.devices.software.cuda_fault").CudaFault
 
     def ended(fault: Fault) -> None:
-        raise runtime.fault_type(fault.status, fault.reminder)
+        raise runtime.fault_type(fault.status, fault.reminder, fault.finding)
 
     point_at = partial(_point_at, tools=tools, ended=ended)
     point_at(api, runtime)
@@ -411,13 +411,13 @@ def _install_compiler(
     driver_api = importlib.import_module("cupy_backends.cuda.api.driver")
     nvrtc_api = importlib.import_module("cupy_backends.cuda.libs.nvrtc")
 
-    def driver_fail(status: int, more: str = "") -> None:
+    def driver_fail(status: int, more: str = "", finding: Finding | None = None) -> None:
         error = driver_api.CUDADriverError(status)
-        error.args = (f"{error}{more}",)
+        error.args, error.finding = (f"{error}{more}",), finding
         raise error
 
     def driver_ended(fault: Fault) -> None:
-        driver_fail(fault.status, f": {fault.reminder}")
+        driver_fail(fault.status, f": {fault.reminder}", fault.finding)
 
     def nvrtc_fail(status: int) -> None:
         raise nvrtc_api.NVRTCError(status)
