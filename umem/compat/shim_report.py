@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from umem._common.extras import installed_version
 from umem.compat import finder, installation
 from umem.compat.catalogue import SHIMS
-from umem.compat.requirement import holds
+from umem.compat.requirement import holds, parsed
 from umem.compat.shim import Shim
 from umem.errors import CompatError, MissingDependencyError
 
@@ -95,16 +94,11 @@ def _row(shim: Shim, version: str) -> Row:
         symptom=shim.symptom,
         link=shim.link,
         until=shim.until,
-        installed=_installed(shim.versions),
+        installed=None if shim.versions == "any" else installed_version(parsed(shim.versions).name),
         needed=needed,
         applied=needed and finder.is_mended(shim.module),
         error=_misfit(shim, version),
     )
-
-
-def _installed(versions: str) -> str | None:
-    match = re.match(r"[\w-]+", versions)
-    return None if match is None or versions == "any" else installed_version(match.group())
 
 
 def _misfit(shim: Shim, version: str) -> str | None:
