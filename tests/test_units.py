@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umem.errors import SizeError
-from umem.units import GIB, KIB, MIB, format_apart, format_bytes, format_seconds, parse_bytes
+from umem.units import (
+    GIB,
+    KIB,
+    MIB,
+    format_apart,
+    format_bytes,
+    format_seconds,
+    parse_bytes,
+    parse_size,
+)
 
 
 @pytest.mark.parametrize(
@@ -163,3 +173,30 @@ def test_times_read_well() -> None:
         "unknown",
         "inf",
     ]
+
+
+@pytest.mark.parametrize(
+    ("size", "shares", "expected"),
+    [
+        ("60%", "%", (Fraction(3, 5), "%")),
+        (" 12.5 % ", "%x", (Fraction(1, 8), "%")),
+        ("1.5X", "%x", (Fraction(3, 2), "x")),
+        ("12GiB", "%", 12 << 30),
+        (7, "%", 7),
+    ],
+)
+def test_a_size_may_be_a_share(size: Any, shares: str, expected: Any) -> None:
+    assert parse_size(size, "budget", shares, "") == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "reason"),
+    [
+        ("1.5x", "be a size such as"), ("101%", "be at most 100%"), ("0%", "be above zero"),
+        ("%", "be a size such as"), ("1e1%", "be a size such as"), (0.5, "be bytes as an int"),
+        ("1" * 41 + "%", "be a size of at most 40 digits"),
+    ],
+)  # fmt: skip
+def test_what_is_no_size_nor_a_share_says_what_is(size: Any, reason: str) -> None:
+    with pytest.raises(SizeError, match=rf"^budget must {reason}.*\. A budget is so and so$"):
+        parse_size(size, "budget", "%", "A budget is so and so")

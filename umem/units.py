@@ -93,39 +93,52 @@ def _number(match: re.Match[str], name: str) -> Fraction:
     return Fraction(match[1])
 
 
-class Share(NamedTuple):
+class RelativeSize(NamedTuple):
     """A size that depends on another one: ``factor`` times that; ``unit`` is "%" or "x"."""
 
     factor: Fraction
     unit: str
 
 
-def parse_size(size: str | SupportsIndex, name: str = "size", shares: str = "%x") -> int | Share:
+def parse_size(
+    size: str | SupportsIndex, name: str, shares: str, accepted: str
+) -> int | RelativeSize:
     """Parse a size as `parse_bytes` does, or a share such as ``"60%"`` or ``"1.5x"``.
 
     Args:
         size: above zero; a percentage is at most 100.
         name: of the argument; it starts the error message.
-        shares: the units of shares that are accepted.
+        shares: the units of shares that are accepted, ``"%"`` or ``"%x"``.
+        accepted: a sentence on what is accepted; it ends the error message.
 
     Raises:
         SizeError: it is neither.
 
-    >>> parse_size("60%"), parse_size("2 KiB")
-    (Share(factor=Fraction(3, 5), unit='%'), 2048)
+    >>> parse_size("60%", "budget", "%", "A budget is ...")
+    RelativeSize(factor=Fraction(3, 5), unit='%')
     """
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     unit = match[2].lower() if match else ""
-    if match is None or not unit or unit not in shares:
+    try:
+        if match and unit and unit in shares:
+            return _parse_share(match, unit, name)
         return parse_bytes(size, name)
+    except SizeError as error:
+        raise SizeError(f"{error}. {accepted}") from None
+
+
+def _parse_share(match: re.Match[str], unit: str, name: str) -> RelativeSize:
+    """Parse a size that is a share.
+
+    Raises:
+        SizeError: it is 0, above 100% or too long.
+    """
     number = _number(match, name)
     if not number:
-        raise SizeError(f"{name} must be above zero; got {size!r}")
-    if unit == "x":
-        return Share(number, unit)
-    if number > 100:
-        raise SizeError(f"{name} must be at most 100%; got {size!r}")
-    return Share(number / 100, unit)
+        raise SizeError(f"{name} must be above zero; got {match[0]!r}")
+    if unit == "%" and number > 100:
+        raise SizeError(f"{name} must be at most 100%; got {match[0]!r}")
+    return RelativeSize(number / 100 if unit == "%" else number, unit)
 
 
 def format_bytes(nbytes: int | float | None) -> str:

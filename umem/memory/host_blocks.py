@@ -20,7 +20,7 @@ from umem.devices import CONTEXT_FAULTS, current_device, pinned_room
 from umem.errors import DeviceError, OutOfMemoryError, SizeError, StateError
 from umem.memory.limits import Size
 from umem.memory.mode_blocks import unmanaged
-from umem.units import MIB, Share, format_bytes, parse_size
+from umem.units import MIB, RelativeSize, format_bytes, parse_size
 
 LEAST_COUNT = 24
 """Blocks that an array is cut into at least, if they are not smaller than `SMALLEST_BYTES` then:
@@ -527,8 +527,9 @@ def _room(room: Size) -> int | float:
     Raises:
         SizeError: it is neither.
     """
-    size = parse_size(room, "room", shares="%")
-    return float(size.factor) if isinstance(size, Share) else size
+    accepted = 'room= is bytes, or a share such as "80%" of free VRAM'
+    size = parse_size(room, "room", "%", accepted)
+    return float(size.factor) if isinstance(size, RelativeSize) else size
 
 
 def _check_array(x: Any, name: str) -> None:

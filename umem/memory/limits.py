@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 from umem.devices import Device
 from umem.errors import SizeError
-from umem.units import MAX_BYTES, Share, format_bytes, parse_size
+from umem.units import MAX_BYTES, RelativeSize, format_bytes, parse_size
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -76,10 +76,7 @@ def parse_limit(limit: Size, name: str = "limit") -> Limit:
     >>> parse_limit("1.5x").amount, parse_limit("24GiB").amount
     (Fraction(3, 2), 25769803776)
     """
-    try:
-        size = parse_size(limit, name)
-    except SizeError as error:
-        raise SizeError(f"{error}. {ACCEPTED}") from None
-    if not isinstance(size, Share):
+    size = parse_size(limit, name, "%x", ACCEPTED)
+    if not isinstance(size, RelativeSize):
         return Limit("bytes", size, str(limit), name)
     return Limit("vram" if size.unit == "x" else "host", size.factor, str(limit).strip(), name)

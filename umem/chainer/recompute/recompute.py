@@ -23,9 +23,9 @@ from umem.chainer.recompute.runner import PassRunner
 from umem.chainer.recompute.seen import Budget, Carried, SeenGraph, Target, cap_advice
 from umem.chainer.recompute.training import Training
 from umem.chainer.tap import is_told
-from umem.errors import SizeError, StateError
+from umem.errors import StateError
 from umem.planner import Method, PoolGaps, ScheduleUsage, actions, usage
-from umem.units import Share, format_bytes, parse_size
+from umem.units import RelativeSize, format_bytes, parse_size
 
 __all__ = ["Recompute"]
 
@@ -430,11 +430,10 @@ def _parsed(budget: int | str) -> Budget:
         return None
     if budget == CARD:
         return 0  # until the first pass begins
-    try:
-        size = parse_size(budget, "budget", shares="%")
-    except SizeError as error:
-        raise SizeError(
-            f'a budget is bytes as an int, a size like "12GiB", a share like "60%", "min" or '
-            f'"card"; got {budget!r}: {error}'
-        ) from None
-    return float(size.factor) if isinstance(size, Share) else size
+    size = parse_size(
+        budget,
+        "budget",
+        "%",
+        'A budget is bytes as an int, a size like "12GiB", a share like "60%", "min" or "card"',
+    )
+    return float(size.factor) if isinstance(size, RelativeSize) else size
