@@ -43,12 +43,23 @@ class ArraysOfRanks(Mapping[str, "np.ndarray[Any, Any]"]):
 
     def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
         """Read a whole array."""
-        if any(name in spans for spans in self._spans):
-            shape = self.described[name][0]
-            return self.part(name, slice(0, int(np.prod(shape)))).reshape(shape)
+        if not self._is_shared(name):
+            return self._owner(name)[name]
+        shape = self.described[name][0]
+        return self.part(name, slice(0, int(np.prod(shape)))).reshape(shape)
+
+    def mapped(self, name: str) -> np.ndarray[Any, Any]:
+        """Return a whole array, as a read-only memory map if it is in one file."""
+        return self[name] if self._is_shared(name) else self._owner(name).mapped(name)
+
+    def _is_shared(self, name: str) -> bool:
+        return any(name in spans for spans in self._spans)
+
+    def _owner(self, name: str) -> SafetensorsFile:
+        """Return the file that has an array whole; a KeyError if there is none."""
         for file in self._mine:
             if name in file.described:
-                return file[name]
+                return file
         raise KeyError(name)
 
     def part(self, name: str, span: slice) -> np.ndarray[Any, Any]:
@@ -64,10 +75,7 @@ class ArraysOfRanks(Mapping[str, "np.ndarray[Any, Any]"]):
             for start, stop, *_ in [spans[name]]
         ]
         if not pieces:
-            owner = next((file for file in self._mine if name in file.described), None)
-            if owner is None:
-                raise KeyError(name)
-            return owner.part(name, span)
+            return self._owner(name).part(name, span)
         pieces = sorted((p for p in pieces if p[0] < p[1]), key=lambda piece: piece[0])
         ends = [span.start, *(stop for _, stop, _, _ in pieces)]
         starts = [*(start for start, *_ in pieces), span.stop]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from math import isfinite
 from typing import Any
 
@@ -64,14 +65,15 @@ class Collector(serializer.Serializer):
 
     def copies(self) -> dict[str, np.ndarray[Any, Any]]:
         """Copy every array to the host; waits until the GPU has done so."""
-        return {name: _copy(array) for name, array in self.arrays.items()}
+        return {name: copied(array) for name, array in self.arrays.items()}
 
     def on_gpu(self) -> list[str]:
         """List the names of arrays that are on a GPU."""
         return [name for name, array in self.arrays.items() if not isinstance(array, np.ndarray)]
 
 
-def _copy(array: Any) -> np.ndarray[Any, Any]:
+def copied(array: Any) -> np.ndarray[Any, Any]:
+    """Copy an array to the host, in C order and the byte order of the machine."""
     if not isinstance(array, np.ndarray):
         array = cuda.to_cpu(array)  # a copy already
         return np.ascontiguousarray(array).reshape(array.shape)
@@ -99,38 +101,49 @@ class Distributor(serializer.Deserializer):
         arrays: by name, each the taker's own.
         values: as a `Collector` has them.
         on_gpu: the names of arrays that lay on a GPU.
-        strict: raise a MissingValue where there is nothing of a name; else leave what is there.
         stays: names of what is left as it is here.
 
     Attributes:
+        strict: as Chainer asks of it: what is missing raises.
         gpus: the numbers of the GPUs on which it has found arrays to give to.
+        last_name: the one name that was read last, for error messages.
     """
+
+    strict = True
 
     def __init__(
         self,
         arrays: Any,
         values: Mapping[str, Any],
         on_gpu: Any,
-        path: str = "",
         *,
-        strict: bool = True,
         stays: frozenset[str] = frozenset(),
-        gpus: set[int] | None = None,
     ) -> None:
         self._all = arrays, values, on_gpu
-        self.asked: list[str] = [""]
-        """The name that was read last, for error messages; shared with child distributors."""
-        self._path, self.strict, self._stays = path, strict, stays
-        self.gpus: set[int] = set() if gpus is None else gpus
+        self._path, self._stays = "", stays
+        self.last_name = [""]
+        self.gpus: set[int] = set()
+        self._postponed: dict[int, Any] = {}
+        self._loaded: list[tuple[Any, Any]] = []
 
     def __getitem__(self, key: str) -> Distributor:
-        path = f"{self._path}{key.strip('/')}/"
-        found = Distributor(*self._all, path, strict=self.strict, stays=self._stays, gpus=self.gpus)
-        found.asked = self.asked
-        return found
+        below = copy(self)  # shares all but the path
+        below._path = f"{self._path}{key.strip('/')}/"
+        return below
 
     def __call__(self, key: str, value: Any) -> Any:
-        return self._give(key, value, lambda arrays, name: arrays[name])
+        return self._give(key, value, _mapped if _is_array(value) else _read)
+
+    def postpone(self, arrays: Iterable[Any]) -> None:
+        """Leave some of the objects' arrays as they are until `swap`, and forget those before."""
+        self._postponed.clear()
+        self._loaded.clear()
+        self._postponed.update({id(array): array for array in arrays})
+
+    def swap(self) -> None:
+        """Give the postponed arrays what was found for them, in place."""
+        for array, stored in self._loaded:
+            upload(array, stored)
 
     def part(self, key: str, value: Any, span: slice, shape: tuple[int, ...]) -> Any:
         """Read a slice, in C order, of a saved array if the whole array has a given shape.
@@ -154,36 +167,37 @@ class Distributor(serializer.Deserializer):
         """Read one value, into ``value`` if that is an array.
 
         Raises:
-            MissingValue: the snapshot does not have it, and reading is strict.
-            SnapshotError: its kind, shape or dtype differs; ``value`` is unchanged.
+            MissingValue: the snapshot does not have it.
+            SnapshotError: its shape or dtype differs, or it is no array; ``value`` is unchanged.
         """
         arrays, values, on_gpu = self._all
-        name = self.asked[0] = self._path + key.lstrip("/")
+        name = self.last_name[0] = self._path + key.lstrip("/")
         if name in self._stays:
             return value
         if name in values:
-            found = decoded(values[name])
-            _check_kind(name, found, value)
-            return found
+            if _is_array(value) and value.ndim:
+                raise SnapshotError(f"{name!r} is {quoted(values[name])} there and an array here")
+            return decoded(values[name])
         try:
             stored = read(arrays, name)
         except KeyError:
-            if not self.strict:
-                return value
             raise MissingValue(name) from None
-        if isinstance(value, np.ndarray):
-            _check_alike(name, stored, value)
-            np.copyto(value, stored)
-            return value
-        if isinstance(value, cuda.ndarray):
-            _check_alike(name, stored, value)
+        if not _is_array(value):
+            # None is given by Chainer's own, which put the array on a device themselves.
+            is_uploaded = value is not None and name in on_gpu and cuda.available
+            return cuda.to_gpu(stored) if is_uploaded else stored
+        if stored.shape != value.shape or stored.dtype != value.dtype:
+            raise SnapshotError(
+                f"{name!r} is {described(stored.shape, stored.dtype)} there and "
+                f"{described(value.shape, value.dtype)} here"
+            )
+        if not isinstance(value, np.ndarray):
             self.gpus.add(value.device.id)
+        if id(value) in self._postponed:
+            self._loaded.append((value, stored))
+        else:
             upload(value, stored)
-            return value
-        _check_kind(name, stored, value)
-        if value is None:  # as Chainer's own give it: whoever asks puts it on a device
-            return stored
-        return cuda.to_gpu(stored) if name in on_gpu and cuda.available else stored
+        return value
 
     def names(self) -> Iterator[str]:
         """Yield the names below the path, relative to it."""
@@ -193,33 +207,17 @@ class Distributor(serializer.Deserializer):
                 yield name[len(self._path) :]
 
 
-def _check_kind(name: str, stored: Any, live: Any) -> None:
-    """Check that a value has the kind of the present one, if there is one.
-
-    A parameter that had no shape when it was saved is None there. An integer here may have become a
-    float, and a sum of numbers an array without dimensions.
-    """
-    if live is None or (stored is None and not isinstance(live, (str, list, tuple, dict))):
-        return
-    if isinstance(live, (bool, np.bool_)):
-        is_alike = isinstance(stored, (bool, np.bool_))
-    elif isinstance(live, (int, float, np.number)):
-        is_number = np.ndim(stored) == 0 and np.asarray(stored).dtype.kind in "iuf"
-        is_alike = is_number and not isinstance(stored, bool)
-    elif isinstance(live, (str, list, tuple, dict)):
-        is_alike = isinstance(stored, type(live))
-    else:
-        is_alike = not isinstance(live, chainer.get_array_types()) or isinstance(stored, np.ndarray)
-    if not is_alike:
-        raise SnapshotError(f"{name!r} is {quoted(stored)} there and {quoted(live)} here")
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, cuda.ndarray))
 
 
-def _check_alike(name: str, stored: Any, live: Any) -> None:
-    if stored.shape != live.shape or stored.dtype != live.dtype:
-        raise SnapshotError(
-            f"{name!r} is {described(stored.shape, stored.dtype)} there and "
-            f"{described(live.shape, live.dtype)} here"
-        )
+def _read(arrays: Any, name: str) -> Any:
+    return arrays[name]
+
+
+def _mapped(arrays: Any, name: str) -> Any:
+    """Return an array where it lies in its file, if there is one: it is copied right away."""
+    return arrays.mapped(name) if hasattr(arrays, "mapped") else arrays[name]
 
 
 def described(shape: Any, dtype: Any) -> str:
@@ -276,15 +274,7 @@ def decoded(content: Any) -> Any:
     if "tuple" in content:
         return tuple(decoded(each) for each in content["tuple"])
     if "number" in content:
-        dtype = _plain_type(content["number"])
-        return np.frombuffer(bytes.fromhex(content["bytes"]), dtype)[0]
+        return np.frombuffer(bytes.fromhex(content["bytes"]), content["number"])[0]
     if "array" in content:
-        return np.array(content["array"], _plain_type(content["of"])).reshape(content["in"])
+        return np.array(content["array"], content["of"]).reshape(content["in"])
     return {key: decoded(each) for key, each in content["dict"].items()}
-
-
-def _plain_type(name: str) -> Any:
-    dtype = np.dtype(name)
-    if dtype.kind not in "bifu":
-        raise ValueError(f"{name} is no type of numbers")
-    return dtype

@@ -25,7 +25,7 @@ def serialize_optimizer(optimizer: Any, saver: Any) -> None:
     list of the parameters that ChainerMN has broadcast belongs to it, too.
 
     Raises:
-        SnapshotError: a saved value is not valid.
+        SnapshotError: see `_serialize_hyperparameters`.
     """
     _serialize_loss_scaling(optimizer, saver)
     _serialize_broadcast(optimizer, saver)
@@ -63,15 +63,10 @@ def _kind(rule: Any) -> str:
 
 
 def _serialize_loss_scaling(optimizer: Any, saver: Any) -> None:
-    """Save or restore loss scaling: the attributes `_loss_scal...`, there once it is used.
-
-    Raises:
-        SnapshotError: what was saved is no dict.
-    """
+    """Save or restore loss scaling: the attributes `_loss_scal...`, there once it is used."""
     own = vars(getattr(optimizer, "actual_optimizer", optimizer))
     now = {k: v for k, v in own.items() if k.startswith("_loss_scal")}
-    saved = _dictionary(saver("loss_scaling", now))
-    own.update({k: v for k, v in saved.items() if k.startswith("_loss_scal")})
+    own.update(saver("loss_scaling", now))
 
 
 def _serialize_broadcast(optimizer: Any, saver: Any) -> None:
@@ -79,29 +74,27 @@ def _serialize_broadcast(optimizer: Any, saver: Any) -> None:
 
     An update broadcasts if the model has parameters that the wrapped optimizer has not noted; a
     resumed run has equal parameters on all ranks already, and would lose an update.
-
-    Raises:
-        SnapshotError: the saved list is not valid.
     """
     noted = vars(optimizer).get("target_params")
     if noted is not None:
         saved = saver("target_params", [list(each) for each in noted])
-        if not all(isinstance(name, str) for each in saved for name in each[:1]):
-            raise SnapshotError("the list of parameters that ChainerMN has noted is not valid")
         vars(optimizer)["target_params"] = [tuple(each) for each in saved]
 
 
 def _serialize_hyperparameters(hyperparameters: Any, saver: Any) -> None:
-    if hyperparameters is not None:
-        now = {k: v for k, v in vars(hyperparameters).items() if k != "_parent"}
-        saved = _dictionary(saver("own", now))
-        vars(hyperparameters).update({k: v for k, v in saved.items() if k != "_parent"})
+    """Save or restore hyperparameters, but for their link to those that they inherit from.
 
-
-def _dictionary(saved: Any) -> dict[str, Any]:
-    if not isinstance(saved, dict):
-        raise SnapshotError(f"{quoted(saved)} is there in the place of a dictionary")
-    return saved
+    Raises:
+        SnapshotError: a switch is the other way, as with it AMSGrad has another state than Adam.
+    """
+    if hyperparameters is None:
+        return
+    now = {k: v for k, v in vars(hyperparameters).items() if k != "_parent"}
+    saved = saver("own", now)
+    for name, value in now.items():
+        if isinstance(value, bool) and saved.get(name, value) != value:
+            raise SnapshotError(f"{name!r} is {quoted(saved[name])} there and {value} here")
+    vars(hyperparameters).update(saved)
 
 
 def _serialize_rule(rule: Any, parameter: Any, saver: Any) -> None:
@@ -109,12 +102,9 @@ def _serialize_rule(rule: Any, parameter: Any, saver: Any) -> None:
 
     Its kind and whether it has a state are saved for `expect_states`. A master that the rule does
     not have is made.
-
-    Raises:
-        SnapshotError: the saved numbers or hyper-parameters are no dict.
     """
     numbers = {k: v for k, v in vars(rule).items() if type(v) in (bool, int, float)}
-    saved = _dictionary(saver("numbers", numbers))
+    saved = saver("numbers", numbers)
     vars(rule).update({k: v for k, v in saved.items() if k in numbers})
     _serialize_hyperparameters(rule.hyperparam, saver)
     saver("has_state", rule.state is not None)
@@ -135,9 +125,6 @@ def serialize_link(link: Any, saver: Any) -> None:
 
     Variables with a graph are left out, as a graph is not saved. If the link has a ``reset_state``,
     and so would continue from them, a warning is given.
-
-    Raises:
-        SnapshotError: a link may not keep a loaded array; see `_may_keep`.
     """
     if isinstance(saver, serializer.Serializer):
         kept = list(_kept_variables(link))
@@ -149,23 +136,7 @@ def serialize_link(link: Any, saver: Any) -> None:
     for path, name in saver("kept", None):
         owner = links[path.strip("/")]
         array = saver[path](name, None)
-        if not _may_keep(owner, name, array):
-            raise SnapshotError(f"{path!r} would keep {quoted(array)} as {quoted(name)}")
         setattr(owner, name, chainer.Variable(owner.device.send(array)))
-
-
-def _may_keep(link: Any, name: str, array: Any) -> bool:
-    """Tell whether a loaded array may become a link's variable of a name.
-
-    It has to be a floating-point array, and the attribute None or a variable that is no parameter.
-    Where the link has a ``state_size``, as Chainer's LSTM and GRU, it has to be a matrix of that
-    width.
-    """
-    value, width = vars(link).get(name, 0), vars(link).get("state_size")
-    is_parameter = isinstance(value, chainer.Parameter)
-    has_one = value is None or (isinstance(value, chainer.Variable) and not is_parameter)
-    is_array = isinstance(array, chainer.get_array_types()) and array.dtype.kind == "f"
-    return has_one and is_array and (width is None or array.shape[1:] == (width,))
 
 
 def _kept_variables(link: Any) -> Iterator[tuple[str, str, Any]]:

@@ -10,10 +10,12 @@ from chainer import serializer
 from chainer.backends import cuda
 
 from umem._common.printable import quoted
-from umem.chainer.resume.loaded_checks import check_generator_state, check_python_state
 from umem.errors import SnapshotError
 
 GENERATORS = (np.random.RandomState, np.random.Generator, random.Random)
+_POSITIONS = {"pos": 624, "buffer_pos": 4}
+"""The buffer positions of Mersenne Twister and Philox, and their bounds: NumPy checks everything of
+a state but these, and would read beyond the buffer."""
 
 
 def serialize_global(saver: Any) -> None:
@@ -24,14 +26,18 @@ def serialize_global(saver: Any) -> None:
     saved. It is done for the GPUs that the run uses; on another one a generator would take a
     context, which takes some hundred MiB of VRAM.
     """
-    serialize_generator(_GLOBAL_NUMPY, saver["numpy"])
-    serialize_generator(_GLOBAL_PYTHON, saver, "python")
+    global_numpy, global_python = GLOBAL_GENERATORS
+    serialize_generator(global_numpy, saver["numpy"])
+    serialize_generator(global_python, saver, "python")
     if cuda.available:
         _serialize_cupy(saver["cupy"])
 
 
-_GLOBAL_PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]
-_GLOBAL_NUMPY: Any = np.random.random.__self__  # type: ignore[attr-defined]
+GLOBAL_GENERATORS: tuple[Any, Any] = (
+    np.random.random.__self__,  # type: ignore[attr-defined]
+    random.random.__self__,  # type: ignore[attr-defined]
+)
+"""NumPy's and Python's."""
 
 
 def serialize_generator(generator: Any, saver: Any, name: str = "state") -> None:
@@ -44,47 +50,52 @@ def serialize_generator(generator: Any, saver: Any, name: str = "state") -> None
         name: of the state in the snapshot.
 
     Raises:
-        SnapshotError: the saved state is one of another kind of generator, or of none.
+        SnapshotError: a position of the state is outside of its buffer.
+        whatever the generator raises for a state of another kind.
     """
+    set_state(generator, saver(name, state_of(generator)))
+
+
+def state_of(generator: Any) -> Any:
+    """Copy the state of a generator."""
     if isinstance(generator, random.Random):
-        state = saver(name, generator.getstate())
-        check_python_state(state)
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state(legacy=False)
+
+
+def set_state(generator: Any, state: Any) -> None:
+    """Set the state of a generator; see `serialize_generator` for what is raised."""
+    if isinstance(generator, random.Random):
         generator.setstate(state)
         return
-    own = generator.bit_generator if isinstance(generator, np.random.Generator) else None
-    now = generator.get_state(legacy=False) if own is None else own.state
-    state = saver(name, now)
-    check_generator_state(state, now)
-    if own is None:
-        generator.set_state(state)
+    for part in (state, state["state"]):
+        for name, most in _POSITIONS.items():
+            if name in part and not 0 <= int(part[name]) <= most:
+                raise SnapshotError(f"a random generator would be at {quoted(part[name])}")
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
     else:
-        own.state = state
+        generator.set_state(state)
 
 
 def is_global(generator: Any) -> bool:
     """Tell whether a generator is NumPy's global one."""
-    return generator is _GLOBAL_NUMPY
+    return generator is GLOBAL_GENERATORS[0]
 
 
 def _serialize_cupy(saver: Any) -> None:
     """Reseed GPUs' generators: when saving, by a seed each draws; when loading, by the saved one.
 
     When saving, those of GPUs in use; when loading, those of `_saved_gpus`.
-
-    Raises:
-        SnapshotError: a saved seed is not an int of 0 to below 2**63.
     """
     saving = isinstance(saver, serializer.Serializer)
     for saved, ordinal in _used_gpus(saver) if saving else _saved_gpus(saver):
         with cuda.cupy.cuda.Device(ordinal):
             generator = cuda.cupy.random.get_random_state()
             drawn = int(generator.tomaxint()) if saving else None
-            seed = saver(f"{saved}", drawn)
-            if type(seed) is not int or not 0 <= seed < 2**63:
-                raise SnapshotError(
-                    f"the seed of GPU {ordinal}'s generator would be {quoted(seed)}"
-                )
-            generator.seed(seed)
+            generator.seed(saver(f"{saved}", drawn))
 
 
 def _used_gpus(saver: Any) -> list[tuple[int, int]]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import chainer
-import numpy as np
 from chainer.dataset import Iterator as DatasetIterator
 
 from umem._common.printable import short
@@ -15,17 +13,23 @@ from umem.chainer.accumulation.accumulating import accumulations
 from umem.chainer.accumulation.updater import AccumulatingUpdater
 from umem.chainer.parallel.shard_saving import through_shards
 from umem.chainer.parallel.sharding import shards_of
-from umem.chainer.resume.collecting import Collector, Distributor, MissingValue, described
+from umem.chainer.precision.half_precision import half_of
+from umem.chainer.resume.collecting import Collector, Distributor, MissingValue, copied, described
 from umem.chainer.resume.epoch_orders import remember_orders
-from umem.chainer.resume.loaded_checks import check_iterator, check_optimizer
 from umem.chainer.resume.optimizer_extras import (
     expect_states,
     is_optimizer,
     serialize_link,
     serialize_optimizer,
 )
-from umem.chainer.resume.random_states import GENERATORS, serialize_generator, serialize_global
+from umem.chainer.resume.random_states import (
+    GENERATORS,
+    GLOBAL_GENERATORS,
+    serialize_generator,
+    serialize_global,
+)
 from umem.chainer.resume.rollback import Rollback
+from umem.chainer.uploading import upload
 from umem.errors import SnapshotError, UmemError
 from umem.snapshots import SPAN, SavedRun
 
@@ -42,8 +46,8 @@ class RunState:
     """
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
-        self._given = Rollback(each for _, each in _iterators(parts))
-        self._generators = np.random.get_state(), random.getstate()
+        given = [each for _, each in _iterators(parts)]
+        self._given = Rollback([*given, *GLOBAL_GENERATORS])
         self._values = {n: p for n, p in parts.items() if not _is_live(p)}
         self._parts = {n: p for n, p in parts.items() if _is_live(p)}
         self._parts |= dict(_targets_left_out(self._parts))
@@ -59,63 +63,47 @@ class RunState:
     def collect(self) -> Collector:
         """Collect the run's state; CuPy's generators are reseeded."""
         collector = Collector()
-        self._serialize(collector)
+        self.serialize(collector)
+        serialize_global(collector["random"])  # last, since parts may draw from them
         for name, value in self._values.items():
             collector["values"](name, value)
         collector.values[_ON_GPU] = collector.on_gpu()
         return collector
 
-    def put_back(self, snapshot: SavedRun) -> dict[str, Any]:
+    def restore(self, snapshot: SavedRun) -> dict[str, Any]:
         """Restore the run from a snapshot; returns the plain values saved with it.
 
-        Holds a copy of what the run is now meanwhile, which is little where it has not begun.
+        Attributes and small arrays are loaded at once, and put back if the snapshot is refused. The
+        arrays of models and optimizers are read last, into place, when all the rest is loaded: so
+        nothing large is there twice.
 
         Raises:
             SnapshotError: it is of another model, or of other parts, or damaged.
-            Whatever is raised, the run is as it was.
+            Whatever is raised, the run is as it was, except for an interrupt while those last
+            arrays are read.
         """
         before = _Before(self)
+        distributor = None
         try:
-            return self._put_back(snapshot)
-        except BaseException:
-            before.put_back()
-            self._given.put_back()
-            np.random.set_state(self._generators[0])
-            random.setstate(self._generators[1])
-            raise
-
-    def _put_back(self, snapshot: SavedRun) -> dict[str, Any]:
-        """Check and load a snapshot, rewording whatever a part raises.
-
-        Raises:
-            SnapshotError: it is of another model or run, or cannot be loaded.
-        """
-        values, stays = snapshot.values, frozenset[str]()
-        asked = [""]
-        try:
+            values, stays = snapshot.values, frozenset[str]()
             if snapshot.ranks != snapshot.readers:
                 values, stays = _divided_anew(values, self._parts)
-            self._check(snapshot, stays)
+            self._check(snapshot, before.collected, stays)
             on_gpu = set(values.get(_ON_GPU, ()))
             distributor = Distributor(snapshot.arrays, values, on_gpu, stays=stays)
-            asked = distributor.asked
-            return self._load(distributor)
-        except MissingValue as error:
-            raise _other(snapshot, f"it has no {short(str(error))!r}") from error
-        except (MemoryError, _OtherRunError):
-            raise
-        except UmemError as error:
-            raise _other(snapshot, str(error)) from error
-        except Exception as error:  # of Chainer, NumPy or a part, whatever was given to it
-            raise _other(
-                snapshot,
-                f"{short(asked[0])!r} cannot be loaded: {type(error).__name__}: "
-                f"{short(str(error)[:200])}",
-            ) from error
+            found = self._load(distributor)
+        except BaseException as error:
+            before.restore()
+            self._given.restore()
+            if isinstance(error, MemoryError) or not isinstance(error, Exception):
+                raise
+            name = "" if distributor is None else distributor.last_name[0]
+            raise _refusal(snapshot, error, name) from error
+        distributor.swap()
+        return found
 
     def _load(self, distributor: Distributor) -> dict[str, Any]:
-        """Load all parts, and check that the run can go on from them."""
-        before = Rollback(self.objects())
+        """Load all parts, but for the arrays that are postponed."""
         parameters = (p for link in self._links.values() for p in link.params())
         if any(p.array is None for p in parameters):
             # What is kept beside a parameter can be put back once it is there.
@@ -123,22 +111,28 @@ class RunState:
         self._load_once(distributor)
         saved = distributor["values"]
         values = {name: saved(name, None) for name in saved.names()}
-        before.check()
-        for name, iterator in _iterators(self._parts):
-            check_iterator(name, iterator)
-        for name, optimizer in self._optimizers.items():
-            check_optimizer(name, optimizer, in_shards=bool(shards_of(optimizer)))
+        serialize_global(distributor["random"])  # last: CuPy's cannot be put back
         return values
 
     def objects(self) -> list[Any]:
         """List the objects that loading changes, without their contents."""
-        on = [one for each in self._optimizers.values() for one in accumulations(each)]
-        return [*self._parts.values(), *self._optimizers.values(), *self._orders.values(), *on]
+        optimizers = list(self._optimizers.values())
+        beside = [one for each in optimizers for one in (*accumulations(each), half_of(each))]
+        orders = self._orders.values()
+        return [*self._parts.values(), *optimizers, *orders, *beside, *GLOBAL_GENERATORS]
+
+    def large_arrays(self) -> list[Any]:
+        """List the arrays of models and optimizers."""
+        collector = Collector()
+        for number, part in enumerate((*self._links.values(), *self._optimizers.values())):
+            part.serialize(collector[f"{number}"])
+        return list(collector.arrays.values())
 
     def _load_once(self, distributor: Distributor) -> None:
         for name, optimizer in self._optimizers.items():
             expect_states(optimizer, distributor["optimizers"][name])
-        self._serialize(distributor)
+        distributor.postpone(self.large_arrays())
+        self.serialize(distributor)
 
     def serialize(self, saver: Any) -> None:
         """Save or load every part in turn, the global generators excluded."""
@@ -163,16 +157,12 @@ class RunState:
             if isinstance(part, GENERATORS):
                 serialize_generator(part, saver["generators"][name])
 
-    def _serialize(self, saver: Any) -> None:
-        """Serialize all parts, the global generators last, since parts may draw from them."""
-        self.serialize(saver)
-        serialize_global(saver["random"])
-
-    def _check(self, snapshot: SavedRun, stays: frozenset[str]) -> None:
+    def _check(self, snapshot: SavedRun, live: Collector, stays: frozenset[str]) -> None:
         """Check that a snapshot has this run's arrays by name, shape and dtype; changes nothing.
 
         Args:
             snapshot: the snapshot to load.
+            live: what the run is now.
             stays: names of arrays that are not loaded, and need not match.
 
         Raises:
@@ -186,26 +176,24 @@ class RunState:
                     f"{short(snapshot.path)} was saved after {count} calls of update of a group "
                     "of umem.chainer.accumulate: resume inside of its block"
                 )
-        live = Collector()
-        for name, part in self._parts.items():
-            if not isinstance(part, GENERATORS):
-                part.serialize(live["parts"][name])
         saved = snapshot.arrays
         for name, array in sorted(live.arrays.items()):
-            if name in stays or name + SPAN in live.values:  # any part of a whole can be read
+            if not name.startswith("parts/") or name in stays:
+                continue
+            if name + SPAN in live.values:  # any part of a whole can be read
                 continue
             if name in saved.described:
                 shape, dtype = saved.described[name]
                 if (shape, dtype) != (array.shape, str(array.dtype)):
                     there, here = described(shape, dtype), described(array.shape, array.dtype)
-                    raise _other(snapshot, f"{short(name)!r} is {there} there and {here} here")
+                    raise _other_run(snapshot, f"{short(name)!r} is {there} there and {here} here")
             elif name not in snapshot.values:
                 here = described(array.shape, array.dtype)
-                raise _other(snapshot, f"it has no {short(name)!r}, which is {here} here")
+                raise _other_run(snapshot, f"it has no {short(name)!r}, which is {here} here")
         for name in sorted(saved):
             if name not in live.arrays and name not in live.values and self._is_models(name, live):
                 there = described(*saved.described[name])
-                raise _other(snapshot, f"{short(name)!r}, {there} there, is not here")
+                raise _other_run(snapshot, f"{short(name)!r}, {there} there, is not here")
 
     def _is_models(self, name: str, live: Collector) -> bool:
         """Tell whether a name belongs to a model."""
@@ -222,29 +210,50 @@ class RunState:
 
 
 class _Before:
-    """The state of a run before loading, to restore it after an error."""
+    """A run before loading, to restore it after an error.
+
+    Attributes:
+        collected: its state by name; large arrays are the run's own, without a copy.
+    """
 
     def __init__(self, state: RunState) -> None:
-        self._state, self._attributes = state, Rollback(state.objects())
-        collector = Collector()
-        state.serialize(collector)
-        self._saved = collector.copies(), collector.values, set(collector.on_gpu())
-        self._numpy, self._python = np.random.get_state(), random.getstate()
+        self._attributes = Rollback(state.objects())
+        self.collected = Collector()
+        state.serialize(self.collected)
+        large = {id(array) for array in state.large_arrays()}
+        arrays = (array for array in self.collected.arrays.values() if id(array) not in large)
+        self._small = [(array, copied(array)) for array in arrays]
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restore the run."""
-        self._attributes.put_back()
-        self._state.serialize(Distributor(*self._saved, strict=False))
-        self._attributes.put_back()  # of what has been made by that
-        np.random.set_state(self._numpy)
-        random.setstate(self._python)
+        self._attributes.restore()
+        for array, content in self._small:
+            upload(array, content)
 
 
 class _OtherRunError(SnapshotError):
     """A SnapshotError whose message is complete."""
 
 
-def _other(snapshot: SavedRun, what: str) -> SnapshotError:
+def _refusal(snapshot: SavedRun, error: Exception, name: str) -> SnapshotError:
+    """Return the error for a snapshot that cannot be loaded.
+
+    Args:
+        snapshot: of which something could not be loaded.
+        error: raised by Chainer, NumPy or a part.
+        name: of what was read last.
+    """
+    if isinstance(error, _OtherRunError):
+        return error
+    if isinstance(error, MissingValue):
+        return _other_run(snapshot, f"it has no {short(str(error))!r}")
+    if isinstance(error, UmemError):
+        return _other_run(snapshot, str(error))
+    why = f"{type(error).__name__}: {short(str(error)[:200])}"
+    return _other_run(snapshot, f"{short(name)!r} cannot be loaded: {why}")
+
+
+def _other_run(snapshot: SavedRun, what: str) -> SnapshotError:
     return _OtherRunError(
         f"{short(snapshot.path)} is of another model or run: {what}. Make the objects as the "
         "saved run had them, or name another folder to begin anew"

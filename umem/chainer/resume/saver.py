@@ -119,7 +119,7 @@ class RunSaver:
             self._last = 0
             return Resumed()
         try:
-            values = state.put_back(snapshot)
+            values = state.restore(snapshot)
         finally:
             snapshot.close()
         self._last = snapshot.step
