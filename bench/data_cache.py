@@ -252,7 +252,7 @@ def chunk_row(kind: str, nbytes: int, total: int, repeats: int) -> Row:
             seconds.append((time.thread_time() - start) / (len(smaller) * nbytes / 1e9))
     kept = codec.report().kinds[0]
     return {
-        "kind": kind, "chunk_bytes": nbytes, "way": kept.way, "ratio": kept.ratio,
+        "kind": kind, "chunk_bytes": nbytes, "ratio": kept.ratio,
         "compress_gb_a_second": data.nbytes / 1e9 / taken,
         "decode_seconds_a_gb": seconds,
         "decode_gb_a_second": 1 / common.summary(seconds).median if seconds else None,
@@ -279,7 +279,6 @@ CODECS = common.Bench(
     (
         text("data", "kind"),
         quantity("chunk", "chunk_bytes", "KiB", per=KIB),
-        text("way", "way"),
         quantity("of its bytes", "ratio"),
         quantity("compressed at", "compress_gb_a_second", "GB/s"),
         quantity("decoded at", "decode_gb_a_second", "GB/s"),

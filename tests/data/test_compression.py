@@ -55,7 +55,6 @@ def test_what_does_not_shrink_below_nine_tenths_is_left() -> None:
     codec = BloscCodec()
     assert stored(RANDOM.integers(0, 256, 1 << 14, dtype="u1"), codec) is None
     assert stored(RANDOM.integers(0, 1 << 32, 1 << 13, dtype="u4").view("f"), codec) is None
-    assert [kind.way for kind in codec.report().kinds] == ["raw", "raw"]
     assert [kind.kept_raw_count for kind in codec.report().kinds] == [1, 1]
     assert [kind.stored_bytes for kind in codec.report().kinds] == [1 << 14, 1 << 15]
 
@@ -64,11 +63,11 @@ def test_what_is_small_is_left() -> None:
     assert stored(np.zeros(127, "u1")) is None and stored(np.zeros(128, "u1")) is not None
 
 
-def test_a_kind_whose_first_array_was_noise_is_tried_again() -> None:
+def test_an_array_after_noise_is_compressed() -> None:
     codec = BloscCodec()
     noise, zeros = RANDOM.integers(0, 1 << 32, 1 << 10, dtype="u4"), np.zeros(1 << 10, "u4")
     found = [stored(array, codec) for array in [noise] + [zeros] * 20]
-    assert found[0] is None and all(each is not None for each in found[4:])
+    assert found[0] is None and all(each is not None for each in found[1:])
 
 
 def test_an_array_that_is_not_like_its_kind_is_left_all_the_same() -> None:
@@ -80,10 +79,11 @@ def test_an_array_that_is_not_like_its_kind_is_left_all_the_same() -> None:
     assert codec.report().kinds[0].kept_raw_count == 1
 
 
-def test_the_same_arrays_in_the_same_order_are_the_same_bytes() -> None:
+def test_the_same_arrays_are_the_same_bytes_in_any_order() -> None:
     arrays = [pixels(1000 + 100 * i) for i in range(20)]
     first, second = BloscCodec(), BloscCodec()
-    assert [stored(a, first) for a in arrays] == [stored(a, second) for a in arrays]
+    found = [stored(a, first) for a in arrays]
+    assert found == [stored(a, second) for a in arrays[::-1]][::-1]
 
 
 DTYPES = st.one_of(
@@ -194,13 +194,12 @@ def test_several_threads_may_use_one_codec() -> None:
     assert not wrong and sum(kind.count for kind in codec.report().kinds) == 120
 
 
-def test_a_codec_goes_to_another_process_with_its_choices() -> None:
+def test_a_codec_goes_to_another_process() -> None:
     codec = BloscCodec()
     array = pixels(1 << 12)
     want = stored(array, codec)
     again = pickle.loads(pickle.dumps(codec))
     assert again.report().kinds == () and stored(array, again) == want
-    assert pickle.loads(pickle.dumps(BloscCodec())).report().kinds == ()
 
 
 def test_without_blosc2_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-RAW = "raw"
-
 
 @dataclass(frozen=True)
 class KindReport:
@@ -15,7 +13,6 @@ class KindReport:
     Attributes:
         dtype: as NumPy writes it: ``<f4``.
         below_bytes: an array of this kind has at least half of that, and less than that.
-        way: how they are compressed now; ``raw`` where that does not help.
         count: how many there were.
         kept_raw_count: how many of them are kept raw.
         array_bytes: their uncompressed bytes.
@@ -24,7 +21,6 @@ class KindReport:
 
     dtype: str
     below_bytes: int
-    way: str = RAW
     count: int = 0
     kept_raw_count: int = 0
     array_bytes: int = 0
@@ -57,8 +53,8 @@ class CodecReport:
 
     def __str__(self) -> str:
         rows = [
-            f"{k.count} of {k.dtype} below {k.below_bytes} B: {k.way}, {k.ratio:.3f} of their "
-            f"bytes, {k.kept_raw_count} kept raw"
+            f"{k.count} of {k.dtype} below {k.below_bytes} B: {k.ratio:.3f} of their bytes, "
+            f"{k.kept_raw_count} kept raw"
             for k in self.kinds
         ]
         return "\n".join(rows)
