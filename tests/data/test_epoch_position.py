@@ -21,7 +21,6 @@ class Told:
     """An iterator says that it is at a position; whoever asks may be elsewhere."""
 
     position: int
-    batch: int = 0
 
 
 @dataclass
@@ -57,7 +56,7 @@ class Workers:
             first, last = self.start, self.start + self.batch
             if last // self.length > self.drawn:  # the epoch ends in this batch: another is drawn
                 self.drawn = last // self.length
-                yield Told(first, self.drawn * self.length - first)
+                yield Told(first)
             for event in self._load(first, last):
                 yield event
                 if self.done >= count:
@@ -129,7 +128,7 @@ def followed(
         epoch, at = divmod(event.position, flow.length)
         if isinstance(event, Told):
             if is_told or event.position % flow.every:
-                course.told(epoch, at, event.batch)
+                course.move(epoch, at)
             continue
         found, expected = course.request(int(order.items(epoch)[at]), is_strict=False)
         assert expected is None, f"taken for another order at {event.position}"
@@ -163,26 +162,12 @@ def test_snapshots_that_tell_the_order_nothing_are_followed() -> None:
         assert asked > 1600 and right > 0.97 * asked
 
 
-@pytest.mark.parametrize("kind", DRAWS)
-@pytest.mark.parametrize("count", [60, 500, 20_000])
-def test_another_order_is_noticed_in_workers_within_a_few_hundred_requests(
-    count: int, kind: str
-) -> None:
-    for seed in range(4):
-        course, _ = course_of(count, seed, DRAWS[kind](count))
-        other = umem.data.known_order(seed + 100, DRAWS[kind](count))
-        other.of_items(count)
-        course.told(0, 0, 0)
-        asked = [int(i) for epoch in range(8) for i in other.items(epoch)[:300]][:300]
-        noticed = (course.request(item, is_strict=False)[1] for item in asked)
-        assert any(expected is not None for expected in noticed)
-
-
-def test_workers_that_count_from_the_first_item_are_noticed() -> None:
+def test_workers_that_ask_in_another_order_are_followed_by_the_nearest_positions() -> None:
     course, _ = course_of(2000, 0)
-    course.told(0, 0, 0)
-    noticed = (course.request(item, is_strict=False)[1] for item in range(300))
-    assert any(expected is not None for expected in noticed)
+    course.move(0, 0)
+    for item in range(300):
+        found, expected = course.request(item, is_strict=False)
+        assert found is not None and expected is None and course.next_use(item, found) > found
 
 
 def test_after_workers_a_program_that_asks_itself_is_held_to_the_order_again() -> None:

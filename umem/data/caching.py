@@ -74,7 +74,7 @@ class CachedDataset(DatasetMixin):
         if is_ahead and self._position.uses is not None:
             self._ahead = PrefetchThread(self._store, self._position, self._loading)
         if self._order is not None:
-            self._order.tell(self._position.told)
+            self._order.subscribe(self._position.move)
         self.close = weakref.finalize(self, _close, self._ahead, self._loading, self._store)
         self.close.atexit = False  # threads of others may still ask; the system cleans up
         alive.add(self)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from math import exp, inf, log
+from math import inf
 
 from umem.data.next_uses import NextUses
 from umem.data.orders import KnownOrder
 from umem.data.store import RECENT, ItemStore
 
 FARTHEST_LAG = 4096
-"""At most this many positions behind the newest request are searched: workers' requests arrive out
-of order within a batch."""
-LEAST_FAR = 8
-FAR_SHARE = 0.05
-"""At most this share of the requests comes from far away while requests follow the order."""
-MOST_DOUBT = 100_000
-"""Threshold of the log-likelihood ratio, in thousandths, at which the order counts as another;
-requests in another order reach it after some 100."""
+"""An item whose next use is at most this many positions behind may still be asked for, as workers'
+requests arrive out of order within a batch: a guess, above any batch."""
 
 
 class EpochPosition:
@@ -47,7 +41,7 @@ class EpochPosition:
 
         Args:
             is_strict: only the next in the order will do, where those before were in order; else,
-                as several ask at once, one of those about there.
+                as several ask at once, it is the item's position nearest to where requests are.
 
         Returns:
             its position, None if it has none; and the item that should have been requested,
@@ -61,40 +55,21 @@ class EpochPosition:
         if expected == item and is_strict:
             self._advance(at)
             return at, None
-        found, often = uses.nearest(item, at)
-        if (is_strict and self._are_in_order()) or self._is_doubted(abs(found - at), often):
+        if is_strict and self._are_in_order():
             self.lose()
             return None, expected
-        if found == inf:
-            return None, None
-        self._advance(int(found))
-        return int(found), None
+        found = uses.nearest(item, at)
+        if found is not None:
+            self._advance(found)
+        return found, None
 
     def _are_in_order(self) -> bool:
         """Tell whether the last `RECENT` requests were at consecutive positions."""
         recent = self._store.recent
         return int(recent.max()) == self._store.head["at"] - 1 == int(recent.min()) + RECENT - 1
 
-    def _is_doubted(self, distance: float, often: float) -> bool:
-        """Test by likelihood ratio whether requests come from another order than the known one.
-
-        By the sums of Page, "Continuous inspection schemes", Biometrika 41, 1954: by how much each
-        request is likelier where another order is followed than where this one is.
-
-        Args:
-            distance: from where requests are.
-            often: how many places the item has in an epoch.
-        """
-        head, uses = self._store.head, self.uses
-        assert uses is not None
-        limit = max(LEAST_FAR, uses.length // 4, 2 * head["batch"])
-        chance = exp(-2 * often * limit / uses.length)  # that none is near in another order
-        is_far = distance > limit
-        likelier = chance / FAR_SHARE if is_far else min(1, (1 - chance) / (1 - FAR_SHARE))
-        head["doubt"] = max(0, head["doubt"] + int(1000 * log(max(likelier, 0.01))))
-        return head["doubt"] > MOST_DOUBT
-
     def _advance(self, position: int) -> None:
+        """Move to behind the median of the last `RECENT` requests' positions."""
         head, recent = self._store.head, self._store.recent
         head["served"] += 1
         recent[head["served"] % RECENT] = position
@@ -115,17 +90,15 @@ class EpochPosition:
         for item in store.residents():
             store.rescore(item, inf)
 
-    def told(self, epoch: int, position: int, batch: int) -> None:
+    def move(self, epoch: int, position: int) -> None:
         """Set the position that an iterator reports, and rescore all items in memory."""
         assert self.uses is not None
         with self._store.held() as head:
             at = epoch * self.uses.length + position
-            head["batch"] = max(head["batch"], batch)
             self._store.look_back_from(at)
             if head["at"] == at and head["is_following"]:
                 return
             head["at"] = head["frontier"] = at
-            head["doubt"] = 0 if not head["is_following"] else head["doubt"]
             head["is_following"] = 1
             self._store.unpin()
             for item in self._store.residents():

@@ -84,21 +84,13 @@ class NextUses:
             at = -1
         return inf
 
-    def nearest(self, item: int, position: int) -> tuple[float, float]:
-        """Find the position of an item nearest to another one, in its epoch and the two beside it.
-
-        Returns:
-            that position, infinity where there is none; and how many places of it, on average,
-            are in a stretch of these epochs as long as one.
+    def nearest(self, item: int, position: int) -> int | None:
+        """Return the position of an item nearest to another one, in its epoch and the two beside
+        it; None if there is none.
         """
-        epoch, best, count = position // self.length, inf, 0
-        near = range(max(0, epoch - 1), epoch + 2)
-        for number in near:
-            places = self._epoch(number).places(item)
-            count += len(places)
-            at = int(np.searchsorted(places, position - number * self.length))
-            for place in places[max(0, at - 1) : at + 1].tolist():
-                found = number * self.length + place
-                if abs(found - position) < abs(best - position):
-                    best = found
-        return best, count / len(near)
+        epoch, found = position // self.length, list[int]()
+        for number in range(max(0, epoch - 1), epoch + 2):
+            start, places = number * self.length, self._epoch(number).places(item)
+            at = int(np.searchsorted(places, position - start))
+            found += [start + place for place in places[max(0, at - 1) : at + 1].tolist()]
+        return min(found, key=lambda place: abs(place - position), default=None)

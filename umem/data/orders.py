@@ -46,7 +46,7 @@ class KnownOrder:
         self.content = ""
         self._draw, self._count = draw, 0
         self._known: dict[int, Order] = {}
-        self._told: list[weakref.ref[Any]] = []
+        self._subscribers: list[weakref.ref[Any]] = []
 
     def __repr__(self) -> str:
         return f"KnownOrder(seed={self.seed}, epoch={self.epoch}, position={self.position})"
@@ -121,11 +121,11 @@ class KnownOrder:
             self.of_items(len(current_order))
         if current_position == 0 and _is_first(current_order):
             self.epoch, self.position = self.epoch + 1, 0
-            self._tell(self.epoch, 0)
+            self._report(self.epoch, 0)
         else:
             epoch = self._epoch_of(current_order)
             self.epoch, self.position = epoch + 1, int(current_position)
-            self._tell(epoch, int(current_position), len(current_order) - int(current_position))
+            self._report(epoch, int(current_position))
         return self.items(self.epoch).copy()
 
     def _epoch_of(self, order: Any) -> int:
@@ -153,7 +153,7 @@ class KnownOrder:
             self.of_items(len(current_order))
         self.epoch = self._epoch_of(current_order)
         self.position = int(current_position)
-        self._tell(self.epoch, self.position)
+        self._report(self.epoch, self.position)
 
     def serialize(self, serializer: Any) -> None:
         """Save or load seed, epoch and position, through Chainer's protocol.
@@ -189,24 +189,20 @@ class KnownOrder:
 
     # -- what caches ask ---------------------------------------------------------------------
 
-    def tell(self, method: Callable[[int, int, int], None]) -> None:
-        """Register a bound method, called with (epoch, position, batch) when an iterator reports
-        them.
-
-        The batch is one of so many items or more: an iterator draws when it comes to a batch that
-        the epoch ends in.
+    def subscribe(self, method: Callable[[int, int], None]) -> None:
+        """Register a bound method, called with epoch and position when an iterator reports them.
 
         It is not kept alive.
         """
-        self._told.append(weakref.WeakMethod(method))
+        self._subscribers.append(weakref.WeakMethod(method))
 
-    def _tell(self, epoch: int, position: int, batch: int = 0) -> None:
-        for reference in (*self._told,):
+    def _report(self, epoch: int, position: int) -> None:
+        for reference in (*self._subscribers,):
             method = reference()
             if method is None:
-                self._told.remove(reference)
+                self._subscribers.remove(reference)
             else:
-                method(epoch, position, batch)
+                method(epoch, position)
 
 
 def known_order(seed: int, draw: Draw = shuffle) -> KnownOrder:

@@ -28,8 +28,8 @@ RECENT = 15
 FIXED_BYTES = 1 << 20
 """Index tables up to this size are not counted in the memory limit; larger ones are."""
 NAMES = (
-    *HEAD, *COUNTED, "waited_ns", "used_bytes", "clock", "at", "frontier", "served", "doubt",
-    "batch", "is_following", "generation", "disk_end", "is_disk_full", "is_disk_off", "said",
+    *HEAD, *COUNTED, "waited_ns", "used_bytes", "clock", "at", "frontier", "served",
+    "is_following", "generation", "disk_end", "is_disk_full", "is_disk_off", "said",
     "is_shared", "source", "checked_epoch",
 )  # fmt: skip
 TABLES = (
