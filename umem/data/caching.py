@@ -116,9 +116,7 @@ class CachedDataset(DatasetMixin):
             head["request_count"] += 1
             at, expected = self._position.request(item, is_strict=is_strict)
             next_use = self._position.next_use(item, at)
-            data, hits = self._store.take(item, at, next_use), head["hit_count"]
-            if data is not None:
-                self._position.done(at)
+            data, hits = self._store.take(item, next_use), head["hit_count"]
         if expected is not None:
             self._say_other_order(item, expected)
         self._wake()
@@ -152,16 +150,25 @@ class CachedDataset(DatasetMixin):
         """Serve a miss: load the item or take it from the prefetch thread, store it, spill evicted
         ones.
         """
-        begun, loaded = time.perf_counter(), None
-        if self._ahead is not None and self._ahead.is_here() and at is not None:
-            loaded = self._ahead.hand_over(at)
-        if loaded is None:
-            loaded = self._loading.fetch(item)
-        with self._store.held():
-            gone = self._store.keep(item, loaded.data, next_use, at)
-            self._position.done(at)
+        ahead = self._ahead if self._ahead is not None and self._ahead.is_here() else None
+        next_uses: list[float] = []
+        try:
+            begun = time.perf_counter()
+            held = None if ahead is None else ahead.take(item)
+            loaded = self._loading.fetch(item) if held is None else held
+            waited = time.perf_counter() - begun
+            with self._store.held() as head:
+                head["waited_ns"] += int(waited * 1e9)
+                head["ahead_count"] += held is not None
+                gone = self._store.keep(item, loaded.data, next_use)
+                if ahead is not None:
+                    next_uses = [self._position.next_use(each, at) for each, _ in gone]
+        finally:
+            if ahead is not None:
+                ahead.served(item, next_uses)
         self._wake()
-        self._loading.spill(gone or [])
+        begun = time.perf_counter()
+        self._loading.spill(gone)
         self._waited(begun)
         return loaded.item
 

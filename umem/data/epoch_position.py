@@ -77,18 +77,11 @@ class EpochPosition:
         if head["served"] % self.uses.length == 0:  # type: ignore[union-attr]
             self._refresh()
 
-    def done(self, at: int | None) -> None:
-        """Mark the request at a position as served, so that prefetch goes on behind it."""
-        if at is not None:
-            self._store.head["frontier"] = max(self._store.head["frontier"], at + 1)
-
     def lose(self) -> None:
-        """Stop following the order: prefetched items are unpinned, and eviction becomes LRU."""
-        store = self._store
-        store.head["is_following"] = 0
-        store.unpin()
-        for item in store.residents():
-            store.rescore(item, inf)
+        """Stop following the order: nothing is fetched ahead, and eviction becomes LRU."""
+        self._store.head["is_following"] = 0
+        for item in self._store.residents():
+            self._store.rescore(item, inf)
 
     def move(self, epoch: int, position: int) -> None:
         """Set the position that an iterator reports, and rescore all items in memory."""
@@ -98,9 +91,8 @@ class EpochPosition:
             self._store.look_back_from(at)
             if head["at"] == at and head["is_following"]:
                 return
-            head["at"] = head["frontier"] = at
-            head["is_following"] = 1
-            self._store.unpin()
+            head["at"], head["is_following"] = at, 1
+            head["moves"] += 1
             for item in self._store.residents():
                 self._store.rescore(item, self.uses.after(item, at - 1))
 

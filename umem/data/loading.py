@@ -81,8 +81,8 @@ class Loading:
 
     def spill(self, gone: list[tuple[int, Any]]) -> None:
         """Write evicted items to the disk tier, if there is one."""
-        if self._disk is not None:
-            for item, data in gone:
+        for item, data in gone:
+            if self._disk is not None and data is not None:
                 self._disk.write(item, data)
 
     def unpacked(self, data: Any) -> Any:
@@ -121,7 +121,7 @@ class Loading:
             is_same, head["source"] = head["source"] == number, number
             if not is_same:
                 self._store.forget()
-            ends = (0, last) if 0 <= last < len(self._store.state) else ()
+            ends = (0, last) if 0 <= last < len(self._store.first) else ()
             kept = {item: self._store.peek(item) for item in ends}
         if not is_same:
             say_once(

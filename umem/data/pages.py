@@ -32,9 +32,11 @@ class Pages:
         for name in HEAD:
             self._head[name] = 0
 
-    def _open(self, nbytes: int) -> None:
-        """Choose the page size by the first item, or read the one that another process chose."""
+    def _follow(self, nbytes: int) -> None:
+        """Choose the page size by the first item, or take the one that another process chose."""
         head = self._head
+        if self._page_bytes and head["page_bytes"] == self._page_bytes:
+            return
         if not head["page_bytes"]:
             parts = max(1, min(nbytes // SMALLEST_PAGE, PAGES_AN_ITEM))
             head["page_bytes"] = min(LARGEST_PAGE, max(64, -(-nbytes // parts)))
@@ -46,23 +48,25 @@ class Pages:
         self._next = memoryview(links).cast("i")
         self._pages = self._memory[count * 4 : count * (4 + page)].reshape(count, page)
 
-    def free_count_for(self, nbytes: int) -> tuple[int, int]:
-        """Return how many pages are free, and how many an item of ``nbytes`` takes."""
+    def has_room(self, nbytes: int) -> bool:
+        """Tell whether enough pages are free for an item."""
+        self._follow(nbytes)
         head = self._head
-        if not self._page_bytes or head["page_bytes"] != self._page_bytes:  # or forgotten elsewhere
-            self._open(nbytes)
         free = head["free_count"] + head["page_count"] - head["fresh"]
-        return int(free), -(-max(nbytes, 1) // int(head["page_bytes"]))
+        return bool(free >= self._count_for(nbytes))
+
+    def _count_for(self, nbytes: int) -> int:
+        return -(-max(nbytes, 1) // self._page_bytes)
 
     def put(self, data: Any) -> int:
         """Write bytes into free pages; returns the first page, or -1 if too few are free."""
-        free, count = self.free_count_for(len(data))
-        if free < count:
+        if not self.has_room(len(data)):
             return -1
+        count = self._count_for(len(data))
         taken = [self._take() for _ in range(count)]
         for page, after in zip(taken, [*taken[1:], -1], strict=True):
             self._next[page] = after
-        flat, size = np.frombuffer(data, np.uint8), self._pages.shape[1]
+        flat, size = np.frombuffer(data, np.uint8), self._page_bytes
         whole = len(flat) // size
         self._pages[taken[:whole]] = flat[: whole * size].reshape(whole, size)
         if whole < count:
@@ -84,6 +88,8 @@ class Pages:
         return page
 
     def _chain(self, page: int) -> list[int]:
+        """List the pages of an item, given the first."""
+        self._follow(0)
         found = []
         while page >= 0:
             found.append(page)
@@ -92,12 +98,11 @@ class Pages:
 
     def get(self, first: int, nbytes: int) -> Any:
         """Copy the bytes of an item, given its first page."""
-        self.free_count_for(nbytes)
-        return self._pages[self._chain(first)].reshape(-1)[:nbytes]
+        chain = self._chain(first)
+        return self._pages[chain].reshape(-1)[:nbytes]
 
-    def free(self, first: int, nbytes: int) -> None:
+    def free(self, first: int) -> None:
         """Return an item's pages to the free list."""
-        self.free_count_for(nbytes)
         chain = self._chain(first)
         self._next[chain[-1]] = int(self._head["free_first"])
         self._head["free_first"] = first

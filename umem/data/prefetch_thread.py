@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
+from typing import NamedTuple
 
 from umem.data.epoch_position import EpochPosition
 from umem.data.loading import Loaded, Loading
-from umem.data.store import MOST_AHEAD, ItemStore
+from umem.data.store import RECENT, ItemStore
 
 LOOK_SECONDS = 0.5
 """The thread wakes at least this often; each request wakes it at once."""
+MOST_AHEAD = 1024
+"""At most this many positions are looked at ahead of requests; memory usually limits it first."""
+
+
+class _Ahead(NamedTuple):
+    """An item that was fetched ahead.
+
+    Attributes:
+        at: the position that it is for.
+        lost_count: how often all was dropped before it was fetched.
+        loaded: the item; None if the fetch failed.
+    """
+
+    at: int
+    lost_count: int
+    loaded: Loaded | None
 
 
 class PrefetchThread:
-    """Prefetches items in the order of coming requests, in the process that made the cache.
+    """Fetches items in the order of coming requests, and holds them until they are asked for.
 
     Workers fetch ahead themselves, as Chainer has them load batches that are not needed yet: where
     they ask, the thread rests. A forked process has none of it, and waits for nothing.
@@ -35,7 +53,9 @@ class PrefetchThread:
         self._thread: threading.Thread | None = None
         self._is_over = False
         self._under_way: int | None = None
-        self._hand: tuple[int, Loaded] | None = None
+        self._held: dict[int, _Ahead] = {}
+        self._being_served: set[int] = set()
+        self._frontier = self._moves = 0
 
     def is_here(self) -> bool:
         """Tell whether the thread, started or not, is this process's and not over."""
@@ -53,19 +73,27 @@ class PrefetchThread:
         with suppress(RuntimeError):  # it has not been heard yet
             self._bell.release()
 
-    def hand_over(self, at: int) -> Loaded | None:
-        """Wait for the fetch under way for a position, and take its item; None if there is none.
+    def take(self, item: int) -> Loaded | None:
+        """Take an item that was fetched ahead, after waiting for its fetch if that is under way.
 
-        None, too, if the fetch failed.
+        None if there is none, or its fetch failed. It is not fetched until `served`.
         """
-        if self._under_way == at:
+        with self._lock:
+            self._being_served.add(item)
+        if self._under_way == item:
             with self._fetching:
                 pass
         with self._lock:
-            if self._hand is not None and self._hand[0] == at:
-                (_, found), self._hand = self._hand, None
-                return found
-        return None
+            found = self._held.pop(item, None)
+        if found is None or found.lost_count != self._store.head["lost_count"]:
+            return None
+        return found.loaded
+
+    def served(self, item: int, next_uses: Iterable[float] = ()) -> None:
+        """Note that a request is over, and when items are used next that have left memory."""
+        with self._lock:
+            self._being_served.discard(item)
+            self._frontier = int(min((self._frontier, *next_uses)))
 
     def close(self) -> None:
         """Stop the thread after its current fetch, and wait for it."""
@@ -79,87 +107,74 @@ class PrefetchThread:
     # -- in the thread -----------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Prefetch position by position until closed, sleeping while there is nothing to fetch."""
+        """Fetch item by item until closed, sleeping while there is nothing to fetch."""
         try:
             while not self._is_over:
                 found = self._next()
                 if found is None:
-                    self._rest()
+                    self._bell.acquire(timeout=LOOK_SECONDS)
                 else:
-                    self._deal_with(*found)
+                    self._fetch(*found)
         finally:  # nobody waits for a thread that is gone
             self._is_over = True
             if self._under_way is not None:
                 self._fetching.release()
 
-    def _rest(self) -> None:
-        self._bell.acquire(timeout=LOOK_SECONDS)
-
     def _next(self) -> tuple[int, int] | None:
-        """Return the next position whose item is not in memory, and the item; None if none is due.
+        """Return the next position whose item is neither in memory nor held, and the item.
 
-        Moves the frontier past items in memory, pins them and spills others; the position that is
-        returned is noted as under way. None is due while the current request is not dealt with, the
-        cache is shared with workers, no order is followed, or `MOST_AHEAD` is reached.
+        It is noted as under way. None if there is no room for another, the cache is shared with
+        workers, no order is followed, or the next `MOST_AHEAD` items are there.
         """
-        store, position = self._store, self._position
-        while True:
-            with store.held() as head:
-                at = head["frontier"]
-                is_open = at < head["at"]  # the request before is not dealt with
-                if is_open or head["is_shared"] or not head["is_following"]:
-                    return None
-                if at - head["at"] >= MOST_AHEAD:
-                    return None
-                assert position.uses is not None
-                item = position.uses.item(at)
-                gone = store.pin(item, at, position.next_use(item, at))
-                if gone is None:
+        with self._store.held() as head, self._lock:
+            self._drop_stale()
+            nbytes = sum(len(one.loaded.data) for one in self._held.values() if one.loaded)
+            self._store.count_ahead(nbytes)
+            if head["is_shared"] or not head["is_following"]:
+                return None
+            if self._held and nbytes >= self._store.ahead_bytes:
+                return None
+            assert self._position.uses is not None
+            end = head["at"] + MOST_AHEAD
+            while self._frontier < end:
+                at = self._frontier
+                self._frontier += 1
+                item = self._position.uses.item(at)
+                if not self._store.first[item] and not self._is_held(item):
                     self._fetching.acquire()
-                    self._under_way = at
+                    self._under_way = item
                     return at, item
-                head["frontier"] = at + 1
-            self._loading.spill(gone)
+        return None
 
-    def _deal_with(self, at: int, item: int) -> None:
-        """Fetch one item, offer it to a waiting request, and wait until it is stored or requested.
+    def _is_held(self, item: int) -> bool:
+        return item in self._held or item in self._being_served
+
+    def _drop_stale(self) -> None:
+        """Drop items whose requests will not come, and begin anew where requests are elsewhere."""
+        head = self._store.head
+        at, is_idle = head["at"], head["is_shared"] or not head["is_following"]
+        if is_idle or self._moves != head["moves"]:
+            self._moves, self._frontier = head["moves"], at
+        self._frontier = max(self._frontier, at)
+        self._held = {
+            item: one
+            for item, one in self._held.items()
+            if not is_idle
+            and at - RECENT <= one.at < at + MOST_AHEAD
+            and one.lost_count == head["lost_count"]
+        }
+
+    def _fetch(self, at: int, item: int) -> None:
+        """Fetch one item, and hold it for its request.
 
         An exception of the dataset is dropped here; the request for the item raises it again.
         """
-        loaded = None
+        loaded, lost_count = None, self._store.head["lost_count"]
         try:
             loaded = self._loading.fetch(item)
         except BaseException:  # whoever asks for the item is told, of sys.exit() too
             pass
         with self._lock:
-            self._hand = None if loaded is None else (at, loaded)
+            self._held[item] = _Ahead(at, lost_count, loaded)
             self._under_way = None
         self._fetching.release()
-        while not self._is_over and not self._is_settled(at, item, loaded):
-            self._rest()
-
-    def _is_settled(self, at: int, item: int, loaded: Loaded | None) -> bool:
-        """Store a fetched item; tells whether it is stored, or no longer needed for prefetch.
-
-        Storing it evicts and spills others, and moves the frontier past it.
-        """
-        store = self._store
-        with store.held() as head:
-            if (
-                head["at"] > at
-                or head["frontier"] != at
-                or not head["is_following"]
-                or head["is_shared"]
-            ):
-                return True
-            if loaded is None:
-                return False
-            next_use = self._position.next_use(item, at)
-            gone = store.keep(item, loaded.data, next_use, at, is_ahead=True)
-            if gone is None:
-                return False
-            head["frontier"] = at + 1
-        with self._lock:
-            self._hand = None
-        self._loading.spill(gone)
-        return True
