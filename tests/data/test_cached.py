@@ -84,6 +84,18 @@ def test_whatever_is_asked_comes_back_and_memory_keeps_its_limit(draw: st.DataOb
     assert found.request_count <= answered + 1
 
 
+@pytest.mark.parametrize("policy", ["next-use", "lru"])
+def test_what_leaves_memory_before_its_next_use_is_fetched_ahead_again(policy: str) -> None:
+    source, order = Items(10), known_order(0)
+    with umem.data.cached(source, 3 * source.packed(), policy=policy, order=order) as data:
+        for now in islice(epochs(order, 10), 3):
+            for i in now:
+                assert same(data[i], source.item(i))
+                time.sleep(0.02)  # the thread has time to fetch the next
+        found = data.counters
+    assert found.ahead_count >= 0.8 * (found.request_count - found.hit_count)
+
+
 def test_the_least_recently_used_goes_first() -> None:
     source = Items(4)
     with umem.data.cached(source, 2 * source.packed()) as data:

@@ -15,7 +15,7 @@ from umem._common.files import IN_MEMORY, file_system
 from umem.data.codec import Codec, RawCodec
 from umem.data.counters import COUNTED, DataCounters
 from umem.data.dataset_mixin import DatasetMixin
-from umem.data.disk_tier import OTHER_ORDER, DiskTier, say_once
+from umem.data.disk_tier import OTHER_ORDER, DiskTier, warn_once
 from umem.data.epoch_position import EpochPosition
 from umem.data.fingerprint import fingerprint
 from umem.data.loading import CHECK_EVERY, Loading
@@ -118,7 +118,7 @@ class CachedDataset(DatasetMixin):
             next_use = self._position.next_use(item, at)
             data, hits = self._store.take(item, next_use), head["hit_count"]
         if expected is not None:
-            self._say_other_order(item, expected)
+            self._warn_of_other_order(item, expected)
         self._wake()
         if data is None or (hits % CHECK_EVERY == 1 and not self._is_same(item, data)):
             return self._from_below(item, at, next_use)
@@ -131,8 +131,8 @@ class CachedDataset(DatasetMixin):
             head["checked_epoch"] = epoch
             self._loading.check_source()
 
-    def _say_other_order(self, item: int, expected: int) -> None:
-        say_once(
+    def _warn_of_other_order(self, item: int, expected: int) -> None:
+        warn_once(
             self._store,
             OTHER_ORDER,
             f"item {item} is asked for where the order given to the cache has {expected}: items "
@@ -160,15 +160,15 @@ class CachedDataset(DatasetMixin):
             with self._store.held() as head:
                 head["waited_ns"] += int(waited * 1e9)
                 head["ahead_count"] += held is not None
-                gone = self._store.keep(item, loaded.data, next_use)
+                evicted = self._store.keep(item, loaded.data, next_use)
                 if ahead is not None:
-                    next_uses = [self._position.next_use(each, at) for each, _ in gone]
+                    next_uses = [self._position.next_use(each, at) for each, _ in evicted]
         finally:
             if ahead is not None:
                 ahead.served(item, next_uses)
         self._wake()
         begun = time.perf_counter()
-        self._loading.spill(gone)
+        self._loading.spill(evicted)
         self._waited(begun)
         return loaded.item
 

@@ -32,12 +32,12 @@ ROOM_LEFT_BYTES = 64 * MIB
 FULL, UNREADABLE, TORN, OTHER_ORDER, CHANGED, REFUSED = (1 << bit for bit in range(6))
 
 
-def say_once(store: ItemStore, kind: int, text: str) -> None:
+def warn_once(store: ItemStore, kind: int, text: str) -> None:
     """Warn once for all processes together."""
     with store.held() as head:
-        is_said = bool(head["said"] & kind)
-        head["said"] |= kind
-    if not is_said:
+        is_known = bool(head["warned"] & kind)
+        head["warned"] |= kind
+    if not is_known:
         warn_at_program(text, DataWarning)
 
 
@@ -119,7 +119,7 @@ class DiskTier:
             return found
         with self._store.held():
             self._store.disk_at[item] = 0
-        say_once(
+        warn_once(
             self._store,
             TORN,
             f"item {item} in {self._name} is not what was written: it is loaded from the dataset, "
@@ -131,7 +131,7 @@ class DiskTier:
         with self._store.held() as head:
             head[flag] = 1
         rest = "what is there is still read, the rest" if flag == "is_disk_full" else "everything"
-        say_once(self._store, kind, f"{text}; {rest} is loaded from the dataset from now on")
+        warn_once(self._store, kind, f"{text}; {rest} is loaded from the dataset from now on")
 
     def close(self) -> None:
         """Close the file, which the system removes once every process has closed it."""

@@ -45,15 +45,15 @@ def fingerprint(dataset: Any) -> Fingerprint:
     """
     files = list(files_of(dataset))
     places = np.linspace(0, len(files) - 1, min(len(files), MOST_FILES)).round().astype(int)
-    looks = [_look(files[place]) for place in places.tolist()]
+    stamps = [_stamp(files[place]) for place in places.tolist()]
     shape, dtype = getattr(dataset, "shape", None), getattr(dataset, "dtype", None)
-    what = repr((len(dataset), shape, str(dtype), len(files), [size for size, _ in looks]))
-    whole = hashlib.sha256(repr((what, looks)).encode()).digest()
+    what = repr((len(dataset), shape, str(dtype), len(files), [size for size, _ in stamps]))
+    whole = hashlib.sha256(repr((what, stamps)).encode()).digest()
     content = hashlib.sha256(what.encode()).hexdigest()[:16]
     return Fingerprint(content, int.from_bytes(whole[:8], "little") >> 1)
 
 
-def _look(path: Any) -> tuple[int, int]:
+def _stamp(path: Any) -> tuple[int, int]:
     """Return a file's size and time of modification; -1 for a missing file."""
     try:
         found = os.stat(path)

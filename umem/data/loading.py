@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from umem._common.locks import safe_lock
 from umem.data.codec import Codec, RawCodec
-from umem.data.disk_tier import CHANGED, REFUSED, DiskTier, say_once
+from umem.data.disk_tier import CHANGED, REFUSED, DiskTier, warn_once
 from umem.data.fingerprint import fingerprint
 from umem.data.items import buffer_bytes, pack, unpack
 from umem.data.store import ItemStore
@@ -79,9 +79,9 @@ class Loading:
             for name, value in more.items():
                 head[name] += value
 
-    def spill(self, gone: list[tuple[int, Any]]) -> None:
+    def spill(self, evicted: list[tuple[int, Any]]) -> None:
         """Write evicted items to the disk tier, if there is one."""
-        for item, data in gone:
+        for item, data in evicted:
             if self._disk is not None and data is not None:
                 self._disk.write(item, data)
 
@@ -101,7 +101,7 @@ class Loading:
             if is_same:
                 return True
             self._store.forget()
-        say_once(
+        warn_once(
             self._store,
             CHANGED,
             f"item {item} of the dataset is not what it was: all that was kept is dropped, and "
@@ -124,7 +124,7 @@ class Loading:
             ends = (0, last) if 0 <= last < len(self._store.first) else ()
             kept = {item: self._store.peek(item) for item in ends}
         if not is_same:
-            say_once(
+            warn_once(
                 self._store,
                 CHANGED,
                 "the dataset, or one of its files, has another size or time of modification than "
@@ -136,7 +136,7 @@ class Loading:
 
     def refuse(self, error: Exception) -> None:
         """Warn, once for all processes, that items are no longer prefetched, and why."""
-        say_once(self._store, REFUSED, f"nothing is fetched ahead any more: {error}")
+        warn_once(self._store, REFUSED, f"nothing is fetched ahead any more: {error}")
 
     def close(self) -> None:
         """Close the disk tier."""

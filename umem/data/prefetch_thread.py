@@ -48,11 +48,11 @@ class PrefetchThread:
         # Locks, as their methods are C. Those of a condition are Python: a signal's handler can
         # raise in them with the lock held, or with it released before `with` releases it.
         self._lock = threading.RLock()
-        self._bell, self._fetching = threading.Lock(), threading.Lock()
-        self._bell.acquire()  # released once there is something to look at
+        self._signal, self._fetching = threading.Lock(), threading.Lock()
+        self._signal.acquire()  # released once there is something to look at
         self._thread: threading.Thread | None = None
         self._is_over = False
-        self._under_way: int | None = None
+        self._fetched_item: int | None = None
         self._held: dict[int, _Ahead] = {}
         self._being_served: set[int] = set()
         self._frontier = self._moves = 0
@@ -67,11 +67,11 @@ class PrefetchThread:
             if self._thread is None and not self._is_over:
                 self._thread = threading.Thread(target=self._run, name="umem-data", daemon=True)
                 self._thread.start()
-        self._ring()
+        self._notify()
 
-    def _ring(self) -> None:
+    def _notify(self) -> None:
         with suppress(RuntimeError):  # it has not been heard yet
-            self._bell.release()
+            self._signal.release()
 
     def take(self, item: int) -> Loaded | None:
         """Take an item that was fetched ahead, after waiting for its fetch if that is under way.
@@ -80,7 +80,7 @@ class PrefetchThread:
         """
         with self._lock:
             self._being_served.add(item)
-        if self._under_way == item:
+        if self._fetched_item == item:
             with self._fetching:
                 pass
         with self._lock:
@@ -100,7 +100,7 @@ class PrefetchThread:
         if os.getpid() != self._pid:
             return
         self._is_over = True
-        self._ring()
+        self._notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -112,12 +112,12 @@ class PrefetchThread:
             while not self._is_over:
                 found = self._next()
                 if found is None:
-                    self._bell.acquire(timeout=LOOK_SECONDS)
+                    self._signal.acquire(timeout=LOOK_SECONDS)
                 else:
                     self._fetch(*found)
         finally:  # nobody waits for a thread that is gone
             self._is_over = True
-            if self._under_way is not None:
+            if self._fetched_item is not None:
                 self._fetching.release()
 
     def _next(self) -> tuple[int, int] | None:
@@ -142,7 +142,7 @@ class PrefetchThread:
                 item = self._position.uses.item(at)
                 if not self._store.first[item] and not self._is_held(item):
                     self._fetching.acquire()
-                    self._under_way = item
+                    self._fetched_item = item
                     return at, item
         return None
 
@@ -176,5 +176,5 @@ class PrefetchThread:
             pass
         with self._lock:
             self._held[item] = _Ahead(at, lost_count, loaded)
-            self._under_way = None
+            self._fetched_item = None
         self._fetching.release()

@@ -28,7 +28,7 @@ AHEAD_SHARE = 40
 and for what pages waste, at most a 100th where items are of one size."""
 NAMES = (
     *HEAD, *COUNTED, "waited_ns", "used_bytes", "ahead_bytes", "clock", "at", "served", "moves",
-    "is_following", "disk_end", "is_disk_full", "is_disk_off", "said", "is_shared", "source",
+    "is_following", "disk_end", "is_disk_full", "is_disk_off", "warned", "is_shared", "source",
     "checked_epoch",
 )  # fmt: skip
 TABLES = (("head", "i8", len(NAMES)), ("inflation", "f8", 1), ("recent", "i8", RECENT))
@@ -167,21 +167,21 @@ class ItemStore:
         self.nbytes[item] = len(data)
         self.head["bypass_count"] += len(data) > self._capacity
         chosen = self._victims(len(data), next_use)
-        gone = [self._evict(each) for each in chosen if each != CANDIDATE]
+        evicted = [self._evict(each) for each in chosen if each != CANDIDATE]
         is_kept = CANDIDATE not in chosen
         while is_kept and not self._pages.has_room(len(data)):  # pages are partly empty
             last = int(self.score.argmax())
             is_kept = self.score[last] > -inf
             if is_kept:
-                gone.append(self._evict(last))
+                evicted.append(self._evict(last))
         if is_kept:
             self.first[item] = self._pages.put(data) + 1
             self.head["used_bytes"] += len(data)
             self._count_memory()
             self.rescore(item, next_use)
         else:
-            gone.append((item, None if self.disk_at[item] else data))
-        return gone
+            evicted.append((item, None if self.disk_at[item] else data))
+        return evicted
 
     def _victims(self, size: int, next_use: float) -> list[int]:
         """Choose what goes for an item of ``size`` bytes; it may be that item, as `CANDIDATE`."""

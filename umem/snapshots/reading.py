@@ -78,17 +78,17 @@ def read_newest(operations: FileOperations, folder: Path) -> tuple[SavedRun | No
         SnapshotError: the newest is of a newer version of the format.
         FileError: the folder cannot be read.
     """
-    passed_over: list[str] = []
+    skipped: list[str] = []
     try:
         places = places_in(operations, folder)
     except OSError as error:
         raise FileError(f"{short(folder)} cannot be read: {reason(error)}") from error
     for place in reversed(places):
         try:
-            return read(operations, folder / folder_name(place)), passed_over
+            return read(operations, folder / folder_name(place)), skipped
         except TornError as error:
-            passed_over.append(str(error))
-    return None, passed_over
+            skipped.append(str(error))
+    return None, skipped
 
 
 def read(operations: FileOperations, path: Path, rank: int = 0, count: int = 1) -> SavedRun:

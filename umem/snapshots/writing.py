@@ -71,7 +71,7 @@ def new_directory(operations: FileOperations, folder: Path) -> Path:
         FileError: it cannot be made.
     """
     directory = _temporary(folder)
-    with _telling(operations, folder, _ROOM):
+    with _naming_room(operations, folder, _ROOM):
         operations.make_folder(directory)
     return directory
 
@@ -89,7 +89,7 @@ def write_part(
         FileError: it cannot be written, with the bytes needed and free.
     """
     text = json.dumps(values, separators=(",", ":")).encode()
-    with _telling(operations, directory.parent, needed_bytes(arrays) + len(text)):
+    with _naming_room(operations, directory.parent, needed_bytes(arrays) + len(text)):
         written = {arrays_name(rank): pieces(arrays), values_name(rank): [memoryview(text)]}
         return {name: _write_file(operations, directory / name, c) for name, c in written.items()}
 
@@ -102,7 +102,7 @@ def publish(
     Raises:
         FileError: it cannot be renamed, and there is no snapshot.
     """
-    with _telling(operations, directory.parent, _ROOM):
+    with _naming_room(operations, directory.parent, _ROOM):
         manifest = Manifest(step, files, ranks=len(files) // 2).to_json()
         _write_file(operations, directory / MANIFEST, [memoryview(manifest)])
         operations.synchronize_folder(directory)
@@ -116,7 +116,7 @@ def remove_left(operations: FileOperations, directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _telling(operations: FileOperations, folder: Path, needed: int) -> Iterator[None]:
+def _naming_room(operations: FileOperations, folder: Path, needed: int) -> Iterator[None]:
     """Add the needed and free bytes to errors of the disk."""
     try:
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,38 @@ def test_a_part_that_cannot_be_put_back_leaves_the_run_as_it_was(tmp_path: Path)
         np.testing.assert_array_equal(parameter.array, array)
         assert parameter.update_rule.state is None and parameter.update_rule.t == 0
     np.testing.assert_array_equal(np.random.get_state()[1], state[1])
+
+
+def test_loading_takes_no_second_copy_of_the_run(tmp_path: Path) -> None:
+    model = L.Linear(1000, 2000)
+    optimizer = chainer.optimizers.Adam().setup(model)
+    optimizer.update(lambda: chainer.functions.sum(model(np.ones((1, 1000), "f"))))
+    umem.chainer.save_run(tmp_path, model=model, optimizer=optimizer, wait=True)
+    tracemalloc.start()
+    try:
+        umem.chainer.resume_run(tmp_path, model=model, optimizer=optimizer)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    live_bytes = 3 * model.W.array.nbytes
+    assert most < 10 << 20 < live_bytes  # two pieces of 4 MiB are held while sums are compared
+
+
+def test_generators_of_iterators_are_put_back_where_a_snapshot_is_refused(tmp_path: Path) -> None:
+    def batches() -> Any:
+        sampler = chainer.iterators.ShuffleOrderSampler(np.random.RandomState(5))
+        return chainer.iterators.SerialIterator(dataset(), 16, order_sampler=sampler)
+
+    first = batches()
+    for _ in range(20):
+        first.next()
+    umem.chainer.save_run(tmp_path, step=1, data=first)
+    second, wanted = batches(), batches()
+    with pytest.raises(SnapshotError, match="it has no 'parts/more/lacking'"):
+        umem.chainer.resume_run(tmp_path, data=second, more=Needing())
+    for _ in range(20):
+        for (x, t), (y, u) in zip(second.next(), wanted.next(), strict=True):
+            assert x.tobytes() == y.tobytes() and t == u
 
 
 class Needing:

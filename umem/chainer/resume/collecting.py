@@ -50,7 +50,7 @@ class Collector(serializer.Serializer):
         if isinstance(value, (np.ndarray, cuda.ndarray)):
             check_type(name, value.dtype)
             if name in self.values or self.arrays.get(name, value) is not value:
-                raise _twice(name)
+                raise _duplicate(name)
             self.arrays[name] = value
         elif isinstance(value, chainer.get_array_types()):
             raise UnsupportedError(
@@ -59,7 +59,7 @@ class Collector(serializer.Serializer):
         else:
             content = coded(name, value)
             if name in self.arrays or self.values.get(name, content) != content:
-                raise _twice(name)
+                raise _duplicate(name)
             self.values[name] = content
         return value
 
@@ -80,7 +80,7 @@ def copied(array: Any) -> np.ndarray[Any, Any]:
     return np.array(array, array.dtype.newbyteorder("="), order="C")
 
 
-def _twice(name: str) -> UnsupportedError:
+def _duplicate(name: str) -> UnsupportedError:
     return UnsupportedError(
         f"two things would be saved as {name!r}, and one be lost: give parts and links names that "
         "differ, without a slash"

@@ -111,8 +111,8 @@ class RunSaver:
             SnapshotError: the newest is of another model, or of a newer version of the format.
         """
         self.wait()
-        snapshot, passed_over = self._read_newest()
-        for problem in passed_over:
+        snapshot, skipped = self._read_newest()
+        for problem in skipped:
             instead = "the run begins anew" if snapshot is None else f"taking {snapshot.path.name}"
             warn_at_program(f"{problem}; {instead}", SnapshotWarning)
         if snapshot is None:
@@ -123,10 +123,10 @@ class RunSaver:
         finally:
             snapshot.close()
         self._last = snapshot.step
-        self._say(f"umem: resumed from {short(snapshot.path)}")
+        self._print(f"umem: resumed from {short(snapshot.path)}")
         return Resumed(snapshot.step, snapshot.path, values)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         print(text, file=sys.stderr)
 
     def _read_newest(self) -> tuple[SavedRun | None, list[str]]:
@@ -145,7 +145,7 @@ class RunSaver:
         try:
             check_room(self._operations, self.folder, needed_bytes(collected.arrays))
         except FileError as error:
-            self._tell(error)
+            self._raise_or_warn(error)
             return
         self._expect_no_later(step)
         self._last = step
@@ -183,7 +183,7 @@ class RunSaver:
         try:
             self._writer.wait()
         except FileError as error:
-            self._tell(error)
+            self._raise_or_warn(error)
 
     def close(self) -> None:
         """Wait as `wait` does, and release the folder.
@@ -198,7 +198,7 @@ class RunSaver:
             if self._claim is not None:
                 self._claim.close()
 
-    def _tell(self, error: FileError) -> None:
+    def _raise_or_warn(self, error: FileError) -> None:
         if self.on_error == "raise":
             raise error
         warn_at_program(f"{error}; training goes on", SnapshotWarning)

@@ -66,9 +66,9 @@ class SaverOfRanks(RunSaver):
     def _take_folder(self) -> None:
         self._on_first(super()._take_folder)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self._rank == 0:
-            super()._say(text)
+            super()._print(text)
 
     def _read_newest(self) -> tuple[SavedRun | None, list[str]]:
         """Read the newest complete snapshot; each rank verifies its share of the files.
@@ -78,15 +78,15 @@ class SaverOfRanks(RunSaver):
             passed over, what is wrong with it.
         """
         places = self._on_first(lambda: places_in(self._operations, self.folder))
-        passed_over: list[str] = []
+        skipped: list[str] = []
         for place in reversed(places):
             path = self.folder / folder_name(place)
             found = self._together(lambda path=path: self._read(path))  # type: ignore[misc]
             torn = [one for one in self._mpi.allgather(_wrong_with(found)) if one]
             if not torn:
-                return found, passed_over
-            passed_over += torn[:1]
-        return None, passed_over
+                return found, skipped
+            skipped += torn[:1]
+        return None, skipped
 
     def _read(self, path: Path) -> Any:
         try:
@@ -109,7 +109,7 @@ class SaverOfRanks(RunSaver):
             self._on_first(lambda: check_room(self._operations, self.folder, needed))
             self._write_together(step, arrays, collected.values)
         except FileError as error:
-            self._tell(error)
+            self._raise_or_warn(error)
         else:
             self._last = step
 
