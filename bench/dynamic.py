@@ -30,12 +30,12 @@ from recompute_parts.steps import digest, object_bytes
 from report_tables import quantity, span, text
 
 import umem.chainer
-from umem.chainer.recompute.whole_graph import functions
 from umem.errors import RecomputeWarning
 
 # isort: split
 import chainer  # after the compatibility layer
 import numpy as np
+from chainer.computational_graph import build_computational_graph
 
 WARM = 4
 """So many steps are not timed: in them, it is found that graphs do not come back."""
@@ -102,7 +102,8 @@ class Training:
 
 def operations(training: Training, seed: int) -> int:
     """How many functions a forward applies."""
-    return len(functions([training.loss_of(seed).node]))
+    graph = build_computational_graph([training.loss_of(seed)])
+    return sum(isinstance(node, chainer.FunctionNode) for node in graph.nodes)
 
 
 def measure(program: Program, size: Size, repeats: int) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from report_tables import quantity, span, text
 import umem
 import umem.chainer
 from umem._common.specs import gpu_spec
-from umem.chainer.demo_workload import Workload
+from umem.chainer import Workload
 from umem.units import BLOCK_BYTES, MIB
 
 FACTORS = (1.25, 1.5, 2.0, 3.0)

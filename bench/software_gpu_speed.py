@@ -170,15 +170,15 @@ def gcn(device: Any, nodes: int = NODES) -> Call:
     import chainer
     import chainer.functions as F
 
-    from umem.chainer.demo_workload import CLASSES, HIDDEN, Workload
-    from umem.chainer.gcn import GCN, Adjacency
+    from umem.chainer import GCN, Adjacency, Workload
 
     workload = Workload.generate(nodes, 1)
     np.random.seed(0)
     adjacency = Adjacency(workload.adjacency).to_device(device)
     graph = workload.graph
     features, labels = device.send((graph.features, graph.labels_where(graph.train_mask)))
-    model = GCN(HIDDEN, HIDDEN, CLASSES, layers=3)
+    width = features.shape[1]
+    model = GCN(width, width, classes=40, layers=3)
     optimizer = chainer.optimizers.Adam(0.01).setup(model.to_device(device))
 
     def step() -> None:

@@ -33,8 +33,8 @@ from report_tables import Row, counted, figure, quantity, span, text
 import umem.chainer  # isort: skip  (before chainer)
 import chainer
 
+from umem.chainer import CHUNKED_RULES
 from umem.chainer.optimizers import paths
-from umem.chainer.parameter_updates import CHUNKED_RULES
 from umem.units import MIB
 
 VARIANTS = ("AdamW", "AMSGrad", "AdaBound", "AMSBound")

@@ -14,7 +14,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 
-from umem.chainer.gcn import GCN, Adjacency
+from umem.chainer import GCN, Adjacency
 from umem.graphs import karate_club, load_npz, normalised_adjacency
 
 

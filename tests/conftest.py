@@ -67,9 +67,9 @@ def _nothing_stays_on() -> object:
     before = _subscribers()
     yield
     from umem._common import scopes
-    from umem.memory import process as memory
+    from umem.memory import enabled
 
-    assert (memory.enabled(), scopes.inside()) == (None, ())
+    assert (enabled(), scopes.inside()) == (None, ())
     left = [one for one in _subscribers() if not any(one is other for other in before)]
     assert not left, f"subscribers of umem.chainer.tap are left: {left}"
 

@@ -19,18 +19,17 @@ import umem
 from umem.choosing import TECHNIQUES, Technique, nothing, register_technique
 from umem.errors import GraphError, StateError
 from umem.planner import Family, Graph, Node, dispatch, min_budget, plan, register_method, simulate
-from umem.reports import Output, ReportRequest, register_output
-from umem.reports import outputs as reports
+from umem.reports import OUTPUTS, Output, ReportRequest, register_output
 from umem.trace import Alloc, Trace
 
 
 @pytest.fixture(autouse=True)
 def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    outputs, methods = list(reports.OUTPUTS), dict(dispatch.METHODS)
+    outputs, methods = list(OUTPUTS), dict(dispatch.METHODS)
     rows = list(TECHNIQUES)
     yield
     TECHNIQUES[:] = rows
-    reports.OUTPUTS[:] = outputs
+    OUTPUTS[:] = outputs
     dispatch.METHODS.clear()
     dispatch.METHODS.update(methods)
 
@@ -38,11 +37,11 @@ def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # -- a technique -------------------------------------------------------------------------------
 
 TECHNIQUE = """
-from umem.choosing.technique import Technique
-from umem.choosing.technique_rows import TECHNIQUES, mode, register_technique
+import umem
+from umem.choosing import TECHNIQUES, Technique, register_technique
 
 def mine(stack):
-    mode(stack, "managed")
+    stack.enter_context(umem.enable("managed"))
 
 del TECHNIQUES[1:]
 register_technique(Technique("mine", "mine.turn_on()", mine, needs_chainer=False))
@@ -128,7 +127,7 @@ def test_a_report_from_outside_is_written(tmp_path: Path) -> None:
 
 PACKAGE = """
 from tests.test_adding import CSV
-from umem.reports.outputs import register_output
+from umem.reports import register_output
 register_output(CSV)
 """
 

@@ -20,7 +20,7 @@ from software_programs import needs_software_gpu
 from umem.cli import main
 from umem.devices.cuda import cuda_reason
 
-import umem.chainer.demo_workload as workload  # isort: skip  (imports Chainer through the layer)
+import umem.chainer  # isort: skip  (imports Chainer through the layer)
 
 SMALL = ["--nodes", "3000", "--steps", "3", "--vram", "4MiB"]
 ROW = {
@@ -91,7 +91,7 @@ def test_the_loss_falls_and_is_told_only_where_it_was_computed(report: Any) -> N
     losses = [row["loss"] for row in report["rows"]]
     assert len(losses[1]) == 3
     assert losses[1] == sorted(losses[1], reverse=True)
-    assert losses[1][0] == pytest.approx(math.log(workload.CLASSES), rel=0.1)
+    assert losses[1][0] == pytest.approx(math.log(40), rel=0.1)
     assert [losses[0], *losses[2:]] == [None] * 4
 
 
@@ -106,21 +106,21 @@ def test_the_factor_is_the_peak_over_the_vram(report: Any) -> None:
 def test_the_defaults_exceed_vram_as_much_as_promised() -> None:
     options = {option.name: option.default for option in main.get_command(None, "demo").params}  # type: ignore[attr-defined]
     assert (options["nodes"], options["steps"], options["vram"]) == (64_000, 10, "96MiB")
-    assert workload.BYTES_PER_NODE * 64_000 / (96 << 20) >= 2.4
+    assert umem.chainer.BYTES_PER_NODE * 64_000 / (96 << 20) >= 2.4
 
 
 @pytest.mark.parametrize("nodes", [2000, 8000])
 def test_what_a_node_needs_is_what_the_cuda_demo_counts_on(nodes: int) -> None:
-    rows, trace = workload.run_virtual(
-        workload.Workload.generate(nodes, 2), "v100-16gb", 4 << 20, lambda what, done: None
+    rows, trace = umem.chainer.run_virtual(
+        umem.chainer.Workload.generate(nodes, 2), "v100-16gb", 4 << 20, lambda what, done: None
     )
-    assert trace.peak_bytes == pytest.approx(workload.BYTES_PER_NODE * nodes, rel=0.08)
+    assert trace.peak_bytes == pytest.approx(umem.chainer.BYTES_PER_NODE * nodes, rel=0.08)
     assert trace.step_count == 2
     assert rows[1].peak_bytes == trace.peak_bytes
 
 
 def test_the_workload_is_the_same_every_time() -> None:
-    first, second = (workload.Workload.generate(1000, 1) for _ in range(2))
+    first, second = (umem.chainer.Workload.generate(1000, 1) for _ in range(2))
     assert (first.adjacency != second.adjacency).nnz == 0
     assert (first.graph.features == second.graph.features).all()
 
@@ -270,14 +270,15 @@ def test_a_jetson_is_refused_with_its_reason(tmp_path: Path) -> None:
 def test_ctrl_c_leaves_nothing_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    import umem.reports.side_by_side as picture
+    import umem.reports
 
     def interrupt(*arguments: Any) -> None:
         if where == "draw_modes":
             arguments[3].write(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(workload if where == "run_virtual" else picture, where, interrupt)
+    of = umem.chainer if where == "run_virtual" else umem.reports
+    monkeypatch.setattr(of, where, interrupt)
     old = tmp_path / "demo.json"
     old.write_text("old")
     result = demo("--nodes", "1000", "--steps", "1", "--vram", "2MiB", "--out", tmp_path)

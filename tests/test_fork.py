@@ -251,7 +251,7 @@ def test_a_child_is_refused_cuda_with_the_way_out_and_the_parent_is_not() -> Non
 def test_allocations_of_the_child_are_refused_those_from_the_cache_too() -> None:
     run(
         """
-        from umem.devices.base import Policy
+        from umem.devices import Policy
         for everywhere in (False, True):
             with installed(gpu, Policy("managed"), everywhere=everywhere):
                 cupy.empty(1 << 20, dtype="u1")  # free again, and cached

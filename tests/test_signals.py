@@ -22,7 +22,7 @@ import umem
 from umem._common import scopes
 from umem.devices import cuda
 from umem.errors import StateError
-from umem.memory import process as memory
+from umem.memory import enabled
 from umem.trace.recording import active, inside, sources
 
 FOLDER = str(Path(umem.__file__).parent)
@@ -109,7 +109,7 @@ def state(allocator: Callable[[], Any]) -> tuple[Any, ...]:
     return (
         allocator(),
         scopes.inside(),
-        memory.enabled(),
+        enabled(),
         active(),
         probe.is_on,
         tracemalloc.is_tracing(),
@@ -166,7 +166,7 @@ def test_disable_that_is_interrupted_can_be_called_again(allocator: Callable[[],
     for number in itertools.count(1):
         umem.enable()
         reached, _, place = interrupt(number, umem.disable)
-        if memory.enabled() is not None:
+        if enabled() is not None:
             umem.disable()
         assert state(allocator) == before, place
         if not reached:

@@ -12,7 +12,7 @@ from umem.graphs import normalised_adjacency, rmat
 
 def gcn(layers: int, width: int, classes: int, ties: float, seed: int = 0) -> Model:
     """``ties`` a node; the input is the adjacency, the features and the labels."""
-    from umem.chainer.gcn import GCN, Adjacency  # the rest of umem.chainer comes with it
+    from umem.chainer import GCN, Adjacency  # the rest of umem.chainer comes with it
 
     link = GCN(width, width, classes, layers=layers)
     first, *others = link

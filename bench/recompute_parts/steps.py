@@ -19,7 +19,6 @@ from chainer import _backprop_utils, function_node
 from models import Region, build, call
 
 from recompute_parts.networks import Network
-from umem.chainer.saved.slots import arrays_in
 
 
 class Trainee:
@@ -38,8 +37,9 @@ class Trainee:
     @property
     def input_bytes(self) -> int:
         """Arrays, and the parts of a graph's adjacency."""
-        given = (("", getattr(x, "matrix", x)) for x in self._inputs)
-        return sum(array.nbytes for _, array in arrays_in(given))
+        matrices = [x.matrix for x in self._inputs if hasattr(x, "matrix")]
+        parts = [each for m in matrices for each in (m.data, m.indices, m.indptr)]
+        return sum(getattr(x, "nbytes", 0) for x in (*self._inputs, *parts))
 
     @property
     def parameter_bytes(self) -> int:

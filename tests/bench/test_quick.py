@@ -219,7 +219,7 @@ def small_states(report: dict[str, Any], printed: str) -> None:
 
 @quick(needs=(needs_chainer,))
 def updates(report: dict[str, Any], printed: str) -> None:
-    from umem.chainer.parameter_updates import CHUNKED_RULES
+    from umem.chainer import CHUNKED_RULES
 
     assert {*CHUNKED_RULES, "AMSBound"} <= {row["rule"] for row in report["rows"]}
     for row in report["rows"]:

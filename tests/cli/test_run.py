@@ -203,7 +203,7 @@ TOO_MUCH = """
 import umem
 def step(xp):
     return xp.ones(80 << 20, "u1")
-gpu = umem.devices.open.current_device()
+gpu = umem.devices.current_device()
 step(gpu.xp)
 """
 
@@ -281,7 +281,7 @@ def test_the_script_finds_the_options_in_its_environment(run: Run) -> None:
 def test_a_report_follows_the_script_also_when_it_fails(run: Run) -> None:
     code = """
         import umem
-        from umem.devices.open import current_device
+        from umem.devices import current_device
         a = current_device().xp.ones(8 << 20, "u1")
         raise SystemExit(3)
     """
@@ -332,7 +332,7 @@ def test_a_child_that_comes_to_the_end_of_the_script_reports_nothing(run: Run) -
 def test_the_virtual_gpu_follows_a_chainer_script(run: Run) -> None:
     code = """
         import chainer, numpy as np, umem
-        from umem.devices.open import current_device
+        from umem.devices import current_device
         x = chainer.Variable(np.ones((512, 512), "f"))
         chainer.functions.sum(chainer.functions.relu(x))
         print(current_device().figures.peak_bytes > 0)
@@ -380,7 +380,7 @@ def test_a_cupy_script_without_a_gpu_is_told_of_the_software_gpu(run: Run, use: 
 
 FULL = """
     import sys
-    from umem.devices.open import current_device
+    from umem.devices import current_device
     how = sys.argv.pop(1)
     def make():
         return current_device().xp.ones(80 << 20, "u1")

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from project import ROOT
 
 from tests.compat.test_shims import chainer
-from umem.cli import compat as cli
+from umem.cli import main
 from umem.compat import cuda_devices, finder, installation, pth, support
 from umem.compat.catalogue import SHIMS
 from umem.compat.requirement import holds
@@ -390,7 +390,7 @@ def test_check_tells_a_mend_that_no_longer_fits(monkeypatch, tmp_path):
     bad = [row for row in check() if row.state == "does not fit"]
     assert [row.name for row in bad] == ["summary-float64"]
     assert "chainer.reporter of Chainer 7.8.1" in str(bad[0].error)
-    result = CliRunner().invoke(cli.command, ["--check"])
+    result = CliRunner().invoke(main, ["compat", "--check"])
     assert result.exit_code == 1
     assert "does not fit" in result.output and "the mend 'summary-float64'" in result.output
 
@@ -399,9 +399,9 @@ def test_check_tells_a_mend_that_no_longer_fits(monkeypatch, tmp_path):
 def shown():
     """The table and the JSON of one process, in which every mended module is imported."""
     code = (
-        "from umem.cli.compat import command\n"
-        "command([], standalone_mode=False)\nprint('----')\n"
-        "command(['--check', '--json'], standalone_mode=False)"
+        "from umem.cli import main\n"
+        "main(['compat'], standalone_mode=False)\nprint('----')\n"
+        "main(['compat', '--check', '--json'], standalone_mode=False)"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "80")
@@ -429,15 +429,15 @@ def test_the_table_as_json_says_what_was_applied(shown):
 def test_the_command_says_what_it_wrote_and_removed(tmp_path, monkeypatch, importable):
     monkeypatch.setattr(pth, "site_packages", lambda: tmp_path)
     runner = CliRunner()
-    written = runner.invoke(cli.command, ["--install"])
+    written = runner.invoke(main, ["compat", "--install"])
     assert written.exit_code == 0 and f"Wrote {tmp_path / pth.FILE_NAME}" in written.output
-    removed = runner.invoke(cli.command, ["--remove"])
+    removed = runner.invoke(main, ["compat", "--remove"])
     assert f"Removed {tmp_path / pth.FILE_NAME}" in removed.output
-    assert "Nothing to remove" in runner.invoke(cli.command, ["--remove"]).output
+    assert "Nothing to remove" in runner.invoke(main, ["compat", "--remove"]).output
 
 
 def test_the_command_shows_an_error_without_a_traceback(tmp_path, monkeypatch, importable):
     monkeypatch.setattr(pth, "site_packages", lambda: tmp_path / "nowhere")
-    result = CliRunner().invoke(cli.command, ["--install"])
+    result = CliRunner().invoke(main, ["compat", "--install"])
     assert result.exit_code == 1
     assert result.output.startswith("Error: cannot write")

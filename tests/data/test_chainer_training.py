@@ -19,7 +19,7 @@ if find_package() is None:
 import umem.chainer
 import umem.data
 import umem.errors
-from umem.cli.report import command
+from umem.cli import main
 
 # isort: split
 import chainer
@@ -121,7 +121,7 @@ def test_a_memory_report_has_what_caches_did(tmp_path: Path) -> None:
 
 
 def report(path: Path) -> str:
-    done = CliRunner().invoke(command, [str(path)])
+    done = CliRunner().invoke(main, ["report", str(path)])
     assert done.exit_code == 0, done.output
     return done.output
 

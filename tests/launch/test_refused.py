@@ -308,10 +308,10 @@ def test_a_small_dev_shm_is_said_and_files_are_used(
 def test_doctor_says_which_mpi_is_here() -> None:
     result = CliRunner().invoke(main, ["doctor", "--device", "virtual:t4", "--json"])
     assert result.exit_code == 0, result.output
-    assert json.loads(result.output)["mpi"] == mpi.describe()
-    assert "by mpi4py" in mpi.describe() and "mpiexec" in mpi.describe()
+    assert json.loads(result.output)["mpi"] == mpi.describe_mpi()
+    assert "by mpi4py" in mpi.describe_mpi() and "mpiexec" in mpi.describe_mpi()
 
 
 def test_doctor_says_why_there_is_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi, "find_spec", lambda name: None)
-    assert mpi.describe().startswith("several ranks need mpi4py; pip install")
+    assert mpi.describe_mpi().startswith("several ranks need mpi4py; pip install")

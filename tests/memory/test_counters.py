@@ -41,13 +41,11 @@ def host_gpu(monkeypatch):
     pytest.importorskip("cupy")
     from cuda_host_driver import HostDriver
 
-    from umem.devices.cuda import CudaDevice, gpus
-    from umem.devices.cuda import driver as cuda_driver
+    from umem.devices.cuda import CudaDevice
 
     driver = HostDriver()
     found = CudaDevice(driver)
-    monkeypatch.setattr(gpus, "opened", {0: found})
-    monkeypatch.setattr(cuda_driver, "current_ordinal", lambda: 0)
+    monkeypatch.setattr("umem.devices.cuda.open_cuda", lambda: found)
     return found
 
 

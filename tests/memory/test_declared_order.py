@@ -195,7 +195,7 @@ def test_without_a_device_there_is_nothing_to_look_ahead_on() -> None:
 def test_cupy_s_loops_take_less_simulated_time_and_have_the_same_bits(kernel_cache: Path) -> None:
     program = """
 import json
-from umem.devices.open import current_device
+from umem.devices import current_device
 def smooth(told):
     current_device().give_back()
     with umem.managed():

@@ -22,7 +22,7 @@ OFF = ["0", "false", "off", "no", "", "OFF", " False ", "No"]
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in environment.NAMES:
+    for name in environment.MEMORY_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -63,7 +63,7 @@ def test_enable_takes_what_it_is_not_given_from_the_environment(
 def test_an_argument_goes_before_its_variable_and_leaves_the_others(
     gpu: VirtualGPU, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in zip(environment.NAMES, ("hybrid", "8MiB", "yes"), strict=True):
+    for name, value in zip(environment.MEMORY_VARIABLES, ("hybrid", "8MiB", "yes"), strict=True):
         monkeypatch.setenv(name, value)
     assert enabled(gpu) == Policy("hybrid", 8 * MIB, prefetch=True)
     assert enabled(gpu, "managed") == Policy("managed", 8 * MIB, prefetch=True)
@@ -75,7 +75,7 @@ def test_an_argument_goes_before_its_variable_and_leaves_the_others(
 def test_an_argument_is_not_disturbed_by_a_bad_variable(
     gpu: VirtualGPU, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in environment.NAMES:
+    for name in environment.MEMORY_VARIABLES:
         monkeypatch.setenv(name, "nonsense")
     assert enabled(gpu, "hybrid", limit=MIB, prefetch=False) == Policy("hybrid", MIB)
 
@@ -174,7 +174,7 @@ def test_a_bad_value_is_an_error_that_names_its_variable(
 def test_blocks_do_not_read_the_environment(
     gpu: VirtualGPU, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in environment.NAMES:
+    for name in environment.MEMORY_VARIABLES:
         monkeypatch.setenv(name, "nonsense")
     with umem.managed():
         assert gpu.policy == Policy("managed")

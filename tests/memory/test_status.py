@@ -15,8 +15,7 @@ import umem
 from umem._common.specs import GPUS
 from umem.devices import Feature
 from umem.devices import host as machine
-from umem.devices.cuda import cuda_reason
-from umem.devices.cuda import device as cuda
+from umem.devices.cuda import CudaDevice, cuda_reason
 from umem.devices.virtual import VirtualGPU
 from umem.errors import MissingDependencyError
 from umem.units import MIB
@@ -182,7 +181,7 @@ class TestCuda:
 
     @pytest.fixture
     def status(self, driver: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], umem.Status]:
-        device = cuda.CudaDevice(driver)
+        device = CudaDevice(driver)
         monkeypatch.setattr("umem.devices.cuda.open_cuda", lambda: device)
         monkeypatch.delenv("CUPY_GPU_MEMORY_LIMIT", raising=False)
         return umem.status

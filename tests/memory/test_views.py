@@ -38,15 +38,13 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
     pytest.importorskip("cupy")
     from cuda_host_driver import HostDriver
 
-    from umem.devices.cuda import CudaDevice, gpus
-    from umem.devices.cuda import driver as cuda_driver
+    from umem.devices.cuda import CudaDevice
 
     driver = HostDriver()
     monkeypatch.setattr(driver, "is_managed", lambda address: True)
     monkeypatch.setattr(driver, "synchronize", lambda: driver.calls.append(("synchronize",)))
     device = CudaDevice(driver)
-    monkeypatch.setattr(gpus, "opened", {0: device})
-    monkeypatch.setattr(cuda_driver, "current_ordinal", lambda: 0)
+    monkeypatch.setattr("umem.devices.cuda.open_cuda", lambda: device)
     return device
 
 

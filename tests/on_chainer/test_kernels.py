@@ -20,8 +20,8 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 from umem.devices.software.cupy_source import CupySource
-from umem.trace.events import ONE_KERNEL
-from umem.trace.recording.recorder import Recorder
+from umem.trace import ONE_KERNEL
+from umem.trace.recording import Recorder
 
 inside, said = [], []
 heard, emit = CupySource.operation, Recorder.emit_op

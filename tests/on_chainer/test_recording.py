@@ -26,7 +26,7 @@ from umem.devices.cuda import cuda_reason
 from umem.errors import OutOfMemoryError
 from umem.graphs import normalised_adjacency, rmat
 from umem.trace import Alloc, Event, Mark, Op, Trace
-from umem.trace.recording import recorder as recorder_module
+from umem.trace.recording import inside
 
 # -- programs ----------------------------------------------------------------------------------
 
@@ -428,7 +428,7 @@ def test_a_function_that_raises_leaves_the_recorder_as_it_was(where: str) -> Non
     with umem.record() as recorder:
         with pytest.raises(ZeroDivisionError):
             F.sum(Failing(where).apply((F.relu(x),))[0]).backward()
-        assert not recorder_module.inside()
+        assert not inside()
         F.sum(F.relu(x)).backward()
     trace = check(recorder.trace)
     assert [op.phase for op in trace.ops][-4:] == ["forward", "forward", "backward", "backward"]
@@ -458,7 +458,7 @@ def test_memory_that_runs_out_in_any_operation_leaves_the_recorder_as_it_was() -
             with umem.trace.recording.recorder.Recorder(full_after(count)) as recorder:
                 with pytest.raises(OutOfMemoryError):
                     run.step()
-                assert not recorder_module.inside()
+                assert not inside()
             F.relu(np.ones(4, "f"))
         check(recorder.trace)
         assert [op.phase for op in beside.trace.ops][-1] == "forward"

@@ -227,10 +227,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Any:
     pytest.importorskip("cupy")
     from cuda_host_driver import HostDriver
 
-    from umem.devices.cuda import device as cuda
+    from umem.devices.cuda import CudaDevice
 
-    found = cuda.CudaDevice(HostDriver())
-    monkeypatch.setattr(cuda, "open_cuda", lambda ordinal=None: found, raising=False)
+    found = CudaDevice(HostDriver())
     monkeypatch.setattr("umem.memory.counts.current_device", lambda: found)
     monkeypatch.setattr("umem.memory.mode_blocks.current_device", lambda: found)
     return found

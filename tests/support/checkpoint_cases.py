@@ -11,7 +11,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-from umem.chainer.gcn import GCN, Adjacency
+from umem.chainer import GCN, Adjacency
 from umem.graphs import normalised_adjacency, rmat
 
 Call = Callable[..., Any]

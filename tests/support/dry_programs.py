@@ -44,7 +44,7 @@ trainer.extend(extensions.LogReport())
 trainer.extend(extensions.PrintReport(["epoch", "main/loss", "validation/main/loss"]))
 trainer.run()
 if args.iterations:
-    from umem.devices.cost import cuda_model
+    from umem.devices import cuda_model
     figures = cuda_model().figures
     print("figures", figures.reserved_peak_bytes, figures.moved_bytes, round(1e9 * figures.seconds))
 """

@@ -33,9 +33,9 @@ import chainer.functions as F
 import chainer.links as L
 from chainer import optimizer_hooks, optimizers
 
+from umem.chainer import POINTS
 from umem.chainer.layers import LowRank, Separable
 from umem.chainer.optimizers import quantize_states
-from umem.chainer.tap import POINTS
 from umem.errors import UmemError
 
 CALLS, CLASSES = 5, 7

@@ -13,7 +13,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from umem.chainer.gcn import GCN, Adjacency
+from umem.chainer import GCN, Adjacency
 from umem.graphs import normalised_adjacency, rmat
 
 

@@ -109,7 +109,7 @@ def test_a_program_that_imports_chainer_alone_may_give_hints_on_its_objects() ->
     code = (
         "import umem.compat; umem.compat.install()\n"
         "import sys, chainer, numpy, umem\n"
-        "from umem.memory.hints import arrays_in\n"
+        "from umem.memory import arrays_in\n"
         "assert 'umem.chainer' not in sys.modules\n"
         "link = chainer.links.Linear(3, 2)\n"
         "print(len(list(arrays_in(link))))"

@@ -14,11 +14,13 @@ import pytest
 from processes import printed
 
 import umem
-from umem.devices.virtual import arrays as xp
+from umem.devices.virtual import VirtualGPU
 from umem.errors import StateError
 from umem.trace import Alloc
 from umem.trace.recording.recorder import active
 from umem.trace.stacks import USER_DEPTH, Frame
+
+xp = VirtualGPU("t4").xp
 
 chainer = pytest.importorskip("umem.chainer").chainer
 F, L = chainer.functions, chainer.links
@@ -106,7 +108,9 @@ def test_a_stack_is_a_handful_of_places_deep() -> None:
 MOVING = """
 import os
 import umem
-from umem.devices.virtual import arrays as xp
+from umem.devices.virtual import VirtualGPU
+
+xp = VirtualGPU("t4").xp
 
 def work():
     return xp.ones(3)

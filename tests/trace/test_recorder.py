@@ -15,12 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import umem
-from umem.devices.virtual import arrays as xp
+from umem.devices.virtual import VirtualGPU
 from umem.errors import OutOfMemoryError, StateError
 from umem.trace import Access, Alloc, Checker, Event, Free, Mark, Op
 from umem.trace.recording import recorder as module
 from umem.trace.recording import sources
 from umem.trace.recording.recorder import Measured, Recorder, active, root_of
+
+xp = VirtualGPU("t4").xp
 
 
 def check(events: list[Event]) -> None:

@@ -1,9 +1,14 @@
-"""Chainer under umem: importing this package imports Chainer through the compatibility layer."""
+"""Chainer under umem: importing this package imports Chainer through the compatibility layer.
+
+`__all__` is for users. What follows it is for other rooms: techniques that are turned on from
+outside, the demo's workload, a dry run's steps, and the tap, by which anybody follows Chainer.
+"""
 
 from umem.compat import install
 
 install()
 
+from typing import TYPE_CHECKING  # noqa: E402
 
 import chainer  # noqa: E402  (the layer must be in place first)
 
@@ -18,6 +23,7 @@ from umem.chainer.distillation.distilling_loss import DistillingLoss  # noqa: E4
 from umem.chainer.distillation.distilling_updater import DistillingUpdater  # noqa: E402
 from umem.chainer.dry_initializers import leave_out_initializers  # noqa: E402
 from umem.chainer.framework import CHAINER  # noqa: E402
+from umem.chainer.gcn import GCN, Adjacency, GraphConvolution, sparse_matmul  # noqa: E402
 from umem.chainer.host_time import follow_python  # noqa: E402
 from umem.chainer.layers.slimmed import slimmer  # noqa: E402
 from umem.chainer.layers.tying import tie  # noqa: E402
@@ -43,9 +49,12 @@ follow_python()
 leave_out_initializers()
 
 __all__ = [
+    "GCN",
     "AccumulatingUpdater",
+    "Adjacency",
     "DistillingLoss",
     "DistillingUpdater",
+    "GraphConvolution",
     "LookaheadPrefetch",
     "MemoryReport",
     "Offload",
@@ -70,6 +79,31 @@ __all__ = [
     "saved_in",
     "sharded",
     "slimmer",
+    "sparse_matmul",
     "tie",
     "workspace",
 ]
+
+if TYPE_CHECKING:
+    from umem.chainer.at_setup import AtSetup, HalvedBatches
+    from umem.chainer.demo_workload import (
+        BYTES_PER_NODE,
+        Workload,
+        run_cuda,
+        run_software,
+        run_virtual,
+    )
+    from umem.chainer.dry_training import DryTraining
+    from umem.chainer.parameter_updates import CHUNKED_RULES
+    from umem.chainer.tap import POINTS, Subscriber, subscribe, unsubscribe
+else:
+    from umem._common.faces import face
+
+    _, __getattr__ = face(
+        __name__,
+        at_setup="AtSetup HalvedBatches",
+        demo_workload="BYTES_PER_NODE Workload run_cuda run_software run_virtual",
+        dry_training="DryTraining",
+        parameter_updates="CHUNKED_RULES",
+        tap="POINTS Subscriber subscribe unsubscribe",
+    )

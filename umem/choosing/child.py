@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from umem.choosing.technique import Technique
 from umem.errors import StateError
-from umem.memory import environment
+from umem.memory import MEMORY_VARIABLES
 from umem.trace import is_installed
 from umem_software_gpu import VARIABLE
 
@@ -189,7 +189,7 @@ def run_dry(program: DryProgram, technique: Technique, stop: Event) -> DryResult
 
 def _environment() -> dict[str, str]:
     """Return the variables of a child: without a mode or a GPU of its own, and with this path."""
-    left_out = (*environment.NAMES, VARIABLE)
+    left_out = (*MEMORY_VARIABLES, VARIABLE)
     found = {name: value for name, value in os.environ.items() if name not in left_out}
     return {**found, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 

@@ -23,10 +23,6 @@ def _chainer() -> Any:
     return import_module("umem.chainer")
 
 
-def _at_setup() -> Any:
-    return import_module("umem.chainer.at_setup")
-
-
 def nothing(stack: ExitStack) -> None:
     """Turn nothing on."""
 
@@ -71,18 +67,18 @@ def lookahead(stack: ExitStack) -> None:
 def half(stack: ExitStack) -> None:
     """Train in half precision, from each ``optimizer.setup`` on."""
     convert = _chainer().half_precision
-    stack.enter_context(_at_setup().AtSetup(lambda optimizer, link: convert(link, optimizer)))
+    stack.enter_context(_chainer().AtSetup(lambda optimizer, link: convert(link, optimizer)))
 
 
 def eight_bit(stack: ExitStack) -> None:
     """Keep states in 8 bits, from each ``optimizer.setup`` on."""
     convert = _chainer().optimizers.quantize_states
-    stack.enter_context(_at_setup().AtSetup(lambda optimizer, link: convert(optimizer)))
+    stack.enter_context(_chainer().AtSetup(lambda optimizer, link: convert(optimizer)))
 
 
 def accumulate(stack: ExitStack) -> None:
     """Accumulate the gradients of two halves of each batch."""
-    stack.enter_context(_at_setup().HalvedBatches())
+    stack.enter_context(_chainer().HalvedBatches())
 
 
 def together(stack: ExitStack, parts: tuple[Callable[[ExitStack], None], ...]) -> None:

@@ -24,7 +24,7 @@ from umem.units import format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
     from umem._common.specs import GpuSpec
-    from umem.chainer.demo_workload import Workload
+    from umem.chainer import Workload
     from umem.devices.software import SoftwareGPU
     from umem.trace import Trace
 
@@ -185,7 +185,7 @@ def _on_model(
     )
     with _progress(console, steps) as show:
         show("loading Chainer", 0)
-        from umem.chainer.demo_workload import Workload, run_software, run_virtual
+        from umem.chainer import Workload, run_software, run_virtual
 
         show("making the graph", 0)
         workload = Workload.generate(nodes, steps)
@@ -225,7 +225,7 @@ def _on_cuda(console: Console, size: str, factor: float | None, steps: int) -> _
     )
     with _progress(console, steps) as show:
         show("loading Chainer", 0)
-        from umem.chainer.demo_workload import BYTES_PER_NODE, Workload, run_cuda
+        from umem.chainer import BYTES_PER_NODE, Workload, run_cuda
 
         show("making the graph", 0)
         workload: Workload = Workload.generate(max(1000, needed // BYTES_PER_NODE), steps)

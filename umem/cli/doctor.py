@@ -19,8 +19,15 @@ from umem._common.printable import short
 from umem.cli.files_and_sizes import say
 from umem.devices import Check, current_device, device_kind, parse_device, run_selftest
 from umem.errors import DeviceError, DeviceNotFoundError, UmemError
-from umem.launch import mpi
-from umem.memory import DeviceBlock, columns, environment
+from umem.launch import describe_mpi
+from umem.memory import (
+    MEMORY_VARIABLES,
+    DeviceBlock,
+    columns,
+    limit_of_environment,
+    mode_of_environment,
+    prefetch_of_environment,
+)
 
 _WORDS = {True: "ok", False: "FAILED", None: "skipped"}
 _WIDTH = 28
@@ -109,20 +116,20 @@ def _examine() -> _Report:
         checks.append(Check("device", False, f"{type(error).__name__}: {error}"))
     failed = next((check for check in checks if check.ok is False), None)
     reason = None if failed is None else f"{failed.name}: {failed.detail}"
-    return _Report(status, tuple(checks), reason, mpi.describe())
+    return _Report(status, tuple(checks), reason, describe_mpi())
 
 
 def _variables() -> dict[str, str | None]:
-    return {name: os.environ.get(name) for name in environment.NAMES}
+    return {name: os.environ.get(name) for name in MEMORY_VARIABLES}
 
 
 def _environment_check() -> Check:
     try:
-        environment.mode(), environment.limit(), environment.prefetch()
+        mode_of_environment(), limit_of_environment(), prefetch_of_environment()
     except UmemError as error:
         return Check("environment", False, str(error))
     found = [f"{name}={short(value)}" for name, value in _variables().items() if value is not None]
-    return Check("environment", True, ", ".join(found) or f"no {', '.join(environment.NAMES)}")
+    return Check("environment", True, ", ".join(found) or f"no {', '.join(MEMORY_VARIABLES)}")
 
 
 def _print(report: _Report) -> None:

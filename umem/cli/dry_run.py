@@ -91,7 +91,7 @@ class DryRun:
         stack.callback(listeners.remove, self._marked)
         self._count_errors(stack)
         if "umem.chainer" in sys.modules:
-            from umem.chainer.dry_training import DryTraining
+            from umem.chainer import DryTraining
 
             training = DryTraining(self)
             training.start()

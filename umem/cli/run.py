@@ -26,7 +26,7 @@ from umem.compat import LentNames, arm, find_package, lend_removed_names
 from umem.dry import FLAG
 from umem.errors import UmemError
 from umem.launch import local_count
-from umem.memory import environment
+from umem.memory import MEMORY_VARIABLES, mode_of_environment
 from umem.trace.recording import Keeper, Steps
 from umem.units import format_bytes, format_seconds
 from umem_software_gpu import MOST_DEVICES, VARIABLE
@@ -190,7 +190,9 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
         Resuming(flags.resume).begin(stack)
         if drying.is_on:
             _import_chainer()
-            drying.begin(stack, software, flags.mode or environment.mode(), _last_step(recording))
+            drying.begin(
+                stack, software, flags.mode or mode_of_environment(), _last_step(recording)
+            )
         gpu = flags.virtual, flags.vram
         code, hint = run_program(program, *gpu, flags.traceback, drying.run)
     if drying.is_on:
@@ -266,7 +268,7 @@ def _prepare(stack: ExitStack, flags: _RunOptions) -> Any:
 
     Returns the software GPU, None without one.
     """
-    mode = flags.mode or environment.mode()
+    mode = flags.mode or mode_of_environment()
     on = mode not in (None, "off")
     for name, value in (("--limit", flags.limit), ("--prefetch", flags.prefetch)):
         if value and not on:
@@ -317,11 +319,10 @@ def _variables(flags: _RunOptions) -> Iterator[None]:
     """Set environment variables for the script and its processes, until the run ends."""
     folder = str(Path(__file__).parent / "startup")
     path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+    of_memory = flags.mode, flags.limit, "1" if flags.prefetch else None
     options = {
-        environment.MODE: flags.mode,
-        environment.LIMIT: flags.limit,
-        environment.PREFETCH: "1" if flags.prefetch else None,
-        VARIABLE: _software(flags),
+        **dict(zip(MEMORY_VARIABLES, of_memory, strict=True)),
+        VARIABLE: _software(asked),
         OLD_NUMPY: ",".join(flags.old_numpy),
     }
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", *options)}

@@ -23,7 +23,7 @@ from umem.cli.run_ranks import given_arguments, rank_path
 from umem.dry import LEAST_STEPS, StepLimit, report, scratch_disk
 from umem.errors import SizeError
 from umem.launch import this_rank
-from umem.memory import environment
+from umem.memory import mode_of_environment
 
 _OPTIONS = (
     "dry", "answers", "dry_steps", "json_file", "writes", "programs", "all_gpus",
@@ -128,7 +128,7 @@ class Drying:
         if taken["all_gpus"]:
             if has_ranks or rank is not None:
                 raise click.UsageError("--all-gpus runs one process: leave out -n")
-            if options["mode"] or environment.mode() not in (None, "off"):
+            if options["mode"] or mode_of_environment() not in (None, "off"):
                 raise click.UsageError("--all-gpus compares VRAM: leave out --mode and UMEM_MODE")
             if options["recompute"] == "card":
                 raise click.UsageError("--all-gpus: --recompute card is another budget on each GPU")

@@ -45,12 +45,12 @@ class Resuming:
         """Watch for trainers until the stack unwinds."""
         if self._text is None:
             return
-        from umem.chainer import tap
+        from umem.chainer import subscribe, unsubscribe
 
         watcher = _watcher(self)
-        tap.subscribe(watcher)
+        subscribe(watcher)
         stack.callback(self._report, os.getpid())
-        stack.callback(tap.unsubscribe, watcher)
+        stack.callback(unsubscribe, watcher)
 
     def extend(self, trainer: Any) -> None:
         """Add a snapshot to a trainer, unless it has one; each trainer gets its own folder."""
@@ -126,9 +126,9 @@ def _unreadable(text: str) -> click.BadParameter:
 
 def _watcher(resuming: Resuming) -> Any:
     """Make the subscriber that adds snapshots to trainers; imports Chainer."""
-    from umem.chainer import tap
+    from umem.chainer import Subscriber
 
-    class TrainerWatcher(tap.Subscriber):
+    class TrainerWatcher(Subscriber):
         """Subscriber that adds snapshots to starting trainers."""
 
         def train(self, proceed: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:

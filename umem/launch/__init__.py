@@ -18,13 +18,14 @@ from umem._common.printable import short
 from umem.errors import LaunchError
 from umem.launch import hosts, mpi
 from umem.launch.job import Job
+from umem.launch.mpi import describe_mpi
 from umem.launch.rank import UNDER_UMEM, Rank, local_count, this_rank
 from umem.units import format_bytes
 
 BACKING = "OMPI_MCA_btl_sm_backing_directory"
 """Variable that tells Open MPI where to put messages between ranks of one machine."""
 
-__all__ = ["AskedRanks", "Rank", "local_count", "run_ranks", "this_rank"]
+__all__ = ["AskedRanks", "Rank", "describe_mpi", "local_count", "run_ranks", "this_rank"]
 
 
 class AskedRanks(NamedTuple):

@@ -95,7 +95,7 @@ def _family_of_program(path: Path) -> str:
     return family_of((result.stdout + result.stderr).decode(errors="replace"))
 
 
-def describe() -> str:
+def describe_mpi() -> str:
     """Describe in a line the MPI that `umem run -n` would use here, or why it cannot."""
     try:
         found = library()

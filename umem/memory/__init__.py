@@ -6,6 +6,12 @@ if TYPE_CHECKING:
     from umem.memory.counts import WatchingBlock, statistics
     from umem.memory.current_status import Status, columns, status
     from umem.memory.declared_order import Lookahead, lookahead
+    from umem.memory.environment import (
+        MEMORY_VARIABLES,
+        limit_of_environment,
+        mode_of_environment,
+        prefetch_of_environment,
+    )
     from umem.memory.explaining import Explanation, explain
     from umem.memory.hints import advise, arrays_in, as_numpy, is_array, location, prefetch, preset
     from umem.memory.host_blocks import blocks
@@ -30,6 +36,9 @@ else:
         __name__,
         counts="WatchingBlock statistics",
         current_status="Status columns status",
+        environment=(
+            "MEMORY_VARIABLES limit_of_environment mode_of_environment prefetch_of_environment"
+        ),
         explaining="Explanation explain",
         hints="advise arrays_in as_numpy is_array location prefetch preset",
         host_blocks="blocks",

@@ -21,12 +21,12 @@ from umem.devices import MODES, Mode
 from umem.errors import StateError
 from umem.memory.limits import Limit, parse_limit
 
-MODE, LIMIT, PREFETCH = NAMES = ("UMEM_MODE", "UMEM_LIMIT", "UMEM_PREFETCH")
+MODE, LIMIT, PREFETCH = MEMORY_VARIABLES = ("UMEM_MODE", "UMEM_LIMIT", "UMEM_PREFETCH")
 OFF = ("0", "false", "off", "no", "")
 ON = ("1", "true", "on", "yes")
 
 
-def mode() -> Mode | Literal["off"] | None:
+def mode_of_environment() -> Mode | Literal["off"] | None:
     """Read ``UMEM_MODE``: a mode, ``"off"``, or None if it is not set.
 
     Raises:
@@ -45,7 +45,7 @@ def mode() -> Mode | Literal["off"] | None:
     )
 
 
-def limit() -> Limit | None:
+def limit_of_environment() -> Limit | None:
     """Read ``UMEM_LIMIT``; None if it is not set or says off.
 
     Raises:
@@ -57,7 +57,7 @@ def limit() -> Limit | None:
     return parse_limit(os.environ[LIMIT], LIMIT)
 
 
-def prefetch() -> bool | None:
+def prefetch_of_environment() -> bool | None:
     """Read ``UMEM_PREFETCH``; None if it is not set.
 
     Raises:

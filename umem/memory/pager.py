@@ -84,10 +84,10 @@ class CudaSideStream:
 
         They cannot during a stream's capture, which they would spoil.
         """
-        from umem.devices.cuda import captures  # imports CuPy, which need not be there
+        from umem.devices.cuda import is_captured  # imports CuPy, which need not be there
 
         current = self._xp.cuda.get_current_stream()
-        if captures.is_captured(current.ptr):
+        if is_captured(current.ptr):
             self._recorded = False
             return False
         ready, self._recorded = self._recorded, True

@@ -12,7 +12,12 @@ from umem._common.locks import safe_lock
 from umem._common.scopes import Scope, Scoped, inside
 from umem.devices import Device, Policy, current_device, device_kind, entered_device, policy_here
 from umem.errors import StateError, UmemError
-from umem.memory import environment
+from umem.memory.environment import (
+    MODE,
+    limit_of_environment,
+    mode_of_environment,
+    prefetch_of_environment,
+)
 from umem.memory.limits import Size
 from umem.memory.mode_blocks import Decorator, Request, checked_request, devices_served
 from umem.trace import end_at_user
@@ -56,7 +61,7 @@ class Handle(Scoped["Handle"]):
 
     def __str__(self) -> str:
         if self.policy is None or self._device is None:
-            return f"umem.enable() was called before, {environment.MODE} being off,"
+            return f"umem.enable() was called before, {MODE} being off,"
         return f"{self.policy.mode} memory is enabled on {self._device.name}"
 
     def _open(self, scope: Scope) -> Handle:
@@ -139,12 +144,12 @@ def _forget(handle: Handle) -> None:
 
 def _requested(mode: str | None, limit: Size | None, prefetch: bool | None) -> Request | None:
     """Return the request by arguments or environment; None for neither."""
-    chosen = environment.mode() if mode is None else mode
+    chosen = mode_of_environment() if mode is None else mode
     if chosen == "off" and mode is None:
         return None
-    on = environment.prefetch() if prefetch is None else prefetch
+    on = prefetch_of_environment() if prefetch is None else prefetch
     request = checked_request("managed" if chosen is None else chosen, limit, bool(on))
-    return request if limit is not None else request._replace(limit=environment.limit())
+    return request if limit is not None else request._replace(limit=limit_of_environment())
 
 
 def disable() -> None:
@@ -253,7 +258,7 @@ def why_on(device: Device) -> str:
         return "a block of this thread"
     handle = _enabled
     if handle is not None and handle.policy is None:
-        return f"umem.enable() was called, and {environment.MODE} keeps it off"
+        return f"umem.enable() was called, and {MODE} keeps it off"
     if handle is None or handle._device is not device:
         return "umem.enable() was not called, and this thread is in no block"
     return "umem.enable() was called, for the whole process"

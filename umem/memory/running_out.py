@@ -26,10 +26,10 @@ class OutOfMemoryCallback(Switch):
                 "on_out_of_memory asks when CuPy's memory runs out, and a virtual GPU is current"
             )
         # Not at import: CuPy is imported where it is used.
-        from umem.devices.cuda import install
+        from umem.devices.cuda import add_callback, remove_callback
 
-        self._end = install.remove_callback
-        install.add_callback(self._call, device.pools.give_back_everything)
+        self._end = remove_callback
+        add_callback(self._call, device.pools.give_back_everything)
 
     def _call(self, nbytes: int) -> Any:
         self.count += 1

@@ -9,7 +9,7 @@ from contracts import DeviceContract
 
 import umem
 from umem._common.scopes import Scope
-from umem.cli.doctor import command as doctor
+from umem.cli import main
 from umem.devices.base import Device
 from umem.devices.open import DeviceKind, current_device, parse_device, register
 from umem.devices.virtual import VirtualGPU
@@ -74,6 +74,6 @@ def test_the_doctor_examines_a_registered_device(
     toy: Device, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
-        doctor.main(["--device", "toy:any"])
+        main.main(["doctor", "--device", "toy:any"])
     assert stop.value.code == 0
     assert "Everything works on toy (simulated)" in capsys.readouterr().out

@@ -29,7 +29,7 @@ def said(program: str, cache: Path) -> list[str]:
 
 def test_arrays_are_recorded_with_their_lines_and_marks(kernel_cache: Path) -> None:
     program = """
-from umem.trace.analysis.analysis import analyse
+from umem.trace.analysis import analyse
 old = cp.empty(1 << 20, "f4")
 kept = []
 with umem.record(stacks=True) as recorder:

@@ -403,7 +403,7 @@ class TestCost(OnGpu):
         if find_spec("chainer") is None:
             pytest.skip("Chainer is not installed")
         import umem.chainer  # makes Chainer ready, so it comes before Chainer
-        from umem.chainer.demo_workload import Workload
+        from umem.chainer import Workload
 
         work = Workload.generate(2000, 3)
         losses = []

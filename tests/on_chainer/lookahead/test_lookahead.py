@@ -557,7 +557,7 @@ class FakeCuPy:
 def xp(monkeypatch: pytest.MonkeyPatch) -> FakeCuPy:
     """Streams without CuPy, of which the module that knows captures is asked."""
     fake = FakeCuPy()
-    monkeypatch.setattr(umem.devices.cuda, "captures", fake, raising=False)
+    monkeypatch.setattr(umem.devices.cuda, "is_captured", fake.is_captured, raising=False)
     return fake
 
 

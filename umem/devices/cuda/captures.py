@@ -51,7 +51,7 @@ def is_any_captured() -> bool:
     return is_captured(LEGACY) or is_captured()
 
 
-def follow() -> None:
+def follow_captures() -> None:
     """Remember every stream of CuPy whose capture begins from now on; a second call does nothing.
 
     By CuPy's private base class of streams: there is no hook for captures.

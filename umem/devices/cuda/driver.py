@@ -78,7 +78,7 @@ class Driver:
         self.vram_bytes: int = properties["totalGlobalMem"]
         self.integrated = bool(properties.get("integrated", 0))
         self.cuda_major: int = runtime.runtimeGetVersion() // 1000
-        captures.follow()
+        captures.follow_captures()
 
     def current(self, ordinal: int | None = None) -> Any:
         """Make a GPU current in the block, by default this one."""

@@ -24,7 +24,7 @@ from umem.chainer.saved.tiers.extents import PAGE, Extent, Extents
 from umem.chainer.saved.tiers.recorder_events import KnownAs, hear_fetch, hear_send, unheard
 from umem.chainer.saved.tiers.tier import Process
 from umem.devices import CONTEXT_FAULTS, available_bytes, pinned_room
-from umem.devices.cuda import stream_order
+from umem.devices import cuda as gpu  # its names import CuPy, which need not be there
 from umem.errors import OffloadWarning, StateError, warn_at_program
 from umem.units import MIB, format_bytes
 
@@ -98,7 +98,7 @@ class Lane:
 
     def __init__(self, limit_bytes: int | None) -> None:
         xp = cuda.cupy.cuda
-        _captures().follow()
+        gpu.follow_captures()
         refused = (xp.runtime.CUDARuntimeError, xp.memory.OutOfMemoryError)
         self.slabs = Slabs(self._pin, refused, limit_bytes)
         self.down, self.up = (xp.Stream(non_blocking=True) for _ in range(2))
@@ -146,7 +146,7 @@ class PinnedUntilCopied:
     def __del__(self) -> None:
         if self._process.is_this() and not sys.is_finalizing():
             with self._device:
-                if not _captures().is_any_captured():
+                if not gpu.is_any_captured():
                     self._device.synchronize()
                     del held_memory[self.ptr]
 
@@ -192,14 +192,14 @@ class PinnedSent:
         """
         if self._here is None or not self._tier.process.is_this() or self._is_in_capture():
             return
-        if stream_order(self._stream.ptr) == self._order:
+        if gpu.stream_order(self._stream.ptr) == self._order:
             self._stream.wait_event(self._last)
         else:  # the handle is that of this thread's own stream here
             self._last.synchronize()
         self._here = None
 
     def _computes_on(self, stream: Any) -> None:
-        self._stream, self._order = stream, stream_order(stream.ptr)
+        self._stream, self._order = stream, gpu.stream_order(stream.ptr)
 
     def _is_in_capture(self) -> bool:
         return _is_capturing() or _is_capturing(self._stream.ptr)
@@ -238,7 +238,7 @@ class PinnedSent:
         self.fetch()
         with self._device:
             current = _computing()
-        if stream_order(current.ptr) != self._order:
+        if gpu.stream_order(current.ptr) != self._order:
             current.wait_event(self._last)
         found = self._here
         self.let_go()
@@ -289,13 +289,7 @@ def _computing() -> Any:
 
 def _is_capturing(stream: int | None = None) -> bool:
     """Tell whether a stream, by default the current one, is being captured."""
-    return bool(_captures().is_captured(stream))
-
-
-def _captures() -> Any:
-    from umem.devices.cuda import captures  # imports CuPy, which need not be there
-
-    return captures
+    return gpu.is_captured(stream)
 
 
 # -- slabs: pinning takes milliseconds each time, so memory is taken in few large pieces --------
