@@ -242,11 +242,11 @@ def offload() -> bytes:
     from unittest.mock import patch
 
     import umem.chainer
-    from umem.chainer.offload import journey, mover
+    from umem.chainer.offload import mover, offloaded_pass
 
     with (
         patch.object(mover, "IN_FLIGHT_BYTES", OFFLOAD_BYTES),
-        patch.object(journey, "AHEAD_BYTES", OFFLOAD_BYTES),
+        patch.object(offloaded_pass, "AHEAD_BYTES", OFFLOAD_BYTES),
         umem.chainer.Offload() as moves,
     ):
         trained = _trained(OFFLOAD_ROWS)
@@ -478,13 +478,13 @@ def memory_still_in_use() -> bytes:
     """As `sent_to_pinned_memory`, with copies back to memory that operations may still use."""
     from umem.chainer.saved.tiers.pinned import Lane
 
-    right = Lane.let_pass
+    right = Lane.order
 
-    def let_pass(self: Lane, first: Any, then: Any) -> None:
+    def order(self: Lane, first: Any, then: Any) -> None:
         if then is not self.up:
             right(self, first, then)
 
-    return _planted("Lane", "let_pass", let_pass, sent_to_pinned_memory)
+    return _planted("Lane", "order", order, sent_to_pinned_memory)
 
 
 def _planted(owner: str, name: str, wrong: Callable[..., None], program: Program) -> bytes:

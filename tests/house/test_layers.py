@@ -217,7 +217,7 @@ INSIDES = {
     "tests/conformance/resume_parts/costs.py": "chainer.resume.run_state chainer.resume.saver",
     "tests/conformance/resume_parts/kills.py": "chainer.resume.saver",
     "tests/conformance/stream_programs.py":
-        "chainer.offload.journey chainer.offload.mover chainer.saved.tiers.pinned",
+        "chainer.offload.mover chainer.offload.offloaded_pass chainer.saved.tiers.pinned",
     "tests/devices/cuda/test_cupy_blocks.py": "trace.recording.sources",
     "tests/devices/cuda/test_modes.py": "compat.finder",
     "tests/devices/software/test_streams.py":

@@ -12,7 +12,7 @@ import chainer
 import numpy as np
 from chainer import configuration
 
-from umem.chainer.chunking.capped import cap_here, holders, under
+from umem.chainer.chunking.capped import cap_here, in_parts, under
 from umem.errors import RecomputeError
 from umem.trace.recording import root_of
 
@@ -32,7 +32,7 @@ def configuration_now() -> dict[str, Any]:
     """
     # Chainer offers no list of entries: a thread's own are in config._local, over global_config.
     of_thread = vars(configuration.config._local)
-    cap = cap_here() if holders else None
+    cap = cap_here() if in_parts.holders else None
     found = {**vars(chainer.global_config), **of_thread, _CAP: cap}
     for name in NOT_CARRIED:
         found.pop(name, None)
@@ -50,7 +50,7 @@ class Configurations:
     def now(self) -> dict[str, Any]:
         """Return what `configuration_now` returns, not to be changed."""
         of_thread, of_all = vars(configuration.config._local), vars(chainer.global_config)
-        is_capped = bool(holders) or self._now.get(_CAP) is not None
+        is_capped = bool(in_parts.holders) or self._now.get(_CAP) is not None
         if is_capped or not (_same(of_thread, self._of_thread) and _same(of_all, self._of_all)):
             self._of_thread, self._of_all = dict(of_thread), dict(of_all)
             self._now = configuration_now()

@@ -50,11 +50,11 @@ def _in_optimizer(optimizer: Optimizer) -> Iterator[Any]:
         yield from (value for value in state.values() if is_array(value))
 
 
-def _told() -> dict[str, str]:
+def _data_caches() -> dict[str, str]:
     """Return what data caches have done, for `umem.status`; empty without caches."""
     caching = sys.modules.get("umem.data.caching")
     counters = None if caching is None else caching.counted()
     return {} if counters is None else {DATA_CACHE: str(counters)}
 
 
-CHAINER = Framework("Chainer", ChainerSource(), _parts, _told)
+CHAINER = Framework("Chainer", ChainerSource(), _parts, _data_caches)

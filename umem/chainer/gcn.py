@@ -242,7 +242,7 @@ class GCN(chainer.ChainList):
         dropout: share of the hidden values that training drops before each layer but the first.
 
     >>> import umem.chainer
-    >>> from umem.chainer.gcn import GCN, Adjacency
+    >>> from umem.chainer import GCN, Adjacency
     >>> from umem.graphs import karate_club, normalised_adjacency
     >>> graph = karate_club()
     >>> adjacency = Adjacency(normalised_adjacency(graph))

@@ -193,7 +193,7 @@ class _Measurement:
 
     def core(self, compute: Callable[[], None], parameter: Any) -> None:
         """Run the rule's computation between its hooks, perhaps in chunks, and measure it."""
-        self._look()
+        self._sample()
         level = self._meter.held().live
         compute()
         inside = self._meter.held().peak - level
@@ -201,15 +201,15 @@ class _Measurement:
         if _goes_in_chunks(self._rule, arrays):  # up to half too much for RMSprop
             inside = inside * sum(array.nbytes for array in arrays) // CHUNK_BYTES
         self._most_whole = max(self._most_whole, level - self._before + inside)
-        self._look()
+        self._sample()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         self._most = max(self._most, self._meter.held().peak - self._before)
         self._meter.reset()
 
     def end(self) -> tuple[int, int]:
         """Return the workspace bytes as measured, and if the rule computed with whole arrays."""
-        self._look()
+        self._sample()
         self.stop()
         grown = state_bytes(self._rule) - self._kept
         most = max(0, self._most - grown)

@@ -1,9 +1,12 @@
-"""Parameters of a link, each once: Chainer lists one that two links have registered twice."""
+"""Parameters of a link: each once, as Chainer lists one twice that two links have registered;
+those that overlap in memory; and others in their place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import chainer
 
 from umem.trace.recording import address_of
 
@@ -17,6 +20,33 @@ def parameter_bytes(*links: Any) -> int:
     """Return the bytes of links' parameters, each counted once."""
     found = {id(one): one for link in links for one in link.params(include_uninit=False)}
     return sum(one.array.nbytes for one in found.values())
+
+
+class ModelView:
+    """A view of a model with other parameters in the place of its own, for an optimizer's hooks.
+
+    ``params``, ``namedparams`` and the view's own attributes give these; everything else,
+    attributes of child links included, is the model's.
+
+    Args:
+        stand_in: gives what stands for a parameter, which may be itself.
+    """
+
+    def __init__(self, model: Any, stand_in: Callable[[Any], Any]) -> None:
+        self._model, self._stand_in = model, stand_in
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._model, name)
+        return self._stand_in(value) if isinstance(value, chainer.Parameter) else value
+
+    def params(self, include_uninit: bool = True) -> Iterator[Any]:
+        """Yield what stands for the model's parameters."""
+        return map(self._stand_in, self._model.params(include_uninit))
+
+    def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, Any]]:
+        """Yield what stands for the model's parameters, by name."""
+        named = self._model.namedparams(include_uninit)
+        return ((name, self._stand_in(parameter)) for name, parameter in named)
 
 
 def overlapping(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any, str, Any]]:

@@ -66,20 +66,20 @@ class ChainerSource(MarksBackward):
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """Record a call of a function, and the arrays that it keeps as attributes."""
-        told = derived(Audience)
-        if not told.recorders:
+        audience = derived(Audience)
+        if not audience.recorders:
             return proceed(func, inputs)
         before = values_on(func)
         if func.__class__ is FunctionAdapter:  # what an old-style function holds is on the function
             before += func.function.__dict__.values()
-        measured = Measured(told, inputs)
+        measured = Measured(audience, inputs)
         try:
             outputs = proceed(func, inputs)
             measured.stop()
             made = []
             for y in outputs:  # _data: see _array; not called, for speed
                 made.append(y._data[0])
-            _emit_apply(told, func, inputs, made, before, measured)
+            _emit_apply(audience, func, inputs, made, before, measured)
         finally:
             measured.close()
         return outputs
@@ -88,18 +88,18 @@ class ChainerSource(MarksBackward):
 
     def rerun(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """Record a forward that runs again, as part of backward."""
-        told = derived(Audience)
-        if not told.recorders:
+        audience = derived(Audience)
+        if not audience.recorders:
             return proceed(func, inputs)
         before = values_on(func)
-        measured = Measured(told, inputs)
-        told.state.backward_depth += 1
+        measured = Measured(audience, inputs)
+        audience.state.backward_depth += 1
         try:
             outputs = proceed(func, inputs)
             measured.stop()
-            _emit_apply(told, func, inputs, list(outputs), before, measured)
+            _emit_apply(audience, func, inputs, list(outputs), before, measured)
         finally:
-            told.state.backward_depth -= 1
+            audience.state.backward_depth -= 1
             measured.close()
         return outputs
 
@@ -113,15 +113,15 @@ class ChainerSource(MarksBackward):
         is_debug: bool = False,
     ) -> None:
         """Record one function's backward: functions it calls, and its own computation."""
-        told = derived(Audience)
-        if not told.recorders:
+        audience = derived(Audience)
+        if not audience.recorders:
             proceed(func, indexes, grad_outputs, grad_inputs, is_debug)
             return
-        measured = Measured(told, grad_outputs)
+        measured = Measured(audience, grad_outputs)
         try:
             proceed(func, indexes, grad_outputs, grad_inputs, is_debug)
             measured.stop()
-            _emit_backprop(told, func, grad_outputs, grad_inputs, measured)
+            _emit_backprop(audience, func, grad_outputs, grad_inputs, measured)
         finally:
             measured.close()
 
@@ -129,15 +129,15 @@ class ChainerSource(MarksBackward):
 
     def update(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
         """Record the update of a parameter."""
-        told = derived(Audience)
-        if not told.recorders or not rule.enabled:
+        audience = derived(Audience)
+        if not audience.recorders or not rule.enabled:
             proceed(rule, parameter)
             return
-        measured = Measured(told, (parameter,))
+        measured = Measured(audience, (parameter,))
         try:
             proceed(rule, parameter)
             measured.stop()
-            for recorder in told.recorders:
+            for recorder in audience.recorders:
                 _emit_update(recorder, rule, parameter, measured)
         finally:
             measured.close()
@@ -163,12 +163,17 @@ def _in_backward(proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
 
 
 def _emit_apply(
-    told: Audience, func: Any, inputs: Any, outs: list[Any], before: list[Any], measured: Measured
+    audience: Audience,
+    func: Any,
+    inputs: Any,
+    outs: list[Any],
+    before: list[Any],
+    measured: Measured,
 ) -> None:
     """Record one call; bench/overhead.py measures the cost of each microsecond here."""
     kind = _kinds.get(func.__class__) or _kind_of(func)
     name = kind.label or func.label
-    if told.state.backward_depth:
+    if audience.state.backward_depth:
         phase, made = "backward", "gradient"
     else:
         phase, made = "forward", "activation"
@@ -181,7 +186,7 @@ def _emit_apply(
     if kernels is NO_KERNEL:
         flops = traffic = 0
     type_of_work = arithmetic(func, kind.is_product, outs)
-    for recorder in told.recorders:
+    for recorder in audience.recorders:
         reads = recorder.find(ins)
         for index, reach in enumerate(reads):
             if reach is None and ins[index] is not None:
@@ -240,7 +245,7 @@ def _first_read(recorder: Recorder, x: Any, array: Any, name: str) -> Reach:
 
 
 def _emit_backprop(
-    told: Audience, func: Any, grad_outputs: Any, grad_inputs: Any, measured: Measured
+    audience: Audience, func: Any, grad_outputs: Any, grad_inputs: Any, measured: Measured
 ) -> None:
     """Record a backward method's own computation; functions that it called are recorded already."""
     grads = []
@@ -249,7 +254,7 @@ def _emit_backprop(
             array = g._data[0] if isinstance(g, Variable) else g  # as _array
             if array is not None:
                 grads.append(array)
-    for recorder in told.recorders:
+    for recorder in audience.recorders:
         _emit_own(recorder, func, grad_outputs, grads, measured)
 
 

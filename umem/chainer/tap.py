@@ -173,7 +173,7 @@ def _computing() -> Iterator[tuple[Any, str]]:
 
     Functions that are told as `compute` are left out.
     """
-    for kind in dict.fromkeys(_below(function_node.FunctionNode)):
+    for kind in dict.fromkeys(_subclasses(function_node.FunctionNode)):
         if kind.__module__.startswith("chainer.functions.") and kind.__name__ != "Forget":
             told = RULES[kind].methods if kind in RULES else ()
             yield from (
@@ -184,15 +184,15 @@ def _computing() -> Iterator[tuple[Any, str]]:
 
 def _initializers() -> Iterator[Any]:
     """List Chainer's initializers that fill arrays by themselves."""
-    for kind in dict.fromkeys(_below(chainer.Initializer)):
+    for kind in dict.fromkeys(_subclasses(chainer.Initializer)):
         if kind.__module__.startswith("chainer.initializers.") and "__call__" in vars(kind):
             yield kind
 
 
-def _below(kind: Any) -> Iterator[Any]:
+def _subclasses(kind: Any) -> Iterator[Any]:
     for one in kind.__subclasses__():
         yield one
-        yield from _below(one)
+        yield from _subclasses(one)
 
 
 POINTS = (
@@ -316,6 +316,34 @@ def unsubscribe(subscriber: Subscriber) -> None:
             LeftOnWarning,
             stacklevel=3,
         )
+
+
+class SharedSubscriber(Subscriber):
+    """A subscriber that is active while anybody holds it, in any thread.
+
+    Attributes:
+        holders: who holds it, by id.
+    """
+
+    def __init__(self) -> None:
+        self.holders: dict[int, Any] = {}
+
+    def hold(self, holder: Any) -> None:
+        """Subscribe for a holder, until `release`."""
+        self.holders[id(holder)] = holder
+        try:
+            subscribe(self)
+        except BaseException:
+            self.release(holder)
+            raise
+
+    def release(self, holder: Any) -> None:
+        """Forget a holder; unsubscribe after the last one."""
+        self.holders.pop(id(holder), None)
+        if not self.holders:
+            unsubscribe(self)
+        if self.holders:  # another thread came in between
+            subscribe(self)
 
 
 def is_told(name: str) -> bool:

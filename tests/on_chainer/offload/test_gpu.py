@@ -15,7 +15,7 @@ from gpu_fixtures import OnGpu
 
 import umem
 import umem.chainer
-from umem.chainer.offload import journey, mover
+from umem.chainer.offload import mover, offloaded_pass
 from umem.chainer.saved.tiers import pinned
 from umem.devices import host
 from umem.errors import OffloadWarning, StateError
@@ -297,7 +297,7 @@ class TestOffload(OnGpu):
     @pytest.fixture(autouse=True)
     def little_at_a_time(self, monkeypatch):
         monkeypatch.setattr(mover, "IN_FLIGHT_BYTES", 256 << 10)
-        monkeypatch.setattr(journey, "AHEAD_BYTES", 256 << 10)
+        monkeypatch.setattr(offloaded_pass, "AHEAD_BYTES", 256 << 10)
 
     def test_not_a_bit_changes(self, cupy):
         plain = steps(cupy)

@@ -14,7 +14,7 @@ umem_chainer = pytest.importorskip("umem.chainer", exc_type=ImportError)
 import chainer  # noqa: E402
 import chainer.functions as F  # noqa: E402
 
-from umem.chainer.offload.journey import OffloadedPass  # noqa: E402
+from umem.chainer.offload.offloaded_pass import OffloadedPass  # noqa: E402
 
 MODEL = """
 import gc
@@ -22,7 +22,7 @@ import umem.chainer
 import chainer
 import chainer.functions as F
 import chainer.links as L
-from umem.chainer.offload.journey import OffloadedPass
+from umem.chainer.offload.offloaded_pass import OffloadedPass
 
 pool = cp.get_default_memory_pool()
 x, t = cp.ones((1 << 13, 64), "f"), cp.zeros(1 << 13, "i")  # an activation has 2 MiB

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import umem
 import umem.chainer
-from umem.chainer.offload import journey, mover
+from umem.chainer.offload import mover, offloaded_pass
 from umem.chainer.saved.tiers.simulated import SimulatedTier
 from umem.cli import main as umem_command
 from umem.errors import OutOfMemoryError, StateError
@@ -170,7 +170,7 @@ def trained(block: Any, vram: str, rows: int = 1 << 14) -> tuple[bytes, Any]:
 @pytest.fixture
 def little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mover, "IN_FLIGHT_BYTES", 2 * MIB)
-    monkeypatch.setattr(journey, "AHEAD_BYTES", 2 * MIB)
+    monkeypatch.setattr(offloaded_pass, "AHEAD_BYTES", 2 * MIB)
 
 
 def test_a_step_that_does_not_fit_fits_with_offload_and_has_the_same_bits(

@@ -52,7 +52,7 @@ def test_losses_are_those_of_float32_on_numpy_within_one_percent() -> None:
 def test_one_number_that_is_not_finite_is_found_by_one_kernel(bad: float) -> None:
     import cupy
 
-    from umem.chainer.precision.floats import all_finite
+    from umem.chainer.finite import all_finite
 
     arrays: list[Any] = [cupy.ones((7, 5), "e"), cupy.ones(40_000, "f"), cupy.ones(0, "f")]
     assert all_finite(arrays)

@@ -14,6 +14,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
+from umem.chainer.finite import all_finite, is_finite
 from umem.chainer.precision import floats
 
 HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
@@ -61,12 +62,12 @@ def test_one_number_that_is_not_finite_is_found_anywhere(dtype: str, bad: float)
         np.full(70_000, np.finfo(dtype).max, dtype),
         np.ones((3, 4), dtype),
     ]
-    assert floats.all_finite(arrays) and floats.all_finite([])
+    assert all_finite(arrays) and all_finite([])
     for array in arrays[1:]:
         for place in (0, array.size // 2, array.size - 1):
             before, array.flat[place] = array.flat[place], bad
-            assert not floats.all_finite(arrays)
-            assert not floats.is_finite(array)
+            assert not all_finite(arrays)
+            assert not is_finite(array)
             array.flat[place] = before
 
 

@@ -170,7 +170,7 @@ class accumulate(Subscriber):
                     "micro_batch= takes optimizer.update(lossfun, *args) in parts: with gradients "
                     "that are there already use steps="
                 )
-            self._micro.leave_gradient(lossfun, ArgumentsBatch(*given))
+            self._micro.compute_gradient(lossfun, ArgumentsBatch(*given))
             update()
             return
         if lossfun is None:
@@ -181,7 +181,7 @@ class accumulate(Subscriber):
             self._update(update)
 
     def _update(self, update: Callable[[], None]) -> None:
-        self._group.leave_gradient()
+        self._group.restore_gradient()
         update()
 
     def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:

@@ -35,7 +35,7 @@ class MicroBatches:
         """Save or load the micro-batch size, reduced after an out-of-memory error."""
         self.size = serializer("size", self.size)
 
-    def leave_gradient(self, lossfun: Any, batch: Batch) -> None:
+    def compute_gradient(self, lossfun: Any, batch: Batch) -> None:
         """Compute a batch's gradient into the parameters' ``grad``.
 
         Raises:
@@ -54,25 +54,25 @@ class MicroBatches:
         """
         try:
             with self.gradient.undone_by_errors() as state:
-                self._go(lossfun, batch, state)
+                self._compute(lossfun, batch, state)
         except MemoryError:
             if not self._survive or min(self.size, batch.size) == 1:
                 raise
             return False
         return True
 
-    def _go(self, lossfun: Any, batch: Batch, state: StepState) -> None:
+    def _compute(self, lossfun: Any, batch: Batch, state: StepState) -> None:
         """Compute the gradient in parts of the present size, and have it compared where that is
         due.
         """
         is_ready = all(p.array is not None for p in self._model.params())
         sizes = even(batch.size, self.size)
         scale = loss_scale_of(self._optimizer)
-        facts = self.gradient.leave(lossfun, batch, sizes, scale)
+        facts = self.gradient.gradient_in_parts(lossfun, batch, sizes, scale)
         if len(sizes) > 1:
             parts = [range(part.start, part.stop) for part in slices(sizes)]
             before = state if is_ready else StepState(self._model)
-            self._comparison.see(Compared(lossfun, batch, parts, facts, before, scale))
+            self._comparison.compare_if_due(Compared(lossfun, batch, parts, facts, before, scale))
 
 
 def model_of(optimizer: Any) -> Any:

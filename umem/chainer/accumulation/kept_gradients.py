@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from umem.chainer.finite import all_finite
 from umem.chainer.parameters_once import parameters
-from umem.chainer.precision.floats import all_finite
 from umem.chainer.precision.half_precision import half_of
 from umem.errors import AccumulationError
 
@@ -48,7 +48,7 @@ class KeptGradients:
         self._terms = self._terms_now()
         model.cleargrads()
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         """Move the gradients back to the parameters, rescaled to the present loss scale.
 
         Raises:

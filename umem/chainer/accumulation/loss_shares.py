@@ -9,7 +9,7 @@ from typing import Any
 from umem.chainer.accumulation.loss_terms import Term
 from umem.errors import AccumulationError
 
-SAID = "#said"
+WEIGHTED = "#said"
 """The name of the total of what ``weight=`` speaks of, after the name of its loss."""
 APART = 1e-9
 """Two ratios of counts that differ by less are equal: counts are integers far below 1e9."""
@@ -67,11 +67,11 @@ class LossShares:
         if term.count is None:
             self._has_sums = True
             return 1.0
-        if term.is_said and not term.count:
-            return self._of_nothing(term)
+        if term.is_weighted and not term.count:
+            return self._of_zero_weight(term)
         return term.count / self._guesses[term.total] if self._guesses[term.total] else 1.0
 
-    def _of_nothing(self, term: Term) -> float:
+    def _of_zero_weight(self, term: Term) -> float:
         """Return the share of a part of which the user says that nothing was counted.
 
         Where that is so in all parts, the program has divided by something else, such as 1, and
@@ -124,6 +124,6 @@ def _dictionary(serializer: Any, name: str, values: dict[str, float]) -> dict[st
     names = serializer(f"{name} of", [*values])
     # Older snapshots name totals by lines of the program, in the order of the loss's terms.
     old = [one for one in names if "#" not in one and one != "weight"]
-    now = {one: f"#{at}" for at, one in enumerate(old)} | {"weight": SAID}
+    now = {one: f"#{at}" for at, one in enumerate(old)} | {"weight": WEIGHTED}
     names = [now.get(one, one) for one in names]
     return dict(zip(names, serializer(name, [*values.values()]), strict=True))

@@ -54,7 +54,7 @@ class Term(NamedTuple):
     text: str = ""
     total: str = ""
     count: float | None = None  # type: ignore[assignment]  # hides tuple.count
-    is_said: bool = False
+    is_weighted: bool = False
     value: float = 0.0
 
     @property
@@ -65,13 +65,13 @@ class Term(NamedTuple):
     @property
     def is_matched(self) -> bool:
         """Tell whether it is the term at its place in every part, with a count of its own."""
-        return not (self.is_said or self.is_once)
+        return not (self.is_weighted or self.is_once)
 
-    def counted(self, total: str, count: float | None, *, is_said: bool) -> Term:
+    def counted(self, total: str, count: float | None, *, is_weighted: bool) -> Term:
         """Return it with its count, and its value where that is 0."""
         y = None if count != 0 else self.node.get_variable_or_none()
         value = 0.0 if count != 0 else (0.0 if y is None else float(y.array.sum())) * self.factor
-        return self._replace(total=total, count=count, is_said=is_said, value=value)
+        return self._replace(total=total, count=count, is_weighted=is_weighted, value=value)
 
 
 def terms_of(loss: Any) -> list[Term]:

@@ -78,7 +78,7 @@ class PartComparison:
     def __init__(self, gradient: WholeGradient, model: Any, *, is_on: bool) -> None:
         self._gradient, self._model, self.is_on = gradient, model, is_on
         self._compared: set[Any] = set()
-        self._said: list[Counter[str]] = []
+        self._weighted: list[Counter[str]] = []
         """Terms that ``weight=`` speaks of and that were compared, as many in every part."""
         self._varied: list[set[str]] = []
         """The same, more of them in larger parts."""
@@ -92,12 +92,12 @@ class PartComparison:
         found: set[Any] = {f"uneven {term.entry}" for term in uneven(facts)}
         found |= {"ragged" for part in facts if part.is_ragged}
         found |= {part.key for part in facts} - {()}
-        is_new = not self._compared.issuperset(found) or any(map(self._is_said_new, facts))
+        is_new = not self._compared.issuperset(found) or any(map(self._is_weighted_new, facts))
         return self.is_on and is_new
 
-    def _is_said_new(self, part: PartFacts) -> bool:
-        kinds = Counter(part.said_key)
-        is_known = any(kinds <= one for one in self._said)
+    def _is_weighted_new(self, part: PartFacts) -> bool:
+        kinds = Counter(part.weighted_key)
+        is_known = any(kinds <= one for one in self._weighted)
         return bool(kinds) and not is_known and not any(kinds.keys() <= one for one in self._varied)
 
     def turn_off(self, why: str) -> None:
@@ -109,7 +109,7 @@ class PartComparison:
                 AccumulationWarning,
             )
 
-    def see(self, one: Compared, *, again: bool = False) -> None:
+    def compare_if_due(self, one: Compared, *, again: bool = False) -> None:
         """Compare three samples at once with two and one of them, where that is due.
 
         Args:
@@ -123,14 +123,14 @@ class PartComparison:
         Cost: two passes over three samples, nine times at first and three times later, and two more
         copies of the gradients.
         """
-        counting = [part for part in one.facts if part.said_key]
-        if counting and counting[0].said_key in self._adding_up:
+        counting = [part for part in one.facts if part.weighted_key]
+        if counting and counting[0].weighted_key in self._adding_up:
             check_weights(counting)
         if not self.is_on or one.batch.size < 2:
             return
         numbers = set(one.facts[0].numbers)
         terms = chain.from_iterable(part.terms for part in one.facts)
-        is_due = again or self.is_due(one.facts) or any(t.is_said and t.value for t in terms)
+        is_due = again or self.is_due(one.facts) or any(t.is_weighted and t.value for t in terms)
         is_due |= any(not part.functions <= self._functions for part in one.facts)
         if not is_due and self._numbers.issuperset(numbers):
             return
@@ -152,7 +152,7 @@ class PartComparison:
                 # Chainer's private: the scale that a gradient carries, and an update takes out.
                 parameter.grad, parameter._loss_scale = gradient, scale
             after.put_back()
-            self._gradient.unmake(made)
+            self._gradient.uninitialize(made)
 
     def _compare_numbers(self, one: Compared) -> None:
         """Check new numbers in parts of another size, to which they may owe what they are.
@@ -163,7 +163,7 @@ class PartComparison:
         one.state.put_back()
         size = 1 if len(one.parts[0]) > 1 else 2
         with self._gradient.listening(), self._gradient.compared():
-            (found,) = self._gradient.look(one.lossfun, one.batch, [slice(0, size)])
+            (found,) = self._gradient.forward_facts(one.lossfun, one.batch, [slice(0, size)])
         if found.key == one.facts[0].key:
             check_alike(found, one.facts[0])
 
@@ -263,7 +263,7 @@ class PartComparison:
         """Run some samples in parts; returns their gradients, and the facts of each part."""
         one.state.put_back()
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows here is not finite
-            facts = self._gradient.leave(one.lossfun, samples, sizes, one.loss_scale)
+            facts = self._gradient.gradient_in_parts(one.lossfun, samples, sizes, one.loss_scale)
         found = [p.grad for p in self._model.params()]
         self._model.cleargrads()
         return found, facts
@@ -294,13 +294,13 @@ class PartComparison:
     def _shown(self, whole: PartFacts, parts: Sequence[PartFacts]) -> set[Any]:
         """Return the lists of terms of compared samples, of which each kind of term counts."""
         if adds_up(whole, parts):
-            self._adding_up.add(whole.said_key)
+            self._adding_up.add(whole.weighted_key)
             check_weights([whole, *parts])
         if _not_counted([whole]):
             return set()
-        kinds = Counter(whole.said_key)
-        if all(kinds[kind] == n for p in parts for kind, n in Counter(p.said_key).items()):
-            self._said.append(kinds)
+        kinds = Counter(whole.weighted_key)
+        if all(kinds[kind] == n for p in parts for kind, n in Counter(p.weighted_key).items()):
+            self._weighted.append(kinds)
         else:
             self._varied.append(set(kinds))
         shown = {whole.key, *(f"uneven {term.entry}" for term in uneven(parts))}
@@ -327,7 +327,7 @@ def _not_counted(facts: Sequence[PartFacts]) -> set[Any]:
     for term in chain.from_iterable(part.terms for part in facts):
         if not term.is_once and term.count is not None:
             # What divides is a number of a term that weight= speaks of, another one in each part.
-            numbers = () if term.is_said else term.numbers
+            numbers = () if term.is_weighted else term.numbers
             counts[term.entry, term.kind, numbers] += int(term.count > 0)
     return {kind for kind, count in counts.items() if not count}
 

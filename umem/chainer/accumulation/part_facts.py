@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import isclose, isnan, prod
 from typing import Any, NamedTuple
 
-from umem.chainer.accumulation.loss_shares import SAID
+from umem.chainer.accumulation.loss_shares import WEIGHTED
 from umem.chainer.accumulation.loss_terms import Term, TermPlaces, terms_of
 from umem.chainer.accumulation.loss_weight import Entry, line_to_type, weighed
 from umem.chainer.accumulation.splitting import Arguments, is_ragged
@@ -47,20 +47,21 @@ class PartFacts(NamedTuple):
         return [term for term in self.terms if term.is_matched]
 
     @property
-    def said(self) -> list[Term]:
+    def weighted(self) -> list[Term]:
         """Return the terms of which ``weight=`` speaks."""
-        return [term for term in self.terms if term.is_said]
+        return [term for term in self.terms if term.is_weighted]
 
     @property
     def key(self) -> tuple[str, ...]:
         """Return the list of terms that are the same ones in every part."""
-        terms = [term for term in self.terms if not term.is_said]
+        terms = [term for term in self.terms if not term.is_weighted]
         return tuple(f"{t.entry}#{t.kind}#{t.is_once}#{len(t.numbers)}" for t in terms)
 
     @property
-    def said_key(self) -> tuple[str, ...]:
+    def weighted_key(self) -> tuple[str, ...]:
         """Return the list of terms of which ``weight=`` speaks, and does not say 0."""
-        return tuple(f"{term.entry}{SAID}#{term.kind}" for term in self.said if term.count != 0)
+        counting = [term for term in self.weighted if term.count != 0]
+        return tuple(f"{term.entry}{WEIGHTED}#{term.kind}" for term in counting)
 
     def without_tape(self) -> PartFacts:
         """Return the facts alone."""
@@ -112,9 +113,9 @@ def read(
             if one.is_once:
                 found.append(one)
             elif weight is not None and (is_about_all or one.divisor is None):
-                found.append(one.counted(f"{name}{SAID}", count, is_said=True))
+                found.append(one.counted(f"{name}{WEIGHTED}", count, is_weighted=True))
             else:
-                found.append(one.counted(f"{name}#{at}", one.divisor, is_said=False))
+                found.append(one.counted(f"{name}#{at}", one.divisor, is_weighted=False))
                 at += 1
         if not terms and count != 0:
             raise AccumulationError(
@@ -141,11 +142,11 @@ def check_alike(mine: PartFacts, other: PartFacts) -> None:
     """
     if mine.key != other.key or mine.weights.keys() != other.weights.keys():
         raise AccumulationError(
-            f"the loss has the terms {_told(mine)} in one part and {_told(other)} in another, so "
-            "umem does not know which belong together: compute the same terms for all samples, or "
-            "pass weight= for the loss as a whole"
+            f"the loss has the terms {_listed(mine)} in one part and {_listed(other)} in another, "
+            "so umem does not know which belong together: compute the same terms for all samples, "
+            "or pass weight= for the loss as a whole"
         )
-    if not (mine.said or other.said) and len(mine.numbers) == len(other.numbers):
+    if not (mine.weighted or other.weighted) and len(mine.numbers) == len(other.numbers):
         for one_number, other_number in zip(mine.numbers, other.numbers, strict=True):
             if one_number != other_number and not (isnan(one_number) and isnan(other_number)):
                 raise AccumulationError(
@@ -157,7 +158,7 @@ def check_alike(mine: PartFacts, other: PartFacts) -> None:
     parts = (mine, other)
     # Where samples are not known, terms have to be alike in proportion to the first.
     ratio = [part.samples or prod(part.matched[0].shape if beside else ()) for part in parts]
-    alike = [[term for term in part.terms if not term.is_said] for part in parts]
+    alike = [[term for term in part.terms if not term.is_weighted] for part in parts]
     for one, two in zip(*alike, strict=True):
         if one.numbers != two.numbers:
             numbers = [" and ".join(map("{:.9g}".format, t.numbers)) or "1" for t in (one, two)]
@@ -176,8 +177,8 @@ def check_alike(mine: PartFacts, other: PartFacts) -> None:
             )
 
 
-def _told(part: PartFacts) -> str:
-    terms = [term for term in part.terms if not term.is_said]
+def _listed(part: PartFacts) -> str:
+    terms = [term for term in part.terms if not term.is_weighted]
     kinds = [f"{term.entry!r}: {term.kind}" if term.entry else term.kind for term in terms]
     return f"{', '.join(kinds[:4]) or 'none'}{', ...' if len(kinds) > 4 else ''} ({len(kinds)})"
 
@@ -228,13 +229,13 @@ def check_sums(whole: PartFacts, parts: Sequence[PartFacts]) -> None:
 
 def adds_up(whole: PartFacts, parts: Sequence[PartFacts]) -> bool:
     """Tell whether the divisors that the tape has of what ``weight=`` speaks of add up, too."""
-    return bool(whole.said) and all(
-        part.said_key == whole.said_key for part in parts
-    ) and all(
-        term.divisor is not None
-        and isclose(sum(part.said[at].divisor or 0.0 for part in parts), term.divisor, rel_tol=NEAR)
-        for at, term in enumerate(whole.said)
-    )  # fmt: skip
+    if not whole.weighted or any(part.weighted_key != whole.weighted_key for part in parts):
+        return False
+    for at, term in enumerate(whole.weighted):
+        total = sum(part.weighted[at].divisor or 0.0 for part in parts)
+        if term.divisor is None or not isclose(total, term.divisor, rel_tol=NEAR):
+            return False
+    return True
 
 
 def check_weights(parts: Sequence[PartFacts]) -> None:
@@ -244,9 +245,9 @@ def check_weights(parts: Sequence[PartFacts]) -> None:
         AccumulationError: it is not.
     """
     for part in parts[1:]:
-        if part.said_key != parts[0].said_key:
+        if part.weighted_key != parts[0].weighted_key:
             continue
-        for a, b in zip(parts[0].said, part.said, strict=True):
+        for a, b in zip(parts[0].weighted, part.weighted, strict=True):
             mine, others = (1.0 if term.count is None else term.count for term in (a, b))
             if not isclose((a.divisor or 0) * others, (b.divisor or 0) * mine, rel_tol=NEAR):
                 raise AccumulationError(

@@ -66,7 +66,7 @@ class Group:
                 with self._gradient.listening():
                     added = self._gradient.add(
                         lossfun, batch, slice(0, batch.size), self._shares, self._steps, loss_scale,
-                        self._first, self.kept.give_back, is_cut=isinstance(batch, ArgumentsBatch),
+                        self._first, self.kept.restore, is_cut=isinstance(batch, ArgumentsBatch),
                     )  # fmt: skip
                 facts = [one for one in (added.facts, self._first) if one is not None]
                 self._check_even(facts)
@@ -99,14 +99,14 @@ class Group:
     ) -> None:
         """Compare samples of this call, and in the end of the first group those of all calls."""
 
-        def see(samples: ArgumentsBatch, *, again: bool = False) -> None:
+        def compare_if_due(samples: ArgumentsBatch, *, again: bool = False) -> None:
             whole = [range(samples.size)]
             compared = Compared(lossfun, samples, whole, [facts], state, loss_scale)
-            self._comparison.see(compared, again=again)
+            self._comparison.compare_if_due(compared, again=again)
 
         is_last = self.count + 1 == self._steps
         if facts.samples is not None:
-            see(ArgumentsBatch(*given))
+            compare_if_due(ArgumentsBatch(*given))
         has_weight = self._gradient.weight not in (None, 1)
         if not has_weight and (self._are_compared or not self._comparison.is_on):
             return
@@ -124,13 +124,13 @@ class Group:
             self._gradient.check_weight(samples, self._shares)
             if not self._are_compared:
                 self._are_compared = True
-                see(samples, again=True)
+                compare_if_due(samples, again=True)
 
     def _called(self) -> None:
         self.count += 1
         self._forget_backward()
 
-    def leave_gradient(self) -> None:
+    def restore_gradient(self) -> None:
         """Move the group's gradient to the parameters, and start a new group.
 
         Raises:
@@ -142,7 +142,7 @@ class Group:
         except AccumulationError:
             self.drop()
             raise
-        self.kept.give_back()
+        self.kept.restore()
         self.drop()
         multiply(self._model, factor)
 
@@ -150,7 +150,7 @@ class Group:
         """Return the factor that makes the sum of the calls' gradients that of all their samples.
 
         Raises:
-            AccumulationError: see `leave_gradient`.
+            AccumulationError: see `restore_gradient`.
         """
         self._shares.check()
         if (factor := self._shares.factor()) is None:

@@ -67,7 +67,7 @@ class AccumulatingUpdater(updaters.StandardUpdater):
         # Chainer's own call of a converter: old ones take a number for the device.
         converted = partial(convert._call_converter, self.converter, device=self.input_device)
         batch = SamplesBatch(iterator.next(), converted)
-        self._micro.leave_gradient(self.loss_func or optimizer.target, batch)
+        self._micro.compute_gradient(self.loss_func or optimizer.target, batch)
         optimizer.update()
         if self.auto_new_epoch and iterator.is_new_epoch:
             optimizer.new_epoch(auto=True)

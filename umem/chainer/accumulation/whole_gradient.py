@@ -15,7 +15,7 @@ from chainer import _backprop
 from chainer.functions.noise.dropout import Dropout
 
 from umem.chainer.accumulation.kept_gradients import multiply
-from umem.chainer.accumulation.loss_shares import SAID, LossShares
+from umem.chainer.accumulation.loss_shares import WEIGHTED, LossShares
 from umem.chainer.accumulation.loss_terms import TermPlaces
 from umem.chainer.accumulation.loss_weight import Weight, checked_weight, entries_of, weighed
 from umem.chainer.accumulation.mixing import Mixing
@@ -58,7 +58,7 @@ class WholeGradient(Subscriber):
 
     # -- the parts -----------------------------------------------------------------------------
 
-    def leave(
+    def gradient_in_parts(
         self, lossfun: Any, batch: Batch, sizes: Sequence[int], loss_scale: Any
     ) -> list[PartFacts]:
         """Clear the parameters' gradients, and leave the batch's there.
@@ -75,7 +75,7 @@ class WholeGradient(Subscriber):
         with self.listening():
             if self._counts_first and len(parts) > 1:
                 counted = LossShares()
-                for found in self.look(lossfun, batch, parts):
+                for found in self.forward_facts(lossfun, batch, parts):
                     counted.of(found.terms, 1.0)
                 totals = counted.totals
             shares, facts = self._run(lossfun, batch, parts, loss_scale, totals)
@@ -97,7 +97,7 @@ class WholeGradient(Subscriber):
         """
         weights = self.weight if isinstance(self.weight, Mapping) else {"": self.weight}
         for name, weight in weights.items():
-            total = shares.totals.get(f"{name}{SAID}")
+            total = shares.totals.get(f"{name}{WEIGHTED}")
             if total is None or not callable(weight):
                 continue
             whole = weighed(weight, batch.take(slice(0, batch.size)))
@@ -128,9 +128,9 @@ class WholeGradient(Subscriber):
     def _again(self, state: StepState, made: int) -> None:
         """Restore the state, to run the parts once more."""
         state.put_back()
-        self.unmake(made)
+        self.uninitialize(made)
 
-    def unmake(self, first: int = 0) -> None:
+    def uninitialize(self, first: int = 0) -> None:
         """Uninitialise all but the ``first`` parameters that were initialised in this step.
 
         After the generators are restored, they are initialised with the same numbers again.
@@ -262,7 +262,9 @@ class WholeGradient(Subscriber):
         finally:
             self._places = before
 
-    def look(self, lossfun: Any, batch: Batch, parts: Sequence[slice]) -> Iterator[PartFacts]:
+    def forward_facts(
+        self, lossfun: Any, batch: Batch, parts: Sequence[slice]
+    ) -> Iterator[PartFacts]:
         """Yield what parts of a batch show in a forward pass.
 
         Generators, links and parameters that were initialised are restored in the end. Where the

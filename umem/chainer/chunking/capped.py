@@ -21,7 +21,7 @@ from umem.chainer.chunking.functions import RULES, Rule
 from umem.chainer.chunking.normalizing import normalize, normalize_back
 from umem.chainer.chunking.pieces import Cap
 from umem.chainer.parameter_updates import update_in_chunks
-from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
+from umem.chainer.tap import Proceed, SharedSubscriber
 from umem.errors import StateError
 from umem.memory import Decorator
 from umem.units import format_bytes, parse_bytes
@@ -75,8 +75,8 @@ class workspace(Decorator, Scoped[None]):
         return under(self._cap)
 
     def _open(self, scope: Scope) -> None:
-        scope.at_close(lambda: _let_go(scope))
-        _hold(scope)
+        scope.at_close(lambda: in_parts.release(scope))
+        in_parts.hold(scope)
         scope.open(_Setting(self._cap))
 
     def enable(self) -> workspace:
@@ -88,7 +88,7 @@ class workspace(Decorator, Scoped[None]):
         global _process
         if _process not in (None, self):
             raise StateError(f"{_process.title} is enabled for the process: disable that first")
-        _hold(self)
+        in_parts.hold(self)
         _process = self
         return self
 
@@ -102,7 +102,7 @@ class workspace(Decorator, Scoped[None]):
         if _process is not self:
             raise StateError(f"{self.title} is not enabled for the process")
         _process = None
-        _let_go(self)
+        in_parts.release(self)
 
 
 class _Setting(NamedTuple):
@@ -112,8 +112,6 @@ class _Setting(NamedTuple):
 
 
 _process: Any = None
-holders: set[Any] = set()
-"""The blocks that are open, and the process's setting."""
 
 
 def cap_here() -> Cap | None:
@@ -139,7 +137,7 @@ def under(cap: Cap | None) -> workspace:
 # -- what Chainer's functions do under a cap -----------------------------------------------------
 
 
-class _InParts(Subscriber):
+class _InParts(SharedSubscriber):
     """The tap's subscriber that computes functions and update rules in parts. One for all caps."""
 
     place = 2
@@ -172,24 +170,8 @@ class _InParts(Subscriber):
         (proceed if cap_here() is None else partial(update_in_chunks, proceed))(rule, parameter)
 
 
-_in_parts = _InParts()
-
-
-def _hold(holder: Any) -> None:
-    holders.add(holder)
-    try:
-        subscribe(_in_parts)
-    except BaseException:
-        holders.discard(holder)
-        raise
-
-
-def _let_go(holder: Any) -> None:
-    holders.discard(holder)
-    if not holders:
-        unsubscribe(_in_parts)
-    if holders:  # another thread came in between
-        subscribe(_in_parts)
+in_parts = _InParts()
+"""Held by the blocks that are open, and by the process's setting."""
 
 
 def _rule_of(func: Any) -> Rule:

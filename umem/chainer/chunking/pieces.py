@@ -33,12 +33,12 @@ class Cap:
     def __init__(self, nbytes: int, exact: bool) -> None:
         self.nbytes, self.exact = nbytes, exact
         self.layouts: dict[Any, Sizes | None] = {}
-        self._has_said = False
+        self._has_warned = False
 
     def exceeded(self, nbytes: int, label: str) -> None:
         """Warn once that the smallest part takes more than the cap."""
-        if not self._has_said:
-            self._has_said = True
+        if not self._has_warned:
+            self._has_warned = True
             warn_at_program(
                 f"a workspace of {format_bytes(self.nbytes)} is below what one output row of "
                 f"{label} takes: {format_bytes(nbytes)} is used there, the least",

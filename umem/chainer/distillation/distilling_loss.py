@@ -109,15 +109,15 @@ class DistillingLoss:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the loss of a batch; see the class."""
         given = split(self.label_key, args, kwargs)
-        said = None if self.weight == 0 else self._said(given)
+        distance = None if self.weight == 0 else self._distance_from_teacher(given)
         scores = self._student(*given.args, **given.kwargs)
         reports: dict[str, Any] = {}
         loss = None
         if self.weight < 1:
             loss = reports["label_loss"] = self._lossfun(scores, given.labels)
-        if said is not None:
-            taught = reports["teacher_loss"] = said(scores)
-            share = self.weight * taught
+        if distance is not None:
+            teacher_loss = reports["teacher_loss"] = distance(scores)
+            share = self.weight * teacher_loss
             loss = share if loss is None else (1 - self.weight) * _in_type_of(share, loss) + share
         reports.update(self._accuracy(scores, given.labels))
         chainer.report({"loss": loss, **reports}, self._optimizer.target)
@@ -133,7 +133,7 @@ class DistillingLoss:
         is_one = are_classes(scores, labels)
         return {"accuracy": F.accuracy(scores.array, labels, NO_LABEL)} if is_one else {}
 
-    def _said(self, given: Given) -> Callable[[Any], Any]:
+    def _distance_from_teacher(self, given: Given) -> Callable[[Any], Any]:
         """Run the teacher; returns a function that gives the student's distance from its output."""
         output = self.teacher(int(self._optimizer.t), *given.args, **given.kwargs)
         distance = self._distance
@@ -176,12 +176,12 @@ class Softened:
                 f"{scores.shape}: both need the same classes in the same order. For outputs of "
                 "other kinds give distance=, a function of both"
             )
-        warmth = self._temperature
-        logs = F.log_softmax(_single(scores) * (1 / warmth))
+        temperature = self._temperature
+        logs = F.log_softmax(_single(scores) * (1 / temperature))
         shares = self._shares.astype(logs.dtype, copy=False)
         crossed = F.sum(logs * shares, axis=1)
         away = self._log_shares.astype(logs.dtype, copy=False) - crossed
-        return warmth**2 * F.mean(away)
+        return temperature**2 * F.mean(away)
 
 
 def _in_type_of(share: Any, loss: Any) -> Any:

@@ -106,7 +106,7 @@ def _computing_halves() -> Iterator[None]:
     try:
         yield
     finally:
-        halves.let_go(nothing)
+        halves.release(nothing)
 
 
 class _Generators:

@@ -17,7 +17,10 @@ from umem.chainer.layers.separable import SeparableConvolution2D, check_groups, 
 from umem.chainer.layers.truncation import RankWish, check_factors
 from umem.errors import LayerError
 
-__all__ = ["Exchange", "Grouped", "LowRank", "Rules", "Separable", "TiedTo", "parted", "taken"]
+__all__ = [
+    "Exchange", "Grouped", "LowRank", "Rules", "Separable", "TiedTo", "chosen_layers",
+    "split_rules",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ Where = str | type
 Rules = Mapping[Any, Any] | Sequence[tuple[Any, Any]]
 
 
-def parted(rules: Rules) -> tuple[list[tuple[Where, Exchange]], list[tuple[str, str]]]:
+def split_rules(rules: Rules) -> tuple[list[tuple[Where, Exchange]], list[tuple[str, str]]]:
     """Check rules, and separate those that exchange layers from those that tie them.
 
     Raises:
@@ -142,7 +145,7 @@ def parted(rules: Rules) -> tuple[list[tuple[Where, Exchange]], list[tuple[str, 
     return exchanges, ties
 
 
-def taken(
+def chosen_layers(
     model: Any, exchanges: Sequence[tuple[Where, Exchange]]
 ) -> list[tuple[LinkPlace, Exchange]]:
     """Choose the layers to exchange; the first rule that matches a layer applies.
@@ -158,7 +161,8 @@ def taken(
     for where, what in exchanges:
         those = {path for path, spot in every.items() if _is_meant(where, spot)} - found.keys()
         if not those:
-            raise LayerError(f"the rule for {_said(where)} takes no layer; there are {_all(every)}")
+            there = _every_layer(every)
+            raise LayerError(f"the rule for {_named(where)} takes no layer; there are {there}")
         found.update({path: (every[path], what) for path in those})
     in_order = [found[path] for path in every if path in found]
     held = holders(model)
@@ -179,11 +183,11 @@ def _is_meant(where: Where, spot: LinkPlace) -> bool:
     return fnmatchcase(spot.path, pattern)
 
 
-def _said(where: Where) -> str:
+def _named(where: Where) -> str:
     return repr(where) if isinstance(where, str) else where.__name__
 
 
-def _all(every: Mapping[str, LinkPlace]) -> str:
+def _every_layer(every: Mapping[str, LinkPlace]) -> str:
     named = [f"{path} ({type(spot.link).__name__})" for path, spot in every.items()]
     more = [f"and {len(named) - _NAMED} more"] if len(named) > _NAMED else []
     return ", ".join(named[:_NAMED] + more) or "none"

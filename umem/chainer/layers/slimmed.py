@@ -8,7 +8,7 @@ from typing import Any
 
 from umem._common.switch import Switch
 from umem.chainer.layers.exchange_conflicts import refuse_exchange
-from umem.chainer.layers.exchanges import Exchange, Rules, parted, taken
+from umem.chainer.layers.exchanges import Exchange, Rules, chosen_layers, split_rules
 from umem.chainer.layers.layer_costs import (
     ForwardCosts,
     LayerRow,
@@ -72,8 +72,8 @@ def slimmer(model: Any, rules: Rules, example: Any = None, *, quiet: bool = Fals
 
     After any of them the model is as before.
     """
-    exchanges, ties = parted(rules)
-    links_by_path = taken(model, exchanges)
+    exchanges, ties = split_rules(rules)
+    links_by_path = chosen_layers(model, exchanges)
     refuse_exchange(model, "slim")
     slim = Slimmed(model, _exchanged(links_by_path), ties, example)
     if not quiet:
@@ -253,8 +253,8 @@ def _row(
     is_same = link is spot.link
     return LayerRow(
         spot.path,
-        _short(spot.link),
-        "as it was: it would get no smaller" if is_same else _short(link),
+        _kind(spot.link),
+        "as it was: it would get no smaller" if is_same else _kind(link),
         parameter_bytes(spot.link),
         parameter_bytes(link),
         None if before is None else before.of_layer[spot.path] / samples,
@@ -262,12 +262,12 @@ def _row(
     )
 
 
-def _short(link: Any) -> str:
-    numbers = ", ".join(_said(link))
+def _kind(link: Any) -> str:
+    numbers = ", ".join(_options(link))
     return type(link).__name__ + (f"({numbers})" if numbers else "")
 
 
-def _said(link: Any) -> Iterator[str]:
+def _options(link: Any) -> Iterator[str]:
     for name, value in link.printable_specs:
         if name in ("rank", "groups", "multiplier") and value != 1:
             yield f"{name}={value}"

@@ -10,8 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from umem._common.locks import safe_lock
-from umem.chainer.offload.journey import OffloadedPass as _Journey
-from umem.chainer.offload.journey import Saved, released_first
+from umem.chainer.offload.offloaded_pass import OffloadedPass, Saved, released_first
 from umem.chainer.saved.array_layout import is_bytes
 from umem.chainer.saved.buffers import Buffer
 from umem.chainer.saved.slots import functions_behind, slots_of
@@ -72,7 +71,7 @@ class Mover(Subscriber):
             return
         with self._lock:
             while self._going:
-                self._arrive(*self._going.popleft())
+                self._finish_sending(*self._going.popleft())
             errors = self._restore_all()
             self._saved.clear()
             self._applied.clear()
@@ -154,10 +153,10 @@ class Mover(Subscriber):
         if type(root) not in self.tiers:
             self.tiers[type(root)] = self._open_tier(root)
         buffer = self._by_root[id(root)] = Buffer(root)
-        self._wait(buffer, self._newest)
+        self._queue(buffer, self._newest)
         return buffer
 
-    def _wait(self, buffer: Buffer, queue: deque[Buffer]) -> None:
+    def _queue(self, buffer: Buffer, queue: deque[Buffer]) -> None:
         """Queue a buffer to be checked before a later function, unless it is queued already."""
         if not buffer.is_waiting:
             buffer.is_waiting = True
@@ -169,31 +168,31 @@ class Mover(Subscriber):
         Nothing is sent inside of a backward pass. Waits while too many bytes are on their way.
         """
         while self._going and _is_over(*self._going[0]):
-            self._arrive(*self._going.popleft())
-        if not self._here.journeys:
+            self._finish_sending(*self._going.popleft())
+        if not self._here.passes:
             for _ in range(len(self._newest)):
-                self._look_at(self._newest.popleft(), self._newest)
+                self._try_to_send(self._newest.popleft(), self._newest)
             while len(self._newest) > NEWEST:
                 self._older.append(self._newest.popleft())
             for _ in range(min(OLDER, len(self._older))):
-                self._look_at(self._older.popleft(), self._older)
+                self._try_to_send(self._older.popleft(), self._older)
         while self._going_bytes > IN_FLIGHT_BYTES:
-            self._arrive(*self._going.popleft())
+            self._finish_sending(*self._going.popleft())
 
-    def _look_at(self, buffer: Buffer, again: deque[Buffer]) -> None:
+    def _try_to_send(self, buffer: Buffer, again: deque[Buffer]) -> None:
         """Send a buffer if the tape alone holds it; otherwise queue it to be checked again."""
         buffer.is_waiting = False
         if buffer.sent is not None or not buffer.is_wanted():
             return
-        if not buffer.pin_count and buffer.is_alone() and buffer.can_come_back():
+        if not buffer.pin_count and buffer.is_alone() and buffer.can_be_restored():
             buffer.sent = self.tiers[buffer.kind].send(buffer.root())
         if buffer.sent is None:
-            self._wait(buffer, again)
+            self._queue(buffer, again)
         else:
             self._going.append((buffer, buffer.sent))
             self._going_bytes += buffer.nbytes
 
-    def _arrive(self, buffer: Buffer, sent: Sent) -> None:
+    def _finish_sending(self, buffer: Buffer, sent: Sent) -> None:
         """Wait for a buffer's copy, and empty its slots unless somebody else holds it by now."""
         self._going_bytes -= buffer.nbytes
         if buffer.sent is not sent:  # it was read in between, and may have been edited
@@ -202,51 +201,51 @@ class Mover(Subscriber):
         if not buffer.is_wanted() or not sent.is_gone():
             buffer.forget()
         elif buffer.pin_count or not buffer.is_alone():
-            self._hold(buffer)
+            self._send_again_later(buffer)
         else:
             buffer.let_go()
 
-    def _hold(self, buffer: Buffer) -> None:
+    def _send_again_later(self, buffer: Buffer) -> None:
         """Discard the copy of a buffer that others may edit, and queue it to be sent anew."""
         buffer.forget()
-        self._wait(buffer, self._older)
+        self._queue(buffer, self._older)
 
     # -- backward --------------------------------------------------------------------------
 
     def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
         """Prefetch, during a backward, the offloaded buffers of its functions in their order."""
         nodes = [node for node, _ in (args[0] if args else kwargs["outputs"])]
-        self._go(nodes, lambda: proceed(*args, **kwargs))
+        self._run_backward(nodes, lambda: proceed(*args, **kwargs))
 
     def grad(self, proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
         """Prefetch as `backward` does, during ``chainer.grad``."""
         nodes = [y.node for y in (args[0] if args else kwargs["outputs"])]
-        return self._go(nodes, lambda: proceed(*args, **kwargs))
+        return self._run_backward(nodes, lambda: proceed(*args, **kwargs))
 
-    def _go(self, nodes: list[Any], run: Any) -> Any:
+    def _run_backward(self, nodes: list[Any], run: Any) -> Any:
         """Run a backward from some variable nodes as one `OffloadedPass`.
 
         In a forked child process nothing is prefetched.
         """
         if self._process.is_this():
             with self._lock:
-                journey = _Journey(self._order(nodes))
+                current = OffloadedPass(self._order(nodes))
         else:
-            journey = _Journey([])
-        self._here.journeys.append(journey)
+            current = OffloadedPass([])
+        self._here.passes.append(current)
         try:
-            with released_first(lambda: self._release(journey)):
+            with released_first(lambda: self._release(current)):
                 return run()
         finally:
-            self._here.journeys.pop()
+            self._here.passes.pop()
             with self._lock:
-                journey.end()
+                current.end()
 
-    def _release(self, journey: _Journey) -> None:
+    def _release(self, current: OffloadedPass) -> None:
         """Drop prefetched buffers of a pass, unless another thread holds the lock."""
         if self._lock.acquire(blocking=False):  # the collector may run while another lock is held
             try:
-                journey.release()
+                current.release()
             finally:
                 self._lock.release()
 
@@ -262,13 +261,13 @@ class Mover(Subscriber):
         if saved is None:
             proceed(func, *args)
             return
-        journey = self._here.journeys[-1] if self._here.journeys else _Journey([])
+        current = self._here.passes[-1] if self._here.passes else OffloadedPass([])
         with self._lock:
-            self._bring(saved.buffers)
+            self._restore_and_pin(saved.buffers)
         holders = sys.getrefcount(func)
         try:
             with self._lock:
-                journey.read_ahead(func)
+                current.read_ahead(func)
             proceed(func, *args)
         finally:
             is_private = sys.getrefcount(func) == holders
@@ -276,10 +275,10 @@ class Mover(Subscriber):
                 for buffer in saved.buffers:
                     buffer.pin_count -= 1
                     if not buffer.pin_count:
-                        self._settle(buffer, func if is_private else None, journey)
+                        self._unpin(buffer, func if is_private else None, current)
 
-    def _bring(self, buffers: Iterable[Buffer]) -> None:
-        """Restore and pin some buffers, so that no thread empties their slots until `_settle`.
+    def _restore_and_pin(self, buffers: Iterable[Buffer]) -> None:
+        """Restore and pin some buffers, so that no thread empties their slots until `_unpin`.
 
         Raises:
             what the target raises; none of the buffers is pinned then.
@@ -293,29 +292,29 @@ class Mover(Subscriber):
         for buffer in buffers:
             buffer.pin_count += 1
 
-    def _settle(self, buffer: Buffer, func: Any, journey: _Journey) -> None:
+    def _unpin(self, buffer: Buffer, func: Any, current: OffloadedPass) -> None:
         """Empty a buffer's slots again after its last reader has run, if the tape alone holds it.
 
         Args:
             buffer: no longer pinned.
             func: the reader, if nobody has come to refer to it while it ran; else None.
-            journey: the pass, which keeps the buffer for its next function.
+            current: the pass, which keeps the buffer for its next function.
         """
         if buffer.is_below or buffer.sent is None or not buffer.is_wanted():
             if buffer.sent is None and not buffer.is_below:
-                self._wait(buffer, self._older)
+                self._queue(buffer, self._older)
             return
         if buffer.is_alone(but=func):
-            buffer.let_go(keep=journey.needs_next(buffer))
+            buffer.let_go(keep=current.needs_next(buffer))
         else:
-            self._hold(buffer)
+            self._send_again_later(buffer)
 
 
 class _Underway(threading.local):
     """The backward passes that a thread is inside of, innermost last."""
 
     def __init__(self) -> None:
-        self.journeys: list[_Journey] = []
+        self.passes: list[OffloadedPass] = []
 
 
 def _is_over(buffer: Buffer, sent: Sent) -> bool:

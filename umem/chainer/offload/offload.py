@@ -123,10 +123,10 @@ class Offload:
         """Describe in a line the bytes offloaded and fetched, by target, and the seconds waited."""
         if not self._mover.tiers:
             return "nothing was sent"
-        return "; ".join(map(_told, self._mover.tiers.values()))
+        return "; ".join(map(_totals, self._mover.tiers.values()))
 
 
-def _told(tier: Tier) -> str:
+def _totals(tier: Tier) -> str:
     return (
         f"{format_bytes(tier.sent_bytes)} went to {tier.name}, "
         f"{format_bytes(tier.fetched_bytes)} came back; "

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from chainer import optimizers
 
 from umem.chainer.agreement import refuse_in_shards
+from umem.chainer.finite import LARGEST_SINGLE, first_beyond, why
 from umem.chainer.optimizers import paths
 from umem.chainer.optimizers.eight_bit import Adam8bit, AdamW8bit, MomentumSGD8bit
-from umem.chainer.optimizers.gradient_check import first_unsafe, why
-from umem.chainer.optimizers.rules import NO_VARIANTS, QUANTIZED, QuantizedRule, plain, quantize
+from umem.chainer.optimizers.rules import (
+    NO_VARIANTS,
+    QUANTIZED,
+    QuantizedRule,
+    has_variant,
+    plain,
+    quantize,
+)
 from umem.chainer.optimizers.state_policy import LEAST_SIZE, StatePolicy, kept_by
 from umem.chainer.parameters_once import parameters
 from umem.errors import StateError, UnsupportedError
@@ -60,7 +66,7 @@ def quantize_states(
     if type(optimizer) not in SMALL:
         raise _unknown(optimizer, SMALL)
     rules = _rules_by_name(model)
-    if any(_has_variant(rule) for rule in (optimizer, *rules.values())):
+    if any(has_variant(rule) for rule in (optimizer, *rules.values())):
         raise UnsupportedError(NO_VARIANTS)
     policy = StatePolicy(keep, least_size, embeddings, paged)
     kept = {id(param) for param in kept_by(policy, model)}
@@ -125,11 +131,6 @@ def _rules_by_name(model: Any) -> dict[str, Any]:
     }
 
 
-def _has_variant(owner: Any) -> bool:
-    hp = owner.hyperparam.get_dict()
-    return bool(hp.get("amsgrad") or hp.get("adabound"))
-
-
 def _check_states(rules: dict[str, Any]) -> None:
     """Raise if a state has values that float32 cannot hold."""
     named = [
@@ -137,10 +138,10 @@ def _check_states(rules: dict[str, Any]) -> None:
         for name, rule in rules.items()
         for key, value in (rule.state or {}).items()
     ]
-    largest = float(np.finfo(np.float32).max)
-    found = first_unsafe(named, largest)
+    found = first_beyond(named, LARGEST_SINGLE)
     if found is not None:
-        raise StateError(f"8 bits cannot hold the state {found[0]}: {why(found[1], largest)}")
+        name, value = found
+        raise StateError(f"8 bits cannot hold the state {name}: {why(value, LARGEST_SINGLE)}")
 
 
 def _state_bytes(model: Any) -> int:

@@ -14,9 +14,9 @@ from chainer.optimizer import UpdateRule
 from chainer.optimizers import adam, momentum_sgd
 from chainer.serializer import Deserializer
 
+from umem.chainer.finite import SQUARED, first_beyond, why
 from umem.chainer.optimizers import paths
 from umem.chainer.optimizers.dynamic_map import dynamic_map
-from umem.chainer.optimizers.gradient_check import first_unsafe, why
 from umem.chainer.optimizers.quantized_state import (
     CODES,
     SCALES,
@@ -65,7 +65,7 @@ class QuantizedRule(UpdateRule):
         """Tell whether the rule has an 8-bit state."""
         return any(key.endswith(CODES) for key in self.state or ())
 
-    def settle(self, size: int) -> None:
+    def choose_bits(self, size: int) -> None:
         """Choose the bits of states from the size of the whole parameter, also for a shard of
         it.
         """
@@ -149,9 +149,9 @@ class QuantizedRule(UpdateRule):
             ValueError: a hyper-parameter is no number, not finite, or out of range.
             StateError: the state is of a parameter of another shape.
         """
-        hp = self.hyperparam.get_dict()
-        if hp.get("amsgrad") or hp.get("adabound"):
+        if has_variant(self):
             raise UnsupportedError(NO_VARIANTS)
+        hp = self.hyperparam.get_dict()
         names = HYPERPARAMETERS[self.step]
         if wrong := {name: hp[name] for name in names if not is_sound(name, hp[name])}:
             raise ValueError(
@@ -207,6 +207,12 @@ NO_VARIANTS = (
 )
 
 
+def has_variant(owner: Any) -> bool:
+    """Tell whether a rule or optimizer computes a variant without a form in 8 bits."""
+    hp = owner.hyperparam.get_dict()
+    return bool(hp.get("amsgrad") or hp.get("adabound"))
+
+
 def quantize(rule: Any, policy: StatePolicy) -> None:
     """Convert a rule of Chainer's in place to one with 8-bit states, keeping its state.
 
@@ -248,11 +254,11 @@ def refuse_unsafe(gradients: Any, updates: int) -> None:
     Raises:
         GradientError: one has values that are not finite, or too large; it names the first.
     """
-    found = first_unsafe(gradients)
+    found = first_beyond(gradients, SQUARED)
     if found is not None:
         name, grad = found
         raise GradientError(
             f"the gradient of {name} would spoil the optimizer's state for good, in update "
-            f"{updates}: {why(grad)}. No parameter and no state was changed. Skip the step, "
-            "or use optimizer.loss_scaling(), which skips such steps"
+            f"{updates}: {why(grad, SQUARED)}. No parameter and no state was changed. Skip the "
+            "step, or use optimizer.loss_scaling(), which skips such steps"
         )

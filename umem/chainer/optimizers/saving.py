@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 from chainer.backends import cuda
 
+from umem.chainer.finite import LARGEST_SINGLE, first_beyond, why
 from umem.chainer.optimizers.dynamic_map import VERSION
-from umem.chainer.optimizers.gradient_check import first_unsafe, why
 from umem.chainer.optimizers.quantized_state import BLOCK, CODES, SCALES, block_count, quantized
 from umem.chainer.optimizers.steps import SIGNS
 from umem.errors import DataError
 
 NAMES = sorted({name for signs in SIGNS.values() for name in signs})
 BLOCK_KEY, VERSION_KEY = "quantization_block", "quantization_version"
-LARGEST = float(np.finfo(np.float32).max)
 
 
 def save(serializer: Any, updates: int, state: dict[str, Any] | None) -> None:
@@ -76,8 +75,8 @@ def _whole(serializer: Any, signs: dict[str, bool], least_size: int) -> dict[str
     for name, value in found.items():
         if value.size < least_size:
             state[name] = value
-        elif first_unsafe([(name, value)], LARGEST) is not None:
-            raise DataError(f"8 bits cannot hold the state {name!r}: {why(value, LARGEST)}")
+        elif first_beyond([(name, value)], LARGEST_SINGLE) is not None:
+            raise DataError(f"8 bits cannot hold the state {name!r}: {why(value, LARGEST_SINGLE)}")
         else:
             state[name + CODES], state[name + SCALES] = quantized(value, signs[name])
     return state

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from umem.chainer.finite import LARGEST_SINGLE
+
 
 class AdamStep(NamedTuple):
     """The float32 constants of one Adam step with decoupled weight decay.
@@ -60,7 +62,6 @@ HYPERPARAMETERS: dict[type[Step], tuple[str, ...]] = {
 """For each step, the hyper-parameters that its constants come from, by Chainer's names."""
 DECAYS = ("beta1", "beta2", "momentum")
 """Hyper-parameters that are decay rates of averages."""
-LARGEST = float(np.finfo(np.float32).max)
 
 
 def is_sound(name: str, value: Any) -> bool:
@@ -73,7 +74,7 @@ def is_sound(name: str, value: Any) -> bool:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):
         return False
-    if not abs(number) <= LARGEST or (name in DECAYS and not 0 <= number <= 1):
+    if not abs(number) <= LARGEST_SINGLE or (name in DECAYS and not 0 <= number <= 1):
         return False
     if name == "beta1":
         return number < 1

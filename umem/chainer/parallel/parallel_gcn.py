@@ -17,7 +17,7 @@ from umem.chainer.parallel.ranks import Ranks
 
 
 class ParallelGraphConvolution(chainer.Link):
-    """One layer A X W' + b with rows spread over ranks; `umem.chainer.gcn` has the serial one.
+    """One layer A X W' + b with rows spread over ranks; `GraphConvolution` is the serial one.
 
     Products with W are made by part, and the gradients of W and b are summed over parts in order:
     so they are the same bits on every rank, and for any number of ranks of one cut. W and b start

@@ -171,7 +171,7 @@ def _stretch(name: str, parameter: Any) -> Stretch:
     """Decide how a parameter's state is split, and fix its bits as for the whole parameter."""
     rule = parameter.update_rule
     if isinstance(rule, QuantizedRule):
-        rule.settle(parameter.size)
+        rule.choose_bits(parameter.size)
     # The float32 copy of use_fp32_update has no public name.
     master_bytes = 0 if rule._fp32_param is None else 4
     state = _state_of_block(rule, parameter.dtype)

@@ -143,13 +143,13 @@ def _tell_difference(every: list[dict[str, Any]]) -> None:
             here, there = every[0].get(name), theirs.get(name)
             if here != there:
                 raise StateError(
-                    f"rank {rank} has another model than rank 0: {name} is {_said(there)} there "
-                    f"and {_said(here)} on rank 0. Every rank needs the same parameters, "
+                    f"rank {rank} has another model than rank 0: {name} is {_shown(there)} there "
+                    f"and {_shown(here)} on rank 0. Every rank needs the same parameters, "
                     "initialised by the same update and frozen alike"
                 )
 
 
-def _said(fact: Any) -> str:
+def _shown(fact: Any) -> str:
     if fact is None:
         return "not there, without an array, or frozen"
     dtype, shape, rule = fact

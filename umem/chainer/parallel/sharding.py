@@ -23,6 +23,7 @@ from umem.chainer.parallel.shard_hooks import NormsOfAll
 from umem.chainer.parallel.shard_layout import FlatVector, Shard
 from umem.chainer.parallel.shard_refusals import check_optimizer_of_shards, check_parameters
 from umem.chainer.parallel.shard_saving import through_shards
+from umem.chainer.parameters_once import ModelView
 from umem.chainer.precision.half_precision import masters_of
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import StateError
@@ -131,7 +132,7 @@ class Sharding(Subscriber):
         self._is_inside = True
         try:
             if lossfun is not None:
-                _leave_gradient(method, lossfun, rest, kwargs)
+                _compute_gradient(method, lossfun, rest, kwargs)
             self._update(method, lambda: proceed(method))
         finally:
             self._is_inside = False
@@ -150,7 +151,7 @@ class Sharding(Subscriber):
             proceed(owner, serializer)
             return
         if isinstance(serializer, Deserializer):
-            self.take_in(owner)
+            self.shard_new(owner)
         for shard in self._shards.values():
             shard.show(None)
         with self.showing_shards(owner):
@@ -169,7 +170,7 @@ class Sharding(Subscriber):
 
     def _update(self, method: Any, proceed: Callable[[], None]) -> None:
         """Update this rank's shards by averaged gradients, and send them to all ranks."""
-        if not self.take_in(method):
+        if not self.shard_new(method):
             return
         for vector in self.vectors:
             self._average(vector)
@@ -180,7 +181,7 @@ class Sharding(Subscriber):
             for shard in vector.shards:
                 shard.part.cleargrad()
 
-    def take_in(self, method: Any) -> bool:
+    def shard_new(self, method: Any) -> bool:
         """Shard parameters that are new; tells whether all ranks had the same values.
 
         Where they had not, each has those of rank 0 now.
@@ -276,40 +277,25 @@ class Sharding(Subscriber):
             method is self._optimizer() and type(getattr(method, "target", None)) is ModelInShards
         )
 
+    def _stand_in(self, parameter: Any) -> Any:
+        shard = self._shards.get(id(parameter))
+        return parameter if shard is None else shard.part
+
     @contextmanager
     def showing_shards(self, method: Any) -> Iterator[None]:
         """Make this rank's shards the optimizer's target in the block."""
-        target, method.target = method.target, ModelInShards(method.target, self._shards)
+        target, method.target = method.target, ModelInShards(method.target, self._stand_in)
         try:
             yield
         finally:
             method.target = target
 
 
-class ModelInShards:
-    """A model whose parameters are this rank's shards; other attributes are the model's.
-
-    They are in ``params`` and in ``namedparams``; all else is the model's.
-    """
-
-    def __init__(self, model: Any, shards: dict[int, Shard]) -> None:
-        self._model, self._shards = model, shards
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def params(self, include_uninit: bool = True) -> Iterator[Any]:
-        """Yield the shards as the model's `params` yields parameters."""
-        return (one for _, one in self.namedparams(include_uninit))
-
-    def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, Any]]:
-        """Yield the shards as the model's `namedparams` yields parameters."""
-        for name, parameter in self._model.namedparams(include_uninit):
-            shard = self._shards.get(id(parameter))
-            yield name, parameter if shard is None else shard.part
+class ModelInShards(ModelView):
+    """A model whose parameters are this rank's shards."""
 
 
-def _leave_gradient(method: Any, lossfun: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+def _compute_gradient(method: Any, lossfun: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
     """Compute gradients as Chainer's `update` does."""
     loss = lossfun(*args, **kwargs)
     if getattr(method, "_use_cleargrads", True):

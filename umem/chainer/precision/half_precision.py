@@ -139,7 +139,7 @@ class HalfPrecision(Subscriber, Switch):
         """
         vars(self.optimizer).pop("__deepcopy__", None)
         _on.remove(self)
-        halves.let_go(self._masters)
+        halves.release(self._masters)
         for subscriber in (self, self._updates):
             unsubscribe(subscriber)
         self._masters.join()
@@ -184,7 +184,7 @@ class HalfPrecision(Subscriber, Switch):
             method.t -= 1
             self._scale.overflowed(judgement.names)
         elif judgement.is_bad is not None:
-            self._scale.went_well()
+            self._scale.succeeded()
 
     def serialize(self, proceed: Proceed, owner: Any, serializer: Any) -> None:
         """Round parameters that a link got by loading to float16, and make their masters."""

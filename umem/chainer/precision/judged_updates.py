@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from umem.chainer.agreement import of_all_ranks
-from umem.chainer.precision.floats import all_finite, is_finite
-from umem.chainer.precision.masters import Masters, MastersView
+from umem.chainer.finite import all_finite, is_finite
+from umem.chainer.parameters_once import ModelView
+from umem.chainer.precision.masters import Masters
 from umem.chainer.tap import Proceed, Subscriber
 
 
@@ -60,7 +61,7 @@ class Updates(Subscriber):
             yield judgement
         finally:
             self._now = None
-            self._masters.let_gradients_go()
+            self._masters.clear_gradients()
             for parameter in judgement.unscaled:
                 parameter.grad *= parameter.dtype.type(judgement.divisor)
                 parameter._loss_scale = judgement.divisor
@@ -83,7 +84,7 @@ class Updates(Subscriber):
         if not now.has_updated:
             for parameter, _ in self._masters:
                 self._masters.take_gradient(parameter, now.divisor)
-        target, method.target = method.target, MastersView(method.target, self._masters)
+        target, method.target = method.target, ModelView(method.target, self._masters.stand_in)
         try:
             proceed(method, hook)
         finally:

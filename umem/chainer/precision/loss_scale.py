@@ -40,7 +40,7 @@ class LossScale:
         self.scale, self._interval = scale, interval
         self.good_steps = self.skipped_steps = 0
 
-    def went_well(self) -> None:
+    def succeeded(self) -> None:
         """Count a step whose gradients were finite, and double the scale after enough of them."""
         self.good_steps += 1
         if self.good_steps >= self._interval:

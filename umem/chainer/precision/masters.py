@@ -101,6 +101,10 @@ class Masters:
         """Return the master of a parameter; None where it has none."""
         return self._masters.get(id(parameter), (None, None))[1]
 
+    def stand_in(self, parameter: Any) -> Any:
+        """Return the master of a parameter; itself where it has none."""
+        return self._masters.get(id(parameter), (None, parameter))[1]
+
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         """Iterate over the parameters, each with its master."""
         return iter(self._masters.values())
@@ -146,7 +150,7 @@ class Masters:
         """Round the master to float16, into the parameter's own array."""
         to_half(self.of(parameter).array, out=parameter.array)
 
-    def let_gradients_go(self) -> None:
+    def clear_gradients(self) -> None:
         """Clear the float32 gradients of all masters."""
         for _, master in self:
             master.cleargrad()
@@ -169,35 +173,6 @@ class Masters:
 def _take_over(half: Any, single: Any) -> None:
     """Copy numbers of a float16 array into a float32 one where that does not round to them."""
     get_array_module(half).copyto(single, half, where=to_half(single) != half)
-
-
-class MastersView:
-    """A view of a model with masters in the place of float16 parameters, for an optimizer's hooks.
-
-    ``params``, ``namedparams`` and the view's own attributes give masters; everything else,
-    attributes of child links included, is the model's.
-    """
-
-    def __init__(self, model: Any, masters: Masters) -> None:
-        self._model, self._of_model = model, masters
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._model, name)
-        return self._stand_in(value) if isinstance(value, chainer.Parameter) else value
-
-    def params(self, include_uninit: bool = True) -> Iterator[Any]:
-        """Yield the model's parameters, masters in the place of float16 ones."""
-        for parameter in self._model.params(include_uninit):
-            yield self._stand_in(parameter)
-
-    def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, Any]]:
-        """Yield the model's parameters by name, masters in the place of float16 ones."""
-        for name, parameter in self._model.namedparams(include_uninit):
-            yield name, self._stand_in(parameter)
-
-    def _stand_in(self, parameter: Any) -> Any:
-        master = self._of_model.of(parameter)
-        return parameter if master is None else master
 
 
 # -- saving ---------------------------------------------------------------------------------------

@@ -16,8 +16,7 @@ from umem.chainer.parameters_once import overlapping
 from umem.chainer.precision.floats import HALF, SINGLE, constant_to_half, quiet
 from umem.chainer.precision.half_functions import PRODUCTS, SUMS
 from umem.chainer.precision.halves import evaluate, from_columns, layer_norm_gradients
-from umem.chainer.precision.masters import Masters
-from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
+from umem.chainer.tap import Proceed, SharedSubscriber
 from umem.errors import StateError, UnsupportedError
 
 _NO_BFLOAT16 = (
@@ -257,27 +256,17 @@ def is_of_halves(x: Any) -> bool:
     return x.dtype == HALF or hasattr(getattr(x, "node", x), "_umem_of_halves")
 
 
-class _InHalves(Subscriber):
-    """Casts inputs in forward, and computes float16 in float32 on NumPy, while a model needs it."""
+class _InHalves(SharedSubscriber):
+    """Casts inputs in forward, and computes float16 in float32 on NumPy, while a model needs it.
+
+    It is held by the `Masters` of models, which adopt parameters among each function's inputs.
+    """
 
     place = -2
 
     def __init__(self) -> None:
+        super().__init__()
         self._here = threading.local()
-        self._holders: list[Masters] = []
-
-    def hold(self, masters: Masters) -> None:
-        """Subscribe for a model; its masters adopt parameters among the inputs of each function."""
-        self._holders = [*self._holders, masters]
-        subscribe(self)
-
-    def let_go(self, masters: Masters) -> None:
-        """Release a model; unsubscribe after the last one."""
-        self._holders = [one for one in self._holders if one is not masters]
-        if not self._holders:
-            unsubscribe(self)
-        if self._holders:  # another thread came in between
-            subscribe(self)
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """Run a function on inputs that are `suited`; in backward their types are right already.
@@ -286,7 +275,7 @@ class _InHalves(Subscriber):
         """
         if getattr(self._here, "is_backward", False):
             return proceed(func, inputs)
-        for masters in self._holders:
+        for masters in [*self.holders.values()]:
             masters.adopt(inputs)
         if not any(map(is_of_halves, inputs)):
             return proceed(func, inputs)

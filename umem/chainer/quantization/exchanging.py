@@ -13,7 +13,7 @@ from umem.chainer.layers.tying import CopyWithTies
 from umem.chainer.quantization.quantized_links import QuantizedLayer
 from umem.errors import QuantizationError
 
-_ASKING = (L.LSTM, L.StatelessLSTM)
+_READ_INITIALIZED = (L.LSTM, L.StatelessLSTM)
 """Links whose forward only asks whether the array of ``upward.W`` is None (Chainer 7.8)."""
 
 
@@ -43,8 +43,8 @@ def exchanged(model: Any, instead: Mapping[Any, Any]) -> Any:
     made.cleargrads()
     _end_ties(made)
     for link in made.links():
-        if type(link) in _ASKING and isinstance(link.upward, QuantizedLayer):
-            link.upward.is_asked_whether = True
+        if type(link) in _READ_INITIALIZED and isinstance(link.upward, QuantizedLayer):
+            link.upward.reports_initialized = True
     return made
 
 

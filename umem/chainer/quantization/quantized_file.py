@@ -268,7 +268,7 @@ def _differences(layers: dict[str, Any], links: dict[str, Any]) -> list[str]:
             kind, specs = layers[path]
             ours = _as_listed(kind, link)
             if ours[0] != kind or not _alike(specs, ours[1]):
-                found.append(f"{path} is {_told(kind, specs)} there and {_told(*ours)} here")
+                found.append(f"{path} is {_layer(kind, specs)} there and {_layer(*ours)} here")
     return sorted(found)
 
 
@@ -290,7 +290,7 @@ def _alike(theirs: Any, ours: dict[str, Any]) -> bool:
     return is_same and theirs.get("ignore_label") == ours.get("ignore_label")
 
 
-def _told(kind: str, specs: dict[str, Any]) -> str:
+def _layer(kind: str, specs: dict[str, Any]) -> str:
     sizes = ", ".join(f"{name} {value}" for name, value in specs.items())
     return f"{kind.removeprefix('Quantized')} ({sizes})"
 
@@ -304,7 +304,7 @@ def _check_sizes(name: str, layers: dict[str, Any], arrays: SafetensorsFile) -> 
     for path, (kind, specs) in layers.items():
         if kind in _QUANTIZED and prod(weight_shape(_QUANTIZED[kind], specs)) > numbers:
             raise QuantizationError(
-                f"{name} is damaged: {path} is {_told(kind, specs)}, larger than the file"
+                f"{name} is damaged: {path} is {_layer(kind, specs)}, larger than the file"
             )
 
 

@@ -64,7 +64,7 @@ class QuantizedLayer(chainer.Chain):
     bias: Any
     step: Any
     has_input = True
-    is_asked_whether = False
+    reports_initialized = False
 
     def __init__(
         self, weight: QuantizedWeight, specs: dict[str, Any], has_bias: bool = False
@@ -110,7 +110,7 @@ class QuantizedLayer(chainer.Chain):
         Raises:
             WeightReadError: other code reads it; an AttributeError, too.
         """
-        if self.is_asked_whether:
+        if self.reports_initialized:
             return _INITIALIZED
         error = WeightReadError(
             f"{self.name or 'the link'!r} is a {type(self).__name__}, without W: its weight is "

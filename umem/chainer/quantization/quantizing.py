@@ -9,6 +9,7 @@ import chainer
 import chainerx
 import numpy as np
 
+from umem.chainer.finite import LARGEST_SINGLE, first_beyond
 from umem.chainer.quantization.aware_links import (
     AWARE,
     AwareLayer,
@@ -80,7 +81,7 @@ def quantize(
     _check_model(links)
     kept = checked_names(keep, links)
     scheme = _scheme(links, bits, activation_bits, group)
-    chosen, left = _sorted_out(links, kept)
+    chosen, left = _chosen(links, kept)
     paths = {link: path for path, link in chosen.items()}
     if calibration is None and not any(isinstance(link, AwareLayer) for link in paths):
         raise QuantizationError("calibration is needed: some hundred inputs of the model")
@@ -116,20 +117,20 @@ def _scheme(
         return Scheme(
             8 if bits is None else bits, 8 if activation_bits is None else activation_bits, group
         )
-    asked = Scheme(
+    requested = Scheme(
         trained.bits if bits is None else bits,
         trained.activation_bits if activation_bits is None else activation_bits,
         trained.group if group is None else group,
     )
-    if asked != trained:
+    if requested != trained:
         raise QuantizationError(
-            f"the model was trained for {trained}, and {asked} is asked for: leave out bits, "
+            f"the model was trained for {trained}, and {requested} is asked for: leave out bits, "
             "activation_bits and group, or undo() the aware training first"
         )
     return trained
 
 
-def _sorted_out(links: dict[str, Any], kept: set[str]) -> tuple[dict[str, Any], dict[str, str]]:
+def _chosen(links: dict[str, Any], kept: set[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Split links with parameters into those to quantise and those that stay, with the reason."""
     chosen, left = {}, {}
     for path, link in links.items():
@@ -172,9 +173,7 @@ def _check_weight(path: str, link: Any) -> None:
                 f"{path}/{name} is not initialised: nothing was trained. Train or load the model "
                 "first, or call it once"
             )
-        array = parameter.array
-        limit = 3.4028234e38  # of float32
-        if array.size and not (float(array.min()) >= -limit and float(array.max()) <= limit):
+        if first_beyond([(name, parameter.array)], LARGEST_SINGLE) is not None:
             raise QuantizationError(f"{path}/{name} has NaN, infinity, or what float32 has not")
 
 

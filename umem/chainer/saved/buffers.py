@@ -110,7 +110,7 @@ class Buffer:
             [*distinct.values(), *([] if root in distinct else [self._root()])]
         )
 
-    def can_come_back(self) -> bool:
+    def can_be_restored(self) -> bool:
         """Tell whether all arrays on the memory can be restored: on CuPy, only dense ones can."""
         if isinstance(self._root(), np.ndarray):
             return True

@@ -56,7 +56,7 @@ class Extents:
             the extent; None where no free one fits and the file may not grow.
         """
         while self._dead:
-            self._give_back(*self._dead.popleft())
+            self._free_range(*self._dead.popleft())
         size = -(-nbytes // PAGE) * PAGE
         fits = [(end - start, start) for start, end in self._free if end - start >= size]
         if fits:
@@ -73,7 +73,7 @@ class Extents:
         weakref.finalize(extent, self._dead.append, (start, start + size)).atexit = False
         return extent
 
-    def _give_back(self, start: int, end: int) -> None:
+    def _free_range(self, start: int, end: int) -> None:
         """Free a range, merged with the free ranges that touch it."""
         joined = [span for span in self._free if span[1] == start or span[0] == end]
         for span in joined:

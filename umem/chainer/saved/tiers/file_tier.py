@@ -25,7 +25,7 @@ from umem._common.files import free_bytes, open_nameless, reason
 from umem._common.printable import short
 from umem.chainer.saved.array_layout import bytes_of
 from umem.chainer.saved.tiers.extents import PAGE, Extent, Extents, most_mappings
-from umem.chainer.saved.tiers.recorder_events import hear_fetch, hear_send
+from umem.chainer.saved.tiers.recorder_events import record_fetch, record_send
 from umem.chainer.saved.tiers.tier import Process
 from umem.errors import FileError, OffloadWarning, StateError, UnsupportedError, warn_at_program
 from umem.units import MIB, format_bytes, format_seconds
@@ -80,7 +80,7 @@ class FileTier:
         self.process, self._begun = Process(), time.monotonic()
         self._writer = ThreadPoolExecutor(1, "umem-offload-writer")
         self._reader = ThreadPoolExecutor(1, "umem-offload-reader")
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._write_seconds = 0.0
         self._let_go_bytes = 0
         self._is_closed = False
@@ -106,7 +106,7 @@ class FileTier:
             return False
         free = free_bytes(self._file.fileno())
         if free is not None and free < more_bytes + ROOM_LEFT_BYTES:
-            self._say_once(
+            self._warn_once(
                 "room",
                 f"{short(self._folder)} has {format_bytes(free)} left, and {format_bytes(size)} "
                 "were to be there: what does not fit stays in memory. Make room, or name a "
@@ -164,7 +164,7 @@ class FileTier:
         """Begin to `write` an array; once the future is done the thread has dropped the array."""
         return self._writer.submit(self.write, [array], place, skew)
 
-    def was_let_go(self, nbytes: int) -> None:
+    def count_freed(self, nbytes: int) -> None:
         """Count freed bytes, and now and then return free memory to the system, in a thread."""
         self._let_go_bytes += nbytes
         if self._let_go_bytes >= TRIM_BYTES:
@@ -180,7 +180,7 @@ class FileTier:
         self.waited_seconds += now - begun
         if self.waited_seconds > max(SLOW_SECONDS, (now - self._begun) / 2):
             rate = self.sent_bytes / max(self._write_seconds, 1e-9)
-            self._say_once(
+            self._warn_once(
                 "slow",
                 f"{short(self._folder)} takes {format_bytes(rate)} a second, and the program has "
                 f"waited {format_seconds(self.waited_seconds)} of "
@@ -189,15 +189,15 @@ class FileTier:
 
     def refused(self, error: OSError) -> None:
         """Warn, once, that an array could not be written."""
-        self._say_once(
+        self._warn_once(
             "refused",
             f"cannot write to {short(self._folder)}: {reason(error)}; "
             f"{format_bytes(self._extents.end_bytes)} are there: what is not stays in memory",
         )
 
-    def _say_once(self, kind: str, text: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
+    def _warn_once(self, kind: str, text: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
             warn_at_program(text, OffloadWarning)
 
     def close(self) -> None:
@@ -233,7 +233,7 @@ class SentToFile:
         self._array: Any = array
         self._write = tier.write_later(array, place, skew)
         self._read: Future[Any] | None = None
-        self._known = hear_send(array)
+        self._known = record_send(array)
 
     def is_gone(self) -> bool:
         """Tell whether the array was written completely; False in a forked child process."""
@@ -252,7 +252,7 @@ class SentToFile:
         error = self._write.exception()
         if error is None:
             self._array = None
-            self._tier.was_let_go(self.nbytes)
+            self._tier.count_freed(self.nbytes)
         elif isinstance(error, OSError):
             self._tier.refused(error)
         else:
@@ -293,7 +293,7 @@ class SentToFile:
             raise FileError(f"cannot read {self._tier.name}: {reason(error)}") from error
         self._tier.fetched_bytes += self.nbytes
         array: Any = np.ndarray(self._shape, self._dtype, flat, self._skew, self._strides)
-        hear_fetch(array, self._known)
+        record_fetch(array, self._known)
         return array
 
     def forget(self) -> None:

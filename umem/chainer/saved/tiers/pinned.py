@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from chainer.backends import cuda
 
 from umem.chainer.saved.tiers.extents import PAGE, Extent, Extents
-from umem.chainer.saved.tiers.recorder_events import KnownAs, hear_fetch, hear_send, unheard
+from umem.chainer.saved.tiers.recorder_events import KnownAs, record_fetch, record_send, unrecorded
 from umem.chainer.saved.tiers.tier import Process
 from umem.devices import CONTEXT_FAULTS, available_bytes, pinned_room
 from umem.devices import cuda as gpu  # its names import CuPy, which need not be there
@@ -109,7 +109,7 @@ class Lane:
     def _pin(nbytes: int) -> Any:
         return PinnedUntilCopied(cuda.cupy.cuda.PinnedMemory(nbytes))
 
-    def let_pass(self, first: Any, then: Any) -> None:
+    def order(self, first: Any, then: Any) -> None:
         """Make stream ``then`` wait for the operations on stream ``first`` so far."""
         self._passed.record(first)
         then.wait_event(self._passed)
@@ -118,7 +118,7 @@ class Lane:
         """Free the places of forgotten arrays; the next copies to them wait for the former ones."""
         for _ in range(len(self.forgotten)):
             sent = self.forgotten.popleft()
-            if not sent.give_back():
+            if not sent.free_place():
                 self.forgotten.append(sent)
 
 
@@ -169,12 +169,12 @@ class PinnedSent:
         self._computes_on(cuda.cupy.cuda.get_current_stream())
         self._gone, self._came = (cuda.cupy.cuda.Event(disable_timing=True) for _ in range(2))
         self._last = self._gone
-        with unheard():
-            lane.let_pass(self._stream, lane.down)
+        with unrecorded():
+            lane.order(self._stream, lane.down)
             array.data.copy_to_host_async(place.address, self.nbytes, lane.down)
             self._gone.record(lane.down)
         self._is_forgotten = False
-        self._known: KnownAs = hear_send(array)
+        self._known: KnownAs = record_send(array)
 
     def is_gone(self) -> bool:
         """Tell whether the host's copy is complete, without waiting.
@@ -217,17 +217,17 @@ class PinnedSent:
             return
         if self._is_forgotten or self._place is None:
             raise StateError("the array was forgotten")
-        with self._device, unheard():
+        with self._device, unrecorded():
             self._computes_on(_computing())
             self._lane.tidy()
             array = self._empty()
-            self._lane.let_pass(self._stream, self._lane.up)
+            self._lane.order(self._stream, self._lane.up)
             self._lane.up.wait_event(self._gone)
             array.data.copy_from_host_async(self._place.address, self.nbytes, self._lane.up)
             self._came.record(self._lane.up)
             self._here, self._last = array, self._came
         self._tier.fetched_bytes += self.nbytes
-        hear_fetch(array, self._known)
+        record_fetch(array, self._known)
 
     def array(self) -> Any:
         """Return the array, for the caller alone, after making the computing stream wait for it.
@@ -255,7 +255,7 @@ class PinnedSent:
 
     __del__ = forget  # an exception may drop it while its copies run
 
-    def give_back(self) -> bool:
+    def free_place(self) -> bool:
         """Free the place; the next copy to the host waits for all copies of this array.
 
         Returns whether it could: not while another thread captures the computing stream.

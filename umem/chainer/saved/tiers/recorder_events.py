@@ -17,7 +17,7 @@ class KnownAs(NamedTuple):
     label: str = "array"
 
 
-def hear_send(array: Any) -> KnownAs:
+def record_send(array: Any) -> KnownAs:
     """Emit to all recorders that an array's copy to the host begins; return its kind and label."""
     known = []
     for recorder in active():
@@ -27,7 +27,7 @@ def hear_send(array: Any) -> KnownAs:
     return known[0] if known else KnownAs()
 
 
-def hear_fetch(array: Any, known: KnownAs) -> None:
+def record_fetch(array: Any, known: KnownAs) -> None:
     """Emit to all recorders that a new array is allocated and its fetch from the host begins.
 
     Raises:
@@ -42,8 +42,8 @@ def _emit(recorder: Recorder, action: str, reach: Reach) -> None:
 
 
 @contextmanager
-def unheard() -> Iterator[None]:
-    """Hide the block's own copies from recorders, which `hear_send` and `hear_fetch` tell of."""
+def unrecorded() -> Iterator[None]:
+    """Hide the block's own copies from recorders, as `record_send` and `record_fetch` emit them."""
     if not active():
         yield
         return

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from umem.chainer.saved.tiers.recorder_events import KnownAs, hear_fetch, hear_send
+from umem.chainer.saved.tiers.recorder_events import KnownAs, record_fetch, record_send
 from umem.devices import entered_device
 from umem.errors import StateError
 
@@ -61,7 +61,7 @@ class SimulatedSent:
         self._strides = array.strides
         self._contents: Any = array.view(np.ndarray).copy("K")
         self._here: Any = array
-        self._known: KnownAs = hear_send(array)
+        self._known: KnownAs = record_send(array)
 
     def is_gone(self) -> bool:
         """Tell whether the simulated transfer is over at the host's simulated time."""
@@ -82,7 +82,7 @@ class SimulatedSent:
             fetched: Any = np.ndarray(self._shape, self._dtype, flat, 0, self._strides)
             fetched[...] = self._contents
             fetched = fetched if self._class is np.ndarray else fetched.view(self._class)
-            hear_fetch(fetched, self._known)
+            record_fetch(fetched, self._known)
             self._here = fetched
             self._tier.fetched_bytes += self.nbytes
 
