@@ -213,7 +213,6 @@ INSIDES = {
     "bench/choice_parts/live.py": "cli.dry_run cli.run_script",
     "bench/updates.py": "chainer.optimizers.paths",
     "tests/cli/test_kernels.py": "devices.software.kernel_cache devices.software.processors",
-    "tests/cli/test_report.py": "trace.file",
     "tests/conformance/resume_parts/costs.py": "chainer.resume.run_state chainer.resume.saver",
     "tests/conformance/resume_parts/kills.py": "chainer.resume.saver",
     "tests/conformance/stream_programs.py":

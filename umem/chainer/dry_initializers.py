@@ -16,7 +16,8 @@ from umem.chainer.tap import Proceed, Subscriber, subscribe
 from umem.devices import is_dry
 
 LIMIT_BYTES = 1 << 20
-"""Arrays up to this size are drawn, which takes milliseconds."""
+"""Arrays up to this size are drawn, which takes milliseconds: a guess that no measurement
+supports."""
 
 
 class LeftOutInitializers(Subscriber):

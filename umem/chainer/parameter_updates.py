@@ -22,7 +22,8 @@ CHUNK_BYTES = 512 << 10
 """Bytes of parameter, gradient and state together that are updated at once.
 
 With the temporaries they stay in the cache of one core, of one or two MiB on processors of today;
-of smaller ones the time of a call for each operation is more than what the cache saves.
+of smaller ones the time of a call for each operation is more than what the cache saves
+(bench/updates.py).
 """
 CHUNKED_RULES = (
     "SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "AdaGrad", "AdaDelta", "Adam",

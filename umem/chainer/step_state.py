@@ -4,12 +4,51 @@ from __future__ import annotations
 
 import random
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import chainer
 import numpy as np
 
 from umem.chainer.function_facts import is_array
+
+
+@contextmanager
+def cupy_generator(random: Any, generator: Callable[[], Any]) -> Iterator[None]:
+    """Have another generator be CuPy's current one in the block.
+
+    Args:
+        random: CuPy's random module; None: nothing is changed.
+        generator: gives the generator.
+    """
+    if random is None:
+        yield
+        return
+    before = random.get_random_state()
+    random.set_random_state(generator())
+    try:
+        yield
+    finally:
+        random.set_random_state(before)
+
+
+@contextmanager
+def numpy_generator_restored() -> Iterator[None]:
+    """Restore NumPy's global generator after the block."""
+    before = np.random.get_state(legacy=False)
+    try:
+        yield
+    finally:
+        np.random.set_state(before)
+
+
+def restore_attributes(link: Any, attributes: dict[str, Any]) -> None:
+    """Give a link the attributes that it had, and no others."""
+    now = vars(link)
+    for name in now.keys() - attributes.keys():
+        del now[name]
+    now.update(attributes)
 
 
 class StepState:
@@ -43,10 +82,7 @@ class StepState:
         # All variables first: a new attribute may be what holds the graph of an old one.
         links = [(link, _with_variables(kept), arrays) for link, kept, arrays in self._links]
         for link, attributes, arrays in links:
-            now = vars(link)
-            for name in now.keys() - attributes.keys():
-                del now[name]
-            now.update(attributes)
+            restore_attributes(link, attributes)
             for array, values in arrays:
                 array[...] = values
 

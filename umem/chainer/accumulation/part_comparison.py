@@ -29,21 +29,23 @@ from umem.errors import AccumulationError, AccumulationWarning, warn_at_program
 
 MOST_APART = {"float64": 1e-10, "float32": 1e-5}
 """Largest accepted difference, relative to the gradient's norm, by its coarsest type; with float16
-as many roundings of it."""
+as many roundings of it. Guesses: far above the roundings of sums in these types, and far below what
+a function that mixes samples makes; the losses of tests/support/loss_families.py keep to them."""
 SAVED_APART = 2.0**-7
 """The same where activations are saved in bfloat16: a difference in the last bit of float32 can
 round to another bfloat16, and `Recompute` keeps in float32 the arrays that it manages."""
 ROUNDINGS = 64
+"""Roundings that a sum of few gradients may be off by: a guess that no measurement supports."""
 SAMPLES = 3
 """Compared at once: the fewest that have parts of two sizes."""
 SPLITS = ((2, 1), (1, 1, 1), (1, 2))
 """The parts in which they are compared, in turn."""
 MOST_OTHERS = 8
-"""Other threes that are tried where one shows nothing."""
+"""Other threes that are tried where one shows nothing: a guess that no measurement supports."""
 NOT_FINITE = "not finite"
 SHOWN = 3
 """Threes that have to agree, all the first time: what one shows, another may not, such as attention
-that is saturated in it."""
+that is saturated in it. As many as there are `SPLITS`."""
 
 
 class Compared(NamedTuple):

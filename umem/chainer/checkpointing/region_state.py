@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import chainer
 import numpy as np
 from chainer import link_hook
 from chainer.link_hooks import SpectralNormalization
+
+from umem.chainer.step_state import cupy_generator, numpy_generator_restored
 
 
 class RandomState:
@@ -46,13 +48,9 @@ class RandomState:
             with self._own_cupy():
                 yield
             return
-        now = np.random.get_state(legacy=False)
-        np.random.set_state(self._start)
-        try:
-            with self._own_cupy():
-                yield
-        finally:
-            np.random.set_state(now)
+        with numpy_generator_restored(), self._own_cupy():
+            np.random.set_state(self._start)
+            yield
 
     def mark(self, index: int) -> None:
         """Save the generator's state before function ``index`` of the first run.
@@ -78,22 +76,16 @@ class RandomState:
         now = _fingerprint(np.random.get_state(legacy=False))
         return now != self._end and now != _fingerprint(self._start)
 
-    @contextmanager
-    def _own_cupy(self) -> Iterator[None]:
-        """Give the block a new CuPy generator with the region's seed, and restore the old one."""
-        if self._cupy is None:
-            yield
-            return
-        before = self._cupy.get_random_state()
-        self._reseed(-1)
-        try:
-            yield
-        finally:
-            self._cupy.set_random_state(before)
+    def _own_cupy(self) -> AbstractContextManager[None]:
+        """Return a block with a new CuPy generator, with the region's seed."""
+        return cupy_generator(self._cupy, lambda: self._generator(-1))
+
+    def _generator(self, index: int) -> Any:
+        return self._cupy.RandomState(self._seed + 1 + index)
 
     def _reseed(self, index: int) -> None:
         if self._cupy is not None:
-            self._cupy.set_random_state(self._cupy.RandomState(self._seed + 1 + index))
+            self._cupy.set_random_state(self._generator(index))
 
 
 def _fingerprint(state: Any) -> int:

@@ -186,7 +186,8 @@ _SETTINGS = (
 )  # fmt: skip
 """Attributes of a function that determine its computation."""
 ENOUGH_RESULTS, MOST_TRIALS = 1 << 16, 32
-"""A kind of call is compared until this many numbers were equal, in at most this many trials."""
+"""A kind of call is compared until this many numbers were equal, in at most this many trials:
+guesses that no measurement supports."""
 
 
 def _exactly(cap: Cap, rule: Rule, proceed: Proceed, func: Any, arrays: tuple[Any, ...]) -> Any:

@@ -35,7 +35,8 @@ from umem.chainer.chunking.windows import Windows
 
 Array = Any
 FAST_COLUMNS = 512
-"""Matrix products of fewer columns are slower for each column."""
+"""Matrix products of fewer columns are slower for each column; the number itself is a guess that no
+stored measurement supports."""
 
 
 class ConvolutionCall(NamedTuple):

@@ -15,9 +15,11 @@ from umem.errors import WorkspaceWarning, warn_at_program
 from umem.units import format_bytes
 
 WIDE = 2048
-"""A matrix product of this many columns is about as fast for each column as a wider one."""
+"""A matrix product of this many columns is about as fast for each column as a wider one; the number
+itself is a guess that no stored measurement supports."""
 CACHED_BYTES = 1 << 20
-"""A core's own cache holds at least this; larger parts are no faster."""
+"""A core's own cache, of one or two MiB on processors of today, holds this (bench/recompute.py
+--workspace has times under caps)."""
 
 
 class Cap:

@@ -17,7 +17,7 @@ Index = tuple[Any, ...]
 Range = tuple[int, int]
 REMEMBERED = 2048
 """At most this many overlaps are cached, one for each pair of windows and band; every step asks for
-the same ones."""
+the same ones. A guess: some hundred layers, each with its bands."""
 
 
 class Windows(NamedTuple):

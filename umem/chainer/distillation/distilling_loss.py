@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -11,12 +11,13 @@ import chainer.links as L
 
 from umem._common.printable import quoted
 from umem.chainer.distillation.labels import NO_LABEL, Given, are_classes, split
-from umem.chainer.distillation.teacher import Teacher, check_options
+from umem.chainer.distillation.teacher import Teacher, check_options, values_of
 from umem.errors import DistillationError, SizeError, StateError, UnsupportedError
 
 Loss = Callable[[Any, Any], Any]
 TEMPERATURES = 0.001, 1000
-"""Beyond these float32 cannot represent the gradient: the softmax is uniform, or one-hot."""
+"""Beyond these float32 cannot represent the gradient: the softmax is uniform, or one-hot. Round
+numbers: where that begins depends on the scores."""
 
 
 class DistillingLoss:
@@ -214,26 +215,14 @@ def _check_apart(teacher: Any, target: Any) -> None:
     """Raise StateError unless the teacher is a Link that shares no array with the student."""
     if not isinstance(teacher, chainer.Link):
         raise StateError(f"a teacher is a chainer.Link; got {type(teacher).__name__}")
-    trained = {id(one) for _, one in _values(target)}
-    for name, one in _values(teacher):
+    trained = {id(one) for _, one in values_of(target)}
+    for name, one in values_of(teacher):
         if id(one) in trained:
             raise StateError(
                 f"the teacher's {name} is the student's too, so that training changes it: give the "
                 "teacher arrays of its own, such as teacher.copy(mode='copy'); without a mode "
                 "Chainer's copies share them"
             )
-
-
-def _values(link: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the paths of parameters and persistent arrays, with their values."""
-    for path, one in link.namedlinks():
-        # Privates: the public lists have parameters alone, and those of children too.
-        for name in sorted(one._params | one._persistent):
-            value = getattr(one, name)
-            found = (value, value.array) if name in one._params else (value,)
-            for each in found:
-                if isinstance(each, (chainer.Parameter, *chainer.get_array_types())):
-                    yield f"{path.rstrip('/')}/{name}", each
 
 
 def _check_calls(classifier: Any) -> None:

@@ -14,6 +14,7 @@ from umem.chainer.layers.link_paths import counterparts
 from umem.chainer.precision.floats import to_half
 from umem.chainer.precision.masters import Masters
 from umem.chainer.precision.terms import chosen, halves
+from umem.chainer.step_state import cupy_generator, numpy_generator_restored
 from umem.errors import StateError, UnsupportedError
 from umem.memory import managed
 
@@ -54,9 +55,12 @@ class Teacher:
                     "load it, before it teaches"
                 )
         self._is_half = precision == "float16"
-        is_there = all(_device_of(value) == device for value in _arrays(link))
+        arrays = (v for _, v in values_of(link) if not isinstance(v, chainer.Parameter))
+        is_there = all(_device_of(array) == device for array in arrays)
         self.link = link
-        self._generators = _Generators(device.xp is chainer.backends.cuda.cupy)
+        cupy = chainer.backends.cuda.cupy
+        self._random: Any = cupy.random if device.xp is cupy else None
+        self._generator: Any = None
         if self._is_half or memory is not None or not is_there:
             self.link = _placed(link, device, self._is_half, memory)
 
@@ -73,14 +77,17 @@ class Teacher:
         """
         types = _computing_halves() if self._is_half else nullcontext()
         quiet = chainer.using_config("train", False)
-        with (
-            quiet,
-            chainer.no_backprop_mode(),
-            self._generators.apart(seed),
-            self._reporting(),
-            types,
-        ):
+        # NumPy's generator is put back, and not touched before: `accumulate` sees what draws by it.
+        apart = numpy_generator_restored(), cupy_generator(self._random, lambda: self._own(seed))
+        with quiet, chainer.no_backprop_mode(), apart[0], apart[1], self._reporting(), types:
             return self.link(*args, **kwargs)
+
+    def _own(self, seed: int) -> Any:
+        """Return the teacher's own CuPy generator, seeded anew."""
+        if self._generator is None:  # one for all steps: to make one takes long
+            self._generator = self._random.RandomState(seed)
+        self._generator.seed(seed)
+        return self._generator
 
     def _reporting(self) -> AbstractContextManager[None]:
         """Use a separate reporter in the block, as the trainer's does not know the teacher."""
@@ -109,54 +116,16 @@ def _computing_halves() -> Iterator[None]:
         halves.release(nothing)
 
 
-class _Generators:
-    """Random generators of the teacher's own, so that its dropout does not change the run's.
-
-    NumPy's is put back, and not touched before: `umem.chainer.accumulate` sees what draws by it.
-    CuPy's cannot be read, and is exchanged.
-
-    Args:
-        has_cupy: whether CuPy's is exchanged, too.
-    """
-
-    def __init__(self, has_cupy: bool) -> None:
-        self._random = chainer.backends.cuda.cupy.random if has_cupy else None
-        self._of_cupy: Any = None
-
-    @contextmanager
-    def apart(self, seed: int) -> Iterator[None]:
-        """Use these generators in the block; CuPy's is seeded anew."""
-        before = np.random.get_state(legacy=False)
-        try:
-            with self._cupy(seed):
-                yield
-        finally:
-            np.random.set_state(before)
-
-    @contextmanager
-    def _cupy(self, seed: int) -> Iterator[None]:
-        """Use this object's CuPy generator in the block, seeded anew; the run's is restored."""
-        if self._random is None:
-            yield
-            return
-        if self._of_cupy is None:  # one for all steps: to make one takes long
-            self._of_cupy = self._random.RandomState(seed)
-        self._of_cupy.seed(seed)
-        before = self._random.get_random_state()
-        self._random.set_random_state(self._of_cupy)
-        try:
-            yield
-        finally:
-            self._random.set_random_state(before)
-
-
-def _arrays(link: Any) -> Iterator[Any]:
-    """Yield a network's parameter arrays and persistent arrays."""
-    for one in link.links():
+def values_of(link: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a network's parameters, their arrays and its persistent arrays, with their paths."""
+    for path, one in link.namedlinks():
         # Privates: the public lists have parameters alone, and those of children too.
-        yield from (getattr(one, name).array for name in one._params)
-        kept = (getattr(one, name) for name in one._persistent)
-        yield from (value for value in kept if isinstance(value, chainer.get_array_types()))
+        for name in sorted(one._params | one._persistent):
+            value = getattr(one, name)
+            found = (value, value.array) if name in one._params else (value,)
+            for each in found:
+                if isinstance(each, (chainer.Parameter, *chainer.get_array_types())):
+                    yield f"{path.rstrip('/')}/{name}", each
 
 
 _device_of = chainer.backend.get_device_from_array

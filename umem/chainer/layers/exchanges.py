@@ -24,7 +24,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class LowRank:
+class LowRank(RankWish):
     """Rule: exchange `Linear` and `EmbedID` for their nearest low-rank factors (truncated SVD).
 
     Args:
@@ -37,12 +37,6 @@ class LowRank:
     """
 
     takes: ClassVar[tuple[type, ...]] = (L.Linear, L.EmbedID)
-    rank: int | None = None
-    energy: float | None = None
-    limit: int | str | None = None
-
-    def __post_init__(self) -> None:
-        RankWish(self.rank, self.energy, self.limit)
 
     def made_of(self, link: Any) -> Any:
         """Make the new link; raises as `LowRankLinear.from_linear` does."""

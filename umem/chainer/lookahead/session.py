@@ -25,9 +25,10 @@ from umem.units import format_bytes
 
 ORDERS = 4
 """At most this many orders of operations are remembered: the usual one, that of a last small batch,
-of an alternation."""
+of an alternation. A guess that no measurement supports."""
 LONGEST = 50_000
-"""An iteration of more operations without an update is given up."""
+"""An iteration of more operations without an update is given up: a guess, far above what any
+network of bench/ takes."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from umem.planner import IN_FLIGHT_BYTES
 from umem.trace.recording import root_of
 
 NEWEST, OLDER = 16, 4
-"""At most this many recent and older buffers that others hold are checked before each function."""
+"""At most this many recent and older buffers that others hold are checked before each function:
+each check takes microseconds. Guesses that no measurement supports."""
 
 
 class Mover(Subscriber):

@@ -15,6 +15,7 @@ import numpy as np
 VERSION = 1
 """Version of the map from bytes to values, saved with every state."""
 EXPONENTS = 7
+"""Powers of ten that the values span, as in the paper."""
 PREFIX_BITS = 16
 LOW = 0xFFFF
 """The low bits of a float32 that the lookup table by prefix ignores."""

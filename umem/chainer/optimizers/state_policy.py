@@ -12,6 +12,8 @@ from chainer import links
 from umem.errors import SizeError
 
 LEAST_SIZE = 4096
+"""Elements of the smallest parameter with 8-bit states: the default of bitsandbytes, the library of
+the paper's authors (``min_8bit_size``)."""
 
 
 @dataclass(frozen=True)

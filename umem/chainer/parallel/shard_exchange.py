@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 BUFFER_BYTES = 16 << 20
-"""The most bytes that a rank sends at once, and the most that it receives."""
+"""The most bytes that a rank sends at once, and the most that it receives: a guess, large beside
+the latency of a message, that no measurement supports."""
 
 Array = np.ndarray[Any, Any]
 Read = Callable[[int, int, Array], None]

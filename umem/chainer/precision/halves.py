@@ -20,31 +20,23 @@ _AS_THEY_ARE = MOVES | {"Cast"}
 """Functions that only move or cast numbers, which need no float32; some return views."""
 
 
-def evaluate(proceed: Proceed, func: Any, inputs: Any) -> Any:
+def evaluate(proceed: Proceed, func: Any, *arrays: Any) -> Any:
     """Compute a function, in float32 where its floating-point arrays are all NumPy's float16.
 
     Its outputs are then rounded to float16; its function state stays float32.
-    """
-    with quiet():
-        if type(func).__name__ in _AS_THEY_ARE or not _are_halves(inputs):
-            return proceed(func, inputs)
-        return _rounded(proceed(func, _singles(inputs)))
-
-
-def from_columns(proceed: Proceed, func: Any, *arrays: Any) -> Any:
-    """Compute a convolution or pooling as `evaluate` does.
 
     Args:
         proceed: computes the function.
         func: the function.
-        arrays: one tuple of inputs, or, for a convolution, the inputs themselves.
+        arrays: one tuple of inputs, or, for a convolution by columns, the inputs themselves.
     """
-    if isinstance(arrays[0], tuple):
-        return evaluate(proceed, func, arrays[0])
+    is_tuple = isinstance(arrays[0], tuple)
+    inputs = arrays[0] if is_tuple else arrays
     with quiet():
-        if not _are_halves(arrays):
+        if type(func).__name__ in _AS_THEY_ARE or not _are_halves(inputs):
             return proceed(func, *arrays)
-        return _rounded(proceed(func, *_singles(arrays)))
+        singles = _singles(inputs)
+        return _rounded(proceed(func, singles) if is_tuple else proceed(func, *singles))
 
 
 def layer_norm_gradients(proceed: Proceed, func: Any, indexes: Any, gradients: Any) -> Any:

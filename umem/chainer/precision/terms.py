@@ -15,7 +15,7 @@ from umem.chainer.function_facts import owner_of
 from umem.chainer.parameters_once import overlapping
 from umem.chainer.precision.floats import HALF, SINGLE, constant_to_half, quiet
 from umem.chainer.precision.half_functions import PRODUCTS, SUMS
-from umem.chainer.precision.halves import evaluate, from_columns, layer_norm_gradients
+from umem.chainer.precision.halves import evaluate, layer_norm_gradients
 from umem.chainer.tap import Proceed, SharedSubscriber
 from umem.errors import StateError, UnsupportedError
 
@@ -315,7 +315,7 @@ class _InHalves(SharedSubscriber):
 
     def compute(self, proceed: Proceed, func: Any, *arrays: Any) -> Any:
         """Compute a convolution or pooling, on NumPy's float16 arrays in float32."""
-        return from_columns(proceed, func, *arrays)
+        return evaluate(proceed, func, *arrays)
 
 
 halves = _InHalves()

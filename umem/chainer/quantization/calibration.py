@@ -11,6 +11,7 @@ import chainer
 import numpy as np
 
 from umem.chainer.quantization.exchanging import own_names
+from umem.chainer.step_state import restore_attributes
 from umem.errors import QuantizationError
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -115,10 +116,7 @@ def attributes_kept(model: Any) -> Iterator[None]:
         yield
     finally:
         for link, attributes in was:
-            now = vars(link)
-            for name in now.keys() - attributes.keys():
-                del now[name]
-            now.update(attributes)
+            restore_attributes(link, attributes)
 
 
 def run(model: Any, call: Call) -> Any:

@@ -18,7 +18,8 @@ from chainer.backend import get_array_module
 DEPTH = 512
 """At most this many products are summed in float32, so that sums are exact."""
 WIDTH = 512
-"""Rows of a weight converted to float32 at once: with `DEPTH`, chunks of 1 MiB."""
+"""Rows of a weight converted to float32 at once: with `DEPTH`, chunks of 1 MiB, which fit a core's
+cache. A guess that no measurement supports."""
 LARGEST_SUM = 2**31 - 1
 
 

@@ -26,7 +26,8 @@ from umem.errors import QuantizationError, UnsupportedError
 __all__ = ["QuantizedConvolution2D", "QuantizedEmbedID", "QuantizedLinear"]
 
 _COLUMNS = 4 << 20
-"""A convolution has at most this many bytes of float32 columns at once, or one sample's."""
+"""A convolution has at most this many bytes of float32 columns at once, or one sample's.
+A guess that no measurement supports."""
 
 
 class WeightReadError(QuantizationError, AttributeError):

@@ -22,7 +22,8 @@ from chainer.backend import get_array_module
 from umem.errors import QuantizationError
 
 CHUNK = 1 << 18
-"""Weights converted at once: 1 MiB of float32."""
+"""Weights converted at once: 1 MiB of float32, which fits a core's cache. A guess that no
+measurement supports."""
 MOST_OF_GROUP = 18
 """Largest multiplier of a group: with 19, a code of 7 would pass 127."""
 _GROUPS = (8, 16, 32, 64, 128, 256, 512)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 PAGE = mmap.ALLOCATIONGRANULARITY
 """Extents begin at a multiple of this many bytes, as a memory map must."""
 MOST_MAPPINGS = 1 << 14
-"""At most this many arrays are mapped at a time: each map takes one file descriptor."""
+"""At most this many arrays are mapped at a time: each map takes one file descriptor.
+A guess, below Linux's 65,530 maps a process (vm.max_map_count)."""
 
 
 def most_mappings() -> int:

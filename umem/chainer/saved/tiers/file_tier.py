@@ -33,11 +33,13 @@ from umem.units import MIB, format_bytes, format_seconds
 LINE_BYTES = 64
 """A fetched array has its former address modulo this cache line, on which speed depends."""
 ROOM_LEFT_BYTES = 64 * MIB
-"""At least this much of a disk's free space is left to others."""
+"""At least this much of a disk's free space is left to others: a guess that no measurement
+supports."""
 TRIM_BYTES = 8 * MIB
-"""After this many freed bytes the C library is asked to return free memory to the system."""
+"""After this many freed bytes the C library is asked to return free memory to the system:
+a guess that no measurement supports."""
 SLOW_SECONDS = 2.0
-"""The least time of waiting for the disk that a warning is given for."""
+"""The least time of waiting for the disk that a warning is given for: what a person notices."""
 
 
 class _Mapping(mmap.mmap):

@@ -295,7 +295,8 @@ def _is_capturing(stream: int | None = None) -> bool:
 # -- slabs: pinning takes milliseconds each time, so memory is taken in few large pieces --------
 
 FIRST_BYTES = 64 * MIB
-"""The least size of the first slab; each further slab is as large as all before it together."""
+"""The least size of the first slab; each further slab is as large as all before it together.
+A guess that no measurement supports."""
 
 
 class PinnedPlace(NamedTuple):

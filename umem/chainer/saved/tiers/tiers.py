@@ -64,6 +64,7 @@ def open_tier(array: Any, where: Where, limit_bytes: int | None = None) -> Tier:
 # -- bandwidth -------------------------------------------------------------------------------------
 
 SAMPLE_BYTES = 16 * MIB
+"""Bytes of a transfer to measure, long beside its latency: a guess that no measurement supports."""
 REPEATS = 3
 """Transfers to measure, of which the best counts: the first also allocates, and touches pages."""
 
