@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from umem.devices.cuda.device import CudaDevice
     from umem.devices.cuda.driver import Driver, Malloc, count_problem
     from umem.devices.cuda.gpus import cuda_reason, open_cuda
-    from umem.devices.cuda.install import remove_callback, add_callback
+    from umem.devices.cuda.install import add_callback, remove_callback
     from umem.devices.cuda.large_arrays import LargeArrays
     from umem.devices.cuda.out_of_memory import CudaLimitError, CudaOutOfMemoryError
     from umem.devices.cuda.pool_meter import PoolMeter
