@@ -13,11 +13,11 @@ import pytest
 
 from umem.errors import GraphError
 from umem.planner import Graph, Node, Plan, min_budget, pareto, plan, search, simulate
-from umem.planner.kusumoto import KusumotoModel
-from umem.planner.lower_sets import all_lower_sets, ancestors, prefixes
-from umem.planner.prefixes import prefix_table
+from umem.planner.kusumoto.families import all_lower_sets, ancestors
+from umem.planner.kusumoto.formula import KusumotoModel
+from umem.planner.lower_sets import prefixes
 from umem.planner.saved import SavedModel
-from umem.planner.step_table import peak_of, time_of
+from umem.planner.step_table import Hop, peak_of, time_of
 
 pytestmark = pytest.mark.thorough
 
@@ -156,7 +156,7 @@ def test_costs_that_are_not_small_whole_numbers_are_exact_too(seed):
 
 
 class Tape(Brute):
-    """Chains whose blocks are stored (2) or run again (0, 1 cheaply), measured by the referee."""
+    """Chains of prefixes: blocks are stored (2) or run again (0, 1 cheaply), by the referee."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
@@ -166,6 +166,7 @@ class Tape(Brute):
         self.needed = set().union(*self.needs.values())
         mean = sum(node.cost for node in graph.nodes) / len(graph)
         self.costly = {node.name for node in graph.nodes if node.cost > mean}
+        self.lower = [frozenset(self.order[:length]) for length in range(len(self.order) + 1)]
 
     def measured(self, chain: list[Lower], kinds: tuple[int, ...]) -> tuple[float, int]:
         before: Lower = frozenset()
@@ -235,17 +236,16 @@ def test_the_approximate_family_is_searched_exactly(seed):
             assert plan(graph, budget, "lower_sets", objective, "kusumoto").overhead == wanted
 
 
-@pytest.mark.parametrize("model", ["kusumoto", "saved"])
-def test_too_many_lower_sets_are_refused_with_the_way_out(model):
-    graph = Graph([Node(f"n{v}", 1, 1) for v in range(40)], [])
+@pytest.mark.parametrize(("model", "count"), [("kusumoto", 40), ("saved", 700)])
+def test_too_many_lower_sets_are_refused_with_the_way_out(model, count):
+    graph = Graph([Node(f"n{v}", 1, 1) for v in range(count)], [])
     with pytest.raises(GraphError, match=r'more than .* lower sets.*use method="lower_sets"'):
         plan(graph, method="lower_sets_exact", model=model)
     assert plan(graph, model=model).peak_bytes >= 1
 
 
-@seeds(30)
-def test_the_closed_formulas_are_what_one_step_after_the_other_gives(seed):
-    source = random.Random(seed)
+def graph_with_everything(source: random.Random) -> Graph:
+    """Views, function state, workspaces, and calls that must not run twice."""
     nodes, edges = [], []
     for v in range(14):
         preds = [x for x in range(max(0, v - 4), v) if source.random() < 0.4]
@@ -265,28 +265,60 @@ def test_the_closed_formulas_are_what_one_step_after_the_other_gives(seed):
                 source.choice((0, 25)),
             )
         )
-    graph = Graph(nodes, edges)
-    sets = prefixes(graph) if seed % 3 else prefixes(graph)[::2]
-    closed = prefix_table(graph, sets)
-    slow = SavedModel(graph).table_by_steps(sets, exact=True)
-    assert (closed.peak == slow.peak).all()
-    assert (closed.cached * (closed.peak < 1 << 61) == slow.cached).all()
-    assert (closed.time * (closed.peak < 1 << 61) == slow.time).all()
+    return Graph(nodes, edges)
+
+
+@seeds(60)
+def test_every_chain_of_prefixes_has_the_bytes_that_the_referee_counts(seed):
+    source = random.Random(seed)
+    graph = graph_with_everything(source)
+    costs = SavedModel(graph)
+    table = costs.table(sets := prefixes(graph), exact=True)
+    inner = sorted(source.sample(range(1, len(graph)), source.randrange(6)))
+    places = [0, *inner, len(graph)]
+    kinds = [*(source.randrange(3) for _ in inner), 2]
+    chain = tuple(map(Hop, places, places[1:], kinds))
+    blocks = [costs.block(sets[source], sets[target], kind) for source, target, kind in chain]
+
+    def named(numbers: Any) -> tuple[str, ...]:
+        return tuple(graph.names[v] for v in numbers)
+
+    found = Plan(
+        tuple(named(block.nodes) for block in blocks),
+        named(v for block in blocks for v in block.kept),
+        tuple(named(block.rerun) for block in blocks),
+        named(v for block in blocks for v in block.stashed),
+        0,
+        0,
+        "lower_sets",
+        "time",
+        "saved",
+        0,
+    )
+    done = simulate(graph, found)
+    assert done.peak_bytes == peak_of(table, chain)
+    assert done.overhead == time_of(table, chain)
+
+
+def test_a_family_of_a_tape_has_prefixes_alone():
+    graph = Graph([Node(name, 1, 1) for name in "ab"], [])
+    with pytest.raises(GraphError, match="every lower set has to be a prefix"):
+        SavedModel(graph).table((0, 0b10, 0b11))
 
 
 @pytest.mark.parametrize("model", ["kusumoto", "saved"])
 @seeds(10)
-def test_what_a_chain_of_few_sets_rules_out_was_not_the_best(seed, model, monkeypatch):
+def test_what_a_bound_rules_out_was_not_the_best(seed, model, monkeypatch):
     graph = random_graph(seed, 30, 300)
     sets = prefixes(graph) if model == "saved" else ancestors(graph)
     table = (SavedModel if model == "saved" else KusumotoModel)(graph).table(sets)
     for budget in (table.least, table.least * 3 // 2, table.least * 3):
-        for objective in ("time", "memory"):
-            plain = search.best(table, budget, objective)
-            monkeypatch.setattr(search, "COARSE", 8)
-            pruned = search.best(table, budget, objective)
+        for one in (table, table.longest_first()):
+            pruned = search.best(one, budget)
+            monkeypatch.setattr(search, "NARROW", 1e-9)
+            plain = search.best(one, budget)
             monkeypatch.undo()
-            assert time_of(table, pruned) == time_of(table, plain)
+            assert time_of(one, pruned) == time_of(one, plain)
             assert peak_of(table, pruned) <= budget
 
 

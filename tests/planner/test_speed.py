@@ -10,7 +10,8 @@ from hypothesis import given, settings
 
 from tests.planner.test_referee import graphs
 from umem.planner import Graph, Node, plan, simulate
-from umem.planner.lower_sets import MAX_SETS, ancestors, boundary_bytes, prefixes
+from umem.planner.kusumoto.families import MAX_SETS, ancestors, boundary_bytes
+from umem.planner.lower_sets import prefixes
 from umem.planner.step_table import LEVELS, units
 
 pytestmark = pytest.mark.thorough
@@ -82,7 +83,7 @@ def test_a_chain_of_ten_thousand_calls_is_planned(model):
 def test_many_small_costs_add_up_in_levels_to_what_they_are():
     costs = tuple(0.3 + v % 3 for v in range(20_000))
     for few in (costs, costs[::3], costs[1::3]):
-        found = units(few, exact=False).costs
+        found = units(few, exact=False)
         level = sum(few) / LEVELS
         for some in (slice(None), slice(500, 1500), slice(None, None, 7)):
             assert sum(found[some]) * level == pytest.approx(sum(few[some]), rel=0.02)

@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 
 from umem.planner import Graph, Link, Move, Node, Plan, plan, simulate
-from umem.planner.link_timetable import bytes_during
-from umem.planner.plans import Model, reruns_of
-from umem.planner.rematerialize import plan_of
 from umem.planner.schedule import Task, actions, agenda
 from umem.planner.usage_of_actions import gradient_bytes, usage
 
@@ -64,16 +61,15 @@ def test_each_action_has_the_bytes_that_the_referee_counts(seed: int) -> None:
         assert used.highest == highest.action and used.peak_bytes == found.peak_bytes
 
 
-@pytest.mark.parametrize("model", ["saved", "kusumoto"])
-def test_a_plan_of_the_formula_is_counted_by_the_rules_of_either_model(model: Model) -> None:
+def test_a_plan_of_the_formula_is_counted_by_the_rules_of_a_tape() -> None:
     for seed in SEEDS:
         graph = some_graph(seed)
         found = plan(graph, None, "lower_sets", model="kusumoto")
         for liveness in (True, False):
-            stream = actions(graph, found, liveness=liveness, model=model)
-            moments = simulate(graph, found, liveness, model=model).timeline
+            stream = actions(graph, found, liveness=liveness, model="saved")
+            moments = simulate(graph, found, liveness, model="saved").timeline
             during = [moment.during_bytes for moment in moments]
-            assert list(usage(graph, stream, model).during_bytes) == during
+            assert list(usage(graph, stream).during_bytes) == during
 
 
 def test_no_action_uses_nothing() -> None:
@@ -81,17 +77,6 @@ def test_no_action_uses_nothing() -> None:
     assert nothing.peak_bytes == 0 and nothing.during_bytes == ()
     with pytest.raises(ValueError):
         _ = nothing.highest
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_tables_of_planners_have_the_bytes_of_the_schedule(seed: int) -> None:
-    graph = some_graph(seed)
-    runs = ("forward", "recompute", "backward")
-    reruns = reruns_of(graph, plan(graph, None, "lower_sets"))
-    stream = list(actions(graph, plan_of(graph, reruns, None, "")))
-    pairs = zip(stream, usage(graph, stream).during_bytes, strict=True)
-    during = [nbytes for action, nbytes in pairs if action.kind in runs]
-    assert bytes_during(graph, reruns) == during
 
 
 @pytest.mark.parametrize("seed", SEEDS)

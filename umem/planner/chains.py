@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import lru_cache
-from itertools import pairwise
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from umem.planner import lower_sets
 from umem.planner.graph import Graph
-from umem.planner.kusumoto import KusumotoModel
-from umem.planner.plans import Method, Model, Objective, Plan
-from umem.planner.prefixes import WINDOW
+from umem.planner.kusumoto.formula import KusumotoModel
+from umem.planner.plans import Method, Model, Plan
 from umem.planner.saved import SavedModel
 from umem.planner.search import best
 from umem.planner.step_table import INFINITE, Chain, Hop, Table, peak_of, time_of
@@ -25,7 +22,7 @@ class Family(NamedTuple):
 
     Attributes:
         sets: from a graph and a model, the lower sets as bit masks, sorted by size, from the
-            empty set to all nodes.
+            empty set to all nodes; under the model ``saved``, prefixes of the node order.
         chains: from a graph, the table of steps between them and the number of kinds of a step,
             the chains to choose from; None: every chain, by dynamic programming.
         exact: True if costs are never rounded.
@@ -53,137 +50,81 @@ METHODS = {
 """The family of every method, by the method's name."""
 
 
-_MODELS: dict[Model, type[KusumotoModel] | type[SavedModel]] = {
-    "kusumoto": KusumotoModel,
-    "saved": SavedModel,
-}
+class Chains:
+    """The chains that a method steps through a graph by, under a cost model."""
 
+    def __init__(self, graph: Graph, method: Method, model: Model) -> None:
+        self._graph, self._method, self._model = graph, method, model
+        self._costs = SavedModel(graph) if model == "saved" else KusumotoModel(graph)
+        family = METHODS[method]
+        self._table = self._costs.table(family.sets(graph, model), exact=family.exact)
+        make = family.chains
+        self._some = None if make is None else list(make(graph, self._table, self._costs.kinds))
 
-class _Problem(NamedTuple):
-    """A graph under a cost model, and the steps between lower sets that a method may take."""
+    @cached_property
+    def least_bytes(self) -> int:
+        """Return the smallest budget that a chain fits."""
+        if self._some is None:
+            return self._table.least
+        return min(peak_of(self._table, chain) for chain in self._some)
 
-    graph: Graph
-    model: KusumotoModel | SavedModel
-    table: Table
-    family: Family
+    def plan(self, budget_bytes: int | None = None, *, longest: bool = False) -> Plan | None:
+        """Return the plan of least overhead, or of most (``longest``), within a budget.
 
-    def chains(self) -> list[Chain] | None:
-        """Return the chains that the method chooses from; None if it searches all chains."""
-        make = self.family.chains
-        return None if make is None else list(make(self.graph, self.table, self.model.kinds))
+        A budget of None is the least; None is returned where no chain fits.
+        """
+        limit = self.least_bytes if budget_bytes is None else min(budget_bytes, INFINITE - 1)
+        table = self._table.longest_first() if longest else self._table
+        if self._some is None:
+            chain = best(table, limit)
+        else:
+            keys = [(time_of(table, chain), peak_of(table, chain), chain) for chain in self._some]
+            chain = min((key for key in keys if key[1] <= limit), default=(0, 0, None))[2]
+        return None if chain is None else self._plan_of(chain)
+
+    def front(self, points: int | None) -> Iterator[Plan]:
+        """Yield the plans for every budget, or for a number of budgets (``points``)."""
+        if self._some is not None:
+            yield from map(self._plan_of, self._some)
+            return
+        quickest = found = self.plan(INFINITE - 1)
+        while found:
+            yield found
+            found = self.plan(found.peak_bytes - 1) if points is None else None
+        if points is not None and quickest:
+            for budget in np.linspace(self.least_bytes, quickest.peak_bytes, points):
+                if found := self.plan(int(budget)):
+                    yield found
+
+    def _plan_of(self, chain: Chain) -> Plan:
+        """Make a plan of a chain of lower sets: one block a step."""
+        names, costs = self._graph.numbered.names, self._graph.numbered.cost
+        masks, peak = self._table.sets, peak_of(self._table, chain)
+        blocks = [self._costs.block(masks[i], masks[j], kind) for i, j, kind in chain]
+
+        def named(numbers: tuple[int, ...]) -> tuple[str, ...]:
+            return tuple(names[v] for v in numbers)
+
+        return Plan(
+            blocks=tuple(named(block.nodes) for block in blocks),
+            kept=named(tuple(v for block in blocks for v in block.kept)),
+            recomputed=tuple(named(block.rerun) for block in blocks),
+            stashed=named(tuple(v for block in blocks for v in block.stashed)),
+            overhead=sum(costs[v] for block in blocks for v in block.rerun),
+            peak_bytes=peak,
+            method=self._method,
+            objective="time",
+            model=self._model,
+            budget_bytes=peak,
+        )
 
 
 @lru_cache(maxsize=8)
-def _problem(graph: Graph, method: Method, model: Model) -> _Problem:
-    family = METHODS[method]
-    costs = _MODELS[model](graph)
-    sets = family.sets(graph, model)
-    table = None
-    if model == "saved" and method == "chen" and _are_near(sets):
-        table = _problem(graph, "lower_sets", model).table.of(sets)
-    return _Problem(graph, costs, table or costs.table(sets, exact=family.exact), family)
+def chains_of(graph: Graph, method: Method, model: Model = "saved") -> Chains:
+    """Return the chains of a method on a graph; their table of costs is cached."""
+    return Chains(graph, method, model)
 
 
 def forget_tables() -> None:
     """Free the tables of costs of the last graphs, which take megabytes on the host."""
-    _problem.cache_clear()
-
-
-def _are_near(sets: tuple[int, ...]) -> bool:
-    """Tell whether each set adds at most `WINDOW` nodes: a table of prefixes has such steps."""
-    return all(b.bit_length() - a.bit_length() <= WINDOW for a, b in pairwise(sets))
-
-
-def plans(
-    graph: Graph, budget_bytes: int | None, method: Method, objective: Objective, model: Model
-) -> list[Plan]:
-    """Return the method's best plan within a budget, in a list; empty if none fits.
-
-    A budget of None is the least that the method can do.
-    """
-    if method == "store_all" and model == "kusumoto":
-        found = _keep_all(graph, objective)
-        fits = budget_bytes is None or found.peak_bytes <= budget_bytes
-        return [replace(found, budget_bytes=budget_bytes or found.peak_bytes)] if fits else []
-    problem = _problem(graph, method, model)
-    table, limit, chains = problem.table, budget_bytes, problem.chains()
-    if chains is not None:
-        if limit is None:
-            limit = min(peak_of(table, chain) for chain in chains)
-        chain = _best_of(table, chains, limit, objective)
-    else:
-        limit = table.least if limit is None else min(limit, INFINITE - 1)
-        chain = best(table, limit, objective)
-    return [] if chain is None else [_plan_of(problem, chain, method, objective, limit)]
-
-
-def _best_of(table: Table, chains: list[Chain], limit: int, objective: Objective) -> Chain | None:
-    """Return the chain within a limit of the least overhead, or the most for ``memory``."""
-    sign = -1 if objective == "memory" else 1
-    fit = [(sign * time_of(table, c), peak_of(table, c), c) for c in chains]
-    return min((key for key in fit if key[1] <= limit), default=(0, 0, None))[2]
-
-
-def _keep_all(graph: Graph, objective: Objective) -> Plan:
-    """Return the plan that keeps all, under ``kusumoto``: every value and gradient counts."""
-    g = graph.numbered
-    peak = sum(g.size) + sum(g.grad)
-    return Plan(
-        blocks=(g.names,),
-        kept=g.names,
-        recomputed=((),),
-        stashed=g.names,
-        overhead=0,
-        peak_bytes=peak,
-        method="store_all",
-        objective=objective,
-        model="kusumoto",
-        budget_bytes=peak,
-    )
-
-
-def _plan_of(
-    problem: _Problem, chain: Chain, method: Method, objective: Objective, limit: int
-) -> Plan:
-    """Make a plan of a chain of lower sets: one block a step."""
-    names, costs = problem.graph.numbered.names, problem.graph.numbered.cost
-    masks = problem.table.sets
-    blocks = [problem.model.block(masks[i], masks[j], kind) for i, j, kind in chain]
-
-    def named(numbers: tuple[int, ...]) -> tuple[str, ...]:
-        return tuple(names[v] for v in numbers)
-
-    return Plan(
-        blocks=tuple(named(block.nodes) for block in blocks),
-        kept=named(tuple(v for block in blocks for v in block.kept)),
-        recomputed=tuple(named(block.rerun) for block in blocks),
-        stashed=named(tuple(v for block in blocks for v in block.stashed)),
-        overhead=sum(costs[v] for block in blocks for v in block.rerun),
-        peak_bytes=peak_of(problem.table, chain),
-        method=method,
-        objective=objective,
-        model=problem.model.name,
-        budget_bytes=limit,
-    )
-
-
-def front(graph: Graph, method: Method, model: Model, points: int | None) -> list[Plan]:
-    """Return a method's plans for every budget, or for a number of budgets (``points``)."""
-    if method == "store_all" and model == "kusumoto":
-        return [_keep_all(graph, "time")]
-    problem = _problem(graph, method, model)
-    table, chains = problem.table, problem.chains()
-    if chains is not None:
-        return [_plan_of(problem, c, method, "time", peak_of(table, c)) for c in chains]
-    found: list[Plan] = []
-    limit = INFINITE - 1
-    while chain := best(table, limit, "time"):
-        limit = peak_of(table, chain)
-        found.append(_plan_of(problem, chain, method, "time", limit))
-        limit = min(limit, found[-1].peak_bytes) - 1
-        if points is not None:
-            break
-    if points is not None:
-        for budget in np.linspace(table.least, found[0].peak_bytes, points):
-            found += plans(graph, int(budget), method, "time", model)
-    return found
+    chains_of.cache_clear()

@@ -9,27 +9,17 @@ from dataclasses import replace
 import numpy as np
 
 from umem.errors import BudgetError, GraphError
-from umem.planner import chains, keep_recompute_offload, lower_sets, rematerialize
-from umem.planner.chains import METHODS
+from umem.planner import keep_recompute_offload, rematerialize
+from umem.planner.chains import METHODS, Family, chains_of
 from umem.planner.checks import checked_budget, shown, whole_number
 from umem.planner.graph import Graph
+from umem.planner.kusumoto.formula_plans import formula_front, formula_plans
 from umem.planner.link import Link
 from umem.planner.offload_schedule import Decision, decided, is_best, plan_of_decision
-from umem.planner.plans import (
-    OBJECTIVES,
-    Method,
-    Model,
-    Objective,
-    Plan,
-    checked_model,
-    in_order_of,
-)
-from umem.planner.schedule import actions
-from umem.planner.usage_of_actions import usage
+from umem.planner.plans import OBJECTIVES, Method, Model, Objective, Plan, checked_model
+from umem.planner.referee import simulate
 from umem.units import format_bytes
 
-AUTO_SETS = {"kusumoto": 600, "saved": 80}
-"""By model, at most this many lower sets are all searched by ``auto``, in less than a second."""
 EVERY_POINT = 64
 """At most this many nodes for which `pareto` looks for every point of chains."""
 POINTS = 33
@@ -85,15 +75,16 @@ def plan(
         return Plan((), (), (), (), 0, 0, method, objective, model, budget_bytes or 0)
     if link is not None and _moves(link, objective, model):
         return _with_moves(graph, budget_bytes, method, link)
-    if budget_bytes is None:
-        return _least(graph, method, objective, model)
-    found = _of_chains(graph, budget_bytes, method, objective, model)
-    if model == "saved" and method in ("auto", rematerialize.NAME):
-        found = found or _least_that_fits(graph, budget_bytes, method)
-        found += _rematerialized(graph, budget_bytes, found, objective)
+    plans = _tape_plans if model == "saved" else formula_plans
+    found = list(plans(graph, budget_bytes, method, longest=objective == "memory"))
     if not found:
+        assert budget_bytes is not None
         raise _too_small(graph, budget_bytes, method, model)
-    return replace(_best(found, objective), budget_bytes=budget_bytes)
+    limit = min(one.peak_bytes for one in found) if budget_bytes is None else budget_bytes
+    sign = -1 if objective == "memory" else 1
+    fit = [one for one in found if one.peak_bytes <= limit]
+    best = min(fit, key=lambda one: (sign * one.overhead, one.peak_bytes))
+    return replace(best, objective=objective, budget_bytes=limit)
 
 
 def min_budget(graph: Graph, method: Method = "auto", model: Model = "saved") -> int:
@@ -106,15 +97,16 @@ def min_budget(graph: Graph, method: Method = "auto", model: Model = "saved") ->
     return plan(graph, None, method, "time", model).peak_bytes
 
 
-def least_once(graph: Graph, method: Method = "auto", model: Model = "saved") -> Plan:
-    """Return the plan of least bytes, of those that recompute each call at most once.
+def least_once(graph: Graph, method: Method = "auto") -> Plan:
+    """Return the tape's plan of least bytes, of those that recompute each call at most once.
 
     Its overhead is at most one forward pass, and its bytes do not depend on the costs of calls.
     """
-    _checked(graph, None, method, "time", model)
+    _checked(graph, None, method, "time", "saved")
     if not len(graph):
-        return plan(graph, None, method, model=model)
-    return _least(graph, method, "time", model, once=True)
+        return plan(graph, None, method)
+    found = list(_tape_plans(graph, None, method, once=True))
+    return min(found, key=lambda one: (one.peak_bytes, one.overhead))
 
 
 def pareto(
@@ -138,16 +130,12 @@ def pareto(
         points = count
     if not len(graph):
         return []
-    every = points is None and len(graph) <= EVERY_POINT
-    found = {
-        (candidate.overhead, candidate.peak_bytes)
-        for name in _methods(graph, method, model)
-        for candidate in chains.front(graph, name, model, None if every else points or POINTS)
-    }
-    if model == "saved" and method in ("auto", rematerialize.NAME):
-        found |= _budget_by_budget(graph, method, points or POINTS)
+    few = points or (None if len(graph) <= EVERY_POINT else POINTS)
+    found = _tape_front if model == "saved" else formula_front
     front: list[tuple[float, int]] = []
-    for overhead, peak in sorted(found):
+    for overhead, peak in sorted(
+        (one.overhead, one.peak_bytes) for one in found(graph, method, few)
+    ):
         if not front or peak < front[-1][1]:
             front.append((overhead, peak))
     return front
@@ -180,22 +168,11 @@ def _checked(
     return checked_budget(budget_bytes)
 
 
-def _methods(graph: Graph, method: Method, model: Model) -> tuple[Method, ...]:
-    """Return the methods of chains of lower sets that a method tries; rematerialize: none."""
-    if method == rematerialize.NAME:
-        return ()
-    if method != "auto":
-        return (method,)
-    if lower_sets.all_lower_sets(graph, AUTO_SETS[model]) is not None:
-        return ("store_all", "lower_sets_exact", "lower_sets")
-    return ("store_all", "chen", "lower_sets")
-
-
 def _too_small(graph: Graph, budget_bytes: int, method: Method, model: Model) -> BudgetError:
     """Return the error that names the smallest budget, and the action that forces it."""
     tightest = plan(graph, None, method, "time", model)
-    stream = actions(graph, tightest, liveness=model == "saved")
-    forced = usage(graph, stream, model).highest
+    timeline = simulate(graph, tightest, liveness=model == "saved").timeline
+    forced = max(timeline, key=lambda moment: moment.during_bytes).action
     smallest = tightest.peak_bytes
     return BudgetError(
         f"no plan of method {method!r} needs as little as {format_bytes(budget_bytes)} "
@@ -231,11 +208,11 @@ def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Li
             return plan_of_decision(alone, budget_bytes, link, method)
         known = []
         with suppress(BudgetError):
-            known.append(plan(graph, budget_bytes, method, model="saved"))
+            known.append(plan(graph, budget_bytes, method))
         found = keep_recompute_offload.starting_decisions(graph, budget_bytes, link, known, method)
         if found:
             return _quickest(found, budget_bytes, link, method)
-    tightest = [_least(graph, method, "time", "saved", once=once) for once in (True, False)]
+    tightest = [least_once(graph, method), plan(graph, None, method)]
     least, found = keep_recompute_offload.least_decisions(graph, link, tightest, method)
     budget = least if budget_bytes is None else budget_bytes
     best = _quickest(found, max(budget, least), link, method)
@@ -257,75 +234,70 @@ def _quickest(found: list[Decision], budget_bytes: int, link: Link, method: Meth
     return plan_of_decision(best, budget_bytes, link, method)
 
 
-# -- candidates, and the choice among them -----------------------------------------------------
+# -- plans of a tape ---------------------------------------------------------------------------
 
 
-def _of_chains(
-    graph: Graph, budget_bytes: int | None, method: Method, objective: Objective, model: Model
+def _tape_plans(
+    graph: Graph,
+    budget_bytes: int | None,
+    method: Method,
+    *,
+    longest: bool = False,
+    once: bool = False,
 ) -> list[Plan]:
-    """Return the best plan that fits of each method of chains; None: its least bytes."""
-    names = _methods(graph, method, model)
-    return [
-        one for name in names for one in chains.plans(graph, budget_bytes, name, objective, model)
-    ]
+    """Return the plans of a tape that a method finds within a budget, the best among them.
 
-
-def _best(found: list[Plan], objective: Objective) -> Plan:
-    sign = -1 if objective == "memory" else 1
-    return min(found, key=lambda candidate: (sign * candidate.overhead, candidate.peak_bytes))
-
-
-def _rematerialized(
-    graph: Graph, budget_bytes: int, known: list[Plan], objective: Objective
-) -> Iterator[Plan]:
-    """Yield plans that may recompute calls several times, one for each order of forward.
-
-    The orders are the graph's and those of the known plans, from which the searches begin. Yields
-    nothing where a known plan recomputes nothing, nor for ``memory`` where any plan is known.
+    Args:
+        graph: the graph.
+        budget_bytes: the most bytes; None: the least of each algorithm.
+        method: its name.
+        longest: the best is that of most overhead.
+        once: recompute each call at most once.
     """
-    if known and (objective == "memory" or not min(plan.overhead for plan in known)):
-        return
-    orders = dict.fromkeys([graph, *(in_order_of(graph, plan) for plan in known)])
-    for ordered in orders:
-        same = [plan for plan in known if in_order_of(graph, plan) is ordered]
-        found = rematerialize.best_plan(ordered, budget_bytes, same)
-        if found is not None:
-            yield found
+    if method not in ("auto", rematerialize.NAME):
+        alone = chains_of(graph, method).plan(budget_bytes, longest=longest)
+        return [alone] if alone else []
+    if budget_bytes is None:
+        found = [rematerialize.least_plan(graph, once=once)]
+        chain = chains_of(graph, "lower_sets").plan() if method == "auto" else None
+        return [chain, *found] if chain else found
+    chain = chains_of(graph, "store_all").plan(budget_bytes)
+    if longest or not chain:
+        chain = chains_of(graph, "lower_sets").plan(budget_bytes, longest=longest)
+    known = [chain] if chain else _least_that_fits(graph, budget_bytes)
+    if not known or longest or not known[0].overhead:
+        return known
+    best = rematerialize.best_plan(graph, budget_bytes, known[0])
+    return [best] if method == rematerialize.NAME else [*known, best]
 
 
-def _least_that_fits(graph: Graph, budget_bytes: int, method: Method) -> list[Plan]:
+def _least_that_fits(graph: Graph, budget_bytes: int) -> list[Plan]:
     """Return a plan of least bytes for a budget that no chain fits, in a list; empty if none fits.
 
     One that recomputes each call at most once is preferred, since it is cheaper.
     """
-    found = [least_once(graph, method)]
-    if found[0].peak_bytes > budget_bytes:
-        found = [_least(graph, method, "time", "saved")]
-    return [one for one in found if one.peak_bytes <= budget_bytes]
+    for once in (True, False):
+        found = rematerialize.least_plan(graph, once=once)
+        if found.peak_bytes <= budget_bytes:
+            return [found]
+    return []
 
 
-def _least(
-    graph: Graph, method: Method, objective: Objective, model: Model, *, once: bool = False
-) -> Plan:
-    """Return the plan of least bytes; ``once``: of those that recompute each call at most once."""
-    found = _of_chains(graph, None, method, objective, model)
-    if model == "saved" and method in ("auto", rematerialize.NAME):
-        orders = dict.fromkeys([graph, *(in_order_of(graph, plan) for plan in found)])
-        found += [rematerialize.least_plan(ordered, once=once) for ordered in orders]
-    least = min(candidate.peak_bytes for candidate in found)
-    return _best([one for one in found if one.peak_bytes == least], objective)
+def _tape_front(graph: Graph, method: Method, points: int | None) -> Iterator[Plan]:
+    """Yield the tape's plans for every budget, or for a number of budgets (``points``)."""
+    if method not in ("auto", rematerialize.NAME):
+        yield from chains_of(graph, method).front(points)
+        return
+    if method == "auto":
+        yield from chains_of(graph, "lower_sets").front(points)
+    (most,) = _tape_plans(graph, None, "store_all")
+    least = plan(graph, None, method).peak_bytes
+    budgets = np.linspace(least, max(least, most.peak_bytes), points or POINTS).astype(int)
+    for budget in dict.fromkeys(budgets.tolist()):
+        yield plan(graph, budget, method)
 
 
-def _budget_by_budget(graph: Graph, method: Method, points: int) -> set[tuple[float, int]]:
-    """Return overhead and peak of plans at ``points`` budgets, from the least to keeping all."""
-    (most,) = chains.plans(graph, None, "store_all", "time", "saved")
-    least = plan(graph, None, method, "time", "saved").peak_bytes
-    budgets = {int(budget) for budget in np.linspace(least, max(least, most.peak_bytes), points)}
-    found = [plan(graph, budget, method, "time", "saved") for budget in budgets]
-    return {(one.overhead, one.peak_bytes) for one in found}
-
-
-def register_method(name: str, family: chains.Family) -> None:
+def register_method(name: str, family: Family) -> None:
     """Register one more method with `plan`, `min_budget` and `pareto`.
 
     Raises:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 
-from umem.planner import chains
+from umem.planner.chains import METHODS, chains_of
 from umem.planner.graph import Graph, Numbered
 from umem.planner.link import Key, Link
 from umem.planner.link_timetable import least_bytes, timetable
 from umem.planner.offload_schedule import Decision, decided, is_best
-from umem.planner.plans import Plan, Reruns, in_order_of, reruns_of
+from umem.planner.plans import Plan, Reruns, reruns_of
 from umem.planner.rematerialize import keep_more, without
 
 BUDGETS = 7
@@ -39,8 +39,8 @@ def starting_decisions(
     """
     found = [
         decision
-        for ordered, reruns in _candidates(graph, budget_bytes, known, method)
-        if (decision := decided(ordered, reruns, budget_bytes, link)) is not None
+        for reruns in _candidates(graph, budget_bytes, known, method)
+        if (decision := decided(graph, reruns, budget_bytes, link)) is not None
     ]
     return sorted(found, key=lambda decision: decision.seconds)
 
@@ -52,11 +52,8 @@ def least_decisions(
 
     ``known`` are the plans of least bytes that offload nothing.
     """
-    tables = [timetable(graph, ((),) * len(graph), link)]
-    for plan in known:
-        ordered = in_order_of(graph, plan)
-        tables.append(timetable(ordered, reruns_of(ordered, plan), link))
-    least = min(map(least_bytes, tables))
+    tried: list[Reruns] = [((),) * len(graph), *(reruns_of(graph, plan) for plan in known)]
+    least = min(least_bytes(timetable(graph, reruns, link)) for reruns in tried)
     found = starting_decisions(graph, least, link, known, method)
     while least and (lower := starting_decisions(graph, least - 1, link, (), method)):
         best = min(lower, key=lambda decision: least_bytes(decision.table))
@@ -68,23 +65,20 @@ def least_decisions(
 
 def _candidates(
     graph: Graph, budget_bytes: int, known: Sequence[Plan], method: str
-) -> Iterator[tuple[Graph, Reruns]]:
-    """Yield candidates of recomputations, each with the graph in the order of its forward."""
+) -> Iterator[Reruns]:
+    """Yield candidates of recomputations."""
     nothing: Reruns = ((),) * len(graph)
-    found = {(graph, nothing): None}
-    for plan in known:
-        ordered = in_order_of(graph, plan)
-        found[ordered, reruns_of(ordered, plan)] = None
-    family = method if method in chains.METHODS else "lower_sets"
+    found = dict.fromkeys([nothing, *(reruns_of(graph, plan) for plan in known)])
+    chains = chains_of(graph, method if method in METHODS else "lower_sets")
     most = max(timetable(graph, nothing).used)
     seeds = [*known]
     for part in range(1, BUDGETS):
         between = budget_bytes + (most - budget_bytes) * part // BUDGETS
         if len(graph) <= SHORT or not seeds:
-            seeds = [*known, *chains.plans(graph, between, family, "time", "saved")]
+            chain = chains.plan(between)
+            seeds = [*known, *([chain] if chain else [])]
         for plan in seeds:
-            ordered = in_order_of(graph, plan)
-            found[ordered, keep_more(ordered, reruns_of(ordered, plan), between)] = None
+            found[keep_more(graph, reruns_of(graph, plan), between)] = None
     yield from found
 
 

@@ -11,7 +11,7 @@ from umem.planner.graph import Graph
 from umem.planner.link import Link, Move
 
 Method = str
-"""The name of a method, see `umem.planner.dispatch.METHODS`; ``auto`` takes the best of several."""
+"""The name of a method, see `umem.planner.chains.METHODS`; ``auto`` takes the best of several."""
 Objective = Literal["time", "memory"]
 Model = Literal["kusumoto", "saved"]
 OBJECTIVES = ("time", "memory")
@@ -79,10 +79,30 @@ def reruns_of(graph: Graph, plan: Plan) -> Reruns:
     return tuple(found)
 
 
-def in_order_of(graph: Graph, plan: Plan) -> Graph:
-    """Return the graph with its nodes in the order of a plan's forward."""
-    order = tuple(name for block in plan.blocks for name in block)
-    if order == graph.names:
-        return graph
-    nodes = {node.name: node for node in graph.nodes}
-    return Graph([nodes[name] for name in order], graph.edges, graph.forward_bytes)
+def plan_by_reruns(graph: Graph, reruns: Reruns, method: Method) -> Plan:
+    """Make a plan with one block a node, whose backward has the reverse order of the nodes.
+
+    Every value is freed after its last use, kept or not. Its bytes are not counted: they are 0.
+    """
+    g = graph.numbered
+    kept, stashed, made = set[int](), set[int](), set[int]()
+    for v in reversed(range(len(reruns))):
+        for w in reruns[v]:
+            kept.update(x for x in g.preds[w] if x not in made)
+            made.add(w)
+        kept.update(x for x in g.needs[v] if x not in made)
+        if g.stash[v] and v not in made:
+            stashed.add(v)
+    return Plan(
+        blocks=tuple((name,) for name in g.names),
+        kept=tuple(g.names[v] for v in sorted(kept)),
+        recomputed=tuple(tuple(g.names[v] for v in rerun) for rerun in reruns),
+        stashed=tuple(g.names[v] for v in sorted(stashed)),
+        overhead=sum(g.cost[v] for rerun in reruns for v in rerun),
+        peak_bytes=0,
+        method=method,
+        objective="time",
+        model="saved",
+        budget_bytes=0,
+        frees_early=True,
+    )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from umem.errors import BudgetError, GraphError
 from umem.planner.checks import checked_budget
 from umem.planner.graph import Graph
+from umem.planner.kusumoto.formula_rules import bare
 from umem.planner.link import Key, Link, LinkClock
 from umem.planner.plans import Model, Plan
-from umem.planner.schedule import Action, actions
+from umem.planner.schedule import Action, Kind, actions
 from umem.units import format_bytes
 
 
@@ -87,7 +89,8 @@ def referee(
 ) -> Simulation:
     """Carry any stream of actions out on a toy machine; arguments and errors as in `simulate`."""
     budget_bytes = checked_budget(budget_bytes)
-    machine = _Machine(graph, model, link)
+    is_tape = model == "saved"
+    machine = _Machine(graph if is_tape else bare(graph), link, is_tape=is_tape)
     for action in stream:
         moment = machine.act(action)
         if budget_bytes is not None and moment.during_bytes > budget_bytes:
@@ -96,61 +99,59 @@ def referee(
                 f"and the budget is {format_bytes(budget_bytes)}"
             )
     machine.finish()
-    clock = machine.clock
+    clock, timeline = machine.clock, tuple(machine.timeline)
+    peak = max((moment.during_bytes for moment in timeline), default=0)
     return Simulation(
-        machine.peak,
-        machine.overhead,
-        tuple(machine.timeline),
-        clock.now,
-        clock.sent_bytes,
-        clock.fetched_bytes,
+        peak, machine.overhead, timeline, clock.now, clock.sent_bytes, clock.fetched_bytes
     )
 
 
 class _Machine:
-    """A toy machine: the values in its memory, and the actions that were done."""
+    """A toy machine: the values and function state in its memory, and the actions that were done.
 
-    def __init__(self, graph: Graph, model: Model, link: Link | None) -> None:
+    The rules return the bytes that are in use only while an action runs.
+    """
+
+    def __init__(self, graph: Graph, link: Link | None, *, is_tape: bool) -> None:
         self.g = graph.numbered
-        self.model = model
         self._number = {name: v for v, name in enumerate(self.g.names)}
-        self._values: set[int] = set()
-        self._holders = [0] * len(self.g.names)  # number of live values in a node's bytes
-        self._stashes: set[int] = set()
+        self._live: set[Key] = set()
+        self._holders: Counter[Key] = Counter()  # the live values in a node's bytes
         self._grads: set[int] = set()
         self._sent: set[Key] = set()
-        self._away: dict[Key, list[int]] = {}  # with the values in those bytes
+        self._away: dict[Key, list[Key]] = {}  # with the values in those bytes
         self.clock = LinkClock(link)
         self._ran: set[int] = set()
         self._backed: set[int] = set()
         self._bytes = 0
-        self.peak = 0
         self.overhead: float = 0
         self.timeline: list[Moment] = []
-        self._rules = {
+        self._of_calls = {
             "forward": self._forward,
             "recompute": self._recompute,
-            "drop": self._drop,
-            "drop_stash": self._drop_stash,
+            "backward": self._pushed if is_tape else self._pulled,
             "free": self._free,
-            "backward": self._pushed if model == "saved" else self._pulled,
+        }
+        self._of_cells = {
+            "drop": self._drop,
             "send": self._send,
             "leave": self._leave,
             "fetch": self._fetch,
-            "send_stash": self._send_stash,
-            "leave_stash": self._leave_stash,
-            "fetch_stash": self._fetch_stash,
         }
 
     def act(self, action: Action) -> Moment:
         """Carry one action out; raise `GraphError` if that is impossible or out of turn."""
         v = self._number.get(action.node)
-        if v is None or action.kind not in self._rules:
+        if v is None or action.kind not in get_args(Kind):
             raise GraphError(f"{action} is no action on this graph")
         self._now = action
-        during = self._rules[action.kind](v)
-        moment = Moment(action, during, self._bytes)
-        self.peak = max(self.peak, during)
+        before, beside = self._bytes, 0
+        if action.kind in self._of_calls:
+            beside = self._of_calls[action.kind](v)
+        else:
+            verb, _, stash = action.kind.partition("_")
+            self._of_cells[verb](("stash" if stash else "value", v))
+        moment = Moment(action, max(before, self._bytes + beside), self._bytes)
         self.timeline.append(moment)
         return moment
 
@@ -164,9 +165,8 @@ class _Machine:
         for what, done in (("forward", self._ran), ("backward", self._backed)):
             for v in sorted(every - done):
                 raise GraphError(f"{what} of {self.g.names[v]!r} was never done")
-        for left in (self._values, self._stashes, self._grads):
-            for v in sorted(left):
-                raise GraphError(f"something of {self.g.names[v]!r} is left at the end")
+        for v in sorted([*self._grads, *(v for _, v in self._live)]):
+            raise GraphError(f"something of {self.g.names[v]!r} is left at the end")
         for _, v in sorted((*self._sent, *self._away)):
             raise GraphError(f"something of {self.g.names[v]!r} was moved and never came back")
 
@@ -175,13 +175,12 @@ class _Machine:
             kind, node = self._now
             raise GraphError(f"{kind} of {node!r}: {why} {self.g.names[v]!r}")
 
-    # -- forward ---------------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------
 
     def _forward(self, v: int) -> int:
         self._check(v not in self._ran, "forward was done of", v)
         self._ran.add(v)
-        forward = self.g.forward_bytes if self.model == "saved" else 0
-        return self._run(v) + forward
+        return self._run(v) + self.g.forward_bytes
 
     def _recompute(self, v: int) -> int:
         self._check(v in self._ran, "forward was not done of", v)
@@ -191,32 +190,26 @@ class _Machine:
         return self._run(v)
 
     def _run(self, v: int) -> int:
-        """Run a call, in forward or recomputed; return the bytes in use during it."""
+        """Run a call, in forward or recomputed."""
         for x in self.g.preds[v]:
-            self._read(x, "it reads what is not there:")
-        self._check(v not in self._values, "it is there:", v)
-        self._check(("value", self.g.root[v]) not in self._away, "it is away:", v)
-        self._hold(v)
+            self._read(("value", x), "it reads what is not there:")
+        for key in self._made_by(v):
+            self._check(key not in self._live, f"{_it(key)} is there:", v)
+            self._check(self._place(key) not in self._away, f"{_it(key)} is away:", v)
+            self._hold(key)
         self.clock.run(self.g.cost[v])
-        if self.model == "kusumoto":
-            return self._bytes
-        self._check(v not in self._stashes, "its stash is there:", v)
-        self._check(("stash", v) not in self._away, "its stash is away:", v)
-        if self.g.stash[v]:
-            self._stashes.add(v)
-            self._bytes += self.g.stash[v]
-        return self._bytes + self.g.workspace[v]
+        return self.g.workspace[v]
 
-    # -- backward --------------------------------------------------------------------------
+    def _made_by(self, v: int) -> list[Key]:
+        return [("value", v), ("stash", v)] if self.g.stash[v] else [("value", v)]
 
     def _pushed(self, v: int) -> int:
         """Run a step of a tape's backward, which adds to the gradients of its inputs."""
         self._begin(v)
         for x in self.g.needs[v]:
-            self._read(x, "it needs what is not there:")
+            self._read(("value", x), "it needs what is not there:")
         if self.g.stash[v]:
-            self._check(v in self._stashes, "its stash is not there:", v)
-            self.clock.wait(("stash", v))
+            self._read(("stash", v), "its stash is not there:")
         if not self.g.succs[v]:
             self._add_grad(v)  # where backward starts
         self._check(v in self._grads, "it has no gradient:", v)
@@ -224,7 +217,7 @@ class _Machine:
             self._add_grad(x)
         self._bytes += self.g.stays[v]
         self.clock.run(self.g.backward_cost[v])
-        return self._bytes + self.g.backward_workspace[v]
+        return self.g.backward_workspace[v]
 
     def _pulled(self, v: int) -> int:
         """Run a step of backward under ``kusumoto``: make a gradient from its users' gradients."""
@@ -232,10 +225,10 @@ class _Machine:
         for w in self.g.succs[v]:
             self._check(w in self._grads, "it has no gradient:", w)
             for x in self.g.preds[w]:
-                self._check(x in self._values, "it needs what is not there:", x)
+                self._read(("value", x), "it needs what is not there:")
         self._add_grad(v)
         self.clock.run(self.g.backward_cost[v])
-        return self._bytes
+        return 0
 
     def _begin(self, v: int) -> None:
         self._check(len(self._ran) == len(self.g.names), "forward is not done;", v)
@@ -249,90 +242,61 @@ class _Machine:
             self._grads.add(v)
             self._bytes += self.g.grad[v]
 
-    def _read(self, x: int, why: str) -> None:
-        self._check(x in self._values, why, x)
-        self.clock.wait(("value", self.g.root[x]))
-
-    # -- freeing ---------------------------------------------------------------------------
-
-    def _hold(self, v: int) -> None:
-        root = self.g.root[v]
-        if not self._holders[root]:
-            self._bytes += self.g.size[root]
-        self._holders[root] += 1
-        self._values.add(v)
-
-    def _drop(self, v: int) -> int:
-        self._check(v in self._values, "it is not there:", v)
-        before, root = self._bytes, self.g.root[v]
-        self._values.remove(v)
-        self._holders[root] -= 1
-        if not self._holders[root]:
-            self._check(("value", root) not in self._sent, "it is on its way:", v)
-            self._bytes -= self.g.size[root]
-        return before
-
-    def _drop_stash(self, v: int) -> int:
-        self._check(v in self._stashes, "its stash is not there:", v)
-        self._check(("stash", v) not in self._sent, "its stash is on its way:", v)
-        before = self._bytes
-        self._stashes.remove(v)
-        self._bytes -= self.g.stash[v]
-        return before
-
     def _free(self, v: int) -> int:
         self._check(v in self._grads and v in self._backed, "it has no gradient to free:", v)
-        before = self._bytes
         self._grads.remove(v)
         self._bytes -= self.g.grad[v]
-        return before
+        return 0
 
-    # -- offloading ------------------------------------------------------------------------
+    # -- values and function state ---------------------------------------------------------
 
-    def _begin_send(self, key: Key, nbytes: int) -> int:
+    def _place(self, key: Key) -> Key:
+        """Return whose bytes a value or function state lies in: a view's are its base's."""
+        return ("value", self.g.root[key[1]]) if key[0] == "value" else key
+
+    def _size(self, place: Key) -> int:
+        return (self.g.size if place[0] == "value" else self.g.stash)[place[1]]
+
+    def _read(self, key: Key, why: str) -> None:
+        self._check(key in self._live, why, key[1])
+        self.clock.wait(self._place(key))
+
+    def _hold(self, key: Key) -> None:
+        place = self._place(key)
+        if not self._holders[place]:
+            self._bytes += self._size(place)
+        self._holders[place] += 1
+        self._live.add(key)
+
+    def _drop(self, key: Key) -> None:
+        self._check(key in self._live, f"{_it(key)} is not there:", key[1])
+        place = self._place(key)
+        self._live.remove(key)
+        self._holders[place] -= 1
+        if not self._holders[place]:
+            self._check(place not in self._sent, f"{_it(key)} is on its way:", key[1])
+            self._bytes -= self._size(place)
+
+    def _send(self, key: Key) -> None:
+        self._check(self._holders[key] > 0, f"{_it(key)} is not there:", key[1])
         self._check(key not in self._sent, "it is on its way:", key[1])
         self._sent.add(key)
-        self.clock.send(key, nbytes)
-        return self._bytes
+        self.clock.send(key, self._size(key))
 
-    def _end_send(self, key: Key) -> None:
+    def _leave(self, key: Key) -> None:
         self._check(key in self._sent, "it was not sent:", key[1])
         self._sent.remove(key)
         self.clock.wait(key)
+        self._away[key] = [one for one in self._live if self._place(one) == key]
+        for one in self._away[key]:
+            self._drop(one)
 
-    def _begin_fetch(self, key: Key, nbytes: int) -> list[int]:
+    def _fetch(self, key: Key) -> None:
         self._check(key in self._away, "it is not away:", key[1])
-        self.clock.fetch(key, nbytes)
-        return self._away.pop(key)
+        self.clock.fetch(key, self._size(key))
+        for one in self._away.pop(key):
+            self._hold(one)
 
-    def _send(self, v: int) -> int:
-        self._check(self._holders[v] > 0, "it is not there:", v)
-        return self._begin_send(("value", v), self.g.size[v])
 
-    def _leave(self, v: int) -> int:
-        self._end_send(("value", v))
-        before, gone = self._bytes, [x for x in self._values if self.g.root[x] == v]
-        self._away["value", v] = gone
-        for x in gone:
-            self._drop(x)
-        return before
-
-    def _fetch(self, v: int) -> int:
-        for x in self._begin_fetch(("value", v), self.g.size[v]):
-            self._hold(x)
-        return self._bytes
-
-    def _send_stash(self, v: int) -> int:
-        self._check(v in self._stashes, "its stash is not there:", v)
-        return self._begin_send(("stash", v), self.g.stash[v])
-
-    def _leave_stash(self, v: int) -> int:
-        self._end_send(("stash", v))
-        self._away["stash", v] = []
-        return self._drop_stash(v)
-
-    def _fetch_stash(self, v: int) -> int:
-        self._begin_fetch(("stash", v), self.g.stash[v])
-        self._stashes.add(v)
-        self._bytes += self.g.stash[v]
-        return self._bytes
+def _it(key: Key) -> str:
+    return "its stash" if key[0] == "stash" else "it"

@@ -7,20 +7,19 @@ recomputed where there is room.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from umem.planner import chains
 from umem.planner.beam import Beam, Walk, Weights
 from umem.planner.beam_facts import MOST, PARTIAL, Facts, Known
+from umem.planner.chains import chains_of
 from umem.planner.graph import Graph, Numbered
 from umem.planner.link import Link, Move
-from umem.planner.link_timetable import bytes_during
-from umem.planner.plans import Plan, Reruns, reruns_of
+from umem.planner.link_timetable import timetable
+from umem.planner.plans import Plan, Reruns, plan_by_reruns, reruns_of
 from umem.planner.schedule import actions
 from umem.planner.usage_of_actions import usage
 
@@ -47,25 +46,17 @@ PROBES = (
 """The walks in search of any plan that fits, until one finds it."""
 
 
-def best_plan(graph: Graph, budget_bytes: int, known: Sequence[Plan] = ()) -> Plan | None:
-    """Return the plan of least overhead that is found within a budget; None if none is found.
+def best_plan(graph: Graph, budget_bytes: int, known: Plan) -> Plan:
+    """Return the plan of least overhead that is found within a budget.
 
-    ``known`` are plans that fit, and whose forward has the order of the nodes. Without any, the
-    search begins from chains of lower sets, or from the plan of least bytes.
+    ``known`` is a plan that fits; the search begins from it, and what it finds is never worse.
     """
-    plans = [*known] or chains.plans(graph, budget_bytes, "lower_sets", "time", "saved")
-    if not plans:
-        least = least_plan(graph)
-        if least.peak_bytes > budget_bytes:
-            return None
-        plans = [least]
-    reruns = [reruns_of(graph, plan) for plan in plans]
+    reruns = reruns_of(graph, known)
     if len(graph) <= MOST:
-        return plan_of(graph, _search(graph, budget_bytes, reruns), budget_bytes, NAME)
-    found = [
-        plan_of(graph, keep_more(graph, one, budget_bytes), budget_bytes, NAME) for one in reruns
-    ]
-    return min(found, key=lambda plan: (plan.overhead, plan.peak_bytes))
+        reruns = _search(graph, budget_bytes, reruns)
+    else:
+        reruns = keep_more(graph, reruns, budget_bytes)
+    return plan_of(graph, reruns, budget_bytes, NAME)
 
 
 @lru_cache(maxsize=16)
@@ -74,7 +65,8 @@ def least_plan(graph: Graph, *, once: bool = False) -> Plan:
 
     The plan does not depend on the costs of calls.
     """
-    (known,) = chains.plans(graph, None, "lower_sets", "time", "saved")
+    known = chains_of(graph, "lower_sets").plan()
+    assert known is not None
     best = plan_of(graph, reruns_of(graph, known), None, NAME)
     if len(graph) > (ONCE if once else MOST):
         return best
@@ -103,13 +95,13 @@ def _floor(facts: Facts) -> int:
     return floor
 
 
-def _search(graph: Graph, budget_bytes: int, known: Sequence[Reruns]) -> Reruns:
+def _search(graph: Graph, budget_bytes: int, known: Reruns) -> Reruns:
     """Return the cheapest recomputations that are found, or known, within a budget.
 
     Cost: some tenths of a second for 24 nodes, some seconds for 63.
     """
     facts = Facts(graph)
-    best = min((Known(facts, reruns) for reruns in known), key=lambda plan: plan.cost)
+    best = Known(facts, known)
     saw_all = set[int]()  # the `extra` of walks that pruned no state
     for walk in _walks(WALKS, facts):
         if best.cost > PARTIAL and walk.extra not in saw_all:
@@ -169,7 +161,7 @@ def keep_more(graph: Graph, reruns: Reruns, budget_bytes: int) -> Reruns:
     the number of calls during which its value would be kept.
     """
     for _ in range(KEEPING_ROUNDS):
-        during = np.array(bytes_during(graph, reruns), np.int64)
+        during = np.array(timetable(graph, reruns).used, np.int64)
         if during.max() > budget_bytes:
             break
         kept = _worth_keeping(graph.numbered, reruns, during, budget_bytes)
@@ -261,43 +253,9 @@ def plan_of(
     moves: tuple[Move, ...] = (),
     link: Link | None = None,
 ) -> Plan:
-    """Make a plan with one block a node, whose backward has the reverse order of the nodes.
-
-    Every value is freed after its last use, kept or not. A budget of None is the plan's peak.
-    """
-    names, cost = graph.numbered.names, graph.numbered.cost
-    kept, stashed = _kept(graph, reruns)
-    found = Plan(
-        blocks=tuple((name,) for name in names),
-        kept=tuple(names[v] for v in sorted(kept)),
-        recomputed=tuple(tuple(names[v] for v in rerun) for rerun in reruns),
-        stashed=tuple(names[v] for v in sorted(stashed)),
-        overhead=sum(cost[v] for rerun in reruns for v in rerun),
-        peak_bytes=0,
-        method=method,
-        objective="time",
-        model="saved",
-        budget_bytes=0,
-        frees_early=True,
-        moves=moves,
-        link=link,
-    )
+    """Make the plan of recomputations, with its bytes; a budget of None is its peak."""
+    found = replace(plan_by_reruns(graph, reruns, method), moves=moves, link=link)
     peak = usage(graph, actions(graph, found)).peak_bytes
     return replace(
         found, peak_bytes=peak, budget_bytes=peak if budget_bytes is None else budget_bytes
     )
-
-
-def _kept(graph: Graph, reruns: Reruns) -> tuple[set[int], set[int]]:
-    """Return nodes by numbers: whose value is kept from forward on, whose function state is."""
-    g = graph.numbered
-    kept, stashed = set[int](), set[int]()
-    made = set[int]()
-    for v in reversed(range(len(reruns))):
-        for w in reruns[v]:
-            kept.update(x for x in g.preds[w] if x not in made)
-            made.add(w)
-        kept.update(x for x in g.needs[v] if x not in made)
-        if g.stash[v] and v not in made:
-            stashed.add(v)
-    return kept, stashed

@@ -17,6 +17,13 @@ forward: those of the step before), and with the workspace of the call that runs
 these is the block's peak, so that freeing early is part of the optimisation: after Kusumoto et al.
 (NeurIPS 2019), whose formula counts all of a block and every value, saved or not.
 
+Forward runs in the order of the nodes, because the program decides it, and backward in reverse. So
+each lower set is a prefix of that order, whatever the blocks are: the bytes in use at a node of
+backward do not depend on where its block ends, and those in forward hardly, so that all steps
+together cost O(cuts * nodes); only recomputation costs a little for each pair of cuts. In a graph
+of more than ``2 * WINDOW`` nodes, a block that is recomputed has at most ``WINDOW`` nodes, unless
+the table has to be exact.
+
 Models: retained values, function state, views at no bytes, workspace, steps of backward that add to
 their inputs' gradients. Does not model: a gradient that is passed on without a copy, a kept value
 that could be freed before its own block's backward.
@@ -24,226 +31,260 @@ that could be freed before its own block's backward.
 
 from __future__ import annotations
 
-from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from umem.errors import GraphError
 from umem.planner.graph import Graph
 from umem.planner.plans import Model
-from umem.planner.prefixes import prefix_table
-from umem.planner.step_table import INFINITE, Segment, Table, bits, mask_of, numbers, units
+from umem.planner.step_table import INFINITE, Ints, Segment, Table, units
+from umem.planner.usage_of_actions import gradient_bytes
 
 RECOMPUTED, CHEAPLY_RECOMPUTED, STORED = 0, 1, 2
 """The kinds of a block."""
+WINDOW = 128
+"""At most this many nodes in a block that is recomputed, in large graphs.
+
+A guess: no bench compares others.
+"""
 NEVER = 1 << 40
-"""A place beyond every node's."""
+"""A place beyond every node's, for bytes that no step of backward needs."""
+Flags = npt.NDArray[np.bool_]
 
 
 class SavedModel:
-    """Costs of steps between lower sets of a graph, by the rules of a tape."""
+    """Costs of steps between prefixes of the node order, by the rules of a tape."""
 
     name: Model = "saved"
     kinds = 3
 
     def __init__(self, graph: Graph) -> None:
-        self._graph, self.g = graph, graph.numbered
+        self.g = g = graph.numbered
+        self.count = len(g.names)
+        self.place = np.arange(self.count)
+        self.root = np.array(g.root, np.int64)
+        self.size = np.array(g.size, np.int64)
+        self.stash = np.array(g.stash, np.int64)
+        beside = np.array(gradient_bytes(graph), np.int64).reshape(-1, 2)
+        self.before, self.during = beside.T
+        pinned = np.array(g.pinned, bool) & (self.root == self.place)
+        costly = np.zeros(self.count, bool)
+        np.logical_or.at(costly, self.root, np.array(g.costly, bool))
+        self._find_uses()
+        self.always = pinned, pinned | costly, pinned | (self.need < NEVER)
+
+    def _find_uses(self) -> None:
+        """Find the last call of forward and of backward that reads each node's bytes.
+
+        That of backward is the lowest number, since backward runs in reverse order.
+        """
         g = self.g
-        count = len(g.names)
-        self.all = (1 << count) - 1
-        self.users = [mask_of(users) for users in g.succs]
-        self.needers = [0] * count
-        for q, needs in enumerate(g.needs):
-            for x in needs:
-                self.needers[x] |= 1 << q
-        self._group = [0] * count
-        for v, root in enumerate(g.root):
-            self._group[root] |= 1 << v
+        self.last = np.full(self.count, -1, np.int64)
+        self.need = np.full(self.count, NEVER, np.int64)
+        self.own_need = np.full(self.count, NEVER, np.int64)
+        for v in range(self.count - 1, -1, -1):
+            if g.succs[v]:
+                self.last[g.root[v]] = max(self.last[g.root[v]], g.succs[v][-1])
+            for x in g.needs[v]:
+                self.own_need[x] = v
+                self.need[g.root[x]] = min(self.need[g.root[x]], v)
 
     # -- one block -------------------------------------------------------------------------
 
     def block(self, before: int, after: int, kind: int) -> Segment:
         """Return the nodes of a block, those that it keeps and those that it recomputes."""
-        return _Target(self, after, kind, before).block(before)
-
-    def cached(self, block: Segment) -> int:
-        """Return the bytes of values and function state that a block keeps for its backward."""
-        g = self.g
-        return sum(g.size[v] for v in block.kept) + sum(g.stash[v] for v in block.stashed)
-
-    def with_views(self, nodes: int, within: int) -> int:
-        """Return the mask of nodes ``within`` a set that share bytes with any of ``nodes``."""
-        found = 0
-        for v in numbers(nodes):
-            found |= self._group[self.g.root[v]]
-        return found & within
-
-    def kept(self, near: int, after: int, kind: int) -> int:
-        """Return the mask of the nodes ``near``, with views, kept once set ``after`` is done."""
-        g, kept, beyond = self.g, 0, self.all & ~after
-        for v in numbers(near):
-            keeps = self.users[v] & beyond or g.pinned[v]
-            keeps = keeps or (kind == STORED and self.needers[v])
-            if keeps or (kind == CHEAPLY_RECOMPUTED and g.costly[v]):
-                kept |= self._group[g.root[v]]
-        return kept & after
-
-    def rerun(self, left: int, after: int, kind: int) -> int:
-        """Return the mask of nodes to recompute: saved tensors not kept, and their inputs."""
-        if kind == STORED:
-            return 0
-        rerun = 0
-        for v in reversed(numbers(left)):
-            if self.needers[v] & after or self.g.stash[v] or self.users[v] & rerun:
-                rerun |= 1 << v
-        return rerun
+        ways = _Block(self, before.bit_length(), after.bit_length(), kind)
+        nodes = tuple(range(ways.low, ways.end))
+        kept = tuple((np.flatnonzero(ways.kept_node) + ways.low).tolist())
+        rerun = tuple((np.flatnonzero(ways.rerun) + ways.low).tolist())
+        return Segment(nodes, kept, rerun, nodes if kind == STORED else kept)
 
     # -- all steps -------------------------------------------------------------------------
 
     def table(self, sets: tuple[int, ...], *, exact: bool = False) -> Table:
-        """Return the costs of every step between nested lower sets, which are sorted by size.
+        """Return the costs of every step between lower sets, which are sorted by size.
 
-        In closed form where each set is a prefix of the node order; otherwise one step after the
-        other, in time proportional to its nodes.
+        Args:
+            sets: prefixes of the node order, as bit masks.
+            exact: keep costs as they are, and let blocks of any length be recomputed.
+
+        Raises:
+            GraphError: a lower set is no prefix.
         """
-        if all(mask & (mask + 1) == 0 for mask in sets):
-            return prefix_table(self._graph, sets, exact=exact)
-        return self.table_by_steps(sets, exact=exact)
-
-    def table_by_steps(self, sets: tuple[int, ...], *, exact: bool = False) -> Table:
-        """Return the same table for any lower sets, computed one step after the other."""
-        g, cost = self.g, units(self.g.cost, exact=exact)
-        count = len(sets)
+        if any(mask & (mask + 1) for mask in sets):
+            raise GraphError(
+                "under the model 'saved' a tape runs in the order of the nodes: every lower set "
+                'has to be a prefix of it; pass model="kusumoto" for others'
+            )
+        cuts, cost = np.array([mask.bit_length() for mask in sets]), units(self.g.cost, exact=exact)
+        window = self.count if exact or self.count <= 2 * WINDOW else WINDOW
+        count = len(cuts)
         peak = np.full((3, count, count), INFINITE, np.int64)
         cached = np.zeros((3, count, count), np.int64)
-        time = np.zeros((3, count, count), cost.costs.dtype)
+        time = np.zeros((3, count, count), cost.dtype)
+        backward = _highest(self._backward(cuts), cuts)
+        stored = np.maximum(_highest(self._forward(cuts, STORED), cuts), backward)
         for target in range(1, count):
-            for kind in (
-                (STORED,) if target == count - 1 else (RECOMPUTED, CHEAPLY_RECOMPUTED, STORED)
-            ):
-                step = _Target(self, sets[target], kind)
-                for source in range(target):
-                    if sets[source] & ~sets[target] == 0:
-                        at = kind, target, source
-                        block = step.block(sets[source])
-                        peak[at] = step.peak(block)
-                        cached[at] = self.cached(block)
-                        time[at] = sum(cost.costs[v] for v in block.rerun)
-        return Table(sets, peak, cached, time, ~bits(sets, len(g.names)) @ cost.costs, cost.total)
+            cached[STORED, target, :target] = _Block(self, 0, int(cuts[target]), STORED).cached(
+                cuts[:target]
+            )
+            peak[STORED, target, :target] = stored[:target, target]
+        is_cheaper = (self.always[CHEAPLY_RECOMPUTED] != self.always[RECOMPUTED]).any()
+        for kind in (RECOMPUTED, CHEAPLY_RECOMPUTED) if is_cheaper else (RECOMPUTED,):
+            forward = self._forward(cuts, kind)
+            for target in range(1, count - 1):
+                end = int(cuts[target])
+                first = min(int(np.searchsorted(cuts, end - window)), target - 1)
+                some, sources = slice(first, target), cuts[first:target]
+                block = _Block(self, int(cuts[first]), end, kind)
+                again = block.peak(sources, forward[some, block.here])
+                peak[kind, target, some] = np.maximum(again, backward[some, target])
+                cached[kind, target, some] = block.cached(sources)
+                time[kind, target, some] = block.time(sources, cost)
+        return Table(sets, peak, cached, time, float(cost.sum()))
+
+    # -- forward and backward --------------------------------------------------------------
+
+    def _forward(self, cuts: Ints, kind: int) -> Ints:
+        """Return by [cut, place] the bytes while a node runs, without nodes before the cut.
+
+        Where the block's end decides which function state is kept, only the running node's counts.
+        """
+        until = np.where(self.always[kind], self.count, np.maximum(self.last, self.place))
+        found = self._intervals(cuts, self.place, until)
+        found += _between(self.stash, cuts) if kind == STORED else self.stash
+        return found + np.array(self.g.workspace, np.int64) + self.g.forward_bytes
+
+    def _backward(self, cuts: Ints) -> Ints:
+        """Return by [cut, place] the bytes in a node's backward, without nodes before the cut."""
+        start = np.minimum(self.need, self.count)
+        found = self._intervals(cuts, start, np.full(self.count, self.count))
+        return found + _between(self.stash, cuts) + self.during
+
+    def _intervals(self, cuts: Ints, starts: Ints, ends: Ints) -> Ints:
+        """Sum by [cut, place] the bytes of nodes from the cut on that are live at the place.
+
+        A node is live from its start to its end; its start is never before the node.
+        """
+        found = np.zeros((len(cuts), self.count + 1), np.int64)
+        line = np.zeros(self.count + 1, np.int64)
+        for row in range(len(cuts) - 1, -1, -1):
+            low = cuts[row]
+            high = cuts[row + 1] if row + 1 < len(cuts) else self.count
+            nodes = self.place[low:high]
+            np.add.at(line, starts[nodes], self.size[nodes])
+            np.add.at(line, np.minimum(ends[nodes] + 1, self.count), -self.size[nodes])
+            found[row] = line
+        total: Ints = np.cumsum(found, axis=1)[:, :-1]
+        return total
 
 
-class _Target:
-    """The facts that all steps into the set ``after`` share, or of the one step from ``before``."""
+class _Block:
+    """The blocks of a kind that end at one cut, one for each source: the cut they begin at.
 
-    def __init__(self, model: SavedModel, after: int, kind: int, before: int = 0) -> None:
-        self.model, self.g, self.after, self.kind = model, model.g, after, kind
-        new = after & ~before
-        near = model.with_views(new, after) if before else after
-        self.kept = model.kept(near, after, kind)
-        self.rerun = model.rerun(new & ~self.kept, after, kind)
+    Args:
+        model: the graph as arrays by node.
+        low, end: the first node of the longest of them, and the end of all.
+        kind: their kind.
+    """
 
-    @cached_property
-    def grads(self) -> set[int]:
-        """Return the nodes whose gradients are in memory before the block's backward."""
-        beyond = self.model.all & ~self.after
-        return {v for v in numbers(self.after) if self.model.users[v] & beyond}
+    def __init__(self, model: SavedModel, low: int, end: int, kind: int) -> None:
+        self.model, self.low, self.end = model, low, end
+        self.here = slice(low, end)
+        kept = (model.last >= end) | model.always[kind]
+        self.kept = kept[self.here]
+        self.kept_node = kept[model.root[self.here]]
+        self.size, self.stash = model.size[self.here], model.stash[self.here]
+        self.stashed = np.where(self.kept_node | (kind == STORED), self.stash, 0)
+        self.rerun = np.zeros(end - low, bool)
+        if kind != STORED:
+            self._find_rerun()
 
-    @cached_property
-    def stayed(self) -> int:
-        """Return the bytes of parameters' gradients that backward makes before reaching the set."""
-        return sum(self.g.stays[v] for v in numbers(self.model.all & ~self.after))
+    def _find_rerun(self) -> None:
+        """Find the calls to recompute, and the last of them that reads each node's bytes."""
+        g, low = self.model.g, self.low
+        self.last = np.full(self.end - low, -1, np.int64)
+        target = (self.model.own_need[self.here] < self.end) | (self.stash > 0)
+        wanted = (target & ~self.kept_node).tolist()
+        kept = self.kept_node.tolist()
+        for v in range(self.end - 1, low - 1, -1):
+            if wanted[v - low]:
+                self.rerun[v - low] = True
+                for x in g.preds[v]:
+                    if x >= low:
+                        wanted[x - low] = not kept[x - low]
+                    if g.root[x] >= low:
+                        at = g.root[x] - low
+                        self.last[at] = max(self.last[at], v)
 
-    @cached_property
-    def _first_need(self) -> dict[int, int]:
-        """Return by node with bytes the lowest step that needs them: the last one to run."""
-        first: dict[int, int] = {}
-        for v in numbers(self.after):
-            needers = self.model.needers[v] & self.after
-            if needers:
-                root, place = self.g.root[v], (needers & -needers).bit_length() - 1
-                first[root] = min(first.get(root, NEVER), place)
-        return first
+    def cached(self, sources: Ints) -> Ints:
+        """Return by source the bytes that the block keeps."""
+        return _after(np.where(self.kept, self.size, 0) + self.stashed, sources - self.low)
 
-    def block(self, before: int) -> Segment:
-        """Return the block of the nodes in this set and not in ``before``."""
-        new = self.after & ~before
-        found, kept = tuple(numbers(new)), tuple(numbers(new & self.kept))
-        stashed = found if self.kind == STORED else kept
-        return Segment(found, kept, tuple(numbers(new & self.rerun)), stashed)
+    def time(self, sources: Ints, cost: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return by source the overhead of the block, in units of cost."""
+        return _after(np.where(self.rerun, cost[self.here], 0), sources - self.low)
 
-    def peak(self, block: Segment) -> int:
-        """Return a block's peak above the kept bytes of blocks before: forward to backward."""
-        return max(self._forward(block), self._rebuild(block), self._backward(block))
+    def peak(self, sources: Ints, forward: Ints) -> Ints:
+        """Return by source the peak of the block's forward and recomputation.
 
-    def _forward(self, block: Segment) -> int:
-        """Return the peak of a block's forward."""
-        g = self.g
-        last = self._last_use(block.nodes, block.nodes)
-        freed = self._freed_after(set(block.nodes) - set(block.kept), last)
-        stashed = set(block.stashed)
-        live = peak = 0
-        for v in block.nodes:
-            live += g.size[v] + g.stash[v]
-            peak = max(peak, live + g.workspace[v])
-            live -= freed.get(v, 0) + (0 if v in stashed else g.stash[v])
-        return peak + g.forward_bytes
+        ``forward``: by [source, place], the bytes in forward without kept function state.
+        """
+        starts = sources - self.low
+        begun = np.arange(self.end - self.low) >= starts[:, None]
+        forward = forward + _between(self.stashed, starts) - self.stashed
+        rebuild = np.where(begun & self.rerun, self._rebuilding(starts), 0)
+        found: Ints = np.maximum(np.where(begun, forward, 0), rebuild).max(axis=1)
+        return found
 
-    def _rebuild(self, block: Segment) -> int:
-        """Return the peak of a block's recomputation; 0 if it has none."""
-        g = self.g
-        if not block.rerun:
-            return 0
-        last = self._last_use(block.rerun, block.nodes)
-        for v in block.rerun:
-            last.setdefault(g.root[v], v)
-        held = {v for v in block.kept if g.root[v] == v}
-        held = {v for v in held if v in self._first_need or v in last}
-        rebuilt = {v for v in block.rerun if g.root[v] == v}
-        freed = self._freed_after({v for v in held | rebuilt if v not in self._first_need}, last)
-        live = sum(g.size[v] for v in held) + sum(g.stash[v] for v in block.stashed)
-        live += sum(g.grad[v] for v in self.grads) + self.stayed
-        peak = 0
-        for v in block.rerun:
-            live += g.size[v] + g.stash[v]
-            peak = max(peak, live + g.workspace[v])
-            live -= freed.get(v, 0)
-        return peak
+    def _rebuilding(self, starts: Ints) -> Ints:
+        """Return by [source, place] the bytes while the node at the place is recomputed."""
+        model = self.model
+        own = model.root[self.here] == model.place[self.here]
+        needed = model.need[self.here] < self.end
+        held = np.where(self.kept & needed, self.size, 0) + self.stashed
+        made = np.where(self.rerun & own & needed, self.size, 0)
+        made += np.where(self.rerun, self.stash, 0)
+        passing = own & ~needed & (self.kept | self.rerun) & (self.size > 0)
+        found = _after(held, starts)[:, None] + _between(made, starts)
+        found += self._passing(passing, starts)
+        found += np.array(model.g.workspace[self.low : self.end], np.int64)
+        found += int(model.before[self.end - 1])
+        return found
 
-    def _backward(self, block: Segment) -> int:
-        """Return the peak of a block's backward."""
-        g = self.g
-        grads, nodes = set(self.grads), set(block.nodes)
-        first = {v: place for v, place in self._first_need.items() if v in nodes}
-        freed: dict[int, int] = {}
-        for v, place in first.items():
-            freed[place] = freed.get(place, 0) + g.size[v]
-        live = sum(g.grad[v] for v in grads) + sum(g.size[v] for v in first)
-        live += sum(g.stash[v] for v in block.nodes) + self.stayed
-        peak = 0
-        for p in reversed(block.nodes):
-            live += g.stays[p]
-            for v in (p, *g.preds[p]):
-                if v not in grads:
-                    grads.add(v)
-                    live += g.grad[v]
-            peak = max(peak, live + g.backward_workspace[p])
-            live -= g.grad[p] + g.stash[p] + freed.get(p, 0)
-        return peak
+    def _passing(self, passing: Flags, starts: Ints) -> Ints:
+        """Return by [source, place] the bytes of values dropped once their last reader has run."""
+        nodes = np.flatnonzero(passing)
+        changes = np.zeros((len(starts), self.end - self.low + 1), np.int64)
+        row = np.searchsorted(starts, nodes, side="right") - 1
+        begin = np.where(self.kept[nodes], 0, nodes)
+        end = np.maximum(self.last[nodes] - self.low, begin - self.kept[nodes])
+        np.add.at(changes, (row, begin), self.size[nodes])
+        np.add.at(changes, (row, end + 1), -self.size[nodes])
+        by_cut = np.cumsum(changes[::-1], axis=0)[::-1]
+        return np.cumsum(by_cut, axis=1)[:, :-1]
 
-    def _last_use(self, users: tuple[int, ...], nodes: tuple[int, ...]) -> dict[int, int]:
-        """Return by node with bytes in a block the last of ``users`` that reads them."""
-        g, own = self.g, set(nodes)
-        last: dict[int, int] = {}
-        for w in users:
-            for x in g.preds[w]:
-                if g.root[x] in own:
-                    last[g.root[x]] = w
-        return last
 
-    def _freed_after(self, which: set[int], last: dict[int, int]) -> dict[int, int]:
-        """Return by node the bytes of the values in ``which`` that are freed after it has run."""
-        freed: dict[int, int] = {}
-        for v in which:
-            if self.g.root[v] == v:
-                place = last.get(v, v)
-                freed[place] = freed.get(place, 0) + self.g.size[v]
-        return freed
+def _after(amounts: npt.NDArray[Any], starts: Ints) -> npt.NDArray[Any]:
+    """Sum amounts from each start to the end."""
+    total = np.concatenate((np.zeros(1, amounts.dtype), np.cumsum(amounts)))
+    found: npt.NDArray[Any] = total[-1] - total[starts]
+    return found
+
+
+def _between(amounts: Ints, starts: Ints) -> Ints:
+    """Sum amounts by [start, place] from start to place; places before a start have less than 0."""
+    total = np.concatenate(([0], np.cumsum(amounts)))
+    found: Ints = total[1:][None, :] - total[starts][:, None]
+    return found
+
+
+def _highest(by_place: Ints, cuts: Ints) -> Ints:
+    """Return by [source, target] the largest value from one cut to another; 0 for no node."""
+    place = np.arange(by_place.shape[1])
+    begun = np.where(place >= cuts[:, None], by_place, 0)
+    highest = np.maximum.accumulate(begun, axis=1)
+    found: Ints = np.concatenate((np.zeros((len(cuts), 1), np.int64), highest), axis=1)[:, cuts]
+    return found

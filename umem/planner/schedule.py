@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from umem.errors import GraphError
 from umem.planner.graph import Graph, Numbered
-from umem.planner.link import Move
+from umem.planner.kusumoto.formula_rules import bare, read_by
 from umem.planner.plans import Model, Plan, checked_model
 
 Kind = Literal[
@@ -66,7 +66,7 @@ _MOVED: dict[str, tuple[Kind, Kind, Kind]] = {
 
 
 @dataclass
-class _Computation:
+class Computation:
     """A computation, the cells it makes and reads; one of no kind only keeps its reads alive."""
 
     kind: Kind | None
@@ -97,20 +97,8 @@ def actions(
         raise GraphError("a plan of the model 'saved' does not hold under the model 'kusumoto'")
     if plan.moves and (model == "kusumoto" or not liveness):
         raise GraphError("a plan that offloads values holds under the model 'saved' with liveness")
-    chain = _NumberedPlan(graph, plan)
-    steps = list(chain.steps(model))
-    ends = _last_uses(steps) if liveness else chain.block_ends(steps, model)
-    moves = chain.moves(steps, plan.moves)
-    names = chain.g.names
-    for index, step in enumerate(steps):
-        for kind, node in moves.before.get(index, ()):
-            yield Action(kind, names[node])
-        if step.kind is not None:
-            yield Action(step.kind, names[step.node])
-        for cell in ends.get(index, ()):
-            yield Action(_GO[cell.what], names[cell.node])
-        for kind, node in moves.after.get(index, ()):
-            yield Action(kind, names[node])
+    counted = graph if model == "saved" else bare(graph)
+    yield from Computations(counted, plan, is_tape=model == "saved").actions(liveness=liveness)
 
 
 class Task(NamedTuple):
@@ -191,14 +179,7 @@ def agenda(graph: Graph, plan: Plan, calls: Sequence[str]) -> Agenda:
     return Agenda(after, backward)
 
 
-class _Moves(NamedTuple):
-    """Offloading actions, by the place of the computation before or after which they are due."""
-
-    before: dict[int, list[tuple[Kind, int]]]
-    after: dict[int, list[tuple[Kind, int]]]
-
-
-def _last_uses(steps: list[_Computation]) -> dict[int, list[Cell]]:
+def _last_uses(steps: list[Computation]) -> dict[int, list[Cell]]:
     """Return by computation the cells to drop after it: not read before they are recomputed."""
     ends: dict[int, list[Cell]] = {}
     later: set[Cell] = set()
@@ -212,25 +193,51 @@ def _last_uses(steps: list[_Computation]) -> dict[int, list[Cell]]:
     return ends
 
 
-class _NumberedPlan:
-    """A plan whose nodes are numbers of its graph.
+def _at_block_ends(
+    steps: list[Computation], last_uses: dict[int, list[Cell]]
+) -> dict[int, list[Cell]]:
+    """Return the same with each cell dropped at the end of the block that uses it last."""
+    last = {(step.kind == "forward", step.block): place for place, step in enumerate(steps)}
+    ends: dict[int, list[Cell]] = {}
+    for place, cells in last_uses.items():
+        step = steps[place]
+        ends.setdefault(last[step.kind == "forward", step.block], []).extend(cells)
+    return ends
+
+
+Due = dict[int, list[tuple[Kind, int]]]
+"""Offloading actions, as kind and node, by the place of a computation."""
+
+
+class Computations:
+    """The computations of a plan, in order; nodes are numbers of its graph.
+
+    Args:
+        graph: the graph that was planned.
+        plan: its plan.
+        is_tape: True if a step of backward adds to the gradients of its inputs; False for the rules
+            of `umem.planner.kusumoto`.
+
+    Attributes:
+        g: the graph by numbers.
+        steps: the computations.
 
     Raises:
         GraphError: the plan is not one of this graph.
     """
 
-    def __init__(self, graph: Graph, plan: Plan) -> None:
+    def __init__(self, graph: Graph, plan: Plan, *, is_tape: bool = True) -> None:
         self.g: Numbered = graph.numbered
+        self._plan, self._is_tape = plan, is_tape
         self._number = {name: v for v, name in enumerate(self.g.names)}
-        self.blocks = [self._numbers(names) for names in plan.blocks]
-        self.rerun = [self._numbers(names) for names in plan.recomputed]
-        self.kept = set(self._numbers(plan.kept))
-        self.stashed = set(self._numbers(plan.stashed))
-        self.frees_early = plan.frees_early
-        if len(self.rerun) != len(self.blocks):
+        blocks = [self._numbers(names) for names in plan.blocks]
+        rerun = [self._numbers(names) for names in plan.recomputed]
+        self._numbers(plan.stashed)
+        if len(rerun) != len(blocks):
             raise GraphError("a plan has a list of calls to recompute for each of its blocks")
-        if sorted(v for block in self.blocks for v in block) != list(range(len(self.g.names))):
+        if sorted(v for block in blocks for v in block) != list(range(len(self.g.names))):
             raise GraphError("the blocks of a plan hold every node once")
+        self.steps = list(self._steps(blocks, rerun, set(self._numbers(plan.kept))))
 
     def _numbers(self, names: Iterable[str]) -> list[int]:
         try:
@@ -238,10 +245,56 @@ class _NumberedPlan:
         except KeyError as error:
             raise GraphError(f"the plan names {error}, which is no node of the graph") from None
 
+    def actions(self, *, liveness: bool = True) -> Iterator[Action]:
+        """Yield the actions of the plan, in order; see `actions`."""
+        ends = _last_uses(self.steps)
+        if not liveness:
+            ends = _at_block_ends(self.steps, ends)
+        before, after = self._moves() if self._plan.moves else ({}, {})
+        for index, step in enumerate(self.steps):
+            due = [
+                *before.get(index, ()),
+                *([] if step.kind is None else [(step.kind, step.node)]),
+                *((_GO[cell.what], cell.node) for cell in ends.get(index, ())),
+                *after.get(index, ()),
+            ]
+            for kind, node in due:
+                yield Action(kind, self.g.names[node])
+
+    # -- computations ----------------------------------------------------------------------
+
+    def _steps(
+        self, blocks: list[list[int]], rerun: list[list[int]], kept: set[int]
+    ) -> Iterator[Computation]:
+        """Yield all computations in order, with the cells that they read and make."""
+        for i, block in enumerate(blocks):
+            yield from (self._run("forward", v, i) for v in block)
+        for i in range(len(blocks) - 1, -1, -1):
+            if self._is_tape and not self._plan.frees_early:
+                held = [Cell("value", v) for v in blocks[i] if v in kept]
+                yield Computation(None, -1, (), held, i)
+            yield from (self._run("recompute", v, i) for v in rerun[i])
+            yield from (self._backward(v, i) for v in reversed(blocks[i]))
+
+    def _run(self, kind: Kind, v: int, block: int) -> Computation:
+        makes = (Cell("value", v), Cell("stash", v)) if self.g.stash[v] else (Cell("value", v),)
+        return Computation(kind, v, makes, [Cell("value", x) for x in self.g.preds[v]], block)
+
+    def _backward(self, v: int, block: int) -> Computation:
+        """Make the step of a node's backward."""
+        if not self._is_tape:
+            reads = [Cell("value", x) for x in read_by(self.g, v)]
+            reads += [Cell("grad", w) for w in self.g.succs[v]]
+            return Computation("backward", v, (Cell("grad", v),), reads, block)
+        reads = [Cell("value", x) for x in self.g.needs[v]] + [Cell("grad", v)]
+        reads += [Cell("stash", v)] * (self.g.stash[v] > 0)
+        makes = tuple(Cell("grad", x) for x in self.g.preds[v])
+        return Computation("backward", v, makes, reads, block)
+
     # -- offloading ------------------------------------------------------------------------
 
-    def moves(self, steps: list[_Computation], moves: Sequence[Move]) -> _Moves:
-        """Place the sends, frees and fetches of offloaded cells between the computations.
+    def _moves(self) -> tuple[Due, Due]:
+        """Return the offloading actions due before, and those due after each computation.
 
         Of values that could be sent at once, the one used last is sent first; the one used first
         is fetched first.
@@ -249,52 +302,51 @@ class _NumberedPlan:
         Raises:
             GraphError: a move names a view, or a value or function state that forward never makes.
         """
-        found = _Moves({}, {})
-        if not moves:
-            return found
-        ran, turns = self._turns(steps)
-        sent, used = self._uses(steps)
+        before: Due = {}
+        after: Due = {}
+        turns = self.turns()
+        ran = {step.node: i for i, step in enumerate(self.steps) if step.kind == "forward"}
+        sent, used = self.uses()
         ways = []
-        for move in moves:
+        for move in self._plan.moves:
             node, left, step = self._numbers((move.node, move.leaves_after, move.fetched_before))
             cell = Cell(move.what, node)
             if cell not in sent or self.g.root[node] != node:
                 raise GraphError(
                     f"the plan offloads the {move.what} of {move.node!r}: there is none"
                 )
-            ways.append((sent[cell], used.get(cell, len(steps)), cell, ran[left], turns[step]))
+            ways.append((sent[cell], used.get(cell, len(self.steps)), cell, ran[left], turns[step]))
         ways.sort(key=lambda way: (way[0], -way[1], way[2]))
         for last, _, cell, _, _ in ways:
-            found.after.setdefault(last, []).append((_MOVED[cell.what][0], cell.node))
+            after.setdefault(last, []).append((_MOVED[cell.what][0], cell.node))
         for _, _, cell, left, _ in ways:
-            found.after.setdefault(left, []).append((_MOVED[cell.what][1], cell.node))
+            after.setdefault(left, []).append((_MOVED[cell.what][1], cell.node))
         for _, _, cell, _, turn in sorted(ways, key=lambda way: way[1:3]):
-            found.before.setdefault(turn, []).append((_MOVED[cell.what][2], cell.node))
-        return found
+            before.setdefault(turn, []).append((_MOVED[cell.what][2], cell.node))
+        return before, after
 
-    def _turns(self, steps: list[_Computation]) -> tuple[dict[int, int], dict[int, int]]:
-        """Return by call the place of its forward, and by step that of its first computation.
+    def turns(self) -> dict[int, int]:
+        """Return by step of backward the place of its first computation, in order of time.
 
-        Steps are those of backward. The first computation of one is what comes right after the step
-        before: a recomputation, one of no kind that keeps its reads alive, or the step itself.
+        That is what comes right after the step before: a recomputation, a computation of no kind
+        that keeps its reads alive, or the step itself.
         """
-        ran = {step.node: i for i, step in enumerate(steps) if step.kind == "forward"}
         turns: dict[int, int] = {}
-        begins = len(ran)
-        for index in range(begins, len(steps)):
-            if steps[index].kind == "backward":
-                turns[steps[index].node] = begins
+        begins = len(self.g.names)
+        for index in range(begins, len(self.steps)):
+            if self.steps[index].kind == "backward":
+                turns[self.steps[index].node] = begins
                 begins = index + 1
-        return ran, turns
+        return turns
 
-    def _uses(self, steps: list[_Computation]) -> tuple[dict[Cell, int], dict[Cell, int]]:
+    def uses(self) -> tuple[dict[Cell, int], dict[Cell, int]]:
         """Return the last place in forward and the first in backward at which each cell is used.
 
         A use of a view is a use of the node whose bytes the view lies in.
         """
         last: dict[Cell, int] = {}
         first: dict[Cell, int] = {}
-        for index, step in enumerate(steps):
+        for index, step in enumerate(self.steps):
             for cell in (*step.reads, *step.makes):
                 if cell.what == "value":
                     cell = Cell("value", self.g.root[cell.node])
@@ -303,78 +355,3 @@ class _NumberedPlan:
                 else:
                     first.setdefault(cell, index)
         return last, first
-
-    # -- computations ----------------------------------------------------------------------
-
-    def steps(self, model: Model) -> Iterator[_Computation]:
-        """Yield all computations in order, with the cells that they read and make."""
-        for i, block in enumerate(self.blocks):
-            yield from (self._run("forward", v, i, model) for v in block)
-        for i in range(len(self.blocks) - 1, -1, -1):
-            if model == "saved" and not self.frees_early:
-                held = [Cell("value", v) for v in self.blocks[i] if v in self.kept]
-                yield _Computation(None, -1, (), held, i)
-            yield from (self._run("recompute", v, i, model) for v in self.rerun[i])
-            backward = self._pushed if model == "saved" else self._pulled
-            yield from (backward(v, i) for v in reversed(self.blocks[i]))
-
-    def _run(self, kind: Kind, v: int, block: int, model: Model) -> _Computation:
-        makes = [Cell("value", v)]
-        if model == "saved" and self.g.stash[v]:
-            makes.append(Cell("stash", v))
-        reads = [Cell("value", x) for x in self.g.preds[v]]
-        return _Computation(kind, v, tuple(makes), reads, block)
-
-    def _pushed(self, v: int, block: int) -> _Computation:
-        """Make the step of a tape's backward, which adds to the gradients of its inputs."""
-        reads = [Cell("value", x) for x in self.g.needs[v]] + [Cell("grad", v)]
-        reads += [Cell("stash", v)] * (self.g.stash[v] > 0)
-        return _Computation(
-            "backward", v, tuple(Cell("grad", x) for x in self.g.preds[v]), reads, block
-        )
-
-    def _pulled(self, v: int, block: int) -> _Computation:
-        """Make the step of ``kusumoto``: a gradient from those of its users and their inputs."""
-        users = self.g.succs[v]
-        reads = [Cell("value", x) for x in sorted({x for w in users for x in self.g.preds[w]})]
-        reads += [Cell("grad", w) for w in users]
-        return _Computation("backward", v, (Cell("grad", v),), reads, block)
-
-    # -- without liveness ------------------------------------------------------------------
-
-    def block_ends(self, steps: list[_Computation], model: Model) -> dict[int, list[Cell]]:
-        """Return, by place of the last computation of a block, the cells that are dropped there."""
-        last: dict[tuple[bool, int], int] = {}
-        for index, step in enumerate(steps):
-            last[step.kind == "forward", step.block] = index
-        ends: dict[int, list[Cell]] = {}
-        here: dict[Cell, None] = {}
-        later = _later_uses(steps, set(last.values()))
-        for index, step in enumerate(steps):
-            here.update(dict.fromkeys(step.makes))
-            if step.kind == "backward" and model == "saved":
-                here.setdefault(Cell("grad", step.node))
-            if index in later:
-                gone = [cell for cell in here if cell not in later[index]]
-                if step.kind == "forward" or model == "kusumoto":
-                    ends[index] = gone
-                else:
-                    block = set(self.blocks[step.block])
-                    ends[index] = [cell for cell in gone if cell.node in block]
-                for cell in ends[index]:
-                    del here[cell]
-        return ends
-
-
-def _later_uses(steps: list[_Computation], places: set[int]) -> dict[int, set[Cell]]:
-    """Return by place the cells that are read after it before they are recomputed."""
-    found: dict[int, set[Cell]] = {}
-    later: set[Cell] = set()
-    for index in range(len(steps) - 1, -1, -1):
-        if index in places:
-            found[index] = set(later)
-        later.update(steps[index].reads)
-        if steps[index].kind != "backward":
-            later.difference_update(steps[index].makes)
-            later.update(steps[index].reads)
-    return found

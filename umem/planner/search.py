@@ -3,301 +3,178 @@
 Kusumoto, Inoue, Watanabe, Akiba, Koyama, "A Graph Theoretic Framework of Recomputation
 Algorithms for Memory-Efficient Backpropagation", NeurIPS 2019, sections 4.2 to 4.4:
 ``opt[L, t]`` is the least that is cached when a chain has come to the lower set L with the
-overhead t. Differences: the least budget is found without t; a step may come in several kinds;
-each row is closed before it is used, because the sets are sorted by size; only the Pareto front of
-a row is followed, for the objective ``memory`` that of long times and few bytes.
+overhead t. Differences: a step may come in several kinds; of each lower set only the Pareto front
+of overhead and bytes is followed, as labels; and a label is followed only where a bound from below
+lets it lead to a chain within a limit of overhead, which grows until a chain is found.
 """
 
 from __future__ import annotations
 
-from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from umem.planner.plans import Objective
-from umem.planner.step_table import INFINITE, Chain, Hop, Ints, Table, time_of
+from umem.planner.step_table import INFINITE, Chain, Hop, Ints, Table
 
-COARSE = 128
-"""At most this many lower sets are searched without a first chain to beat.
-
-With more, a search over every fourth of them finds that chain, or prices bound the rest of chains.
-"""
-PRICED = 1000
-"""At most this many lower sets for which prices bound a chain's rest: the arrays take memory."""
-HALF = 0.5
-"""Half a unit: whole times that differ by less are the same."""
 NARROW = 128
-"""The first search is for chains within one part in this many above the lower bound of time."""
-_CHUNK = 1 << 22
-"""At most about this many entries of rows are updated at once."""
+"""The first search is for chains within one part in this many above the lower bound.
 
-
-def best(table: Table, budget: int, objective: Objective) -> Chain | None:
-    """Return the chain of least overhead within a budget, of most for the objective ``memory``.
-
-    None where no chain fits.
-    """
-    if table.levels is None:
-        return _best_of_labels(table, budget, objective)
-    return _best_of_rows(table, budget, objective, table.levels)
-
-
-# -- times that fit a table --------------------------------------------------------------------
-
-
-def _best_of_rows(table: Table, budget: int, objective: Objective, levels: int) -> Chain | None:
-    """Return the best chain by rows of time, without times that cannot beat a known chain."""
-    count = len(table.sets)
-    if objective == "time" and COARSE < count <= PRICED:
-        return _best_by_price(table, budget, levels)
-    low = np.zeros(count)
-    some = table.every(4) if count > COARSE else table
-    if some is not table and (known := best(some, budget, objective)):
-        if objective == "time":
-            levels = int(time_of(some, known))
-        else:
-            low = time_of(some, known) - table.rest
-    return _rows(table, budget, objective, levels, _Worth(low, np.full(count, np.inf), 0))
-
-
-def _best_by_price(table: Table, budget: int, levels: int) -> Chain | None:
-    """Return the chain of least time, searched from a lower bound of all chains upwards."""
-    relaxed = Relaxed(table, budget)
-    priced = relaxed.best(levels + 1.0)
-    if priced is None:
-        return None
-    least = max(0, ceil(relaxed.bound(priced) - HALF))
-    most = min(levels, least + least // NARROW + 1)
-    nothing = np.zeros(len(table.sets))
-    while True:
-        high = most + HALF + priced.price * budget - priced.rest
-        chain = _rows(table, budget, "time", most, _Worth(nothing, high, priced.price))
-        if chain is not None or most == levels:
-            return chain
-        most = min(levels, least + 4 * (most - least))
-
-
-class _Worth(NamedTuple):
-    """The bounds of the times that are followed, by lower set.
-
-    A time is followed if it is at least ``low`` and, with ``price`` added for each cached byte, at
-    most ``high``.
-    """
-
-    low: npt.NDArray[np.float64]
-    high: npt.NDArray[np.float64]
-    price: float
-
-
-def _rows(
-    table: Table, budget: int, objective: Objective, levels: int, worth: _Worth
-) -> Chain | None:
-    """Return the best chain of at most ``levels`` units of time; None: no such chain fits."""
-    count = len(table.sets)
-    rows = np.full((count, levels + 1), INFINITE, np.int64)
-    rows[0, 0] = 0
-    flat = rows.reshape(-1)
-    for source in range(count - 1):
-        times, cached = _front(rows[source], objective)
-        inside = times >= worth.low[source]
-        inside &= times + worth.price * cached <= worth.high[source]
-        times, cached = times[inside], cached[inside]
-        if times.size:
-            for kind in range(len(table.peak)):
-                _push(table, flat, kind, source, times, cached, budget)
-    times, _ = _front(rows[-1], objective)
-    if not times.size:
-        return None
-    time = int(times[-1] if objective == "memory" else times[0])
-    return _walk_back(table, rows, time, budget)
-
-
-def _front(row: Ints, objective: Objective) -> tuple[Ints, Ints]:
-    """Return the times on the Pareto front, in order, and the bytes cached with each.
-
-    A time is on it if no shorter one (for ``memory``, longer) is reached with as few bytes cached.
-    """
-    ranked = row if objective == "time" else row[::-1]
-    before = np.concatenate(([INFINITE], np.minimum.accumulate(ranked)[:-1]))
-    reached = np.flatnonzero(ranked < before)
-    if objective == "memory":
-        reached = row.size - 1 - reached[::-1]
-    return reached, row[reached]
-
-
-def _push(
-    table: Table, flat: Ints, kind: int, source: int, times: Ints, cached: Ints, budget: int
-) -> None:
-    """Update the rows of all targets by the steps of one kind out of a source, in place."""
-    width = flat.size // len(table.sets)
-    after = slice(source + 1, None)
-    possible = table.peak[kind, after, source] <= budget - int(cached.min())
-    possible &= table.time[kind, after, source] < width - int(times[0])
-    targets = np.flatnonzero(possible) + source + 1
-    step = max(1, _CHUNK // times.size)
-    for start in range(0, targets.size, step):
-        some = targets[start : start + step]
-        room = budget - table.peak[kind, some, source]
-        left = width - table.time[kind, some, source]
-        base = some * width + table.time[kind, some, source]
-        places = base[:, None] + times
-        values = table.cached[kind, some, source][:, None] + cached
-        fits = (cached <= room[:, None]) & (times < left[:, None])
-        places, values = places[fits], values[fits]
-        flat[places] = np.minimum(flat[places], values)
-
-
-def _walk_back(table: Table, rows: Ints, time: int, budget: int) -> Chain:
-    """Return the chain of a time, followed back through the rows from the last lower set."""
-    links: list[Hop] = []
-    target = len(rows) - 1
-    while target:
-        cached = rows[target, time]
-        before = time - table.time[:, target, :target]
-        sources = np.arange(target)
-        held = np.where(before >= 0, rows[sources, np.maximum(before, 0)], INFINITE)
-        good = held + table.cached[:, target, :target] == cached
-        good &= held + np.minimum(table.peak[:, target, :target], INFINITE) <= budget
-        kind, source = map(int, np.argwhere(good)[0])
-        links.append(Hop(source, target, kind))
-        target, time = source, int(before[kind, source])
-    return tuple(reversed(links))
-
-
-# -- times too fine for a table ----------------------------------------------------------------
-
-
-class _Labels(NamedTuple):
-    """The labels that reach a lower set: time, bytes cached, and the label it comes from."""
-
-    time: npt.NDArray[Any]
-    cached: Ints
-    kind: Ints
-    source: Ints
-    place: Ints
-
-
-def _best_of_labels(table: Table, budget: int, objective: Objective) -> Chain | None:
-    """Return the best chain by labels of time and cached bytes, for times too fine for rows."""
-    none = np.full(1, -1, np.int64)
-    zero = np.zeros(1, table.time.dtype)
-    reached = [_Labels(zero, np.zeros(1, np.int64), none, none, none)]
-    for target in range(1, len(table.sets)):
-        reached.append(_into(table, reached, target, budget, objective))
-    last = reached[-1]
-    if not last.time.size:
-        return None
-    place = int(last.time.argmax() if objective == "memory" else last.time.argmin())
-    links: list[Hop] = []
-    target = len(table.sets) - 1
-    while target:
-        labels = reached[target]
-        source, kind = int(labels.source[place]), int(labels.kind[place])
-        links.append(Hop(source, target, kind))
-        target, place = source, int(labels.place[place])
-    return tuple(reversed(links))
-
-
-def _into(
-    table: Table, reached: list[_Labels], target: int, budget: int, objective: Objective
-) -> _Labels:
-    """Return the labels of a lower set, from those of all smaller ones."""
-    found: list[_Labels] = []
-    for kind in range(len(table.peak)):
-        for source in np.flatnonzero(table.peak[kind, target, :target] <= budget):
-            labels = reached[source]
-            peak = int(table.peak[kind, target, source])
-            place = np.flatnonzero(labels.cached + peak <= budget)
-            time = labels.time[place] + table.time[kind, target, source]
-            cached = labels.cached[place] + table.cached[kind, target, source]
-            same = np.full(place.size, source), np.full(place.size, kind)
-            found.append(_Labels(time, cached, same[1], same[0], place))
-    if not found:
-        nothing = np.zeros(0, np.int64)
-        return _Labels(nothing, nothing, nothing, nothing, nothing)
-    every = _Labels(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
-    order = np.lexsort((every.cached, every.time if objective == "time" else -every.time))
-    cached = every.cached[order]
-    before = np.concatenate(([INFINITE], np.minimum.accumulate(cached)[:-1]))
-    kept = cached < before[: cached.size]
-    return _Labels(*(part[order[kept]] for part in every))
-
-
+A guess: no bench compares others. Each search after it is `WIDER` times as wide.
+"""
+WIDER = 4
 ROUNDS = 8
 """At most this many prices are tried; usually the best is found before."""
 Floats = npt.NDArray[np.float64]
 
 
-class Priced(NamedTuple):
-    """The cheapest chain where each byte has a price.
+def best(table: Table, budget: int) -> Chain | None:
+    """Return the chain of least overhead within a budget; None where no chain fits."""
+    bound = _lower_bound(table, budget)
+    if bound is None:
+        return None
+    width = max(abs(bound.time), table.total / 4) / NARROW
+    while True:
+        limit = bound.time + width if width <= 2 * table.total else np.inf
+        chain = _followed(table, budget, bound, limit)
+        if chain is not None or limit == np.inf:
+            return chain
+        width *= WIDER
+
+
+# -- labels --------------------------------------------------------------------------------------
+
+
+class _Labels(NamedTuple):
+    """Ways to come to lower sets, one a row.
 
     Attributes:
-        price: of a byte, in units of time.
-        rest: by lower set, the least time, with bytes at their price, from there to the end.
-        time, nbytes: of the whole chain.
+        time, cached: the overhead, and the bytes that are cached.
+        home: the lower set.
+        kind, origin: the kind of the last step, and the label that it comes from.
     """
 
+    time: npt.NDArray[Any]
+    cached: Ints
+    home: Ints
+    kind: Ints
+    origin: Ints
+
+
+def _followed(table: Table, budget: int, bound: _Bound, limit: float) -> Chain | None:
+    """Return the best chain of at most ``limit`` overhead; None: no such chain fits.
+
+    Cost: the lower sets times the labels that are followed.
+    """
+    zero = np.zeros(1, np.int64)
+    every = _Labels(zero.astype(table.time.dtype), zero, zero, zero, zero)
+    for target in range(1, len(table.sets)):
+        parts = [_stepped(table, every, kind, target, budget) for kind in range(len(table.peak))]
+        into = _Labels(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        price = (
+            bound.price if target < len(table.sets) - 1 else 0.0
+        )  # then bytes have been paid for
+        least = into.time + bound.rest[target] - price * (budget - into.cached)
+        order = np.lexsort((into.cached, into.time))
+        order = order[least[order] <= limit]
+        cached = into.cached[order]
+        before = np.concatenate(([INFINITE], np.minimum.accumulate(cached)[:-1]))[: len(cached)]
+        new = _Labels(*(column[order[cached < before]] for column in into))
+        every = _Labels(*(np.concatenate(columns) for columns in zip(every, new, strict=True)))
+    if every.home[-1] != len(table.sets) - 1:
+        return None
+    place = len(every.home) - len(new.home)  # of the least overhead
+    hops: list[Hop] = []
+    while place:
+        origin = int(every.origin[place])
+        hops.append(Hop(int(every.home[origin]), int(every.home[place]), int(every.kind[place])))
+        place = origin
+    return tuple(reversed(hops))
+
+
+def _stepped(table: Table, labels: _Labels, kind: int, target: int, budget: int) -> _Labels:
+    """Return the labels that steps of one kind into a lower set make of all labels before it."""
+    possible = np.flatnonzero(table.peak[kind, target, :target] <= budget)
+    first = np.searchsorted(labels.home, possible[0]) if possible.size else len(labels.home)
+    home, cached = labels.home[first:], labels.cached[first:]
+    some = np.flatnonzero(table.peak[kind, target, home] <= budget - cached)
+    home, origin = home[some], some + first
+    return _Labels(
+        labels.time[origin] + table.time[kind, target, home],
+        labels.cached[origin] + table.cached[kind, target, home],
+        np.full(some.size, target),
+        np.full(some.size, kind),
+        origin,
+    )
+
+
+# -- a bound from below --------------------------------------------------------------------------
+
+
+class _Bound(NamedTuple):
+    """A lower bound of the overhead of all chains within a budget, where each byte has a price.
+
+    Attributes:
+        time: the bound.
+        price: of a byte, in units of overhead.
+        rest: by lower set, the least overhead, with bytes at their price, from there to the end.
+    """
+
+    time: float
     price: float
     rest: Floats
+
+
+class _Priced(NamedTuple):
+    """The cheapest chain where each byte has a price: its own overhead and bytes, and its bound."""
+
     time: float
     nbytes: float
+    bound: _Bound
 
 
-class Relaxed:
-    """Lagrangian relaxation of a budget: every step fits it alone, and bytes have a price."""
+def _lower_bound(table: Table, budget: int) -> _Bound | None:
+    """Find the price of the highest lower bound; None: no chain fits.
 
-    def __init__(self, table: Table, budget: int) -> None:
-        fits = table.peak <= budget
-        self._budget = budget  # arrays are [source, kind, target]
-        self._time = np.where(fits, table.time, np.inf).transpose(2, 0, 1).copy()
-        self._nbytes = np.where(fits, table.cached, 0).transpose(2, 0, 1).astype(np.float64)
-        self._nbytes[:, :, -1] = np.where(fits, table.peak, 0)[:, -1].T
+    Lagrangian relaxation of the budget: every step fits it alone, and bytes have a price. The next
+    price is the one at which two chains cost the same, one of too many bytes and one that fits,
+    until no chain is cheaper there. At the first price of the second kind, bytes alone count.
+    """
+    if table.least > budget:
+        return None
+    fits = table.peak <= budget
+    time, nbytes = np.where(fits, table.time, np.inf), np.where(fits, table.cached, 0).astype(float)
+    nbytes[:, -1] = np.where(fits, table.peak, 0)[:, -1]
+    best = much = _priced(time, nbytes, 0.0, budget)
+    few = _priced(time, nbytes, 2 * table.total or 1.0, budget)
+    for _ in range(ROUNDS):
+        if much.nbytes <= budget or few.time <= much.time or few.nbytes >= much.nbytes:
+            break
+        price = (few.time - much.time) / (much.nbytes - few.nbytes)
+        found = _priced(time, nbytes, price, budget)
+        best = max(best, found, key=lambda one: one.bound.time)
+        if found.bound.rest[0] >= (few.time + price * few.nbytes) * (1 - 1e-9):
+            break
+        if found.nbytes > budget:
+            much = found
+        else:
+            few = found
+    return best.bound
 
-    def bound(self, one: Priced) -> float:
-        """Return a lower bound of the time of every chain within the budget, by one price."""
-        return float(one.rest[0]) - one.price * self._budget
 
-    def best(self, dearest: float) -> Priced | None:
-        """Find the price of the highest lower bound; None: no chain fits.
-
-        The next price is the one at which two chains cost the same, one of too many bytes and one
-        that fits, until no chain is cheaper there. At the price ``dearest``, bytes alone count.
-        """
-        best = much = self._priced(0.0)
-        few = self._priced(dearest)
-        if not few.rest[0] < np.inf or few.nbytes > self._budget:
-            return None
-        for _ in range(ROUNDS):
-            if much.nbytes <= self._budget or few.time <= much.time or few.nbytes >= much.nbytes:
-                break
-            found = self._priced((few.time - much.time) / (much.nbytes - few.nbytes))
-            best = max(best, found, key=self.bound)
-            if found.rest[0] >= (few.time + found.price * few.nbytes) * (1 - 1e-9):
-                break
-            if found.nbytes > self._budget:
-                much = found
-            else:
-                few = found
-        return best
-
-    def _priced(self, price: float) -> Priced:
-        """Find the cheapest chain where each byte has a price."""
-        count = len(self._time)
-        steps = self._time + price * self._nbytes
-        rest = np.full(count, np.inf)
-        rest[-1] = 0
-        chosen = np.zeros(count, np.int64)
-        for source in range(count - 2, -1, -1):
-            ways = steps[source, :, source + 1 :] + rest[source + 1 :]
-            chosen[source] = place = ways.argmin()
-            rest[source] = ways.flat[place]
-        time = nbytes = 0.0
-        source = 0
-        while source < count - 1 and rest[0] < np.inf:
-            kind, place = divmod(int(chosen[source]), count - 1 - source)
-            at = source, kind, source + 1 + place
-            time, nbytes = time + float(self._time[at]), nbytes + float(self._nbytes[at])
-            source = at[2]
-        return Priced(price, rest, time, nbytes)
+def _priced(time: Floats, nbytes: Floats, price: float, budget: int) -> _Priced:
+    """Find the cheapest chain where each byte has a price; arrays are [kind, target, source]."""
+    count = time.shape[-1]
+    rest, chosen = np.zeros(count), np.zeros(count, np.int64)
+    for source in range(count - 2, -1, -1):
+        after = slice(source + 1, None)
+        ways = time[:, after, source] + price * nbytes[:, after, source] + rest[after]
+        chosen[source] = place = ways.argmin()
+        rest[source] = ways.flat[place]
+    own = used = 0.0
+    source = 0
+    while source < count - 1 and rest[0] < np.inf:
+        kind, place = divmod(int(chosen[source]), count - 1 - source)
+        at = kind, source + 1 + place, source
+        own, used, source = own + float(time[at]), used + float(nbytes[at]), at[1]
+    return _Priced(own, used, _Bound(float(rest[0]) - price * budget, price, rest))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
 from typing import Any, NamedTuple
@@ -71,14 +71,7 @@ def by_size(masks: Iterable[int]) -> tuple[int, ...]:
 # -- costs ---------------------------------------------------------------------------------------
 
 
-class Units(NamedTuple):
-    """Costs in units, and their sum as ``total``: None if too fine for tables of times."""
-
-    costs: npt.NDArray[Any]
-    total: int | None
-
-
-def units(costs: tuple[float, ...], *, exact: bool) -> Units:
+def units(costs: tuple[float, ...], *, exact: bool) -> npt.NDArray[Any]:
     """Count costs in units of their greatest common divisor.
 
     Where they are not whole numbers, or too many units: rounded to one of ``LEVELS`` levels of
@@ -88,20 +81,18 @@ def units(costs: tuple[float, ...], *, exact: bool) -> Units:
         whole = [int(cost) for cost in costs]
         unit = gcd(*whole) or 1
         if sum(whole) // unit <= 4 * LEVELS:
-            found = np.array([cost // unit for cost in whole], np.int64)
-            return Units(found, int(found.sum()))
+            return np.array([cost // unit for cost in whole], np.int64)
         if exact and sum(whole) < 1 << 62:
-            return Units(np.array(whole, np.int64), None)
+            return np.array(whole, np.int64)
     if exact:
-        return Units(np.array(costs, np.float64), None)
+        return np.array(costs, np.float64)
     level = max(sum(costs) / LEVELS, sys.float_info.min * sys.float_info.epsilon)  # not zero
     if len(costs) <= FINE:
-        found = np.array([round(cost / level) for cost in costs], np.int64)
-    else:
-        # Each may be less than half a level: rounded up or down in turn, so that sums hold.
-        turns = np.arange(len(costs)) * GOLDEN % 1
-        found = np.floor(np.array([cost / level for cost in costs]) + turns).astype(np.int64)
-    return Units(found, int(found.sum()))
+        return np.array([round(cost / level) for cost in costs], np.int64)
+    # Each may be less than half a level: rounded up or down in turn, so that sums hold.
+    turns = np.arange(len(costs)) * GOLDEN % 1
+    found: Ints = np.floor(np.array([cost / level for cost in costs]) + turns).astype(np.int64)
+    return found
 
 
 class Segment(NamedTuple):
@@ -134,87 +125,41 @@ class Table:
             is no such step.
         cached: the bytes that the step caches: those its block keeps for backward.
         time: its overhead, in units.
-        rest: the cost of everything outside each set, in units.
-        levels: the cost of all nodes in units; None where units are too fine for rows of times.
+        total: the cost of all nodes, in units.
     """
 
     sets: tuple[int, ...]
     peak: Ints
     cached: Ints
     time: npt.NDArray[Any]
-    rest: npt.NDArray[Any]
-    levels: int | None
-
-    def every(self, step: int) -> Table:
-        """Return the table of every ``step``-th set only, and of the last."""
-        return self._of(np.unique([*range(0, len(self.sets), step), len(self.sets) - 1]))
+    total: float
 
     def of(self, sets: tuple[int, ...]) -> Table | None:
         """Return the table of these sets only; None where this table lacks one of them."""
         place = {mask: i for i, mask in enumerate(self.sets)}
         if any(mask not in place for mask in sets):
             return None
-        return self._of(np.array([place[mask] for mask in sets]))
-
-    def _of(self, some: npt.NDArray[np.int64]) -> Table:
+        some = np.array([place[mask] for mask in sets])
         at = np.ix_(np.arange(len(self.peak)), some, some)
-        sets = tuple(self.sets[i] for i in some)
-        return Table(
-            sets, self.peak[at], self.cached[at], self.time[at], self.rest[some], self.levels
-        )
+        return Table(sets, self.peak[at], self.cached[at], self.time[at], self.total)
+
+    def longest_first(self) -> Table:
+        """Return the table by which a chain of the most overhead is the best one."""
+        return replace(self, time=-self.time)
 
     @cached_property
     def least(self) -> int:
-        """Return the smallest budget that a chain fits, by bisection; computed once."""
-        low, high = 0, _attempt(self, INFINITE - 1).peak
-        while low < high:
-            found = _attempt(self, (low + high) // 2)
-            if found.fits:
-                high = found.peak
-            else:
-                low = found.next_budget
-        return high
+        """Return the smallest budget that a chain fits; computed once.
 
-
-class _Attempt(NamedTuple):
-    """The outcome of a try at a budget.
-
-    Attributes:
-        fits: True if a chain fits.
-        peak: that chain's peak in bytes.
-        next_budget: the least peak above the budget that was met, the next budget to try.
-    """
-
-    fits: bool
-    peak: int
-    next_budget: int
-
-
-def _attempt(table: Table, budget: int) -> _Attempt:
-    """Look for the chain of lower sets that caches the fewest bytes within a budget.
-
-    One figure a set is enough, as fewer cached bytes never make a later step worse. Returns whether
-    there is such a chain, its peak, and the lowest peak that was over the budget.
-    """
-    count = len(table.sets)
-    cached = np.full(count, INFINITE, np.int64)
-    highest = np.full(count, INFINITE, np.int64)
-    cached[0] = highest[0] = 0
-    rejected = INFINITE
-    for target in range(1, count):
-        before = cached[:target]
-        peaks = np.minimum(table.peak[:, target, :target] + before, INFINITE)
-        fits = peaks <= budget
-        over = peaks[~fits]
-        if over.size:
-            rejected = min(rejected, int(over.min()))
-        after = np.where(fits, before + table.cached[:, target, :target], INFINITE)
-        place = int(after.argmin())
-        kind, source = divmod(place, target)
-        if after[kind, source] < INFINITE:
-            cached[target] = after[kind, source]
-            highest[target] = max(highest[source], peaks[kind, source])
-    return _Attempt(bool(cached[-1] < INFINITE), int(highest[-1]), rejected)
+        Backwards over the lower sets: what is left of the budget when a chain comes to a set must
+        hold the next step's peak, and beside the bytes that it caches what the rest needs.
+        """
+        count = len(self.sets)
+        needed = np.zeros(count, np.int64)
+        for source in range(count - 2, -1, -1):
+            cached = self.cached[:, source + 1 :, source] + needed[source + 1 :]
+            needed[source] = np.maximum(self.peak[:, source + 1 :, source], cached).min()
+        return int(needed[0])
 
 
 def peak_of(table: Table, chain: Chain) -> int:

@@ -1,9 +1,8 @@
 """The bytes of a schedule: one sum for all planners.
 
-Planners that must weigh thousands of schedules keep tables of their own (`saved`, `prefixes`,
-`timetable`, `beam_facts`), which take the bytes of gradients from here; tests hold that their sums
-are `usage` of the plan's actions. `umem.planner.referee` counts for itself, because it checks the
-planners.
+The two searches that weigh thousands of schedules at a time have arrays of their own (`saved` and
+`beam`), which take the bytes of gradients from here; tests hold that their sums are `usage` of the
+plan's actions. `umem.planner.referee` counts for itself, because it checks the planners.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from umem.planner.graph import Graph
-from umem.planner.plans import Model
-from umem.planner.schedule import Action
+from umem.planner.schedule import Action, Kind
 
 
 class ScheduleUsage(NamedTuple):
@@ -43,8 +41,8 @@ class ScheduleUsage(NamedTuple):
         return self.actions[self.during_bytes.index(max(self.during_bytes))]
 
 
-def usage(graph: Graph, actions: Iterable[Action], model: Model = "saved") -> ScheduleUsage:
-    """Count the bytes in use during each action of a schedule.
+def usage(graph: Graph, actions: Iterable[Action]) -> ScheduleUsage:
+    """Count the bytes in use during each action of a tape's schedule.
 
     Nothing is checked; `umem.planner.referee.referee` refuses a schedule that cannot be carried
     out. Cost: proportional to the actions, and to the inputs of each step of backward.
@@ -52,11 +50,8 @@ def usage(graph: Graph, actions: Iterable[Action], model: Model = "saved") -> Sc
     Args:
         graph: the graph that was planned.
         actions: its schedule, such as `umem.planner.schedule.actions` makes one.
-        model: the model whose rules of backward hold: under ``saved`` a step of backward allocates
-            the gradients of its inputs, under ``kusumoto`` that of its output; function state and
-            workspace count under ``saved`` alone.
     """
-    tally = _Tally(graph, model)
+    tally = _Tally(graph)
     done = tuple(actions)
     return ScheduleUsage(done, tuple([tally.act(action) for action in done]))
 
@@ -64,9 +59,8 @@ def usage(graph: Graph, actions: Iterable[Action], model: Model = "saved") -> Sc
 class _Tally:
     """The bytes that are allocated, action by action."""
 
-    def __init__(self, graph: Graph, model: Model) -> None:
+    def __init__(self, graph: Graph) -> None:
         self.g = graph.numbered
-        self._is_tape = model == "saved"
         self._number = {name: v for v, name in enumerate(self.g.names)}
         self._views = [0] * len(self.g.names)  # by node, the live values that lie in its bytes
         self._offloaded: dict[int, int] = {}  # by node, the same when its bytes were offloaded
@@ -100,21 +94,16 @@ class _Tally:
     def _run(self, v: int, *, is_first: bool) -> int:
         g = self.g
         self._hold(g.root[v], 1)
-        if not self._is_tape:
-            return self._bytes
         self._bytes += g.stash[v]
         return self._bytes + g.workspace[v] + (g.forward_bytes if is_first else 0)
 
     def _backward(self, v: int) -> int:
         """Allocate the gradients that a step of backward makes; return the bytes in use then."""
         g = self.g
-        made = (v, *g.preds[v]) if self._is_tape else (v,)
-        for x in made:
+        for x in (v, *g.preds[v]):
             if x not in self._gradients:
                 self._gradients.add(x)
                 self._bytes += g.grad[x]
-        if not self._is_tape:
-            return self._bytes
         self._bytes += g.stays[v]
         return self._bytes + g.backward_workspace[v]
 
@@ -143,17 +132,7 @@ def gradient_bytes(graph: Graph) -> tuple[GradientBytes, ...]:
 
     They depend on no plan. Indexed by node; cost: proportional to nodes and edges.
     """
-    g = graph.numbered
-    found = [GradientBytes(0, 0)] * len(g.names)
-    alive, held = set[int](), 0
-    for v in reversed(range(len(g.names))):
-        before = held
-        for x in (v, *g.preds[v]):
-            if x not in alive:
-                alive.add(x)
-                held += g.grad[x]
-        held += g.stays[v]
-        found[v] = GradientBytes(before, held + g.backward_workspace[v])
-        alive.remove(v)
-        held -= g.grad[v]
-    return tuple(found)
+    around: tuple[Kind, ...] = ("send", "backward", "free")  # to send allocates nothing
+    stream = [Action(kind, name) for name in reversed(graph.names) for kind in around]
+    during = usage(graph, stream).during_bytes
+    return tuple(map(GradientBytes, during[::3], during[1::3]))[::-1]

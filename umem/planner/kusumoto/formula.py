@@ -79,20 +79,18 @@ class KusumotoModel:
         cost = units(g.cost, exact=exact)
         outside = (~inside).astype(np.float64)
         cached = (kept * size) @ outside.T
-        time = (inside & ~kept[:, self._root]) * cost.costs.astype(np.float64) @ outside.T
+        time = (inside & ~kept[:, self._root]) * cost.astype(np.float64) @ outside.T
         own = inside @ (size + grad)
         peak = own[:, None] - own[None, :] + self._fixed(inside, size, grad)[:, None]
         possible = nested(inside)
         peak[~possible] = INFINITE
         cached[~possible] = time[~possible] = 0
-        time_type = np.float64 if cost.costs.dtype == np.float64 else np.int64
         return Table(
             sets,
             peak.astype(np.int64)[None],
             cached.astype(np.int64)[None],
-            time.astype(time_type)[None],
-            outside @ cost.costs,
-            cost.total,
+            time.astype(cost.dtype)[None],
+            float(cost.sum()),
         )
 
     def _kept(self, inside: Matrix) -> Matrix:
