@@ -21,7 +21,7 @@ import chainer.functions as F
 import chainer.links as L
 
 from umem.chainer.recompute import graph_store
-from umem.chainer.recompute.online import Candidates
+from umem.chainer.recompute.candidates import Candidates
 from umem.errors import BudgetError, RecomputeError, RecomputeWarning
 
 pytestmark = [

@@ -92,7 +92,7 @@ print(sum("calls no memory hooks" in str(one.message) for one in told), recomput
 
 def test_graphs_that_never_come_back_are_measured_call_by_call(kernel_cache: Path) -> None:
     program = """
-from umem.chainer.recompute.online.kinds import rise_of
+from umem.chainer.recompute.facts import rise_of
 x = cp.zeros(1 << 18, "f")
 def twice(): return (x + 1) * 2
 made, rise = rise_of(twice, [x])
@@ -309,7 +309,7 @@ warnings.simplefilter("ignore")
 fails = True
 with umem.chainer.Recompute(budget) as on:
     found = train()
-both = {("EvictOnline", "forward"), ("EvictOnline", "backward")}
+both = {("Evict", "forward"), ("Evict", "backward")}
 print(found == plain, on.online_count > 2, both <= made)
 """
     assert run(program, kernel_cache, start=START) == "True True True\n"

@@ -37,7 +37,7 @@ class State(NamedTuple):
 
 
 LEARNED, PLANNED = State("Observe", "intact", None), State("FollowPlan", "intact", None)
-ALONE = State("KeepAll", "intact", None)
+ALONE = State("Evict", "intact", None)
 
 
 class Watched:
@@ -241,12 +241,12 @@ PLAYED: dict[str, list[Played]] = {
         Played(LEARNED, lengths(1, 1, 1, 1, 1, 2)),
         Played(
             refused("call 16 (LinearFunction) is not what was planned: this pass keeps everything "
-                    "from there on. A graph that comes back is planned for", "KeepAll"),
+                    "from there on. A graph that comes back is planned for", "Evict"),
             lengths(1, 1, 1, 1, 1, 2), budget="1GiB",
         ),
     ],
     "three of the last sixteen graphs came once only": [
-        Played(State("EvictOnline", "intact", None), lengths(1, 2, 3, 4, 5, 6), budget="1GiB"),
+        Played(State("Evict", "intact", None), lengths(1, 2, 3, 4, 5, 6), budget="1GiB"),
     ],
     "an update between two backwards of one forward": [
         Played(

@@ -295,7 +295,9 @@ class Graphs:
         """Store one more graph; of more than `REMEMBERED` without a plan, forget the oldest."""
         self._count += 1
         keeps_order = any(rules_of(call.signature[0])[1] for call in now.calls)
-        seen = SeenGraph(self._count, tape_of(now.calls, now.observed), keeps_order=keeps_order)
+        seen = SeenGraph(
+            self._count, tape_of(now.calls, now.observed, now.trails), keeps_order=keeps_order
+        )
         self._seen.append(seen)
         unplanned = [known for known in self._seen if known.plan is None]
         if len(unplanned) > REMEMBERED:

@@ -1,28 +1,23 @@
 """Policies: what a pass keeps, drops and recomputes; a `Pass` carries their actions out.
 
-=============  =============================================================  ========
-policy         decides                                                        wants
-=============  =============================================================  ========
-`KeepAll`      nothing: a plain step fits; it compares functions with the     nothing
-               graph that was learned
-`Observe`      by a fixed rule, while a graph is being learned                calls
-`FollowPlan`   as the plan says                                               calls
-`EvictOnline`  as bytes run out, where graphs do not come back (`online/`)    facts
-=============  =============================================================  ========
+============  ==============================================================
+`FollowPlan`  as the plan says
+`Observe`     by a fixed rule, while a graph is being learned
+`Evict`       as bytes run out, where graphs do not come back; nothing where
+              a plain step fits
+============  ==============================================================
 
-A policy says how much it wants to know of each function, because a `Call` costs microseconds:
-nothing or facts (the policy applies the function itself, and records as much as it needs), or calls
-(the runner makes a `Call`, with all that was observed).
+`Evict` applies each function itself, and makes no `Call` before it has to evict, because a `Call`
+costs microseconds. For the others the runner makes a `Call`, with all that was observed.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 from umem.chainer.forward_state import ReadArrays
-from umem.chainer.function_facts import gives_all_gradients, owner_of
+from umem.chainer.function_facts import gives_all_gradients
 from umem.chainer.recompute.observing import Observed
 from umem.chainer.recompute.seen import Carried, SeenGraph, TapeAction
 from umem.chainer.recompute.tape import Call
@@ -38,6 +33,7 @@ class PassSoFar(Protocol):
 
     number: int
     phase: Literal["forward", "backward", "over"]
+    trail: int
     integrity: Literal["intact", "refused", "restored"]
     calls: list[Call]
     reads: ReadArrays
@@ -58,12 +54,22 @@ class PassPolicy:
     Methods yield actions; each is carried out before the next is requested.
 
     Attributes:
-        wants: how much the policy wants to know of each function.
-        seen: the graph that the pass is taken for, if that has a plan or needs none.
+        applies: whether the policy applies functions itself, and makes a `Call` only if it has to.
+        seen: the graph that the pass is taken for, if that has a plan.
     """
 
-    wants: Literal["nothing", "facts", "calls"] = "calls"
+    applies = False
     seen: SeenGraph | None = None
+
+    @property
+    def is_alone(self) -> bool:
+        """True if Chainer runs the pass alone, because a plain step fits."""
+        return False
+
+    @property
+    def has_begun(self) -> bool:
+        """False as long as no function was applied, where that is known."""
+        return True
 
     def has_graph(self) -> bool:
         """Tell whether a function that the policy applied, and that has no `Call`, is alive."""
@@ -74,12 +80,16 @@ class PassPolicy:
         return False
 
     def apply(self, now: PassSoFar, proceed: Any, func: Any, inputs: Any) -> Any:
-        """Apply a function of the pass; called if the policy does not want calls."""
+        """Apply a function of the pass; called if the policy ``applies`` functions."""
         return proceed(func, inputs)
 
     def may_go_alone(self, now: PassSoFar) -> bool:
         """Tell whether Chainer may run the backward that begins alone, as nothing was dropped."""
         return False
+
+    def has_ended(self, now: PassSoFar) -> bool:
+        """Tell whether the pass may go backward here, as far as it is compared with a graph."""
+        return True
 
     def is_unusual(self, calls: Sequence[Call]) -> bool:
         """Tell whether backward may read missing arrays that are not planned to be recomputed."""
@@ -129,113 +139,12 @@ class PassPolicy:
         """Release all references to a pass that is over."""
 
 
-class KeepAll(PassPolicy):
-    """Leaves a pass to Chainer, and compares it with the graph that was learned.
-
-    Compared is whatever differs in a larger step: the classes of the functions, and the shapes and
-    dtypes of their outputs and of the parameters and other arrays from outside that they read.
-
-    Cost: a weak reference and a comparison of shapes for each function.
-
-    Args:
-        known: the graphs that may come, the likeliest first; a plain step of each fits.
-    """
-
-    wants = "nothing"
-    seen: SeenGraph
-
-    def __init__(self, known: Sequence[SeenGraph]) -> None:
-        self._known = known
-        self.seen = known[0]
-        self._funcs: list[weakref.ref[Any]] = []
-
-    def has_graph(self) -> bool:
-        """Tell whether a function of the pass is alive."""
-        funcs = self._funcs
-        if not funcs:
-            return False
-        return funcs[-1]() is not None or any(reference() is not None for reference in funcs)
-
-    def may_go_alone(self, now: PassSoFar) -> bool:
-        """Return True: nothing was dropped."""
-        return True
-
-    @property
-    def has_begun(self) -> bool:
-        """True once a function was applied."""
-        return bool(self._funcs)
-
-    def apply(self, now: PassSoFar, proceed: Any, func: Any, inputs: Any) -> Any:
-        """Apply a function, and refuse the pass if the function is not the one that was learned."""
-        outputs = proceed(func, inputs)
-        if func.inputs is not None:
-            index = len(self._funcs)
-            self._funcs.append(weakref.ref(func))
-            if now.integrity == "intact" and not self._expects(index, func, outputs):
-                now.refuse(other_call(index, func.label))
-        return outputs
-
-    def _expects(self, index: int, func: Any, outputs: Any) -> bool:
-        """Tell whether a function is the one that was learned.
-
-        If only another known graph that began alike has it, the pass is taken for that one.
-        """
-        if _is_call(self.seen, index, func, outputs):
-            return True
-        for other in self._alike(index):
-            if _is_call(other, index, func, outputs):
-                self.seen = other
-                return True
-        return False
-
-    def has_ended(self) -> bool:
-        """Tell whether all functions that were learned were applied.
-
-        If only another known graph that began alike ends here, the pass is taken for that one.
-        """
-        count = len(self._funcs)
-        if count == len(self.seen.tape.looks):
-            return True
-        for other in self._alike(count):
-            if count == len(other.tape.looks):
-                self.seen = other
-                return True
-        return False
-
-    def _alike(self, count: int) -> Iterator[SeenGraph]:
-        """Yield the other known graphs whose first ``count`` calls look the same."""
-        so_far = self.seen.tape.looks[:count]
-        for other in self._known:
-            if other is not self.seen and other.tape.looks[:count] == so_far:
-                yield other
-
-
 def other_call(index: int, label: str) -> str:
     """Format the warning that a pass leaves its graph at a call."""
     return (
         f"call {index} ({label}) is not what was planned: this pass keeps everything from there "
         "on. A graph that comes back is planned for"
     )
-
-
-def _is_call(seen: SeenGraph, index: int, func: Any, outputs: Any) -> bool:
-    """Tell whether a function looks like the call at an index of a graph; see `KeepAll`."""
-    if index >= len(seen.tape.looks):
-        return False
-    kind, leaves, made = seen.tape.looks[index]
-    if kind is not type(func) and kind is not type(owner_of(func)):
-        return False
-    if len(outputs) != len(made):
-        return False
-    for y, (shape, dtype) in zip(outputs, made, strict=True):
-        array = y._data[0]
-        if array.shape != shape or array.dtype != dtype:
-            return False
-    for place, shape, dtype in leaves:
-        node = func.inputs[place] if place < len(func.inputs) else None
-        if node is None or node.shape != shape or node.dtype != dtype:
-            return False
-    return True
 
 
 class FollowPlan(PassPolicy):

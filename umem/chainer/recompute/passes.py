@@ -16,14 +16,7 @@ import chainer
 from umem.chainer.forward_state import Configurations, ReadArrays
 from umem.chainer.recompute.gradients import Contended, GradientSums, contended, plain_order
 from umem.chainer.recompute.observing import Before, Observed, gradient_bytes, observe
-from umem.chainer.recompute.pass_policies import (
-    ENDED_EARLY,
-    HIGH,
-    FollowPlan,
-    KeepAll,
-    Observe,
-    PassPolicy,
-)
+from umem.chainer.recompute.pass_policies import ENDED_EARLY, HIGH, FollowPlan, Observe, PassPolicy
 from umem.chainer.recompute.seen import Carried, Roots, SeenGraph, TapeAction, readers_of
 from umem.chainer.recompute.tape import Call, Leaves
 from umem.chainer.saved.tiers.tier import Tier
@@ -57,7 +50,7 @@ class Pass:
     Attributes:
         phase, rule, integrity: its state.
         why: the first reason why it is refused; None if it is not.
-        calls: in the order of forward; none where its policy wants none.
+        calls: in the order of forward; none as long as its policy does without.
         observed, workspace: by call, the facts of its forward and the bytes of its workspace.
         old_gradients: by id of a parameter, the bytes of its gradient during forward.
         backward_workspace, backward_seconds: of the steps of its first backward.
@@ -67,6 +60,7 @@ class Pass:
         has_nested: whether a call's backward had a backward of its own inside.
         has_run_out: whether a GPU's memory has run out in it.
         trail: a hash that two passes of one graph have in common, if they follow no plan.
+        trails: what it was after each call, if calls are observed.
         roots, signatures: where backward began, and the signatures of the calls up to then.
     """
 
@@ -97,6 +91,7 @@ class Pass:
         self.plain_order: Mapping[int, int] | None = None
         self.has_nested = self.has_run_out = False
         self.trail = 0
+        self.trails: list[int] = []
         self._pools = pools
         self.roots: Roots = ()
         self.signatures = signatures = list[Any]()
@@ -242,9 +237,10 @@ class Pass:
             before: the state before the forward.
             seconds, workspace: of the forward.
         """
+        arrays = [x._data[0] if isinstance(x, chainer.Variable) else x for x in inputs]
         call = Call(
-            self.number, len(self.calls), func, inputs, outputs, self._leaves, self.reads,
-            self._configurations.now(), self._debug,
+            self.number, len(self.calls), func, arrays, [y._data[0] for y in outputs],
+            self._leaves, self.reads, self._configurations.now(), self._debug,
         )  # fmt: skip
         func._umem_call = call  # found through Chainer's graph, which holds the call
         self.calls.append(call)
@@ -257,7 +253,9 @@ class Pass:
             rule.after_forward(call)
             return
         assert isinstance(rule, Observe)
-        self.trace(func.__class__, sum(y.nbytes for y in call.values or ()))
+        leaves = [source.array.nbytes for source in call.sources if source.call is None]
+        self.trace(func.__class__, sum(y.nbytes for y in call.values or ()), sum(leaves))
+        self.trails.append(self.trail)
         observed = observe(call, func, inputs, before, seconds, workspace)
         self.observed.append(observed)
         call.learn(observed.again, observed.stash)
@@ -306,6 +304,8 @@ class Pass:
         self.rule = Observe(drops=False)
         self.reads.copy_from_now_on()
         self.observed = list(old.tape.observed[: len(self.calls) - 1])
+        self.trails = list(old.tape.trails[: len(self.calls) - 1])
+        self.trail = self.trails[-1] if self.trails else 0
         self.use_plain_ranks()
         for call in self.calls[:-1]:
             call.let_go()
@@ -328,7 +328,7 @@ class Pass:
         rule = self.rule
         if isinstance(rule, FollowPlan) and len(self.calls) < len(rule.seen.tape.signatures):
             self._end_early()
-        elif isinstance(rule, KeepAll) and not rule.has_ended():
+        elif not rule.has_ended(self):
             self.refuse(ENDED_EARLY)
         if refuse is not None:
             self.refuse(refuse)

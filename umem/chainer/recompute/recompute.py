@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from umem._common.files import whole
+from umem.chainer.recompute.facts import Experience
 from umem.chainer.recompute.offloaded import OffloadTarget
-from umem.chainer.recompute.online import Experience
 from umem.chainer.recompute.runner import PassRunner
 from umem.chainer.recompute.seen import Budget, Carried, SeenGraph, Target, cap_advice
 from umem.chainer.recompute.training import Training

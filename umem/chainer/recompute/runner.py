@@ -78,7 +78,7 @@ class PassRunner(Subscriber):
             if now is not None:
                 self._own_seconds = 0.0
         rule = None if now is None else now.rule
-        if now is not None and rule is not None and rule.wants == "calls":
+        if now is not None and rule is not None and not rule.applies:
             if not configuration.config.enable_backprop:  # a sum of gradients, for one
                 return self._survive(now, func, inputs, partial(proceed, func, inputs))
             return self._observe(now, proceed, func, inputs)
@@ -98,8 +98,6 @@ class PassRunner(Subscriber):
         """
         if not self._training.graphs.gaps.are_expected:
             return run()
-        if now.rule.wants == "nothing":
-            return now.surviving(run, why_once="a plain step was expected to fit")
         owner = owner_of(func)
         if type(owner).__name__ in DRAWS:
             with contextlib.suppress(MemoryError):  # it may run all the same
@@ -166,7 +164,7 @@ class PassRunner(Subscriber):
         self._earlier = not alone or self._training.alive.has_any()
         if self._earlier and (now is None or alone or now.is_unusual):
             check(functions(nodes))
-        if now is None or (now.rule.wants == "nothing" and not alone):
+        if now is None or (now.rule.is_alone and not alone):
             if now is None:
                 self._training.keeps(INTO_EARLIER)
             proceed(*args, **kwargs)
@@ -303,7 +301,7 @@ class PassRunner(Subscriber):
             check(functions(nodes))
             self._earlier = True
             now = self._training.now
-            if now is not None and now.rule.wants != "nothing":
+            if now is not None and not now.rule.is_alone:
                 self._training.end_forward(now, "chainer.grad goes through it")
         return proceed(*args, **kwargs)
 
@@ -316,7 +314,7 @@ class PassRunner(Subscriber):
             proceed(func, *args)
             return
         now = self._training.now
-        if now is not None and now.rule.wants == "nothing":
+        if now is not None and now.rule.is_alone:
             now = None
         call = getattr(func, "_umem_call", None)
         if now is None and call is None and not self._earlier:

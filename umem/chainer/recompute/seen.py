@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import chain, pairwise, starmap
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +12,7 @@ from umem.chainer.parameter_updates import OptimizerFacts, state_bytes
 from umem.chainer.recompute.gradients import Contended, contended
 from umem.chainer.recompute.observing import Beside, Observed
 from umem.chainer.recompute.offloaded import What
-from umem.chainer.recompute.tape import LEAF, Call, Signature
+from umem.chainer.recompute.tape import Call, Signature
 from umem.chainer.saved.tiers.tier import Tier
 from umem.errors import BudgetError
 from umem.planner import (
@@ -32,8 +31,6 @@ from umem.trace.analysis import CAPPED, advice
 
 Roots = tuple[tuple[int, int], ...]
 """Call and output indexes at which a backward begins."""
-Look = tuple[Any, tuple[Any, ...], tuple[Any, ...]]
-"""A call's class, its inputs from outside (place, shape, dtype) and outputs (shape, dtype)."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +39,7 @@ class Tape:
 
     Attributes:
         signatures, labels, observed: of each call.
+        trails: the pass's trail after each call, by which a pass without calls is compared.
         edges: pairs of call indexes: a producer and a reader of its outputs.
         needs: by call, the calls whose outputs its backward reads.
         readers: by value, the calls and inputs that read it.
@@ -50,17 +48,10 @@ class Tape:
     signatures: tuple[Signature, ...]
     labels: tuple[str, ...]
     observed: tuple[Observed, ...]
+    trails: tuple[int, ...]
     edges: tuple[tuple[int, int], ...]
     needs: tuple[tuple[int, ...], ...]
     readers: Mapping[Any, Sequence[tuple[int, int]]]
-
-    @cached_property
-    def looks(self) -> tuple[Look, ...]:
-        """Return the traits of each call that `KeepAll` compares."""
-        return tuple(
-            (kind, tuple((at, *e[2:]) for at, e in enumerate(origins) if e[0] == LEAF), made)
-            for kind, origins, made in self.signatures
-        )
 
     @property
     def seconds(self) -> float:
@@ -76,7 +67,7 @@ class Tape:
         return list(self.signatures[: len(signatures)]) == list(signatures)
 
 
-def tape_of(calls: Sequence[Call], observed: Sequence[Observed]) -> Tape:
+def tape_of(calls: Sequence[Call], observed: Sequence[Observed], trails: Sequence[int]) -> Tape:
     """Make the tape of a pass that has gone forward."""
     edges: dict[tuple[int, int], None] = {}
     needs = []
@@ -90,6 +81,7 @@ def tape_of(calls: Sequence[Call], observed: Sequence[Observed]) -> Tape:
         tuple(call.signature for call in calls),
         tuple(call.label for call in calls),
         tuple(observed),
+        tuple(trails),
         tuple(edges),
         tuple(needs),
         readers_of(calls),

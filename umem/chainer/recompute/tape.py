@@ -68,7 +68,8 @@ class Call:
     Args:
         number: of the pass that it belongs to.
         index: its place in that pass.
-        func, inputs, outputs: the function's node, and its arguments and results.
+        func: the function's node.
+        inputs, outputs: the arrays that it was given and made; None for those that are gone.
         leaves: the nodes that come from outside; new ones are added.
         reads: the parameters as they were in forward.
         config: Chainer's configuration in forward.
@@ -97,8 +98,8 @@ class Call:
         number: int,
         index: int,
         func: Any,
-        inputs: Any,
-        outputs: Any,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
         leaves: Leaves,
         reads: ReadArrays,
         config: dict[str, Any],
@@ -111,20 +112,18 @@ class Call:
         self._func: Callable[[], Any] = weakref.ref(func)
         self.cut = NOT_CUT
         self.plain_rank = func.rank
-        self.values: tuple[Any, ...] | None = tuple([y._data[0] for y in outputs])
-        ins = [x._data[0] if isinstance(x, chainer.Variable) else x for x in inputs]
-        self.sources, origins, self.from_elsewhere = origins_of(number, func, ins, leaves)
+        self.values: tuple[Any, ...] | None = tuple(outputs)
+        self.sources, origins, self.from_elsewhere = origins_of(number, func, inputs, leaves)
         reads.add(source.array for source in self.sources if source.call is None)
-        kind = type(owner_of(func))
-        shapes = [(array.shape, array.dtype) for array in self.values]
-        self.signature: Signature = (kind, origins, tuple(shapes))
+        shapes = [None if array is None else (array.shape, array.dtype) for array in outputs]
+        self.signature: Signature = (type(owner_of(func)), origins, tuple(shapes))
         self.output_count = len(self.values)
         self.retained = 0  # bits: there are many calls, and a list takes 64 bytes
         self.stash = NO_STASH
         self.config = config
         self.checksums: tuple[list[int], list[int]] | None = None
         if checksums:
-            self.checksums = [checksum(a) for a in ins], [checksum(a) for a in self.values]
+            self.checksums = [checksum(a) for a in inputs], [checksum(a) for a in outputs]
         self.rerun_seconds = 0.0
 
     @property
@@ -179,6 +178,19 @@ class Call:
             self.stash.learn(stash)
         elif stash:
             self.stash = Stash(self.signature[0], stash)
+
+    def hold_by_graph(self) -> None:
+        """Leave the outputs to the graph alone; hold them if the call may not be recomputed.
+
+        Outputs that are gone by then stay so, and calls that read them may not be recomputed.
+        """
+        if self.again or any(array is None for array in self.values or (None,)):
+            self.values = None
+
+    @property
+    def is_lost(self) -> bool:
+        """True if it may not be recomputed, and its outputs are not held."""
+        return not self.again and self.values is None
 
     def share_signature(self, signature: Signature) -> None:
         """Replace the signature by an equal one that passes share, which saves memory."""
@@ -525,7 +537,7 @@ def origins_of(
     Args:
         number: of the pass.
         func: the function's node.
-        arrays: its inputs.
+        arrays: its inputs; None for those that are gone.
         leaves: the nodes that come from outside; new ones are added.
     """
     sources: list[InputSource] = []
@@ -540,7 +552,7 @@ def origins_of(
                 source = before  # one object for all readers
             goes_on = node.creator_node is not None
             elsewhere = elsewhere or goes_on
-            origins.append((GOES_ON if goes_on else LEAF, leaf, array.shape, array.dtype))
+            origins.append((GOES_ON if goes_on else LEAF, leaf, node.shape, node.dtype))
         else:
             ago = number - call.number
             elsewhere = elsewhere or ago != 0

@@ -11,18 +11,14 @@ import chainer
 
 from umem.chainer.forward_state import ReadArrays
 from umem.chainer.function_facts import owner_of
+from umem.chainer.recompute.evict import Evict
+from umem.chainer.recompute.facts import Experience
 from umem.chainer.recompute.graph_store import AGAIN, KEEPS, Graphs
 from umem.chainer.recompute.observing import PassPeaks, check_tape, meter_of
 from umem.chainer.recompute.offloaded import OffloadTarget
-from umem.chainer.recompute.online import EvictOnline, Experience, Room
-from umem.chainer.recompute.pass_policies import (
-    ENDED_EARLY,
-    FollowPlan,
-    KeepAll,
-    Observe,
-    other_call,
-)
+from umem.chainer.recompute.pass_policies import ENDED_EARLY, FollowPlan, Observe, other_call
 from umem.chainer.recompute.passes import Pass
+from umem.chainer.recompute.pressure import Room
 from umem.chainer.recompute.seen import Roots, SeenGraph, Target
 from umem.chainer.recompute.tape import Call
 from umem.chainer.recompute.whole_graph import make_whole, reaches_more, watch_over
@@ -185,7 +181,7 @@ class Training:
         self.now = now = self._new(alike)
         self._reads.add(now.reads)
         what = None
-        if isinstance(now.rule, (KeepAll, Observe)):
+        if now.learns or now.rule.is_alone:
             if now.learns and any(one.keeps for one in alike):
                 now.keep_everything(AGAIN)
             what = self.graphs.to_measure(alike, plain=not now.learns)
@@ -227,8 +223,7 @@ class Training:
         may_run_out = self._pools is not None and isinstance(budget, int)
         is_alone = not self._debug and not may_run_out
         if planned and is_alone and all(one.is_left_alone for one in planned):
-            alone = KeepAll(planned)
-            return Pass(self._number, alone, self._debug, self.graphs.goes_again, pools=self._pools)
+            return self._evicting(Room(None, (), 0), planned, self.graphs.goes_again)
         if not planned and budget is not None and self.graphs.are_strange:
             return self._new_online(budget)
         room = None
@@ -252,12 +247,17 @@ class Training:
             budget = round(budget * self.experience.plain_bytes)
         gaps = budget / max(1, self.graphs.gaps.room(budget))
         room = Room(int(budget) or None, *self.graphs.beside(), is_wish=is_wish, gaps=gaps)
-        rule = EvictOnline(room, self.experience, self._debug, self._prepare, self._tell)
-        goes_again = self._online_goes_again
-        now = Pass(self._number, rule, self._debug, goes_again, pools=self._pools)
+        now = self._evicting(room, (), self._online_goes_again)
         if self._online_keeps:
             now.keep_everything(AGAIN)
         return now
+
+    def _evicting(
+        self, room: Room, known: Sequence[SeenGraph], goes_again: Callable[[Sequence[Any]], None]
+    ) -> Pass:
+        """Make a pass without a plan; see `Evict` and `Pass`."""
+        rule = Evict(room, known, self.experience, self._debug, self._prepare, self._tell)
+        return Pass(self._number, rule, self._debug, goes_again, pools=self._pools)
 
     def _online_goes_again(self, signatures: Sequence[Any]) -> None:
         """Handle a recompute after an update in a graph without a plan.
@@ -391,14 +391,13 @@ class Training:
             roots, nodes: where backward begins, as calls and outputs, and as variable nodes.
         """
         rule = now.rule
-        if isinstance(rule, KeepAll):
-            self._end_plain_forward(now, rule, refuse)
+        if rule.is_alone and (now.phase != "forward" or not rule.has_begun):
             return
         if refuse is not None:
             self.keeps(refuse)
         if now.phase != "forward":
             return
-        if rule.wants == "calls":
+        if not rule.applies:
             now.sign()
         if refuse is None and isinstance(rule, FollowPlan):
             refuse = self._other_backward(now, rule.seen, roots, nodes)
@@ -406,27 +405,18 @@ class Training:
         if refuse is None and isinstance(rule, FollowPlan) and now.learns:
             self.graphs.say(ENDED_EARLY)
         self.peaks.turn()
-        if not isinstance(now.rule, FollowPlan):
+        if rule.is_alone:
+            if now.why is not None and rule.seen is not None:
+                rule.seen.differ(True)  # from the next pass on, calls are observed
+                if refuse is None:
+                    self.graphs.say(now.why)
+        elif not isinstance(now.rule, FollowPlan):
             self.graphs.saw(now.trail, learned=now.learns)
         if now.learns and len(now.observed) == len(now.calls) > 0:
             self.graphs.learn(now)
             first = self.graphs.plan_first(now) if now.integrity == "intact" else None
             if first is not None:
                 now.plan_backward(*first)
-
-    def _end_plain_forward(self, now: Pass, rule: KeepAll, refuse: str | None) -> None:
-        """Handle the end of forward of a pass that Chainer runs alone.
-
-        ``refuse``: the reason why the pass takes more than the graph that was learned; None
-        otherwise.
-        """
-        if now.phase != "forward" or not rule.has_begun:
-            return
-        now.end_forward(None if refuse is None else KEEPS + refuse)
-        if now.why is not None and not rule.seen.differed:
-            rule.seen.differ(True)  # from the next pass on, calls are observed
-            self.graphs.say(now.why)
-        self.peaks.turn()
 
     def _other_backward(
         self, now: Pass, follows: SeenGraph, roots: Roots, nodes: Iterable[Any]
@@ -466,7 +456,7 @@ class Training:
             self._learn_from(now, own_seconds)
             if isinstance(now.rule, Observe):
                 self._give_back()
-        self.plain_count += isinstance(now.rule, KeepAll) and now.integrity == "intact"
+        self.plain_count += now.rule.is_alone and now.integrity == "intact"
         self.peaks.stop()
         self.alive.remember(now.calls)
         now.let_go()
@@ -476,11 +466,11 @@ class Training:
         rule = now.rule
         if isinstance(rule, Observe):
             self.graphs.finish_learning(now, measured=self.peaks.what == "workspace")
-        elif isinstance(rule, EvictOnline):
+        elif isinstance(rule, Evict) and rule.seen is None:
             rule.learn(now)
         elif isinstance(rule, FollowPlan) and now.why == OTHER_ORDER:
             self.graphs.learn_order_anew(now, rule.seen)
-        elif isinstance(rule, KeepAll) and now.integrity == "intact":
+        elif isinstance(rule, Evict) and rule.seen and now.integrity == "intact":
             self._look_at_peak(rule.seen)
             self.graphs.finish_plain(rule.seen)
         elif isinstance(rule, FollowPlan) and now.integrity == "intact":

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from math import prod
 from typing import Any
 
 import chainer
+import numpy as np
 
 from umem.chainer.forward_state import as_in_forward
+from umem.chainer.recompute.account import Account, Arrays
+from umem.chainer.recompute.facts import Experience, FunctionKind, Rise, rise_of
 from umem.chainer.recompute.observing import gradient_bytes
-from umem.chainer.recompute.online.account import Account, Arrays
-from umem.chainer.recompute.online.kinds import Experience, rise_of
-from umem.chainer.recompute.online.late_call import LateCall, leaf_nodes
+from umem.chainer.recompute.tape import Call
 from umem.devices import work_seconds
 from umem.errors import BudgetError
 from umem.trace.recording import root_of
@@ -153,12 +155,17 @@ class Pressure:
     # -- forward ---------------------------------------------------------------------------
 
     def add(
-        self, call: LateCall, arrays: Arrays, seconds: float, roots: dict[int, Any] | None
+        self,
+        call: Call,
+        kind: FunctionKind,
+        arrays: Arrays,
+        seconds: float,
+        roots: dict[int, Any] | None,
     ) -> None:
         """Account for a call that has run; see `Account.add`."""
         self._top_rank = max(self._top_rank, call.plain_rank)
         self.seconds += seconds
-        self._account.add(call, arrays, seconds, roots)
+        self._account.add(call, kind, arrays, seconds, roots)
         self.peak_bytes = max(self.peak_bytes, self.level)
 
     def make_room_for(self, nbytes: int, func: Any) -> None:
@@ -228,7 +235,7 @@ class Pressure:
         """Handle the end of forward: account for gradients of parameters that exist already."""
         self._is_backward = True
         self._account.offer_again()
-        for node in leaf_nodes(funcs):
+        for node in _leaf_nodes(funcs):
             variable = node.get_variable_or_none()
             if variable is not None and gradient_bytes(variable):
                 self._gradients.add(variable.grad)
@@ -244,8 +251,8 @@ class Pressure:
         ]
         if call.lacks_own():
             missing.append(call)
-        self._base = call.nbytes
-        rise = call.kind.backward(call.shape).nbytes(self._base)
+        self._base = _working_bytes(func)
+        rise = self._backward_rise(call).nbytes(self._base)
         budget = self._room.budget
         if missing or (budget is not None and self.level + rise > budget):
             near = (call, *(c for i in retained if (c := call.sources[i].call) is not None))
@@ -258,7 +265,10 @@ class Pressure:
             self._make_room(rise, call.plain_rank, func)
             self._account.unlock(locked)
         else:
-            call.ensure_own()
+            if call.checksums is None:
+                call.stash.unpack(func)  # all else is alive
+            else:
+                call.ensure()
             self.peak_bytes = max(self.peak_bytes, self.level + rise)
 
     def _rebuild(self, wanted: Sequence[Any], rank: int) -> list[int]:
@@ -308,7 +318,8 @@ class Pressure:
 
     def _run_again(self, call: Any, inputs: tuple[Any, ...], rank: int) -> list[int]:
         base = sum([x.nbytes for x in inputs])
-        self._make_room(call.kind.forward(call.shape).nbytes(base), rank, call)
+        entry = self._account[call]
+        self._make_room(entry.kind.forward(entry.shape).nbytes(base), rank, call)
         with chainer.using_device(chainer.backend.get_device_from_array(*inputs)):
             outputs = call.run_here(inputs)
         self._account.came_back(call, (inputs, outputs))
@@ -323,7 +334,7 @@ class Pressure:
     def step(self, proceed: Any, call: Any, func: Any, args: tuple[Any, ...]) -> None:
         """Run a step of backward, and measure its time and, if needed, the rise of memory."""
         _, grads, sums, *_ = args
-        rise, base = call.kind.backward(call.shape), self._base
+        rise, base = self._backward_rise(call), self._base
         beside = self._gradients.nbytes
         self._gradients.begin_step(sums)
         start = work_seconds()
@@ -338,7 +349,11 @@ class Pressure:
         self._gradients.end_step(sums, grads)
         self._most_beside = max(self._most_beside, beside + rise.nbytes(base))
 
-    def after(self, call: LateCall) -> None:
+    def _backward_rise(self, call: Call) -> Rise:
+        entry = self._account[call]
+        return entry.kind.backward(entry.shape)
+
+    def after(self, call: Call) -> None:
         """Drop the arrays of a call whose step is over."""
         self._account.done(call)
 
@@ -371,3 +386,20 @@ def _missing(wanted: Sequence[Any]) -> tuple[list[Any], set[Any]]:
             else:
                 pending.append(source.call)
     return list(needed), there
+
+
+def _working_bytes(func: Any) -> int:
+    """Return the bytes of a function's inputs and outputs, by shapes and dtypes."""
+    nodes = [*func.inputs, *(reference() for reference in func.outputs)]
+    sizes = [
+        prod(node.shape) * np.dtype(node.dtype).itemsize
+        for node in nodes
+        if node is not None and node.dtype is not None
+    ]
+    return sum(sizes)
+
+
+def _leaf_nodes(funcs: Iterable[Any]) -> dict[Any, None]:
+    """Return the leaves that get a gradient, each once."""
+    nodes = [node for func in funcs for node in func.inputs or ()]
+    return dict.fromkeys(x for x in nodes if x._creator_node is None and x._requires_grad)

@@ -1,47 +1,66 @@
-"""The policy of a pass whose graph is not expected back: evict as bytes run out.
+"""The policy of a pass that follows no plan: it is left alone, and evicts as bytes run out.
 
-The pass is left alone as long as it fits: each function is recorded, and the bytes of its outputs
-are added up. Once they come near the budget, the bytes that are really held are counted. If those
-are too many, a call is made of each function so far, and from then on arrays are evicted before a
-call would exceed the budget, in forward and in backward; the arrays that a step of backward reads
-are rematerialized before it, and dropped for good after it. Backward keeps Chainer's order.
+As long as the pass fits, each function is recorded, and the bytes of its outputs are added up. Once
+they come near the budget, the bytes that are really held are counted. If those are too many, a call
+is made of each function so far, and from then on arrays are evicted before a call would exceed the
+budget, in forward and in backward; the arrays that a step of backward reads are rematerialized
+before it, and dropped for good after it. Backward keeps Chainer's order.
+
+A pass of a graph whose plain step fits has no budget to evict by. It is compared with the graph:
+by the class of each function, and the bytes of its outputs and of what it reads from outside.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 
 from umem.chainer.forward_state import Configurations
 from umem.chainer.function_facts import owner_of
-from umem.chainer.recompute.online.kinds import Experience, FunctionKind, rise_of
-from umem.chainer.recompute.online.late_call import (
-    LateCall,
-    Ran,
-    held_by,
-    inputs_of,
-    leaves_of,
-    new_stash,
-    outputs_of,
-    shape_of,
-)
-from umem.chainer.recompute.online.pressure import AHEAD, Pressure, Room
-from umem.chainer.recompute.pass_policies import PassPolicy, PassSoFar
-from umem.chainer.recompute.seen import TapeAction
+from umem.chainer.recompute.facts import Experience, FunctionKind, rise_of, shape_of
+from umem.chainer.recompute.pass_policies import PassPolicy, PassSoFar, other_call
+from umem.chainer.recompute.pressure import AHEAD, Pressure, Room
+from umem.chainer.recompute.seen import SeenGraph, TapeAction
+from umem.chainer.recompute.tape import STATISTICS, Call, Leaves
+from umem.chainer.saved.slots import held_array
 from umem.devices import work_seconds
 from umem.trace.recording import root_of
 
 FROM_EARLIER = "it goes on from an earlier pass"
 
 
-class EvictOnline(PassPolicy):
+class Ran(NamedTuple):
+    """Record of a function that was applied: the facts that cannot be found out later.
+
+    Attributes:
+        func: a weak reference to it.
+        leaves: its input arrays that no function has made; None for the others.
+        config: Chainer's configuration.
+        stash: attributes that forward may have set to arrays, and that were None before.
+        seconds: that it took.
+        outputs: its outputs, if it may not be recomputed; None otherwise.
+    """
+
+    func: Any
+    leaves: tuple[Any, ...]
+    config: dict[str, Any]
+    stash: tuple[str, ...]
+    seconds: float
+    outputs: tuple[Any, ...] | None = None
+
+
+class Evict(PassPolicy):
     """Keeps one pass within a budget, without a plan.
+
+    Cost: some microseconds for each function, as long as the pass fits (bench/dynamic.py).
 
     Args:
         room: the budget.
+        known: graphs whose plain step fits, and of which the pass is expected to be one, the
+            likeliest first; empty if it is not expected to be one that was seen.
         experience: facts on functions from earlier passes.
         debug: whether calls keep checksums.
         prepare: called with a function and its inputs before it is observed.
@@ -51,11 +70,12 @@ class EvictOnline(PassPolicy):
         is_pressed: whether the pass is followed call by call.
     """
 
-    wants = "facts"
+    applies = True
 
     def __init__(
         self,
         room: Room,
+        known: Sequence[SeenGraph],
         experience: Experience,
         debug: bool,
         prepare: Callable[[Any, Any], None],
@@ -65,8 +85,10 @@ class EvictOnline(PassPolicy):
         self._prepare = prepare
         self._checks = debug
         self._kinds, self._configs = experience.kinds, Configurations()
+        self._known, self.seen = known, known[0] if known else None
         self._ran: list[tuple[Any, ...]] = []
-        self._made = self._looked = self._read = 0
+        self._leaves: Leaves = {}
+        self._count = self._made = self._looked = self._read = 0
         self._roots: dict[int, int] = {}
         self._pressure: Pressure | None = Pressure(room, experience, told)
         self.is_pressed = debug
@@ -80,14 +102,58 @@ class EvictOnline(PassPolicy):
         return bool(ran) and (ran[-1][0]() is not None or any(one[0]() is not None for one in ran))
 
     def has_run(self, func: Any) -> bool:
-        """Tell whether a function is recorded and has no call yet."""
-        return func is not None and any(ran[0]() is func for ran in reversed(self._ran))
+        """Tell whether a function is recorded and has no call yet; False if all fits for sure."""
+        return (
+            func is not None
+            and not self.is_alone
+            and any(ran[0]() is func for ran in reversed(self._ran))
+        )
 
     def is_unusual(self, calls: Sequence[Any]) -> bool:
         """Return False: the arrays that backward reads are alive, or can be recomputed."""
         return False
 
+    @property
+    def is_alone(self) -> bool:
+        """True if nothing is evicted, because a plain step fits."""
+        return self.seen is not None and not self.is_pressed
+
     # -- forward ---------------------------------------------------------------------------
+
+    @property
+    def has_begun(self) -> bool:
+        """True once a function was applied."""
+        return self._count > 0
+
+    def _trace(self, now: PassSoFar, func: Any, made: int, leaves: tuple[Any, ...]) -> None:
+        """Mix a function into the pass's trail, and refuse the pass if it is not the one learned.
+
+        If only another known graph that began alike goes on like this, the pass is taken for that.
+        """
+        read = 0
+        for leaf in leaves:
+            if leaf is not None:
+                read += leaf.nbytes
+        now.trace(func.__class__, made, read)
+        index, self._count = self._count, self._count + 1
+        if self.seen is not None and now.integrity == "intact":
+            here = (now.trail,)
+            if not self._is_among_known(lambda trails: trails[index : index + 1] == here):
+                now.refuse(other_call(index, func.label))
+
+    def _is_among_known(self, fits: Callable[[tuple[int, ...]], bool]) -> bool:
+        """Tell whether the trails of a known graph fit; the pass is taken for the first that do."""
+        for seen in (self.seen, *self._known):
+            if seen is not None and fits(seen.tape.trails):
+                self.seen = seen
+                return True
+        return False
+
+    def has_ended(self, now: PassSoFar) -> bool:
+        """Tell whether a graph that is known ends here; True if none was expected."""
+        return self.seen is None or self._is_among_known(
+            lambda trails: len(trails) == self._count and trails[-1] == now.trail
+        )
 
     def apply(self, now: PassSoFar, proceed: Any, func: Any, inputs: Any) -> Any:
         """Apply a function, and just record it if its class is known and the pass is not pressed.
@@ -107,7 +173,7 @@ class EvictOnline(PassPolicy):
             for y in outputs:
                 made += y._data[0].nbytes
             self._ran.append((weakref.ref(func), leaves, self._configs.now(), stash, seconds))
-            now.trace(kind, made)
+            self._trace(now, func, made, leaves)
             self._made += made
             if self._made > self._next_look:
                 self._look(now)
@@ -146,7 +212,7 @@ class EvictOnline(PassPolicy):
             return outputs
         made = [y._data[0] for y in outputs]
         count = sum([y.nbytes for y in made])
-        now.trace(kind, count)
+        self._trace(now, func, count, leaves)
         config, held = self._configs.now(), None if kind.again else tuple(made)
         ran = Ran(weakref.ref(func), leaves, config, stash, seconds, held)
         if self.is_pressed:
@@ -197,7 +263,7 @@ class EvictOnline(PassPolicy):
             func = ran.func()
             if func is not None and func.inputs is not None:  # else it was cut out of the graph
                 kind = self._kinds.of(type(owner_of(func)))
-                arrays = inputs_of(func, ran.leaves), outputs_of(func)
+                arrays = inputs_of(func, ran.leaves), ran.outputs or outputs_of(func)
                 self._follow(now, func, kind, ran, arrays, known)
         self._ran = []
 
@@ -220,19 +286,29 @@ class EvictOnline(PassPolicy):
             known: see the argument ``roots`` of `Account.add`.
         """
         self._room.read(ran.leaves)
-        checked = arrays if self._checks else None
-        call = LateCall(now.number, len(now.calls), ran, kind, now.reads, checked)
+        call = Call(
+            now.number, len(now.calls), func, arrays[0], arrays[1], self._leaves, now.reads,
+            ran.config, self._checks,
+        )  # fmt: skip
+        sources = call.sources
+        is_known = all(
+            s.array is not None if s.call is None else not s.call.is_lost for s in sources
+        )
+        call.learn(kind.again and is_known, ran.stash)
+        call.hold_by_graph()
         func._umem_call = call
         now.calls.append(call)
         if call.from_elsewhere:
             now.refuse(FROM_EARLIER)
         if self._pressure is not None:
-            self._pressure.add(call, arrays, ran.seconds, known)
+            self._pressure.add(call, kind, arrays, ran.seconds, known)
 
     # -- backward --------------------------------------------------------------------------
 
     def may_go_alone(self, now: PassSoFar) -> bool:
         """Tell whether the backward that begins fits with nothing evicted; else press the pass."""
+        if self.is_alone:
+            return True
         if self.is_pressed or now.integrity != "intact" or now.phase == "over":
             return not self.is_pressed
         if self._room.budget is None:
@@ -293,5 +369,67 @@ class EvictOnline(PassPolicy):
 
     def let_go(self) -> None:
         """Release all records: a second backward recomputes on demand."""
-        self._ran = []
+        self._ran, self._leaves = [], {}
         self._pressure = None
+
+
+# -- facts of a function that has run --------------------------------------------------------------
+
+
+def new_stash(kind: FunctionKind, func: Any) -> tuple[str, ...]:
+    """Return the names of the function state that the next forward may set, None so far."""
+    if not kind.stash:
+        return ()
+    owner = owner_of(func)
+    return tuple(
+        name for name in kind.stash if name not in STATISTICS and getattr(owner, name, None) is None
+    )
+
+
+def leaves_of(inputs: Any) -> tuple[Any, ...]:
+    """Return the arrays among inputs that no function has made; None for the others."""
+    found = []
+    for x in inputs:
+        if not isinstance(x, chainer.Variable):
+            found.append(x)
+        elif x._node._creator_node is None:
+            found.append(x._data[0])
+        else:
+            found.append(None)
+    return tuple(found)
+
+
+def _array_of(node: Any) -> Any:
+    """Return the array behind a variable node; None if nothing holds it."""
+    return None if node is None else held_array(node)
+
+
+def inputs_of(func: Any, leaves: Sequence[Any]) -> list[Any]:
+    """Return the inputs of a function that has run; None for those that are gone."""
+    return [
+        _array_of(node) if leaf is None else leaf
+        for node, leaf in zip(func.inputs, leaves, strict=True)
+    ]
+
+
+def outputs_of(func: Any) -> list[Any]:
+    """Return the outputs of a function that has run; None for those that are gone."""
+    found = [_array_of(reference()) for reference in func.outputs]
+    retained = func._retained_output_data
+    if retained:
+        for place, array in zip(func._output_indexes_to_retain, retained, strict=True):
+            found[place] = array
+    return found
+
+
+def held_by(func: Any, stash: Iterable[str]) -> Iterator[Any]:
+    """Yield the outputs and the function state of a function that are alive."""
+    for array in outputs_of(func):
+        if array is not None:
+            yield array
+    if stash:
+        owner = owner_of(func)
+        for name in stash:
+            array = getattr(owner, name, None)
+            if hasattr(array, "base"):
+                yield array

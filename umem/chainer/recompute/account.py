@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from umem.chainer.function_facts import owner_of
-from umem.chainer.recompute.online.eviction import Candidates
-from umem.chainer.recompute.online.late_call import LateCall
+from umem.chainer.recompute.candidates import Candidates
+from umem.chainer.recompute.facts import FunctionKind, shape_of
+from umem.chainer.recompute.tape import Call
 from umem.chainer.saved.slots import arrays_in, packing
 from umem.trace.recording import root_of
 
@@ -21,6 +22,7 @@ class CallBytes:
 
     Attributes:
         call: the call.
+        kind, shape: the facts of its class, and the shape of its parameter, if any.
         group: the call whose memory its outputs are on: its own number, or that of the one that
             made the array that they are views of.
         near: numbers of the nearest ancestors that backward reads, from which it is recomputed; at
@@ -35,14 +37,15 @@ class CallBytes:
     """
 
     __slots__ = (
-        "call", "cost", "group", "has_stash", "is_kept", "is_there", "near", "output_bytes",
-        "stash_bytes", "views",
+        "call", "cost", "group", "has_stash", "is_kept", "is_there", "kind", "near",
+        "output_bytes", "shape", "stash_bytes", "views",
     )  # fmt: skip
 
-    def __init__(self, call: LateCall, near: tuple[int, ...], cost: float) -> None:
-        self.call, self.near, self.cost = call, near, cost
+    def __init__(self, call: Call, kind: FunctionKind, near: tuple[int, ...], cost: float) -> None:
+        self.call, self.kind, self.near, self.cost = call, kind, near, cost
+        self.shape = shape_of([source.array for source in call.sources])
         self.group = call.index
-        self.views: list[LateCall] = []
+        self.views: list[Call] = []
         self.output_bytes = self.stash_bytes = 0
         self.is_kept = self.is_there = self.has_stash = False
 
@@ -79,7 +82,7 @@ class CallBytes:
         """Record that its outputs are on the memory of another call."""
         self.group = group.group
 
-    def view(self, call: LateCall) -> None:
+    def view(self, call: Call) -> None:
         """Record that the outputs of a call are on its memory."""
         self.views.append(call)
 
@@ -108,13 +111,22 @@ class Account:
         self._locks: dict[int, int] = {}
         self.held_bytes = self.kept_bytes = 0
 
+    def __getitem__(self, call: Call) -> CallBytes:
+        """Return the bytes of a call that was added."""
+        return self._entries[call.index]
+
     def add(
-        self, call: LateCall, arrays: Arrays, seconds: float, roots: dict[int, LateCall] | None
+        self,
+        call: Call,
+        kind: FunctionKind,
+        arrays: Arrays,
+        seconds: float,
+        roots: dict[int, Call] | None,
     ) -> None:
         """Account for a call that has run.
 
         Args:
-            call: the call.
+            call, kind: the call, and the facts of its class.
             arrays: its inputs and outputs, None for those that are gone.
             seconds: that it took.
             roots: if calls are made late, by id of a piece of memory, the call that it is counted
@@ -135,7 +147,7 @@ class Account:
             else:
                 near.update(dict.fromkeys(entry.near))
                 cost += entry.cost
-        entry = CallBytes(call, tuple(near)[:NEAR], cost)
+        entry = CallBytes(call, kind, tuple(near)[:NEAR], cost)
         self._entries.append(entry)
         self._candidates.add(-1, cost if call.again else math.inf, entry.near)
         self._count(entry, arrays, roots)
@@ -159,7 +171,7 @@ class Account:
             self._offer(entry)
 
     def _count(
-        self, entry: CallBytes, arrays: Arrays, roots: dict[int, LateCall] | None = None
+        self, entry: CallBytes, arrays: Arrays, roots: dict[int, Call] | None = None
     ) -> None:
         """Record the bytes of a call's outputs and function state, in place of its earlier count.
 
@@ -182,7 +194,7 @@ class Account:
         stash = 0
         if call.stash.names:
             known = {*made, *(id(root_of(x)) for x in inputs if x is not None)}
-            stash = _stash_bytes(call, known)
+            stash = _stash_bytes(entry, known)
         self.held_bytes -= entry.nbytes
         before = entry.stash_bytes
         entry.made(sum(int(root.nbytes) for root in made.values()), stash)
@@ -289,7 +301,7 @@ class Account:
 
     # -- backward --------------------------------------------------------------------------
 
-    def lock(self, calls: Iterable[LateCall]) -> list[int]:
+    def lock(self, calls: Iterable[Call]) -> list[int]:
         """Protect calls from eviction until the numbers that this returns are given to `unlock`."""
         numbers = list(self._numbers(calls))
         for number in numbers:
@@ -310,7 +322,7 @@ class Account:
         """Let all calls be evicted again: an error has ended what they were protected for."""
         self.unlock([number for number, count in self._locks.items() for _ in range(count)])
 
-    def _numbers(self, calls: Iterable[LateCall]) -> Iterator[int]:
+    def _numbers(self, calls: Iterable[Call]) -> Iterator[int]:
         """Yield the numbers of some calls, and of the calls whose memory their outputs are on."""
         for call in calls:
             yield call.index
@@ -318,20 +330,20 @@ class Account:
             if group != call.index:
                 yield group
 
-    def came_back(self, call: LateCall, arrays: Arrays) -> None:
+    def came_back(self, call: Call, arrays: Arrays) -> None:
         """Account for a call that was recomputed."""
         entry = self._entries[call.index]
         self._candidates.come_back(call.index)
         self._count(entry, arrays)
 
-    def let_values_go(self, call: LateCall) -> None:
+    def let_values_go(self, call: Call) -> None:
         """Release recomputed outputs of a call, and count them no more if nothing holds them."""
         call.let_go()
         entry = self._group(call.index)
         if entry.call is call and not entry.is_kept and not call.is_held():
             self._died(entry)
 
-    def done(self, call: LateCall) -> None:
+    def done(self, call: Call) -> None:
         """Drop a call after its step of backward, as all that reads it is done."""
         entry = self._entries[call.index]
         self._candidates.lock(call.index)
@@ -346,18 +358,19 @@ Arrays = tuple[Sequence[Any], Sequence[Any]]
 """The inputs and the outputs of a call."""
 
 
-def _stash_bytes(call: LateCall, known: set[int]) -> int:
+def _stash_bytes(entry: CallBytes, known: set[int]) -> int:
     """Return the bytes that evicting a call's function state frees.
 
     A mask that was drawn, as dropout's, is kept as bits, and counts without these. Of any other
     state, memory in ``known``, by id, does not count.
     """
+    call = entry.call
     owner = owner_of(call.func)
     named = {name: getattr(owner, name, None) for name in call.stash.names}
     lists = {name: [a for _, a in arrays_in([(name, held)])] for name, held in named.items()}
     found = {name: arrays for name, arrays in lists.items() if arrays}
     mask, packed = packing(call.func, found)
-    if call.kind.draws:
+    if entry.kind.draws:
         return mask - packed
     roots = {id(root): root for arrays in found.values() for root in map(root_of, arrays)}
     return sum(int(root.nbytes) for key, root in roots.items() if key not in known)
