@@ -137,8 +137,10 @@ class Evict(PassPolicy):
         now.trace(func.__class__, made, read)
         index, self._count = self._count, self._count + 1
         if self.seen is not None and now.integrity == "intact":
-            here = (now.trail,)
-            if not self._is_among_known(lambda trails: trails[index : index + 1] == here):
+            here, place = (now.trail,), slice(index, index + 1)
+            if self.seen.tape.trails[place] != here and not self._is_among_known(
+                lambda trails: trails[place] == here
+            ):
                 now.refuse(other_call(index, func.label))
 
     def _is_among_known(self, fits: Callable[[tuple[int, ...]], bool]) -> bool:

@@ -177,7 +177,7 @@ def _bring_back(calls: Sequence[Any]) -> None:
     errors: list[Exception] = []
     for call in calls:
         try:
-            if call.has_func:
+            if call.has_func and call.offloaded:
                 call.come_back()
         except Exception as error:
             errors.append(error)

@@ -18,7 +18,7 @@ from umem.chainer.recompute.gradients import Contended, GradientSums, contended,
 from umem.chainer.recompute.observing import Before, Observed, gradient_bytes, observe
 from umem.chainer.recompute.pass_policies import ENDED_EARLY, HIGH, FollowPlan, Observe, PassPolicy
 from umem.chainer.recompute.seen import Carried, Roots, SeenGraph, TapeAction, readers_of
-from umem.chainer.recompute.tape import Call, Leaves
+from umem.chainer.recompute.tape import Call, Leaves, needed_again
 from umem.chainer.saved.tiers.tier import Tier
 from umem.errors import is_cupys_out_of_memory
 from umem.trace.recording import MeteredPools
@@ -369,33 +369,14 @@ class Pass:
         self.carry_out(
             action for call in self.calls for action in _drop_actions(call) if action not in kept
         )
-        needed = self._needed_again(kept)
+        needed = set(needed_again(call for call in self.calls if _lacks(call, kept)))
         for call in self.calls:
-            if call.index in needed:
+            if call in needed:
                 self.surviving(call.make_again, call.near)
             planned.after_forward(call)
             self.carry_out(planned.before_forward())
         self.rule.go_back_by(planned)
         self._sum_in_order(self.plain_order, plan.contended)
-
-    def _needed_again(self, kept: set[TapeAction]) -> set[int]:
-        """Return the calls to recompute so that all that a plan keeps after forward is there."""
-        needed: set[int] = set()
-        for call in reversed(self.calls):
-            if not call.has_graph:
-                continue
-            value, stash = _drop_actions(call)
-            is_missing = (call.values is None and value in kept) or (
-                call.stash.is_dropped and stash in kept
-            )
-            if is_missing or call.index in needed:
-                needed.add(call.index)
-                needed |= {
-                    source.call.index
-                    for source in call.sources
-                    if source.call is not None and not source.call.find(source.output)
-                }
-        return needed
 
     def _sum_in_order(self, plain: Mapping[int, int], sums: Contended) -> None:
         """Have a backward in another order than Chainer's add gradients up as Chainer does.
@@ -493,6 +474,13 @@ class Pass:
         self.rule.let_go()
         if all(call.index in self.popped or not call.has_graph for call in self.calls):
             self.calls = []
+
+
+def _lacks(call: Call, kept: set[TapeAction]) -> bool:
+    """Tell whether a call that has its graph lacks arrays that are to be kept."""
+    value, stash = _drop_actions(call)
+    is_missing = call.values is None and value in kept
+    return call.has_graph and (is_missing or (call.stash.is_dropped and stash in kept))
 
 
 def _drop_actions(call: Call) -> tuple[TapeAction, TapeAction]:

@@ -14,7 +14,7 @@ from umem.chainer.forward_state import as_in_forward
 from umem.chainer.recompute.account import Account, Arrays
 from umem.chainer.recompute.facts import Experience, FunctionKind, Rise, rise_of
 from umem.chainer.recompute.observing import gradient_bytes
-from umem.chainer.recompute.tape import Call
+from umem.chainer.recompute.tape import Call, needed_again
 from umem.devices import work_seconds
 from umem.errors import BudgetError
 from umem.trace.recording import root_of
@@ -284,7 +284,7 @@ class Pressure:
             the account's numbers of the restored values, which are locked against eviction until
             the caller unlocks them.
         """
-        needed, sources = _missing(wanted)
+        needed = needed_again(wanted)
         uses = dict.fromkeys(needed, 0)
         for call in needed:
             for source in call.sources:
@@ -292,18 +292,18 @@ class Pressure:
                     uses[source.call] += 1
         for call in dict.fromkeys(wanted):
             uses[call] += 1
-        locked = self._account.lock(sources)
+        read = [(s.call, s.output) for call in needed for s in call.sources if s.call is not None]
+        locked = self._account.lock({call for call, output in read if call.find(output)})
         made: dict[Any, list[int]] = {}
         start = work_seconds()
         with ExitStack() as stack:
             config = None
-            for call in sorted(needed, key=lambda one: one.index):
-                inputs = call.inputs()
+            for call in needed:
                 if config is not call.config:
                     config = call.config
                     stack.pop_all().close()
                     stack.enter_context(as_in_forward(config))
-                made[call] = self._run_again(call, inputs, rank)
+                made[call] = self._restore(call, rank)
                 for source in call.sources:
                     if source.call in uses:
                         uses[source.call] -= 1
@@ -316,13 +316,17 @@ class Pressure:
             self._told(self._overhead(), True)
         return [number for call in dict.fromkeys(wanted) for number in made[call]]
 
-    def _run_again(self, call: Any, inputs: tuple[Any, ...], rank: int) -> list[int]:
-        base = sum([x.nbytes for x in inputs])
-        entry = self._account[call]
-        self._make_room(entry.kind.forward(entry.shape).nbytes(base), rank, call)
-        with chainer.using_device(chainer.backend.get_device_from_array(*inputs)):
-            outputs = call.run_here(inputs)
-        self._account.came_back(call, (inputs, outputs))
+    def _restore(self, call: Call, rank: int) -> list[int]:
+        """Recompute a call, or take its outputs from variables; return what `Account.lock` does."""
+        inputs: tuple[Any, ...] = (None,) * len(call.sources)
+        if not call.come_back():
+            inputs = call.inputs()
+            entry = self._account[call]
+            base = sum([x.nbytes for x in inputs])
+            self._make_room(entry.kind.forward(entry.shape).nbytes(base), rank, call)
+            with chainer.using_device(chainer.backend.get_device_from_array(*inputs)):
+                call.run_here(inputs)
+        self._account.came_back(call, (inputs, call.values or ()))
         return self._account.lock((call,))
 
     def _overhead(self) -> str:
@@ -366,26 +370,6 @@ class Pressure:
     def kept_bytes(self) -> int:
         """Return the bytes that backward reads, evicted or not."""
         return self._account.kept_bytes
-
-
-def _missing(wanted: Sequence[Any]) -> tuple[list[Any], set[Any]]:
-    """List the calls to recompute for some calls, and find the live calls that they read."""
-    needed: dict[Any, None] = {}
-    there = set()
-    pending = list(wanted)
-    while pending:
-        call = pending.pop()
-        if call in needed:
-            continue
-        needed[call] = None
-        for source in call.sources:
-            if source.call is None:
-                continue
-            if source.call.find(source.output):
-                there.add(source.call)
-            else:
-                pending.append(source.call)
-    return list(needed), there
 
 
 def _working_bytes(func: Any) -> int:

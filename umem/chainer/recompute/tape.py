@@ -9,7 +9,7 @@ functions by rank.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -249,11 +249,7 @@ class Call:
         self.stash.pack(self._func())
 
     def make_again(self) -> None:
-        """Recompute dropped outputs and function state; outputs that variables hold are reused."""
-        if self.values is None and not self.stash.is_dropped:
-            held = tuple([self.value(output) for output in range(self.output_count)])
-            if all(value is not None for value in held):  # variables of the user hold them
-                self.put_back(self.func, held)
+        """Restore dropped outputs and function state, if any."""
         if self.values is None or self.stash.is_dropped:
             self.materialise()
 
@@ -262,25 +258,10 @@ class Call:
 
         Returns the calls that were recomputed or brought back.
         """
-        made: list[Call] = []
-        pending = [self]
-        while pending:
-            call = pending[-1]
-            if call.come_back():
-                made.append(pending.pop())
-                continue
-            missing = [
-                source.call
-                for source in call.sources
-                if source.call is not None and not source.call.find(source.output)
-            ]
-            if missing:
-                pending += missing
-                continue
-            pending.pop()
-            if call.values is None or call.stash.is_dropped:
+        made = needed_again([self])
+        for call in made:
+            if not call.come_back():
                 call._run()
-                made.append(call)
         return made
 
     def find(self, output: int) -> bool:
@@ -454,13 +435,14 @@ class Call:
             self.offloaded[what].fetch()
 
     def come_back(self) -> bool:
-        """Restore all missing arrays if all of them are offloaded; tell whether that was so.
+        """Restore missing arrays if no function has to run for it; tell whether that was so.
 
-        Outputs that variables of the program hold are taken from there.
+        Outputs that variables of the program hold are taken from there, others from the offload
+        target.
         """
-        if not self.may_come_back:
-            return False
         missing = self._missing()
+        if not self.is_offloaded:
+            return False
         if not missing:
             self.put_back(self.func, tuple(self._outputs()))  # held by variables of the program
         for what in missing:
@@ -474,15 +456,6 @@ class Call:
     def forget_offloaded(self) -> None:
         """Discard the offloaded copies."""
         self.offloaded = NOT_OFFLOADED
-
-    @property
-    def may_come_back(self) -> bool:
-        """True if arrays are missing and `come_back` can restore all of them."""
-        if not self.offloaded:
-            return False
-        return (
-            self.is_offloaded if self._missing() else "value" in self.offloaded and self.lacks_own()
-        )
 
     @property
     def is_offloaded(self) -> bool:
@@ -511,6 +484,25 @@ def source_of(node: Any, array: Any) -> InputSource:
         if reference() is node:
             return InputSource(call, index, None)
     return InputSource(None, 0, array)
+
+
+def needed_again(wanted: Iterable[Call]) -> list[Call]:
+    """List the calls that have to run again, or come back, to restore the arrays of some calls.
+
+    These are the calls themselves, and those that made what they read, as far as that is gone. The
+    list has producers before readers.
+    """
+    needed: set[Call] = set()
+    pending = list(wanted)
+    while pending:
+        call = pending.pop()
+        if call in needed:
+            continue
+        needed.add(call)
+        if not (call.is_offloaded and call.has_func):
+            made = ((s.call, s.output) for s in call.sources if s.call is not None)
+            pending += [source for source, output in made if not source.find(output)]
+    return sorted(needed, key=lambda call: (call.number, call.index))
 
 
 def bring_inputs(func: Any, sources: Sequence[InputSource]) -> list[Call]:

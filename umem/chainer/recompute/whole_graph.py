@@ -13,7 +13,7 @@ from typing import Any
 from chainer import function_hook
 
 from umem.chainer.recompute.seen import Roots
-from umem.chainer.recompute.tape import Call, InputSource, bring_inputs, source_of
+from umem.chainer.recompute.tape import Call, InputSource, bring_inputs, needed_again, source_of
 from umem.chainer.saved.slots import functions_behind
 from umem.errors import RecomputeError
 
@@ -49,14 +49,23 @@ def check(funcs: Iterable[Any]) -> None:
         RecomputeError: one is gone and can neither be recomputed nor brought back; names the
             function that made it. Nothing has changed.
     """
-    known: set[int] = set()
+    wanted: list[Call] = []
     for func in funcs:
         call = getattr(func, "_umem_call", None)
-        for source in _dropped_inputs(func, call):
-            assert source.call is not None
-            _check_call(source.call, source.output, known)
+        wanted += _lost_inputs(func, call)
         if call is not None and call.lacks_own():
-            _check_call(call, None, known)
+            wanted.append(call)
+    for one in needed_again(wanted):
+        if one.is_offloaded and one.has_func:
+            continue
+        if not one.again or not one.has_func:
+            raise RecomputeError(
+                f"backward needs what {one.label!r} made, which was dropped: it must not run "
+                "twice, or its graph was cut. Nothing has changed"
+            )
+        for source in one.sources:
+            if source.call is None:
+                one.reads.find(source.array, one.label)
 
 
 def bring(funcs: Iterable[Any]) -> set[int]:
@@ -105,35 +114,13 @@ def _sources(func: Any) -> list[InputSource]:
     return [source_of(node, node._data) for node in func.inputs]
 
 
-def _dropped_inputs(func: Any, call: Call | None) -> Iterator[InputSource]:
+def _lost_inputs(func: Any, call: Call | None) -> Iterator[Call]:
+    """Yield the calls that made retained inputs of a function which are not alive."""
     sources = _sources(func) if call is None else call.sources
     for index in func._input_indexes_to_retain or ():
-        if func.inputs[index]._data is None and sources[index].call is not None:
-            yield sources[index]
-
-
-def _check_call(call: Call, output: int | None, known: set[int]) -> None:
-    """Raise unless an output (None: all outputs of the call) is alive or can be recomputed."""
-    if output is not None and call.find(output):
-        return
-    pending = [call]
-    while pending:
-        one = pending.pop()
-        if id(one) in known:
-            continue
-        known.add(id(one))
-        if one.is_offloaded and one.has_func:
-            continue
-        if not one.again or not one.has_func:
-            raise RecomputeError(
-                f"backward needs what {one.label!r} made, which was dropped: it must not run "
-                "twice, or its graph was cut. Nothing has changed"
-            )
-        for source in one.sources:
-            if source.call is None:
-                one.reads.find(source.array, one.label)
-            elif not source.call.find(source.output):
-                pending.append(source.call)
+        made, output, _ = sources[index]
+        if func.inputs[index]._data is None and made is not None and not made.find(output):
+            yield made
 
 
 def watch_over(calls: Iterable[Call]) -> None:
