@@ -92,11 +92,12 @@ print(sum("calls no memory hooks" in str(one.message) for one in told), recomput
 
 def test_graphs_that_never_come_back_are_measured_call_by_call(kernel_cache: Path) -> None:
     program = """
-from umem.chainer.recompute.facts import rise_of
+from umem.chainer.recompute.facts import CallMemory, meter_of
 x = cp.zeros(1 << 18, "f")
 def twice(): return (x + 1) * 2
-made, rise = rise_of(twice, [x])
-print(rise == 2 * x.nbytes)
+memory = CallMemory()
+made = memory.run(twice, meter_of([x]))
+print(memory.risen_bytes == 2 * x.nbytes)
 layers = [L.Linear(256, 256).to_gpu() for _ in range(6)]
 inputs = cp.asarray(np.random.randn(2048, 256).astype("f"))
 trained = chainer.ChainList(*layers).to_gpu()

@@ -16,7 +16,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from umem.chainer.recompute import graph_store, observing
+from umem.chainer.recompute import facts, graph_store
 from umem.chainer.recompute.observing import PassPeaks
 from umem.errors import BudgetError, RecomputeWarning
 from umem.trace.recording import HostMeter
@@ -294,10 +294,10 @@ def test_calls_on_a_gpu_are_timed_to_the_end_of_their_kernels(
 
     waited: list[int] = []
     monkeypatch.setattr(chainer.backend, "get_device_from_array", lambda *arrays: Gpu())
-    observing.wait_for([np.ones(3), chainer.Variable(np.ones(3))])
+    facts.wait_for([np.ones(3), chainer.Variable(np.ones(3))])
     assert waited == [1]
     monkeypatch.undo()
-    observing.wait_for([np.ones(3)])
+    facts.wait_for([np.ones(3)])
     assert waited == [1]
 
 

@@ -20,7 +20,7 @@ import chainer
 
 from umem.chainer.forward_state import Configurations
 from umem.chainer.function_facts import owner_of
-from umem.chainer.recompute.facts import Experience, FunctionKind, rise_of, shape_of
+from umem.chainer.recompute.facts import Experience, FunctionKind, meter_of, shape_of
 from umem.chainer.recompute.pass_policies import PassPolicy, PassSoFar, other_call
 from umem.chainer.recompute.pressure import AHEAD, Pressure, Room
 from umem.chainer.recompute.seen import SeenGraph, TapeAction
@@ -195,15 +195,13 @@ class Evict(PassPolicy):
         before, stash, leaves = kind.look(func), new_stash(kind, func), leaves_of(inputs)
         arrays = [x._data[0] if isinstance(x, chainer.Variable) else x for x in inputs]
         base = sum([x.nbytes for x in arrays])
-        rise = kind.forward(shape_of(leaves))
+        memory = kind.forward(shape_of(leaves))
         if self.is_pressed and self._pressure is not None and now.integrity == "intact":
-            self._pressure.make_room_for(rise.nbytes(base), func)
+            self._pressure.make_room_for(memory.expected_bytes(base), func)
         start = work_seconds()
-        if rise.wants(base):
-            outputs, risen = rise_of(lambda: proceed(func, inputs), arrays)
-            if risen is not None:
-                rise.learn(base, risen)
-                self._experience.rose(risen)
+        if memory.wants(base):
+            outputs = memory.run(lambda: proceed(func, inputs), meter_of(arrays), base)
+            self._experience.rose(memory.risen_bytes)
         else:
             outputs = proceed(func, inputs)
         seconds = work_seconds() - start

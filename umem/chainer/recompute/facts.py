@@ -1,27 +1,235 @@
-"""Facts on each class of functions: may its calls be recomputed, how far memory rises.
+"""What is known of a function: may it run again, its state, its seconds and its memory.
 
-A graph that never comes back has no history of its own; its functions have one. The first calls of
-a class are examined closely, as `umem.chainer.recompute.observing` does. The rise of memory while a
-call runs is measured for the first calls of a class, and again for larger ones, by the
-meter of its arrays' memory, around that call alone; other calls take their share of the bytes
-that they work on.
+A graph that comes back has facts of each of its calls, as `Observed`. One that does not has those
+of its functions, by class: the first calls of a class are examined closely (`FunctionKind`), and
+others are taken to be alike. Memory is measured for the first calls alike, around each call alone,
+by the meter of the memory that its arrays are in (`CallMemory`).
 """
 
 from __future__ import annotations
 
+import ctypes
+import weakref
+import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from umem.chainer.recompute.observing import Before, again_and_stash, look, meter_of
-from umem.chainer.recompute.tape import STATISTICS
+import chainer
+import numpy as np
+
+from umem.chainer.function_facts import output_gradient_bytes, owner_of, rules_of
+from umem.chainer.recompute.tape import STATISTICS, Call
+from umem.chainer.saved.slots import NODE_ATTRIBUTES, arrays_in, packing
+from umem.devices import cuda_model, entered_device, work_seconds
 from umem.planner import DRAWS
+from umem.trace.recording import BlockMeter, HostMeter, root_of
 
 LOOKS = 3
-"""This many calls of a class are examined, and this many rises measured for each shape."""
+"""Calls of a class that are examined before the class is known, where graphs do not come back."""
+MEASURED = 2
+"""Calls alike whose memory is measured: the first one may set up what stays."""
 OBJECTS = 4096
-"""Bytes of a measured rise that are Python's own objects, which `tracemalloc` sees as well."""
+"""Bytes of a measured rise that are Python's own objects, which `tracemalloc` sees as well: those
+of one call (5.3 to 7.0 KB each in five networks, of which its tape keeps most)."""
 SHAPES = 32
-"""At most this many shapes of parameters are told apart for each class."""
+"""At most this many shapes of parameters are told apart for each class. A guess, not measured."""
+_MT19937_BYTES = 624 * 4 + 4
+"""Bytes of the key and the position of mt19937_state in NumPy's random/src/mt19937/mt19937.h."""
+_AGAIN = frozenset(("BatchNormalization", "FixedBatchNormalization"))
+"""Functions that may be recomputed although they change state, as a recompute leaves it alone."""
+
+
+class Before(NamedTuple):
+    """State that a forward may change, taken before it; ``random`` is None if not examined."""
+
+    state: dict[str, Any]
+    checksums: list[tuple[Any, int]]
+    random: bytes | None
+
+
+def look(func: Any) -> Before:
+    """Record a function's attributes, the checksums of its arrays and the random state."""
+    state = dict(vars(owner_of(func)))
+    return Before(state, [(a, _sum(a)) for a in _arrays(state.items())], _random())
+
+
+class Observed(NamedTuple):
+    """Facts of one call, measured while its forward ran.
+
+    Attributes:
+        nbytes: memory of the outputs, without that of inputs that they are views of.
+        grad_bytes: gradients of the outputs.
+        alias: index of the call of this pass whose memory all outputs are views of; None otherwise.
+        stash: names of the function state, the attributes that forward set to arrays.
+        stash_bytes: function state beside the outputs, if it can be dropped; 0 for a view.
+        drawn_bytes: function state that was drawn at random.
+        mask_bytes, packed_bytes: a dropout's mask, as it is and as bits.
+        again: whether the call may be recomputed.
+        looked: whether the random state was examined as well for that.
+        seconds: of the forward, as a device's cost model has it if that is asked for.
+        workspace_bytes: needed only while forward ran; 0 if not measured.
+    """
+
+    nbytes: int
+    grad_bytes: int
+    alias: int | None
+    stash: tuple[str, ...]
+    stash_bytes: int
+    drawn_bytes: int
+    mask_bytes: int
+    packed_bytes: int
+    again: bool
+    looked: bool
+    seconds: float
+    workspace_bytes: int
+
+
+def observe(
+    call: Call, func: Any, inputs: Any, before: Before, seconds: float, workspace: int
+) -> Observed:
+    """Collect the facts of a call that has just run.
+
+    Args:
+        call, func, inputs: the call, and its function and inputs.
+        before: the state before the forward, from `look`.
+        seconds, workspace: of the forward.
+    """
+    owner = owner_of(func)
+    found = _made_on(owner, before)
+    arrays = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
+    ins = [root_of(x) for x in arrays]
+    assert call.values is not None
+    roots = {id(root): root for root in map(root_of, call.values)}
+    own = [root for root in roots.values() if not any(root is x for x in ins)]
+    bases = [
+        s.call.index
+        for s, x in zip(call.sources, ins, strict=True)
+        if s.call is not None and s.call.number == call.number and id(x) in roots
+    ]
+    held = {id(a): a.nbytes for arrays in found.values() for a in arrays}
+    for root in own:
+        held.pop(id(root), None)
+    mask, packed = packing(func, found)
+    drawn = type(owner).__name__ in DRAWS
+    return Observed(
+        nbytes=sum(root.nbytes for root in own),
+        grad_bytes=output_gradient_bytes(arrays, call.values),
+        alias=bases[0] if bases and not own else None,
+        stash=tuple(found),
+        stash_bytes=0 if drawn or (bases and not own) else sum(held.values()),
+        drawn_bytes=sum(held.values()) if drawn else 0,
+        mask_bytes=mask,
+        packed_bytes=packed,
+        again=_may_run_again(func, before),
+        looked=before.random is not None,
+        seconds=seconds,
+        workspace_bytes=workspace,
+    )
+
+
+def _made_on(owner: Any, before: Before) -> dict[str, list[Any]]:
+    """Return by name the arrays that forward has set on a function."""
+    new = {
+        k: v
+        for k, v in vars(owner).items()
+        if before.state.get(k) is not v and k not in NODE_ATTRIBUTES
+    }
+    lists = {key: _arrays([(key, value)]) for key, value in new.items()}
+    return {key: arrays for key, arrays in lists.items() if arrays}
+
+
+def _may_run_again(func: Any, before: Before) -> bool:
+    kind = owner_of(func).__class__
+    name = kind.__name__
+    same = name in _AGAIN or all(_sum(array) == known for array, known in before.checksums)
+    return same and (name in DRAWS or before.random == _random()) and rules_of(kind)[0]
+
+
+def _arrays(items: Iterable[tuple[str, Any]]) -> list[Any]:
+    own = ((key, value) for key, value in items if not isinstance(value, chainer.Function))
+    return [array for _, array in arrays_in(own)]
+
+
+def _sum(array: Any) -> int:
+    """Return a checksum of a NumPy array; 0 for a device's array, which is not copied."""
+    return zlib.crc32(np.ascontiguousarray(array).tobytes()) if type(array) is np.ndarray else 0
+
+
+def _random() -> bytes:
+    """Return the state of NumPy's global generator, as far as drawing bits changes it.
+
+    The copy lacks the second of two normal numbers that are drawn together; `DRAWS` names the
+    functions of Chainer that draw such. ``get_state`` takes 150 times as long as this copy.
+    """
+    random: Any = np.random
+    generator = random.get_bit_generator()
+    if type(generator) is random.MT19937:
+        return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+    return repr(generator.state).encode()
+
+
+# -- time -----------------------------------------------------------------------------------------
+
+
+def wait_for(inputs: Any) -> None:
+    """Wait for all kernels on a GPU, where the host's time of a call is that of launching them."""
+    arrays = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
+    device = chainer.backend.get_device_from_array(*arrays)
+    if device.xp is not np:
+        device.device.synchronize()
+
+
+class Timed:
+    """A call that is timed when it runs.
+
+    Args:
+        run: the call.
+        inputs: what it reads, where its kernels are to be waited for; None: they are not.
+        by_model: whether to ask the current device's cost model for the call's cost as well.
+
+    Attributes:
+        seconds: on this host.
+        cost: by the cost model; without one, the same.
+    """
+
+    def __init__(self, run: Callable[[], Any], inputs: Any, *, by_model: bool) -> None:
+        self._run, self._inputs, self._by_model = run, inputs, by_model
+        self.seconds = self.cost = 0.0
+
+    def __call__(self) -> Any:
+        """Run the call; return what it returns."""
+        modelled = model_seconds() if self._by_model else None
+        start = work_seconds()
+        made = self._run()
+        if self._inputs is not None:
+            wait_for(self._inputs)
+        self.cost = self.seconds = work_seconds() - start
+        if modelled is not None:
+            self.cost = (model_seconds() or 0.0) - modelled
+        return made
+
+
+def model_seconds() -> float | None:
+    """Return the seconds so far by the current device's cost model; None without one."""
+    device = entered_device() or cuda_model()
+    figures = None if device is None else device.figures
+    return None if figures is None else figures.seconds
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def meter_of(arrays: Iterable[Any]) -> BlockMeter:
+    """Return a meter of the memory that arrays are in: the host's, or the current GPU's pools.
+
+    The host's where all are NumPy's; variables and None are allowed among them.
+    """
+    arrays = [getattr(x, "array", x) for x in arrays]
+    if all(x is None or isinstance(x, np.ndarray) for x in arrays):
+        return HostMeter()
+    from umem.devices.cuda import PoolMeter  # imports CuPy, which need not be there
+
+    return PoolMeter()
 
 
 def shape_of(leaves: Sequence[Any]) -> Any:
@@ -29,34 +237,75 @@ def shape_of(leaves: Sequence[Any]) -> Any:
     return None if len(leaves) < 2 or leaves[1] is None else leaves[1].shape
 
 
-class Rise:
-    """The rise of memory while calls of a class run, as a share of their inputs' bytes.
+class CallMemory:
+    """The memory that calls alike take while they run: measured for the first, and for larger ones.
 
-    In backward, the share is of inputs and outputs. The largest calls count; small ones have much
-    beside their arrays.
+    Of other calls, memory is expected to rise by the same share of the bytes that they work on. The
+    largest calls count for it, as small ones have much beside their arrays.
+
+    Attributes:
+        workspace_bytes: needed only while the call ran that was measured last.
+        risen_bytes: the most by which memory has risen in a measured call, its results included.
     """
 
-    __slots__ = ("_base", "_count", "_share")
+    __slots__ = ("_base", "_count", "_share", "risen_bytes", "workspace_bytes")
 
     def __init__(self) -> None:
         self._share, self._base, self._count = 1.0, 0, 0
+        self.workspace_bytes = self.risen_bytes = 0
 
-    def wants(self, base: int) -> bool:
-        """Tell whether a call that works on so many bytes should be measured."""
-        return self._count < LOOKS or base > 1.5 * self._base
+    def wants(self, base: int = 0) -> bool:
+        """Tell whether a call that works on so many bytes should be measured.
 
-    def learn(self, base: int, nbytes: int) -> None:
-        """Record that memory rose by ``nbytes`` in a call that worked on ``base`` bytes."""
+        ``base`` is 0 if all calls alike work on as many.
+        """
+        return self._count < MEASURED or base > 1.5 * self._base
+
+    def run(
+        self,
+        run: Callable[[], Any],
+        meter: BlockMeter,
+        base: int = 0,
+        gradients: Sequence[tuple[weakref.ref[Any], int]] = (),
+    ) -> Any:
+        """Run a call, and measure its memory if that can be done; return what it returns.
+
+        A peak that the user follows with `tracemalloc` stays as it was.
+
+        Args:
+            run: the call.
+            meter: of the memory that its arrays are in.
+            base: as `wants`.
+            gradients: arrays from before that it may free, with their bytes.
+        """
+        if meter.why_not() is not None:
+            return run()
+        with meter:
+            begun = meter.held().live
+            made = run()
+            held = meter.held()
+            # A meter that is ours has not seen that gradients were freed once others were added.
+            freed = [size for array, size in gradients if array() is None] if meter.is_ours else []
+        self.workspace_bytes = held.workspace + sum(freed)
+        self._learn(base, held.peak - begun)
+        return made
+
+    def _learn(self, base: int, risen: int) -> None:
+        """Record that memory rose by some bytes in a call that worked on ``base`` bytes."""
         self._count += 1
-        share = max(0, nbytes - OBJECTS) / max(base, 1)
+        self.risen_bytes = max(self.risen_bytes, risen)
+        share = max(0, risen - OBJECTS) / max(base, 1)
         if base > 2 * self._base:
             self._share, self._base = share, base
         elif 2 * base >= self._base:
             self._share, self._base = max(self._share, share), max(self._base, base)
 
-    def nbytes(self, base: int) -> int:
+    def expected_bytes(self, base: int) -> int:
         """Return the rise to expect of a call on so many bytes; as many if none was measured."""
         return int(self._share * base)
+
+
+# -- classes of functions ------------------------------------------------------------------------
 
 
 class FunctionKind:
@@ -80,8 +329,8 @@ class FunctionKind:
         self.stash: tuple[str, ...] = ()
         self.changes = self.is_plain = False
         self._count = 0
-        self._forward: dict[Any, Rise] = {}
-        self._backward: dict[Any, Rise] = {}
+        self._forward: dict[Any, CallMemory] = {}
+        self._backward: dict[Any, CallMemory] = {}
 
     @property
     def is_known(self) -> bool:
@@ -94,34 +343,34 @@ class FunctionKind:
 
     def learn(self, func: Any, before: Before) -> None:
         """Record the facts of a call that has just run, given the state before it."""
-        again, stash = again_and_stash(func, before)
+        stash = _made_on(owner_of(func), before)
         self._count += 1
-        self.again = self.again and again
+        self.again = self.again and _may_run_again(func, before)
         self.changes = self.changes or any(hasattr(func, name) for name in STATISTICS)
         kept = [name for name in stash if name not in STATISTICS]
         self.stash = tuple(dict.fromkeys((*self.stash, *kept)))
         self.is_plain = self.is_known and self.again and not self.changes
 
-    def forward(self, shape: Any) -> Rise:
-        """Return the rise of memory in forward for calls with a parameter of this shape."""
+    def forward(self, shape: Any) -> CallMemory:
+        """Return the memory in forward of calls with a parameter of this shape."""
         return _of_shape(self._forward, shape)
 
-    def backward(self, shape: Any) -> Rise:
-        """Return the rise of memory in backward for calls with a parameter of this shape."""
+    def backward(self, shape: Any) -> CallMemory:
+        """Return the memory in backward of calls with a parameter of this shape."""
         return _of_shape(self._backward, shape)
 
 
-def _of_shape(rises: dict[Any, Rise], shape: Any) -> Rise:
-    found = rises.get(shape)
+def _of_shape(memories: dict[Any, CallMemory], shape: Any) -> CallMemory:
+    found = memories.get(shape)
     if found is None:
-        if len(rises) >= SHAPES:
-            shape = next(iter(rises))
-        found = rises.setdefault(shape, Rise())
+        if len(memories) >= SHAPES:
+            shape = next(iter(memories))
+        found = memories.setdefault(shape, CallMemory())
     return found
 
 
 class Experience:
-    """Facts from all passes without a plan so far.
+    """What functions have shown in all passes so far, and what passes without a plan have taken.
 
     Attributes:
         kinds: the classes of functions that were seen.
@@ -136,10 +385,54 @@ class Experience:
 
     def __init__(self) -> None:
         self.kinds = Kinds()
+        self._alike: dict[Any, CallMemory] = {}
         self.rise_bytes = 0
         self.backward_share: float | None = None
         self.plain_bytes = self.peak_bytes = self.count = 0
         self.seconds = self.rerun_seconds = 0.0
+
+    def forward(self, func: Any, inputs: Any, run: Callable[[], Any]) -> tuple[Any, int]:
+        """Run a forward; return its outputs, and its workspace by calls of the same shapes."""
+        arrays = [getattr(x, "array", x) for x in inputs]
+        memory = self._memory(func, arrays)
+        made = memory.run(run, meter_of(arrays)) if memory.wants() else run()
+        return made, memory.workspace_bytes
+
+    def backward(self, func: Any, args: tuple[Any, ...], run: Callable[[], Any]) -> int:
+        """Run a step of backward; return its workspace by steps of the same shapes.
+
+        Args:
+            func: its function.
+            args: the arguments of Chainer's ``backprop_step`` behind the function.
+            run: the step.
+        """
+        targets, out_grad, in_grads = args[:3]
+        before = [g.array for found in in_grads.values() for g in found]
+        arrays = [None if g is None else g.array for g in out_grad]
+        arrays = [*(x.data for x in func.inputs), *arrays, *before]
+        memory, meter = self._memory(func, arrays, targets), meter_of(arrays)
+        gradients = [(weakref.ref(array), array.nbytes) for array in before]
+        del arrays, before  # the step is to free them
+        if memory.wants():
+            memory.run(run, meter, gradients=gradients)
+        else:
+            run()
+        return memory.workspace_bytes
+
+    def _memory(self, func: Any, arrays: Iterable[Any], targets: Any = None) -> CallMemory:
+        """Return the memory of calls of the same class, options and shapes.
+
+        Options are attributes that are plain values, such as a stride.
+        """
+        owner = owner_of(func)
+        options = [
+            (name, value)
+            for name, value in vars(owner).items()
+            if type(value) in (bool, int, float, str) and name not in NODE_ATTRIBUTES
+        ]
+        shapes = [None if x is None else (x.shape, x.strides, x.dtype) for x in arrays]
+        key = type(owner), targets, tuple(options), tuple(shapes)
+        return self._alike.setdefault(key, CallMemory())
 
     def rose(self, nbytes: int) -> None:
         """Record a rise of memory in a call of forward."""
@@ -175,17 +468,3 @@ class Kinds(dict[type, FunctionKind]):
         if found is None:
             found = self[kind] = FunctionKind(kind)
         return found
-
-
-def rise_of(run: Callable[[], Any], arrays: Iterable[Any]) -> tuple[Any, int | None]:
-    """Run a function, and measure the rise of memory; None if it cannot be measured.
-
-    A peak that the user follows with `tracemalloc` stays as it was.
-    """
-    meter = meter_of(arrays)
-    if meter.why_not() is not None:
-        return run(), None
-    with meter:
-        before = meter.held().live
-        made = run()
-        return made, meter.held().peak - before

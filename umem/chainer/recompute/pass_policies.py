@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 
 from umem.chainer.forward_state import ReadArrays
 from umem.chainer.function_facts import gives_all_gradients
-from umem.chainer.recompute.observing import Observed
+from umem.chainer.recompute.facts import Observed
 from umem.chainer.recompute.seen import Carried, SeenGraph, TapeAction
 from umem.chainer.recompute.tape import Call
 from umem.trace.recording import root_of

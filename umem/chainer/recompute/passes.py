@@ -14,8 +14,9 @@ from typing import Any, Literal
 import chainer
 
 from umem.chainer.forward_state import Configurations, ReadArrays
+from umem.chainer.recompute.facts import Before, Observed, observe
 from umem.chainer.recompute.gradients import Contended, GradientSums, contended, plain_order
-from umem.chainer.recompute.observing import Before, Observed, gradient_bytes, observe
+from umem.chainer.recompute.observing import gradient_bytes
 from umem.chainer.recompute.pass_policies import ENDED_EARLY, HIGH, FollowPlan, Observe, PassPolicy
 from umem.chainer.recompute.seen import Carried, Roots, SeenGraph, TapeAction, readers_of
 from umem.chainer.recompute.tape import Call, Leaves, needed_again

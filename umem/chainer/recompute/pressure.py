@@ -12,7 +12,7 @@ import numpy as np
 
 from umem.chainer.forward_state import as_in_forward
 from umem.chainer.recompute.account import Account, Arrays
-from umem.chainer.recompute.facts import Experience, FunctionKind, Rise, rise_of
+from umem.chainer.recompute.facts import CallMemory, Experience, FunctionKind, meter_of
 from umem.chainer.recompute.observing import gradient_bytes
 from umem.chainer.recompute.tape import Call, needed_again
 from umem.devices import work_seconds
@@ -252,7 +252,7 @@ class Pressure:
         if call.lacks_own():
             missing.append(call)
         self._base = _working_bytes(func)
-        rise = self._backward_rise(call).nbytes(self._base)
+        rise = self._memory(call).expected_bytes(self._base)
         budget = self._room.budget
         if missing or (budget is not None and self.level + rise > budget):
             near = (call, *(c for i in retained if (c := call.sources[i].call) is not None))
@@ -323,7 +323,7 @@ class Pressure:
             inputs = call.inputs()
             entry = self._account[call]
             base = sum([x.nbytes for x in inputs])
-            self._make_room(entry.kind.forward(entry.shape).nbytes(base), rank, call)
+            self._make_room(entry.kind.forward(entry.shape).expected_bytes(base), rank, call)
             with chainer.using_device(chainer.backend.get_device_from_array(*inputs)):
                 call.run_here(inputs)
         self._account.came_back(call, (inputs, call.values or ()))
@@ -338,22 +338,21 @@ class Pressure:
     def step(self, proceed: Any, call: Any, func: Any, args: tuple[Any, ...]) -> None:
         """Run a step of backward, and measure its time and, if needed, the rise of memory."""
         _, grads, sums, *_ = args
-        rise, base = self._backward_rise(call), self._base
+        memory, base = self._memory(call), self._base
         beside = self._gradients.nbytes
         self._gradients.begin_step(sums)
         start = work_seconds()
-        if rise.wants(base):
+        if memory.wants(base):
             arrays = [g.raw_array for g in grads if g is not None]
-            _, risen = rise_of(lambda: proceed(func, *args), arrays)
-            if risen is not None:
-                rise.learn(base, risen)
+            memory.run(lambda: proceed(func, *args), meter_of(arrays), base)
         else:
             proceed(func, *args)
         self.seconds += work_seconds() - start
         self._gradients.end_step(sums, grads)
-        self._most_beside = max(self._most_beside, beside + rise.nbytes(base))
+        self._most_beside = max(self._most_beside, beside + memory.expected_bytes(base))
 
-    def _backward_rise(self, call: Call) -> Rise:
+    def _memory(self, call: Call) -> CallMemory:
+        """Return the memory of the steps of backward that are like a call's."""
         entry = self._account[call]
         return entry.kind.backward(entry.shape)
 

@@ -19,7 +19,8 @@ from chainer.serializer import Deserializer
 
 from umem.chainer.function_facts import owner_of
 from umem.chainer.parameter_updates import update_in_chunks
-from umem.chainer.recompute.observing import Before, Timed, check_tape, look, wait_for
+from umem.chainer.recompute.facts import Before, Timed, look, wait_for
+from umem.chainer.recompute.observing import check_tape
 from umem.chainer.recompute.pass_policies import FollowPlan
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.tape import STATISTICS, Call
@@ -126,24 +127,28 @@ class PassRunner(Subscriber):
             before = Before(dict(vars(owner_of(func))), [], None)
         self._inside = True
         training.before_call(owner_of(func))
-        if now.learns:
+        learns = now.learns
+        if learns:
             wait_for(inputs)
-        run = partial(proceed, func, inputs)
-        training.peaks.forward_begins(func, inputs)
-        timed = Timed(by_model=now.learns and training.offload is not None)
+        run = Timed(
+            partial(self._survive, now, func, inputs, partial(proceed, func, inputs)),
+            inputs if learns else None,
+            by_model=learns and training.offload is not None,
+        )
+        workspace = 0
         try:
-            outputs = self._survive(now, func, inputs, run)
+            if training.peaks.measures("workspace"):
+                outputs, workspace = training.experience.forward(func, inputs, run)
+            else:
+                outputs = run()
         finally:
             self._inside = False
-        if now.learns:
-            wait_for(inputs)
-        seconds, cost = timed.stop()
         if func.inputs is not None:
             followed = isinstance(now.rule, FollowPlan)
-            now.add(func, inputs, outputs, before, cost, training.peaks.workspace())
+            now.add(func, inputs, outputs, before, run.cost, workspace)
             if followed and now.learns:
                 training.left_plan(now)
-        self._own_seconds += work_seconds() - begun - seconds
+        self._own_seconds += work_seconds() - begun - run.seconds
         return outputs
 
     # -- backward --------------------------------------------------------------------------
@@ -333,15 +338,19 @@ class PassRunner(Subscriber):
                 return
             begun = work_seconds()
             now.before(call)
-            self._training.peaks.backward_begins(func, args)
-            learns = now.learns and self._training.offload is not None
-            timed = Timed(by_model=learns)
-            now.step(proceed, call, func, args)
-            if learns:
-                wait_for([x for x in args[1] if x is not None])
-            seconds, cost = timed.stop()
-            now.after(call, self._training.peaks.workspace(), cost)
-            self._own_seconds += work_seconds() - begun - seconds
+            training, workspace = self._training, 0
+            learns = now.learns and training.offload is not None
+            run = Timed(
+                partial(now.step, proceed, call, func, args),
+                [x for x in args[1] if x is not None] if learns else None,
+                by_model=learns,
+            )
+            if training.peaks.measures("workspace"):
+                workspace = training.experience.backward(func, args, run)
+            else:
+                run()
+            now.after(call, workspace, run.cost)
+            self._own_seconds += work_seconds() - begun - run.seconds
         finally:
             self._inside = False
             self._stepping = None

@@ -9,8 +9,9 @@ from itertools import chain, pairwise, starmap
 from typing import Any, Literal, NamedTuple
 
 from umem.chainer.parameter_updates import OptimizerFacts, state_bytes
+from umem.chainer.recompute.facts import Observed
 from umem.chainer.recompute.gradients import Contended, contended
-from umem.chainer.recompute.observing import Beside, Observed
+from umem.chainer.recompute.observing import Beside
 from umem.chainer.recompute.offloaded import What
 from umem.chainer.recompute.tape import Call, Signature
 from umem.chainer.saved.tiers.tier import Tier

@@ -12,9 +12,9 @@ import chainer
 from umem.chainer.forward_state import ReadArrays
 from umem.chainer.function_facts import owner_of
 from umem.chainer.recompute.evict import Evict
-from umem.chainer.recompute.facts import Experience
+from umem.chainer.recompute.facts import Experience, meter_of
 from umem.chainer.recompute.graph_store import AGAIN, KEEPS, Graphs
-from umem.chainer.recompute.observing import PassPeaks, check_tape, meter_of
+from umem.chainer.recompute.observing import PassPeaks, check_tape
 from umem.chainer.recompute.offloaded import OffloadTarget
 from umem.chainer.recompute.pass_policies import ENDED_EARLY, FollowPlan, Observe, other_call
 from umem.chainer.recompute.passes import Pass
