@@ -322,7 +322,7 @@ def _variables(flags: _RunOptions) -> Iterator[None]:
     of_memory = flags.mode, flags.limit, "1" if flags.prefetch else None
     options = {
         **dict(zip(MEMORY_VARIABLES, of_memory, strict=True)),
-        VARIABLE: _software(asked),
+        VARIABLE: _software(flags),
         OLD_NUMPY: ",".join(flags.old_numpy),
     }
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", *options)}

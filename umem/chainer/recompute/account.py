@@ -70,22 +70,6 @@ class CallBytes:
         """True if the user holds its outputs, or views of them, as variables."""
         return self.call.is_held() or any(view.is_held() for view in self.views)
 
-    def keep(self) -> None:
-        """Record that backward reads its outputs."""
-        self.is_kept = True
-
-    def outputs_died(self) -> None:
-        """Record that its outputs are freed, as nothing holds them."""
-        self.is_there = False
-
-    def join(self, group: CallBytes) -> None:
-        """Record that its outputs are on the memory of another call."""
-        self.group = group.group
-
-    def view(self, call: Call) -> None:
-        """Record that the outputs of a call are on its memory."""
-        self.views.append(call)
-
     def drop(self) -> None:
         """Drop its outputs, the views of them and its function state; a mask is kept as bits."""
         for call in (self.call, *self.views):
@@ -166,7 +150,7 @@ class Account:
     def _keep(self, entry: CallBytes, rank: int) -> None:
         self._candidates.read(entry.call.index, rank)
         if not entry.is_kept:
-            entry.keep()
+            entry.is_kept = True
             self.kept_bytes += entry.output_bytes
             self._offer(entry)
 
@@ -215,10 +199,9 @@ class Account:
     def _is_view(self, entry: CallBytes, of: Any) -> None:
         if of.reads is entry.call.reads and entry.group == entry.call.index:
             group = self._group(of.index)
-            entry.join(group)
-            group.view(entry.call)
-            if entry.is_kept:
-                group.keep()
+            entry.group = group.group
+            group.views.append(entry.call)
+            group.is_kept = group.is_kept or entry.is_kept
 
     def _offer(self, entry: CallBytes) -> None:
         """Make a call a candidate for eviction if that is allowed and frees memory."""
@@ -247,7 +230,7 @@ class Account:
 
     def _died(self, entry: CallBytes) -> None:
         self.held_bytes -= entry.output_bytes if entry.is_there else 0
-        entry.outputs_died()
+        entry.is_there = False
 
     def free(self, wanted: int, rank: int) -> int:
         """Evict at least so many bytes, if there are enough candidates. Returns the bytes freed.

@@ -202,15 +202,15 @@ class Graphs:
         try:
             plan, said = self._carried(seen, self.target)
         except BudgetError as error:
-            seen.refuse(str(error))
+            seen.refused = str(error)
             raise
-        seen.take(plan)
+        seen.plan, seen.tries = plan, 0
         if said is not None and not self._wished:
             self._wished = True  # warn once, for any number of graphs
             self.say(said)
         for other in self._seen:
             if other.tape.signatures[0] == seen.tape.signatures[0]:
-                other.differ(False)
+                other.differed = False
 
     def _carried(
         self, seen: SeenGraph, target: Target, *, moves: bool = True
@@ -241,7 +241,7 @@ class Graphs:
     def end_tries(self) -> None:
         """Count the measured pass, which is over, as a try of each graph that was expected."""
         for seen in self._waiting:
-            seen.tried()
+            seen.tries += 1
         self._waiting = []
 
     def saw(self, trail: int, *, learned: bool) -> None:
@@ -272,7 +272,7 @@ class Graphs:
             return
         for seen in self._seen:
             old = seen.facts.optimizer_bytes
-            seen.learn(seen.facts.with_updates(self.optimizers))
+            seen.facts = seen.facts.with_updates(self.optimizers)
             if seen.facts.optimizer_bytes > old and seen.plan is not None:
                 seen.forget_plan()
 
@@ -288,7 +288,7 @@ class Graphs:
         """Store the graph of a pass that went forward without a plan, and the arrays outside."""
         seen = self.find([call.signature for call in now.calls]) or self._add(now)
         facts = seen.facts.with_beside(look_beside(now.calls), now.old_gradients)
-        seen.learn(facts.with_updates(self.optimizers))
+        seen.facts = facts.with_updates(self.optimizers)
         self._take_others_off(seen.facts)
 
     def _add(self, now: Pass) -> SeenGraph:
@@ -334,14 +334,14 @@ class Graphs:
         seen.went_backward(facts, now.why)
         if seen.pass_count > 1:  # the graph repeats
             self._once_seen = 0
-            seen.end_tries()
+            seen.tries = 0
             if measured and not seen.is_measured:
                 _calibrate(seen, now)
 
     def learn_order_anew(self, now: Pass, seen: SeenGraph) -> None:
         """Replace a graph's backward order by that of this pass, and discard its plan."""
         ranks = [call.plain_rank for call in now.calls]
-        seen.learn(replace(seen.facts, order=dict(now.popped), ranks=ranks))
+        seen.facts = replace(seen.facts, order=dict(now.popped), ranks=ranks)
         seen.forget_plan()
 
     def note_outliving(self, now: Pass) -> None:
@@ -353,7 +353,7 @@ class Graphs:
         seen = now.rule.seen or self.find(now.signatures)
         if seen is None or seen.facts.outlives:
             return
-        seen.learn(replace(seen.facts, outlives=True))
+        seen.facts = replace(seen.facts, outlives=True)
         if seen.problem.held_bytes and not (seen.plan is not None and seen.plan.fits):
             seen.forget_plan()  # outputs that must not be recomputed are alive twice
 
@@ -384,15 +384,13 @@ class Graphs:
         ]
         first = SeenGraph(seen.number, replace(seen.tape, observed=tuple(observed)))
         dead = [c.index for c in now.calls if c.index not in now.plain_order and not c.has_graph]
-        first.learn(
-            replace(
-                seen.facts,
-                backward_workspace=seen.facts.backward_workspace or dict(enumerate(now.workspace)),
-                roots=now.roots,
-                order=now.plain_order,
-                ranks=[call.plain_rank for call in now.calls],
-                dead=frozenset(dead),
-            )
+        first.facts = replace(
+            seen.facts,
+            backward_workspace=seen.facts.backward_workspace or dict(enumerate(now.workspace)),
+            roots=now.roots,
+            order=now.plain_order,
+            ranks=[call.plain_rank for call in now.calls],
+            dead=frozenset(dead),
         )
         quick = self.target._replace(method="lower_sets")
         try:
@@ -445,7 +443,7 @@ class Graphs:
             measured: whether the pass was measured.
         """
         if not measured or seen.followed:
-            seen.end_tries()
+            seen.tries = 0
             return
         found = None if peak_bytes is None else seen.facts.outside_bytes + peak_bytes
         seen.follow(found)
@@ -480,7 +478,7 @@ class Graphs:
         try:
             if seen.slack_bytes:
                 raise BudgetError
-            seen.allow(max(0, found - seen.plan.peak_bytes))
+            seen.slack_bytes = max(0, found - seen.plan.peak_bytes)
             plan, _ = self._carried(seen, self.target._replace(strict=True))
             seen.take_tighter(plan)
         except BudgetError:

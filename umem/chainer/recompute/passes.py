@@ -275,12 +275,12 @@ class Pass:
             if self.phase != "forward":  # a backward has begun, and forward goes on
                 self._observe_from_now_on(rule.seen)
             elif not rule.seen.tape.has(call.index, call.signature):
-                rule.seen.fork(call.index)
+                rule.seen.forks.add(call.index)
                 so_far = [call.signature for call in self.calls]
                 if not self._follow_another(lambda tape: tape.begins_with(so_far), self.calls[:-1]):
                     self._observe_from_now_on(rule.seen)
             else:
-                call.share_signature(rule.seen.tape.signatures[call.index])
+                call.signature = rule.seen.tape.signatures[call.index]  # shared: saves memory
         elif call.index == 0 and self._follow_another(lambda tape: tape.has(0, call.signature), ()):
             self.reads.stop_copying()
 

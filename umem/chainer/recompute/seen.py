@@ -331,10 +331,6 @@ class SeenGraph:
 
     # -- learning from its passes ----------------------------------------------------------
 
-    def learn(self, facts: GraphFacts) -> None:
-        """Replace its facts."""
-        self.facts = facts
-
     def went_backward(self, facts: GraphFacts, never: str | None) -> None:
         """Count a pass that went backward without a plan.
 
@@ -350,37 +346,12 @@ class SeenGraph:
         self.facts = replace(self.facts, backward_workspace=workspace)
         self.is_measured = True
 
-    def fork(self, index: int) -> None:
-        """Record a call at which a pass has left its plan."""
-        self.forks.add(index)
-
-    def differ(self, differed: bool) -> None:
-        """Record whether a plain pass left the known graphs."""
-        self.differed = differed
-
-    def tried(self) -> None:
-        """Count a pass that was measured in vain while expecting this graph."""
-        self.tries += 1
-
-    def end_tries(self) -> None:
-        """Reset the count of passes that were measured in vain."""
-        self.tries = 0
-
     # -- its plan --------------------------------------------------------------------------
-
-    def take(self, plan: Carried) -> None:
-        """Adopt a plan for later passes."""
-        self.plan = plan
-        self.tries = 0
 
     def take_tighter(self, plan: Carried) -> None:
         """Adopt a plan that leaves `slack_bytes` of the budget free; its peak is measured again."""
         self.plan = plan
         self.measured_bytes, self.followed = None, False
-
-    def refuse(self, why: str) -> None:
-        """Record the reason why no plan is within the budget."""
-        self.refused = why
 
     def forget_plan(self) -> None:
         """Discard the plan and its measured peak, so that the graph is planned again."""
@@ -396,10 +367,6 @@ class SeenGraph:
         self.followed = True
         if peak_bytes is not None:
             self.measured_bytes = max(peak_bytes, self.problem.update_peak_bytes)
-
-    def allow(self, slack_bytes: int) -> None:
-        """Set how much of the budget the next plan leaves free."""
-        self.slack_bytes = slack_bytes
 
     def recomputed(self, seconds: float) -> None:
         """Record the seconds of recomputing in a pass, unless those of an earlier one are known."""

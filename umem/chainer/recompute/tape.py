@@ -192,10 +192,6 @@ class Call:
         """True if it may not be recomputed, and its outputs are not held."""
         return not self.again and self.values is None
 
-    def share_signature(self, signature: Signature) -> None:
-        """Replace the signature by an equal one that passes share, which saves memory."""
-        self.signature = signature
-
     def set_rank(self, rank: int) -> None:
         """Set the rank by which backward pops it: the highest first.
 

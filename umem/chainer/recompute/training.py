@@ -407,7 +407,7 @@ class Training:
         self.peaks.turn()
         if rule.is_alone:
             if now.why is not None and rule.seen is not None:
-                rule.seen.differ(True)  # from the next pass on, calls are observed
+                rule.seen.differed = True  # from the next pass on, calls are observed
                 if refuse is None:
                     self.graphs.say(now.why)
         elif not isinstance(now.rule, FollowPlan):
