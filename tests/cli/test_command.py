@@ -78,12 +78,12 @@ STANDARD = (
     "threading, types, typing"
 )
 OWN = (
-    "umem umem._common umem._common.faces umem._common.locks umem._common.scopes umem.devices "
-    "umem.devices.base umem.devices.blocks_of_memory umem.devices.cuda_source "
-    "umem.devices.open umem.devices.presets umem.errors umem.memory "
+    "umem umem._common umem._common.faces umem._common.locks umem._common.scopes "
+    "umem._common.stacks umem.devices umem.devices.base umem.devices.blocks_of_memory "
+    "umem.devices.cuda_source umem.devices.open umem.devices.presets umem.errors umem.memory "
     "umem.memory.current_status umem.memory.environment umem.memory.hints umem.memory.limits "
     "umem.memory.mode_blocks umem.memory.process umem.trace umem.trace.frameworks "
-    "umem.trace.recording umem.trace.recording.sources umem.trace.stacks umem.units"
+    "umem.trace.recording umem.trace.recording.sources umem.units"
 )
 
 

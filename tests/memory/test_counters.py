@@ -635,7 +635,7 @@ def test_a_deep_stack_keeps_its_inner_frames(device):
 
 
 def test_a_stack_of_libraries_alone_is_kept_whole(device, monkeypatch):
-    from umem.trace import stacks
+    from umem._common import stacks
 
     monkeypatch.setattr(stacks, "_is_library", lambda file: True)
     with umem.track() as t:

@@ -253,7 +253,7 @@ print(list(umem.blocks(x[:0])), len(sizes))
 
 def test_the_host_is_asked_before_memory_is_pinned(kernel_cache: Path) -> None:
     program = """
-from umem.devices import host
+from umem._common import host
 available = [64 << 20]
 host.available_bytes = lambda: available[0]
 x = np.ones((96, 1 << 18), "f4")

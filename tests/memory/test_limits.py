@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import umem
+from umem._common import host as host_memory
 from umem.devices import Policy
-from umem.devices import host as host_memory
 from umem.devices.virtual import VirtualGPU
 from umem.errors import LimitError, SizeError
 from umem.memory.limits import parse_limit

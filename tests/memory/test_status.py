@@ -12,9 +12,9 @@ import pytest
 from processes import printed
 
 import umem
+from umem._common import host as machine
 from umem._common.specs import GPUS
 from umem.devices import Feature
-from umem.devices import host as machine
 from umem.devices.cuda import CudaDevice, cuda_reason
 from umem.devices.virtual import VirtualGPU
 from umem.errors import MissingDependencyError

@@ -14,11 +14,11 @@ import pytest
 from processes import printed
 
 import umem
+from umem._common.stacks import USER_DEPTH, Frame
 from umem.devices.virtual import VirtualGPU
 from umem.errors import StateError
 from umem.trace import Alloc
 from umem.trace.recording.recorder import active
-from umem.trace.stacks import USER_DEPTH, Frame
 
 xp = VirtualGPU("t4").xp
 

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from processes import printed_quietly
 
 import umem
+from umem._common.stacks import USER_DEPTH
 from umem.cli import main
 from umem.trace.recording.kept_steps import CALIBRATION_LIMIT, EVENT_LIMIT
-from umem.trace.stacks import USER_DEPTH
 
 pytest.importorskip("umem.chainer")
 ROOT = Path(umem.__file__).parent.parent

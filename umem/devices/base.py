@@ -351,7 +351,7 @@ class Device(Paging, ABC):
 
     def host_available_bytes(self) -> int | None:
         """Return the host bytes that this process may still allocate; None if unknown."""
-        from umem.devices import host as host_memory
+        from umem._common import host as host_memory
 
         return host_memory.available_bytes()
 

@@ -29,7 +29,7 @@ class CudaSource:
         software = sys.modules.get("umem.devices.software.opening")
         if software is not None and software.is_open():
             return
-        if import_module("umem.devices.host").has_real_gpu():
+        if import_module("umem._common.host").has_real_gpu():
             with suppress(UmemError):  # CuPy cannot use it, or this is a forked child
                 import_module("umem.devices.cuda").open_cuda()
                 self._blocks = import_module("umem.devices.cuda.cupy_blocks").CupyBlocks()

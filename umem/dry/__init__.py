@@ -14,7 +14,7 @@ three before NumPy: they import the standard library alone, and umem's own where
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from umem.dry.disk import FLAG, ScratchDisk, real_temporary_folder, scratch_disk
+    from umem.dry.disk import FLAG, ScratchDisk, scratch_disk
     from umem.dry.dry_steps import LEAST_STEPS, DrySteps, GpuReading, StepLimit, StepsOver, Turns
     from umem.dry.outcome import (
         DOES_NOT_FIT,
@@ -38,7 +38,7 @@ else:
         return face(
             __name__,
             unknown_reads="EndlessReads UnknownReads is_answered shortest",
-            disk="FLAG ScratchDisk real_temporary_folder scratch_disk",
+            disk="FLAG ScratchDisk scratch_disk",
             dry_steps="DrySteps GpuReading LEAST_STEPS StepLimit StepsOver Turns",
             outcome=(
                 "CaughtOutOfMemory DOES_NOT_FIT DryOutcome End FAILED Failure Holder UnknownValue "

@@ -42,6 +42,8 @@ VARIABLE = "UMEM_DRY_DISK"
 """Tells spawned Pythons: what is written, whether programs are stopped, and the folder."""
 FLAG = "UMEM_DRY"
 """Is 1 while a run is on, for the program and for what it starts."""
+REAL_FOLDER = "UMEM_REAL_TMPDIR"
+"""Names the folder of temporary files that outlast the run, such as the headers of kernels."""
 
 
 class ScratchDisk:
@@ -82,6 +84,7 @@ class ScratchDisk:
         found = {FLAG: "1", VARIABLE: self.setting}
         if self.overlay is not None:
             found["TMPDIR"] = self.overlay.temporary
+            found[REAL_FOLDER] = os.path.dirname(self.folder)
         return found
 
 
@@ -133,12 +136,6 @@ def join(setting: str) -> None:
     _turn_on(ScratchDisk(folder, writes, programs))
 
 
-def real_temporary_folder() -> str:
-    """Return the folder of temporary files that outlast a dry run, if one is on."""
-    disk = _active.disk
-    return tempfile.gettempdir() if disk is None else os.path.dirname(disk.folder)
-
-
 @contextmanager
 def _new_folder() -> Iterator[str]:
     """Make a folder that is locked as long as this process lives, and remove those of dead ones."""
@@ -182,7 +179,7 @@ class _Active:
 
 
 _active = _Active()
-_VARIABLES = (FLAG, VARIABLE, "TMPDIR")
+_VARIABLES = (FLAG, VARIABLE, "TMPDIR", REAL_FOLDER)
 
 
 def _turn_on(disk: ScratchDisk) -> None:

@@ -19,9 +19,9 @@ from click.testing import CliRunner
 from processes import python
 from software_programs import GOES_ON, START, needs_compiler, needs_cupy, run
 
+from umem._common.host import has_real_gpu
 from umem._common.specs import gpu_spec
 from umem.cli import main
-from umem.devices.host import has_real_gpu
 from umem.devices.software.allocations import DEVICE, HostMemory
 from umem.devices.software.memory_sources import FREED_COUNT, GuardedSource, PlainSource
 from umem.devices.software.toolchain import ROOM_BYTES, Toolchain

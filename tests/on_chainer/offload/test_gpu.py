@@ -15,9 +15,9 @@ from gpu_fixtures import OnGpu
 
 import umem
 import umem.chainer
+from umem._common import host
 from umem.chainer.offload import mover, offloaded_pass
 from umem.chainer.saved.tiers import pinned
-from umem.devices import host
 from umem.errors import OffloadWarning, StateError
 
 import chainer  # isort: skip

@@ -6,11 +6,11 @@ import sys
 import time
 from collections.abc import Callable
 
+from umem._common.host import HOST_SHARE
 from umem.devices.base import Policy
 from umem.devices.cuda.driver import Driver
 from umem.devices.cuda.ledger import Kind
 from umem.devices.cuda.out_of_memory import CudaLimitError, CudaOutOfMemoryError
-from umem.devices.host import HOST_SHARE
 from umem.units import format_bytes
 
 COVERED_SHARE, COVERED_SECONDS = 1 / 8, 1.0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from umem._common.host import host_view, unmanaged_text
 from umem._common.locks import safe_lock
 from umem._common.scopes import Scope
 from umem.devices.base import (
@@ -29,7 +30,6 @@ from umem.devices.base import (
 from umem.devices.cost import cuda_model
 from umem.devices.cuda import fork
 from umem.devices.cuda.ledger import has_plain_pool
-from umem.devices.host import host_view, unmanaged_text
 from umem.devices.page_moves import MoveListener, Now
 from umem.devices.spans import byte_ranges
 from umem.errors import DeviceError, HintError, StateError, UmemError

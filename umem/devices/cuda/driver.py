@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import cupy
 from cupy.cuda import runtime
 
-from umem.devices import host as host_memory
-from umem.devices import host as machine
+from umem._common import host as host_memory
+from umem._common import host as machine
 from umem.devices.base import Advice, Place, Span
 from umem.devices.cuda import captures, fork
 from umem.devices.cuda import ranges as hints

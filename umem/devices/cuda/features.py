@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from umem.devices import host as machine
+from umem._common import host as machine
 from umem.devices.base import Feature
 from umem.devices.cuda.driver import Driver
 from umem.errors import MissingDependencyError

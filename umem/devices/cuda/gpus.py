@@ -12,8 +12,7 @@ import os
 import threading
 from typing import Any
 
-from umem._common import extras
-from umem.devices import host
+from umem._common import extras, host
 from umem.devices.cuda import fork
 from umem.devices.cuda.device import CudaDevice
 from umem.errors import DeviceNotFoundError

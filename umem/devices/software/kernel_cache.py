@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from umem.dry import real_temporary_folder
 from umem.units import parse_bytes
 
 VARIABLE = "UMEM_KERNEL_CACHE_SIZE"
+TEMPORARY = "UMEM_REAL_TMPDIR"
+"""Names the folder of temporary files where that of the process ends with it, as a dry run's."""
 LIMIT_BYTES = 2 << 30
 KERNEL = re.compile(r"(native|portable)-[0-9a-f]{8}-[0-9a-f]{32}\.so")
 """File names of compiled kernels: target, compiler, and a hash of the source."""
@@ -32,7 +34,7 @@ def default_folder() -> Path:
 
 def headers_folder() -> Path:
     """Return this user's folder of precompiled headers, shared by all caches of the machine."""
-    return Path(real_temporary_folder()) / f"umem-headers-{os.getuid()}"
+    return Path(os.environ.get(TEMPORARY) or tempfile.gettempdir()) / f"umem-headers-{os.getuid()}"
 
 
 def cache_limit() -> int:

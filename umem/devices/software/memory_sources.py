@@ -16,7 +16,7 @@ import sys
 from collections import deque
 from dataclasses import dataclass
 
-from umem.devices.host import available_bytes
+from umem._common.host import available_bytes
 from umem.units import BLOCK_BYTES
 
 GUARD_BYTES = 1 << 20

@@ -13,10 +13,10 @@ from pkgutil import resolve_name
 from time import perf_counter
 from typing import Any
 
+from umem._common.host import has_real_gpu, leave_host_unknown
 from umem._common.scopes import Scope
 from umem._common.specs import GpuSpec, check_vram, gpu_spec
 from umem.devices.cost import Sample, StepCost, set_cuda_models
-from umem.devices.host import has_real_gpu, leave_host_unknown
 from umem.devices.page_moves import MoveListener, Now
 from umem.devices.software.allocations import AllocationParts
 from umem.devices.software.checked_mode import CheckedKernels, bypass_pools

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from umem._common.host import host_view, unmanaged_text
 from umem._common.scopes import Scope, derived
 from umem._common.specs import COSTS, GpuSpec, gpu_spec
 from umem.devices.base import (
@@ -30,7 +31,6 @@ from umem.devices.base import (
     policy_here,
 )
 from umem.devices.cost import Sample, StepCost
-from umem.devices.host import host_view, unmanaged_text
 from umem.devices.page_moves import MoveListener, Now
 from umem.devices.spans import byte_ranges
 from umem.devices.virtual.advice import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from umem._common.stacks import Reader
 from umem.trace.events import Alloc, Event, Free, Op, accesses
-from umem.trace.stacks import Reader
 
 Raw = Any
 """An event as it is stored.

@@ -25,6 +25,7 @@ import numpy as np
 from umem._common import scopes
 from umem._common.arithmetic import FLOAT32
 from umem._common.scopes import Scope, Scoped, changed, derived
+from umem._common.stacks import user_places
 from umem.errors import OutOfMemoryError, StateError
 from umem.trace.events import Alloc, Event, Hint, Kernels, Mark
 from umem.trace.recording.buffer import Boundary, Raw, Store, decode_op
@@ -42,7 +43,6 @@ from umem.trace.recording.storage import (
     root_of,
 )
 from umem.trace.recording.thread import inside, thread_state
-from umem.trace.stacks import user_places
 from umem.trace.trace import Trace
 
 __all__ = ["Measured", "Reach", "Recorder", "active", "address_of", "inside", "root_of"]

@@ -170,7 +170,7 @@ def test_the_memory_of_the_host_that_it_runs_on_does_not_limit_a_dry_run(
 umem.enable("managed")
 print(sum(cp.empty(1 << 38, "u1").nbytes for _ in range(8)) >> 40)
 kept = [cp.empty(1 << 38, "u1") for _ in range(8)]
-import umem.devices.host as host
+import umem._common.host as host
 print(host.available_bytes(), host.pinned_room())
 """
     assert lines(program, kernel_cache, start=DRY) == ["2", "None None"]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from umem.devices import host
-from umem.devices.host import available_bytes
+from umem._common import host
+from umem._common.host import available_bytes
 
 GIB = 1 << 30
 V1_UNLIMITED = 9223372036854771712
