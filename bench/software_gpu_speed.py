@@ -263,7 +263,7 @@ def _row(
 
 def compile_seconds() -> list[float]:
     """Processor time of the compiler for each kernel of a program, with an empty cache."""
-    from umem.devices.software import KernelCompiler
+    from umem.host_cuda import KernelCompiler
 
     found = []
     compile_one = KernelCompiler.compile

@@ -25,8 +25,6 @@ FORM = (
     "GPU[,vram=SIZE][,model=off][,checked][,not-strict][,sticky=off][,seed=N|off]"
     "[,kernel-seconds=N][,devices=N][,dry][,force]"
 )
-MOST_DEVICES = 8
-"""The most GPUs that ``devices=`` gives: as many as are in NVIDIA's own servers."""
 PACKAGES = ("cupy", "cupy_backends")
 """Packages whose first import opens the GPU."""
 DRY_DISK = "UMEM_DRY_DISK"
@@ -81,6 +79,9 @@ class Waiting:
     Args:
         text: as the variable has it.
     """
+
+    opens_software_gpu = True
+    """By this umem knows it, and takes it away before it opens one itself."""
 
     def __init__(self, text: str) -> None:
         self.text = text

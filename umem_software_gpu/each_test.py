@@ -15,7 +15,7 @@ from umem_software_gpu import VARIABLE, arm, is_armed, parsed, with_seed
 from umem_software_gpu.faults import Known, fault_of
 from umem_software_gpu.seeds import name_of, seed_of
 
-OPENING, FAULTS = "umem.devices.software.opening", "umem.devices.software.faults"
+OPENING, FAULTS = "umem.devices.software.opening", "umem.host_cuda.faults"
 """Modules of umem that are there once the software GPU is open; before, they are not imported."""
 Phase = Generator[None, Any, Any]
 

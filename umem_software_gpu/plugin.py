@@ -145,8 +145,8 @@ def _problem(text: str) -> str | None:
     if given.get("dry") and (given.get("checked") or any(computing)):
         why = "a dry run computes nothing that could be checked or run late, or that could not end"
         return f"{why}: {text!r}"
-    from umem.devices.software.opening import requirements
     from umem.errors import UmemError
+    from umem.host_cuda import requirements
 
     try:
         names = ("vram", "force", "devices", "kernel_seconds")
@@ -157,9 +157,9 @@ def _problem(text: str) -> str | None:
 
 
 def _is_plain_cupy_imported() -> bool:
-    from umem.devices.software import opening
+    from umem.host_cuda import is_open
 
-    return "cupy" in sys.modules and not opening.is_open()
+    return "cupy" in sys.modules and not is_open()
 
 
 def _start_again(config: Any, text: str, given: str) -> str:

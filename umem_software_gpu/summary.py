@@ -15,7 +15,7 @@ from umem_software_gpu.each_test import OPENING
 from umem_software_gpu.faults import Fault, Known
 
 NEEDS_GPU = "needs_gpu"
-KERNELS = "umem.devices.software.kernels"
+INSTALLING, KERNELS = "umem.host_cuda.installing", "umem.host_cuda.kernels"
 _DATA = {"%": "%25", "\r": "%0D", "\n": "%0A"}
 _PROPERTY = {**_DATA, ":": "%3A", ",": "%2C"}
 """Characters that are escaped in a workflow command's message and in its properties: escapeData and
@@ -24,12 +24,12 @@ escapeProperty of actions/toolkit, packages/core/src/command.ts."""
 
 def figures() -> dict[str, Any]:
     """Return the counts of this process: simple values, which pytest-xdist can send."""
-    kernels, opening = sys.modules.get(KERNELS), sys.modules.get(OPENING)
+    kernels, opening, installing = map(sys.modules.get, (KERNELS, OPENING, INSTALLING))
     gpu = None if opening is None else opening.opened()
     peaks = [] if gpu is None else [each.figures.resident_peak_bytes for each in gpu.devices]
     return {
         "compiled": 0 if kernels is None else len(kernels.compiled),
-        "absent": [] if opening is None else sorted(opening.absent),
+        "absent": [] if installing is None else sorted(installing.absent),
         "peak": max((peak for peak in peaks if peak is not None), default=None),
     }
 

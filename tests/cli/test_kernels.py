@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from software_programs import needs_compiler, needs_cupy
 
 from umem.cli import main
-from umem.devices.software import MANIFEST, Toolchain, kernel_cache, processors
+from umem.host_cuda import MANIFEST, Toolchain, kernel_cache, processors
 
 SOURCE = "int f(void) { return 7; }"
 
@@ -93,10 +93,10 @@ def test_kernels_go_to_another_cache(archive: Path, cache: Path) -> None:
 def test_kernels_of_another_target_say_how_they_are_used(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(processors.VARIABLE, "portable")
+    monkeypatch.setenv(processors.TARGET_VARIABLE, "portable")
     Toolchain().shared_object(SOURCE, "c")
     assert kernels("export", str(tmp_path / "a.zip")).exit_code == 0
-    monkeypatch.setenv(processors.VARIABLE, "native")
+    monkeypatch.setenv(processors.TARGET_VARIABLE, "native")
     assert "UMEM_KERNEL_TARGET=portable" in kernels("import", str(tmp_path / "a.zip")).output
     refusal = kernels("export", str(tmp_path / "b.zip"))
     assert refusal.exit_code == 1 and "no kernels of this compiler and target" in refusal.output

@@ -63,7 +63,7 @@ def outcome(gpu: Any, program: Any, seed: int) -> str | None:
     """Run a program under a seed; return as what a fault was found, or None."""
     import cupy
 
-    from umem.devices.software import revive
+    from umem.host_cuda import revive
 
     try:
         gpu.reseed(seed)

@@ -26,6 +26,11 @@ FOLDERS = (
     "choosing", "cli",
 )  # fmt: skip
 """From the ground up: a folder imports `_common`, the loose modules, itself and what is before."""
+CUDA_ON_HOST = "host_cuda"
+"""It imports `_common` and loose modules only: no trace, no model, no recorder. It stands below
+devices, cli and choosing."""
+STARTER = "umem_software_gpu"
+"""A package beside umem."""
 EDGES = ("onnx",)
 """Folders that only cli imports."""
 FACES = ("dask",)
@@ -34,7 +39,7 @@ ANNEXES = ("compat", "data", "graphs", "launch", "snapshots")
 """They import `_common` and loose modules only, and only chainer and cli import them."""
 CUDA = ("cupy", "cupyx", "cupy_backends", "cuda")
 LONGEST = 600
-PARALLEL = {"devices/cuda", "devices/software", "devices/virtual"}
+PARALLEL = {"devices/cuda", "devices/virtual", "host_cuda"}
 """Folders whose files bear the same names where they do the same."""
 
 
@@ -95,6 +100,10 @@ def refused(importer: str, module: str) -> str | None:
             if here in ("chainer", "choosing", "cli")
             else f"{here} stands below the public names"
         )
+    if here == CUDA_ON_HOST:
+        return f"{here} knows nothing of {there}"
+    if there == CUDA_ON_HOST:
+        return None if here in ("devices", "choosing", "cli") else f"{there} is under devices"
     if here in FACES:
         return None if there in FOLDERS[: FOLDERS.index("memory") + 1] else f"{here} is on memory"
     if here in ANNEXES:
@@ -135,17 +144,23 @@ def test_only_the_devices_import_cupy() -> None:
         for name, found in imported().items()
         for module in found - may.get(name, set())
         if module.partition(".")[0] in CUDA
-        and not name.startswith(("umem.devices.cuda", "umem.devices.software"))
+        and not name.startswith(("umem.devices.cuda", "umem.devices.software", "umem.host_cuda"))
         and not name.startswith("umem.compat.")  # which mends CuPy as it is imported
     ]
     assert not wrong
+
+
+def test_umem_does_not_import_the_package_that_starts_it() -> None:
+    """It is imported by every Python process, and imports umem where a GPU is asked for."""
+    found = {name for name, own in imported().items() for m in own if m.startswith(STARTER)}
+    assert not found
 
 
 def test_the_top_of_the_house_is_small() -> None:
     files = {path.stem for path in ROOT.glob("*.py")}
     folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert files == {"__init__", "__main__", *LOOSE, *FACES}
-    assert folders == {COMMON, *FOLDERS, *ANNEXES}
+    assert folders == {COMMON, CUDA_ON_HOST, *FOLDERS, *ANNEXES}
 
 
 def test_no_file_is_long() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from processes import python
 
-from umem.devices.software import known_cupy
 from umem.errors import UmemError
+from umem.host_cuda import known_cupy
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 

@@ -1,4 +1,4 @@
-"""The common ground of all rooms: files, locks, scopes of a thread, printing, the table of GPUs.
+"""The common ground of all rooms: files, locks, the host, the table of GPUs.
 
 Its modules are imported as such. They import one another, `umem.errors` and `umem.units`.
 """

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from umem.choosing.technique import Technique
 from umem.errors import StateError
+from umem.host_cuda import VARIABLE
 from umem.memory import MEMORY_VARIABLES
 from umem.trace import is_installed
-from umem_software_gpu import VARIABLE
 
 if TYPE_CHECKING:
     from umem.devices.cuda import LargeArrays

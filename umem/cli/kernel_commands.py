@@ -15,15 +15,15 @@ from umem import __version__
 from umem._common.files import reason
 from umem._common.printable import short
 from umem.cli.files_and_sizes import refuse, say, write
-from umem.devices.software import (
+from umem.errors import FileError, SizeError, UmemError
+from umem.host_cuda import (
     DTYPES,
-    VARIABLE,
+    TARGET_VARIABLE,
     Processors,
     Toolchain,
     kernel_archive,
     kernel_cache,
 )
-from umem.errors import FileError, SizeError, UmemError
 from umem.units import format_bytes, parse_bytes
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -83,7 +83,7 @@ def import_kernels(file: Path) -> None:
         raise click.ClickException(f"{short(file)}: {reason(error)}") from error
     say(f"{count} kernels are new in {short(folder)}")
     if target != Processors.wanted().name:
-        say(f"They are used with {VARIABLE}={target}")
+        say(f"They are used with {TARGET_VARIABLE}={target}")
 
 
 @command.command("trim")
@@ -116,7 +116,7 @@ def warm_kernels(dtypes: tuple[str, ...], jobs: int | None) -> None:
     folder = Toolchain().folder
     before, start = kernel_cache.groups(folder), time.monotonic()
     jobs = jobs or len(os.sched_getaffinity(0))
-    program = [sys.executable, "-m", "umem.devices.software.common_kernels"]
+    program = [sys.executable, "-m", "umem.host_cuda.common_kernels"]
     commands = [[*program, str(part), str(jobs), *(dtypes or DTYPES)] for part in range(jobs)]
     workers = [subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) for argv in commands]
     try:

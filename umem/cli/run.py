@@ -25,11 +25,11 @@ from umem.cli.startup.sitecustomize import OLD_NUMPY
 from umem.compat import LentNames, arm, find_package, lend_removed_names
 from umem.dry import FLAG
 from umem.errors import UmemError
+from umem.host_cuda import MOST_DEVICES, VARIABLE
 from umem.launch import local_count
 from umem.memory import MEMORY_VARIABLES, mode_of_environment
 from umem.trace.recording import Keeper, Steps
 from umem.units import format_bytes, format_seconds
-from umem_software_gpu import MOST_DEVICES, VARIABLE
 
 
 class _RunCommand(click.Command):

@@ -26,7 +26,7 @@ class CudaSource:
 
     def start(self) -> None:
         """Find the GPU, and start."""
-        software = sys.modules.get("umem.devices.software.opening")
+        software = sys.modules.get("umem.host_cuda.installing")
         if software is not None and software.is_open():
             return
         if import_module("umem._common.host").has_real_gpu():

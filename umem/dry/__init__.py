@@ -1,6 +1,6 @@
 """Dry runs of programs: ``umem run --dry``, what it says of them, and what keeps them from harm.
 
-The software GPU's dry mode (`umem.devices.software`) runs a program without its arithmetic.
+The software GPU's dry mode (`umem.host_cuda.dry`) runs a program without its arithmetic.
 `dry_steps` says when its steps are alike, `asked` counts what it reads of unknown values, `outcome`
 is the result and `verdict` words it; `umem.cli.dry_run` follows the program.
 

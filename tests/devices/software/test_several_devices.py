@@ -13,9 +13,9 @@ from software_programs import START, needs_compiler, needs_cupy, run
 
 import umem
 from umem.cli import main
-from umem.devices.software.device_state import check_count
-from umem.devices.software.stream_order import StreamOrder
 from umem.errors import DeviceError
+from umem.host_cuda import check_count
+from umem.host_cuda.stream_order import StreamOrder
 
 TWO = START.replace('"64MiB"', '"64MiB", devices=2').replace(
     "import numpy as np", "import threading\nimport warnings\nimport numpy as np"

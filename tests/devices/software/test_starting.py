@@ -12,10 +12,10 @@ import pytest
 from processes import python
 from software_programs import START, needs_compiler, needs_software_gpu, run
 
-from umem.devices.software.kernels import for_host
-from umem.devices.software.linking import parsed, source_of
-from umem.devices.software.toolchain import Toolchain
 from umem.errors import DeviceError, MissingDependencyError
+from umem.host_cuda.kernels import for_host
+from umem.host_cuda.linking import parsed, source_of
+from umem.host_cuda.toolchain import Toolchain
 
 # -- without CuPy ------------------------------------------------------------------------------
 

@@ -20,9 +20,10 @@ from project import ROOT
 from software_programs import is_installed, needs_cupy, needs_software_gpu
 
 import umem
-from umem.devices.software.opening import requirements
+from umem import host_cuda
 from umem.errors import SizeError
-from umem_software_gpu import VARIABLE, parsed, plugin
+from umem.host_cuda import requirements
+from umem_software_gpu import VARIABLE, Waiting, parsed, plugin
 
 NAME = "import cupy; print(cupy.cuda.runtime.getDeviceProperties(0)['name'].decode())"
 GPU = "t4,vram=64MiB,force"
@@ -42,6 +43,11 @@ def started(*words: str, cache: Path, cwd: Path | None = None, **variables: str)
         timeout=600,
         check=False,
     )
+
+
+def test_umem_knows_the_variable_and_the_finder_without_importing_the_package() -> None:
+    assert host_cuda.VARIABLE == VARIABLE
+    assert Waiting("t4").opens_software_gpu
 
 
 @pytest.mark.parametrize(

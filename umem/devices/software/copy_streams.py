@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from umem.devices.virtual.driver import covered
 from umem.devices.virtual.model import Model
+from umem.host_cuda import DEFAULT_STREAMS
 from umem.trace import Access
-
-DEFAULT = (0, 1, 2)
-"""The default streams: legacy, by two handles, and one for each thread."""
 
 
 class CopyStreams:
@@ -25,7 +23,7 @@ class CopyStreams:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._computing: set[int] = set(DEFAULT)
+        self._computing: set[int] = set(DEFAULT_STREAMS)
         self._over: dict[int, float] = {}
 
     def may_take(self, stream: int) -> bool:

@@ -16,8 +16,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from umem.devices.cuda.cupy_blocks import CupyBlocks
-from umem.devices.software.runtime import HostRuntime
-from umem.trace import Access, Op
+from umem.devices.software.recording_observer import RecordingObserver
+from umem.host_cuda import MemoryRange
+from umem.trace import Op
 from umem.trace.recording import Lifetimes, Reach, Recorder, active, inside
 
 _TYPES = re.compile(r"__\w*$")
@@ -27,23 +28,23 @@ class CupySource(CupyBlocks):
     """Reports CuPy's operations outside of a framework's functions to recorders.
 
     Args:
-        runtime: is told of them.
+        observer: hears of them.
     """
 
     name = "software"
 
-    def __init__(self, runtime: HostRuntime) -> None:
+    def __init__(self, observer: RecordingObserver) -> None:
         super().__init__()
-        self._runtime = runtime
+        self._observer = observer
 
     def start(self) -> None:
         """Start reporting."""
         super().start()
-        self._runtime.listener = self
+        self._observer.listener = self
 
     def stop(self) -> None:
         """Stop reporting."""
-        self._runtime.listener = None
+        self._observer.listener = None
         super().stop()
 
     def entered(self, recorder: Lifetimes) -> None:
@@ -53,58 +54,43 @@ class CupySource(CupyBlocks):
     def _made(self, address: int, nbytes: int) -> None:
         """Record nothing yet: the operation that writes the array will."""
 
-    # -- what the runtime tells ------------------------------------------------------------
+    # -- what the observer hears -----------------------------------------------------------
 
-    def operation(self, op: Op, addresses: dict[int, int]) -> None:
-        """Record an operation; ``addresses`` maps an allocation's number to its address."""
+    def operation(
+        self, op: Op, reads: Sequence[MemoryRange], writes: Sequence[MemoryRange]
+    ) -> None:
+        """Record an operation."""
         if inside():
             return
         for recorder in active():
             self.meter.follow_thread()
             name = _TYPES.sub("", op.name.removeprefix("cupy_")) or op.name
-            reads = self._reaches(recorder, op.reads, addresses, name, uploaded=True)
-            writes = self._reaches(recorder, op.writes, addresses, name)
+            read = [self._reach(recorder, each, name, True) for each in reads]
+            written = [self._reach(recorder, each, name, False) for each in writes]
             recorder.emit_op(
-                name, "array", reads, writes, op.flops, op.traffic_bytes, op.pattern, None, 0,
+                name, "array", read, written, op.flops, op.traffic_bytes, op.pattern, None, 0,
                 arithmetic=op.arithmetic,
             )  # fmt: skip
 
-    def uploaded(self, access: Access, addresses: dict[int, int]) -> None:
+    def uploaded(self, access: MemoryRange) -> None:
         """Record a copy from the host: a new tensor's contents, or an operation."""
         if inside():
             return
         for recorder in active():
             self.meter.follow_thread()
             count = recorder.tensor_count
-            found = self._reaches(recorder, (access,), addresses, "array", uploaded=True)
+            found = [self._reach(recorder, access, "array", True)]
             if recorder.tensor_count == count:
                 recorder.emit_op("memcpy", "array", [], found, 0, None, "stream", None, 0)
 
-    def _reaches(
-        self,
-        recorder: Recorder,
-        accesses: Sequence[Access],
-        addresses: dict[int, int],
-        label: str,
-        uploaded: bool = False,
-    ) -> list[Reach]:
-        """Return the recorder's accesses for those of the model."""
-        return [
-            self._reach(recorder, addresses[access.tensor], access, label, uploaded)
-            for access in accesses
-        ]
-
-    def _reach(
-        self, recorder: Recorder, base: int, access: Access, label: str, uploaded: bool
-    ) -> Reach:
-        """Return the recorder's access for one of the model, clipped to its pool block."""
-        low, high = base + access.start, base + access.stop
+    def _reach(self, recorder: Recorder, access: MemoryRange, label: str, uploaded: bool) -> Reach:
+        """Return the recorder's access for one of the runtime, clipped to its pool block."""
+        memory, low, high = access.memory, access.low, access.high
         index = bisect_right(self._starts, low) - 1
         start = self._starts[index] if index >= 0 else -1
         nbytes = self._sizes.get(start, 0)
         if start < 0 or low >= start + nbytes:  # no block of a pool: the whole allocation
-            found = self._runtime.allocation_of(low)
-            start, nbytes = (base, high - base) if found is None else (base, found.nbytes)
+            start, nbytes = memory.address, memory.nbytes
         whole = recorder.block(start, nbytes, label, uploaded=uploaded)
         if low <= start and high >= start + nbytes:
             return whole[:3]

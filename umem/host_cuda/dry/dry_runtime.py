@@ -1,0 +1,351 @@
+"""The runtime of a dry run: it decides what is computed and what is left out.
+
+Models: which bytes are known, by address; counts of flags, of which all are set. Does not model:
+values that the host reads from pinned memory, or through a view of managed memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from threading import get_ident
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.lib.array_utils import byte_bounds
+from numpy.typing import NDArray
+
+from umem._common.arithmetic import FLOAT32
+from umem._common.specs import GpuSpec
+from umem._common.stacks import is_own_work, program_line
+from umem.errors import DeviceError
+from umem.host_cuda.device_state import DeviceState
+from umem.host_cuda.dry.known_memory import (
+    FULLY_KNOWN,
+    GUESSED,
+    KNOWN,
+    UNKNOWN,
+    KnownMemory,
+    Origin,
+)
+from umem.host_cuda.memory_ranges import HOST, MemoryRange
+from umem.host_cuda.memory_sources import UntouchedSource, clear
+from umem.host_cuda.observer import Observer
+from umem.host_cuda.runtime import HostRuntime, LeftOut
+from umem.units import format_bytes
+
+COMPUTED_BYTES = 1 << 18
+"""A call that touches at most this much is computed: some 0.1 ms, as what it takes to judge it."""
+COMPUTED_WHOLE_BYTES = 32 << 20
+"""The same of calls that write whole numbers and flags alone, because these decide sizes."""
+COPIED_ON_DEVICE_BYTES = 1 << 20
+"""A copy within the GPU's memory up to this size is made, which takes as little time."""
+COPIED_BYTES = 8 << 20
+"""A copy from the host up to this size is made: larger ones are data, not indexes or tables."""
+GUESSED_BYTES, GUESSED_WHOLE_BYTES = 64, 1 << 12
+"""Results up to this size of calls that are left out are guessed: of fractions, whole numbers.
+Several flags are not: of a mask that is unknown, all are set."""
+GUESSES = {"cupy_all": 1, "cupy_isfinite": 1}
+"""Guessed bytes by kernel: the answer by which a program goes on. Elsewhere they are zero."""
+DIFFERENT = {
+    "cupy_all": (re.compile("^cupy_equal__"), 0),
+    "cupy_any": (re.compile(r"^cupy_not_equal__(\w+)_\1_bool$"), 1),
+}
+"""Guessed bytes by kernel and who wrote its flags: unknown arrays differ, so that loops until
+nothing changes or all have ended run to their limit. A number is no array: `(info != 0).any()` is a
+check.
+"""
+SUMS = re.compile("bsum|sum$|count_nonzero|cupy_sum|by_csr_step1$")
+"""Kernels that count flags once; other kernels of `COUNTS` (scans) add up along the way."""
+COUNTS = re.compile("bsum_shfl|scan|cumsum|count_nonzero|^cupy_sum|by_csr_step1$")
+"""Kernels that count flags: of unknown ones all are set, which asks for the most memory."""
+COUNTS_BESIDE = re.compile("by_csr_step1$")
+"""Kernels that count and write fractions, too: the products whose places they count."""
+BY_ADDRESS = re.compile("concatenate|any_not_finite")
+"""Kernels that read memory whose addresses are in an array: CuPy's, and those of umem."""
+_UNDER_CUPY = (os.path.dirname(os.path.dirname(__file__)) + os.sep,)
+_WHOLE_KINDS = {1: "?", 2: "i2", 4: "i4", 8: "i8"}
+_REAL_KINDS = {1: "?", 2: "f2", 4: "f4", 8: "f8", 16: "c16"}
+"""Dtypes in which `answers` are written, by the bytes of an item."""
+
+Range = tuple[int, int]
+"""The first address, and the one behind the last."""
+Written = tuple[int, int, int]
+"""A range, and the bytes of an item, 0 if not known."""
+
+
+class DryRuntime(HostRuntime):
+    """CuPy's runtime on address space that is hardly touched.
+
+    Args:
+        spec, count, observer: as for `HostMemory`.
+
+    Attributes:
+        reads: how often the host read what is not known, by the line of the program as
+            ``"file:line"`` and the kernel that would have written it.
+        answers: values by ``"file:line"`` that the host reads there instead; ``file`` may be the
+            last part of the path.
+        counts: calls that ran and that were left out.
+    """
+
+    def __init__(self, spec: GpuSpec, count: int = 1, observer: Observer | None = None) -> None:
+        super().__init__(spec, count, observer)
+        self.source = UntouchedSource()
+        self.memory = KnownMemory()
+        self.reads: Counter[tuple[str, str]] = Counter()
+        self.answers: dict[str, float] = {}
+        self.counts: Counter[str] = Counter()
+        self._as_if_pinned: set[int] = set()
+        self._depths: dict[int, int] = {}  # of calls of libraries, by thread
+
+    def refuse_memory(self, nbytes: int) -> NoReturn:
+        raise DeviceError(
+            f"this machine gives no address space for {format_bytes(nbytes)}: a dry run needs as"
+            " much as the program allocates, though hardly any memory. Raise the limit"
+            " (`ulimit -v unlimited`, or the container's)"
+        )
+
+    def fill_fresh(self, address: int, nbytes: int) -> None:
+        """Fill nothing: memory that is touched would be taken from the machine."""
+
+    # -- blocks of pools ---------------------------------------------------------------------
+
+    def new_block(self, address: int, nbytes: int) -> None:
+        """Note a pool's block: nobody may read it before it is written, so that it is known."""
+        super().new_block(address, nbytes)
+        clear(address, nbytes)
+        self.memory.put(address, address + nbytes, FULLY_KNOWN)
+
+    def release(self, ptr: int) -> None:
+        found = self.allocation_of(ptr) if ptr else None
+        if found is not None:
+            self.memory.put(found.address, found.address + max(1, found.nbytes), FULLY_KNOWN)
+        super().release(ptr)
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def is_run(
+        self,
+        name: str,
+        reads: Iterable[Range],
+        writes: Sequence[Written],
+        *,
+        is_whole: bool = False,
+        flags: float = 0,
+    ) -> bool:
+        """Decide whether a call is computed, and note what is known of its results.
+
+        Args:
+            name: the kernel, or the library's operation.
+            reads, writes: the memory that it accesses.
+            is_whole: whether it writes whole numbers and flags alone.
+            flags: how many flags it counts; 0 if it counts none.
+        """
+        level, source, touched = KNOWN, "", sum(each[1] - each[0] for each in writes)
+        for low, high in reads:
+            touched += high - low
+            origin = self.memory.worst(low, high)
+            if origin.level > level:
+                level, source = origin.level, origin.name
+        most = COMPUTED_WHOLE_BYTES if is_whole else COMPUTED_BYTES
+        runs = level < UNKNOWN and touched <= most
+        if level == GUESSED and any(is_whole and _are_flags(each) for each in writes):
+            runs = False  # flags by guessed numbers: a mask of these would be empty
+        self.counts["computed" if runs else "left out"] += 1
+        for low, high, itemsize in writes:
+            if not runs:
+                self._leave_out(name, low, high, itemsize, is_whole, flags, source)
+            elif level == KNOWN:
+                self.memory.put(low, high, FULLY_KNOWN)
+            else:
+                self.memory.put(low, high, Origin(GUESSED, name, is_whole=is_whole))
+        return runs
+
+    def _leave_out(
+        self,
+        name: str,
+        low: int,
+        high: int,
+        itemsize: int,
+        is_whole: bool,
+        flags: float,
+        source: str = "",
+    ) -> None:
+        """Note a result that is not computed, and guess it where it is small."""
+        nbytes = high - low
+        weight = flags * itemsize / nbytes if flags else 0.0
+        is_mask = is_whole and _are_flags((low, high, itemsize))
+        most = GUESSED_WHOLE_BYTES if is_whole else GUESSED_BYTES
+        level = GUESSED if nbytes <= most and not is_mask else UNKNOWN
+        origin = Origin(level, name, itemsize, low, weight, not SUMS.search(name), is_whole)
+        if nbytes <= GUESSED_WHOLE_BYTES:
+            ctypes.memset(low, _guess(name, source), nbytes)
+            if weight and itemsize in (4, 8):
+                kind = np.dtype(_WHOLE_KINDS[itemsize])
+                counts = self.view(low, kind, (nbytes // itemsize,), (itemsize,))
+                counts[...] = [origin.count(number) for number in range(len(counts))]
+        self.memory.put(low, high, origin)
+
+    def leave_out(self, name: str, array: NDArray[Any]) -> None:
+        """Note that a call's result is not computed."""
+        if array.size:
+            low, high = byte_bounds(array)
+            self._leave_out(name, low, high, array.itemsize, array.dtype.kind in "biu", 0)
+
+    def pointed_at(self, low: int, high: int) -> list[Range]:
+        """Return the blocks that the addresses in a known range lead to."""
+        if self.memory.worst(low, high).level == UNKNOWN or high - low > COMPUTED_BYTES:
+            return []
+        word = np.dtype("u8")
+        found = self.view(low, word, ((high - low) // 8,), (8,)).tolist()
+        return [
+            (address, self.end_of(address))
+            for address in found
+            if self.allocation_of(address) is not None
+        ]
+
+    def flags_in(self, low: int, high: int, item_count: int) -> float:
+        """Return how many flags a range counts: an item that is no count is one."""
+        return item_count * (self.memory.worst(low, high).weight or 1.0)
+
+    def counts_copied(self, name: str, low: int, high: int, item_count: int) -> tuple[str, float]:
+        """Return who wrote the counts that a call copies, and their flags; else its name and 0."""
+        origin = self.memory.worst(low, high)
+        if origin.weight and low == origin.low:
+            return origin.name, origin.weight * item_count
+        if origin.weight and item_count == 1:  # sums of a longer part would begin anew
+            return origin.name, origin.count((low - origin.low) // origin.itemsize)
+        return name, 0.0
+
+    def enter_library(self) -> None:
+        """Have `operation` of this thread raise LeftOut, until `leave_library`."""
+        thread = get_ident()
+        self._depths[thread] = self._depths.get(thread, 0) + 1
+
+    def leave_library(self) -> None:
+        thread = get_ident()
+        self._depths[thread] -= 1
+        if not self._depths[thread]:
+            del self._depths[thread]
+
+    def operation(
+        self,
+        name: str,
+        reads: Sequence[MemoryRange],
+        writes: Sequence[MemoryRange],
+        flops: int = 0,
+        device: DeviceState | None = None,
+        gathered_bytes: int = 0,
+        arithmetic: str = FLOAT32,
+        decisive: Sequence[MemoryRange] | None = None,
+        is_whole: bool = False,
+        stream: int | None = None,
+    ) -> None:
+        """Report an operation; raises LeftOut in a library's call that is not to be computed."""
+        super().operation(
+            name, reads, writes, flops, device, gathered_bytes, arithmetic, stream=stream
+        )
+        if get_ident() not in self._depths:
+            return
+        read = [(each.low, each.high) for each in (reads if decisive is None else decisive)]
+        written = [(each.low, each.high, 0) for each in writes]
+        if not self.is_run(name, read, written, is_whole=is_whole):
+            raise LeftOut(name)
+
+    # -- copies and fills -----------------------------------------------------------------------
+
+    def pointerGetMemoryType(self, ptr: int) -> int:
+        """Return that the program's own memory is pinned, and remember it as such for one copy.
+
+        CuPy asks before it copies an array of NumPy's by pinned memory, which a copy that is made
+        at once, or left out, does not need.
+        """
+        found = super().pointerGetMemoryType(ptr)
+        if not found:
+            self._as_if_pinned.add(ptr)
+        return found or HOST
+
+    def is_pinned(self, ptr: int) -> bool:
+        return ptr in self._as_if_pinned or super().is_pinned(ptr)
+
+    def copy(self, dst: int, src: int, size: int, stream: int = 0) -> None:
+        """Report a copy, and make it if it is small and known."""
+        self.tell_copy(dst, src, size, self.device_of(stream), stream)
+        self._as_if_pinned.discard(src)
+        source, target = self.allocation_of(src), self.allocation_of(dst)
+        origin = FULLY_KNOWN if source is None else self.memory.worst(src, src + size)
+        if target is None:
+            if origin.level == KNOWN:
+                ctypes.memmove(dst, src, size)
+            else:
+                self._read(dst, src, size, origin)
+            return
+        is_from_host = source is None or HOST in (source.kind, target.kind)
+        most = COPIED_BYTES if is_from_host else COPIED_ON_DEVICE_BYTES
+        if size <= most and origin.level < UNKNOWN:
+            ctypes.memmove(dst, src, size)
+        else:
+            origin = Origin(
+                UNKNOWN, origin.name or "copy", origin.itemsize, dst, origin.weight,
+                origin.is_running, origin.is_whole,
+            )  # fmt: skip
+        self.memory.put(dst, dst + size, origin)
+
+    def _read(self, dst: int, src: int, size: int, origin: Origin) -> None:
+        """Have the host read what is not known: an answer, a count, or what is there."""
+        line = program_line(whole_path=True)
+        if not is_own_work(_UNDER_CUPY):  # whoever judges by values asks `is_dry`
+            self.reads[line, origin.name] += 1
+        answer = self._answer(line)
+        itemsize = origin.itemsize or size
+        kinds = _WHOLE_KINDS if origin.is_whole else _REAL_KINDS
+        if answer is not None and itemsize in kinds:
+            kind = np.dtype(kinds[itemsize])
+            self.view(dst, kind, (size // itemsize,), (itemsize,))[...] = answer
+        elif (
+            origin.level == UNKNOWN and origin.weight and size == origin.itemsize and size in kinds
+        ):
+            kind = np.dtype(kinds[size])
+            self.view(dst, kind, (1,), (size,))[0] = origin.count((src - origin.low) // size)
+        elif size <= COPIED_BYTES:
+            ctypes.memmove(dst, src, size)  # zeros, but for what was guessed
+        else:
+            ctypes.memset(dst, 0, size)
+
+    def _answer(self, line: str) -> float | None:
+        for place, value in self.answers.items():
+            if line == place or line.endswith(f"/{place}"):
+                return value
+        return None
+
+    def fill(self, ptr: int, value: int, size: int) -> None:
+        """Report a fill, and make it unless it is large and of another byte than zero."""
+        self.tell_fill(ptr, size)
+        origin = FULLY_KNOWN
+        if not value:
+            clear(ptr, size)
+        elif size <= COMPUTED_WHOLE_BYTES:
+            ctypes.memset(ptr, value, size)
+        else:
+            origin = Origin(UNKNOWN, "memset", 0, ptr)
+        self.memory.put(ptr, ptr + size, origin)
+
+    def put_other_bytes(self, ranges: Sequence[tuple[int, int]], stream: int) -> None:
+        for address, nbytes in ranges:
+            self.memory.put(address, address + nbytes, Origin(UNKNOWN, "discard"))
+
+
+def _guess(name: str, source: str) -> int:
+    """Return the guessed bytes of a kernel that reads what ``source`` would have written."""
+    kernel = name.partition("__")[0]
+    flags, guess = DIFFERENT.get(kernel, (None, 0))
+    return guess if flags and flags.search(source) else GUESSES.get(kernel, 0)
+
+
+def _are_flags(written: Written) -> bool:
+    """Tell whether a range has several flags or bytes: a mask, of which all may be set."""
+    low, high, itemsize = written
+    return itemsize == 1 and high - low > 1

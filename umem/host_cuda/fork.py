@@ -1,0 +1,36 @@
+"""Forked children of the software GPU: they get CUDA's own error.
+
+The child has the memory of its parent, and could continue; on a GPU it could not. Functions that
+only free something do nothing there, so that a child that does not use the GPU ends normally.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from umem.host_cuda.faults import GIVES_BACK, Led
+from umem.host_cuda.runtime import HostRuntime
+
+NOT_INITIALISED = 3
+"""cudaErrorInitializationError, from driver_types.h."""
+
+
+def refuse_children(runtime: HostRuntime, led: Iterable[Led]) -> None:
+    """Make CuPy fail in children that are forked after the first use."""
+
+    def refused(*_: Any, **more: Any) -> None:
+        runtime.fail(NOT_INITIALISED)
+
+    def nothing(*_: Any, **more: Any) -> None:
+        """Do nothing: the resource is the parent's."""
+
+    def refuse() -> None:
+        if runtime.was_used:
+            runtime.is_refused = True
+            for each in led:
+                each.lead(lambda name: nothing if GIVES_BACK.search(name) else refused)
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=refuse)

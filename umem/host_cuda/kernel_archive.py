@@ -1,0 +1,137 @@
+"""Compiled kernels in one file, from a machine to others with the same compiler.
+
+A zip with a manifest: what the kernels were made by and for, and a checksum of each. A kernel is
+machine code that runs as its user: an archive is as trustworthy as whoever made it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO, Any
+
+from umem._common.files import open_regular, reason, whole
+from umem._common.printable import short
+from umem.errors import FileError
+from umem.host_cuda.kernel_cache import KERNEL, cache_limit
+from umem.host_cuda.processors import TARGET_VARIABLE, Processors
+from umem.host_cuda.toolchain import Toolchain
+
+MANIFEST = "manifest.json"
+_MANIFEST_BYTES = 64 << 20
+_DAMAGES = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, KeyError, ValueError)
+"""Errors of a damaged archive, its contents and its manifest; RuntimeError if it is encrypted."""
+
+
+def export_kernels(tools: Toolchain, file: IO[bytes], version: str) -> int:
+    """Write an archive of the kernels of a compiler, its target, and this umem; returns their
+    number.
+
+    Raises:
+        FileError: there are no kernels.
+    """
+    paths = [path for path in sorted(tools.folder.glob(f"{tools.label}-*.so"))]
+    contents = {path.name: path.read_bytes() for path in paths if KERNEL.fullmatch(path.name)}
+    if not contents:
+        raise FileError(f"{short(tools.folder)} has no kernels of this compiler and target")
+    manifest = {
+        "umem": version,
+        "target": tools.target.name,
+        "label": tools.label,
+        "compiler": _compiler(tools),
+        "kernels": {name: _checksum(content) for name, content in contents.items()},
+    }
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(MANIFEST, json.dumps(manifest))
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    return len(contents)
+
+
+def import_kernels(path: Path, folder: Path, version: str) -> tuple[str, int]:
+    """Add an archive's kernels to a folder; returns their target, and how many are new.
+
+    Raises:
+        FileError: it is no such archive or is damaged, has other files, is of another version of
+            umem, another compiler or another processor, or is larger than a cache may be. Then
+            nothing was written.
+        DeviceError: its kernels do not run here.
+    """
+    try:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+            manifest = _manifest(archive)
+            target = Processors.named(manifest["target"])
+            _check_maker(manifest, Toolchain(folder, target), version)
+            contents = _contents(archive, manifest["kernels"])
+    except _DAMAGES as error:
+        raise FileError(f"no archive of kernels, or a damaged one: {reason(error)}") from error
+    new = [name for name in contents if not (folder / name).exists()]
+    for name in new:
+        with whole(folder / name, force=True) as made:
+            made.write(contents[name])
+    return target.name, len(new)
+
+
+def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
+    """Read and check an archive's manifest.
+
+    Raises:
+        FileError, ValueError: it is too large, or not valid.
+    """
+    if archive.getinfo(MANIFEST).file_size > _MANIFEST_BYTES:
+        raise FileError("its manifest is too large")
+    found = json.loads(archive.read(MANIFEST))
+    texts = ("umem", "target", "label", "compiler")
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), str) for name in texts):
+        raise ValueError("its manifest is not one")
+    if not isinstance(found.get("kernels"), dict):
+        raise ValueError("its manifest names no kernels")
+    return found
+
+
+def _check_maker(manifest: dict[str, Any], tools: Toolchain, version: str) -> None:
+    """Raise FileError unless an archive is of this umem, compiler and processor."""
+    if manifest["umem"] != version:
+        made = short(manifest["umem"])
+        raise FileError(f"its kernels are of umem {made}, and this is umem {version}")
+    if manifest["label"] == tools.label:
+        return
+    made, here = short(manifest["compiler"]), _compiler(tools)
+    if made != here:
+        raise FileError(f"its kernels are of the compiler {made}, and here it is {here}")
+    raise FileError(
+        "its kernels are for another processor, by the same compiler: export them where they were "
+        f"made with {TARGET_VARIABLE}=portable"
+    )
+
+
+def _contents(archive: zipfile.ZipFile, checksums: dict[str, Any]) -> dict[str, bytes]:
+    """Read an archive's kernels, after checking names, total size and checksums.
+
+    Raises:
+        FileError: one of these is wrong; nothing was written.
+    """
+    names = [info.filename for info in archive.infolist() if info.filename != MANIFEST]
+    for name in names:
+        if KERNEL.fullmatch(name) is None:
+            raise FileError(f"{short(name)} is in it, which is no name of a kernel")
+    if sorted(names) != sorted(checksums):
+        raise FileError("its files are not those of its manifest")
+    if sum(info.file_size for info in archive.infolist()) > cache_limit():
+        raise FileError("it is larger than the cache may be (UMEM_KERNEL_CACHE_SIZE)")
+    contents = {name: archive.read(name) for name in names}
+    for name, content in contents.items():
+        if _checksum(content) != checksums[name]:
+            raise FileError(f"{name} in it is damaged: its checksum is another")
+    return contents
+
+
+def _compiler(tools: Toolchain) -> str:
+    return f"{tools.compiler}, {tools.version.splitlines()[0]}"
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

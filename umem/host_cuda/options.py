@@ -1,0 +1,54 @@
+"""What a program may ask for, the bounds of it, and the variable that asks for it."""
+
+from __future__ import annotations
+
+import math
+
+from umem._common.printable import quoted
+from umem.errors import DeviceError, SizeError
+
+VARIABLE = "UMEM_SOFTWARE_GPU"
+"""Asks for a software GPU; `umem_software_gpu` reads it."""
+MOST_DEVICES = 8
+"""The most GPUs that ``devices=`` gives: as many as are in NVIDIA's own servers."""
+LEAST_SECONDS, MOST_SECONDS = 1e-3, 1e6
+"""Bounds of ``kernel_seconds=``; what is longer is taken for a mistake (a guess)."""
+
+
+def check_count(devices: object) -> None:
+    """Check a number of devices.
+
+    Raises:
+        DeviceError: it is no whole number from 1 to `MOST_DEVICES`.
+    """
+    is_whole = isinstance(devices, int) and not isinstance(devices, bool)
+    if not (is_whole and 1 <= devices <= MOST_DEVICES):  # type: ignore[operator]
+        raise DeviceError(
+            f"devices must be a whole number from 1 to {MOST_DEVICES}; got {devices!r}"
+        )
+
+
+def check_seed(seed: object) -> None:
+    """Check a seed of streams; None is one, too.
+
+    Raises:
+        SizeError: it is no whole number of at least 0.
+    """
+    if seed is not None and not (type(seed) is int and seed >= 0):
+        raise SizeError(f"stream_seed must be a whole number of at least 0; got {quoted(seed)}")
+
+
+def check_seconds(seconds: float | None) -> None:
+    """Refuse a limit that is none.
+
+    Raises:
+        SizeError: it is not a number of seconds above 0.
+    """
+    if seconds is None:
+        return
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not (math.isfinite(seconds) and LEAST_SECONDS <= seconds <= MOST_SECONDS):
+        raise SizeError(
+            f"kernel_seconds={seconds!r}: the processor time that a kernel may take, from 0.001 to "
+            "1000000 s"
+        )
