@@ -14,7 +14,7 @@ from umem._common.specs import gpu_spec
 from umem.errors import SizeError
 from umem.host_cuda import faults
 from umem.host_cuda.allocations import HostMemory
-from umem.host_cuda.faults import Contexts, Fault, KernelFault, Led
+from umem.host_cuda.faults import Contexts, Fault, KernelFault, Redirected
 from umem.host_cuda.memory_ranges import DEVICE
 from umem.host_cuda.options import check_seconds
 
@@ -56,12 +56,12 @@ class Module:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.functions: dict[str, Any] = {}
-        self.lead(self.original)
+        self.redirect(self.original)
 
     def original(self, name: str) -> Any:
         return lambda *given: self.calls.append(name) or len(given)  # type: ignore[func-returns-value]
 
-    def lead(self, handler: Any) -> None:
+    def redirect(self, handler: Any) -> None:
         names = ("malloc", "free", "streamDestroy", "getDevice", "setDevice")
         self.functions = {name: handler(name) for name in names}
 
@@ -73,7 +73,7 @@ def test_only_the_context_of_the_fault_ends_and_is_revived() -> None:
         raise KernelFault(fault.status, fault.reminder)
 
     memory.fault_type = KernelFault
-    contexts = Contexts(memory, [Led(module.lead, module.original, failed)])
+    contexts = Contexts(memory, [Redirected(module.redirect, module.original, failed)])
     memory.context_ends = contexts.end
     with pytest.raises(KernelFault, match=r"^it leaves its array$"):
         memory.end_context(700, "it leaves its array")
@@ -110,8 +110,10 @@ def test_a_free_that_fails_after_a_fault_says_nothing() -> None:
         freed.set()
         raise KernelFault(700, "no")
 
-    led = Led(lambda handler: vars(memory).update(freed=handler("free")), lambda name: free, None)
-    memory.context_ends = Contexts(memory, [led]).end
+    redirected = Redirected(
+        lambda handler: vars(memory).update(freed=handler("free")), lambda name: free, None
+    )
+    memory.context_ends = Contexts(memory, [redirected]).end
     with pytest.raises(KernelFault):
         memory.end_context(700, "no")
     vars(memory)["freed"]()

@@ -9,7 +9,16 @@ import pytest
 from software_programs import needs_software_gpu, run
 
 from umem._common.specs import gpu_spec
-from umem.host_cuda import DEVICE, HOST, MANAGED, Allocation, HostRuntime, Observer
+from umem.host_cuda import (
+    DEVICE,
+    HOST,
+    MANAGED,
+    Allocation,
+    DeviceCopy,
+    HostRuntime,
+    Launch,
+    Observer,
+)
 from umem.host_cuda.memory_sources import PlainSource
 from umem.units import MIB
 
@@ -42,15 +51,13 @@ class Told(Observer):
         super().freed(memory)
         self.notes.append(("freed", memory.number))
 
-    def launched(
-        self, name: str, device: int, stream: Any, reads: Any, writes: Any, *_: Any
-    ) -> None:
-        ranges = [[each[1:] for each in side] for side in (reads, writes)]
-        self.notes.append((name, device, stream, *ranges))
+    def launched(self, launch: Launch) -> None:
+        ranges = [[each[1:] for each in side] for side in (launch.reads, launch.writes)]
+        self.notes.append((launch.name, launch.device, launch.stream, *ranges))
 
-    def copied(self, device: int, stream: int, read: Any, write: Any, is_pinned: bool) -> None:
-        sides = [None if each is None else each[1:] for each in (read, write)]
-        self.notes.append(("copied", device, stream, *sides, is_pinned))
+    def copied(self, copy: DeviceCopy) -> None:
+        sides = [None if each is None else each[1:] for each in (copy.read, copy.write)]
+        self.notes.append(("copied", copy.device, copy.stream, *sides, copy.is_pinned))
 
     def prefetched(self, ranges: Any, device: int | None, *, overlap: bool) -> None:
         self.notes.append(("prefetched", [each[1:] for each in ranges], device, overlap))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from umem.host_cuda.kernel_archive import MANIFEST
     from umem.host_cuda.kernels import KernelCompiler
     from umem.host_cuda.memory_ranges import DEVICE, HOST, MANAGED, Allocation, MemoryRange
-    from umem.host_cuda.observer import Observer
+    from umem.host_cuda.observer import DeviceCopy, Launch, Observer
     from umem.host_cuda.options import MOST_DEVICES, VARIABLE, check_count, check_seed
     from umem.host_cuda.processors import TARGET_VARIABLE, Processors
     from umem.host_cuda.runtime import HostRuntime
@@ -51,7 +51,7 @@ else:
         kernel_archive="MANIFEST",
         kernels="KernelCompiler",
         memory_ranges="Allocation DEVICE HOST MANAGED MemoryRange",
-        observer="Observer",
+        observer="DeviceCopy Launch Observer",
         options="MOST_DEVICES VARIABLE check_count check_seed",
         processors="Processors TARGET_VARIABLE",
         runtime="HostRuntime",

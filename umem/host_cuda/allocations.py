@@ -16,13 +16,12 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
-from umem._common.arithmetic import FLOAT32
 from umem._common.specs import GpuSpec
 from umem.host_cuda.device_state import Current, DeviceState
 from umem.host_cuda.faults import ILLEGAL_ADDRESS, Fault, Finding, KernelFault
 from umem.host_cuda.memory_ranges import HOST, Allocation, MemoryRange
 from umem.host_cuda.memory_sources import PlainSource
-from umem.host_cuda.observer import Observer
+from umem.host_cuda.observer import DeviceCopy, Launch, Observer
 from umem.host_cuda.pool_blocks import PoolBlocks
 
 NO_MEMORY, INVALID_VALUE = 2, 1
@@ -281,33 +280,17 @@ class HostMemory:
     # -- what the observer is told ----------------------------------------------------------
 
     def operation(
-        self,
-        name: str,
-        reads: Sequence[MemoryRange],
-        writes: Sequence[MemoryRange],
-        flops: int = 0,
-        device: DeviceState | None = None,
-        gathered_bytes: int = 0,
-        arithmetic: str = FLOAT32,
-        decisive: Sequence[MemoryRange] | None = None,
-        is_whole: bool = False,
-        stream: int | None = None,
+        self, launch: Launch, decisive: Sequence[MemoryRange] | None = None, is_whole: bool = False
     ) -> None:
-        """Report an operation that accesses each byte once, or gathers what it writes.
+        """Report an operation.
 
-        It runs on the current device, unless another is given. ``gathered_bytes`` is what it reads
-        besides, where it reads rows of its last operand several times; ``arithmetic`` the kind of
-        its flops; ``stream`` that of a kernel. Dry runs ask for ``decisive``, the part of what it
-        reads that its results' sizes follow from, and whether it writes whole numbers and flags
-        alone.
+        Dry runs ask for ``decisive``, the part of what it reads that its results' sizes follow
+        from, and whether it writes whole numbers and flags alone.
         """
-        device = device or self.here
         if len(self.devices) > 1:
-            self._check_peers(device, (*reads, *writes))
+            self._check_peers(self.devices[launch.device], (*launch.reads, *launch.writes))
         if self.observer.follows_work:
-            self.observer.launched(
-                name, device.ordinal, stream, reads, writes, flops, gathered_bytes, arithmetic
-            )
+            self.observer.launched(launch)
 
     def _check_peers(self, device: DeviceState, accesses: Sequence[MemoryRange]) -> None:
         """Raise if a device uses another's memory without peer access."""
@@ -323,7 +306,7 @@ class HostMemory:
         found = self.allocation_of(ptr)
         return found is not None and found.kind == HOST
 
-    def tell_copy(self, dst: int, src: int, size: int, device: DeviceState, stream: int) -> None:
+    def tell_copy(self, dst: int, src: int, size: int, device: int, stream: int) -> None:
         """Report a copy on a device's stream before it runs."""
         if not self.observer.follows_work:
             return
@@ -332,4 +315,4 @@ class HostMemory:
         if read is not None or write is not None:
             is_of_host = read is None or write is None
             is_pinned = is_of_host and self.is_pinned(dst if write is None else src)
-            self.observer.copied(device.ordinal, stream, read, write, is_pinned)
+            self.observer.copied(DeviceCopy(device, stream, read, write, is_pinned))

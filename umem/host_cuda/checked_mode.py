@@ -29,7 +29,7 @@ from umem.host_cuda.strictness import hint
 from umem.units import GIB
 
 FAR = GIB
-"""Bytes; an argument that is farther than this from a fault is not named."""
+"""Bytes; an argument that is farther than this from a fault is not named (a guess)."""
 _VERBS = {1: "reads", 2: "writes"}
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 SUFFIX = ".lock"
 WAIT_SECONDS = 60.0
-"""A process waits this long for another's compiler before it compiles itself."""
+"""A process waits this long for another's compiler before it compiles itself (a guess)."""
 _PAUSE_SECONDS = 0.005, 0.05
-"""Interval of polling, at first and at most."""
+"""Interval of polling, at first and at most (guesses)."""
 
 
 @contextmanager

@@ -97,6 +97,6 @@ class CopyChecks(HostPools):
         is_of_device = found is not None and found.kind == DEVICE
         is_pageable = found is None and not is_variable(address)
         if is_of_device if is_host else is_pageable:
-            said, there = ("host", "GPU") if is_host else ("GPU", "host")
-            why = f"a copy whose {side} is memory of the {there}, and its direction says {said}"
+            claimed, there = ("host", "GPU") if is_host else ("GPU", "host")
+            why = f"a copy whose {side} is memory of the {there}, and its direction says {claimed}"
             refuse(self.fail, INVALID_VALUE, why)

@@ -206,7 +206,7 @@ class DeferredRuntime(HostRuntime):
             return
         if stream == LEGACY:
             self._finish_both(dst, src)
-        self.tell_copy(dst, src, size, self.device_of(stream), stream)
+        self.tell_copy(dst, src, size, self.home_of(stream), stream)
         source, target = self._kind_of(src), self._kind_of(dst)
         if not target and kind not in (TO_DEVICE, ON_DEVICE):
             self.queue(stream, lambda: ctypes.memmove(dst, src, size))

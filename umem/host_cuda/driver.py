@@ -18,6 +18,7 @@ from umem.host_cuda.kernel_limits import KernelLimits
 from umem.host_cuda.kernels import Kernel, KernelCompiler
 from umem.host_cuda.memory_ranges import MemoryRange
 from umem.host_cuda.nvrtc import unpacked
+from umem.host_cuda.observer import Launch
 from umem.host_cuda.runtime import HostRuntime
 from umem.host_cuda.strictness import refuse
 
@@ -235,8 +236,8 @@ class HostDriver:
         if threads > most:
             why = f"{threads} threads of a block, and {name} has __launch_bounds__ of {most}"
             refuse(self._fail, INVALID_VALUE, why)
-        is_asked = function in self._shared_limits
-        room = self._chip.block_shared_bytes if is_asked else BLOCK_SHARED_BYTES
+        is_raised = function in self._shared_limits
+        room = self._chip.block_shared_bytes if is_raised else BLOCK_SHARED_BYTES
         if static + dynamic > room:
             why = f"{name} has {static:,} bytes of static shared memory, and {dynamic:,} more"
             refuse(self._fail, INVALID_VALUE, f"{why} pass the {room:,} of a block")
@@ -277,7 +278,8 @@ class HostDriver:
                 accesses = self._runtime.access(low, (high or self._runtime.end_of(low)) - low)
                 reads += accesses if "r" in use else []
                 writes += accesses if "w" in use else []
-            self._runtime.operation(kernel.name, reads, writes, stream=stream)
+            here = self._runtime.device_here
+            self._runtime.operation(Launch(kernel.name, here, reads, writes, stream))
 
     def launchCooperativeKernel(self, *arguments: int) -> None:
         self.launchKernel(*arguments)

@@ -79,16 +79,16 @@ class Fault(NamedTuple):
         return f"{self.sentence}. It ended the context, as on a GPU, and no call works. {OPTION}"
 
 
-class Led(NamedTuple):
+class Redirected(NamedTuple):
     """A CuPy module's functions, redirected to the host's.
 
     Attributes:
-        lead: redirects them to what a function returns for their names.
+        redirect: redirects them to what a function returns for their names.
         original: returns the host's function of a name.
         fail: raises this module's error for a fault; None if it needs no context.
     """
 
-    lead: Callable[[Callable[[str], Any]], None]
+    redirect: Callable[[Callable[[str], Any]], None]
     original: Callable[[str], Any]
     fail: Callable[[Fault], None] | None
 
@@ -98,22 +98,22 @@ class Contexts:
 
     Args:
         runtime: has the devices.
-        led: CuPy's modules that need a context.
+        redirected: CuPy's modules that need a context.
     """
 
-    def __init__(self, runtime: Any, led: Iterable[Led]) -> None:
-        self._runtime, self._led, self._has_ended = runtime, led, False
+    def __init__(self, runtime: Any, redirected: Iterable[Redirected]) -> None:
+        self._runtime, self._redirected, self._has_ended = runtime, redirected, False
 
     def end(self) -> None:
         """Have CuPy's functions raise where the current device has had a fault."""
         if not self._has_ended:
             self._has_ended = True
-            for each in self._led:
-                each.lead(lambda name, each=each: self._refusing(name, each))  # type: ignore[misc]
+            for each in self._redirected:
+                each.redirect(lambda name, each=each: self._refusing(name, each))  # type: ignore[misc]
 
-    def _refusing(self, name: str, led: Led) -> Any:
+    def _refusing(self, name: str, redirected: Redirected) -> Any:
         """Return a function that raises after a fault."""
-        function, runtime = led.original(name), self._runtime
+        function, runtime = redirected.original(name), self._runtime
         if not callable(function) or _NEEDS_NO_CONTEXT.fullmatch(name):
             return function
         is_quiet = GIVES_BACK.search(name) is not None
@@ -123,9 +123,9 @@ class Contexts:
             fault = runtime.here.fault
             if fault is None:
                 return function(*given, **more)
-            if not is_quiet and led.fail is not None:
+            if not is_quiet and redirected.fail is not None:
                 runtime.drop_error()  # this one tells of it
-                led.fail(fault)
+                redirected.fail(fault)
             try:
                 return function(*given, **more)
             except Exception:  # a GPU would return the fault's status, which nobody looks at
@@ -143,8 +143,8 @@ class Contexts:
         faults: tuple[Fault, ...] = self._runtime.forget_faults()
         if self._has_ended:
             self._has_ended = False
-            for each in self._led:
-                each.lead(each.original)
+            for each in self._redirected:
+                each.redirect(each.original)
         return faults
 
 

@@ -10,14 +10,14 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from umem.host_cuda.faults import GIVES_BACK, Led
+from umem.host_cuda.faults import GIVES_BACK, Redirected
 from umem.host_cuda.runtime import HostRuntime
 
 NOT_INITIALISED = 3
 """cudaErrorInitializationError, from driver_types.h."""
 
 
-def refuse_children(runtime: HostRuntime, led: Iterable[Led]) -> None:
+def refuse_children(runtime: HostRuntime, redirected: Iterable[Redirected]) -> None:
     """Make CuPy fail in children that are forked after the first use."""
 
     def refused(*_: Any, **more: Any) -> None:
@@ -29,8 +29,8 @@ def refuse_children(runtime: HostRuntime, led: Iterable[Led]) -> None:
     def refuse() -> None:
         if runtime.was_used:
             runtime.is_refused = True
-            for each in led:
-                each.lead(lambda name: nothing if GIVES_BACK.search(name) else refused)
+            for each in redirected:
+                each.redirect(lambda name: nothing if GIVES_BACK.search(name) else refused)
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=refuse)

@@ -55,8 +55,8 @@ def foreign_header(
     if not any(found[2] in HOSTS for found in INCLUDE.finditer(source)):
         return None
     folders = folders_of(options, theirs)
-    said = [option for option in options if option.startswith("-D")]
-    code = uncommented(preprocessed(source, (*OF_NVRTC, *said)))
+    defines = [option for option in options if option.startswith("-D")]
+    code = uncommented(preprocessed(source, (*OF_NVRTC, *defines)))
     for found in INCLUDE.finditer(code):
         name = found[2]
         if name in HOSTS and find(name, found[1] == '"', None, folders) is None:

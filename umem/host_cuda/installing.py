@@ -20,7 +20,7 @@ from umem.host_cuda.deferred_streams import DeferredDriver, DeferredRuntime
 from umem.host_cuda.driver import HostDriver
 from umem.host_cuda.dry.dry_kernels import DryDriver, DryNvrtc
 from umem.host_cuda.dry.dry_runtime import DryRuntime
-from umem.host_cuda.faults import Contexts, Fault, Finding, Led, contexts
+from umem.host_cuda.faults import Contexts, Fault, Finding, Redirected, contexts
 from umem.host_cuda.fork import refuse_children
 from umem.host_cuda.kernel_guard import KernelGuard
 from umem.host_cuda.kernels import KernelCompiler, report_races, share_kernels
@@ -56,7 +56,7 @@ _LEFT = (
     "_get_cuda_build_version",  # CuPy 13's name
 )  # fmt: skip
 """Functions of CuPy's modules that do not need NVIDIA's libraries."""
-_led: list[Led] = []
+_redirected: list[Redirected] = []
 absent: set[str] = set()
 """Names of CuPy and CUDA that this process has called, and that the software GPU has not."""
 _kept: list[Any] = []
@@ -128,9 +128,9 @@ def _open(runtime: HostRuntime, folder: Path) -> None:
     names = [f"cupy_backends/cuda/libs/{name}" for name in _LIBRARIES]
     names += ["cupy/cuda/cufft", "cupy/cuda/jitify"]
     found = [path for name in names for path in folder.parent.glob(f"{name}.*.so")]
-    led = {**cufft.C_FUNCTIONS, **cufft_devices.C_FUNCTIONS, **cusolver.C_FUNCTIONS}
-    led.update(nccl.C_FUNCTIONS)
-    libraries = StandIns(found, tools, led)
+    redirected = {**cufft.C_FUNCTIONS, **cufft_devices.C_FUNCTIONS, **cusolver.C_FUNCTIONS}
+    redirected.update(nccl.C_FUNCTIONS)
+    libraries = StandIns(found, tools, redirected)
     (generators,) = folder.glob("random/_generator_api.*.so")
     overrides = Overrides(generators, distributions.C_FUNCTIONS, distributions.KIND, tools)
     hints = HostHints(runtime, tools)
@@ -140,7 +140,7 @@ def _open(runtime: HostRuntime, folder: Path) -> None:
     _kept.extend((libraries, hints, overrides))
     os.environ["CUPY_ACCELERATORS"] = ""  # CUB's kernels are compiled for a GPU
     _install(runtime, folder, tools, libraries)
-    overrides.lead(on_stream(runtime, distributions.HostDistributions(runtime)))
+    overrides.redirect(on_stream(runtime, distributions.HostDistributions(runtime)))
 
 
 def requirements(
@@ -218,8 +218,8 @@ def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: St
     else:
         hook = hooks.PoolBlockHook(runtime)
     _kept.extend((hook, runtime))
-    refuse_children(runtime, _led)
-    contexts.append(Contexts(runtime, [each for each in _led if each.fail is not None]))
+    refuse_children(runtime, _redirected)
+    contexts.append(Contexts(runtime, [each for each in _redirected if each.fail is not None]))
     runtime.context_ends = contexts[-1].end
 
 
@@ -273,9 +273,9 @@ def _install_libraries(
     }
     for name, functions in libraries.items():
         point_at(importlib.import_module(name), on_stream(runtime, functions))
-    stand_ins.lead("libcusolver", on_stream(runtime, solver))
-    stand_ins.lead("libnccl", nccl.HostNccl(runtime))
-    stand_ins.lead("libcufft", on_stream(runtime, cufft_devices.DeviceFft(runtime)))
+    stand_ins.redirect("libcusolver", on_stream(runtime, solver))
+    stand_ins.redirect("libnccl", nccl.HostNccl(runtime))
+    stand_ins.redirect("libcufft", on_stream(runtime, cufft_devices.DeviceFft(runtime)))
 
 
 def _point_at(
@@ -301,13 +301,13 @@ def _point_at(
         if name not in _LEFT and not (name.startswith("_") and not hasattr(functions, name))
     ]
 
-    def lead(handler: Callable[[str], Any]) -> None:
-        trampolines.lead(lambda name: None if name in _LEFT else handler(name))
+    def redirect(handler: Callable[[str], Any]) -> None:
+        trampolines.redirect(lambda name: None if name in _LEFT else handler(name))
         for name in names:
             setattr(module, name, handler(name))
 
-    lead(handler)
-    _led.append(Led(lead, handler, ended))
+    redirect(handler)
+    _redirected.append(Redirected(redirect, handler, ended))
 
 
 def _refuse_accelerators() -> None:

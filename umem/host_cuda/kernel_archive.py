@@ -22,6 +22,7 @@ from umem.host_cuda.toolchain import Toolchain
 
 MANIFEST = "manifest.json"
 _MANIFEST_BYTES = 64 << 20
+"""The largest manifest that is read: of half a million kernels (a guess)."""
 _DAMAGES = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, KeyError, ValueError)
 """Errors of a damaged archive, its contents and its manifest; RuntimeError if it is encrypted."""
 

@@ -16,6 +16,7 @@ VARIABLE = "UMEM_KERNEL_CACHE_SIZE"
 TEMPORARY = "UMEM_REAL_TMPDIR"
 """Names the folder of temporary files where that of the process ends with it, as a dry run's."""
 LIMIT_BYTES = 2 << 30
+"""The cache's size where `VARIABLE` says none (a guess)."""
 KERNEL = re.compile(r"(native|portable)-[0-9a-f]{8}-[0-9a-f]{32}\.so")
 """File names of compiled kernels: target, compiler, and a hash of the source."""
 UNFINISHED = ".part-"
@@ -23,7 +24,7 @@ UNFINISHED = ".part-"
 LARGE = (".so", ".gch")
 """Files counted as the cache's size; caches of earlier versions contain precompiled headers."""
 FRESH_SECONDS = 60.0
-"""A file used within this time is not removed, as it may be about to be loaded."""
+"""A file used within this time is not removed, as it may be about to be loaded (a guess)."""
 
 
 def default_folder() -> Path:

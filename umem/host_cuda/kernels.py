@@ -161,9 +161,9 @@ class Kernel:
             KernelFault: an assertion in it failed, or it had a race. What it wrote stays.
             DeviceError: the software GPU cannot run it.
         """
-        if said := _PROCESS.value:
+        if message := _PROCESS.value:
             _PROCESS[0] = b"\0"
-            text = with_names(said.decode(errors="replace"), self._path)
+            text = with_names(message.decode(errors="replace"), self._path)
             text = text.replace("<hint>", f". {hint()}")
             sentence = f"the kernel {self.name}: {text}"
             if text.startswith(_NO_FAULTS):

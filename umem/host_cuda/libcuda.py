@@ -69,8 +69,8 @@ class HostHints:
 
     def raise_version(self, version: int) -> None:
         """Report this driver version, if it is newer than the default."""
-        said = ctypes.c_int.in_dll(self.library, "umem_version")
-        said.value = max(said.value, version)
+        reported = ctypes.c_int.in_dll(self.library, "umem_version")
+        reported.value = max(reported.value, version)
 
     def _give(self, name: str, function: Any, *types: Any) -> Any:
         """Make a pointer of the library lead to a function; after a fault to the fault's status."""
@@ -240,11 +240,11 @@ class HostHints:
         ctypes.c_int.from_address(out).value = found
         return 0
 
-    def _context(self, asked: int, number: int) -> int:
+    def _context(self, request: int, number: int) -> int:
         """Make a device's context the current one, or give the current one's or a stream's."""
-        if asked == _SET_CONTEXT:
+        if request == _SET_CONTEXT:
             self._runtime.setDevice(number)
-        return self._runtime.device_here if asked != _OF_STREAM else self._runtime.home_of(number)
+        return self._runtime.device_here if request != _OF_STREAM else self._runtime.home_of(number)
 
     def _wait(self, stream: int | None) -> int:
         self._runtime.streamSynchronize(stream or 0)

@@ -153,7 +153,7 @@ class Trampolines:
         is_over = ctypes.c_int.in_dll(self._library, "umem_is_over")
         atexit.register(lambda: setattr(is_over, "value", 1))  # after CuPy's own, which come later
 
-    def lead(self, handler: Callable[[str], Any]) -> None:
+    def redirect(self, handler: Callable[[str], Any]) -> None:
         """Set the functions' handlers by name; None leaves a function as it is."""
         count = max(1, len(self._names))
         slots = (ctypes.py_object * count).in_dll(self._library, "umem_handlers")
@@ -236,8 +236,8 @@ _C_TYPES: dict[str, tuple[str, Any]] = {
 class LibraryFailure(Exception):
     """A call failed with a library's status, and a reason."""
 
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
@@ -279,16 +279,16 @@ class StandIns:
 
     Args:
         modules: compiled modules of CuPy's.
-        led: functions that `lead` will lead to Python, and the letters of what they take.
+        redirected: functions that `redirect` points at Python, and the letters of what they take.
 
     Raises:
         MissingDependencyError: no ``nm``, which comes with the compiler.
     """
 
     def __init__(
-        self, modules: Iterable[Path], tools: Toolchain, led: Mapping[str, str] | None = None
+        self, modules: Iterable[Path], tools: Toolchain, redirected: Mapping[str, str] | None = None
     ) -> None:
-        self._led = led or {}
+        self._redirected = redirected or {}
         self._callbacks: list[Any] = []
         wanted: dict[str, set[str]] = defaultdict(set)
         for line in symbols("--undefined-only", *modules):
@@ -301,7 +301,7 @@ class StandIns:
                 wanted[library].add(name)
         self._tools = tools
         self._loaded = {
-            library.partition(".so")[0]: _load(library, sorted(names), tools, self._led)
+            library.partition(".so")[0]: _load(library, sorted(names), tools, self._redirected)
             for library, names in wanted.items()
         }
 
@@ -309,7 +309,7 @@ class StandIns:
         """Use a loaded library as stand-in for another."""
         self._loaded[library] = loaded
 
-    def lead(self, library: str, functions: Any) -> None:
+    def redirect(self, library: str, functions: Any) -> None:
         """Redirect a library's exports to an object's methods, each returning a status or None.
 
         An error of Python's cannot pass through C: CuPy raises its own. A `LibraryFailure` is said
@@ -326,7 +326,7 @@ class StandIns:
             text.value = str(error).encode()[: _LONGEST_TEXT - 1]
             return int(error.status)
 
-        for name, codes in self._led.items():
+        for name, codes in self._redirected.items():
             method = getattr(functions, name, None)
             if method is None or not hasattr(loaded, name):
                 continue
@@ -393,22 +393,22 @@ def symbols(which: str, *paths: Path) -> list[str]:
     nm = shutil.which("nm")
     if nm is None:
         raise MissingDependencyError("the software GPU needs nm, of binutils: install g++")
-    asked = [nm, "-D", which, *map(str, paths)]
-    listed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    command = [nm, "-D", which, *map(str, paths)]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return [line for line in listed.splitlines() if len(line.split()) > 1]  # no names of files
 
 
 def _load(
-    library: str, functions: list[str], tools: Toolchain, led: Mapping[str, str]
+    library: str, functions: list[str], tools: Toolchain, redirected: Mapping[str, str]
 ) -> ctypes.CDLL:
     """Compile and load a stand-in library that exports functions."""
     name = library.partition(".so")[0]
-    words = "the software GPU has no such function"
+    text = "the software GPU has no such function"
     parts = [
         f"int umem_{name}_is_over;\nstruct bytes128 {{ unsigned char content[128]; }};\n"
-        f'char umem_{name}_said[{_LONGEST_TEXT}] = "{words}";\n'
+        f'char umem_{name}_said[{_LONGEST_TEXT}] = "{text}";\n'
     ]
-    parts += [_exported(name, function, led.get(function)) for function in functions]
+    parts += [_exported(name, function, redirected.get(function)) for function in functions]
     script = tools.text_file(f"{library} {{ global: *; }};\n", ".map")
     options = [f"-Wl,-soname,{library}", f"-Wl,--version-script={script}"]
     made = tools.shared_object("".join(parts), "c", options)

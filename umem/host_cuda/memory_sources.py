@@ -20,9 +20,10 @@ from umem._common.host import available_bytes
 from umem.units import BLOCK_BYTES
 
 GUARD_BYTES = 1 << 20
-"""Inaccessible bytes on either side of checked memory."""
+"""Inaccessible bytes on either side of checked memory (a guess); what is farther off is not seen."""
 FREED_COUNT = 4096
-"""At most this many freed pieces of checked memory stay inaccessible."""
+"""At most this many freed pieces of checked memory stay inaccessible (a guess; Linux allows 65,530
+mappings of a process)."""
 PATTERN = 0xA5
 """Fills the bytes between the start of the page and checked memory."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -194,7 +195,7 @@ class UntouchedSource(PlainSource):
 
 
 LEAST_CLEARED = 1 << 16
-"""Bytes; less is overwritten with zeros, which costs less than two calls of the kernel."""
+"""Bytes; less is overwritten with zeros, which costs less than two calls of Linux (a guess)."""
 
 
 def clear(address: int, nbytes: int) -> None:

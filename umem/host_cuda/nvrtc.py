@@ -110,8 +110,8 @@ class HostNvrtc:
         found = self._programs[program]
         if found.log:
             return found.log
-        said = self._compiler.warnings(found.source, found.options, found.expressions)
-        return said.replace(STANDARD_INPUT, found.name)
+        log = self._compiler.warnings(found.source, found.options, found.expressions)
+        return log.replace(STANDARD_INPUT, found.name)
 
     def getCUBIN(self, program: int) -> bytes:
         found = self._programs[program]

@@ -6,10 +6,47 @@ A runtime has one. Without one of the caller's it is `Observer` itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from umem._common.arithmetic import FLOAT32
 from umem._common.locks import safe_lock
 from umem._common.specs import GpuSpec
 from umem.host_cuda.memory_ranges import DEVICE, Allocation, MemoryRange
+
+
+class Launch(NamedTuple):
+    """An operation on a device: a kernel, or that of a library.
+
+    Attributes:
+        reads, writes: the memory that it accesses, each byte once.
+        stream: of a kernel; None if it is not known.
+        flops: its floating-point operations, 0 if they are not known.
+        gathered_bytes: what it reads besides, where it reads rows of its last operand several
+            times.
+        arithmetic: the kind of its flops; see `umem._common.arithmetic`.
+    """
+
+    name: str
+    device: int
+    reads: Sequence[MemoryRange]
+    writes: Sequence[MemoryRange]
+    stream: int | None = None
+    flops: int = 0
+    gathered_bytes: int = 0
+    arithmetic: str = FLOAT32
+
+
+class DeviceCopy(NamedTuple):
+    """A copy on a device's stream; a side that is memory of the host is None, and one side is not.
+
+    ``is_pinned`` says that memory of the host is, so that the copy runs beside kernels.
+    """
+
+    device: int
+    stream: int
+    read: MemoryRange | None
+    write: MemoryRange | None
+    is_pinned: bool
 
 
 class Observer:
@@ -84,42 +121,11 @@ class Observer:
 
     # -- told of work ----------------------------------------------------------------------
 
-    def launched(
-        self,
-        name: str,
-        device: int,
-        stream: int | None,
-        reads: Sequence[MemoryRange],
-        writes: Sequence[MemoryRange],
-        flops: int,
-        gathered_bytes: int,
-        arithmetic: str,
-    ) -> None:
-        """Hear of an operation on a device.
+    def launched(self, launch: Launch) -> None:
+        """Hear of an operation before it runs, or as it is queued."""
 
-        Args:
-            name: of the kernel, or of the library's operation.
-            stream: of a kernel; None if it is not known.
-            reads, writes: what it accesses.
-            flops: its floating-point operations, 0 if they are not known.
-            gathered_bytes: what it reads besides, where it reads rows several times.
-            arithmetic: the kind of its flops; see `umem._common.arithmetic`.
-        """
-
-    def copied(
-        self,
-        device: int,
-        stream: int,
-        read: MemoryRange | None,
-        write: MemoryRange | None,
-        is_pinned: bool,
-    ) -> None:
-        """Hear of a copy before it runs; a side that is memory of the host is None.
-
-        Args:
-            device: that of the stream.
-            is_pinned: whether memory of the host is, so that the copy runs beside kernels.
-        """
+    def copied(self, copy: DeviceCopy) -> None:
+        """Hear of a copy before it runs, or as it is queued."""
 
     def prefetched(
         self, ranges: Sequence[MemoryRange], device: int | None, *, overlap: bool

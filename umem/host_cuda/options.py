@@ -1,4 +1,4 @@
-"""What a program may ask for, the bounds of it, and the variable that asks for it."""
+"""Options of a program: their bounds, and the variable that asks for them."""
 
 from __future__ import annotations
 

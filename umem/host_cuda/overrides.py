@@ -63,7 +63,7 @@ class Overrides:
         self._library = ctypes.PyDLL(str(made), mode=ctypes.RTLD_GLOBAL)
         self._handlers: list[Any] = []
 
-    def lead(self, functions: Any) -> None:
+    def redirect(self, functions: Any) -> None:
         """Redirect each function to an object's method of its name."""
         self._handlers = [getattr(functions, name) for name in self._names]
         slots = (ctypes.py_object * len(self._names)).in_dll(self._library, "umem_overrides")

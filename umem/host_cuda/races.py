@@ -24,8 +24,8 @@ def with_names(message: str, path: Path) -> str:
 
 def line_at(address: int, path: Path) -> str:
     """Return the line in a program's source of an address in its shared object."""
-    said = _said(["addr2line", "--inlines", "-e", str(path), hex(address)])
-    found = [(Path(file).name, number) for file, number in _LINE.findall(said)]
+    output = _output_of(["addr2line", "--inlines", "-e", str(path), hex(address)])
+    found = [(Path(file).name, number) for file, number in _LINE.findall(output)]
     if not found:
         return f"an unknown line (code at {address:#x})"
     name, number = next((place for place in found if place[0] == SOURCE), found[0])
@@ -33,7 +33,7 @@ def line_at(address: int, path: Path) -> str:
 
 
 def _variable(address: int, path: Path) -> str:
-    for line in _said(["nm", "--demangle", "--print-size", str(path)]).splitlines():
+    for line in _output_of(["nm", "--demangle", "--print-size", str(path)]).splitlines():
         found = re.fullmatch(r"(\w+) (\w+) [bBdDuVw] (.*)", line)
         start, size = (int(found[1], 16), int(found[2], 16)) if found else (0, 0)
         if found and start <= address < start + size:
@@ -45,7 +45,7 @@ def _variable(address: int, path: Path) -> str:
 _FINDERS = {"line": line_at, "variable": _variable}
 
 
-def _said(command: Sequence[str]) -> str:
+def _output_of(command: Sequence[str]) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout
     except OSError:  # there are no binutils: the error still has the threads

@@ -14,7 +14,7 @@ from umem._common.specs import GpuSpec
 from umem.host_cuda.boards import attributes
 from umem.host_cuda.copy_checks import CopyChecks
 from umem.host_cuda.memory_ranges import DEVICE, HOST, MANAGED
-from umem.host_cuda.observer import Observer
+from umem.host_cuda.observer import Launch, Observer
 from umem.host_cuda.pools import INVALID_VALUE
 from umem.host_cuda.streams import FIRST_HANDLE, HostStreams
 
@@ -73,7 +73,7 @@ FRESH = 0xFF
 """Fills memory that the driver gives: NaN in every type of floats, -1 in signed integers."""
 FRESH_BYTES = 64 << 20
 """At most this much of it, without checked mode: filling takes memory of the machine, and whoever
-reserves all of VRAM in one piece does not use it all."""
+reserves all of VRAM in one piece does not use it all. A guess."""
 SIMULATED = " (simulated)"
 """Suffix of the device's name."""
 
@@ -207,7 +207,7 @@ class HostRuntime(CopyChecks):
 
     def copy(self, dst: int, src: int, size: int, stream: int = 0) -> None:
         """Copy memory, as an operation that the observer is told of."""
-        self.tell_copy(dst, src, size, self.device_of(stream), stream)
+        self.tell_copy(dst, src, size, self.home_of(stream), stream)
         ctypes.memmove(dst, src, size)
 
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
@@ -253,7 +253,7 @@ class HostRuntime(CopyChecks):
         if self.is_followed:
             accesses = self.access(ptr, size)
             own = [found.device for found, _, _ in accesses if not found.is_managed]
-            self.operation("memset", [], accesses, device=self.devices[own[0]] if own else None)
+            self.operation(Launch("memset", own[0] if own else self.device_here, [], accesses))
 
     def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
         self.refuse_range("fill", ptr, size)

@@ -20,11 +20,14 @@ from typing import NamedTuple
 LEGACY, LEGACY_HANDLE, PER_THREAD_HANDLE = 0, 1, 2
 """The default streams (cudaStreamLegacy, cudaStreamPerThread, from driver_types.h)."""
 EAGERNESS = (0.0, 0.0, 0.03, 0.3, 0.8)
-"""Probability that work runs after a call although nothing waits for it; one for each seed."""
+"""Probability that work runs after a call although nothing waits for it; one for each seed.
+
+Guesses: work that runs as late as can be finds most missed waits, so that it has two seeds of five.
+"""
 DEPTH = 1024
-"""At most this much work is queued on a stream before the program waits for it."""
+"""At most this much work is queued on a stream before the program waits for it (a guess)."""
 FREES_WAIT = 0.5
-"""Share of seeds under which a free waits for the device, as CUDA may."""
+"""Share of seeds under which a free waits for the device, as CUDA may (a guess)."""
 
 
 class Key(NamedTuple):

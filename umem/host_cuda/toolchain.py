@@ -42,17 +42,17 @@ OPTIONS = (
     "-fno-isolate-erroneous-paths-dereference",  # which ends a process that divides by zero
     "-U_FORTIFY_SOURCE",  # which takes a jump to another stack for an error
 )  # fmt: skip
-SAID_MOST = 16000
-"""The most letters of a compiler's messages that an error has."""
+MOST_CHARACTERS = 16000
+"""The most letters of a compiler's messages that an error has (a guess)."""
 _ERROR = re.compile(r"^(?=[^\n]*: (?:fatal )?error: )", re.MULTILINE)
 PATIENCE_SECONDS = 2.0
-"""Total compile time after which a message is shown."""
+"""Total compile time after which a message is shown (a guess)."""
 KERNELS_ROOM_BYTES, ROOM_BYTES = 16 << 20, 256 << 20
-"""Folders of kernels and of headers with less free space than this count as full."""
+"""Folders of kernels and of headers with less free space than this count as full (guesses)."""
 HEADERS_BYTES = 256 << 20
-"""The most that precompiled headers take on a machine; each takes about 25 MiB."""
+"""The most that precompiled headers take on a machine: ten, of about 25 MiB each (a guess)."""
 TRIM_EVERY = 64
-"""The cache's size is checked once every this many compilations of a process."""
+"""The cache's size is checked once every this many compilations of a process (a guess)."""
 LANGUAGES = {"c": ("-x", "c", "-O1"), "c++": ("-x", "c++", "-std=c++17", "-O3")}
 """C for functions that forward calls; C++ for kernels."""
 
@@ -177,8 +177,8 @@ class Toolchain:
             mark_used(made)
             return path
         # With an option for the linker g++ would link, and leave no header.
-        told = [option for option in given[2:] if not option.startswith("-Wl,")]
-        self._make("", ("-x", "c++-header", *told), made, str(path))
+        compiling = [option for option in given[2:] if not option.startswith("-Wl,")]
+        self._make("", ("-x", "c++-header", *compiling), made, str(path))
         trim(path.parent, HEADERS_BYTES)
         return path
 
@@ -237,8 +237,8 @@ class Toolchain:
         try:
             done = self._run([*given, "-o", name, source], text)
             if done.returncode:
-                said = _first_error(errors_in(done.stderr)) or f"it ends with {done.returncode}"
-                raise DeviceError(f"{self.compiler} refuses a kernel:\n{said}")
+                errors = _first_error(errors_in(done.stderr)) or f"it ends with {done.returncode}"
+                raise DeviceError(f"{self.compiler} refuses a kernel:\n{errors}")
             os.replace(name, path)
         finally:
             Path(name).unlink(missing_ok=True)
@@ -320,10 +320,10 @@ def errors_in(text: str) -> str:
     return "".join(kept)
 
 
-def _first_error(said: str) -> str:
+def _first_error(errors: str) -> str:
     """Return a compiler's messages from its first error on, which is the one to mend."""
-    found = _ERROR.search(said)
-    return said[found.start() if found else 0 :][:SAID_MOST]
+    found = _ERROR.search(errors)
+    return errors[found.start() if found else 0 :][:MOST_CHARACTERS]
 
 
 def _digest(*texts: str) -> str:

@@ -12,8 +12,8 @@ from umem.devices.virtual.model import Model
 class AllocationParts:
     """Reports moves of a model's blocks by allocation; the last one has the rest of the blocks."""
 
-    def __init__(self, gpus: GpuModel, model: Model, told: MoveListener) -> None:
-        self._addresses, self._model, self._told = gpus.addresses, model, told
+    def __init__(self, gpus: GpuModel, model: Model, moved: MoveListener) -> None:
+        self._addresses, self._model, self._moved = gpus.addresses, model, moved
         self._known: tuple[int, int] = (0, -1)
         self._placed: list[tuple[int, int, int]] = []  # address, end and number, in the model
 
@@ -25,11 +25,11 @@ class AllocationParts:
             if own is None:
                 continue
             if stop:
-                self._told(move._replace(address=address, stop=stop, nbytes=stop - address))
+                self._moved(move._replace(address=address, stop=stop, nbytes=stop - address))
                 rest, move = rest - (stop - address), move._replace(gpu_faults=0)
             low, high = max(move.address, start), min(move.stop, end)
             address, stop = own + low - start, own + high - start
-        self._told(move._replace(address=address, stop=stop, nbytes=rest))
+        self._moved(move._replace(address=address, stop=stop, nbytes=rest))
 
     def _between(self, low: int, high: int) -> list[tuple[int, int, int]]:
         """Return what is placed in a range of the model's addresses."""

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
 
 from umem.devices.cuda.cupy_blocks import CupyBlocks
 from umem.devices.software.recording_observer import RecordingObserver
-from umem.host_cuda import MemoryRange
+from umem.host_cuda import Launch, MemoryRange
 from umem.trace import Op
 from umem.trace.recording import Lifetimes, Reach, Recorder, active, inside
 
@@ -56,17 +55,15 @@ class CupySource(CupyBlocks):
 
     # -- what the observer hears -----------------------------------------------------------
 
-    def operation(
-        self, op: Op, reads: Sequence[MemoryRange], writes: Sequence[MemoryRange]
-    ) -> None:
+    def operation(self, op: Op, launch: Launch) -> None:
         """Record an operation."""
         if inside():
             return
         for recorder in active():
             self.meter.follow_thread()
             name = _TYPES.sub("", op.name.removeprefix("cupy_")) or op.name
-            read = [self._reach(recorder, each, name, True) for each in reads]
-            written = [self._reach(recorder, each, name, False) for each in writes]
+            read = [self._reach(recorder, each, name, True) for each in launch.reads]
+            written = [self._reach(recorder, each, name, False) for each in launch.writes]
             recorder.emit_op(
                 name, "array", read, written, op.flops, op.traffic_bytes, op.pattern, None, 0,
                 arithmetic=op.arithmetic,

@@ -20,11 +20,11 @@ from functools import partial
 from umem._common.specs import COSTS, GpuSpec
 from umem.devices.base import Policy
 from umem.devices.software.copy_streams import CopyStreams
-from umem.devices.software.recording_observer import RecordingObserver, accesses_of, operation
+from umem.devices.software.recording_observer import RecordingObserver, accesses_of, event_of
 from umem.devices.virtual.driver import covered
 from umem.devices.virtual.model import Model
 from umem.errors import OutOfMemoryError
-from umem.host_cuda import DEVICE, HOST, MANAGED, Allocation, MemoryRange
+from umem.host_cuda import DEVICE, HOST, MANAGED, Allocation, DeviceCopy, Launch, MemoryRange
 from umem.trace import Access, Alloc, Event, Free, Hint, Op
 from umem.units import BLOCK_BYTES
 
@@ -157,39 +157,23 @@ class GpuModel(RecordingObserver):
 
     # -- work ------------------------------------------------------------------------------
 
-    def launched(
-        self,
-        name: str,
-        device: int,
-        stream: int | None,
-        reads: Sequence[MemoryRange],
-        writes: Sequence[MemoryRange],
-        flops: int,
-        gathered_bytes: int,
-        arithmetic: str,
-    ) -> None:
-        own = self.devices[device]
-        if stream is not None:
+    def launched(self, launch: Launch) -> None:
+        if launch.stream is not None:
             with self.lock:
-                own.beside.compute(stream)
-        op = operation(name, reads, writes, flops, gathered_bytes, arithmetic)
-        self._tell_operation(op, reads, writes, own)
+                self.devices[launch.device].beside.compute(launch.stream)
+        op = event_of(launch)
+        self._tell_operation(op, launch)
         if self.listener is not None:
-            self.listener.operation(op, reads, writes)
+            self.listener.operation(op, launch)
 
-    def _tell_operation(
-        self,
-        op: Op,
-        reads: Sequence[MemoryRange],
-        writes: Sequence[MemoryRange],
-        device: ModelledDevice,
-    ) -> None:
+    def _tell_operation(self, op: Op, launch: Launch) -> None:
         """Tell a device of an operation, whose accesses to a peer's memory use their link."""
+        device = self.devices[launch.device]
         if len(self.devices) == 1:
             self._tell(op, device)
             return
         peer_bytes = 0
-        for each in (*reads, *writes):
+        for each in (*launch.reads, *launch.writes):
             self._bring(device, each)
             if not device.knows(each.memory.number):
                 peer_bytes += each.nbytes
@@ -202,53 +186,33 @@ class GpuModel(RecordingObserver):
         if peer_bytes:
             self._tell(None, device, partial(_use_peers, device.model, peer_bytes))
 
-    def copied(
-        self,
-        device: int,
-        stream: int,
-        read: MemoryRange | None,
-        write: MemoryRange | None,
-        is_pinned: bool,
-    ) -> None:
-        if read is not None and write is not None:
-            self._tell_copy_on_devices(self.devices[device], read, write)
+    def copied(self, copy: DeviceCopy) -> None:
+        if copy.read is not None and copy.write is not None:
+            self._tell_copy_on_devices(copy.device, copy.read, copy.write)
         else:
-            self._tell_copy_over_bus(device, stream, read, write, is_pinned)
-        super().copied(device, stream, read, write, is_pinned)
+            self._tell_copy_over_bus(copy)
+        super().copied(copy)
 
-    def _tell_copy_over_bus(
-        self,
-        device: int,
-        stream: int,
-        read: MemoryRange | None,
-        write: MemoryRange | None,
-        is_pinned: bool,
-    ) -> None:
+    def _tell_copy_over_bus(self, copy: DeviceCopy) -> None:
         """Tell of a copy from or to the host, beside operations if its stream only copies."""
-        found, to_host = write or read, read is not None
+        found, to_host = copy.write or copy.read, copy.read is not None
         assert found is not None
-        home = self._home_of(found, self.devices[device])
+        number = copy.device if found.memory.is_managed else found.memory.device
+        home, (access,) = self.devices[number], accesses_of((found,))
         self._bring(home, found)
-        (access,) = accesses_of((found,))
-        if is_pinned and home is self.devices[device] and home.beside.may_take(stream):
-            self._tell(None, home, lambda: home.beside.copy(stream, access, to_host))
+        if copy.is_pinned and number == copy.device and home.beside.may_take(copy.stream):
+            self._tell(None, home, lambda: home.beside.copy(copy.stream, access, to_host))
         else:
             self._tell(None, home, lambda: home.model.copy(access, to_host=to_host))
 
-    def _home_of(self, found: MemoryRange, device: ModelledDevice) -> ModelledDevice:
-        """Return the device of memory; managed memory belongs to the given one."""
-        return device if found.memory.is_managed else self.devices[found.memory.device]
-
-    def _tell_copy_on_devices(
-        self, device: ModelledDevice, read: MemoryRange, write: MemoryRange
-    ) -> None:
+    def _tell_copy_on_devices(self, number: int, read: MemoryRange, write: MemoryRange) -> None:
         """Tell of a copy on a device's stream: an operation, or a transfer between devices."""
-        memories = [each.memory for each in (read, write) if not each.memory.is_managed]
-        homes = [self.devices[memory.device] for memory in memories]
-        if len(set(homes)) < 2:
-            op = operation("memcpy", [read], [write])
-            self._tell_operation(op, [read], [write], homes[0] if homes else device)
+        numbers = [memory.device for memory, _, _ in (read, write) if not memory.is_managed]
+        if len(set(numbers)) < 2:
+            launch = Launch("memcpy", numbers[0] if numbers else number, (read,), (write,))
+            self._tell_operation(event_of(launch), launch)
             return
+        device, homes = self.devices[number], [self.devices[each] for each in numbers]
         self._tell(None, device, lambda: device.model.clocks.launch(None))
         for each in homes:
             self._tell(None, each)
@@ -282,8 +246,9 @@ class GpuModel(RecordingObserver):
     def prefetched(
         self, ranges: Sequence[MemoryRange], device: int | None, *, overlap: bool
     ) -> None:
+        """Move managed memory to a device, or to the host from all devices that have any of it."""
         for each, access in zip(ranges, accesses_of(ranges), strict=True):
-            if device is None:  # from where it is, or else from the device that allocated it
+            if device is None:  # else the device that allocated it hears of it
                 holding = [own for own in self._knowing(access) if own.has_any(access)]
                 targets = holding or [self.devices[each.memory.device]]
             else:
@@ -302,6 +267,7 @@ class GpuModel(RecordingObserver):
     def advised(
         self, ranges: Sequence[MemoryRange], advice: str, device: int | None, *, unset: bool
     ) -> None:
+        """Advise the device that is named, or else all that know the memory."""
         for each, access in zip(ranges, accesses_of(ranges), strict=True):
             targets = self._knowing(access)
             if device is not None:

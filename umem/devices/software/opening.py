@@ -137,7 +137,7 @@ class SoftwareGPU:
         with self._model.lock:
             return self._model.driver.resident_count * BLOCK_BYTES
 
-    def watch_pages(self, told: MoveListener, scope: Scope) -> Now:
+    def watch_pages(self, moved: MoveListener, scope: Scope) -> Now:
         """Report moves of the model's blocks by the program's addresses; see `Device.watch_pages`.
 
         Raises:
@@ -145,7 +145,7 @@ class SoftwareGPU:
         """
         if self._gpus is None or self._model is None:
             raise DeviceError("the software GPU was opened without its model of pages")
-        parts = AllocationParts(self._gpus, self._model, told)
+        parts = AllocationParts(self._gpus, self._model, moved)
         return self._model.watch_pages(parts.tell, scope)
 
     def host_worked(self, phase: str) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from umem._common.arithmetic import FLOAT32
-from umem.host_cuda import Allocation, MemoryRange, Observer
+from umem.host_cuda import Allocation, DeviceCopy, Launch, MemoryRange, Observer
 from umem.trace import GET, Access, Op
 
 _GATHERS = ("cupy_take", "cupy_getitem", "cupy_scatter", "cupy_cupyx_scatter")
@@ -16,10 +15,8 @@ _GATHERS = ("cupy_take", "cupy_getitem", "cupy_scatter", "cupy_cupyx_scatter")
 class Listener(Protocol):
     """Interface of recorders."""
 
-    def operation(
-        self, op: Op, reads: Sequence[MemoryRange], writes: Sequence[MemoryRange]
-    ) -> None:
-        """Record an operation."""
+    def operation(self, op: Op, launch: Launch) -> None:
+        """Record an operation, given as an event and as it was launched."""
 
     def uploaded(self, access: MemoryRange) -> None:
         """Record a copy from the host."""
@@ -55,59 +52,33 @@ class RecordingObserver(Observer):
         if self.listener is not None:
             self.listener.ended(memory.address)
 
-    def launched(
-        self,
-        name: str,
-        device: int,
-        stream: int | None,
-        reads: Sequence[MemoryRange],
-        writes: Sequence[MemoryRange],
-        flops: int,
-        gathered_bytes: int,
-        arithmetic: str,
-    ) -> None:
+    def launched(self, launch: Launch) -> None:
         if self.listener is not None:
-            op = operation(name, reads, writes, flops, gathered_bytes, arithmetic)
-            self.listener.operation(op, reads, writes)
+            self.listener.operation(event_of(launch), launch)
 
-    def copied(
-        self,
-        device: int,
-        stream: int,
-        read: MemoryRange | None,
-        write: MemoryRange | None,
-        is_pinned: bool,
-    ) -> None:
+    def copied(self, copy: DeviceCopy) -> None:
         if self.listener is None:
             return
-        if read is None:
-            assert write is not None  # one of the two is memory of a device
-            self.listener.uploaded(write)
-        else:
-            writes = () if write is None else (write,)
-            op = operation(GET if write is None else "memcpy", (read,), writes)
-            self.listener.operation(op, (read,), writes)
+        if copy.read is not None:
+            name, writes = (GET, ()) if copy.write is None else ("memcpy", (copy.write,))
+            launch = Launch(name, copy.device, (copy.read,), writes, copy.stream)
+            self.listener.operation(event_of(launch), launch)
+        elif copy.write is not None:
+            self.listener.uploaded(copy.write)
 
 
-def operation(
-    name: str,
-    reads: Sequence[MemoryRange],
-    writes: Sequence[MemoryRange],
-    flops: int = 0,
-    gathered_bytes: int = 0,
-    arithmetic: str = FLOAT32,
-) -> Op:
-    """Return the event of an operation that accesses each byte once, or gathers what it writes."""
-    sizes = [stop - start for _, start, stop in reads]
-    written = sum(stop - start for _, start, stop in writes)
+def event_of(launch: Launch) -> Op:
+    """Return the event of an operation, which may gather what it writes."""
+    sizes = [stop - start for _, start, stop in launch.reads]
+    written = sum(stop - start for _, start, stop in launch.writes)
     traffic, pattern = sum(sizes) + written, "stream"
-    if name.startswith(_GATHERS) and sizes:
+    if launch.name.startswith(_GATHERS) and sizes:
         traffic, pattern = min(traffic, traffic - max(sizes) + written), "random"
-    if gathered_bytes:
-        traffic, pattern = traffic + gathered_bytes, "random"
+    if launch.gathered_bytes:
+        traffic, pattern = traffic + launch.gathered_bytes, "random"
     return Op(
-        name, "array", accesses_of(reads), accesses_of(writes), flops, traffic, pattern,
-        arithmetic=arithmetic,
+        launch.name, "array", accesses_of(launch.reads), accesses_of(launch.writes), launch.flops,
+        traffic, pattern, arithmetic=launch.arithmetic,
     )  # fmt: skip
 
 

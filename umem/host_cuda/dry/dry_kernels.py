@@ -24,6 +24,7 @@ from umem.host_cuda.kernel_limits import KernelLimits, StaticMemory, launch_boun
 from umem.host_cuda.kernels import Kernel, parameters_of
 from umem.host_cuda.memory_ranges import MemoryRange
 from umem.host_cuda.nvrtc import HostNvrtc
+from umem.host_cuda.observer import Launch
 
 _WORD = ctypes.c_uint64
 UNKNOWN_ITEMSIZE = 16
@@ -166,7 +167,7 @@ class DryDriver(HostDriver):
                 writes += accesses
                 written.append((low, end, parameter.itemsize))
                 is_whole = is_whole and parameter.is_whole
-        runtime.operation(kernel.name, reads, writes, stream=stream)
+        runtime.operation(Launch(kernel.name, runtime.device_here, reads, writes, stream))
         flags = flags if is_whole or COUNTS_BESIDE.search(name) else 0
         return runtime.is_run(name, read, written, is_whole=is_whole, flags=flags)
 

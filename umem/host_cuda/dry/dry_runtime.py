@@ -18,11 +18,9 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
-from umem._common.arithmetic import FLOAT32
 from umem._common.specs import GpuSpec
 from umem._common.stacks import is_own_work, program_line
 from umem.errors import DeviceError
-from umem.host_cuda.device_state import DeviceState
 from umem.host_cuda.dry.known_memory import (
     FULLY_KNOWN,
     GUESSED,
@@ -33,12 +31,13 @@ from umem.host_cuda.dry.known_memory import (
 )
 from umem.host_cuda.memory_ranges import HOST, MemoryRange
 from umem.host_cuda.memory_sources import UntouchedSource, clear
-from umem.host_cuda.observer import Observer
+from umem.host_cuda.observer import Launch, Observer
 from umem.host_cuda.runtime import HostRuntime, LeftOut
 from umem.units import format_bytes
 
 COMPUTED_BYTES = 1 << 18
-"""A call that touches at most this much is computed: some 0.1 ms, as what it takes to judge it."""
+"""A call that touches at most this much is computed: some 0.1 ms, as what it takes to judge it.
+The sizes are guesses; bench/dry_runs.py shows what a whole dry run takes with them."""
 COMPUTED_WHOLE_BYTES = 32 << 20
 """The same of calls that write whole numbers and flags alone, because these decide sizes."""
 COPIED_ON_DEVICE_BYTES = 1 << 20
@@ -232,28 +231,17 @@ class DryRuntime(HostRuntime):
             del self._depths[thread]
 
     def operation(
-        self,
-        name: str,
-        reads: Sequence[MemoryRange],
-        writes: Sequence[MemoryRange],
-        flops: int = 0,
-        device: DeviceState | None = None,
-        gathered_bytes: int = 0,
-        arithmetic: str = FLOAT32,
-        decisive: Sequence[MemoryRange] | None = None,
-        is_whole: bool = False,
-        stream: int | None = None,
+        self, launch: Launch, decisive: Sequence[MemoryRange] | None = None, is_whole: bool = False
     ) -> None:
         """Report an operation; raises LeftOut in a library's call that is not to be computed."""
-        super().operation(
-            name, reads, writes, flops, device, gathered_bytes, arithmetic, stream=stream
-        )
+        super().operation(launch)
         if get_ident() not in self._depths:
             return
-        read = [(each.low, each.high) for each in (reads if decisive is None else decisive)]
-        written = [(each.low, each.high, 0) for each in writes]
-        if not self.is_run(name, read, written, is_whole=is_whole):
-            raise LeftOut(name)
+        reads = launch.reads if decisive is None else decisive
+        read = [(each.low, each.high) for each in reads]
+        written = [(each.low, each.high, 0) for each in launch.writes]
+        if not self.is_run(launch.name, read, written, is_whole=is_whole):
+            raise LeftOut(launch.name)
 
     # -- copies and fills -----------------------------------------------------------------------
 
@@ -273,7 +261,7 @@ class DryRuntime(HostRuntime):
 
     def copy(self, dst: int, src: int, size: int, stream: int = 0) -> None:
         """Report a copy, and make it if it is small and known."""
-        self.tell_copy(dst, src, size, self.device_of(stream), stream)
+        self.tell_copy(dst, src, size, self.home_of(stream), stream)
         self._as_if_pinned.discard(src)
         source, target = self.allocation_of(src), self.allocation_of(dst)
         origin = FULLY_KNOWN if source is None else self.memory.worst(src, src + size)

@@ -44,7 +44,7 @@ class Pointers(NamedTuple):
 
 
 MANY = 1024
-"""At least this many matrices are worth a thread of their own."""
+"""At least this many matrices are worth a thread of their own (a guess)."""
 Parameter: TypeAlias = int | bytes | Array | Each | Pointers
 
 

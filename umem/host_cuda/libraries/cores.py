@@ -14,7 +14,7 @@ from umem.host_cuda.sharing import usable_cores
 Part: TypeAlias = tuple[int, int]
 DRAWN = 1 << 18
 """One generator draws at most this many numbers; fixed, as results must not depend on the number of
-cores."""
+cores. A guess."""
 
 
 def cut(count: int, least: int) -> list[Part]:

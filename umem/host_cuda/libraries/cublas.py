@@ -41,7 +41,7 @@ FAST_MATH = {TENSOR_OP_MATH: FLOAT16_PRODUCT, TF32_MATH: TF32_PRODUCT}
 """Modes by which they do so where the compute type does not say it."""
 VERSION = 120900
 BLOCK = 64
-"""Columns of workspace for LAPACK."""
+"""Columns of workspace for LAPACK: the most that its own ILAENV gives such functions."""
 
 
 class HostBlas(HostSystems):

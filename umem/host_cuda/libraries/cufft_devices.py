@@ -15,6 +15,7 @@ import numpy as np
 from umem._common.arithmetic import of_dtype
 from umem.host_cuda.libraries.cufft import FORWARD, INVALID_PLAN, SUCCESS, HostFft, flops
 from umem.host_cuda.libraries.handles import Array, scipy_module
+from umem.host_cuda.observer import Launch
 
 INVALID_DEVICE = 11
 """Value of cufftResult, from cufft.h."""
@@ -115,10 +116,8 @@ class DeviceFft(HostFft):
             part = self._vector(dtype, address, size // dtype.itemsize)
             access = self._runtime.access_of(part)
             work = int(flops(length, part.size / length))
-            state = self._runtime.devices[device]
-            self._runtime.operation(
-                "fft", access, access, work, device=state, arithmetic=of_dtype(dtype)
-            )
+            launch = Launch("fft", device, access, access, flops=work, arithmetic=of_dtype(dtype))
+            self._runtime.operation(launch)
             parts.append(part)
         is_one = found.given.shape[0] == 1
         for rows in [np.concatenate(parts)] if is_one else parts:

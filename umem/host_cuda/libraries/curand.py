@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from umem.host_cuda.libraries.cores import drawn
+from umem.host_cuda.observer import Launch
 from umem.host_cuda.runtime import HostRuntime
 
 VERSION = 10310
@@ -65,5 +66,7 @@ class HostRand:
         *parameters: float,
     ) -> None:  # fmt: skip
         found = self._runtime.view(address, dtype, (count,), (dtype.itemsize,))
-        self._runtime.operation("curand", [], self._runtime.access_of(found), 10 * count)
+        runtime = self._runtime
+        writes = runtime.access_of(found)
+        runtime.operation(Launch("curand", runtime.device_here, [], writes, flops=10 * count))
         drawn(self._generators[generator], found, lambda rng, n: draw(rng, n, *parameters))

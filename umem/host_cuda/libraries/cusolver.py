@@ -23,7 +23,7 @@ from umem.host_cuda.runtime import HostRuntime
 
 VERSION = 11, 7, 5
 BLOCK = 64
-"""Columns of workspace for LAPACK."""
+"""Columns of workspace for LAPACK: the most that its own ILAENV gives such functions."""
 UPPER, LEFT, VECTORS = 1, 0, 1
 HALVES = b"L", b"U"
 """LAPACK's letters for cublasFillMode_t, cublasSideMode_t and cusolverEigMode_t."""

@@ -26,7 +26,7 @@ FILL, DIAGONAL = 0, 1
 """Values of cusparseSpMatAttribute_t; 1 means "upper" and "unit diagonal"."""
 
 TURNED_ROWS = 256
-"""Rows copied at a time into column order, so that they stay in the cache."""
+"""Rows copied at a time into column order, so that they stay in the cache (a guess)."""
 
 
 class LeftOutMatrix:

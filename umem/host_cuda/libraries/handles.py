@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from umem._common.arithmetic import FLOAT32, FLOAT64, of_dtype
 from umem.errors import MissingDependencyError
 from umem.host_cuda.memory_ranges import MemoryRange
+from umem.host_cuda.observer import Launch
 from umem.host_cuda.runtime import HostRuntime
 
 Array = NDArray[Any]
@@ -112,7 +113,7 @@ class HostLibrary:
         arithmetic: str | None = None,
         decisive: Sequence[Array] | None = None,
     ) -> None:
-        """Report an operation's reads, writes and operations to models and recorders.
+        """Report an operation's reads, writes and operations to the observer.
 
         Args:
             name: of the operation.
@@ -126,7 +127,7 @@ class HostLibrary:
         Raises:
             LeftOut: in a dry run, in which it is not computed.
         """
-        told = [
+        accesses = [
             [a for x in each for a in (x if isinstance(x, list) else self._runtime.access_of(x))]
             for each in (reads, writes, decisive or ())
         ]
@@ -137,11 +138,13 @@ class HostLibrary:
             arrays = [x for x in (*writes, *reads) if not isinstance(x, list)]
             is_double = any(of_dtype(x.dtype) == FLOAT64 for x in arrays)
             arithmetic = FLOAT64 if is_double else FLOAT32
-        self._runtime.operation(
-            name, told[0], told[1], int(flops), gathered_bytes=gathered_bytes,
-            arithmetic=arithmetic, decisive=None if decisive is None else told[2],
-            is_whole=is_whole or decisive is not None,
+        launch = Launch(
+            name, self._runtime.device_here, accesses[0], accesses[1], flops=int(flops),
+            gathered_bytes=gathered_bytes, arithmetic=arithmetic,
         )  # fmt: skip
+        self._runtime.operation(
+            launch, None if decisive is None else accesses[2], is_whole or decisive is not None
+        )
 
 
 def scipy_module(name: str) -> Any:

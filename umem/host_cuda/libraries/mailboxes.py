@@ -32,7 +32,8 @@ PIECE_BYTES = 1 << 18
 LEFT = -1
 """Stored in place of the process id of a rank that has left."""
 _SHARED = Path("/dev/shm")
-_LONGEST_SLEEP, _BETWEEN_LOOKS = 1e-3, 0.2
+_LONGEST_SLEEP, _CHECK_SECONDS = 1e-3, 0.2
+"""Seconds between two looks at a mailbox, at most, and at whether its rank lives (guesses)."""
 
 
 class RemoteError(Exception):
@@ -194,7 +195,7 @@ def carry_out(transfers: Iterable[Transfer], name_of: Callable[[int], str]) -> N
         if has_moved:
             sleep = 0.0
             continue
-        if time.monotonic() - looked > _BETWEEN_LOOKS:
+        if time.monotonic() - looked > _CHECK_SECONDS:
             looked = time.monotonic()
             for lane in lanes.values():
                 _check(lane[0])

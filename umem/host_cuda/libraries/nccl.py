@@ -32,6 +32,7 @@ from umem.host_cuda.libraries.mailboxes import (
     new_place,
 )
 from umem.host_cuda.linking import LibraryFailure
+from umem.host_cuda.observer import Launch
 from umem.host_cuda.runtime import HostRuntime
 
 CUDA_ERROR, SYSTEM_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = 1, 2, 4, 5, 6
@@ -292,7 +293,7 @@ class HostNccl(HostLibrary):
                 for each in (call.reads, call.writes)
             )
             try:
-                runtime.operation("nccl", reads, writes, device=call.device)
+                runtime.operation(Launch("nccl", call.device.ordinal, reads, writes))
             except runtime.error_type as error:
                 raise LibraryFailure(CUDA_ERROR, str(error)) from None
         if isinstance(runtime, DryRuntime):

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from umem.host_cuda.libraries.cores import cut, side_by_side
+from umem.host_cuda.observer import Launch
 from umem.host_cuda.runtime import HostRuntime
 
 LEAST = 1 << 18
-"""Fewer elements are not worth a thread of their own."""
+"""Fewer elements are not worth a thread of their own (a guess)."""
 RADIX_BYTES = 2
 """NumPy sorts items up to this size by radix, and gains nothing from sorted input."""
 
@@ -32,11 +33,10 @@ class HostThrust:
         return self._runtime.view(address, kind, tuple(shape), tuple(steps[-len(shape) :]))
 
     def _tell(self, name: str, read: Any, written: Any) -> None:
-        access = self._runtime.access_of
-        is_whole = written.dtype.kind in "biu"
-        self._runtime.operation(
-            name, access(read), access(written), 20 * read.size, is_whole=is_whole
-        )
+        runtime, is_whole = self._runtime, written.dtype.kind in "biu"
+        reads, writes = runtime.access_of(read), runtime.access_of(written)
+        launch = Launch(name, runtime.device_here, reads, writes, flops=20 * read.size)
+        runtime.operation(launch, is_whole=is_whole)
 
     def sort(self, dtype: Any, data: int, keys: int, shape: Sequence[int]) -> None:
         found = self._array(dtype, data, shape)
