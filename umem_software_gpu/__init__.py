@@ -113,9 +113,8 @@ class _Opening(Loader):
         import umem
 
         gpu, given = parsed(self._finder.text)
-        disarm()
         try:
-            umem.software_gpu(gpu, **given)
+            umem.software_gpu(gpu, **given)  # which takes the finder away
         except BaseException:
             arm(self._finder.text)  # plain CuPy would say next to nothing of why it has no GPU
             raise

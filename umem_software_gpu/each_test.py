@@ -78,6 +78,7 @@ class EachTest:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_setup(self, item: Any) -> Phase:
+        """Give a test its seed, and note both in its properties, before its fixtures begin."""
         __tracebackhide__ = True
         name = name_of(item)
         _set(item, "gpu", self.gpu)

@@ -83,14 +83,27 @@ def open_host_cuda(
 ) -> HostRuntime:
     """Run the real CuPy on host memory, from now on, for the process; returns its CUDA runtime.
 
+    `umem.software_gpu` is this with the model of VRAM, pages and time, and says more of each
+    argument.
+
     Args:
-        observer: makes what is told of all that happens, and asked what is allowed, of the GPU and
-            the number of devices.
-        gpu, vram, force, checked, strict, sticky, stream_seed, kernel_seconds, devices, dry: see
-            `umem.software_gpu`.
+        gpu: a name of the table of GPUs, or one of your own with a ``chip``.
+        vram: usable VRAM instead of the table's figure.
+        observer: makes, of the GPU and the number of devices, what is told of all that happens and
+            asked what is allowed.
+        force: also where there is a real GPU.
+        checked: a kernel that leaves its arrays is an error.
+        strict: what CUDA refuses raises CUDA's own error.
+        sticky: a fault of a kernel ends the context of its device.
+        stream_seed: streams run late, in an order drawn from this seed; None does all at once.
+        kernel_seconds: the processor time that a kernel may take; None for no limit.
+        devices: how many such GPUs there are.
+        dry: leaves out the arithmetic.
 
     Raises:
-        StateError, MissingDependencyError, DeviceError, UnknownGpuError, SizeError: see there.
+        StateError: CuPy is imported already, or this was called before.
+        MissingDependencyError, DeviceError, UnknownGpuError, SizeError: see `requirements`; or a
+            dry run with what has to compute, ``stream_seed`` is none, or the compiler fails.
     """
     check_seed(stream_seed)
     if dry and (checked or stream_seed is not None or kernel_seconds is not None):
@@ -151,7 +164,7 @@ def requirements(
     devices: int = 1,
     kernel_seconds: float | None = None,
 ) -> tuple[GpuSpec, Path]:
-    """Check the requirements of `software_gpu`, without importing CuPy.
+    """Check the requirements of `open_host_cuda`, without importing CuPy.
 
     Returns the GPU, and CuPy's folder.
 

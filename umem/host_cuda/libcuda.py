@@ -1,6 +1,6 @@
 """A stand-in for the driver's library, ``libcuda.so.1``: advice, prefetches and discards.
 
-Models: advice and the last prefetch of managed memory, by the page; the model moves its blocks.
+Models: advice and the last prefetch of managed memory, by the page; the observer hears of them.
 What CUDA refuses: ranges that are not in one allocation, batches on the legacy default stream,
 and prefetches and discards of a stream that is captured, which end the capture.
 Every other function of the driver returns CUDA_ERROR_NOT_SUPPORTED.

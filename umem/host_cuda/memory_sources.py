@@ -20,7 +20,7 @@ from umem._common.host import available_bytes
 from umem.units import BLOCK_BYTES
 
 GUARD_BYTES = 1 << 20
-"""Inaccessible bytes on either side of checked memory (a guess); what is farther off is not seen."""
+"""Inaccessible bytes on either side of checked memory (a guess): what is farther is not seen."""
 FREED_COUNT = 4096
 """At most this many freed pieces of checked memory stay inaccessible (a guess; Linux allows 65,530
 mappings of a process)."""
@@ -98,7 +98,7 @@ def _alignment(nbytes: int) -> int:
     """Return the alignment of an allocation: a block's or a page's.
 
     Advice and prefetches act on pages, which two allocations should not share. Blocks are
-    whole, as the driver's are: those that a program counts by addresses are those of the model.
+    whole, as the driver's are: those that a program counts by addresses are the driver's.
     """
     return BLOCK_BYTES if nbytes >= BLOCK_BYTES // 2 else mmap.PAGESIZE
 

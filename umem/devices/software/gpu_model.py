@@ -80,6 +80,8 @@ class GpuModel(RecordingObserver):
         addresses: of allocations, by their numbers.
     """
 
+    follows_work = True
+
     def __init__(self, spec: GpuSpec, count: int = 1) -> None:
         super().__init__(spec, count)
         self._kind = DEVICE
@@ -89,19 +91,16 @@ class GpuModel(RecordingObserver):
         self._freed: list[int] = []
         self._is_telling = False
 
-    @property
-    def follows_work(self) -> bool:
-        return True
-
     def turn_to(self, device: ModelledDevice) -> Model:
         """Return a device's model, its clock advanced to the program's: all have one host."""
-        before, self._turn = self._turn.model.clock, device
-        clock = device.model.clock
-        clock.host_seconds = max(clock.host_seconds, before.host_seconds)
+        if device is not self._turn:
+            before, self._turn = self._turn.model.clock, device
+            clock = device.model.clock
+            clock.host_seconds = max(clock.host_seconds, before.host_seconds)
         return device.model
 
     def _tell(
-        self, event: Event | None, device: ModelledDevice, step: Callable[[], None] = lambda: None
+        self, event: Event | None, device: ModelledDevice, step: Callable[[], None] | None = None
     ) -> None:
         """Tell a model of an event or have a step done, and of frees by the garbage collector.
 
@@ -115,7 +114,8 @@ class GpuModel(RecordingObserver):
                 model = self.turn_to(device)
                 if event is not None:
                     model.on_event(event)
-                step()
+                if step is not None:
+                    step()
             finally:
                 self._is_telling = False
 
@@ -158,9 +158,10 @@ class GpuModel(RecordingObserver):
     # -- work ------------------------------------------------------------------------------
 
     def launched(self, launch: Launch) -> None:
-        if launch.stream is not None:
+        stream, beside = launch.stream, self.devices[launch.device].beside
+        if stream is not None and beside.may_take(stream):
             with self.lock:
-                self.devices[launch.device].beside.compute(launch.stream)
+                beside.compute(stream)
         op = event_of(launch)
         self._tell_operation(op, launch)
         if self.listener is not None:

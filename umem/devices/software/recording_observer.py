@@ -69,16 +69,16 @@ class RecordingObserver(Observer):
 
 def event_of(launch: Launch) -> Op:
     """Return the event of an operation, which may gather what it writes."""
-    sizes = [stop - start for _, start, stop in launch.reads]
-    written = sum(stop - start for _, start, stop in launch.writes)
-    traffic, pattern = sum(sizes) + written, "stream"
-    if launch.name.startswith(_GATHERS) and sizes:
-        traffic, pattern = min(traffic, traffic - max(sizes) + written), "random"
-    if launch.gathered_bytes:
-        traffic, pattern = traffic + launch.gathered_bytes, "random"
+    name, _, reads, writes, _, flops, gathered_bytes, arithmetic = launch
+    read, written = ([stop - start for _, start, stop in each] for each in (reads, writes))
+    traffic, pattern = sum(read) + sum(written), "stream"
+    if name.startswith(_GATHERS) and read:
+        traffic, pattern = min(traffic, traffic - max(read) + sum(written)), "random"
+    if gathered_bytes:
+        traffic, pattern = traffic + gathered_bytes, "random"
     return Op(
-        launch.name, "array", accesses_of(launch.reads), accesses_of(launch.writes), launch.flops,
-        traffic, pattern, arithmetic=launch.arithmetic,
+        name, "array", accesses_of(reads), accesses_of(writes), flops, traffic, pattern,
+        arithmetic=arithmetic,
     )  # fmt: skip
 
 

@@ -2,5 +2,5 @@
 
 Device memory is address space that nobody touches. Of each range it is known, guessed or unknown
 what is in it; a call that reads nothing unknown and touches little memory runs, and any other is
-left out. The model of VRAM, pages and time is told the same in both cases.
+left out. The observer is told the same in both cases.
 """

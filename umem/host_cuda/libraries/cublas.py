@@ -134,7 +134,7 @@ class HostBlas(HostSystems):
         found = found.swapaxes(-1, -2)
         if how == 1 or dtype.kind != "c":
             return found
-        try:  # what follows reads a copy, which the model does not know
+        try:  # what follows reads a copy, of which the observer does not hear
             self._tell("conj", (found,), ())
         except LeftOut:  # and so is what follows, once it is reported
             return found
