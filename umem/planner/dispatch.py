@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
 from umem.errors import BudgetError, GraphError
 from umem.planner import keep_recompute_offload, rematerialize
+from umem.planner.backward_order import reordered
 from umem.planner.chains import METHODS, Family, chains_of
 from umem.planner.checks import checked_budget, shown, whole_number
 from umem.planner.graph import Graph
@@ -202,18 +202,26 @@ def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Li
     Raises:
         BudgetError: no plan fits; names the smallest budget.
     """
+    orders = _orders(graph, method)
+    in_order = rematerialize.NAME if method == "auto" else method
     if budget_bytes is not None:
         alone = decided(graph, ((),) * len(graph), budget_bytes, link)
         if alone is not None and is_best(alone):
             return plan_of_decision(alone, budget_bytes, link, method)
-        known = []
-        with suppress(BudgetError):
-            known.append(plan(graph, budget_bytes, method))
-        found = keep_recompute_offload.starting_decisions(graph, budget_bytes, link, known, method)
+        found = [
+            decision
+            for one in orders
+            for decision in keep_recompute_offload.starting_decisions(
+                one, budget_bytes, link, _tape_plans(one, budget_bytes, in_order), method
+            )
+        ]
         if found:
             return _quickest(found, budget_bytes, link, method)
-    tightest = [least_once(graph, method), plan(graph, None, method)]
-    least, found = keep_recompute_offload.least_decisions(graph, link, tightest, method)
+    tried = []
+    for one in orders:
+        tightest = [*_tape_plans(one, None, in_order, once=True), *_tape_plans(one, None, in_order)]
+        tried.append(keep_recompute_offload.least_decisions(one, link, tightest, method))
+    least, found = min(tried, key=lambda pair: pair[0])
     budget = least if budget_bytes is None else budget_bytes
     best = _quickest(found, max(budget, least), link, method)
     if best.peak_bytes > budget:  # it may take less than the least that decisions are held to
@@ -227,14 +235,20 @@ def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Li
 
 
 def _quickest(found: list[Decision], budget_bytes: int, link: Link, method: Method) -> Plan:
-    """Make the plan of the first decision, improved by a local search in small graphs."""
-    best = found[0]
+    """Make the plan of the quickest decision, improved by a local search in small graphs."""
+    best = min(found, key=lambda decision: decision.seconds)
     if method in ("auto", rematerialize.NAME) and len(best.graph) <= SEARCHED:
         best = keep_recompute_offload.improved(found, budget_bytes, link)
     return plan_of_decision(best, budget_bytes, link, method)
 
 
 # -- plans of a tape ---------------------------------------------------------------------------
+
+
+def _orders(graph: Graph, method: Method) -> tuple[Graph, ...]:
+    """Return the graph in the orders that a method plans it in: ``auto`` may have another one."""
+    other = reordered(graph) if method == "auto" else graph
+    return (graph,) if other is graph else (graph, other)
 
 
 def _tape_plans(
@@ -257,18 +271,23 @@ def _tape_plans(
     if method not in ("auto", rematerialize.NAME):
         alone = chains_of(graph, method).plan(budget_bytes, longest=longest)
         return [alone] if alone else []
+    orders = _orders(graph, method)
     if budget_bytes is None:
-        found = [rematerialize.least_plan(graph, once=once)]
-        chain = chains_of(graph, "lower_sets").plan() if method == "auto" else None
-        return [chain, *found] if chain else found
-    chain = chains_of(graph, "store_all").plan(budget_bytes)
-    if longest or not chain:
-        chain = chains_of(graph, "lower_sets").plan(budget_bytes, longest=longest)
-    known = [chain] if chain else _least_that_fits(graph, budget_bytes)
-    if not known or longest or not known[0].overhead:
-        return known
-    best = rematerialize.best_plan(graph, budget_bytes, known[0])
-    return [best] if method == rematerialize.NAME else [*known, best]
+        found = [rematerialize.least_plan(one, once=once) for one in orders]
+        least = (chains_of(one, "lower_sets").plan() for one in orders if method == "auto")
+        return [*filter(None, least), *found]
+    whole = chains_of(graph, "store_all").plan(budget_bytes)
+    if whole and method == "auto" and not longest:
+        return [whole]
+    chains = [chains_of(one, "lower_sets").plan(budget_bytes, longest=longest) for one in orders]
+    if longest and any(chains):
+        return [chain for chain in chains if chain]
+    found = []
+    for one, chain in zip(orders, chains, strict=True):
+        for known in [chain] if chain else _least_that_fits(one, budget_bytes):
+            better = rematerialize.best_plan(one, budget_bytes, known)
+            found += [known, better] if method == "auto" else [better]
+    return found
 
 
 def _least_that_fits(graph: Graph, budget_bytes: int) -> list[Plan]:
@@ -288,8 +307,8 @@ def _tape_front(graph: Graph, method: Method, points: int | None) -> Iterator[Pl
     if method not in ("auto", rematerialize.NAME):
         yield from chains_of(graph, method).front(points)
         return
-    if method == "auto":
-        yield from chains_of(graph, "lower_sets").front(points)
+    for one in _orders(graph, method) if method == "auto" else ():
+        yield from chains_of(one, "lower_sets").front(points)
     (most,) = _tape_plans(graph, None, "store_all")
     least = plan(graph, None, method).peak_bytes
     budgets = np.linspace(least, max(least, most.peak_bytes), points or POINTS).astype(int)

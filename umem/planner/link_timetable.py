@@ -9,7 +9,7 @@ from typing import NamedTuple
 from umem.planner.graph import Graph
 from umem.planner.link import Key, Link
 from umem.planner.plans import Reruns, plan_by_reruns
-from umem.planner.schedule import Computations
+from umem.planner.schedule import Cell, Computations
 from umem.planner.usage_of_actions import usage
 
 
@@ -71,14 +71,15 @@ def timetable(graph: Graph, reruns: Reruns, link: Link | None = None) -> Timetab
     starts = list(turns.values())
     last, first = ordered.uses()
     number = {name: v for v, name in enumerate(g.names)}
-    kept = dict.fromkeys(("value", g.root[number[name]]) for name in plan.kept)
-    kept |= dict.fromkeys(("stash", number[name]) for name in plan.stashed)
+    kept: list[Key] = [("value", g.root[number[name]]) for name in plan.kept]
+    kept += [("stash", number[name]) for name in plan.stashed]
     windows = []
-    for key in kept if link is not None else ():
+    for key in dict.fromkeys(kept):
         nbytes = (g.size if key[0] == "value" else g.stash)[key[1]]
-        if link.takes(nbytes):
-            back = starts[bisect_right(starts, first[key]) - 1]
-            windows.append(OffloadWindow(key, nbytes, last[key], first[key], back))
+        if link is not None and link.takes(nbytes):
+            cell = Cell(*key)
+            back = starts[bisect_right(starts, first[cell]) - 1]
+            windows.append(OffloadWindow(key, nbytes, last[cell], first[cell], back))
     windows.sort(key=lambda one: (one.last, -one.first, one.key))
     return Timetable(len(reruns), cost, used, starts, list(turns), windows)
 
