@@ -169,7 +169,10 @@ def requirements(
     Returns the GPU, and CuPy's folder.
 
     Raises:
-        MissingDependencyError, DeviceError, UnknownGpuError, SizeError: see `software_gpu`.
+        MissingDependencyError: no CuPy, or no compiler.
+        DeviceError: a CuPy whose inside is not known, a real GPU and no ``force``, a `GpuSpec`
+            without a ``chip``, or no such number of devices.
+        UnknownGpuError, SizeError: no such GPU, VRAM or ``kernel_seconds``.
     """
     spec = gpu_spec(gpu)
     check_count(devices)
