@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("umem", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("umem")
 collect_ignore = ["conformance"]  # scripts, and other projects' tests: run by name
-QUICK = "software/test_starting.py"
+QUICK = "host_cuda/test_starting.py"
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

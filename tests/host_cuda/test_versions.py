@@ -20,7 +20,7 @@ WHEELS = (
     "cupy-cuda11x==13.6.*", "cupy-cuda12x==13.6.*", "cupy-cuda13x==13.6.*", "cupy-cuda12x==14.*",
     "cupy-cuda13x==14.*", "cupy-cuda12x==14.0.*",
 )  # fmt: skip
-FIRST = "tests/devices/software/test_starting.py"
+FIRST = "tests/host_cuda/test_starting.py"
 
 
 @pytest.mark.parametrize("name", CUPY_DISTRIBUTIONS)

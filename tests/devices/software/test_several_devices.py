@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import umem
 from umem.cli import main
 from umem.errors import DeviceError
 from umem.host_cuda import check_count
-from umem.host_cuda.stream_order import StreamOrder
 
 TWO = START.replace('"64MiB"', '"64MiB", devices=2').replace(
     "import numpy as np", "import threading\nimport warnings\nimport numpy as np"
@@ -415,28 +413,6 @@ except cufft.CuFFTError as error:
 
 
 # -- streams that run late -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_default_streams_of_two_devices_do_not_wait_for_one_another(seed: int) -> None:
-    homes = {10: 0, 11: 1}
-    here = [0]
-    order = StreamOrder(seed, lambda stream: homes.get(stream, here[0]))
-    done: list[str] = []
-    chance = random.Random(seed)
-    for number in range(6):
-        here[0] = chance.randrange(2)
-        order.issue(10 + here[0], lambda n=number, d=here[0]: done.append(f"{d} stream {n}"))
-        order.issue(0, lambda n=number, d=here[0]: done.append(f"{d} legacy {n}"))
-    order.finish_all(1)
-    for device in "01":
-        mine = [word for word in done if word[0] == device]
-        numbers = [int(word.split()[-1]) for word in mine]
-        assert numbers == sorted(numbers)  # each after the other, on its own device
-        assert [word.split()[1] for word in mine[:2]] in ([], ["stream"], ["stream", "legacy"])
-    wanted = sum(1 for word in done if word[0] == "1")
-    order.finish_all(0)
-    assert len(done) == 12 and sum(1 for word in done if word[0] == "1") == wanted
 
 
 def test_a_wait_that_was_left_out_between_two_devices_is_seen(kernel_cache: Path) -> None:
