@@ -15,7 +15,7 @@ from umem._common.host import has_real_gpu, leave_host_unknown
 from umem._common.specs import GpuSpec, check_vram, gpu_spec
 from umem.errors import DeviceError, StateError
 from umem.host_cuda.checked_mode import CheckedKernels, bypass_pools
-from umem.host_cuda.deferred_libraries import current_stream, on_stream
+from umem.host_cuda.deferred_libraries import ENDS, current_stream, on_stream
 from umem.host_cuda.deferred_streams import DeferredDriver, DeferredRuntime
 from umem.host_cuda.driver import HostDriver
 from umem.host_cuda.dry.dry_kernels import DryDriver, DryNvrtc
@@ -307,7 +307,7 @@ def _point_at(
         found = getattr(functions, name, None) or _missing(module.__name__, name)
         if isinstance(found, partial):
             found.__name__ = name  # type: ignore[attr-defined]  # for CuPy's errors
-        return found
+        return _silent_at_exit(found) if name.startswith(ENDS) else found
 
     trampolines = Trampolines(module, tools)
     names = [
@@ -324,6 +324,21 @@ def _point_at(
 
     redirect(handler)
     _redirected.append(Redirected(redirect, handler, ended))
+
+
+def _silent_at_exit(
+    function: Callable[..., Any], is_exiting: Callable[[], bool] = sys.is_finalizing
+) -> Callable[..., Any]:
+    """Wrap a function that frees a handle, so that it does nothing while Python exits.
+
+    CuPy keeps a thread's handles in a `threading.local`, which Python clears after the modules:
+    umem's own locals and globals are gone by then, and CuPy would print an error without a text.
+    """
+
+    def free(*given: Any) -> Any:
+        return None if is_exiting() else function(*given)
+
+    return free
 
 
 def _refuse_accelerators() -> None:
