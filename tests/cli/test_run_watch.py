@@ -189,7 +189,7 @@ def test_lines_are_told_while_it_runs(
     exec(TRAIN, namespace)
     text = ""
     with ExitStack() as stack:
-        found = watching.Watching()
+        found = watching.WatchOption()
         found.follow(stack)
 
         def is_enough() -> bool:

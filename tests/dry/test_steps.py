@@ -162,7 +162,7 @@ def test_a_step_and_a_new_line_begin_the_count_again() -> None:
         for _ in range(MOST_READS - 1):
             asked["train.py:4", "cupy_sum"] += 1
         if number % 2:
-            asked.renew()
+            asked.restart_counts()
         else:
             asked[f"train.py:{number + 5}", "cupy_max"] += 1
     assert asked["train.py:4", "cupy_sum"] == 3 * (MOST_READS - 1)

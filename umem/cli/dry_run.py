@@ -126,7 +126,7 @@ class DryRun:
         )
 
     def _step_ended(self) -> None:
-        self._reads.renew()
+        self._reads.restart_counts()
         if self._is_tty:
             peak = format_bytes(self._steps.peak_bytes)
             passed = time.perf_counter() - self._began

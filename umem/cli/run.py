@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import click
 
 import umem
-from umem.cli.run_budget import Budgeting
-from umem.cli.run_dry import Drying, with_dry
-from umem.cli.run_ranks import Ranking, with_ranks
-from umem.cli.run_recompute import Slimming
+from umem.cli.run_budget import BudgetOption
+from umem.cli.run_dry import DryOptions, with_dry
+from umem.cli.run_ranks import RankOptions, with_ranks
+from umem.cli.run_recompute import RecomputeOptions
 from umem.cli.run_record import Recording
-from umem.cli.run_resume import Resuming
+from umem.cli.run_resume import ResumeOption
 from umem.cli.run_script import Program, run_program
-from umem.cli.run_watch import Watching
+from umem.cli.run_watch import WatchOption
 from umem.cli.startup.sitecustomize import OLD_NUMPY
 from umem.compat import LentNames, arm, find_package, lend_removed_names
 from umem.dry import FLAG
@@ -152,9 +152,9 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
 
     -n runs the script as ranks of MPI, by mpiexec; where one fails, all are ended.
     """
-    budgeting = Budgeting(options)
-    drying = Drying(options, has_ranks=options["ranks"] is not None)
-    ranking = Ranking(options)
+    budgeting = BudgetOption(options)
+    drying = DryOptions(options, has_ranks=options["ranks"] is not None)
+    ranking = RankOptions(options)
     flags = _RunOptions(**options)
     program = Program.found(script, arguments, is_module=flags.module)
     if flags.virtual and flags.software:
@@ -174,7 +174,7 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     recording = _recording(flags, program)
     budgeting.choose(program, is_module=flags.module)
     ranking.start()
-    watching = Watching() if flags.watch else None
+    watching = WatchOption() if flags.watch else None
     with ExitStack() as stack:
         software = _prepare(stack, flags)
         for package in flags.old_numpy:
@@ -185,9 +185,9 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
         if watching is not None:
             _import_chainer()
             watching.follow(stack)
-        Slimming(flags.recompute, flags.workspace).begin(stack)
+        RecomputeOptions(flags.recompute, flags.workspace).begin(stack)
         budgeting.begin(stack)
-        Resuming(flags.resume).begin(stack)
+        ResumeOption(flags.resume).begin(stack)
         if drying.is_on:
             _import_chainer()
             drying.begin(

@@ -30,7 +30,7 @@ _REFUSED = (
 )
 
 
-class Budgeting:
+class BudgetOption:
     """A technique that keeps a script to a budget of VRAM, if a command asks for one.
 
     Args:

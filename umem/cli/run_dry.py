@@ -82,7 +82,7 @@ def with_dry(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-class Drying:
+class DryOptions:
     """The dry run that a command asks for, if it does.
 
     Args:

@@ -41,7 +41,7 @@ def with_ranks(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-class Ranking:
+class RankOptions:
     """The role of a command in a job of ranks: launcher, rank, or neither.
 
     Args:

@@ -14,7 +14,7 @@ from umem.compat import find_package
 from umem.errors import UmemError
 
 
-class Slimming:
+class RecomputeOptions:
     """Turns a memory budget and a workspace cap on around a script.
 
     Args:

@@ -19,7 +19,7 @@ _OPTION = "--resume"
 _EXAMPLE = "every=500, every=1epoch,keep=3 or every=500,folder=out/snapshots"
 
 
-class Resuming:
+class ResumeOption:
     """Adds a `umem.chainer.Snapshot` to each Trainer of a script.
 
     Args:
@@ -124,7 +124,7 @@ def _unreadable(text: str) -> click.BadParameter:
     return click.BadParameter(f"{text!r} is not understood; write {_EXAMPLE}", param_hint=_OPTION)
 
 
-def _watcher(resuming: Resuming) -> Any:
+def _watcher(resuming: ResumeOption) -> Any:
     """Make the subscriber that adds snapshots to trainers; imports Chainer."""
     from umem.chainer import Subscriber
 

@@ -28,7 +28,7 @@ class _Point(NamedTuple):
     ops: int
 
 
-class Watching:
+class WatchOption:
     """Prints the calling thread's figures on standard error every few seconds until it ends."""
 
     def __init__(self) -> None:

@@ -287,7 +287,7 @@ def _audit(event: str, given: tuple[Any, ...]) -> None:
                     disk.overlay, given[path], given[dir_fd] if dir_fd >= 0 else None, event
                 )
     else:
-        disk.programs.judge(event, given)
+        disk.programs.check_event(event, given)
 
 
 def _check_opened(overlay: Overlay, path: Any) -> None:

@@ -59,7 +59,7 @@ class Programs:
         self._note = f"{folder}/connection"
         self._owner = os.getpid()
         self._stops, self._shares, self._variable = stops, shares, variable
-        self._judges: dict[str, Callable[..., None]] = {
+        self._checks: dict[str, Callable[..., None]] = {
             "subprocess.Popen": lambda file, args, folder, env: self.started(file, args, env),
             "os.posix_spawn": lambda file, args, env: self.started(file, args, env),
             "os.exec": self._replaced,
@@ -69,15 +69,15 @@ class Programs:
             "sqlite3.connect": self._database,
         }
 
-    def judge(self, event: str, given: tuple[Any, ...]) -> None:
-        """Judge an audit event.
+    def check_event(self, event: str, given: tuple[Any, ...]) -> None:
+        """Check an audit event.
 
         Raises:
             DryRunError: it stops the run.
         """
-        judged = self._judges.get(event)
-        if judged is not None:
-            judged(*given)
+        check = self._checks.get(event)
+        if check is not None:
+            check(*given)
 
     def first_connection(self) -> str | None:
         """Return the first connection as text, of this process or one that it started."""
@@ -306,7 +306,7 @@ def replace_at_imports(
             steps[name] = lambda module: undo.append(_connects_no_files(module))
         for name, writer in WRITERS.items():
             steps[name] = partial(_stop_writer, undo, writer, overlay)
-    undo.append(_put(os, "_spawnvef", _judged_spawn(programs)))
+    undo.append(_put(os, "_spawnvef", _checked_spawn(programs)))
     finder = AfterImport(steps)
     sys.meta_path.insert(0, finder)
     undo.append(lambda: sys.meta_path.remove(finder))
@@ -377,7 +377,7 @@ def _with_variables(real: Any, variables: Mapping[str, str]) -> Any:
     return __init__
 
 
-def _judged_spawn(programs: Programs) -> Any:
+def _checked_spawn(programs: Programs) -> Any:
     # CPython's private, by which all of os.spawn* go; in the fork an error would be lost.
     real = vars(os)["_spawnvef"]
 

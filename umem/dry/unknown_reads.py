@@ -52,13 +52,13 @@ class UnknownReads(Counter[tuple[str, str]]):
         is_new = key not in self
         super().__setitem__(key, count)
         if is_new:
-            self.renew()
+            self.restart_counts()
         self._since[key[0]] += 1
         if self._since[key[0]] > MOST_READS:
-            self.renew()
+            self.restart_counts()
             raise EndlessReads(key[0])
 
-    def renew(self) -> None:
+    def restart_counts(self) -> None:
         """Note that something new has happened."""
         self._since = Counter()
 

@@ -55,11 +55,11 @@ class VirtualSideStream:
         """Record that an operation was issued; tells whether moves can be queued now."""
         return True
 
-    def beside(self) -> Any:
+    def during_operation(self) -> Any:
         """Return a stream for moves that run during the operation."""
         return self
 
-    def behind(self) -> Any:
+    def after_operation(self) -> Any:
         """Return a stream for moves that run after the operation."""
         return self
 
@@ -95,12 +95,12 @@ class CudaSideStream:
         self._after.record(current)
         return ready
 
-    def beside(self) -> Any:
+    def during_operation(self) -> Any:
         """Return the stream, which then waits for the work before the operation."""
         self._stream.wait_event(self._before)
         return self._stream
 
-    def behind(self) -> Any:
+    def after_operation(self) -> Any:
         """Return the stream, which then waits for the operation."""
         self._stream.wait_event(self._after)
         return self._stream
@@ -139,13 +139,13 @@ class Pager:
         if moves.discards:
             self.discarded_bytes += self._device.discard_free(_all_blocks(moves.discards))
         if moves.sends:
-            stream = self._stream.behind()
+            stream = self._stream.after_operation()
             self.sent_bytes += self._each(moves.sends, addresses, find, "cpu", stream)
         if moves.fetches:
-            stream, here = self._stream.beside(), self._device.ordinal
+            stream, here = self._stream.during_operation(), self._device.ordinal
             self.fetched_bytes += self._each(moves.fetches, addresses, find, here, stream)
         if moves.ready:
-            self._device.make_ready(_all_blocks(moves.ready), self._stream.behind())
+            self._device.make_ready(_all_blocks(moves.ready), self._stream.after_operation())
 
     def _each(
         self,

@@ -565,10 +565,10 @@ def test_moves_on_cuda_wait_for_the_operations_that_they_must_not_overtake(xp: F
     stream = CudaSideStream(xp)
     assert not stream.advance()  # nothing came before operation 1
     assert stream.advance()
-    assert stream.beside() is stream.behind()
+    assert stream.during_operation() is stream.after_operation()
     assert xp.log == ["side waits for 1", "side waits for 2"]
     assert stream.advance()
-    stream.beside()
+    stream.during_operation()
     assert xp.log[2:] == ["side waits for 2"]
 
 

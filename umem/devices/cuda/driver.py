@@ -206,7 +206,7 @@ class Driver:
             runtime.memAdvise(address, nbytes, _SET[advice], _CPU if place == "cpu" else place)
         else:
             self.here()
-            with _asked():
+            with _umems_errors():
                 self.core.advise([Span(address, nbytes)], advice, place, unset=False)
 
     def prefetch_here(self, address: int, nbytes: int) -> None:
@@ -221,7 +221,7 @@ class Driver:
         if self.core is None:
             runtime.memPrefetchAsync(address, nbytes, here, stream)
         else:
-            with _asked():
+            with _umems_errors():
                 self.core.prefetch([Span(address, nbytes)], here, stream)
 
     def make_pool(self, grow: Malloc) -> CupyPool:
@@ -398,7 +398,7 @@ def borrowed(pointer: Any, nbytes: int, owner: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _asked() -> Iterator[None]:
+def _umems_errors() -> Iterator[None]:
     """Turn cuda.core's errors into umem's; their class is private before 1.3."""
     try:
         yield

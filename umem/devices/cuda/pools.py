@@ -271,7 +271,7 @@ class Pools:
         self.ledger = Ledger()
         self.bounds = Bounds(driver, policy)
         self.gpus = {driver.ordinal}
-        self._is_asked_for = False
+        self._is_collection_due = False
         self._grown_bytes = 0  # while CuPy's pool had free blocks
         self._lock = threading.RLock()  # a collection of garbage may come while it is held
         self._pools: dict[tuple[Kind, str | None], CupyPool] = {}
@@ -388,8 +388,8 @@ class Pools:
             return
         if phase == "start":
             most = gc.get_threshold()[0]
-            self._is_asked_for = not (gc.isenabled() and most) or gc.get_count()[0] <= most
-        elif self._is_asked_for:
+            self._is_collection_due = not (gc.isenabled() and most) or gc.get_count()[0] <= most
+        elif self._is_collection_due:
             with suppress(Exception):  # it may come at any time, also while CUDA is in error
                 policy = self.policy()
                 if not has_plain_pool(policy):

@@ -15,7 +15,7 @@ import numpy as np
 from umem._common.printable import quoted
 from umem.errors import OnnxError
 from umem.onnx.exported.onnx_reading import check_branch, holds_a_graph, node_name
-from umem.onnx.exported.onnx_weights import KnownTensors, take_given
+from umem.onnx.exported.onnx_weights import KnownTensors, add_initializers
 
 MOST_PARTS = 10_000
 """A tensor may be split into a sequence of at most this many parts."""
@@ -71,7 +71,7 @@ class Lowering:
         _rename(branch, renamed)
         known = self._known
         check_branch(branch, {*known.types, *self._sequences}, node_name(node, place))
-        take_given(self._onnx, branch, known, self._folder)
+        add_initializers(self._onnx, branch, known, self._folder)
         yield from branch.node
         for inner, outer in zip(branch.output, node.output, strict=True):
             if outer:

@@ -18,7 +18,7 @@ from umem._common.files import reason
 from umem._common.printable import quoted, short
 from umem.errors import MissingDependencyError, OnnxError
 from umem.onnx.exported.onnx_functions import inlined
-from umem.onnx.exported.onnx_weights import MOST_AXES, KnownTensors, take_given
+from umem.onnx.exported.onnx_weights import MOST_AXES, KnownTensors, add_initializers
 from umem.onnx.exported.operators import OPERATORS
 
 OWN_DOMAINS = ("", "ai.onnx")
@@ -77,7 +77,7 @@ def read_onnx(path: str | PathLike[str], sizes: Mapping[str, int] | None = None)
     _check_model(model)
     _set_sizes(model.graph, dict(sizes or {}))
     known = KnownTensors()
-    take_given(onnx, model.graph, known, folder)
+    add_initializers(onnx, model.graph, known, folder)
     return CheckedModel(onnx, model, known, _take_inputs(onnx, model.graph, known), folder)
 
 

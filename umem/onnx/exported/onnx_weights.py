@@ -64,7 +64,7 @@ class KnownTensors:
         return kind.size <= (SMALL_FLOATS if kind.is_float else SMALL)
 
 
-def take_given(onnx: Any, graph: Any, known: KnownTensors, folder: Path) -> None:
+def add_initializers(onnx: Any, graph: Any, known: KnownTensors, folder: Path) -> None:
     """Add the types of a graph's initialisers and constants, and the contents of small ones.
 
     Args:
