@@ -55,7 +55,7 @@ class BudgetOption:
         for name in _REFUSED:
             if options[name]:
                 raise click.UsageError(f"--budget goes without --{name.replace('_', '-')}")
-        self._dry_options = dry_options({name: options[name] for name in OF_DRY_RUNS})
+        self._options = dry_options({name: options[name] for name in OF_DRY_RUNS})
         options |= {"answers": (), "writes": None, "programs": None}  # of the dry part alone
 
     def choose(self, program: Program, *, is_module: bool) -> None:
@@ -69,12 +69,10 @@ class BudgetOption:
             return
         script = program.argv[1] if is_module else program.argv[0]
         gpu = self._software or self._gpu or _gpu_here()
-        dry_program = DryProgram(
-            script, program.arguments, gpu, self._budget, is_module, self._dry_options
-        )
+        target = DryProgram(script, program.arguments, gpu, self._budget, is_module, self._options)
         spec_with_vram(gpu, self._budget)
         techniques = within(self._budget)
-        choice = tried(dry_program, techniques)
+        choice = tried(target, techniques)
         best = choice.best
         if best is None:
             raise BudgetError(

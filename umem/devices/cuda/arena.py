@@ -22,7 +22,7 @@ from umem.devices.cuda.driver import Driver, Malloc
 from umem.devices.cuda.ledger import MemoryOwner, MemoryOwnerRef
 from umem.devices.cuda.ranges import CoreHints
 from umem.devices.virtual.repeating_pool import RepeatingPool
-from umem.trace.recording import allocation_reporters, free_reporters
+from umem.trace.recording import free_reporters, reporters
 from umem.units import BLOCK_BYTES
 
 listeners: list[Callable[[int, int], None]] = []
@@ -110,7 +110,7 @@ class Arena:
             ref = MemoryOwnerRef(held, self._dead.append)
             ref.ticket = span
             self._live.add(ref)
-            for reporter in allocation_reporters:
+            for reporter in reporters:
                 reporter.begun(span.address, nbytes)
             for listener in listeners:
                 listener(span.address, nbytes)
@@ -176,7 +176,7 @@ class Arena:
             ref = self._dead.popleft()
             self._live.discard(ref)
             self._pool.free(ref.ticket)
-            for reporter in allocation_reporters:
+            for reporter in reporters:
                 reporter.ended(ref.ticket.address)
 
     def _free_queued(self) -> None:

@@ -20,7 +20,7 @@ import cupy
 from umem._common.locks import safe_lock
 from umem.devices.cuda.pool_meter import PoolMeter
 from umem.errors import UmemError
-from umem.trace.recording import Lifetimes, active, allocation_reporters, inside, of_gpu
+from umem.trace.recording import Lifetimes, active, inside, of_gpu, reporters
 
 
 class CupyBlocks:
@@ -51,7 +51,7 @@ class CupyBlocks:
         except UmemError:
             return
         self._is_on = True
-        allocation_reporters[:], of_gpu[:] = [self], [self.meter]
+        reporters[:], of_gpu[:] = [self], [self.meter]
         for found in gc.get_objects():
             if type(found) is cupy.ndarray and found.base is None and found.nbytes:
                 self._begin(found.data.mem.ptr, _size(found))
@@ -59,7 +59,7 @@ class CupyBlocks:
     def stop(self) -> None:
         """Stop reporting; does nothing where it has not started."""
         self.meter.stop()
-        allocation_reporters.clear()
+        reporters.clear()
         of_gpu.clear()
         self._is_on = False
         self._starts, self._sizes = [], {}

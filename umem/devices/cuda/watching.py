@@ -33,20 +33,15 @@ class WatchedAllocations:
             self.watcher.freed(ref.ticket)
 
 
-def watched(malloc: Malloc, allocations: WatchedAllocations, policy: Policy | None) -> Malloc:
+def watched(malloc: Malloc, watch: WatchedAllocations, policy: Policy | None) -> Malloc:
     """Wrap an allocator so that a watcher is told of every allocation that is not empty.
 
     Costs a few microseconds an allocation (bench/allocation.py). Arrays may outlive the watch: what
     they hold knows nothing of who allocates now.
     """
     label = "memory of CuPy's allocator" if policy is None else f"{policy.mode} memory"
-    allocated, borrowed = allocations.watcher.allocated, cuda_driver.borrowed
-    live, dead, report_frees, died = (
-        allocations.live,
-        allocations.dead,
-        allocations.report_frees,
-        allocations.dead.append,
-    )
+    allocated, borrowed = watch.watcher.allocated, cuda_driver.borrowed
+    live, dead, died = watch.live, watch.dead, watch.dead.append
 
     def malloc_watched(nbytes: int) -> Any:
         """Allocate, and tell the watcher."""
@@ -54,7 +49,7 @@ def watched(malloc: Malloc, allocations: WatchedAllocations, policy: Policy | No
         if not nbytes:
             return pointer
         if dead:
-            report_frees()
+            watch.report_frees()
         held = MemoryOwner(pointer)
         ref = MemoryOwnerRef(held, died)
         ref.ticket = allocated(nbytes, label, pointer.ptr)

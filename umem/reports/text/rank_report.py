@@ -38,10 +38,8 @@ def _summary(found: RankedTraces, width: int, vram: Vram | None) -> Iterator[str
     of = "" if vram is None else f", {largest.peak_bytes / vram.nbytes:.0%} of {vram.gpu}'s VRAM"
     sent = found.sent_bytes
     total = "" if sent is None else f"; all ranks send {format_bytes(sent)} of the halo a step"
-    sentence = (
-        f"{len(found.rows)} ranks: rank {largest.rank} has the largest peak, {peak}{of}{total}."
-    )
-    yield from wrapped(sentence, width)
+    head = f"{len(found.rows)} ranks: rank {largest.rank} has the largest peak, {peak}{of}{total}."
+    yield from wrapped(head, width)
     yield ""
     rows = found.rows
     columns = [

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
         Lifetimes,
         Reach,
         address_of,
-        allocation_reporters,
         free_reporters,
+        reporters,
         root_of,
     )
     from umem.trace.recording.tally import GROUPS, NAMES, Tally
@@ -38,10 +38,7 @@ else:
         recorder="Audience Measured Recorder active follow_last inside",
         recordings="mark record",
         sources="add_source",
-        storage=(
-            "AllocationReporter Lifetimes Reach address_of allocation_reporters free_reporters "
-            "root_of"
-        ),
+        storage="AllocationReporter Lifetimes Reach address_of free_reporters reporters root_of",
         tally="GROUPS NAMES Tally",
         thread="thread_state",
     )

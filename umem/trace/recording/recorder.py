@@ -37,9 +37,9 @@ from umem.trace.recording.storage import (
     Reach,
     RootRef,
     address_of,
-    allocation_reporters,
     free_reporters,
     part_of,
+    reporters,
     root_of,
 )
 from umem.trace.recording.thread import inside, thread_state
@@ -112,7 +112,7 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         self.join(scope)
         scope.open(self)
         stacks, self._stacks = self._stacks, False  # no line of this block made them
-        for reporter in allocation_reporters:
+        for reporter in reporters:
             reporter.entered(self)
         self._stacks = stacks
         return self
@@ -331,7 +331,7 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
             self.flush()
         if type(root) is not np.ndarray and type(root).__module__.startswith("cupy"):
             self.backend = "cupy"
-            for reporter in allocation_reporters:
+            for reporter in reporters:
                 return self._on_block(root, reporter.block_of(root), kind, label, uploaded)
         ref = RootRef(root, self._note_death)
         ref.key, ref.address = id(root), None

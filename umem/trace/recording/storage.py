@@ -64,7 +64,7 @@ class AllocationReporter(Protocol):
         """Record that a block of `allocated` was freed."""
 
 
-allocation_reporters: list[AllocationReporter] = []
+reporters: list[AllocationReporter] = []
 """The reporter of CuPy's memory, if any: at most one."""
 free_reporters: list[Callable[[], None]] = []
 """Called before an operation is recorded: they report frees that allocators have put off."""
@@ -120,7 +120,7 @@ class Lifetimes(ABC):
         if self._dead:
             self.flush()
         found = self._known.get(-address)
-        self.backend = allocation_reporters[-1].name
+        self.backend = reporters[-1].name
         if found is None:
             return self.add(MemoryBlock(address), nbytes, kind, label, uploaded)
         if kind != "array" and found.whole[3] == "array":
