@@ -124,6 +124,30 @@ print(umem.explain().used_bytes >> 20)
 
 
 @needs_software_gpu
+def test_an_error_without_sizes_is_explained_by_the_one_that_it_came_from(
+    kernel_cache: Path,
+) -> None:
+    program = """
+from umem.devices.cuda import CudaOutOfMemoryError
+def explained(error):
+    try:
+        raise CudaOutOfMemoryError("not even after arrays were dropped") from error
+    except MemoryError as last:
+        found = umem.explain(last)
+        print(found.asked_bytes, *(one.line.partition("(")[0] for one in found.remedies[:1]))
+explained(failing())
+with umem.managed(limit="20MiB"):
+    explained(failing())
+explained(None)
+"""
+    assert lines(program, kernel_cache, start=START + PROGRAM) == [
+        "41943040 umem.enable",
+        "41943040 a higher limit= of umem.managed, hybrid, unmanaged or enable, or UMEM_LIMIT",
+        "None",
+    ]
+
+
+@needs_software_gpu
 def test_objects_that_raise_when_they_are_looked_at_are_passed_over(kernel_cache: Path) -> None:
     program = """
 class Shy:
