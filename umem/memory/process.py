@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from umem._common.locks import safe_lock
 from umem._common.scopes import Scope, Scoped, inside
-from umem._common.switch import Switch
 from umem.devices import Device, Policy, current_device, device_kind, entered_device, policy_here
 from umem.errors import StateError, UmemError
 from umem.memory.environment import (
@@ -33,17 +32,19 @@ _lock = safe_lock()
 _enabled: Handle | None = None
 
 
-class Handle(Switch):
+class Handle(Scoped["Handle"]):
     """The handle of `enable`, also a context manager.
 
     ``policy`` is None where UMEM_MODE keeps everything off.
     """
 
+    title = "umem.enable()"
+
     def __init__(
         self, device: Device | None, request: Request | None, policy: Policy | None
     ) -> None:
         self._device, self._request, self.policy = device, request, policy
-        self._installed = Scope("umem.enable()")
+        self._installed = Scope(self.title)
 
     @property
     def device(self) -> Device:
@@ -63,8 +64,13 @@ class Handle(Switch):
             return f"umem.enable() was called before, {MODE} being off,"
         return f"{self.policy.mode} memory is enabled on {self._device.name}"
 
-    def _take_back(self) -> None:
-        self._installed.close()  # no effect where `disable` has closed it
+    def _open(self, scope: Scope) -> Handle:
+        scope.at_close(self._disable)
+        return self
+
+    def _disable(self) -> None:
+        if _enabled is self:
+            self._installed.close()
 
 
 def enable(
