@@ -87,7 +87,7 @@ class LimitError(OutOfMemoryError):
     """An allocation would pass the limit that the user set; nothing was allocated."""
 
     is_cupys_limit = False
-    """Whether it was set by `set_limit` of CuPy's pool, not by ``limit=`` of umem."""
+    """True if `set_limit` of CuPy's pool has set it, not ``limit=`` of umem."""
 
 
 class DeviceNotFoundError(UmemError, RuntimeError):

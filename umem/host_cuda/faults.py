@@ -33,7 +33,7 @@ OPTION = (
 
 
 class Finding(NamedTuple):
-    """What a tool of compute-sanitizer would find; `umem_software_gpu.faults` compares it.
+    """A finding as a tool of compute-sanitizer would have it, for `umem_software_gpu.faults`.
 
     Attributes:
         tool: its name.
