@@ -154,23 +154,27 @@ class CachedDataset(DatasetMixin):
         next_uses: list[float] = []
         try:
             begun = time.perf_counter()
-            held = None if ahead is None else ahead.take(item)
-            loaded = self._loading.fetch(item) if held is None else held
+            data = None if ahead is None else ahead.take(item)
+            is_ahead = data is not None
+            value = None
+            if data is None:
+                value, data = self._loading.fetch(item)
             waited = time.perf_counter() - begun
             with self._store.held() as head:
                 head["waited_ns"] += int(waited * 1e9)
-                head["ahead_count"] += held is not None
-                evicted = self._store.keep(item, loaded.data, next_use)
+                head["ahead_count"] += is_ahead
+                evicted = self._store.keep(item, data, next_use)
                 if ahead is not None:
                     next_uses = [self._position.next_use(each, at) for each, _ in evicted]
         finally:
             if ahead is not None:
                 ahead.served(item, next_uses)
+        if ahead is None or not ahead.spill(evicted):
+            begun = time.perf_counter()
+            self._loading.spill(evicted)
+            self._waited(begun)
         self._wake()
-        begun = time.perf_counter()
-        self._loading.spill(evicted)
-        self._waited(begun)
-        return loaded.item
+        return self._loading.unpacked(data) if is_ahead else value
 
     def _wake(self) -> None:
         if self._ahead is not None and self._ahead.is_here():

@@ -6,16 +6,18 @@ import os
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from umem.data.epoch_position import EpochPosition
-from umem.data.loading import Loaded, Loading
+from umem.data.loading import Loading
 from umem.data.store import RECENT, ItemStore
 
 LOOK_SECONDS = 0.5
 """The thread wakes at least this often; each request wakes it at once."""
 MOST_AHEAD = 1024
 """At most this many positions are looked at ahead of requests; memory usually limits it first."""
+LEAST_HELD = 2
+"""So many items may be held whatever they take: one is read while the program works on another."""
 
 
 class _Ahead(NamedTuple):
@@ -24,12 +26,12 @@ class _Ahead(NamedTuple):
     Attributes:
         at: the position that it is for.
         lost_count: how often all was dropped before it was fetched.
-        loaded: the item; None if the fetch failed.
+        data: its packed bytes; None if the fetch failed.
     """
 
     at: int
     lost_count: int
-    loaded: Loaded | None
+    data: bytes | None
 
 
 class PrefetchThread:
@@ -55,6 +57,7 @@ class PrefetchThread:
         self._fetched_item: int | None = None
         self._held: dict[int, _Ahead] = {}
         self._being_served: set[int] = set()
+        self._evicted: list[tuple[int, Any]] = []
         self._frontier = self._moves = 0
 
     def is_here(self) -> bool:
@@ -73,10 +76,11 @@ class PrefetchThread:
         with suppress(RuntimeError):  # it has not been heard yet
             self._signal.release()
 
-    def take(self, item: int) -> Loaded | None:
-        """Take an item that was fetched ahead, after waiting for its fetch if that is under way.
+    def take(self, item: int) -> bytes | None:
+        """Take the bytes of an item that was fetched ahead; waits for its fetch if that is under
+        way.
 
-        None if there is none, or its fetch failed. It is not fetched until `served`.
+        None if there is none, or its fetch failed. It is not fetched again until `served`.
         """
         with self._lock:
             self._being_served.add(item)
@@ -87,13 +91,21 @@ class PrefetchThread:
             found = self._held.pop(item, None)
         if found is None or found.lost_count != self._store.head["lost_count"]:
             return None
-        return found.loaded
+        return found.data
 
     def served(self, item: int, next_uses: Iterable[float] = ()) -> None:
         """Note that a request is over, and when items are used next that have left memory."""
         with self._lock:
             self._being_served.discard(item)
             self._frontier = int(min((self._frontier, *next_uses)))
+
+    def spill(self, evicted: list[tuple[int, Any]]) -> bool:
+        """Have the thread write evicted items to the disk; False if it has not written the last."""
+        with self._lock:
+            is_taken = not self._evicted
+            if is_taken:
+                self._evicted = evicted
+        return is_taken
 
     def close(self) -> None:
         """Stop the thread after its current fetch, and wait for it."""
@@ -110,6 +122,9 @@ class PrefetchThread:
         """Fetch item by item until closed, sleeping while there is nothing to fetch."""
         try:
             while not self._is_over:
+                with self._lock:
+                    evicted, self._evicted = self._evicted, []
+                self._loading.spill(evicted)
                 found = self._next()
                 if found is None:
                     self._signal.acquire(timeout=LOOK_SECONDS)
@@ -128,11 +143,11 @@ class PrefetchThread:
         """
         with self._store.held() as head, self._lock:
             self._drop_stale()
-            nbytes = sum(len(one.loaded.data) for one in self._held.values() if one.loaded)
+            nbytes = sum(len(one.data) for one in self._held.values() if one.data)
             self._store.count_ahead(nbytes)
             if head["is_shared"] or not head["is_following"]:
                 return None
-            if self._held and nbytes >= self._store.ahead_bytes:
+            if len(self._held) >= LEAST_HELD and nbytes >= self._store.ahead_bytes:
                 return None
             assert self._position.uses is not None
             end = head["at"] + MOST_AHEAD
@@ -169,12 +184,12 @@ class PrefetchThread:
 
         An exception of the dataset is dropped here; the request for the item raises it again.
         """
-        loaded, lost_count = None, self._store.head["lost_count"]
+        data, lost_count = None, self._store.head["lost_count"]
         try:
-            loaded = self._loading.fetch(item)
+            data = self._loading.fetch(item).data
         except BaseException:  # whoever asks for the item is told, of sys.exit() too
             pass
         with self._lock:
-            self._held[item] = _Ahead(at, lost_count, loaded)
+            self._held[item] = _Ahead(at, lost_count, data)
             self._fetched_item = None
         self._fetching.release()

@@ -117,6 +117,7 @@ class ItemStore:
         self.score[:] = -inf
         self.head["used_bytes"] = 0
         self.head["lost_count"] += 1
+        self.head["moves"] += 1
         self._count_memory()
 
     def _count_memory(self) -> None:
@@ -125,7 +126,7 @@ class ItemStore:
         head["peak_memory_bytes"] = max(head["peak_memory_bytes"], head["memory_bytes"])
 
     def count_ahead(self, nbytes: int) -> None:
-        """Note what is held for coming requests; an item beyond the room for it is under way."""
+        """Note what is held for coming requests; items beyond the room for it are not counted."""
         self.head["ahead_bytes"] = min(nbytes, self.ahead_bytes)
         self._count_memory()
 
