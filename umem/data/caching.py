@@ -18,7 +18,7 @@ from umem.data.dataset_mixin import DatasetMixin
 from umem.data.disk_tier import OTHER_ORDER, DiskTier, warn_once
 from umem.data.epoch_position import EpochPosition
 from umem.data.fingerprint import fingerprint
-from umem.data.loading import CHECK_EVERY, Loading
+from umem.data.loading import CHECK_EVERY, Loaded, Loading
 from umem.data.orders import KnownOrder
 from umem.data.policies import POLICIES
 from umem.data.prefetch_thread import PrefetchThread
@@ -155,15 +155,12 @@ class CachedDataset(DatasetMixin):
         try:
             begun = time.perf_counter()
             data = None if ahead is None else ahead.take(item)
-            is_ahead = data is not None
-            value = None
-            if data is None:
-                value, data = self._loading.fetch(item)
+            loaded = self._loading.fetch(item) if data is None else Loaded(data)
             waited = time.perf_counter() - begun
             with self._store.held() as head:
                 head["waited_ns"] += int(waited * 1e9)
-                head["ahead_count"] += is_ahead
-                evicted = self._store.keep(item, data, next_use)
+                head["ahead_count"] += data is not None
+                evicted = self._store.keep(item, loaded.data, next_use)
                 if ahead is not None:
                     next_uses = [self._position.next_use(each, at) for each, _ in evicted]
         finally:
@@ -174,7 +171,7 @@ class CachedDataset(DatasetMixin):
             self._loading.spill(evicted)
             self._waited(begun)
         self._wake()
-        return self._loading.unpacked(data) if is_ahead else value
+        return loaded.made[0] if loaded.made else self._loading.unpacked(loaded.data)
 
     def _wake(self) -> None:
         if self._ahead is not None and self._ahead.is_here():

@@ -22,7 +22,8 @@ from umem.errors import DataError
 from umem.units import GIB, KIB
 
 KEPT_RAW = 0.9
-"""A buffer whose compressed size is above this share of its bytes is stored uncompressed."""
+"""A buffer whose compressed size is above this share of its bytes is stored uncompressed: a guess
+at what makes memory worth the time of decoding."""
 SHORTEST, TOO_LONG = 128, GIB
 """Buffers from the first to below the second size in bytes are compressed: Blosc2's header takes 32
 bytes, and it takes less than 2 GiB."""

@@ -28,7 +28,7 @@ from umem.units import MIB, format_bytes
 
 _RECORD, _MAGIC = struct.Struct("<4sIQQ"), b"uit1"
 ROOM_LEFT_BYTES = 64 * MIB
-"""At least this many bytes of the disk stay free for other programs."""
+"""At least this many bytes of the disk stay free for other programs; a guess."""
 FULL, UNREADABLE, TORN, OTHER_ORDER, CHANGED, REFUSED = (1 << bit for bit in range(6))
 
 

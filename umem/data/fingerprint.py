@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 
 MOST_FILES = 1000
-"""At most this many files are inspected, evenly spread over the list."""
+"""At most this many files are inspected, evenly spread over the list: a guess, some ms an epoch on
+a local disk."""
 MOST_PARTS = 1000
-"""At most this many attributes of a dataset, and attributes of these, are searched for files."""
+"""At most this many attributes of a dataset, and attributes of these, are searched for files; a
+guess, far above what datasets have."""
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,15 @@ from umem.errors import UnsupportedError
 
 RAW = RawCodec()
 CHECK_EVERY = 256
-"""One hit in this many loads its item again, to notice a dataset that is not deterministic."""
+"""One hit in this many loads its item again, to notice a dataset that is not deterministic: a
+guess, at most 0.4% of the time that hits save."""
 
 
 class Loaded(NamedTuple):
-    """An item, and its packed bytes as the store keeps them."""
+    """An item's packed bytes as the store keeps them; and the item, if the dataset has made it."""
 
-    item: Any
     data: bytes
+    made: tuple[Any, ...] = ()
 
 
 class Loading:
@@ -55,15 +56,14 @@ class Loading:
         begun = time.perf_counter()
         data = None if self._disk is None else self._disk.read(item)
         if data is not None:
-            found = Loaded(self.unpacked(data), data)
             self._count(item, begun, disk_count=1, disk_bytes=len(data))
-            return found
+            return Loaded(data)
         value, data = self._from_dataset(item)
         content, raw = buffer_bytes(data)
         self._count(
             item, begun, load_count=1, loaded_bytes=len(data), content_bytes=content, raw_bytes=raw
         )
-        return Loaded(value, data)
+        return Loaded(data, (value,))
 
     def _from_dataset(self, item: int) -> tuple[Any, bytes]:
         with self._lock:
@@ -93,9 +93,8 @@ class Loading:
         """Load an item again; if it differs from the cached one, drop the cache and warn once."""
         with self._lock:
             again = pack(self.dataset[item], RAW)
-        is_same = (
-            pack(self.unpacked(data), RAW) == again
-        )  # a codec's lock is older than the store's
+        # Before the store is held: a codec's lock is older than the store's.
+        is_same = pack(self.unpacked(data), RAW) == again
         with self._store.held() as head:
             head["check_count"] += 1
             if is_same:

@@ -12,8 +12,10 @@ from umem.data.orders import KnownOrder
 
 ENTRIES = 1 << 20
 """At most this many positions are looked up ahead, in whole epochs, two at least: 16 MiB a
-process."""
+process, a guess at what nobody misses."""
 MOST_EPOCHS = 256
+"""At most this many epochs are looked up ahead, a guess: an item that none of them has costs the
+time to look through all."""
 
 
 class _PlacesInEpoch:

@@ -1,4 +1,10 @@
-"""Bytes of items in pages of one size, so that items of any size leave no gaps."""
+"""Bytes of items in pages of one size, so that items of any size leave no gaps.
+
+Items that lie in one piece are quicker to read, but have to be moved together where no gap is large
+enough: where sizes differ, 6 to 10 bytes for each byte that is written (simulated: first fit, sizes
+from 4,000 to 8,000 bytes or lognormal, 100 to 2,000 items, 2.5% of room), and the whole memory at
+once, while everybody waits.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,8 @@ import numpy as np
 
 SMALLEST_PAGE, LARGEST_PAGE = 256, 1 << 16
 PAGES_AN_ITEM = 128
-"""An item of the first one's size takes this many pages: an item wastes half a page on average."""
+"""An item of the first one's size takes this many pages: an item wastes half a page on average. The
+three are guesses: few enough pages to follow, and small enough ones to waste less than a 100th."""
 
 HEAD = ("page_bytes", "page_count", "free_first", "free_count", "fresh")
 """Names of the fields in the shared head, all zero at first."""

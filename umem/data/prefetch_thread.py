@@ -13,11 +13,12 @@ from umem.data.loading import Loading
 from umem.data.store import RECENT, ItemStore
 
 LOOK_SECONDS = 0.5
-"""The thread wakes at least this often; each request wakes it at once."""
+"""The thread wakes at least this often, a guess; each request wakes it at once."""
 MOST_AHEAD = 1024
-"""At most this many positions are looked at ahead of requests; memory usually limits it first."""
+"""At most this many positions are looked at ahead of requests, a guess; memory usually limits it
+first."""
 LEAST_HELD = 2
-"""So many items may be held whatever they take: one is read while the program works on another."""
+"""Items that may be held whatever they take: one is fetched while another waits."""
 
 
 class _Ahead(NamedTuple):

@@ -22,7 +22,8 @@ RECENT = 15
 """The position is the median of this many requests, as those of workers arrive out of order. A
 guess: it follows 97% of the requests of eight workers (tests/data/test_epoch_position.py)."""
 FIXED_BYTES = 1 << 20
-"""Index tables up to this size are not counted in the memory limit; larger ones are."""
+"""Index tables up to this size are not counted in the memory limit; larger ones are. A guess: those
+of 20,000 items, few of which anybody limits to less than some MiB."""
 AHEAD_SHARE = 40
 """Of the 5% above the limit a half, a 40th, is for what is fetched ahead, and the other for tables
 and for what pages waste, at most a 100th where items are of one size."""

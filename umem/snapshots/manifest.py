@@ -17,7 +17,7 @@ releases of umem read."""
 MANIFEST = "manifest.json"
 _FILE = re.compile(r"manifest\.json|(arrays|values)(-[1-9]\d{0,5})?\.(safetensors|json)")
 LONGEST = 1 << 20
-"""A manifest of more bytes is refused."""
+"""A manifest of more bytes is refused; a guess, that of some thousand ranks."""
 _NAME = re.compile(r"step-(0|[1-9]\d{0,17})(?:\.([1-9]\d{0,8}))?")
 _SUM = re.compile(r"[0-9a-f]{64}")
 

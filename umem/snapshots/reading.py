@@ -28,6 +28,7 @@ from umem.snapshots.operations import FileOperations
 from umem.snapshots.shards import ArraysOfRanks
 
 _PIECE = 4 << 20
+"""Bytes read at once: enough for a disk, few beside a run; a guess."""
 
 
 class SavedRun:

@@ -35,7 +35,7 @@ from umem.units import format_bytes
 
 _TEMPORARY = re.compile(r"\.umem-[0-9a-f]{16}\.tmp")
 _ROOM = 1 << 16
-"""Bytes added for the manifest, the directory, and rounding by the file system."""
+"""Bytes added for the manifest, the directory, and rounding by the file system: a guess."""
 
 
 def write_snapshot(

@@ -1,4 +1,4 @@
-"""What objects are before a snapshot is loaded, to restore it if the snapshot is refused."""
+"""The state of objects before a snapshot is loaded, to restore it if the snapshot is refused."""
 
 from __future__ import annotations
 
