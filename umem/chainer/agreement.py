@@ -20,7 +20,7 @@ _together: MutableMapping[Any, Gather] = WeakKeyDictionary()
 _cut: MutableMapping[Any, Callable[[], bool]] = WeakKeyDictionary()
 
 
-def decide_together(optimizer: Any, gather: Gather, is_cut: Callable[[], bool]) -> None:
+def register_gather(optimizer: Any, gather: Gather, is_cut: Callable[[], bool]) -> None:
     """Register a collective, so that a step of the optimizer fails on all ranks or on none.
 
     Args:

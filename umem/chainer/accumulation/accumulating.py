@@ -174,7 +174,7 @@ class accumulate(Subscriber):
             update()
             return
         if lossfun is None:
-            self._group.take_by_hand()
+            self._group.add_call_by_hand()
         else:
             self._group.take(lossfun, given, loss_scale_of(self.optimizer))
         if self._group.count == self._steps:

@@ -7,7 +7,7 @@ from typing import Any
 
 from umem.chainer.accumulation.loss_weight import Weight
 from umem.chainer.accumulation.part_comparison import Compared, PartComparison
-from umem.chainer.accumulation.splitting import Batch, even, positive_count, slices
+from umem.chainer.accumulation.splitting import Batch, part_sizes, positive_count, slices
 from umem.chainer.accumulation.whole_gradient import WholeGradient
 from umem.chainer.step_state import StepState
 from umem.errors import StateError, UnsupportedError
@@ -66,7 +66,7 @@ class MicroBatches:
         due.
         """
         is_ready = all(p.array is not None for p in self._model.params())
-        sizes = even(batch.size, self.size)
+        sizes = part_sizes(batch.size, self.size)
         scale = loss_scale_of(self._optimizer)
         facts = self.gradient.gradient_in_parts(lossfun, batch, sizes, scale)
         if len(sizes) > 1:

@@ -82,7 +82,7 @@ def _scalar(loss: Any, wanted: str) -> Any:
     return loss
 
 
-def weighed(weight: Callable[..., Any], given: Arguments) -> float:
+def weight_of(weight: Callable[..., Any], given: Arguments) -> float:
     """Return the divisor of a part's loss, as a weight function gives it.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from umem.chainer.accumulation.loss_weight import weighed
+from umem.chainer.accumulation.loss_weight import weight_of
 from umem.chainer.accumulation.part_facts import (
     PartFacts,
     adds_up,
@@ -41,11 +41,11 @@ SAMPLES = 3
 SPLITS = ((2, 1), (1, 1, 1), (1, 2))
 """The parts in which they are compared, in turn."""
 MOST_OTHERS = 8
-"""Other threes that are tried where one shows nothing: a guess that no measurement supports."""
+"""Other triples that are tried where one shows nothing: a guess that no measurement supports."""
 NOT_FINITE = "not finite"
 SHOWN = 3
-"""Threes that have to agree, all the first time: what one shows, another may not, such as attention
-that is saturated in it. As many as there are `SPLITS`."""
+"""Triples that have to agree, all the first time: what one shows, another may not, such as
+attention that is saturated in it. As many as there are `SPLITS`."""
 
 
 class Compared(NamedTuple):
@@ -170,18 +170,18 @@ class PartComparison:
             check_alike(found, one.facts[0])
 
     def _compare_all(self, one: Compared, again: bool) -> None:
-        """Compare threes until all lists of terms are shown.
+        """Compare triples until all lists of terms are shown.
 
         Raises:
             AccumulationError: one differs, or none shows them.
         """
-        threes = list(islice(_threes(one, self._gradient.weight), 1 + MOST_OTHERS))
-        wanted = SHOWN if self._compared and not again else len(threes)
+        triples = list(islice(_triples(one, self._gradient.weight), 1 + MOST_OTHERS))
+        wanted = SHOWN if self._compared and not again else len(triples)
         seen = tried = 0
         are_finite, waits = False, bool(_not_counted(one.facts))
-        for three, sizes in zip(threes, cycle(SPLITS), strict=False):
+        for triple, sizes in zip(triples, cycle(SPLITS), strict=False):
             shown = self._compare(
-                one, ChosenSamples(one.batch, three), sizes if len(three) == SAMPLES else [1, 1]
+                one, ChosenSamples(one.batch, triple), sizes if len(triple) == SAMPLES else [1, 1]
             )
             if shown is None:
                 return
@@ -191,7 +191,7 @@ class PartComparison:
             tried += 1
             if seen:
                 self._functions.update(*(part.functions for part in one.facts))
-            if seen >= min(wanted, len(threes)) and not self.is_due(one.facts):
+            if seen >= min(wanted, len(triples)) and not self.is_due(one.facts):
                 return
             if waits and tried >= SHOWN:
                 return  # for a batch in which each term counts
@@ -202,7 +202,7 @@ class PartComparison:
             self.turn_off(f"gradients of {SAMPLES} samples overflow in half precision")
         elif are_finite or one.is_finite:
             raise AccumulationError(
-                f"{len(threes)} times up to {SAMPLES} samples of the batch show no gradient, "
+                f"{len(triples)} times up to {SAMPLES} samples of the batch show no gradient, "
                 "one that is not finite, or not all terms of the loss: umem does not know whether "
                 "samples mix. Pass check=False to go on without a comparison, or weight= where "
                 "terms are of some samples only"
@@ -334,7 +334,7 @@ def _not_counted(facts: Sequence[PartFacts]) -> set[Any]:
     return {kind for kind, count in counts.items() if not count}
 
 
-def _threes(one: Compared, weight: Any) -> Iterator[list[int]]:
+def _triples(one: Compared, weight: Any) -> Iterator[list[int]]:
     """Yield samples to compare: spread over the batch, different in what counts, then others."""
     size = one.batch.size
     found: list[list[int]] = []
@@ -350,10 +350,10 @@ def _threes(one: Compared, weight: Any) -> Iterator[list[int]]:
         *(list(_groups(part))[:2] for part in counting[:MOST_OTHERS]),
         *(_groups(range(size), seed) for seed in range(32)),
     )
-    for three in candidates:
-        if three not in found and len(set(three)) == min(SAMPLES, size):
-            found.append(three)
-            yield three
+    for triple in candidates:
+        if triple not in found and len(set(triple)) == min(SAMPLES, size):
+            found.append(triple)
+            yield triple
 
 
 def _spread(size: int, count: int = SAMPLES) -> list[int]:
@@ -392,7 +392,7 @@ def _of_other_weights(batch: Batch, weight: Any) -> Iterator[list[int]]:
     """Yield samples for which the weight functions give different numbers, if there are such."""
     for one in weight.values() if isinstance(weight, Mapping) else [weight]:
         if callable(one):
-            found = [(weighed(one, batch.take([at])), at) for at in _spread(batch.size, 64)]
+            found = [(weight_of(one, batch.take([at])), at) for at in _spread(batch.size, 64)]
             order = [at for _, at in sorted(found)]
             yield [order[0], order[len(order) // 2], order[-1]]
             yield [order[-1], order[-2], order[0]]

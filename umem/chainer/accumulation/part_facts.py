@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from umem.chainer.accumulation.loss_shares import WEIGHTED
 from umem.chainer.accumulation.loss_terms import Term, TermPlaces, terms_of
-from umem.chainer.accumulation.loss_weight import Entry, line_to_type, weighed
+from umem.chainer.accumulation.loss_weight import Entry, line_to_type, weight_of
 from umem.chainer.accumulation.splitting import Arguments, is_ragged
 from umem.errors import AccumulationError
 
@@ -92,7 +92,7 @@ def read(
     found: list[Term] = []
     weights: dict[str, float | None] = {}
     for name, loss, weight in entries:
-        weights[name] = count = weighed(weight, given) if callable(weight) else None
+        weights[name] = count = weight_of(weight, given) if callable(weight) else None
         terms = [one._replace(entry=name, text=places.of(one)) for one in terms_of(loss)]
         is_about_all = all(one.is_known for one in terms)
         at = 0

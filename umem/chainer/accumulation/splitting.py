@@ -201,7 +201,7 @@ def positive_count(value: Any, name: str) -> int:
     return number
 
 
-def even(size: int, part: int) -> list[int]:
+def part_sizes(size: int, part: int) -> list[int]:
     """Return the sizes of parts; the last may be shorter."""
     return [min(part, size - at) for at in range(0, size, part)]
 

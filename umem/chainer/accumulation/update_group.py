@@ -188,7 +188,7 @@ class Group:
             except AccumulationError as error:
                 self._refusal = error
 
-    def take_by_hand(self) -> None:
+    def add_call_by_hand(self) -> None:
         """Move the gradients of the program's own backward into the group's sum, as one call's.
 
         Raises:
@@ -267,7 +267,7 @@ def _reaches(node: Any, model: Any) -> bool:
     return any(id(one.get_variable_or_none()) in own for one in below(node))
 
 
-class _Uncut:
+class _WholeBatch:
     """Arguments that cannot be split, treated as one sample."""
 
     size = 1
@@ -284,4 +284,4 @@ def _batch(given: Arguments) -> Batch:
     try:
         return ArgumentsBatch(*given)
     except SizeError:
-        return _Uncut(given)
+        return _WholeBatch(given)

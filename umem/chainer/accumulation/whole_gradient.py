@@ -17,7 +17,7 @@ from chainer.functions.noise.dropout import Dropout
 from umem.chainer.accumulation.kept_gradients import multiply
 from umem.chainer.accumulation.loss_shares import WEIGHTED, LossShares
 from umem.chainer.accumulation.loss_terms import TermPlaces
-from umem.chainer.accumulation.loss_weight import Weight, checked_weight, entries_of, weighed
+from umem.chainer.accumulation.loss_weight import Weight, checked_weight, entries_of, weight_of
 from umem.chainer.accumulation.mixing import Mixing
 from umem.chainer.accumulation.part_facts import NEAR, PartFacts, check_alike, read
 from umem.chainer.accumulation.part_reports import PartReports
@@ -100,7 +100,7 @@ class WholeGradient(Subscriber):
             total = shares.totals.get(f"{name}{WEIGHTED}")
             if total is None or not callable(weight):
                 continue
-            whole = weighed(weight, batch.take(slice(0, batch.size)))
+            whole = weight_of(weight, batch.take(slice(0, batch.size)))
             if not math.isclose(whole, total, rel_tol=NEAR):
                 raise AccumulationError(
                     f"weight= gives {whole:.6g} for the batch, and {total:.6g} for its parts "

@@ -19,7 +19,7 @@ from umem.chainer.optimizers.rules import (
     plain,
     quantize,
 )
-from umem.chainer.optimizers.state_policy import LEAST_SIZE, StatePolicy, kept_by
+from umem.chainer.optimizers.state_policy import LEAST_SIZE, StatePolicy, kept_in_32_bits
 from umem.chainer.parameters_once import parameters
 from umem.errors import StateError, UnsupportedError
 
@@ -69,7 +69,7 @@ def quantize_states(
     if any(has_variant(rule) for rule in (optimizer, *rules.values())):
         raise UnsupportedError(NO_VARIANTS)
     policy = StatePolicy(keep, least_size, embeddings, paged)
-    kept = {id(param) for param in kept_by(policy, model)}
+    kept = {id(param) for param in kept_in_32_bits(policy, model)}
     _check_states(rules)
     before = _state_bytes(model)
     for param in model.params():

@@ -11,7 +11,7 @@ from chainer.optimizer import GradientMethod
 from umem.chainer.agreement import raise_on_all
 from umem.chainer.optimizers import paths
 from umem.chainer.optimizers.rules import NO_VARIANTS, QuantizedRule, plain, quantize, refuse_unsafe
-from umem.chainer.optimizers.state_policy import LEAST_SIZE, StatePolicy, kept_by
+from umem.chainer.optimizers.state_policy import LEAST_SIZE, StatePolicy, kept_in_32_bits
 from umem.chainer.precision.half_precision import masters_of
 from umem.errors import GradientError, StateError, UnsupportedError
 
@@ -51,7 +51,7 @@ class QuantizedOptimizer(GradientMethod):
         Raises:
             ValueError: a name in ``keep`` is that of no parameter; nothing has changed.
         """
-        kept = kept_by(self.policy, link)
+        kept = kept_in_32_bits(self.policy, link)
         super().setup(link)
         for param in kept:
             plain(param.update_rule, param)

@@ -34,7 +34,7 @@ class StatePolicy:
             raise SizeError(f"least_size must be at least 0 elements; got {self.least_size}")
 
 
-def kept_by(policy: StatePolicy, link: Any) -> list[Any]:
+def kept_in_32_bits(policy: StatePolicy, link: Any) -> list[Any]:
     """List a model's parameters whose states stay float32 whatever their size.
 
     Raises:

@@ -39,7 +39,7 @@ def mpi_of(comm: Any) -> Any:
     return mpi
 
 
-def mean_of_shard(mpi: Any, bounds: Sequence[int], read: Read, dtype: Any) -> Array:
+def reduce_scatter_mean(mpi: Any, bounds: Sequence[int], read: Read, dtype: Any) -> Array:
     """Average a flat vector over ranks; each rank gets its shard of the mean (reduce-scatter).
 
     Rank 0's values, then rank 1's added, and so on, then times 1/N: the same bits whatever MPI
@@ -73,7 +73,7 @@ def _mean(pieces: list[Array]) -> Array:
     return total
 
 
-def give_out_shards(
+def all_gather(
     mpi: Any,
     bounds: Sequence[int],
     read: Read,
@@ -98,7 +98,7 @@ def give_out_shards(
             write(start, stop, piece)
 
 
-def agree_with_first(
+def broadcast_first(
     mpi: Any, size: int, read: Read, write: Callable[[int, int, Array], None], dtype: Any
 ) -> bool:
     """Broadcast the first rank's vector; tells whether all ranks had the same bytes."""

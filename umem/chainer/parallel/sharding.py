@@ -12,12 +12,12 @@ import numpy as np
 from chainer import GradientMethod
 from chainer.serializer import Deserializer
 
-from umem.chainer.agreement import decide_together, of_all_ranks
+from umem.chainer.agreement import of_all_ranks, register_gather
 from umem.chainer.parallel.shard_exchange import (
-    agree_with_first,
-    give_out_shards,
-    mean_of_shard,
+    all_gather,
+    broadcast_first,
     mpi_of,
+    reduce_scatter_mean,
 )
 from umem.chainer.parallel.shard_hooks import NormsOfAll
 from umem.chainer.parallel.shard_layout import FlatVector, Shard
@@ -84,7 +84,7 @@ def sharded(optimizer: Any, comm: Any) -> Any:
         raise StateError("the optimizer is sharded already")
     check_optimizer_of_shards(optimizer)
     _shardings[optimizer] = sharding = Sharding(optimizer, mpi)
-    decide_together(optimizer, mpi.allgather, sharding.has_cut)
+    register_gather(optimizer, mpi.allgather, sharding.has_cut)
     for subscriber in (sharding, NormsOfAll(mpi.allgather, sharding.sees_shards)):
         weakref.finalize(optimizer, unsubscribe, subscriber)
         subscribe(subscriber)
@@ -177,7 +177,7 @@ class Sharding(Subscriber):
         with self.showing_shards(method):
             proceed()
         for vector in self.vectors:
-            give_out_shards(self._mpi, vector.bounds, vector.read_parts, vector.write, vector.dtype)
+            all_gather(self._mpi, vector.bounds, vector.read_parts, vector.write, vector.dtype)
             for shard in vector.shards:
                 shard.part.cleargrad()
 
@@ -220,7 +220,7 @@ class Sharding(Subscriber):
             self._shards[id(shard.whole)] = shard
             shard.keep_own_state()
             self._keep_own_master(shard)
-        return agree_with_first(
+        return broadcast_first(
             self._mpi,
             vector.bounds[-1],
             lambda start, stop, out: vector.read("array", start, stop, out),
@@ -249,7 +249,7 @@ class Sharding(Subscriber):
         for shard in vector.shards:
             # The float32 copy of use_fp32_update has no public name.
             shard.part.array = shard.part.update_rule._fp32_param.array
-        give_out_shards(
+        all_gather(
             self._mpi, vector.bounds, vector.read_parts, partial(vector.put, singles), np.float32
         )
         for shard, single in zip(vector.shards, singles, strict=True):
@@ -259,7 +259,7 @@ class Sharding(Subscriber):
 
     def _average(self, vector: FlatVector) -> None:
         """Average the gradients of this rank's shards over ranks."""
-        mean = mean_of_shard(
+        mean = reduce_scatter_mean(
             self._mpi,
             vector.bounds,
             lambda start, stop, out: vector.read("grad", start, stop, out),

@@ -79,7 +79,7 @@ def calibrate(model: Any, calibration: Any, paths: Mapping[Any, str]) -> tuple[A
             is given is not finite.
     """
     hook, first = RangeHook(paths), None
-    with attributes_kept(model):
+    with attributes_restored(model):
         for number, (args, kwargs) in enumerate(_calls(calibration)):
             first = first or (args, kwargs)
             try:
@@ -101,7 +101,7 @@ def calibrate(model: Any, calibration: Any, paths: Mapping[Any, str]) -> tuple[A
 
 
 @contextmanager
-def attributes_kept(model: Any) -> Iterator[None]:
+def attributes_restored(model: Any) -> Iterator[None]:
     """Restore the links' attributes after the block, whatever a call sets.
 
     Such as the state of a recurrent link, and the loss that a Classifier notes. A link whose

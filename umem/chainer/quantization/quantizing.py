@@ -17,7 +17,13 @@ from umem.chainer.quantization.aware_links import (
     become_plain,
     has_hooks,
 )
-from umem.chainer.quantization.calibration import Call, SeenRange, attributes_kept, calibrate, run
+from umem.chainer.quantization.calibration import (
+    Call,
+    SeenRange,
+    attributes_restored,
+    calibrate,
+    run,
+)
 from umem.chainer.quantization.exchanging import by_path, checked_names, exchanged, own_names
 from umem.chainer.quantization.integer_products import LARGEST_SUM
 from umem.chainer.quantization.quantization_report import report_of
@@ -233,7 +239,7 @@ def _finished(
                 become_plain(link)
         try:
             if call is not None:
-                with attributes_kept(quantized):
+                with attributes_restored(quantized):
                     run(quantized, call)
         except WeightReadError as error:
             reader = error.link
