@@ -33,7 +33,7 @@ def graph_writer(path: Path) -> None:
 
 
 def page_writer(path: Path) -> None:
-    from umem.cli.files_and_sizes import write
+    from umem.cli import write
 
     write(path, lambda file: file.write(b"page") and None, force=True)
 

@@ -23,8 +23,7 @@ import common
 import umem
 from umem._common.as_json import plain
 from umem.choosing import DryProgram, DryResult, Technique, Trial
-from umem.cli.dry_run import DryRun
-from umem.cli.run_script import Program, run_program
+from umem.cli import DryRun, Program, run_program
 from umem.compat import arm
 from umem.dry import StepLimit, scratch_disk
 

@@ -225,7 +225,6 @@ TESTS_OF = {"on_chainer": "chainer", "on_onnx": "onnx"}
 INSIDES = {
     "umem.cli.kernel_commands": "devices.software.kernel_archive devices.software.kernel_cache",
     "bench/budgets.py": "chainer.recompute.graph_store",
-    "bench/choice_parts/live.py": "cli.dry_run cli.run_script",
     "bench/updates.py": "chainer.optimizers.paths",
     "tests/cli/test_kernels.py": "devices.software.kernel_cache devices.software.processors",
     "tests/conformance/resume_parts/costs.py": "chainer.resume.run_state chainer.resume.saver",
@@ -249,7 +248,6 @@ INSIDES = {
     "tests/support/allocators.py": "devices.cuda.install",
     "tests/support/sharded_program.py": "chainer.resume.loop_snapshots",
     "tests/test_adding.py": "planner.dispatch",
-    "tests/test_files.py": "cli.files_and_sizes",
     "tests/test_fork.py": "devices.cuda.driver devices.cuda.gpus",
     "tests/test_interpreter_exit.py": "devices.cuda.driver devices.cuda.gpus",
     "tests/test_signals.py": "trace.recording.sources",

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -115,3 +115,15 @@ def _give_up_printing() -> None:
 @click.version_option(__version__, prog_name="umem")
 def main() -> None:
     """CuPy and Chainer programs that use more memory than the GPU has."""
+
+
+if TYPE_CHECKING:
+    from umem.cli.dry_run import DryRun
+    from umem.cli.files_and_sizes import write
+    from umem.cli.run_script import Program, run_program
+else:
+    from umem._common.faces import face
+
+    _, __getattr__ = face(
+        __name__, dry_run="DryRun", files_and_sizes="write", run_script="Program run_program"
+    )

@@ -55,7 +55,7 @@ def fits(limit):
 def test_a_step_that_fits_without_reading_ahead_fits_with_it(tmp_path: Path) -> None:
     program = """
 read_ahead = OffloadedPass.read_ahead
-OffloadedPass.read_ahead = lambda journey, func: None
+OffloadedPass.read_ahead = lambda current, func: None
 low, high = 4 << 20, 48 << 20
 while high - low > 2 << 20:
     middle = (low + high) // 2
@@ -81,11 +81,11 @@ def test_an_error_while_reading_ahead_leaves_backward_as_it_was(tmp_path: Path) 
     plain = gradient(*graph())
     begin, orders = OffloadedPass.__init__, []
 
-    def begins(journey: OffloadedPass, order: list[Any]) -> None:
+    def begins(current: OffloadedPass, order: list[Any]) -> None:
         orders.append(order)
-        begin(journey, order)
+        begin(current, order)
 
-    def fails(journey: OffloadedPass, func: object) -> None:
+    def fails(current: OffloadedPass, func: object) -> None:
         raise KeyError("room")
 
     with umem_chainer.Offload(tmp_path):

@@ -53,7 +53,14 @@ class PartLinear(chainer.FunctionNode):
         return tuple(by_index[index] for index in indexes)
 
 
-class PartLinearGrad(chainer.FunctionNode):
+class DifferentiatedOnce(chainer.FunctionNode):
+    """Base of functions that compute a gradient, and have none."""
+
+    def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        raise UnsupportedError("a graph in parts is differentiated once only")
+
+
+class PartLinearGrad(DifferentiatedOnce):
     """Function: gradients of `PartLinear`, of x where needed and of W for each part."""
 
     def __init__(self, rows: Slices, features: Sequence[Any] | None, *, wants_x: bool) -> None:
@@ -73,9 +80,6 @@ class PartLinearGrad(chainer.FunctionNode):
         for rows, w_p in zip(self._rows, weights, strict=True):
             gx[rows] = _product(xp, gy[rows], w_p)
         return gx, found
-
-    def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        raise UnsupportedError("a graph in parts is differentiated once only")
 
 
 def _product(xp: Any, a: Any, b: Any) -> Any:
@@ -105,7 +109,7 @@ class PartBias(chainer.FunctionNode):
         return tuple(found[index] for index in indexes)
 
 
-class PartRowSums(chainer.FunctionNode):
+class PartRowSums(DifferentiatedOnce):
     """Function: row sums of each part, (rows, F) to (parts, F)."""
 
     def __init__(self, rows: Slices) -> None:
@@ -117,9 +121,6 @@ class PartRowSums(chainer.FunctionNode):
         wide = np.promote_types(x.dtype, np.float32)
         sums = [x[rows].sum(axis=0, dtype=wide) for rows in self._rows]
         return (xp.stack(sums).astype(x.dtype, copy=False),)
-
-    def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        raise UnsupportedError("a graph in parts is differentiated once only")
 
 
 class PartCrossEntropy(chainer.FunctionNode):
@@ -168,7 +169,7 @@ def _labelled(xp: Any, scores: Any, labels: Any, rows: slice) -> tuple[Any, Any,
     return labels[rows][which], xp.arange(len(which)), wide - wide.max(axis=1, keepdims=True)
 
 
-class PartCrossEntropyGrad(chainer.FunctionNode):
+class PartCrossEntropyGrad(DifferentiatedOnce):
     """Function: gradient of `PartCrossEntropy`, softmax minus the one-hot label."""
 
     def __init__(self, rows: Slices, labels: Any) -> None:
@@ -187,9 +188,6 @@ class PartCrossEntropyGrad(chainer.FunctionNode):
             shares *= g_p
             gradient[rows][self.labels[rows] >= 0] = shares
         return (gradient,)
-
-    def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        raise UnsupportedError("a graph in parts is differentiated once only")
 
 
 class PartDropout(chainer.FunctionNode):
