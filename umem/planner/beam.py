@@ -135,13 +135,13 @@ class Beam:
         read = mask_of(x for x in range(v + 1) if f.last_user[x] >= v)
         room = self.budget - g.forward_bytes - g.workspace[v]
         rows = self._fit(rows, room, read | 1 << v, 1 << v)
-        return self._let_go(rows, f.below[v] & ~read & ~f.useful[-1], 0)
+        return self._free(rows, f.below[v] & ~read & ~f.useful[-1], 0)
 
     def _backward(self, rows: Rows) -> Rows:
         """Run a step of backward in every state, with each way to recompute missing values."""
         f, step = self.f, self._step
         rows = rows._replace(origin=np.arange(len(rows.cost)))
-        rows = self._let_go(rows, f.all & ~f.useful[step], f.all & ~f.below[step])
+        rows = self._free(rows, f.all & ~f.useful[step], f.all & ~f.below[step])
         rows = self._ask(rows)
         for v in range(step + 1):
             runs = has(rows.pending, v)
@@ -150,9 +150,9 @@ class Beam:
         needs, own = f.needs[step], f.stashed & 1 << step
         rows = self._fit(rows, self.budget - f.beside[step].during, needs, own)
         rows, _ = self._hopeful(rows)
-        rows = self._let_go(rows, 0, own)
+        rows = self._free(rows, 0, own)
         if step:
-            rows = self._let_go(rows, f.all & ~f.useful[step - 1], 0)
+            rows = self._free(rows, f.all & ~f.useful[step - 1], 0)
         rows = rows.undominated()
         self._log.append(rows)
         return rows
@@ -231,7 +231,7 @@ class Beam:
 
     # -- evicting --------------------------------------------------------------------------
 
-    def _let_go(self, rows: Rows, values: int, stashes: int) -> Rows:
+    def _free(self, rows: Rows, values: int, stashes: int) -> Rows:
         """Free masks of dead values and function state in every state; return the states.
 
         Values that share bytes are freed only where all of them are dead.

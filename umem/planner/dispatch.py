@@ -15,7 +15,7 @@ from umem.planner.checks import checked_budget, shown, whole_number
 from umem.planner.graph import Graph
 from umem.planner.kusumoto.formula_plans import formula_front, formula_plans
 from umem.planner.link import Link
-from umem.planner.offload_schedule import Decision, decided, is_best, plan_of_decision
+from umem.planner.offload_schedule import Decision, decided, is_best, plan_of_decision, rank
 from umem.planner.plans import OBJECTIVES, Method, Model, Objective, Plan, checked_model
 from umem.planner.referee import simulate
 from umem.units import format_bytes
@@ -24,8 +24,6 @@ EVERY_POINT = 64
 """At most this many nodes for which `pareto` looks for every point of chains."""
 POINTS = 33
 """Number of budgets that `pareto` looks at in larger graphs."""
-SEARCHED = 200
-"""At most this many nodes for which a local search improves a plan that may offload."""
 
 
 def plan(
@@ -235,11 +233,8 @@ def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Li
 
 
 def _quickest(found: list[Decision], budget_bytes: int, link: Link, method: Method) -> Plan:
-    """Make the plan of the quickest decision, improved by a local search in small graphs."""
-    best = min(found, key=lambda decision: decision.seconds)
-    if method in ("auto", rematerialize.NAME) and len(best.graph) <= SEARCHED:
-        best = keep_recompute_offload.improved(found, budget_bytes, link)
-    return plan_of_decision(best, budget_bytes, link, method)
+    """Make the plan of the quickest decision, of those of the same time that which moves least."""
+    return plan_of_decision(min(found, key=rank), budget_bytes, link, method)
 
 
 # -- plans of a tape ---------------------------------------------------------------------------

@@ -43,8 +43,8 @@ class Link:
             object.__setattr__(self, key, _rate(key, getattr(self, key)))
         smallest = whole_number(self.smallest_bytes)
         if smallest is None or smallest < 0:
-            said = shown(self.smallest_bytes)
-            raise GraphError(f"a link's smallest_bytes is {said}, not a count of bytes")
+            found = shown(self.smallest_bytes)
+            raise GraphError(f"a link's smallest_bytes is {found}, not a count of bytes")
         object.__setattr__(self, "smallest_bytes", smallest)
 
     @property

@@ -8,7 +8,7 @@ has room until its use. So no copy begins later than it could in that order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -127,44 +127,30 @@ def _backward(
     return fetched
 
 
-def choose_offloaded(
-    table: Timetable,
-    budget_bytes: int,
-    chosen: Collection[OffloadWindow] = (),
-    banned: Collection[OffloadWindow] = (),
-) -> list[OffloadWindow] | None:
-    """Choose more values to offload, so that the step fits a budget; None: it cannot.
+def choose_offloaded(table: Timetable, budget_bytes: int) -> list[OffloadWindow] | None:
+    """Choose the values to offload, so that the step fits a budget; None: it cannot.
 
     Where memory is short, the value whose next use is last is offloaded (Belady 1966).
-
-    Args:
-        table: the step.
-        budget_bytes: the most bytes at once.
-        chosen: offloaded in any case.
-        banned: never offloaded.
     """
-    found, taken = list(chosen), {one.key for one in (*chosen, *banned)}
-    change = [0] * (len(table.used) + 1)
-    for one in found:
-        change[one.last + 1] += one.nbytes
-        change[one.back] -= one.nbytes
-    others = [one for one in table.windows if one.key not in taken]
+    found: list[OffloadWindow] = []
+    back = [0] * (len(table.used) + 1)
     ready: list[tuple[int, int, int]] = []  # a heap, the value used last in backward first
     away = next_ = 0
     for at, used in enumerate(table.used):
-        away += change[at]
-        while next_ < len(others) and others[next_].last < at:
-            heappush(ready, (-others[next_].first, -others[next_].nbytes, next_))
+        away -= back[at]
+        while next_ < len(table.windows) and table.windows[next_].last < at:
+            one = table.windows[next_]
+            heappush(ready, (-one.first, -one.nbytes, next_))
             next_ += 1
         while used - away > budget_bytes:
             if not ready:
                 return None
-            one = others[heappop(ready)[2]]
+            one = table.windows[heappop(ready)[2]]
             if one.back <= at:
                 return None
             found.append(one)
             away += one.nbytes
-            change[one.back] -= one.nbytes
+            back[one.back] += one.nbytes
     return found
 
 
@@ -184,16 +170,6 @@ class Decision(NamedTuple):
         """Return the time of the step, in units of cost."""
         return self.transfers.seconds
 
-    @property
-    def moved(self) -> frozenset[Key]:
-        """Return the keys of all values and function state that are offloaded."""
-        return frozenset(way.one.key for way in self.transfers.copies)
-
-    @property
-    def moved_bytes(self) -> int:
-        """Return the bytes that are sent to the offload target."""
-        return sum(way.one.nbytes for way in self.transfers.copies)
-
 
 def is_best(decision: Decision) -> bool:
     """Tell whether no decision can be quicker: no recomputation, and no waiting for copies."""
@@ -201,14 +177,13 @@ def is_best(decision: Decision) -> bool:
     return decision.seconds <= (sum(g.cost) + sum(g.backward_cost)) * NEVER_LESS
 
 
-def decided(
-    graph: Graph,
-    reruns: Reruns,
-    budget_bytes: int,
-    link: Link,
-    moved: Collection[Key] = (),
-    banned: Collection[Key] = (),
-) -> Decision | None:
+def rank(decision: Decision) -> tuple[float, int]:
+    """Return the sort key of decisions: seconds to twelve digits, then bytes over the link."""
+    moved = sum(way.one.nbytes for way in decision.transfers.copies)
+    return float(f"{decision.seconds:.12g}"), moved
+
+
+def decided(graph: Graph, reruns: Reruns, budget_bytes: int, link: Link) -> Decision | None:
     """Decide on offloading, as much as a budget asks, for given recomputations; None: no fit.
 
     Args:
@@ -216,16 +191,9 @@ def decided(
         reruns: the recomputations.
         budget_bytes: the most bytes at once.
         link: the link to the offload target.
-        moved: keys that are offloaded in any case.
-        banned: keys that are never offloaded.
     """
     table = timetable(graph, reruns, link)
-    chosen = choose_offloaded(
-        table,
-        budget_bytes,
-        [one for one in table.windows if one.key in moved],
-        [one for one in table.windows if one.key in banned],
-    )
+    chosen = choose_offloaded(table, budget_bytes)
     way = None if chosen is None else schedule_transfers(table, chosen, budget_bytes, link)
     return None if way is None else Decision(graph, reruns, table, way)
 

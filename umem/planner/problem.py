@@ -23,7 +23,7 @@ from umem.planner.link import Link
 from umem.planner.node import Node
 from umem.planner.plans import Method, Plan
 from umem.planner.schedule import Action, actions
-from umem.planner.usage_of_actions import ScheduleUsage, usage
+from umem.planner.usage_of_actions import ScheduleUsage, floor, usage
 from umem.trace.analysis import CONVOLUTIONS
 from umem.units import format_apart, format_bytes
 
@@ -374,14 +374,14 @@ class Problem:
         """
         least, whole = self.least(method, link=link).peak_bytes, self.plain_bytes
         lowest = self.least(method, any_cost=True, link=link)
-        asked, said, plain = format_apart(budget_bytes, least, whole)
+        asked, needed, plain = format_apart(budget_bytes, least, whole)
         below = ""
         if lowest.peak_bytes < least:
             passes = lowest.plan.overhead / (sum(call.cost for call in self.calls) or 1)
             below = f"; {lowest.peak_bytes} bytes for {passes:.1f} more forward passes"
         return BudgetError(
             f"a budget of {asked} ({budget_bytes / whole:.0%} of the plain step's {plain}) is too "
-            f"small: the least budget is {said} ({math.ceil(100 * least / whole)}%, {least} bytes"
+            f"small: the least budget is {needed} ({math.ceil(100 * least / whole)}%, {least} bytes"
             f"{below})"
         )
 
@@ -424,25 +424,6 @@ class Problem:
         They are the most that one call needs at once, with the gradients of parameters that
         backward has made by then, or the optimizer's update.
         """
-        moves = link is not None
-        nodes = self._nodes(packs=True, moves=moves)
-        size = {node.name: 0 if node.alias_of else node.nbytes for node in nodes}
-        grad = {node.name: node.grad_bytes or 0 for node in nodes}
-        inputs: dict[str, list[str]] = {node.name: [] for node in nodes}
-        for source, user in self._named_edges:
-            inputs[user].append(source)
-        floor = (0, "nothing")
-        stayed = 0
-        for call, node in reversed(list(zip(self.calls, nodes, strict=True))):
-            stayed += node.stays_bytes
-            read = inputs[node.name]
-            forward = sum(size[n] for n in read) + size[node.name] + node.stash_bytes
-            forward += node.workspace_bytes + self.forward_bytes
-            backward = 0
-            if not call.dead:
-                backward = sum(size[n] for n in node.needs or ()) + node.stash_bytes
-                backward += grad[node.name] + sum(grad[n] for n in read)
-                backward += node.backward_workspace_bytes + stayed
-            floor = max(floor, (max(forward, backward), node.name))
-        whole = self.constant_bytes(packs=True, moves=moves) + floor[0]
-        return max((whole, floor[1]), (self.update_peak_bytes, UPDATE))
+        size, node = floor(self._planned(link))
+        size += self.constant_bytes(packs=True, moves=link is not None)
+        return max((size, node), (self.update_peak_bytes, UPDATE))

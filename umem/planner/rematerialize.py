@@ -21,7 +21,7 @@ from umem.planner.link import Link, Move
 from umem.planner.link_timetable import timetable
 from umem.planner.plans import Plan, Reruns, plan_by_reruns, reruns_of
 from umem.planner.schedule import actions
-from umem.planner.usage_of_actions import usage
+from umem.planner.usage_of_actions import floor, usage
 
 NAME = "rematerialize"
 FINE, COARSE = 512, 64
@@ -72,7 +72,7 @@ def least_plan(graph: Graph, *, once: bool = False) -> Plan:
         return best
     fine = FINE if len(graph) <= SHORT else COARSE
     facts = Facts(graph, alike=True)
-    low = _floor(facts)
+    low, _ = floor(graph)
     while best.peak_bytes - low > best.peak_bytes // fine:
         budget = (low + best.peak_bytes) // 2
         found = _fits(facts, budget, once=once)
@@ -81,18 +81,6 @@ def least_plan(graph: Graph, *, once: bool = False) -> Plan:
         else:
             best = plan_of(graph, found, None, NAME)
     return best
-
-
-def _floor(facts: Facts) -> int:
-    """Return the most bytes that one call needs at once, forward or backward."""
-    g, floor = facts.g, 0
-    for v in range(facts.count):
-        read = {g.root[x] for x in range(v + 1) if facts.last_user[x] >= v} | {g.root[v]}
-        forward = sum(g.size[x] for x in read) + g.stash[v] + g.workspace[v] + g.forward_bytes
-        needs = {g.root[x] for x in g.needs[v]}
-        backward = sum(g.size[x] for x in needs) + g.stash[v] + facts.beside[v].during
-        floor = max(floor, forward, backward)
-    return floor
 
 
 def _search(graph: Graph, budget_bytes: int, known: Reruns) -> Reruns:

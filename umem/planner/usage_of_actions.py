@@ -136,3 +136,23 @@ def gradient_bytes(graph: Graph) -> tuple[GradientBytes, ...]:
     stream = [Action(kind, name) for name in reversed(graph.names) for kind in around]
     during = usage(graph, stream).during_bytes
     return tuple(map(GradientBytes, during[::3], during[1::3]))[::-1]
+
+
+def floor(graph: Graph) -> tuple[int, str]:
+    """Return the bytes that every plan without a link needs, and the call that forces them.
+
+    They are the most that one call needs at once, forward or backward, with the gradients of
+    parameters that backward has made by then. Cost: proportional to nodes and edges.
+    """
+    g, stayed = graph.numbered, 0
+    found = (0, "nothing")
+    for v in reversed(range(len(g.names))):
+        stayed += g.stays[v]
+        read = {g.root[x] for x in (*g.preds[v], v)}
+        forward = sum(g.size[x] for x in read) + g.stash[v] + g.workspace[v] + g.forward_bytes
+        backward = sum(g.size[x] for x in {g.root[x] for x in g.needs[v]}) + g.stash[v]
+        backward += sum(g.grad[x] for x in (v, *g.preds[v])) + g.backward_workspace[v] + stayed
+        if not (g.needs[v] or g.grad[v]):  # backward may not reach it
+            backward = 0
+        found = max(found, (max(forward, backward), g.names[v]))
+    return found
