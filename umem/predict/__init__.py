@@ -4,10 +4,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from umem.predict.comparing import ModeRow, replayed_row, simulated_row
-    from umem.predict.replaying import Replay, replay
+    from umem.predict.replaying import Replay, ranged_clocks, replay, replay_on
 else:
     from umem._common.faces import face
 
     __all__, __getattr__ = face(
-        __name__, comparing="ModeRow replayed_row simulated_row", replaying="Replay replay"
+        __name__,
+        comparing="ModeRow replayed_row simulated_row",
+        replaying="Replay ranged_clocks replay replay_on",
     )

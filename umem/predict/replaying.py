@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -129,20 +129,17 @@ def replay(
         spec,
         vram_bytes=None if vram is None else parse_bytes(vram, "vram"),
         backend=trace.backend,
-        clocks=[Clock(spec, each) for each in (COSTS, *extremes(COSTS))],
+        clocks=ranged_clocks(spec),
     )
     limit_bytes = None if limit is None else parse_bytes(limit, "limit")
-    reason = device.why_not(mode)
-    if reason is None:
-        device.install(Policy(mode, limit_bytes, prefetch, spill), everywhere=True)
+    policy = Policy(mode, limit_bytes, prefetch, spill)
     try:
-        reason = reason or _feed(device, trace, advice or {})
+        reason = replay_on(device, policy, [_advised(trace.events, advice or {})])
         needed_bytes, because = trace.peak_bytes, why_peak(trace)
     except KeyError as error:  # it uses a tensor that is not allocated
         why = what_fails(trace)
         raise TraceError(f"the trace does not hold together: {why}") from error
     quick, slow = device.model.clocks[1:]
-    device.model.driver.residency.forget()
     return Replay(
         gpu=device.name,
         vram_bytes=device.vram_bytes,
@@ -167,20 +164,56 @@ def _of_numpy(trace: Trace) -> str | None:
     return "The trace is of NumPy, and so are its bytes: those of CuPy may differ."
 
 
-def _feed(device: VirtualGPU, trace: Trace, advice: Mapping[str, str]) -> str | None:
-    """Replay the events; return the error's message where memory runs out, else None."""
+def ranged_clocks(gpu: GpuSpec) -> list[Clock]:
+    """Return three clocks of a GPU: its costs, each at the quick, and each at the slow end."""
+    return [Clock(gpu, costs) for costs in (COSTS, *extremes(COSTS))]
+
+
+def replay_on(
+    device: VirtualGPU,
+    policy: Policy,
+    rounds: Iterable[Iterable[Event]],
+    after_round: Callable[[], None] | None = None,
+    *,
+    timeline: bool = True,
+) -> str | None:
+    """Replay events on the model of a GPU that nothing else uses.
+
+    Args:
+        device: the model; its figures and clocks are the result.
+        policy: how allocations are made.
+        rounds: the events, in as many parts as the caller wants to look between.
+        after_round: called after each.
+        timeline: keep a sample after each event; leaving that out is quicker.
+
+    Returns:
+        the reason where the GPU lacks the mode or memory runs out, and else None.
+    """
+    reason = device.why_not(policy.mode)
+    if reason is not None:
+        return reason
+    device.install(policy, everywhere=True)
     try:
-        for event in trace.events:
-            device.on_event(event)
-            if advice and isinstance(event, Alloc):
-                for hint in _advice_for(event, advice):
-                    device.on_event(hint)
+        for events in rounds:
+            if timeline:
+                for event in events:
+                    device.on_event(event)
+            else:
+                device.model.follow(events)
+            if after_round is not None:
+                after_round()
     except OutOfMemoryError as error:
         return str(error)
+    finally:
+        device.model.driver.residency.forget()
     return None
 
 
-def _advice_for(alloc: Alloc, advice: Mapping[str, str]) -> Iterator[Event]:
-    for pattern, name in advice.items():
-        if fnmatchcase(alloc.label, pattern):
-            yield Hint(name, (Access(alloc.tensor, 0, alloc.nbytes),), 0)
+def _advised(events: Iterable[Event], advice: Mapping[str, str]) -> Iterator[Event]:
+    """Yield the events, and after an allocation the hints that advice has for its label."""
+    for event in events:
+        yield event
+        if isinstance(event, Alloc):
+            for pattern, name in advice.items():
+                if fnmatchcase(event.label, pattern):
+                    yield Hint(name, (Access(event.tensor, 0, event.nbytes),), 0)

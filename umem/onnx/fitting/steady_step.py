@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from umem._common.specs import COSTS, GpuSpec, extremes
+from umem._common.specs import GpuSpec
 from umem.devices import Mode, Policy, StepCost
-from umem.devices.virtual import Clock, Model, VirtualGPU
-from umem.errors import OutOfMemoryError
+from umem.devices.virtual import VirtualGPU
+from umem.predict import ranged_clocks, replay_on
 from umem.trace import Alloc, Event, Free, Mark, Op, Trace, allocations, renumbered, used_bytes
 
 STEPS = 3
@@ -44,21 +44,15 @@ def steady_step(trace: Trace, gpu: GpuSpec, mode: Mode, *, prefetch: bool = Fals
         gpu: the GPU.
         mode, prefetch: as in `umem.replay`.
     """
-    reason = VirtualGPU(gpu).why_not(mode)
     steps = list(repeated(trace))
-    clocks = [Clock(gpu, costs) for costs in (COSTS, *extremes(COSTS))]
-    policy = Policy(mode, None, prefetch)
-    model = Model(gpu, COSTS, "caching", trace.backend, lambda: policy, clocks)
-    ends = []
-    try:
-        for step in steps if reason is None else ():
-            model.follow(step)
-            model.synchronize()
-            ends.append((model.figures, [clock.seconds for clock in clocks]))
-    except OutOfMemoryError as error:
-        reason = str(error)
-    finally:
-        model.driver.residency.forget()
+    device = VirtualGPU(gpu, backend=trace.backend, clocks=ranged_clocks(gpu))
+    ends: list[tuple[StepCost, list[float]]] = []
+
+    def end_step() -> None:
+        device.model.synchronize()
+        ends.append((device.model.figures, [clock.seconds for clock in device.model.clocks]))
+
+    reason = replay_on(device, Policy(mode, None, prefetch), steps, end_step, timeline=False)
     if reason is not None:
         return SteadyStep(StepCost(peak_bytes=max(used_bytes(chain(*steps)))), reason)
     (start, since), (end, until) = ends[0], ends[-1]
