@@ -37,16 +37,24 @@ from umem.planner.plans import Reruns
 from umem.planner.step_table import mask_of, numbers
 
 WIDTH = 800
-"""At most this many states are followed at a moment."""
+"""At most this many states are followed at a moment.
+
+With it, plans of up to 24 nodes are within some percent of the optimum (bench/planners.py); that
+width alone was measured.
+"""
 FULL_WIDTH = 24
 """At most this many nodes are searched with `WIDTH`, which shrinks with the cube of more.
 
-So the work grows slowly with the nodes.
+So the work grows slowly with the nodes. A guess: no bench compares others.
 """
 LEAST_WIDTH = 24
-"""At least this many states are followed, however large the graph."""
+"""At least this many states are followed, however large the graph: a guess."""
 PROTECTED = 4
-"""At most this many states that can still become the known plan are never pruned."""
+"""At most this many states that can still become the known plan are never pruned.
+
+Without any, and without following that plan, 4 or more of 45 plans of graphs of 3 to 6 nodes miss the
+optimum (tests/planner/test_rematerialize.py). The number is a guess.
+"""
 
 
 class Weights(NamedTuple):

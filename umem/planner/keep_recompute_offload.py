@@ -1,11 +1,12 @@
 """Plans that keep, recompute or offload each value.
 
-The search starts from the recomputations that are planned for some budgets, from the one asked for
-up to that of keeping everything; of the values that such a plan keeps, as many are offloaded as do
-not fit. The budget itself gives recomputation alone, the other end offloading alone. After the
-hybrid policies of Capuchin (Peng et al., ASPLOS 2020) and PoocH (Ito et al., 2019); times are those
-of the referee. Tried and left: a local search that then changes the decision on one value at a
-time made 1 of 30 steps of small graphs quicker, by 0.7%.
+Recomputations are planned for some budgets, from the one asked for up to that of keeping
+everything; of the values that such a plan keeps, as many are offloaded as do not fit. The budget
+itself gives recomputation alone, the other end offloading alone. After the hybrid policies of
+Capuchin (Peng et al., ASPLOS 2020) and PoocH (Ito et al., 2019); times are those of the referee.
+
+Tried and left: a local search that then changes the decision on one value at a time made 1 of 30
+steps of small graphs quicker, by 0.7%.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from umem.planner.plans import Plan, Reruns, reruns_of
 from umem.planner.rematerialize import keep_more
 
 BUDGETS = 7
-"""Number of budgets that are planned for, as starts of the search."""
+"""Number of budgets that are planned for: a guess, no bench compares others."""
 SHORT = 200
 """At most this many nodes for which every budget is planned anew.
 

@@ -18,7 +18,10 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 INFINITE = 1 << 61
 LEVELS = 4000
-"""Costs are rounded to one part in this many of their sum, where they have to be rounded."""
+"""Costs are rounded to one part in this many of their sum, where they have to be rounded.
+
+A guess: no bench compares others.
+"""
 FINE = LEVELS // 4
 """At most this many costs are each rounded to the nearest level; more, up or down in turn."""
 GOLDEN = (5**0.5 - 1) / 2

@@ -30,7 +30,10 @@ import numpy as np
 from umem.planner.prefetch.block_footprint import Footprint, Gap
 
 BOTH_WAYS, ONE_WAY, READY = 2.0, 1.0, 0.05
-"""Costs of a block sent and fetched, of one that is sent only, and of one that is discarded."""
+"""Costs of a block sent and fetched, of one that is sent only, and of one that is discarded.
+
+The first two are trips over the link. The third is a guess: a discarded block makes no trip.
+"""
 COSTS = BOTH_WAYS, ONE_WAY, READY
 
 
@@ -202,7 +205,10 @@ def _in_order(used: Footprint, room: _Room) -> tuple[_Room, Taken]:
 
 
 def _reach(room: _Room, way: _Way, time: int) -> float:
-    """Return the number of short operations a way covers from ``time`` on, over its cost ** 1.5."""
+    """Return the number of short operations a way covers from ``time`` on, over its cost ** 1.5.
+
+    The power is a guess: no bench compares others.
+    """
     start = time if time >= way.start else time + room.count
     return float(room.short_count(start, way.stop) / way.cost**1.5)
 
