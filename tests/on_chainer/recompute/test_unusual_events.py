@@ -36,7 +36,7 @@ class State(NamedTuple):
     why: str | None
 
 
-LEARNED, PLANNED = State("Observe", "intact", None), State("FollowPlan", "intact", None)
+LEARNED, PLANNED = State("Evict", "intact", None), State("FollowPlan", "intact", None)
 ALONE = State("Evict", "intact", None)
 
 
@@ -250,7 +250,7 @@ PLAYED: dict[str, list[Played]] = {
     ],
     "an update between two backwards of one forward": [
         Played(
-            refused(graph_store.AGAIN, "Observe"), step=updated_between, budget="min", steps=4,
+            refused(graph_store.AGAIN, "Evict"), step=updated_between, budget="min", steps=4,
         ),
     ],
     "several graphs alive; a second backward over one graph": [
@@ -268,7 +268,7 @@ PLAYED: dict[str, list[Played]] = {
         Played(refused(GRAD), step=Anew(by_grad)),
     ],
     "a graph that goes on from an earlier one, as where a state is not cut": [
-        Played(refused(passes.FROM_EARLIER, "Observe"), step=going_on),
+        Played(refused(passes.FROM_EARLIER, "Evict"), step=going_on),
     ],
     "another loss goes backward than when the graph was learned": [
         Played(refused(training.OTHER_ROOTS), lambda: TwoLosses(4)),
@@ -299,7 +299,7 @@ def test_a_pass_is_in_the_state_that_the_table_says(
 
     expected = run()
     same(run(umem.chainer.Recompute(case.budget)), expected)
-    assert watched.ended[0] == LEARNED or case.last is None or case.last.rule == "Observe"
+    assert watched.ended[0] == LEARNED or case.last is None or case.last.rule == "Evict"
     if case.last is not None:
         assert watched.ended[-1] == case.last
     assert case.why is None or case.why in watched.reasons

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import chainer
 
 from umem.chainer.forward_state import Configurations
-from umem.chainer.function_facts import owner_of
-from umem.chainer.recompute.facts import Experience, FunctionKind, meter_of, shape_of
-from umem.chainer.recompute.pass_policies import PassPolicy, PassSoFar, other_call
+from umem.chainer.function_facts import gives_all_gradients, owner_of
+from umem.chainer.recompute.account import Arrays
+from umem.chainer.recompute.facts import Experience, FunctionKind, Observed, meter_of, shape_of
+from umem.chainer.recompute.pass_policies import FollowPlan, PassPolicy, PassSoFar, other_call
 from umem.chainer.recompute.pressure import AHEAD, Pressure, Room
 from umem.chainer.recompute.seen import SeenGraph, TapeAction
 from umem.chainer.recompute.tape import STATISTICS, Call, Leaves
@@ -30,6 +31,10 @@ from umem.devices import work_seconds
 from umem.trace.recording import root_of
 
 FROM_EARLIER = "it goes on from an earlier pass"
+UNPLANNED = 0.3
+"""Of the geometric mean of all bytes made and the most of one call, what forward keeps if neither a
+budget nor a plan says it. The root is that of Kirisame et al. (theorem 3.1); with this factor the
+first passes of four networks took 0.94 to 1.12 of what blocks of sqrt(n) calls kept."""
 
 
 class Ran(NamedTuple):
@@ -59,29 +64,35 @@ class Evict(PassPolicy):
 
     Args:
         room: the budget.
+        learns: whether each call is observed, because its graph is being learned.
         known: graphs whose plain step fits, and of which the pass is expected to be one, the
             likeliest first; empty if it is not expected to be one that was seen.
         experience: facts on functions from earlier passes.
         debug: whether calls keep checksums.
         prepare: called with a function and its inputs before it is observed.
-        told: warns the user; see `Pressure`.
+        tell: warns the user; see `Pressure`.
 
     Attributes:
         is_pressed: whether the pass is followed call by call.
+        evicts: False if nothing is evicted, for the rest of a pass that has left its plan.
     """
-
-    applies = True
 
     def __init__(
         self,
         room: Room,
-        known: Sequence[SeenGraph],
-        experience: Experience,
-        debug: bool,
-        prepare: Callable[[Any, Any], None],
-        told: Callable[[str, bool], None],
+        *,
+        learns: bool = False,
+        known: Sequence[SeenGraph] = (),
+        experience: Experience | None = None,
+        debug: bool = False,
+        prepare: Callable[[Any, Any], None] = lambda func, inputs: None,
+        tell: Callable[[str, bool], None] = lambda text, thrashes: None,
     ) -> None:
+        experience = experience or Experience()
         self._room, self._experience = room, experience
+        self.learns, self.applies, self.evicts = learns, not learns, True
+        self._most, self._is_plannable = 0, True
+        self._plan: FollowPlan | None = None
         self._prepare = prepare
         self._checks = debug
         self._kinds, self._configs = experience.kinds, Configurations()
@@ -90,8 +101,8 @@ class Evict(PassPolicy):
         self._leaves: Leaves = {}
         self._count = self._made = self._looked = self._read = 0
         self._roots: dict[int, int] = {}
-        self._pressure: Pressure | None = Pressure(room, experience, told)
-        self.is_pressed = debug
+        self._pressure: Pressure | None = Pressure(room, experience, tell)
+        self.is_pressed = debug or learns
         self._next_look = float("inf")
         if room.budget is not None:
             self._next_look = (room.rest_bytes - experience.rise_bytes) / 2
@@ -110,8 +121,8 @@ class Evict(PassPolicy):
         )
 
     def is_unusual(self, calls: Sequence[Any]) -> bool:
-        """Return False: the arrays that backward reads are alive, or can be recomputed."""
-        return False
+        """Return False if the arrays that backward reads are surely alive or can be recomputed."""
+        return self.learns
 
     @property
     def is_alone(self) -> bool:
@@ -303,7 +314,34 @@ class Evict(PassPolicy):
         if self._pressure is not None:
             self._pressure.add(call, kind, arrays, ran.seconds, known)
 
+    def observed(self, call: Call, observed: Observed, arrays: Arrays) -> None:
+        """Account for a call that has been observed, and evict until few enough bytes are held.
+
+        Args:
+            call, observed: the call, and its facts.
+            arrays: its inputs and its outputs.
+        """
+        assert self._pressure is not None
+        kind = self._kinds.of(type(owner_of(call.func)))
+        self._room.read(source.array for source in call.sources)
+        self._pressure.add(call, kind, arrays, observed.seconds, None)
+        call.hold_by_graph()
+        self._made += observed.nbytes
+        self._most = max(self._most, observed.nbytes + observed.workspace_bytes)
+        gradients = [call.output_count == 1] * call.output_count  # of several, some may have none
+        self._is_plannable = self._is_plannable and gives_all_gradients(call.func, gradients)
+        if self._room.budget is not None:  # beside the workspace of the next call
+            self._pressure.keep_to(self._room.rest_bytes - 2 * self._most)
+        elif self._is_plannable:
+            self._pressure.keep_to(0)
+        else:
+            self._pressure.keep_to(round(UNPLANNED * (self._made * self._most) ** 0.5))
+
     # -- backward --------------------------------------------------------------------------
+
+    def follow(self, plan: FollowPlan) -> None:
+        """Let backward follow a plan that was made at the end of forward."""
+        self._plan = plan
 
     def may_go_alone(self, now: PassSoFar) -> bool:
         """Tell whether the backward that begins fits with nothing evicted; else press the pass."""
@@ -332,21 +370,38 @@ class Evict(PassPolicy):
         if self.is_pressed and self._pressure is not None:
             self._pressure.begin_backward(call.func for call in calls if call.has_graph)
 
-    def ensure(self, call: Any) -> None:
+    @property
+    def _pressure_now(self) -> Pressure | None:
+        """Return what makes room in backward; None if a plan does, or if nothing is evicted."""
+        return self._pressure if self.evicts and self._plan is None else None
+
+    def before_backward(self, call: Call) -> Iterator[TapeAction]:
+        """Yield the planned actions up to this step; none without a plan."""
+        return iter(()) if self._plan is None else self._plan.before_backward(call)
+
+    def ensure(self, call: Call) -> None:
         """Make the arrays that this step reads available, and room for those that it makes."""
-        if self._pressure is not None:
-            self._pressure.before(call)
+        if (pressure := self._pressure_now) is None:
+            call.ensure()
+        else:
+            pressure.before(call)
 
-    def step(self, proceed: Any, call: Any, func: Any, args: tuple[Any, ...]) -> None:
-        """Run a step of backward, and measure its time and the rise of memory."""
-        if self._pressure is not None:
-            self._pressure.step(proceed, call, func, args)
+    def step(self, proceed: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
+        """Run a step of backward; measure its time, and in a pass without facts what it takes."""
+        if (pressure := self._pressure_now) is None:
+            proceed(func, *args)
+        else:
+            pressure.step(proceed, call, func, args, measures=not self.learns)
 
-    def after_backward(self, call: Any) -> Iterator[TapeAction]:
-        """Drop the arrays of a call whose step is over."""
-        if self._pressure is not None:
-            self._pressure.after(call)
-        return iter(())
+    def after_backward(self, call: Call) -> Iterator[TapeAction]:
+        """Drop the arrays of a call whose step is over; yield the planned drops."""
+        if (pressure := self._pressure_now) is not None:
+            pressure.after(call)
+        return iter(()) if self._plan is None else self._plan.after_backward(call)
+
+    def end(self, popped: Sequence[int], whole: bool) -> Iterator[TapeAction]:
+        """Yield the planned drops that are left."""
+        return iter(()) if self._plan is None else self._plan.end(popped, whole)
 
     def learn(self, now: PassSoFar) -> None:
         """Add the facts of the pass, which has gone backward, to the experience."""
@@ -363,14 +418,18 @@ class Evict(PassPolicy):
         """Press the pass, and evict half of what it holds; tell whether any was evicted."""
         if self._pressure is None:
             return False
+        if self._pressure_now is None:
+            return super().make_room(now, busy)
         if not self.is_pressed:
             self._press(now)
+        if self.learns:
+            self._room.budget, self._is_plannable = None, True  # keep as few as can be from now on
         return self._pressure.evict_half([call for call in now.calls if call.index in busy])
 
     def let_go(self) -> None:
         """Release all records: a second backward recomputes on demand."""
         self._ran, self._leaves = [], {}
-        self._pressure = None
+        self._pressure = self._plan = None
 
 
 # -- facts of a function that has run --------------------------------------------------------------

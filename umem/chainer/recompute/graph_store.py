@@ -360,7 +360,7 @@ class Graphs:
     @property
     def plans_first(self) -> bool:
         """True if passes without a plan are planned at the end of their forward."""
-        return not isinstance(self.target.budget, float) and self._once_seen < MANY
+        return self._once_seen < MANY
 
     def plan_first(self, now: Pass) -> tuple[SeenGraph, Carried] | None:
         """Plan the backward of a pass that has gone forward without a plan, for a budget in bytes.

@@ -14,10 +14,12 @@ from typing import Any, Literal
 import chainer
 
 from umem.chainer.forward_state import Configurations, ReadArrays
+from umem.chainer.recompute.evict import FROM_EARLIER, Evict
 from umem.chainer.recompute.facts import Before, Observed, observe
 from umem.chainer.recompute.gradients import Contended, GradientSums, contended, plain_order
 from umem.chainer.recompute.observing import gradient_bytes
-from umem.chainer.recompute.pass_policies import ENDED_EARLY, HIGH, FollowPlan, Observe, PassPolicy
+from umem.chainer.recompute.pass_policies import ENDED_EARLY, HIGH, FollowPlan, PassPolicy
+from umem.chainer.recompute.pressure import Room
 from umem.chainer.recompute.seen import Carried, Roots, SeenGraph, TapeAction, readers_of
 from umem.chainer.recompute.tape import Call, Leaves, needed_again
 from umem.chainer.saved.tiers.tier import Tier
@@ -31,7 +33,6 @@ Integrity = Literal["intact", "refused", "restored"]
 
 Restored: all arrays of the graph were made available as well, because the graph is about to be cut.
 """
-FROM_EARLIER = "it goes on from an earlier pass"
 ATTEMPTS = 8
 """At most this often arrays are dropped for one call: each time half of what is left."""
 
@@ -99,13 +100,13 @@ class Pass:
         self.reads = ReadArrays(lambda: on_second(signatures))  # which must not hold the pass
         self._leaves: Leaves = {}
         self._sums: GradientSums | None = None
-        if not isinstance(rule, Observe):
+        if not rule.learns:
             self.reads.stop_copying()
 
     @property
     def learns(self) -> bool:
         """True if its calls are observed."""
-        return isinstance(self.rule, Observe)
+        return self.rule.learns
 
     @property
     def looks(self) -> bool:
@@ -253,7 +254,7 @@ class Pass:
         if isinstance(rule, FollowPlan):
             rule.after_forward(call)
             return
-        assert isinstance(rule, Observe)
+        assert isinstance(rule, Evict)
         leaves = [source.array.nbytes for source in call.sources if source.call is None]
         self.trace(func.__class__, sum(y.nbytes for y in call.values or ()), sum(leaves))
         self.trails.append(self.trail)
@@ -263,8 +264,8 @@ class Pass:
         for x in inputs:
             if isinstance(x, chainer.Parameter) and gradient_bytes(x):
                 self.old_gradients[id(x)] = gradient_bytes(x)
-        if rule.drops and self.integrity == "intact":
-            self.carry_out(rule.after_forward(call, observed))
+        if rule.evicts and self.integrity == "intact":
+            rule.observed(call, observed, (arrays, call.values or ()))
         else:
             call.let_go()
 
@@ -302,7 +303,7 @@ class Pass:
 
     def _observe_from_now_on(self, old: SeenGraph) -> None:
         """Leave the plan of a graph: observe, and keep everything, from the last call on."""
-        self.rule = Observe(drops=False)
+        self._keep_the_rest()
         self.reads.copy_from_now_on()
         self.observed = list(old.tape.observed[: len(self.calls) - 1])
         self.trails = list(old.tape.trails[: len(self.calls) - 1])
@@ -310,6 +311,11 @@ class Pass:
         self.use_plain_ranks()
         for call in self.calls[:-1]:
             call.let_go()
+
+    def _keep_the_rest(self) -> None:
+        """Leave the plan: observe calls from now on, and evict nothing."""
+        self.rule = rule = Evict(Room(None, (), 0), learns=True)
+        rule.evicts = False
 
     def trace(self, *marks: Any) -> None:
         """Mix marks that tell its graph from others into its trail."""
@@ -339,7 +345,7 @@ class Pass:
         rule.begin_backward(self.calls)
         if isinstance(rule, FollowPlan) and not rule.seen.facts.keeps_order:
             self._sum_in_order(rule.seen.facts.order, rule.plan.contended)
-        elif isinstance(rule, Observe) and rule.drops and self.integrity == "intact":
+        elif isinstance(rule, Evict) and rule.learns and rule.evicts and self.integrity == "intact":
             self._go_in_reverse(nodes)
 
     def _go_in_reverse(self, nodes: Sequence[Any]) -> None:
@@ -363,7 +369,7 @@ class Pass:
         Brings the pass to where it would be if forward had followed the plan: drops the arrays that
         the plan does not keep, and recomputes those that it keeps, in the order of forward.
         """
-        assert isinstance(self.rule, Observe)
+        assert isinstance(self.rule, Evict)
         assert self.plain_order is not None
         planned = FollowPlan(seen, plan)
         kept = _kept_after_forward(self.calls, plan)
@@ -376,7 +382,7 @@ class Pass:
                 self.surviving(call.make_again, call.near)
             planned.after_forward(call)
             self.carry_out(planned.before_forward())
-        self.rule.go_back_by(planned)
+        self.rule.follow(planned)
         self._sum_in_order(self.plain_order, plan.contended)
 
     def _sum_in_order(self, plain: Mapping[int, int], sums: Contended) -> None:
@@ -392,7 +398,7 @@ class Pass:
     def _end_early(self) -> None:
         so_far = tuple(call.signature for call in self.calls)
         if not self._follow_another(lambda tape: bool(tape.signatures == so_far), self.calls):
-            self.rule = Observe(drops=False)
+            self._keep_the_rest()
             self.refuse("it ended before its plan did")
             self.use_plain_ranks()
 

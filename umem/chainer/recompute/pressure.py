@@ -177,6 +177,13 @@ class Pressure:
         self._rank = self._top_rank + 1
         self._make_room(nbytes, self._rank, func)
 
+    def keep_to(self, nbytes: int) -> None:
+        """Evict until calls hold no more than so many bytes, or nothing can be evicted."""
+        if self._account.held_bytes > nbytes:
+            self._account.sweep()
+            if self._account.held_bytes > nbytes:
+                self._account.free(self._account.held_bytes - nbytes, self._top_rank + 1)
+
     def evict_half(self, busy: Iterable[Any]) -> bool:
         """Evict about half of the bytes held, but of no busy call; tell whether any were evicted.
 
@@ -335,14 +342,19 @@ class Pressure:
             f"and the rest of it took {self.seconds:.3g} s: the budget leaves too little room"
         )
 
-    def step(self, proceed: Any, call: Any, func: Any, args: tuple[Any, ...]) -> None:
-        """Run a step of backward, and measure its time and, if needed, the rise of memory."""
+    def step(
+        self, proceed: Any, call: Call, func: Any, args: tuple[Any, ...], *, measures: bool
+    ) -> None:
+        """Run a step of backward, and measure its time and, if needed, the rise of memory.
+
+        ``measures``: nobody else measures it.
+        """
         _, grads, sums, *_ = args
         memory, base = self._memory(call), self._base
         beside = self._gradients.nbytes
         self._gradients.begin_step(sums)
         start = work_seconds()
-        if memory.wants(base):
+        if measures and memory.wants(base):
             arrays = [g.raw_array for g in grads if g is not None]
             memory.run(lambda: proceed(func, *args), meter_of(arrays), base)
         else:

@@ -16,7 +16,7 @@ from umem.chainer.recompute.facts import Experience, meter_of
 from umem.chainer.recompute.graph_store import AGAIN, KEEPS, Graphs
 from umem.chainer.recompute.observing import PassPeaks, check_tape
 from umem.chainer.recompute.offloaded import OffloadTarget
-from umem.chainer.recompute.pass_policies import ENDED_EARLY, FollowPlan, Observe, other_call
+from umem.chainer.recompute.pass_policies import ENDED_EARLY, FollowPlan, other_call
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.pressure import Room
 from umem.chainer.recompute.seen import Roots, SeenGraph, Target
@@ -159,7 +159,7 @@ class Training:
         if self.now is not None and self._end(self.now):
             self.graphs.note_outliving(self.now)
         if self.now is not None and self.now.has_run_out:
-            if isinstance(self.now.rule, Observe):
+            if self.now.learns:
                 self._ran_out_observed = True
             else:
                 self.graphs.ran_out()
@@ -223,16 +223,15 @@ class Training:
         may_run_out = self._pools is not None and isinstance(budget, int)
         is_alone = not self._debug and not may_run_out
         if planned and is_alone and all(one.is_left_alone for one in planned):
-            return self._evicting(Room(None, (), 0), planned, self.graphs.goes_again)
+            return self._evicting(Room(None, (), 0), self.graphs.goes_again, planned)
         if not planned and budget is not None and self.graphs.are_strange:
             return self._new_online(budget)
-        room = None
-        if self.graphs.plans_first:
-            has_room = isinstance(budget, int) and not self._ran_out_observed
-            room = self.graphs.gaps.room(int(budget or 0)) if has_room else 0
+        has_room = isinstance(budget, int) and not self._ran_out_observed
+        room = self.graphs.gaps.room(int(budget or 0)) if has_room else None
+        rule = Evict(Room(room, *self.graphs.beside()), learns=True)
         return Pass(
             self._number,
-            Observe(room),  # or a plan, once the first call has run
+            rule,  # or a plan, once the first call has run
             self._debug,
             self.graphs.goes_again,
             list(self.graphs),
@@ -247,16 +246,22 @@ class Training:
             budget = round(budget * self.experience.plain_bytes)
         gaps = budget / max(1, self.graphs.gaps.room(budget))
         room = Room(int(budget) or None, *self.graphs.beside(), is_wish=is_wish, gaps=gaps)
-        now = self._evicting(room, (), self._online_goes_again)
+        now = self._evicting(room, self._online_goes_again)
         if self._online_keeps:
             now.keep_everything(AGAIN)
         return now
 
     def _evicting(
-        self, room: Room, known: Sequence[SeenGraph], goes_again: Callable[[Sequence[Any]], None]
+        self,
+        room: Room,
+        goes_again: Callable[[Sequence[Any]], None],
+        known: Sequence[SeenGraph] = (),
     ) -> Pass:
         """Make a pass without a plan; see `Evict` and `Pass`."""
-        rule = Evict(room, known, self.experience, self._debug, self._prepare, self._tell)
+        rule = Evict(
+            room, known=known, experience=self.experience, debug=self._debug,
+            prepare=self._prepare, tell=self._tell,
+        )  # fmt: skip
         return Pass(self._number, rule, self._debug, goes_again, pools=self._pools)
 
     def _online_goes_again(self, signatures: Sequence[Any]) -> None:
@@ -454,7 +459,7 @@ class Training:
         self.graphs.end_tries()
         if whole:
             self._learn_from(now, own_seconds)
-            if isinstance(now.rule, Observe):
+            if now.learns:
                 self._give_back()
         self.plain_count += now.rule.is_alone and now.integrity == "intact"
         self.peaks.stop()
@@ -464,7 +469,7 @@ class Training:
     def _learn_from(self, now: Pass, own_seconds: float) -> None:
         """Record the facts of a pass that has gone backward to its end."""
         rule = now.rule
-        if isinstance(rule, Observe):
+        if now.learns:
             self.graphs.finish_learning(now, measured=self.peaks.what == "workspace")
         elif isinstance(rule, Evict) and rule.seen is None:
             rule.learn(now)
