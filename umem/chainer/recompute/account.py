@@ -247,13 +247,13 @@ class Account:
 
     def _free(self, wanted: int, rank: int) -> int:
         """Evict candidates, cheapest first, until enough is freed or none is left."""
-        freed, goes_on = 0, True
-        while goes_on:
-            goes_on = False
+        freed, has_more = 0, True
+        while has_more:
+            has_more = False
             for number in self._candidates.choose(rank):
-                freed += self._let_go(self._entries[number])
-                goes_on = freed < wanted
-                if not goes_on:
+                freed += self._evict(self._entries[number])
+                has_more = freed < wanted
+                if not has_more:
                     break
         return freed
 
@@ -263,7 +263,7 @@ class Account:
         for entry in users:
             self._offer(entry)
 
-    def _let_go(self, entry: CallBytes) -> int:
+    def _evict(self, entry: CallBytes) -> int:
         """Drop a call's arrays; return the bytes freed.
 
         A call that the user's variables hold is set aside for `offer_again`.
@@ -313,15 +313,15 @@ class Account:
             if group != call.index:
                 yield group
 
-    def came_back(self, call: Call, arrays: Arrays) -> None:
+    def restored(self, call: Call, arrays: Arrays) -> None:
         """Account for a call that was recomputed."""
         entry = self._entries[call.index]
-        self._candidates.come_back(call.index)
+        self._candidates.restored(call.index)
         self._count(entry, arrays)
 
-    def let_values_go(self, call: Call) -> None:
+    def release_values(self, call: Call) -> None:
         """Release recomputed outputs of a call, and count them no more if nothing holds them."""
-        call.let_go()
+        call.release_values()
         entry = self._group(call.index)
         if entry.call is call and not entry.is_kept and not call.is_held():
             self._died(entry)
@@ -330,7 +330,7 @@ class Account:
         """Drop a call after its step of backward, as all that reads it is done."""
         entry = self._entries[call.index]
         self._candidates.lock(call.index)
-        self._candidates.come_back(call.index)
+        self._candidates.restored(call.index)
         if call.again:
             before = entry.nbytes
             entry.drop()

@@ -129,7 +129,7 @@ class Candidates:
             if self._is_gone[near]:
                 self._join(own, self._set[near])
 
-    def come_back(self, number: int) -> None:
+    def restored(self, number: int) -> None:
         """Record that an evicted value was recomputed."""
         if self._is_gone[number]:
             self._is_gone[number] = False

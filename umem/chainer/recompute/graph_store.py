@@ -62,7 +62,7 @@ class Graphs:
         target: the budget to plan for.
         gaps: those of the GPU's pool, for which a budget in bytes has to have room.
         optimizers: the bytes of optimizer state and of the workspace of updates.
-        said: the warnings that the user was given.
+        warnings: those that the user was given.
         planned_count: passes that followed a plan from their beginning to their end.
         followed_seconds: of those passes, without the ones that were measured.
         own_seconds: the part of ``followed_seconds`` for recomputing, and for following the plan.
@@ -83,7 +83,7 @@ class Graphs:
         self._wished = False
         self.gaps = PoolGaps()
         self.optimizers = OptimizerFacts()
-        self.said: list[str] = []
+        self.warnings: list[str] = []
         self.planned_count = 0
         self.followed_seconds = self.own_seconds = 0.0
 
@@ -151,10 +151,10 @@ class Graphs:
             assert isinstance(self.target.budget, int)
             self.target = self.target._replace(budget=max(0, self.target.budget - others))
 
-    def say(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         """Warn the user, once for each text."""
-        if text not in self.said:
-            self.said.append(text)
+        if text not in self.warnings:
+            self.warnings.append(text)
             warn_at_program(text, RecomputeWarning)
 
     def find(self, signatures: Sequence[Signature]) -> SeenGraph | None:
@@ -200,14 +200,14 @@ class Graphs:
         if seen.refused is not None:
             raise BudgetError(seen.refused)
         try:
-            plan, said = self._carried(seen, self.target)
+            plan, warning = self._carried(seen, self.target)
         except BudgetError as error:
             seen.refused = str(error)
             raise
         seen.plan, seen.tries = plan, 0
-        if said is not None and not self._wished:
+        if warning is not None and not self._wished:
             self._wished = True  # warn once, for any number of graphs
-            self.say(said)
+            self.warn(warning)
         for other in self._seen:
             if other.tape.signatures[0] == seen.tape.signatures[0]:
                 other.differed = False
@@ -304,7 +304,7 @@ class Graphs:
             self._seen.remove(unplanned[0])
         self._once_seen += 1
         if self._once_seen == MANY:
-            self.say(
+            self.warn(
                 f"nothing is planned: the last {MANY} passes were {MANY} different graphs, and a "
                 "plan is made for a graph that comes back"
             )
@@ -404,7 +404,7 @@ class Graphs:
         seen = self.find(signatures)
         if seen is not None and not seen.keeps:
             seen.keep_everything(AGAIN)
-            self.say(KEEPS + AGAIN)
+            self.warn(KEEPS + AGAIN)
 
     # -- after a planned pass --------------------------------------------------------------
 
@@ -482,7 +482,7 @@ class Graphs:
             plan, _ = self._carried(seen, self.target._replace(strict=True))
             seen.take_tighter(plan)
         except BudgetError:
-            self.say(
+            self.warn(
                 f"a pass took {format_bytes(found)}, and the budget is {format_bytes(budget)}: "
                 "with that much less room there is no plan, and this one stays"
             )

@@ -63,7 +63,7 @@ class Offloaded:
             places.append(_Piece(roots[id(root)], ArrayLayout.of(array, address_of(root))))
         return cls(sent, places)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the arrays' memory here, once the copy on the target is whole."""
         for one in self._sent:
             one.let_go()
@@ -178,7 +178,7 @@ def _bring_back(calls: Sequence[Any]) -> None:
     for call in calls:
         try:
             if call.has_func and call.offloaded:
-                call.come_back()
+                call.bring_back()
         except Exception as error:
             errors.append(error)
     if errors:

@@ -130,7 +130,7 @@ class PassPolicy:
         now.carry_out(action for call in found for action in _drop(call))
         return bool(found)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release all references to a pass that is over."""
 
 
@@ -193,7 +193,7 @@ class FollowPlan(PassPolicy):
     def after_backward(self, call: Call) -> Iterator[TapeAction]:
         """Yield the planned drops that follow this step, and the drops of the step's own arrays."""
         actions = self.plan.backward
-        while self._next < len(actions) and actions[self._next].lets_go:
+        while self._next < len(actions) and actions[self._next].drops:
             self._next += 1
             yield actions[self._next - 1]
         if not self.plan.fits:
@@ -202,7 +202,7 @@ class FollowPlan(PassPolicy):
     def end(self, popped: Sequence[int], whole: bool) -> Iterator[TapeAction]:
         """Yield the planned drops that are left, of calls that backward has reached."""
         for action in self.plan.backward[self._next :]:
-            if action.lets_go and action.call in popped:
+            if action.drops and action.call in popped:
                 yield action
         self._next = len(self.plan.backward)
 

@@ -109,13 +109,13 @@ class Pass:
         return self.rule.learns
 
     @property
-    def looks(self) -> bool:
+    def examines_next(self) -> bool:
         """True if the next call is to be examined: there is no plan, or a pass has left it here."""
         rule = self.rule
         return not isinstance(rule, FollowPlan) or len(self.calls) in rule.seen.forks
 
     @property
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """True if the next call belongs to it: no backward has ended, and part of it is alive."""
         if self.phase == "over":
             return False
@@ -154,7 +154,7 @@ class Pass:
         for action in actions:
             if action.kind == "recompute":
                 call = self.calls[action.call]
-                self.surviving(partial(action.carry_out, self.calls, self._tier), call.near)
+                self.retry_after_oom(partial(action.carry_out, self.calls, self._tier), call.near)
             elif action.kind == "pack":
                 with contextlib.suppress(MemoryError):  # then the mask stays as it is
                     action.carry_out(self.calls, self._tier)
@@ -165,7 +165,7 @@ class Pass:
         """Carry out the policy's actions that follow the last call."""
         self.carry_out(self.rule.before_forward())
 
-    def surviving(
+    def retry_after_oom(
         self,
         run: Callable[[], Any],
         busy: Callable[[], Iterable[Call]] = tuple,
@@ -267,7 +267,7 @@ class Pass:
         if rule.evicts and self.integrity == "intact":
             rule.observed(call, observed, (arrays, call.values or ()))
         else:
-            call.let_go()
+            call.release_values()
 
     def _choose_plan(self, call: Call) -> None:
         """Follow a plan from the first call on; at a call that differs, another one or none."""
@@ -310,7 +310,7 @@ class Pass:
         self.trail = self.trails[-1] if self.trails else 0
         self.use_plain_ranks()
         for call in self.calls[:-1]:
-            call.let_go()
+            call.release_values()
 
     def _keep_the_rest(self) -> None:
         """Leave the plan: observe calls from now on, and evict nothing."""
@@ -379,7 +379,7 @@ class Pass:
         needed = set(needed_again(call for call in self.calls if _lacks(call, kept)))
         for call in self.calls:
             if call in needed:
-                self.surviving(call.make_again, call.near)
+                self.retry_after_oom(call.make_again, call.near)
             planned.after_forward(call)
             self.carry_out(planned.before_forward())
         self.rule.follow(planned)
@@ -425,7 +425,7 @@ class Pass:
         """
         if self.integrity == "intact" and self.phase == "backward":
             self.carry_out(self.rule.before_backward(call))
-            self.surviving(partial(self.rule.ensure, call), call.near)
+            self.retry_after_oom(partial(self.rule.ensure, call), call.near)
         else:
             call.ensure()
 
@@ -442,7 +442,7 @@ class Pass:
             for node, found in sums.items():
                 found[:] = before[node]
 
-        self.surviving(partial(self._step, proceed, call, func, args), call.near, undo)
+        self.retry_after_oom(partial(self._step, proceed, call, func, args), call.near, undo)
 
     def _step(self, proceed: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
         """Run a step of backward once."""
@@ -475,10 +475,10 @@ class Pass:
         self.use_plain_ranks()
         return first
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release leaves and the policy's references, and the calls if backward has reached all."""
         self._leaves = {}
-        self.rule.let_go()
+        self.rule.release()
         if all(call.index in self.popped or not call.has_graph for call in self.calls):
             self.calls = []
 
@@ -500,7 +500,7 @@ def _kept_after_forward(calls: Iterable[Call], plan: Carried) -> set[TapeAction]
     kept = {action for call in calls for action in _drop_actions(call)}
     for call in calls:
         for action in plan.after_forward.get(call.index, ()):
-            if action.lets_go:
+            if action.drops:
                 kept.discard(action)
             elif action.kind == "recompute":
                 kept.update(_drop_actions(calls[action.call]))

@@ -133,7 +133,7 @@ class Pressure:
     Args:
         room: the budget.
         experience: facts on functions from earlier passes.
-        told: warns the user that the budget is exceeded (False), or that recomputing takes too long
+        warn: warns the user that the budget is exceeded (False), or that recomputing takes too long
             (True).
 
     Attributes:
@@ -142,9 +142,9 @@ class Pressure:
     """
 
     def __init__(
-        self, room: Room, experience: Experience, told: Callable[[str, bool], None]
+        self, room: Room, experience: Experience, warn: Callable[[str, bool], None]
     ) -> None:
-        self._room, self._experience, self._told = room, experience, told
+        self._room, self._experience, self._warn = room, experience, warn
         self._account = Account()
         self._gradients = GradientsHeld()
         self._top_rank = self._rank = self._most_beside = self._base = 0
@@ -234,7 +234,7 @@ class Pressure:
         is_over = self.level > 1.02 * budget
         if is_over and not self._is_backward and not self._room.is_wish:
             raise BudgetError(text)
-        self._told(text, False)
+        self._warn(text, False)
 
     # -- backward --------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class Pressure:
                 locked += self._rebuild(missing, call.plain_rank)
             call.ensure()
             for made in missing:
-                self._account.let_values_go(made)
+                self._account.release_values(made)
             self._make_room(rise, call.plain_rank, func)
             self._account.unlock(locked)
         else:
@@ -315,25 +315,25 @@ class Pressure:
                     if source.call in uses:
                         uses[source.call] -= 1
                         if not uses[source.call]:
-                            self._account.let_values_go(source.call)
+                            self._account.release_values(source.call)
                             self._account.unlock(made[source.call])
         self._account.unlock(locked)
         self.rerun_seconds += work_seconds() - start
         if self.rerun_seconds > THRASH * self.seconds:
-            self._told(self._overhead(), True)
+            self._warn(self._overhead(), True)
         return [number for call in dict.fromkeys(wanted) for number in made[call]]
 
     def _restore(self, call: Call, rank: int) -> list[int]:
         """Recompute a call, or take its outputs from variables; return what `Account.lock` does."""
         inputs: tuple[Any, ...] = (None,) * len(call.sources)
-        if not call.come_back():
+        if not call.bring_back():
             inputs = call.inputs()
             entry = self._account[call]
             base = sum([x.nbytes for x in inputs])
             self._make_room(entry.kind.forward(entry.shape).expected_bytes(base), rank, call)
             with chainer.using_device(chainer.backend.get_device_from_array(*inputs)):
                 call.run_here(inputs)
-        self._account.came_back(call, (inputs, call.values or ()))
+        self._account.restored(call, (inputs, call.values or ()))
         return self._account.lock((call,))
 
     def _overhead(self) -> str:

@@ -1,7 +1,7 @@
 """Recomputation planned for a budget, on Chainer's own tape, without touching the model.
 
 A *pass* is a forward and the backward after it. The first two passes of a graph are observed: they
-drop arrays by a fixed rule in forward, and by a first plan in backward. Then a plan is made from
+evict arrays in forward, and follow a first plan in backward. Then a plan is made from
 the times and the workspace that were measured, and every later pass of the same graph follows it:
 arrays are dropped as the plan says, recomputed block by block in backward, and dropped again after
 their last use.
@@ -222,7 +222,7 @@ class Recompute:
             self.draw(picture)
         online = describe_online(self._training.experience)
         graphs = self._training.graphs
-        lines = [*map(describe, graphs), *online, *describe_gaps(graphs.gaps), *graphs.said]
+        lines = [*map(describe, graphs), *online, *describe_gaps(graphs.gaps), *graphs.warnings]
         return "\n".join(lines) or "no graph was seen yet"
 
     def draw(self, path: str | Path) -> None:

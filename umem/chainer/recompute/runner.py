@@ -81,17 +81,19 @@ class PassRunner(Subscriber):
         rule = None if now is None else now.rule
         if now is not None and rule is not None and not rule.applies:
             if not configuration.config.enable_backprop:  # a sum of gradients, for one
-                return self._survive(now, func, inputs, partial(proceed, func, inputs))
+                return self._retry_after_oom(now, func, inputs, partial(proceed, func, inputs))
             return self._observe(now, proceed, func, inputs)
         self._inside = True
         try:
             if now is None or rule is None:
                 return proceed(func, inputs)
-            return self._survive(now, func, inputs, partial(rule.apply, now, proceed, func, inputs))
+            return self._retry_after_oom(
+                now, func, inputs, partial(rule.apply, now, proceed, func, inputs)
+            )
         finally:
             self._inside = False
 
-    def _survive(self, now: Pass, func: Any, inputs: Any, run: Callable[[], Any]) -> Any:
+    def _retry_after_oom(self, now: Pass, func: Any, inputs: Any, run: Callable[[], Any]) -> Any:
         """Run a function; if the GPU's memory runs out, make room, and run it from its old state.
 
         The state of CuPy's random numbers cannot be restored, so a function that draws does not run
@@ -99,11 +101,15 @@ class PassRunner(Subscriber):
         """
         if not self._training.graphs.gaps.are_expected:
             return run()
+        if now.rule.is_alone:
+            return now.retry_after_oom(run, why_once="a plain step was expected to fit")
         owner = owner_of(func)
         if type(owner).__name__ in DRAWS:
             with contextlib.suppress(MemoryError):  # it may run all the same
-                now.surviving(partial(_could_allocate, inputs))
-            return now.surviving(run, why_once=f"{func.label!r} may have drawn random numbers")
+                now.retry_after_oom(partial(_could_allocate, inputs))
+            return now.retry_after_oom(
+                run, why_once=f"{func.label!r} may have drawn random numbers"
+            )
         state = dict(vars(owner))
         arrays = [getattr(owner, name, None) for name in STATISTICS]
         copies = [(array, array.copy()) for array in arrays if array is not None]
@@ -113,14 +119,14 @@ class PassRunner(Subscriber):
             for array, copy in copies:
                 array[...] = copy
 
-        return now.surviving(run, undo=undo)
+        return now.retry_after_oom(run, undo=undo)
 
     def _observe(self, now: Pass, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """Apply a function, and add a `Call` with its time, workspace and state to the pass."""
         training = self._training
         begun = work_seconds()
         now.catch_up()
-        if now.looks:  # as it does at the first call of each pass
+        if now.examines_next:  # as it does at the first call of each pass
             check_tape(func, inputs)
             before = look(func)
         else:
@@ -131,7 +137,7 @@ class PassRunner(Subscriber):
         if learns:
             wait_for(inputs)
         run = Timed(
-            partial(self._survive, now, func, inputs, partial(proceed, func, inputs)),
+            partial(self._retry_after_oom, now, func, inputs, partial(proceed, func, inputs)),
             inputs if learns else None,
             by_model=learns and training.offload is not None,
         )

@@ -211,7 +211,7 @@ class TapeAction(NamedTuple):
     call: int
 
     @property
-    def lets_go(self) -> bool:
+    def drops(self) -> bool:
         """True if the action drops arrays."""
         return self.kind in ("drop", "drop_stash")
 
@@ -464,11 +464,11 @@ def carried(
             return _least_or_more(seen, target, link), None
         least = _carried(seen, problem.least(target.method, link=link), room)
         advised = cap_advice(seen, least)
-        told = f"{error}, {problem.why_not_less(target.method, link=link)}"
-        told += f". {advised.rstrip('.')}" if advised else ""
+        message = f"{error}, {problem.why_not_less(target.method, link=link)}"
+        message += f". {advised.rstrip('.')}" if advised else ""
         if target.strict or not isinstance(target.budget, float):
-            raise BudgetError(told) from None
-        return least, f"{told}. The budget is a share, so this graph is run at its least"
+            raise BudgetError(message) from None
+        return least, f"{message}. The budget is a share, so this graph is run at its least"
     return _carried(seen, solution, room), None
 
 

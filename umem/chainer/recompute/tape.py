@@ -41,7 +41,7 @@ Signature = tuple[Any, ...]
 """Class, input origins, shapes and dtypes, which a call has in common with its repetitions."""
 
 
-LEAF, GOES_ON = -1, -2
+LEAF, UNTRACKED = -1, -2
 """First entry of the origin of an input from outside: a leaf, or an untracked call's output."""
 
 
@@ -215,7 +215,7 @@ class Call:
 
     # -- dropping and recomputing ----------------------------------------------------------
 
-    def let_go(self) -> None:
+    def release_values(self) -> None:
         """Release the outputs if they can be recomputed; the graph holds those it retains."""
         if self.again:
             self.values = None
@@ -256,7 +256,7 @@ class Call:
         """
         made = needed_again([self])
         for call in made:
-            if not call.come_back():
+            if not call.bring_back():
                 call._run()
         return made
 
@@ -422,7 +422,7 @@ class Call:
     def leave(self, what: What) -> None:
         """Drop outputs or function state that were sent, once the copy is whole; others stay."""
         if what in self.offloaded:
-            self.offloaded[what].let_go()
+            self.offloaded[what].release()
             self.drop() if what == "value" else self.drop_stash()
 
     def fetch(self, what: What) -> None:
@@ -430,7 +430,7 @@ class Call:
         if what in self.offloaded:
             self.offloaded[what].fetch()
 
-    def come_back(self) -> bool:
+    def bring_back(self) -> bool:
         """Restore missing arrays if no function has to run for it; tell whether that was so.
 
         Outputs that variables of the program hold are taken from there, others from the offload
@@ -538,9 +538,9 @@ def origins_of(
             leaf, _, before = leaves.setdefault(id(node), (len(leaves), node, source))
             if before.array is array:
                 source = before  # one object for all readers
-            goes_on = node.creator_node is not None
-            elsewhere = elsewhere or goes_on
-            origins.append((GOES_ON if goes_on else LEAF, leaf, node.shape, node.dtype))
+            is_untracked = node.creator_node is not None
+            elsewhere = elsewhere or is_untracked
+            origins.append((UNTRACKED if is_untracked else LEAF, leaf, node.shape, node.dtype))
         else:
             ago = number - call.number
             elsewhere = elsewhere or ago != 0

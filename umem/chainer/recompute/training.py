@@ -96,7 +96,7 @@ class Training:
         self._debug, self.offload = debug, offload
         self.graphs = Graphs(target, offload)
         self._online_keeps = self._ran_out_observed = False
-        self._told: set[bool] = set()
+        self._warned: set[bool] = set()
         self.now: Pass | None = None
         self._ends = False
         self.peaks = PassPeaks()
@@ -114,7 +114,7 @@ class Training:
 
     def keeps(self, why: str) -> None:
         """Warn that a graph keeps everything, and why."""
-        self.graphs.say(KEEPS + why)
+        self.graphs.warn(KEEPS + why)
 
     def leave(self) -> None:
         """Handle the end of the block, after which graphs may still go backward.
@@ -138,7 +138,7 @@ class Training:
     def going_on(self) -> Pass | None:
         """Return the pass that the next call belongs to; None if the call begins another."""
         now = self.now
-        if now is None or self._ends or not now.goes_on:
+        if now is None or self._ends or not now.continues:
             return None
         return now
 
@@ -211,7 +211,7 @@ class Training:
         meter = meter_of(arrays)
         why_not = meter.why_not()
         if why_not is not None:
-            self.graphs.say(why_not)
+            self.graphs.warn(why_not)
         on_host = isinstance(meter, HostMeter)
         self.peaks.start(what, meter, blind=why_not is not None or (blind and on_host))
 
@@ -270,7 +270,7 @@ class Training:
         Passes without a plan keep everything from then on.
         """
         self._online_keeps = True
-        self.graphs.say(f"graphs that do not come back keep everything from now on: one {AGAIN}")
+        self.graphs.warn(f"graphs that do not come back keep everything from now on: one {AGAIN}")
 
     def _tell(self, text: str, thrashes: bool) -> None:
         """Warn of a problem in a pass without a plan, once of each kind.
@@ -284,9 +284,9 @@ class Training:
         """
         if thrashes and self.graphs.target.thrash == "error":
             raise RecomputeError(f"{text}. Nothing is lost; leave the block, and train without it")
-        if thrashes not in self._told:
-            self._told.add(thrashes)
-            self.graphs.say(text)
+        if thrashes not in self._warned:
+            self._warned.add(thrashes)
+            self.graphs.warn(text)
 
     def _prepare(self, func: Any, inputs: Any) -> None:
         """Check a function that is about to be observed, and copy arrays that it may change."""
@@ -311,7 +311,7 @@ class Training:
 
     def left_plan(self, now: Pass) -> None:
         """Handle a pass that has just left its plan: warn, and measure its workspace."""
-        self.graphs.say(other_call(len(now.calls) - 1, now.calls[-1].label))
+        self.graphs.warn(other_call(len(now.calls) - 1, now.calls[-1].label))
         self.peaks.stop()
         self._measure("workspace", now.calls[-1].values or ())
 
@@ -408,13 +408,13 @@ class Training:
             refuse = self._other_backward(now, rule.seen, roots, nodes)
         now.end_forward(refuse, roots, nodes)
         if refuse is None and isinstance(rule, FollowPlan) and now.learns:
-            self.graphs.say(ENDED_EARLY)
+            self.graphs.warn(ENDED_EARLY)
         self.peaks.turn()
         if rule.is_alone:
             if now.why is not None and rule.seen is not None:
                 rule.seen.differed = True  # from the next pass on, calls are observed
                 if refuse is None:
-                    self.graphs.say(now.why)
+                    self.graphs.warn(now.why)
         elif not isinstance(now.rule, FollowPlan):
             self.graphs.saw(now.trail, learned=now.learns)
         if now.learns and len(now.observed) == len(now.calls) > 0:
@@ -441,7 +441,7 @@ class Training:
             if not follows.facts.goes_back_alike(ranks) or reaches_more(
                 now.calls, follows.facts.order, nodes
             ):
-                self.graphs.say(OTHER_ORDER)
+                self.graphs.warn(OTHER_ORDER)
                 return OTHER_ORDER
         return None
 
@@ -464,7 +464,7 @@ class Training:
         self.plain_count += now.rule.is_alone and now.integrity == "intact"
         self.peaks.stop()
         self.alive.remember(now.calls)
-        now.let_go()
+        now.release()
 
     def _learn_from(self, now: Pass, own_seconds: float) -> None:
         """Record the facts of a pass that has gone backward to its end."""

@@ -84,7 +84,7 @@ def bring_one(func: Any) -> None:
     """Restore the arrays that the backward of one function reads; only the graph holds them."""
     call = getattr(func, "_umem_call", None)
     for one in bring_inputs(func, _sources(func)) if call is None else call.ensure():
-        one.let_go()
+        one.release_values()
 
 
 def make_whole(calls: Iterable[Call]) -> None:
