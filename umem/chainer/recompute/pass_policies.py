@@ -50,10 +50,11 @@ class PassPolicy:
     Attributes:
         applies: whether the policy applies functions itself, and makes a `Call` only if it has to.
         learns: whether each call is observed, to learn its graph.
+        evicts: whether arrays are evicted that no plan drops.
         seen: the graph that the pass is taken for, if that has a plan.
     """
 
-    applies = learns = False
+    applies = learns = evicts = False
     seen: SeenGraph | None = None
 
     @property
@@ -116,6 +117,9 @@ class PassPolicy:
     def end(self, popped: Sequence[int], whole: bool) -> Iterator[TapeAction]:
         """Yield the actions due at the end of backward; ``whole``: no exception ended it."""
         return iter(())
+
+    def learn(self, now: PassSoFar) -> None:
+        """Add what a pass without a plan has shown, which is over, to the experience."""
 
     def make_room(self, now: PassSoFar, busy: Collection[int]) -> bool:
         """Drop arrays because a GPU's memory has run out; tell whether there were any to drop.

@@ -345,7 +345,7 @@ class Pass:
         rule.begin_backward(self.calls)
         if isinstance(rule, FollowPlan) and not rule.seen.facts.keeps_order:
             self._sum_in_order(rule.seen.facts.order, rule.plan.contended)
-        elif isinstance(rule, Evict) and rule.learns and rule.evicts and self.integrity == "intact":
+        elif rule.learns and rule.evicts and self.integrity == "intact":
             self._go_in_reverse(nodes)
 
     def _go_in_reverse(self, nodes: Sequence[Any]) -> None:

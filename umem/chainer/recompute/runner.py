@@ -21,7 +21,6 @@ from umem.chainer.function_facts import owner_of
 from umem.chainer.parameter_updates import update_in_chunks
 from umem.chainer.recompute.facts import Before, Timed, look, wait_for
 from umem.chainer.recompute.observing import check_tape
-from umem.chainer.recompute.pass_policies import FollowPlan
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.tape import STATISTICS, Call
 from umem.chainer.recompute.training import ANOTHER_ARRAY, INTO_EARLIER, IT_IS_CUT, Training
@@ -150,7 +149,7 @@ class PassRunner(Subscriber):
         finally:
             self._inside = False
         if func.inputs is not None:
-            followed = isinstance(now.rule, FollowPlan)
+            followed = not now.learns
             now.add(func, inputs, outputs, before, run.cost, workspace)
             if followed and now.learns:
                 training.left_plan(now)

@@ -16,7 +16,7 @@ from umem.chainer.recompute.facts import Experience, meter_of
 from umem.chainer.recompute.graph_store import AGAIN, KEEPS, Graphs
 from umem.chainer.recompute.observing import PassPeaks, check_tape
 from umem.chainer.recompute.offloaded import OffloadTarget
-from umem.chainer.recompute.pass_policies import ENDED_EARLY, FollowPlan, other_call
+from umem.chainer.recompute.pass_policies import ENDED_EARLY, other_call
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.pressure import Room
 from umem.chainer.recompute.seen import Roots, SeenGraph, Target
@@ -404,10 +404,11 @@ class Training:
             return
         if not rule.applies:
             now.sign()
-        if refuse is None and isinstance(rule, FollowPlan):
-            refuse = self._other_backward(now, rule.seen, roots, nodes)
+        followed = None if rule.applies or now.learns else rule.seen
+        if refuse is None and followed is not None:
+            refuse = self._other_backward(now, followed, roots, nodes)
         now.end_forward(refuse, roots, nodes)
-        if refuse is None and isinstance(rule, FollowPlan) and now.learns:
+        if refuse is None and followed is not None and now.learns:
             self.graphs.warn(ENDED_EARLY)
         self.peaks.turn()
         if rule.is_alone:
@@ -415,7 +416,7 @@ class Training:
                 rule.seen.differed = True  # from the next pass on, calls are observed
                 if refuse is None:
                     self.graphs.warn(now.why)
-        elif not isinstance(now.rule, FollowPlan):
+        elif now.rule.seen is None:
             self.graphs.saw(now.trail, learned=now.learns)
         if now.learns and len(now.observed) == len(now.calls) > 0:
             self.graphs.learn(now)
@@ -471,15 +472,15 @@ class Training:
         rule = now.rule
         if now.learns:
             self.graphs.finish_learning(now, measured=self.peaks.what == "workspace")
-        elif isinstance(rule, Evict) and rule.seen is None:
+        elif rule.seen is None:
             rule.learn(now)
-        elif isinstance(rule, FollowPlan) and now.why == OTHER_ORDER:
+        elif now.why == OTHER_ORDER:
             self.graphs.learn_order_anew(now, rule.seen)
-        elif isinstance(rule, Evict) and rule.seen and now.integrity == "intact":
+        elif now.integrity == "intact":
             self._look_at_peak(rule.seen)
-            self.graphs.finish_plain(rule.seen)
-        elif isinstance(rule, FollowPlan) and now.integrity == "intact":
-            self._look_at_peak(rule.seen)
+            if rule.applies:
+                self.graphs.finish_plain(rule.seen)
+                return
             measured = self.peaks.what == "peak"
             seconds = None if measured else sum(call.rerun_seconds for call in now.calls)
             taken = work_seconds() - self._began
