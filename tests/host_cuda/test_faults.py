@@ -14,7 +14,7 @@ from umem._common.specs import gpu_spec
 from umem.errors import SizeError
 from umem.host_cuda import faults
 from umem.host_cuda.allocations import HostMemory
-from umem.host_cuda.faults import Contexts, Fault, KernelFault, Redirected
+from umem.host_cuda.faults import Contexts, Fault, KernelFault, RedirectedModule
 from umem.host_cuda.memory_ranges import DEVICE
 from umem.host_cuda.options import check_seconds
 
@@ -73,7 +73,7 @@ def test_only_the_context_of_the_fault_ends_and_is_revived() -> None:
         raise KernelFault(fault.status, fault.reminder)
 
     memory.fault_type = KernelFault
-    contexts = Contexts(memory, [Redirected(module.redirect, module.original, failed)])
+    contexts = Contexts(memory, [RedirectedModule(module.redirect, module.original, failed)])
     memory.context_ends = contexts.end
     with pytest.raises(KernelFault, match=r"^it leaves its array$"):
         memory.end_context(700, "it leaves its array")
@@ -110,7 +110,7 @@ def test_a_free_that_fails_after_a_fault_says_nothing() -> None:
         freed.set()
         raise KernelFault(700, "no")
 
-    redirected = Redirected(
+    redirected = RedirectedModule(
         lambda handler: vars(memory).update(freed=handler("free")), lambda name: free, None
     )
     memory.context_ends = Contexts(memory, [redirected]).end

@@ -79,7 +79,7 @@ class Fault(NamedTuple):
         return f"{self.sentence}. It ended the context, as on a GPU, and no call works. {OPTION}"
 
 
-class Redirected(NamedTuple):
+class RedirectedModule(NamedTuple):
     """A CuPy module's functions, redirected to the host's.
 
     Attributes:
@@ -101,7 +101,7 @@ class Contexts:
         redirected: CuPy's modules that need a context.
     """
 
-    def __init__(self, runtime: Any, redirected: Iterable[Redirected]) -> None:
+    def __init__(self, runtime: Any, redirected: Iterable[RedirectedModule]) -> None:
         self._runtime, self._redirected, self._has_ended = runtime, redirected, False
 
     def end(self) -> None:
@@ -111,7 +111,7 @@ class Contexts:
             for each in self._redirected:
                 each.redirect(lambda name, each=each: self._refusing(name, each))  # type: ignore[misc]
 
-    def _refusing(self, name: str, redirected: Redirected) -> Any:
+    def _refusing(self, name: str, redirected: RedirectedModule) -> Any:
         """Return a function that raises after a fault."""
         function, runtime = redirected.original(name), self._runtime
         if not callable(function) or _NEEDS_NO_CONTEXT.fullmatch(name):

@@ -10,14 +10,14 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from umem.host_cuda.faults import GIVES_BACK, Redirected
+from umem.host_cuda.faults import GIVES_BACK, RedirectedModule
 from umem.host_cuda.runtime import HostRuntime
 
 NOT_INITIALISED = 3
 """cudaErrorInitializationError, from driver_types.h."""
 
 
-def refuse_children(runtime: HostRuntime, redirected: Iterable[Redirected]) -> None:
+def refuse_children(runtime: HostRuntime, redirected: Iterable[RedirectedModule]) -> None:
     """Make CuPy fail in children that are forked after the first use."""
 
     def refused(*_: Any, **more: Any) -> None:

@@ -20,7 +20,7 @@ from umem.host_cuda.deferred_streams import DeferredDriver, DeferredRuntime
 from umem.host_cuda.driver import HostDriver
 from umem.host_cuda.dry.dry_kernels import DryDriver, DryNvrtc
 from umem.host_cuda.dry.dry_runtime import DryRuntime
-from umem.host_cuda.faults import Contexts, Fault, Finding, Redirected, contexts
+from umem.host_cuda.faults import Contexts, Fault, Finding, RedirectedModule, contexts
 from umem.host_cuda.fork import refuse_children
 from umem.host_cuda.kernel_guard import KernelGuard
 from umem.host_cuda.kernels import KernelCompiler, report_races, share_kernels
@@ -56,7 +56,7 @@ _LEFT = (
     "_get_cuda_build_version",  # CuPy 13's name
 )  # fmt: skip
 """Functions of CuPy's modules that do not need NVIDIA's libraries."""
-_redirected: list[Redirected] = []
+_redirected: list[RedirectedModule] = []
 absent: set[str] = set()
 """Names of CuPy and CUDA that this process has called, and that the software GPU has not."""
 _kept: list[Any] = []
@@ -323,7 +323,7 @@ def _point_at(
             setattr(module, name, handler(name))
 
     redirect(handler)
-    _redirected.append(Redirected(redirect, handler, ended))
+    _redirected.append(RedirectedModule(redirect, handler, ended))
 
 
 def _silent_at_exit(
