@@ -400,6 +400,34 @@ def distilling_updater(given: Given) -> None:
 
 
 @call(
+    "umem.chainer.GCN",
+    "umem.chainer.GraphConvolution",
+    "umem.chainer.Adjacency",
+    "umem.chainer.sparse_matmul",
+)
+def graph_convolution(given: Given) -> Any:
+    """A network on a small graph, forward and backward on the GPU and on NumPy."""
+    chainer()
+    from umem.graphs import karate_club, normalised_adjacency
+
+    graph, found = karate_club(), {}
+    for place in ("@numpy", GPU):
+        np.random.seed(0)
+        model = umem.chainer.GCN(34, hidden=8, classes=2, layers=2)
+        model.to_device(place)
+        adjacency = umem.chainer.Adjacency(normalised_adjacency(graph)).to_device(place)
+        features = chainer().get_device(place).send(graph.features)
+        scores = model(adjacency, features) + umem.chainer.sparse_matmul(adjacency, features)[:, :2]
+        model.cleargrads()
+        loss = chainer().functions.mean(scores**2)
+        loss.backward()
+        layer = umem.chainer.GraphConvolution(34, 3).to_device(place)
+        assert layer(adjacency, features).shape == (34, 3)
+        found[place] = [float(loss.array), float((model[0].W.grad ** 2).sum())]
+    return near(found[GPU], found["@numpy"], 1e-4)
+
+
+@call(
     "umem.chainer.ParallelGraph",
     "umem.chainer.ParallelGraphConvolution",
     "umem.chainer.ParallelGCN",
