@@ -161,6 +161,25 @@ def test_loading_takes_no_second_copy_of_the_run(tmp_path: Path) -> None:
     assert most < 10 << 20 < live_bytes  # two pieces of 4 MiB are held while sums are compared
 
 
+class Doubling(L.Linear):
+    """A link that computes from its weight when that is loaded."""
+
+    def serialize(self, serializer: Any) -> None:
+        super().serialize(serializer)
+        self.double = 2 * self.W.array
+
+
+def test_a_link_that_computes_from_what_it_loads_finds_it_in_place(tmp_path: Path) -> None:
+    first, second = Doubling(3, 2), Doubling(3, 2)
+    umem.chainer.save_run(tmp_path, step=1, model=first)
+    before = second.W.array.copy()
+    with pytest.raises(SnapshotError, match="it has no 'parts/more/lacking'"):
+        umem.chainer.resume_run(tmp_path, model=second, more=Needing())
+    np.testing.assert_array_equal(second.W.array, before)
+    umem.chainer.resume_run(tmp_path, model=second)
+    np.testing.assert_array_equal(second.double, 2 * first.W.array)
+
+
 def test_generators_of_iterators_are_put_back_where_a_snapshot_is_refused(tmp_path: Path) -> None:
     def batches() -> Any:
         sampler = chainer.iterators.ShuffleOrderSampler(np.random.RandomState(5))

@@ -35,6 +35,7 @@ from umem.snapshots import SPAN, SavedRun
 
 _ON_GPU = "on GPU"
 """Name of the list of arrays that were on a GPU."""
+_PLAIN = ("chainer.", "chainermn.", "umem.")
 
 
 class RunState:
@@ -122,10 +123,14 @@ class RunState:
         return [*self._parts.values(), *optimizers, *orders, *beside, *GLOBAL_GENERATORS]
 
     def large_arrays(self) -> list[Any]:
-        """List the arrays of models and optimizers."""
+        """List the arrays of models and optimizers whose ``serialize`` is Chainer's or umem's.
+
+        One of the user's may compute from what it loads, and so must find it in place.
+        """
         collector = Collector()
         for number, part in enumerate((*self._links.values(), *self._optimizers.values())):
-            part.serialize(collector[f"{number}"])
+            if all(each.serialize.__module__.startswith(_PLAIN) for each in _serialized_with(part)):
+                part.serialize(collector[f"{number}"])
         return list(collector.arrays.values())
 
     def _load_once(self, distributor: Distributor) -> None:
@@ -275,6 +280,16 @@ def _targets_left_out(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if is_optimizer(part) and part.target is not None:
             if not all(id(parameter) in inside for parameter in part.target.params()):
                 yield f"{name}.target", part.target
+
+
+def _serialized_with(part: Any) -> Iterator[Any]:
+    """Yield what a link or an optimizer serializes: its links, or itself and its update rules."""
+    if isinstance(part, chainer.Link):
+        yield from part.links()
+        return
+    yield part
+    rules = (parameter.update_rule for parameter in part.target.params())
+    yield from (rule for rule in rules if rule is not None)
 
 
 def _updater(part: Any) -> Any:
