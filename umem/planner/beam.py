@@ -52,8 +52,8 @@ LEAST_WIDTH = 24
 PROTECTED = 4
 """At most this many states that can still become the known plan are never pruned.
 
-Without any, and without following that plan, 4 or more of 45 plans of graphs of 3 to 6 nodes miss the
-optimum (tests/planner/test_rematerialize.py). The number is a guess.
+Without any, and without following that plan, 4 or more of 45 plans of graphs of 3 to 6 nodes miss
+the optimum (tests/planner/test_rematerialize.py). The number is a guess.
 """
 
 
