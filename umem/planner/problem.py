@@ -362,7 +362,7 @@ class Problem:
         return self._solution(found, graph, link)
 
     def _method(self, method: Method) -> Method:
-        if self.keeps_order and method in ("auto", "lower_sets_exact"):
+        if self.keeps_order and method == "auto":
             return "rematerialize"  # which leaves the order of the nodes as it is
         return method
 

@@ -71,12 +71,11 @@ def _followed(table: Table, budget: int, bound: _Bound, limit: float) -> Chain |
     for target in range(1, len(table.sets)):
         parts = [_stepped(table, every, kind, target, budget) for kind in range(len(table.peak))]
         into = _Labels(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-        price = (
-            bound.price if target < len(table.sets) - 1 else 0.0
-        )  # then bytes have been paid for
+        is_end = target == len(table.sets) - 1
+        price = 0.0 if is_end else bound.price  # at the end, the last peak has paid for bytes
         least = into.time + bound.rest[target] - price * (budget - into.cached)
+        into = _Labels(*(column[least <= limit] for column in into))
         order = np.lexsort((into.cached, into.time))
-        order = order[least[order] <= limit]
         cached = into.cached[order]
         before = np.concatenate(([INFINITE], np.minimum.accumulate(cached)[:-1]))[: len(cached)]
         new = _Labels(*(column[order[cached < before]] for column in into))
