@@ -342,7 +342,7 @@ def test_a_graph_that_repeats_is_planned_as_ever() -> None:
     assert memory.online_count == 0 and len(planned(memory)) == 1
 
 
-def test_the_least_budget_keeps_the_fixed_rule() -> None:
+def test_under_the_least_budget_passes_go_on_to_learn() -> None:
     memory = umem.chainer.Recompute("min")
     lengths = list(range(1, 12))
     found = train(lambda: Branching(lengths), memory, steps=11)

@@ -334,7 +334,7 @@ class Locals(chainer.Chain):
 
 
 @pytest.mark.parametrize(("make", "share"), [(Deep, 0.6), (Locals, 0.5)])
-def test_the_first_pass_drops_by_a_fixed_rule(make: Any, share: float) -> None:
+def test_the_first_pass_evicts(make: Any, share: float) -> None:
     data = larger if make is Deep else lambda rng: np.repeat(wide(rng), 64, axis=0)
     peaks = []
     for memory in (None, umem.chainer.Recompute("min")):

@@ -23,8 +23,10 @@ from typing import Any
 import numpy as np
 
 AT_ONCE = 64
-"""At most this many candidates are taken from one scan of all of them."""
+"""At most this many candidates are taken from one scan of all of them. A guess that no measurement
+supports."""
 LEAST_SECONDS = 1e-7
+"""Of a call that the clock cannot time: the resolution of the clock is about that."""
 
 
 class Candidates:

@@ -197,7 +197,7 @@ class Evict(PassPolicy):
 
         Room is made before it in a pressed pass; the rise of memory is measured if that is needed.
         """
-        kind = self._kinds.of(type(owner_of(func)))
+        kind = self._kinds[type(owner_of(func))]
         # It may change an array that it holds, as a normalisation does with running statistics; a
         # call that has read the array is recomputed from a copy, which `_prepare` gives to calls.
         if not self.is_pressed and self._has_read(vars(owner_of(func)).values()):
@@ -273,7 +273,7 @@ class Evict(PassPolicy):
         for ran in [Ran(*ran) for ran in self._ran]:
             func = ran.func()
             if func is not None and func.inputs is not None:  # else it was cut out of the graph
-                kind = self._kinds.of(type(owner_of(func)))
+                kind = self._kinds[type(owner_of(func))]
                 arrays = inputs_of(func, ran.leaves), ran.outputs or outputs_of(func)
                 self._follow(now, func, kind, ran, arrays, known)
         self._ran = []
@@ -322,7 +322,7 @@ class Evict(PassPolicy):
             arrays: its inputs and its outputs.
         """
         assert self._pressure is not None
-        kind = self._kinds.of(type(owner_of(call.func)))
+        kind = self._kinds[type(owner_of(call.func))]
         self._room.read(source.array for source in call.sources)
         self._pressure.add(call, kind, arrays, observed.seconds, None)
         call.hold_by_graph()

@@ -25,14 +25,16 @@ from umem.planner import DRAWS
 from umem.trace.recording import BlockMeter, HostMeter, root_of
 
 LOOKS = 3
-"""Calls of a class that are examined before the class is known, where graphs do not come back."""
+"""Calls of a class that are examined before the class is known, where graphs do not come back. A
+guess that no measurement supports."""
 MEASURED = 2
 """Calls alike whose memory is measured: the first one may set up what stays."""
 OBJECTS = 4096
-"""Bytes of a measured rise that are Python's own objects, which `tracemalloc` sees as well: those
-of one call (5.3 to 7.0 KB each in five networks, of which its tape keeps most)."""
+"""Bytes of a measured rise that are Python's own objects, which `tracemalloc` sees as well. A guess
+below the 5.3 to 7.0 KB that the objects of a call take in five networks."""
 SHAPES = 32
-"""At most this many shapes of parameters are told apart for each class. A guess, not measured."""
+"""At most this many shapes of parameters are told apart for each class. A guess that no measurement
+supports."""
 _MT19937_BYTES = 624 * 4 + 4
 """Bytes of the key and the position of mt19937_state in NumPy's random/src/mt19937/mt19937.h."""
 _AGAIN = frozenset(("BatchNormalization", "FixedBatchNormalization"))
@@ -460,11 +462,8 @@ class Experience:
 
 
 class Kinds(dict[type, FunctionKind]):
-    """The classes of functions that were seen, by type."""
+    """The classes of functions that were seen, by type; a class that is asked for is added."""
 
-    def of(self, kind: type) -> FunctionKind:
-        """Return the facts of a class, which is added if it is new."""
-        found = self.get(kind)
-        if found is None:
-            found = self[kind] = FunctionKind(kind)
+    def __missing__(self, kind: type) -> FunctionKind:
+        found = self[kind] = FunctionKind(kind)
         return found

@@ -23,7 +23,8 @@ from umem.trace.recording import MeteredPools
 from umem.units import format_bytes
 
 REMEMBERED = 32
-"""At most this many graphs without a plan are remembered."""
+"""At most this many graphs without a plan are remembered. This and the counts of graphs that follow
+are guesses that no measurement supports."""
 MANY = 8
 """After this many different graphs in a row, none of which repeated, the user is warned.
 

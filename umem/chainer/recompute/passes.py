@@ -34,7 +34,8 @@ Integrity = Literal["intact", "refused", "restored"]
 Restored: all arrays of the graph were made available as well, because the graph is about to be cut.
 """
 ATTEMPTS = 8
-"""At most this often arrays are dropped for one call: each time half of what is left."""
+"""At most this often arrays are dropped for one call: each time half of what is left, so that less
+than a hundredth is left after the last."""
 
 
 class Pass:

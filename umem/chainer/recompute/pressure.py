@@ -21,9 +21,11 @@ from umem.trace.recording import root_of
 from umem.units import format_bytes
 
 AHEAD = 64
-"""Evictions free one part in this many of the room beyond the bytes that are needed."""
+"""Evictions free one part in this many of the room beyond the bytes that are needed, so that not
+each call evicts. A guess that no measurement supports."""
 THRASH = 1.0
-"""Recomputing takes too long above this ratio to the rest of the pass."""
+"""Recomputing takes too long above this ratio to the rest of the pass: a plan runs at most one more
+forward. A guess that no measurement supports."""
 
 
 class Room:
