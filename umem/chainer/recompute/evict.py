@@ -99,7 +99,7 @@ class Evict(PassPolicy):
         self._known, self.seen = known, known[0] if known else None
         self._ran: list[tuple[Any, ...]] = []
         self._leaves: Leaves = {}
-        self._count = self._made = self._looked = self._read = 0
+        self._made = self._looked = self._read = 0
         self._roots: dict[int, int] = {}
         self._pressure: Pressure | None = Pressure(room, experience, tell)
         self.is_pressed = debug or learns
@@ -127,52 +127,50 @@ class Evict(PassPolicy):
     @property
     def is_alone(self) -> bool:
         """True if nothing is evicted, because a plain step fits."""
-        return self.seen is not None and not self.is_pressed
+        return self.seen is not None
 
     # -- forward ---------------------------------------------------------------------------
 
     @property
     def has_begun(self) -> bool:
         """True once a function was applied."""
-        return self._count > 0
+        return bool(self._ran)
 
-    def _trace(self, now: PassSoFar, func: Any, made: int, leaves: tuple[Any, ...]) -> None:
-        """Mix a function into the pass's trail, and refuse the pass if it is not the one learned.
+    def _apply_alone(self, now: PassSoFar, proceed: Any, func: Any, inputs: Any) -> Any:
+        """Apply a function, and refuse the pass if the function is not the one that was learned."""
+        outputs = proceed(func, inputs)
+        if func.inputs is not None:
+            made = sum([y._data[0].nbytes for y in outputs])
+            trace(now, func, made, leaves_of(inputs))
+            self._ran.append((weakref.ref(func),))
+            if now.integrity == "intact" and not self._is_among_known(now):
+                now.refuse(other_call(len(self._ran) - 1, func.label))
+        return outputs
 
-        If only another known graph that began alike goes on like this, the pass is taken for that.
+    def _is_among_known(self, now: PassSoFar, *, ends: bool = False) -> bool:
+        """Tell whether a known graph begins like the pass so far, and ``ends`` there.
+
+        The pass is taken for the first that does.
         """
-        read = 0
-        for leaf in leaves:
-            if leaf is not None:
-                read += leaf.nbytes
-        now.trace(func.__class__, made, read)
-        index, self._count = self._count, self._count + 1
-        if self.seen is not None and now.integrity == "intact":
-            here, place = (now.trail,), slice(index, index + 1)
-            if self.seen.tape.trails[place] != here and not self._is_among_known(
-                lambda trails: trails[place] == here
-            ):
-                now.refuse(other_call(index, func.label))
-
-    def _is_among_known(self, fits: Callable[[tuple[int, ...]], bool]) -> bool:
-        """Tell whether the trails of a known graph fit; the pass is taken for the first that do."""
+        count = len(self._ran)
         for seen in (self.seen, *self._known):
-            if seen is not None and fits(seen.tape.trails):
+            trails = () if seen is None else seen.tape.trails
+            if trails[count - 1 : count] == (now.trail,) and (not ends or len(trails) == count):
                 self.seen = seen
                 return True
         return False
 
     def has_ended(self, now: PassSoFar) -> bool:
         """Tell whether a graph that is known ends here; True if none was expected."""
-        return self.seen is None or self._is_among_known(
-            lambda trails: len(trails) == self._count and trails[-1] == now.trail
-        )
+        return self.seen is None or self._is_among_known(now, ends=True)
 
     def apply(self, now: PassSoFar, proceed: Any, func: Any, inputs: Any) -> Any:
         """Apply a function, and just record it if its class is known and the pass is not pressed.
 
         Written out: a microsecond here is one for each function of each pass.
         """
+        if self.seen is not None:
+            return self._apply_alone(now, proceed, func, inputs)
         kind = self._kinds.get(func.__class__)
         if kind is None or self.is_pressed or not kind.is_plain:
             return self._apply_closely(now, proceed, func, inputs)
@@ -186,7 +184,7 @@ class Evict(PassPolicy):
             for y in outputs:
                 made += y._data[0].nbytes
             self._ran.append((weakref.ref(func), leaves, self._configs.now(), stash, seconds))
-            self._trace(now, func, made, leaves)
+            trace(now, func, made, leaves)
             self._made += made
             if self._made > self._next_look:
                 self._look(now)
@@ -223,7 +221,7 @@ class Evict(PassPolicy):
             return outputs
         made = [y._data[0] for y in outputs]
         count = sum([y.nbytes for y in made])
-        self._trace(now, func, count, leaves)
+        trace(now, func, count, leaves)
         config, held = self._configs.now(), None if kind.again else tuple(made)
         ran = Ran(weakref.ref(func), leaves, config, stash, seconds, held)
         if self.is_pressed:
@@ -416,7 +414,7 @@ class Evict(PassPolicy):
 
     def make_room(self, now: PassSoFar, busy: Collection[int]) -> bool:
         """Press the pass, and evict half of what it holds; tell whether any was evicted."""
-        if self._pressure is None:
+        if self._pressure is None or self.is_alone:
             return False
         if self._pressure_now is None:
             return super().make_room(now, busy)
@@ -443,6 +441,15 @@ def new_stash(kind: FunctionKind, func: Any) -> tuple[str, ...]:
     return tuple(
         name for name in kind.stash if name not in STATISTICS and getattr(owner, name, None) is None
     )
+
+
+def trace(now: PassSoFar, func: Any, made: int, leaves: Iterable[Any]) -> None:
+    """Mix a function, the bytes that it made and those that it read into its pass's trail."""
+    read = 0
+    for leaf in leaves:
+        if leaf is not None:
+            read += leaf.nbytes
+    now.trace(func.__class__, made, read)
 
 
 def leaves_of(inputs: Any) -> tuple[Any, ...]:

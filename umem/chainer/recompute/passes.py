@@ -14,7 +14,7 @@ from typing import Any, Literal
 import chainer
 
 from umem.chainer.forward_state import Configurations, ReadArrays
-from umem.chainer.recompute.evict import FROM_EARLIER, Evict
+from umem.chainer.recompute.evict import FROM_EARLIER, Evict, leaves_of, trace
 from umem.chainer.recompute.facts import Before, Observed, observe
 from umem.chainer.recompute.gradients import Contended, GradientSums, contended, plain_order
 from umem.chainer.recompute.observing import gradient_bytes
@@ -256,8 +256,7 @@ class Pass:
             rule.after_forward(call)
             return
         assert isinstance(rule, Evict)
-        leaves = [source.array.nbytes for source in call.sources if source.call is None]
-        self.trace(func.__class__, sum(y.nbytes for y in call.values or ()), sum(leaves))
+        trace(self, func, sum(y.nbytes for y in call.values or ()), leaves_of(inputs))
         self.trails.append(self.trail)
         observed = observe(call, func, inputs, before, seconds, workspace)
         self.observed.append(observed)
