@@ -1,6 +1,6 @@
 # Every target sets up what it needs by itself, in .venv.
 
-.PHONY: help demo test test-all test-kernels test-gpu check docs clean setup-demo setup-test setup-docs
+.PHONY: help demo test test-all test-kernels test-gpu check docs dist clean setup-demo setup-test setup-docs
 .ONESHELL:
 .SHELLFLAGS := -euc
 
@@ -13,6 +13,7 @@ help:
 	make test-gpu     run those for a GPU on one, with what PYTHON has (python3): needs no network
 	make check        run ruff and mypy
 	make docs         build the documentation: site/index.html
+	make dist         build sdist and wheel in dist/, and try both in empty environments
 	make clean        remove .venv, site and the tools' caches
 
 	Each sets up what it needs in .venv, with the first Python from 3.10 on that it finds.
@@ -62,6 +63,10 @@ docs: setup-docs
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict
 	.venv/bin/python scripts/check_site.py
 	echo 'umem: built site/index.html'
+
+# ARGS="--python python3.10 python3.13" tries them on these Pythons.
+dist: setup-test
+	@.venv/bin/python scripts/make_dist.py $(ARGS)
 
 # The mark that .venv is ours to remove, made-by-make, goes last.
 clean:

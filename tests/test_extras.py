@@ -34,5 +34,5 @@ def test_nobody_is_sent_to_a_package_that_is_not_published() -> None:
         path
         for path in files
         if 'install "umem' in path.read_text(encoding="utf-8")
-        or "umem[" in path.read_text(encoding="utf-8").replace("umem[software] @ git+https", "")
+        or "umem[" in path.read_text(encoding="utf-8").replace("umem[software] @ git+YOUR-URL", "")
     ] == []

@@ -36,3 +36,13 @@ def test_the_version_is_read_as_text() -> None:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__"
     )
     assert ast.literal_eval(version) == umem.__version__
+
+
+def test_the_citation_says_what_pyproject_says() -> None:
+    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    said = dict(line.split(": ", 1) for line in lines if ": " in line)
+    project = PYPROJECT["project"]
+    assert said["title"] == project["name"] and said["abstract"] == project["description"]
+    assert said["version"] == umem.__version__ and said["license"] == project["license"]
+    assert [said["  - name"]] == [author["name"] for author in project["authors"]]
+    assert not any("://" in line for line in lines), "there is no address yet"

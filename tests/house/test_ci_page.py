@@ -15,7 +15,7 @@ from software_programs import needs_compiler, needs_cupy
 
 PAGE = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
 COMMAND = re.compile(r"^ *(?:- )?(python -m (?:pip|pytest) .*)$", re.MULTILINE)
-SOURCE = "umem[software] @ git+https://example.org/umem.git"
+SOURCE = "umem[software] @ git+YOUR-URL"
 TEST = """
 import subprocess, sys
 import cupy
@@ -37,6 +37,18 @@ def test_both_workflows_install_and_run_alike() -> None:
     assert SOURCE in github[0] and "--software-gpu t4" in github[1]
 
 
+def repository_of_umem(folder: Path) -> None:
+    """Make a repository of the files here as they are, committed or not."""
+    tracked = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
+    for name in filter(None, tracked):
+        if name.startswith(("umem", "scripts/", "pyproject", "setup.py", "README", "LICENSE")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    git = ["git", "-C", folder, "-c", "user.name=test", "-c", "user.email=test@localhost"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "as it is"]):
+        subprocess.run([*git, *words], check=True)
+
+
 @pytest.mark.thorough
 @needs_cupy
 @needs_compiler
@@ -45,12 +57,7 @@ def test_the_commands_run_in_a_fresh_environment(kernel_cache: Path, tmp_path: P
     project = tmp_path / "project"
     project.mkdir()
     (project / "test_it.py").write_text(TEST)
-    # What setuptools writes beside the sources would be in the way of others.
-    tracked = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
-    for name in filter(None, tracked):
-        if name.startswith(("umem", "scripts/", "pyproject", "setup.py", "README", "LICENSE")):
-            (tmp_path / "umem" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, tmp_path / "umem" / name)
+    repository_of_umem(tmp_path / "umem")
     environment = {
         **os.environ,
         "PATH": f"{tmp_path}/env/bin:{os.environ['PATH']}",
@@ -58,7 +65,8 @@ def test_the_commands_run_in_a_fresh_environment(kernel_cache: Path, tmp_path: P
         "CUPY_CACHE_DIR": str(kernel_cache),
     }
     install, run = commands()[0]
-    for command in (install.replace(SOURCE, f"{tmp_path}/umem[software]"), run):
+    assert install.count("YOUR-URL") == 1
+    for command in (install.replace("YOUR-URL", f"file://{tmp_path}/umem"), run):
         done = subprocess.run(
             command, shell=True, cwd=project, env=environment, capture_output=True, text=True,
             timeout=1800, check=False,
