@@ -44,7 +44,7 @@ def repository_of_umem(folder: Path) -> None:
         if name.startswith(("umem", "scripts/", "pyproject", "setup.py", "README", "LICENSE")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
-    git = ["git", "-C", folder, "-c", "user.name=test", "-c", "user.email=test@localhost"]
+    git = ["git", "-C", str(folder), "-c", "user.name=test", "-c", "user.email=test@localhost"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "as it is"]):
         subprocess.run([*git, *words], check=True)
 
@@ -66,7 +66,7 @@ def test_the_commands_run_in_a_fresh_environment(kernel_cache: Path, tmp_path: P
     }
     install, run = commands()[0]
     assert install.count("YOUR-URL") == 1
-    for command in (install.replace("YOUR-URL", f"file://{tmp_path}/umem"), run):
+    for command in (install.replace("YOUR-URL", f"file://localhost{tmp_path}/umem"), run):
         done = subprocess.run(
             command, shell=True, cwd=project, env=environment, capture_output=True, text=True,
             timeout=1800, check=False,
