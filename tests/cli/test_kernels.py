@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from software_programs import needs_compiler, needs_cupy
 
 from umem.cli import main
-from umem.host_cuda import MANIFEST, Toolchain, kernel_cache, processors
+from umem.host_cuda import MANIFEST, TARGET_VARIABLE, Toolchain, kernel_folder
 
 SOURCE = "int f(void) { return 7; }"
 
@@ -24,7 +24,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return kernel_cache.default_folder()
+    return kernel_folder()
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def changed(archive: Path, change: Callable[[dict[str, bytes]], None]) -> str:
 
 
 def refused(archive: Path) -> str:
-    folder = kernel_cache.default_folder()
+    folder = kernel_folder()
     before = sorted(folder.glob("*"))
     result = kernels("import", str(archive))
     assert result.exit_code == 1 and sorted(folder.glob("*")) == before
@@ -93,10 +93,10 @@ def test_kernels_go_to_another_cache(archive: Path, cache: Path) -> None:
 def test_kernels_of_another_target_say_how_they_are_used(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(processors.TARGET_VARIABLE, "portable")
+    monkeypatch.setenv(TARGET_VARIABLE, "portable")
     Toolchain().shared_object(SOURCE, "c")
     assert kernels("export", str(tmp_path / "a.zip")).exit_code == 0
-    monkeypatch.setenv(processors.TARGET_VARIABLE, "native")
+    monkeypatch.setenv(TARGET_VARIABLE, "native")
     assert "UMEM_KERNEL_TARGET=portable" in kernels("import", str(tmp_path / "a.zip")).output
     refusal = kernels("export", str(tmp_path / "b.zip"))
     assert refusal.exit_code == 1 and "no kernels of this compiler and target" in refusal.output
@@ -151,7 +151,7 @@ def test_damaged_archives_are_refused(
     assert "there is no such file" in refused(tmp_path / "none.zip")
     assert changed_without_manifest(archive, content)
     archive.write_bytes(content)
-    monkeypatch.setenv(kernel_cache.VARIABLE, "100")
+    monkeypatch.setenv("UMEM_KERNEL_CACHE_SIZE", "100")
     assert "larger than the cache may be" in refused(archive)
 
 

@@ -269,10 +269,10 @@ def kernels(folder: Path, count: int) -> list[Path]:
 def test_the_least_recently_used_kernels_go_first(tmp_path: Path) -> None:
     paths = kernels(tmp_path, 4)
     kernel_cache.mark_used(paths[0])
-    assert kernel_cache.trim(tmp_path, 250) == paths[1:3]
-    assert kernel_cache.trim(tmp_path, 0) == [paths[3]]  # the first was used just now
+    assert kernel_cache.trim_kernels(tmp_path, 250) == paths[1:3]
+    assert kernel_cache.trim_kernels(tmp_path, 0) == [paths[3]]  # the first was used just now
     assert [*tmp_path.iterdir()] == [paths[0]]
-    assert kernel_cache.trim(tmp_path / "none", 0) == []
+    assert kernel_cache.trim_kernels(tmp_path / "none", 0) == []
 
 
 @needs_compiler

@@ -63,8 +63,7 @@ def files_until_dropped(*, planned: bool) -> set[str]:
                     step()
     finally:
         sys.setprofile(None)
-    # units.py has only read the text "60%"
-    return {name for name in found if not name.startswith("compat/") and name != "units.py"}
+    return {name for name in found if not name.startswith("compat/")}
 
 
 def alone(*, planned: bool) -> set[str]:

@@ -223,27 +223,24 @@ OUTSIDE = ("bench", "docs", "examples", "tests")
 TESTS_OF = {"on_chainer": "chainer", "on_onnx": "onnx"}
 """Folders of tests/ that bear another name than their room."""
 INSIDES = {
-    "umem.cli.kernel_commands": "devices.software.kernel_archive devices.software.kernel_cache",
     "bench/budgets.py": "chainer.recompute.graph_store",
     "bench/updates.py": "chainer.optimizers.paths",
-    "tests/cli/test_kernels.py": "devices.software.kernel_cache devices.software.processors",
     "tests/conformance/resume_parts/costs.py": "chainer.resume.run_state chainer.resume.saver",
     "tests/conformance/resume_parts/kills.py": "chainer.resume.saver",
     "tests/conformance/stream_programs.py":
         "chainer.offload.mover chainer.offload.offloaded_pass chainer.saved.tiers.pinned",
     "tests/devices/cuda/test_cupy_blocks.py": "trace.recording.sources",
     "tests/devices/cuda/test_modes.py": "compat.finder",
-    "tests/devices/software/test_streams.py":
+    "tests/host_cuda/test_streams.py":
         "chainer.parallel.shard_layout chainer.resume.collecting chainer.saved.tiers.pinned",
     "tests/devices/software/test_workspace.py":
         "chainer.chunking.functions chainer.chunking.gpu_windows chainer.chunking.windows",
-    "tests/memory/test_counters.py": "trace.stacks",
-    "tests/memory/test_host_blocks.py": "devices.host",
-    "tests/memory/test_limits.py": "devices.host",
+    "tests/host_cuda/test_cache.py": "devices.software.opening",
+    "tests/house/test_how_to_add.py":
+        "choosing.technique_rows devices.base devices.presets devices.virtual.advice "
+        "reports.outputs",
     "tests/memory/test_nesting.py": "devices.cuda.install",
     "tests/memory/test_rmm_resource.py": "devices.cuda.bounds",
-    "tests/memory/test_status.py": "devices.host",
-    "tests/on_chainer/offload/test_gpu.py": "devices.host",
     "tests/on_chainer/test_kernels.py": "devices.software.cupy_source",
     "tests/support/allocators.py": "devices.cuda.install",
     "tests/support/sharded_program.py": "chainer.resume.loop_snapshots",

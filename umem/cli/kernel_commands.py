@@ -19,10 +19,17 @@ from umem.errors import FileError, SizeError, UmemError
 from umem.host_cuda import (
     DTYPES,
     TARGET_VARIABLE,
+    KernelGroup,
     Processors,
     Toolchain,
-    kernel_archive,
-    kernel_cache,
+    clear_kernels,
+    export_kernels,
+    headers_folder,
+    import_kernels,
+    kernel_cache_limit,
+    kernel_folder,
+    kernel_groups,
+    trim_kernels,
 )
 from umem.units import format_bytes, parse_bytes
 
@@ -39,11 +46,11 @@ def command() -> None:
 
 
 @command.command("list")
-def list_kernels() -> None:
+def list_() -> None:
     """Show how many there are, and for which processors."""
-    folder, now = kernel_cache.default_folder(), time.time()
-    found = kernel_cache.groups(folder)
-    limit = format_bytes(kernel_cache.cache_limit())
+    folder, now = kernel_folder(), time.time()
+    found = kernel_groups(folder)
+    limit = format_bytes(kernel_cache_limit())
     say(f"{short(folder)}: {_size(found)} of at most {limit}")
     for group in found:
         target, _, maker = group.label.partition("-")
@@ -55,14 +62,14 @@ def list_kernels() -> None:
 @command.command("export")
 @click.argument("file", type=_FILE)
 @click.option("--force", is_flag=True, help="Overwrite the file.")
-def export_kernels(file: Path, force: bool) -> None:
+def export(file: Path, force: bool) -> None:
     """Write those of this compiler and target to FILE, for `umem kernels import`."""
     refuse([file], [], force=force)
     count = 0
 
     def fill(target: IO[bytes]) -> None:
         nonlocal count
-        count = kernel_archive.export_kernels(Toolchain(), target, __version__)
+        count = export_kernels(Toolchain(), target, __version__)
 
     write(file, fill, force=force)
     say(f"Wrote {count} kernels to {short(file)}\nNext, elsewhere: umem kernels import FILE")
@@ -70,15 +77,15 @@ def export_kernels(file: Path, force: bool) -> None:
 
 @command.command("import")
 @click.argument("file", type=_FILE)
-def import_kernels(file: Path) -> None:
+def import_(file: Path) -> None:
     """Add the kernels of FILE, which `umem kernels export` wrote.
 
     They are machine code: import only what you or your CI made.
     """
-    folder = kernel_cache.default_folder()
+    folder = kernel_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        target, count = kernel_archive.import_kernels(file, folder, __version__)
+        target, count = import_kernels(file, folder, __version__)
     except (UmemError, OSError) as error:
         raise click.ClickException(f"{short(file)}: {reason(error)}") from error
     say(f"{count} kernels are new in {short(folder)}")
@@ -88,33 +95,33 @@ def import_kernels(file: Path) -> None:
 
 @command.command("trim")
 @click.argument("size", required=False)
-def trim_kernels(size: str | None) -> None:
+def trim(size: str | None) -> None:
     """Remove those not used for the longest time, down to SIZE, such as 500MiB."""
     try:
-        limit = kernel_cache.cache_limit() if size is None else parse_bytes(size, "SIZE")
+        limit = kernel_cache_limit() if size is None else parse_bytes(size, "SIZE")
     except SizeError as error:
         raise click.UsageError(str(error)) from error
-    folder = kernel_cache.default_folder()
-    say(f"Removed {len(kernel_cache.trim(folder, limit))} files of {short(folder)}")
+    folder = kernel_folder()
+    say(f"Removed {len(trim_kernels(folder, limit))} files of {short(folder)}")
 
 
 @command.command("clear")
-def clear_kernels() -> None:
+def clear() -> None:
     """Remove all of them, and precompiled headers; programs compile again what they need."""
-    folders = (kernel_cache.default_folder(), kernel_cache.headers_folder())
-    say(f"Removed {format_bytes(sum(map(kernel_cache.clear, folders)))}")
+    folders = (kernel_folder(), headers_folder())
+    say(f"Removed {format_bytes(sum(map(clear_kernels, folders)))}")
 
 
 @command.command("warm")
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="Default: all.")
 @click.option("--jobs", type=click.IntRange(1), help="Processes; one for each core by default.")
-def warm_kernels(dtypes: tuple[str, ...], jobs: int | None) -> None:
+def warm(dtypes: tuple[str, ...], jobs: int | None) -> None:
     """Compile ahead what most CuPy programs use.
 
     Arithmetic, comparisons, casts, reductions and gathers of float32, float64, int32, int64, bool.
     """
     folder = Toolchain().folder
-    before, start = kernel_cache.groups(folder), time.monotonic()
+    before, start = kernel_groups(folder), time.monotonic()
     jobs = jobs or len(os.sched_getaffinity(0))
     program = [sys.executable, "-m", "umem.host_cuda.common_kernels"]
     commands = [[*program, str(part), str(jobs), *(dtypes or DTYPES)] for part in range(jobs)]
@@ -129,11 +136,11 @@ def warm_kernels(dtypes: tuple[str, ...], jobs: int | None) -> None:
         for worker in workers:
             worker.kill()
             worker.wait()
-    count = sum(g.count for g in kernel_cache.groups(folder)) - sum(g.count for g in before)
+    count = sum(g.count for g in kernel_groups(folder)) - sum(g.count for g in before)
     say(f"Compiled {count} kernels in {time.monotonic() - start:.0f} s into {short(folder)}")
 
 
-def _size(found: list[kernel_cache.KernelGroup]) -> str:
+def _size(found: list[KernelGroup]) -> str:
     count = sum(group.count for group in found)
     return f"{count} kernels, {format_bytes(sum(group.nbytes for group in found))}"
 

@@ -27,7 +27,16 @@ if TYPE_CHECKING:
         open_host_cuda,
         requirements,
     )
-    from umem.host_cuda.kernel_archive import MANIFEST
+    from umem.host_cuda.kernel_archive import MANIFEST, export_kernels, import_kernels
+    from umem.host_cuda.kernel_cache import (
+        KernelGroup,
+        clear_kernels,
+        headers_folder,
+        kernel_cache_limit,
+        kernel_folder,
+        kernel_groups,
+        trim_kernels,
+    )
     from umem.host_cuda.kernels import KernelCompiler
     from umem.host_cuda.memory_ranges import DEVICE, HOST, MANAGED, Allocation, MemoryRange
     from umem.host_cuda.observer import DeviceCopy, Launch, Observer
@@ -48,7 +57,11 @@ else:
         dry__dry_runtime="DryRuntime",
         faults="revive",
         installing="DRY_COMPUTES_NOTHING is_open open_host_cuda requirements",
-        kernel_archive="MANIFEST",
+        kernel_archive="MANIFEST export_kernels import_kernels",
+        kernel_cache=(
+            "KernelGroup clear_kernels headers_folder kernel_cache_limit kernel_folder "
+            "kernel_groups trim_kernels"
+        ),
         kernels="KernelCompiler",
         memory_ranges="Allocation DEVICE HOST MANAGED MemoryRange",
         observer="DeviceCopy Launch Observer",

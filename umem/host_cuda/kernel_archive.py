@@ -16,7 +16,7 @@ from typing import IO, Any
 from umem._common.files import open_regular, reason, whole
 from umem._common.printable import short
 from umem.errors import FileError
-from umem.host_cuda.kernel_cache import KERNEL, cache_limit
+from umem.host_cuda.kernel_cache import KERNEL, kernel_cache_limit
 from umem.host_cuda.processors import TARGET_VARIABLE, Processors
 from umem.host_cuda.toolchain import Toolchain
 
@@ -121,7 +121,7 @@ def _contents(archive: zipfile.ZipFile, checksums: dict[str, Any]) -> dict[str, 
             raise FileError(f"{short(name)} is in it, which is no name of a kernel")
     if sorted(names) != sorted(checksums):
         raise FileError("its files are not those of its manifest")
-    if sum(info.file_size for info in archive.infolist()) > cache_limit():
+    if sum(info.file_size for info in archive.infolist()) > kernel_cache_limit():
         raise FileError("it is larger than the cache may be (UMEM_KERNEL_CACHE_SIZE)")
     contents = {name: archive.read(name) for name in names}
     for name, content in contents.items():

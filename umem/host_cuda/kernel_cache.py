@@ -27,7 +27,7 @@ FRESH_SECONDS = 60.0
 """A file used within this time is not removed, as it may be about to be loaded (a guess)."""
 
 
-def default_folder() -> Path:
+def kernel_folder() -> Path:
     """Return the folder of compiled kernels, below ``XDG_CACHE_HOME`` or ``~/.cache``."""
     base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return Path(base) / "umem" / "software-gpu"
@@ -38,7 +38,7 @@ def headers_folder() -> Path:
     return Path(os.environ.get(TEMPORARY) or tempfile.gettempdir()) / f"umem-headers-{os.getuid()}"
 
 
-def cache_limit() -> int:
+def kernel_cache_limit() -> int:
     """Return the limit of the cache in bytes, from ``UMEM_KERNEL_CACHE_SIZE``.
 
     Raises:
@@ -54,7 +54,7 @@ def mark_used(path: Path) -> None:
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 
 
-def trim(folder: Path, limit: int) -> list[Path]:
+def trim_kernels(folder: Path, limit: int) -> list[Path]:
     """Remove the least recently used files beyond a number of bytes; returns them.
 
     A process that has loaded one keeps it; one that needs it again compiles it again.
@@ -76,7 +76,7 @@ def trim(folder: Path, limit: int) -> list[Path]:
     return removed
 
 
-def clear(folder: Path) -> int:
+def clear_kernels(folder: Path) -> int:
     """Remove umem's files in a folder; returns their bytes."""
     total = 0
     for path in folder.glob("*") if folder.is_dir() else ():
@@ -107,7 +107,7 @@ class KernelGroup:
     used: float
 
 
-def groups(folder: Path) -> list[KernelGroup]:
+def kernel_groups(folder: Path) -> list[KernelGroup]:
     """List the kernels in a folder by group, the last used first."""
     found: dict[str, list[os.stat_result]] = {}
     for path in folder.glob("*.so"):

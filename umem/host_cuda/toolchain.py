@@ -27,11 +27,11 @@ from umem.errors import DeviceError, MissingDependencyError
 from umem.host_cuda.compile_lock import WAIT_SECONDS, only_maker
 from umem.host_cuda.kernel_cache import (
     UNFINISHED,
-    cache_limit,
-    default_folder,
     headers_folder,
+    kernel_cache_limit,
+    kernel_folder,
     mark_used,
-    trim,
+    trim_kernels,
 )
 from umem.host_cuda.processors import Processors
 
@@ -78,10 +78,10 @@ class Toolchain:
         self._is_own = False
         self._progress = Progress()
         self.target = target or Processors.wanted()
-        self._limit = cache_limit()
+        self._limit = kernel_cache_limit()
         self._made_count = 0
         self.made: set[Path] = set()
-        self.folder = folder or default_folder()
+        self.folder = folder or kernel_folder()
         self._first = self.folder
         if not takes_files(self.folder) or _room(self.folder) < KERNELS_ROOM_BYTES:
             self.folder = self._elsewhere()
@@ -143,7 +143,7 @@ class Toolchain:
         path = self.folder / name
         self._make(source, (*given, *places(), *options), path)
         if not self._is_own and self._made_count % TRIM_EVERY == 1:
-            trim(self.folder, self._limit)
+            trim_kernels(self.folder, self._limit)
         return path
 
     def preprocessed(self, source: str, options: Sequence[str]) -> str:
@@ -179,7 +179,7 @@ class Toolchain:
         # With an option for the linker g++ would link, and leave no header.
         compiling = [option for option in given[2:] if not option.startswith("-Wl,")]
         self._make("", ("-x", "c++-header", *compiling), made, str(path))
-        trim(path.parent, HEADERS_BYTES)
+        trim_kernels(path.parent, HEADERS_BYTES)
         return path
 
     @cached_property

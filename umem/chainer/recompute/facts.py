@@ -1,4 +1,4 @@
-"""What is known of a function: may it run again, its state, its seconds and its memory.
+"""Facts about a function: may it run again, its state, its seconds and its memory.
 
 A graph that comes back has facts of each of its calls, as `Observed`. One that does not has those
 of its functions, by class: the first calls of a class are examined closely (`FunctionKind`), and
