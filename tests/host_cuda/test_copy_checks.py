@@ -208,7 +208,7 @@ pool = cp.cuda.memory.MemoryPool()
 found = []
 with cp.cuda.using_allocator(pool.malloc), cp.cuda.Stream(non_blocking=True):
     for _ in range(2):
-        x = cp.empty(100, "f4")
+        x = cp.empty(1000, "f4")  # of another size than flags, among whose blocks a pool chooses
         found.append(bool(cp.isnan(x).all()))
         x.fill(3)
         del x
