@@ -2,6 +2,13 @@
 
 ``import umem.chainer`` for what concerns Chainer. docs/design.md has the whole picture.
 
+``import umem`` loads NumPy and what a block or `enable` needs. Traces, planners and the virtual GPU
+are loaded when they are first used. CuPy, 13 or newer, is imported only when a CUDA device is
+opened; no device is asked for at import.
+
+Beside the rooms are errors.py, units.py and dask.py; the last is umem for the workers of
+dask.distributed, a module on memory, which no other imports.
+
 PYTEST_DONT_REWRITE: it has a plugin for pytest, and may be imported before that.
 """
 

@@ -35,6 +35,11 @@
     +-- CompatError             also ImportError: Chainer cannot be made to run here
     +-- MissingDependencyError  also ImportError: names what to install
 
+An error also inherits the built-in that people already catch, so that existing handlers work. A
+message gives facts with units, the reason, and the way out: ``needs 64.0 MiB for 'ones' array;
+240.0 MiB of 256.0 MiB of VRAM in use (simulated T4). Run the block under umem.managed() or
+umem.hybrid().``
+
 Whatever is raised, the state is as before the call: nothing half-installed, nothing leaked.
 Ten warnings belong here too, each a UserWarning: AccumulationWarning, DaskWarning, DataWarning,
 LeftOnWarning, LookaheadWarning, OffloadWarning, RecomputeWarning, SnapshotWarning,

@@ -1,8 +1,19 @@
 """Choosing what makes a program fit a GPU: it runs dry under each technique.
 
-`technique` is a row of the table, `technique_rows` the table, and `child` a dry run under one, from
-both sides. `choosing` orders what was tried, and `batch_sizes` looks for the largest batch that
-fits, and halves sizes.
+`umem.choose`, ``umem choose``, ``umem batch``, ``umem advise`` and ``umem run --budget`` use it.
+Each dry run is a process of its own.
+
+    technique.py       is a row of the table: a name, the line to type, and the function that turns
+                       it on
+    technique_rows.py  has the table, and `register_technique`
+    child.py           runs a program dry under a technique, from both sides of the process
+    choosing.py        is `choose`, and orders the rows that were tried
+    batch_sizes.py     looks for the largest batch that fits, and halves each size of a program
+
+- The child is ``umem run --dry`` with the hidden option ``--technique``, which names the file of
+  the pickled technique.
+- A technique that is turned on at ``optimizer.setup`` is in chainer/at_setup.py.
+  devices/cuda/large_arrays.py follows CuPy's large arrays for the techniques that need them.
 """
 
 from typing import TYPE_CHECKING

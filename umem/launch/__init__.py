@@ -1,7 +1,16 @@
 """Several ranks of one script: mpiexec starts them, and ends all if one dies.
 
-It knows no Chainer. `job.py` runs mpiexec, passes on what ranks write, and says in a sentence which
-rank failed and why; `rank.py` is a rank's own process, which reports an uncaught error.
+``umem run -n`` uses it. Only cli imports this room, and it knows no Chainer. `run_ranks` stands in
+this file.
+
+    job.py    runs mpiexec, passes on what ranks write, and says in a sentence which rank failed and
+              why
+    rank.py   is a rank's own process: it reports an uncaught error, and leaves without MPI_Finalize
+    mpi.py    finds the MPI of mpi4py, and the mpiexec that belongs to it
+    hosts.py  reads the file of machines, and checks that they can be reached
+
+- A rank reports its error by a marked line on standard error, which the job reads.
+- Where mpiexec fails, the job kills what ranks leave behind on this machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,12 @@
-"""Predictions: replays of a trace on models of GPUs; all of it simulated."""
+"""Predictions: replays of a trace on models of GPUs; all of it simulated.
+
+`umem.replay`, ``umem replay``, ``umem demo`` and onnx ask it what a step would cost on a given GPU,
+by which mode of memory.
+
+    replaying.py  replays a trace on a virtual GPU: times, peaks and moves, without computing
+                  anything
+    comparing.py  makes a row of a comparison of modes
+"""
 
 from typing import TYPE_CHECKING
 

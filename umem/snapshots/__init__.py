@@ -1,5 +1,7 @@
 """Runs saved to disk and found again: directories that are whole or not there. Knows no framework.
 
+chainer's resume and the saving of shards write and read them.
+
 A snapshot is a directory ``step-N`` (``step-N.1`` where that step was saved again) of three files:
 
 - ``arrays.safetensors``: every array, by name; no pickle, no code.
@@ -9,8 +11,16 @@ A snapshot is a directory ``step-N`` (``step-N.1`` where that step was saved aga
 If several ranks write one, each has its own two, such as ``arrays-1.safetensors``: its parts of
 sharded arrays, and values that differ from the first rank's.
 
-It is written under another name, synchronised, renamed, and its folder synchronised, in this
-order: so a machine that stops at any moment leaves it whole or not there.
+It is written under another name, synchronised, renamed, and its folder synchronised, in this order:
+so a machine that stops at any moment leaves it whole or not there.
+
+    writing.py     writes a snapshot, and removes old ones
+    reading.py     finds the newest snapshot that is whole, checks it and reads it
+    manifest.py    has the manifest: format, step and checksums
+    shards.py      puts arrays together of which each rank has written a stretch
+    claim.py       keeps two runs from writing to one folder at a time
+    background.py  writes in a thread while training goes on
+    operations.py  does every operation on files, each by one call, which tests replace
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,21 @@
 """Traces of steps: what each allocated, freed, read and wrote.
 
-Everything else that umem says is a function of a trace.
+A trace is a list of events, and says nothing of contents, so that it can be replayed on any device.
+Everything else that umem says is a function of a trace: predict replays it, planner and onnx plan
+by it, reports shows it, and devices and chainer write it.
+
+    events.py      defines the events: allocations, releases, operations, hints and marks
+    trace.py       is `Trace`, and checks the events of one
+    walk.py        walks over the events: what is alive, and how many bytes are in use
+    file.py        writes and reads the file format, and documents it
+    frameworks.py  has the table of frameworks whose programs umem follows
+    recording/     follows a running step and makes a trace of it
+    analysis/      computes the figures of a trace: peak, tensors, leaks, differences
+
+- A framework is a folder of umem and one record, which registers itself when the folder is
+  imported: its name, the source that reports its operations, the arrays in its objects, its notes.
+- General code knows no framework; it asks the table.
+- Loading a trace parses JSON and executes nothing.
 """
 
 from typing import TYPE_CHECKING

@@ -1,1 +1,9 @@
-"""Reports as text for a terminal."""
+"""Reports as text for a terminal of any width, with colour or without.
+
+``umem report`` prints them; other commands make their tables by `umem.reports.text.lines`.
+
+    step.py         writes the analysis of a trace
+    comparison.py   writes the comparison of two traces
+    rank_report.py  writes a run of several ranks: who held most, what was sent
+    lines.py        makes tables that drop columns rather than overflow, and wraps text
+"""

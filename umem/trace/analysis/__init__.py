@@ -1,4 +1,17 @@
-"""The figures of a trace: its peak, what is alive then, its operations, what outlives its step."""
+"""The figures of a trace: its peak, what is alive then, its operations, what outlives its step.
+
+Reports, predict, planner and chainer take their figures from here. All of it is pure functions of a
+trace, and nothing runs.
+
+    analysis.py     computes the peak, the totals of operations, and the figures behind every report
+    tensors.py      lists every tensor: its use, its lifetime, and who made and used it
+    leaks.py        finds tensors that outlive their step
+    explain.py      words why the peak is what it is, and what is missing from it
+    capping.py      finds the workspace in the peak that a cap on workspace would lower
+    live_bands.py   makes bands and curves of memory over a trace
+    differences.py  compares two analyses
+    rank_traces.py  reads the traces of all ranks of a run, and makes a row of figures for each
+"""
 
 from typing import TYPE_CHECKING
 

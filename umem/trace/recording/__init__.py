@@ -1,4 +1,31 @@
-"""Recording: the instrumented sources, measured time and memory, and the store of events."""
+"""Recording: the instrumented sources, measured time and memory, and the store of events.
+
+A recorder follows a running step and makes events of it. `umem.record` and ``umem run --record``
+make traces by it; chainer and the devices follow programs by it.
+
+    recordings.py  is `record` and `mark`
+    recorder.py    turns a running step into events
+    sources.py     starts and stops the sources of events with the first and the last recorder
+    storage.py     finds the memory behind an array: its tensor, the bytes of a view, its lifetime
+    buffer.py      stores events as few plain values, and decodes them on demand
+    meter.py       measures bytes: live ones, the peak, and the workspace between two readings
+    thread.py      has the state of a recorded thread
+    marks.py       lists who listens to `umem.mark` beside recorders
+    kept_steps.py  records some steps of a run, and then stops
+    tally.py       keeps running totals of live bytes, operations and steps
+
+- A source is anything that can be instrumented. The virtual GPU's arrays, CuPy's pools and
+  Chainer's functions are sources.
+- `HostMeter` is the one user of tracemalloc. `PoolMeter` (devices/cuda/pool_meter.py) reads the
+  pools of a GPU by CuPy's memory hooks. `meter_of` (chainer/recompute/facts.py) chooses between
+  them by the arrays.
+- A recording measures each operation by the meter of its arrays: of a GPU's where `of_gpu` has one
+  and the first array is CuPy's, otherwise of the host.
+- devices/cuda_source.py starts the source of CuPy's blocks on a machine with a GPU; the software
+  GPU adds a source of its own.
+- A recorder follows the thread that entered it, and in it the asyncio task that did and the tasks
+  which that task makes.
+"""
 
 from typing import TYPE_CHECKING
 
