@@ -2,7 +2,18 @@
 
 A package of its own, beside umem: each Python process of an environment with umem runs a line of
 ``umem_software_gpu.pth`` as it starts, and pytest loads `umem_software_gpu.plugin`. Neither may
-import NumPy where nobody asked for a GPU, which ``import umem`` does.
+import NumPy where nobody asked for a GPU, which ``import umem`` does. This file has the variable's
+syntax, and a finder that opens the software GPU at the first import of CuPy.
+
+    plugin.py     is ``pytest --software-gpu t4``
+    each_test.py  sets up each test: its seed, its errors, its properties
+    seeds.py      makes a test's seed of the run's
+    faults.py     names faults of kernels, and reads a file of known ones
+    summary.py    writes what stands at the end of a run of tests
+
+- It imports umem where a GPU is asked for. Nothing in umem imports it.
+- It loads the room `umem.dry` without umem, to share the scratch disk of a dry run.
+- scripts/build_backend.py puts the ``.pth`` file into wheels, editable ones included.
 
 PYTEST_DONT_REWRITE: pytest warns of modules of plugins that were imported before it otherwise.
 """

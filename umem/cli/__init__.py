@@ -1,4 +1,38 @@
-"""The ``umem`` command: one small file a subcommand, loaded when it is called."""
+"""The ``umem`` command: one small file a subcommand, loaded when it is called.
+
+People call it; `umem.choosing` runs ``umem run --dry`` in processes of their own. This file has the
+table of commands, and turns errors of umem into one sentence.
+
+    doctor.py           is ``umem doctor``
+    demo.py             is ``umem demo``
+    report.py           is ``umem report``
+    replay.py           is ``umem replay``
+    batch.py            is ``umem batch``
+    advise.py           is ``umem advise``
+    compat.py           is ``umem compat``
+    graph_cut.py        is ``umem graph cut``
+    kernel_commands.py  is ``umem kernels``
+    choose.py           is ``umem choose``
+    choose_script.py    is its answer for a program
+    choose_onnx.py      is its answer for a model in ONNX
+    script_options.py   has the options and tables that choose, batch and advise share
+    run.py              is ``umem run``
+    run_script.py       runs the program as ``__main__``, and advises where it ends with an error of
+                        umem
+    run_record.py       is ``--record``
+    run_watch.py        is ``--watch``
+    run_budget.py       is ``--budget``
+    run_recompute.py    is ``--recompute`` and ``--workspace``
+    run_resume.py       is ``--resume``
+    run_ranks.py        is ``-n``: several ranks
+    run_dry.py          is ``--dry``
+    run_dry_gpus.py     is ``--all-gpus``: which GPUs have the memory
+    dry_run.py          follows a dry run, and ends it once it has shown enough
+    files_and_sizes.py  checks limits and GPUs, and writes files that must not be overwritten
+    startup/            is on the path of the processes that a script starts
+
+- Text that umem did not write itself is made printable before it reaches a terminal.
+"""
 
 from __future__ import annotations
 

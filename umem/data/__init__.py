@@ -4,7 +4,35 @@
     data = umem.data.cached(dataset, memory="2GiB", disk="20GiB", order=order)
     iterator = chainer.iterators.SerialIterator(data, 20, order_sampler=order)
 
-Chainer is not needed. docs/data.md has the whole picture.
+Users call it; chainer's reports and snapshots ask it for counters and orders. Chainer is not
+needed. docs/data.md has the whole picture.
+
+    caching.py          is `cached`: a dataset that serves another one's items from memory and disk
+    store.py            keeps items in shared memory, and evicts by a policy
+    pages.py            keeps the bytes of items in pages of one size
+    shared_block.py     is the memory that all processes share, and its lock
+    policies.py         chooses victims: next-use, lru or cost
+    orders.py           is `known_order`: orders whose coming epochs are known
+    epoch_draws.py      draws an epoch's order, the same on every NumPy
+    epoch_position.py   follows the position of requests in a known order
+    next_uses.py        looks up the next use of an item
+    prefetch_thread.py  fetches items before they are asked for, and holds them
+    loading.py          loads an item from the disk tier or from the dataset
+    fingerprint.py      notices that a dataset was changed
+    disk_tier.py        keeps items in one file without a name
+    items.py            makes bytes of an item and an item of bytes, never by pickle
+    codec.py            is the interface of compression
+    compression.py      compresses by Blosc2
+    codec_report.py     reports compression, a row for each kind of array
+    counters.py         has the counters of a cache
+    compressed_rows.py  keeps many small rows, compressed in blocks
+    sparse.py           splits SciPy's sparse matrices into arrays and into rows
+    images.py           reads JPEG files as a dataset, at the size that is needed
+    dataset_mixin.py    indexes as Chainer's datasets do, without Chainer
+
+- All workers share one block of memory; none has a share of its own. zict is not used, because its
+  mappings are of one process.
+- Only requests change what is in the store, so that hits are exactly those of the policy.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,12 @@
-"""Prefetching of managed memory: the blocks to move to the GPU before operations use them."""
+"""Prefetching of managed memory: the blocks to move to the GPU before operations use them.
+
+`umem.lookahead` and `umem.chainer.LookaheadPrefetch` plan by it, and the pager of memory has a
+device carry the plan out. All of it is pure functions.
+
+    order.py            is what an iteration does: its operations, and the arrays that each uses
+    block_footprint.py  finds the blocks that this takes, and how long each stays unused
+    moves.py            plans which blocks are evicted and fetched, and when
+"""
 
 from typing import TYPE_CHECKING
 
