@@ -2,6 +2,51 @@
 
 `__all__` is for users. What follows it is for other rooms: techniques that are turned on from
 outside, the demo's workload, a dry run's steps, and the tap, by which anybody follows Chainer.
+
+    tap.py                  replaces Chainer's functions while somebody listens, and tells
+                            subscribers what happens
+    recompute/              keeps a training run under a budget
+    checkpointing/          recomputes by hand
+    offload/                moves saved tensors one tier down and back
+    saved/                  knows the saved tensors on Chainer's tape, and the offload targets
+    lookahead/              prefetches managed memory by a plan
+    chunking/               computes convolutions, poolings and batch normalisation in parts
+    precision/              trains in float16, and stores in bfloat16
+    accumulation/           computes the gradient of a batch in parts
+    optimizers/             keeps optimizer states in 8 bits
+    layers/                 has smaller layers, and exchanges layers for them
+    quantization/           makes models in 8 or 4 bits
+    distillation/           has a student learn from a teacher
+    parallel/               trains on several ranks
+    resume/                 saves a run and restores it
+    framework.py            is Chainer's record in the table of frameworks
+    source.py               is the source of recordings
+    function_facts.py       has the facts about a function that recordings and running passes share
+    function_kernels.py     says which kernels a function launches on CuPy
+    function_arithmetic.py  says which functions are matrix products, and in which type
+    flops.py                estimates a function's operations and memory traffic
+    forward_state.py        restores forward's configuration and arrays for functions that run again
+    step_state.py           restores random generators and links where a loss function runs again
+    parameter_updates.py    runs updates in chunks, and measures the memory that they take
+    parameters_once.py      lists each parameter once, and views a model with other parameters
+    finite.py               finds infinities, NaN and numbers that are too large
+    agreement.py            makes the decisions that ranks of one model must make alike
+    uploading.py            writes values of the host into arrays of NumPy or CuPy
+    at_setup.py             turns techniques on as a program sets its optimizers up
+    current_device.py       is `device`, the Chainer device of the current umem device
+    gcn.py                  has graph convolutions
+    memory_report.py        is `MemoryReport`, a trainer extension
+    demo_workload.py        is the workload of ``umem demo``
+    dry_training.py         tells a dry run of optimizers' turns and of a Trainer's extensions
+    dry_initializers.py     leaves large parameters at zero in a dry run
+    host_time.py            tells a software GPU the time of Chainer's own Python
+
+- The tap is the only file that replaces Chainer's functions. Subscribers come and go in any order.
+- A feature that is on until ``undo()`` or the end of ``with`` is a `Switch` (_common/switch.py).
+  `workspace` is a scope (_common/scopes.py). `Recompute`, `Offload` and `accumulate` are neither:
+  they may be entered again, or calls in them wait for others.
+- In examples and docs write ``import umem.chainer``; ``from umem import chainer`` would hide
+  Chainer.
 """
 
 from umem.compat import install

@@ -1,6 +1,11 @@
 """Three implementations of updates with 8-bit states: NumPy, Numba and CuPy; same bits.
 
-All of them do the same operations in the same order, and give the same bits.
+`update` chooses one by the parameter's array. All of them do the same operations in the same order,
+and give the same bits.
+
+    on_numpy.py  updates in chunks that stay in the cache
+    on_numba.py  updates in one compiled loop over the blocks
+    on_cuda.py   updates by one kernel a parameter
 """
 
 from __future__ import annotations
