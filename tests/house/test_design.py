@@ -29,4 +29,6 @@ def test_every_file_that_it_names_is_there() -> None:
 
 def test_every_room_is_in_it() -> None:
     rooms = {path.parent.name for path in ROOT.glob("umem/*/__init__.py")}
-    assert [room for room in sorted(rooms) if not re.search(rf"(^  |\*\*){room}\b", PAGE, re.M)] == []
+    assert [
+        room for room in sorted(rooms) if not re.search(rf"(^  |\*\*){room}\b", PAGE, re.M)
+    ] == []

@@ -2,15 +2,52 @@
 
 The driver, the runtime, streams, the compiler of kernels and NVIDIA's libraries, as CuPy calls
 them: arithmetic is real, and kernels run on this machine's processor. `open_host_cuda` puts it
-under CuPy before that is imported, for the process; `installing.py` is the one place that touches
-CuPy. Of the rest, `runtime.py` and `driver.py` are CUDA's functions by their names, each layer of
-the runtime a class that the next one extends (`allocations.py`, `streams.py`, `pools.py`,
-`copy_checks.py`); `kernels.py` makes C++ for the host of CUDA's (`dialect.py`, `templates.py`,
-`include/`), `toolchain.py` compiles and keeps it; `deferred_streams.py` is streams that run late,
-`checked_mode.py` finds what leaves its array, `dry/` leaves out the arithmetic.
+under CuPy before that is imported, for the process. devices/software opens it with umem's model as
+its observer; cli and umem_software_gpu use its options and its cache of kernels.
 
-It knows nothing of VRAM that is full, of pages and of time: an `Observer` is told what happens, and
-asked what is allowed and when. It imports `umem.errors`, `umem.units` and `umem._common` alone.
+    installing.py      is `open_host_cuda`, and the one place that touches CuPy
+    options.py         has the bounds of its options, and the variable's name
+    versions.py        has the builds of CuPy whose inside is known
+    linking.py         redirects the C functions that CuPy's modules link to
+    overrides.py       replaces C++ functions inside CuPy's modules
+    observer.py        is told what happens on the devices, and asked what is allowed and when
+
+    runtime.py         is a CUDA runtime, by the names of CuPy's module; it extends, in this order,
+    allocations.py     memory and its owners,
+    streams.py         streams, events and captures,
+    pools.py           memory pools, limits and peers, and
+    copy_checks.py     ranges and directions of copies that CUDA refuses
+    device_state.py    is one of the devices
+    memory_ranges.py   has allocations, and ranges of bytes in them
+    memory_sources.py  gives memory: plain, between inaccessible pages, or address space
+    pool_blocks.py     has the blocks that CuPy's pools hand out, block_hook.py follows them
+    libcuda.py         is the driver's library for cuda-core: advice, prefetches, discards
+    driver.py          is modules and kernels, by the names of CuPy's module
+    boards.py          has each GPU's limits, clocks and caches
+
+    nvrtc.py           is the run-time compiler, by the names of CuPy's module
+    kernels.py         turns a kernel's source into one for the host, and runs it
+    dialect.py         translates CUDA C++, templates.py CuPy's own templates, shifts.py shifts
+    included.py        puts a program's headers into its source; host_headers.py are not for it
+    kernel_limits.py   has launch bounds and static memory, capabilities.py intrinsics by GPU
+    strictness.py      words the refusals of what CUDA refuses
+    sharing.py         says which kernels several cores share, warps.py which run warps in step
+    toolchain.py       is the C++ compiler, processors.py the processors it compiles for
+    kernel_cache.py    is the folder of compiled kernels, compile_lock.py lets one process compile
+    kernel_archive.py  has kernels in one file, common_kernels.py makes those that most use
+    libraries/         has NVIDIA's libraries by NumPy and SciPy
+
+    deferred_streams.py    runs the work of streams late, deferred_libraries.py that of libraries
+    stream_order.py    draws an order that CUDA allows, and finds accesses without one
+    checked_mode.py    finds what leaves its array, races.py where a race is in the source
+    kernel_guard.py    survives a kernel that faults or does not end
+    faults.py          ends contexts and revives them, cuda_fault.py is the error
+    fork.py            refuses CUDA in a forked child
+    dry/               leaves out the arithmetic
+
+- It imports `umem.errors`, `umem.units` and `umem._common` alone.
+- Without an observer of the caller's, bytes count against VRAM, and no time passes.
+- C++ source alone is compiled; PTX and machine code are not read.
 """
 
 from typing import TYPE_CHECKING

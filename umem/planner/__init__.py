@@ -2,7 +2,36 @@
 
 A `Graph` has a node for each function call of a forward pass. `plan` decides what to keep and
 what to recompute or offload so that a step fits a budget, `simulate` carries a plan out on a toy
-machine and checks it. An executor follows `umem.planner.schedule.actions`.
+machine and checks it. An executor follows `umem.planner.schedule.actions`. chainer and onnx use it.
+
+    graph.py, node.py   are what is planned: a node a function call
+    from_trace.py       makes a graph of a recorded step
+    problem.py          is a whole pass: its calls, the bytes beside them, floor and plain step
+    checks.py           checks what a user passes
+    dispatch.py         has `plan`, `min_budget` and `pareto`, and chooses the algorithm
+    lower_sets.py       has the families of lower sets between which chains of blocks step
+    step_table.py       has the costs of all steps between them, as bit masks
+    chains.py           makes plans of chains, one method a family
+    search.py           is the one search for a chain
+    backward_order.py   is a second order of the calls, whose backward may need fewer bytes
+    saved.py            is the cost model of a tape: saved tensors, freed as early as can be
+    kusumoto/           is the cost model and the planners of a paper, unchanged
+    rematerialize.py    makes plans that recompute a call several times
+    beam.py             is their search, beam_facts.py its states
+    keep_recompute_offload.py  makes plans that keep, recompute or offload each value
+    link.py             is the link to the offload target, and the time that copies take
+    link_timetable.py   has a plan's computations in order, and the windows for offloading
+    offload_schedule.py says when each value leaves, and when it comes back
+    plans.py            is a plan: blocks of calls, or recomputations before each step
+    schedule.py         turns a plan into a stream of actions
+    usage_of_actions.py counts the bytes of actions, for all planners
+    referee.py          carries a plan out and checks each action
+    pool_gaps.py        is the share of a GPU's pool that gaps take
+    prefetch/           plans paging
+
+- Bytes are counted in two places: by `usage`, for all planners, and by the referee, which counts
+  for itself and trusts none of them.
+- Budgets, the floor and the plain step of a pass are said in problem.py alone.
 """
 
 from typing import TYPE_CHECKING
