@@ -372,7 +372,7 @@ def _of_shape(memories: dict[Any, CallMemory], shape: Any) -> CallMemory:
 
 
 class Experience:
-    """What functions have shown in all passes so far, and what passes without a plan have taken.
+    """Facts that functions have shown in all passes, and that passes without a plan have taken.
 
     Attributes:
         kinds: the classes of functions that were seen.
