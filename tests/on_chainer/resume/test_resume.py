@@ -17,6 +17,7 @@ import umem.chainer  # isort: skip
 import chainer
 import chainer.links as L
 
+from umem.chainer.resume import collecting
 from umem.errors import (
     FileError,
     SizeError,
@@ -528,3 +529,23 @@ def test_triggers_that_are_none_are_refused(every: Any) -> None:
 
 def test_a_whole_number_of_numpy_is_one() -> None:
     assert umem.chainer.Snapshot(every=np.int64(4)).trigger == (4, "iteration")
+
+
+def test_an_interrupt_in_the_last_arrays_waits_until_all_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = [L.Linear(3, 4), L.Linear(3, 4)]
+    umem.chainer.save_run(tmp_path, step=1, wait=True, model=models[0])
+    writes = iter(range(100))
+
+    def interrupted(array: Any, content: Any) -> None:
+        if next(writes) == 1:
+            raise KeyboardInterrupt
+        np.copyto(array, content)
+
+    monkeypatch.setattr(collecting, "upload", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        umem.chainer.resume_run(tmp_path, model=models[1])
+    assert next(writes) == 4  # one, the interrupt, and then both
+    for one, other in zip(*(model.params() for model in models), strict=True):
+        assert (one.array == other.array).all()

@@ -80,8 +80,8 @@ class RunState:
 
         Raises:
             SnapshotError: it is of another model, or of other parts, or damaged.
-            Whatever is raised, the run is as it was, except for an interrupt while those last
-            arrays are read.
+            KeyboardInterrupt: while those last arrays are read. The run is loaded then; whatever
+                else is raised, it is as it was.
         """
         before = _Before(self)
         distributor = None
@@ -100,7 +100,11 @@ class RunState:
                 raise
             name = "" if distributor is None else distributor.last_name[0]
             raise _refusal(snapshot, error, name) from error
-        distributor.swap()
+        try:
+            distributor.swap()
+        except KeyboardInterrupt:
+            distributor.swap()  # again, to its end: a run that is loaded in part is of no use
+            raise
         return found
 
     def _load(self, distributor: Distributor) -> dict[str, Any]:
