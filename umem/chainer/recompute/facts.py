@@ -32,6 +32,9 @@ MEASURED = 2
 OBJECTS = 4096
 """Bytes of a measured rise that are Python's own objects, which `tracemalloc` sees as well. A guess
 below the 5.3 to 7.0 KB that the objects of a call take in five networks."""
+STEP = 512
+"""Workspace is rounded down to so many bytes, the step of CuPy's pools: on the host a few of
+Python's floats come and go with it, and the same call seems to take 24 bytes more or less."""
 SHAPES = 32
 """At most this many shapes of parameters are told apart for each class. A guess that no measurement
 supports."""
@@ -288,7 +291,7 @@ class CallMemory:
             held = meter.held()
             # A meter that is ours has not seen that gradients were freed once others were added.
             freed = [size for array, size in gradients if array() is None] if meter.is_ours else []
-        self.workspace_bytes = held.workspace + sum(freed)
+        self.workspace_bytes = (held.workspace + sum(freed)) // STEP * STEP
         self._learn(base, held.peak - begun)
         return made
 
