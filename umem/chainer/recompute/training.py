@@ -417,7 +417,8 @@ class Training:
                 if refuse is None:
                     self.graphs.warn(now.why)
         elif now.rule.seen is None:
-            self.graphs.saw(now.trail, learned=now.learns)
+            # Passes that learn count apart: graphs repeat if passes without a plan do.
+            self.graphs.saw(hash((now.trail, now.learns)), learned=now.learns)
         if now.learns and len(now.observed) == len(now.calls) > 0:
             self.graphs.learn(now)
             first = self.graphs.plan_first(now) if now.integrity == "intact" else None
