@@ -11,6 +11,7 @@ import numpy as np
 
 import umem
 from gpu_run_parts.calls import Calls, Given
+from umem.devices import PRESETS
 
 CALLS = call = Calls()
 SIZE = 1 << 18
@@ -122,7 +123,7 @@ def advise(given: Given) -> Any:
 def preset(given: Given) -> None:
     with umem.managed():
         x = some(given, 1 << 20)
-        for name in ("streaming", "random", "read_mostly", "optimizer_state"):
+        for name in PRESETS:
             umem.preset(x, name)
             assert float(x.sum()) == 3.5 * x.size
             umem.preset(x, name, unset=True)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import umem
-from umem.devices import Device, Policy
+from umem.devices import PRESETS, Device, Policy
 from umem.errors import DeviceError, HintError, LimitError, OutOfMemoryError, SizeError, StateError
 
 MIB = 1 << 20
@@ -224,7 +224,7 @@ class DeviceContract:
             assert found == [False, True, False]
             umem.advise(array, "read_mostly", unset=True)
 
-    @pytest.mark.parametrize("name", ["streaming", "random", "read_mostly", "optimizer_state"])
+    @pytest.mark.parametrize("name", sorted(PRESETS))
     def test_presets_are_taken_back(self, hints: Device, memory_block: Any, name: Any) -> None:
         with memory_block("managed") as memory:
             array = memory.xp.ones(8 * MIB, "uint8")
@@ -237,7 +237,7 @@ class DeviceContract:
         for field in ("read_mostly", "preferred", "accessed_by"):
             assert getattr(after, field) == getattr(before, field)
 
-    @pytest.mark.parametrize("name", ["streaming", "random", "read_mostly", "optimizer_state"])
+    @pytest.mark.parametrize("name", sorted(PRESETS))
     def test_memory_of_a_preset_is_advised_from_the_start_and_kept_apart(
         self, hints: Device, memory_block: Any, name: Any
     ) -> None:

@@ -191,7 +191,10 @@ def _import(
     fromlist: Sequence[str] | None = (),
     level: int = 0,
 ) -> Any:
-    """Import ``name`` for the code of a lent module, as the built-in function does."""
+    """Import as the built-in does, but give a lent module the stand-in for NumPy.
+
+    Where there is no ``pkg_resources``, it gets the stand-in for that, too.
+    """
     try:
         found = builtins.__import__(name, globals, locals, fromlist or (), level)
     except ModuleNotFoundError as error:

@@ -157,6 +157,8 @@ class ItemStore:
     def keep(self, item: int, data: bytes, next_use: float) -> list[tuple[int, Any]]:
         """Insert an item, evicting others, or leave it out, as the policy decides.
 
+        The caller writes to the disk. Nothing is done where another process has kept the item.
+
         Args:
             data: its bytes.
             next_use: the position of its use after this one.

@@ -33,7 +33,7 @@ def report(outcome: DryOutcome, script: str) -> str:
 
 
 def _verdict(outcome: DryOutcome) -> Iterator[str]:
-    """Yield the answer: fits or not, and on what that rests."""
+    """Yield the answer, and on what that rests: fits, does not fit, or unknown, and why."""
     lines = list(dict.fromkeys(one.line for one in outcome.asked if not one.answered))
     where = _listed(lines)
     if outcome.failure is not None:

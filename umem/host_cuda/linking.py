@@ -114,7 +114,10 @@ def source_of(functions: Mapping[str, tuple[str, Signature]]) -> str:
 
 
 def _function(number: int, has_skip: bool, signature: Signature) -> str:
-    """Return one C function that calls its Python handler."""
+    """Return the C function ``umem_N``, which calls the handler of that number.
+
+    With ``has_skip``, Cython passes an int more, which is ignored.
+    """
     result, arguments, has_optional = signature
     taken = [f"{argument.text} a{i}" for i, argument in enumerate(arguments)]
     given = "".join(f", {argument.cast}a{i}" for i, argument in enumerate(arguments))

@@ -197,6 +197,8 @@ def hybrid(
 ) -> Block:
     """Allocate unmanaged memory until it is full, then managed memory.
 
+    The allocation that finds no room is spilled, and stays so: arrays keep their addresses.
+
     Args:
         limit: the most of the unmanaged part, as in `managed`; None is all of VRAM.
         spill: ``"host"``: spilled memory stays on the host and is read over the bus;

@@ -93,7 +93,9 @@ def read_newest(operations: FileOperations, folder: Path) -> tuple[SavedRun | No
 
 
 def read(operations: FileOperations, path: Path, rank: int = 0, count: int = 1) -> SavedRun:
-    """Read and verify one snapshot, which takes one pass over its bytes and their SHA-256.
+    """Open one snapshot: verify this reader's share, and read the values of all ranks.
+
+    Takes a pass over that share, for its SHA-256. Arrays stay in their files until they are used.
 
     Args:
         rank: the reader, one of ``count``: each verifies its share of the files with arrays.

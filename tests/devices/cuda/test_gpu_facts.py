@@ -24,6 +24,7 @@ import pytest
 from gpu_fixtures import LAUNCHED, MIB, OnGpu, gpu_guard
 
 import umem
+from umem.devices import PRESETS
 from umem.errors import DeviceError, HintError, StateError
 
 pytestmark = pytest.mark.gpu
@@ -97,7 +98,7 @@ class TestTargets(OnGpu):
         assert hints.location(array).preferred != "cpu"
         hints.advise(array, "preferred_location", "cpu", unset=True)
 
-    @pytest.mark.parametrize("name", ["streaming", "random", "read_mostly", "optimizer_state"])
+    @pytest.mark.parametrize("name", sorted(PRESETS))
     def test_a_presets_pool_is_advised_on_cuda_12_and_13(self, hints, cupy, use, name):
         """Expected: advice is there before the first touch, and arrays compute as ever."""
         use("managed", preset=name)

@@ -199,6 +199,8 @@ def _average_gradient(cap: Cap, node: Any, inputs: tuple[Array]) -> Array | None
 
 _CORES = ("_forward_cpu_core", "_forward_gpu_core", "_forward_grouped_convolution")
 _ND, _CPU = ("_forward_xp",), ("forward_cpu",)
+# `tap.py` replaces the methods named here by its event ``compute``, which half precision hears,
+# too. `umem.trace.analysis.capping` has the names of the same functions; a test holds both equal.
 RULES: dict[type, Rule] = {
     convolution_2d.Convolution2DFunction: Rule(_CORES, _convolution),
     convolution_2d.Convolution2DGradW: Rule(_CORES, _kernel_gradient),

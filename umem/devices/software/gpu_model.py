@@ -175,7 +175,7 @@ class GpuModel(RecordingObserver):
             return
         peer_bytes = 0
         for each in (*launch.reads, *launch.writes):
-            self._bring(device, each)
+            self._take_from_others(device, each)
             if not device.knows(each.memory.number):
                 peer_bytes += each.nbytes
         own_reads, own_writes = (
@@ -200,7 +200,7 @@ class GpuModel(RecordingObserver):
         assert found is not None
         number = copy.device if found.memory.is_managed else found.memory.device
         home, (access,) = self.devices[number], accesses_of((found,))
-        self._bring(home, found)
+        self._take_from_others(home, found)
         if copy.is_pinned and number == copy.device and home.beside.may_take(copy.stream):
             self._tell(None, home, lambda: home.beside.copy(copy.stream, access, to_host))
         else:
@@ -221,8 +221,8 @@ class GpuModel(RecordingObserver):
 
     # -- managed memory --------------------------------------------------------------------
 
-    def _bring(self, device: ModelledDevice, found: MemoryRange) -> None:
-        """Make managed memory resident on a device; other devices' copies move to the host.
+    def _take_from_others(self, device: ModelledDevice, found: MemoryRange) -> None:
+        """Move other devices' blocks of managed memory to the host, where this one finds them.
 
         Memory of another kind stays where it is.
         """
@@ -254,7 +254,7 @@ class GpuModel(RecordingObserver):
                 targets = holding or [self.devices[each.memory.device]]
             else:
                 targets = [self.devices[device]]
-                self._bring(targets[0], each)
+                self._take_from_others(targets[0], each)
             place = "cpu" if device is None else 0
             for target in targets:
                 self._tell(Hint("prefetch", (access,), place, overlap=overlap), target)

@@ -169,7 +169,7 @@ class DryDriver(HostDriver):
                 is_whole = is_whole and parameter.is_whole
         runtime.operation(Launch(kernel.name, runtime.device_here, reads, writes, stream))
         flags = flags if is_whole or COUNTS_BESIDE.search(name) else 0
-        return runtime.is_run(name, read, written, is_whole=is_whole, flags=flags)
+        return runtime.decide(name, read, written, is_whole=is_whole, flags=flags)
 
 
 class DryNvrtc(HostNvrtc):

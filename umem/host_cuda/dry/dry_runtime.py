@@ -126,7 +126,7 @@ class DryRuntime(HostRuntime):
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def is_run(
+    def decide(
         self,
         name: str,
         reads: Iterable[Range],
@@ -135,7 +135,10 @@ class DryRuntime(HostRuntime):
         is_whole: bool = False,
         flags: float = 0,
     ) -> bool:
-        """Decide whether a call is computed, and note what is known of its results.
+        """Return whether a call is computed: its inputs are known or guessed, and few bytes.
+
+        Marks its results as known, guessed or unknown, and writes guesses into small ones that are
+        left out.
 
         Args:
             name: the kernel, or the library's operation.
@@ -240,7 +243,7 @@ class DryRuntime(HostRuntime):
         reads = launch.reads if decisive is None else decisive
         read = [(each.low, each.high) for each in reads]
         written = [(each.low, each.high, 0) for each in launch.writes]
-        if not self.is_run(launch.name, read, written, is_whole=is_whole):
+        if not self.decide(launch.name, read, written, is_whole=is_whole):
             raise LeftOut(launch.name)
 
     # -- copies and fills -----------------------------------------------------------------------
@@ -260,7 +263,10 @@ class DryRuntime(HostRuntime):
         return ptr in self._as_if_pinned or super().is_pinned(ptr)
 
     def copy(self, dst: int, src: int, size: int, stream: int = 0) -> None:
-        """Report a copy, and make it if it is small and known."""
+        """Report a copy, and make it if it is small and known.
+
+        To the host, an unknown value is answered, and counts as one that was asked for.
+        """
         self.tell_copy(dst, src, size, self.home_of(stream), stream)
         self._as_if_pinned.discard(src)
         source, target = self.allocation_of(src), self.allocation_of(dst)

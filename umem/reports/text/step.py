@@ -218,7 +218,10 @@ def _operations(analysis: Analysis, width: int) -> Iterator[Text]:
 def _op_table(
     ops: Sequence[OpTotal], seconds: float | None, width: int, *, by_time: bool = True
 ) -> list[str]:
-    """Format operations as a table."""
+    """Format the first `ROWS` operations as a table, in their order.
+
+    A narrow one keeps their times if ``by_time``, else their bytes.
+    """
     ops = ops[:ROWS]
     time, memory = (0, 3) if by_time else (3, 0)
     columns = [
