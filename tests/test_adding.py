@@ -167,4 +167,5 @@ def test_contributing_names_where_things_are() -> None:
         assert re.search(rf"^{name}(:.*)? = ", (root / path).read_text(), re.MULTILINE), name
     count = len(list((root / "examples").glob("[0-9]*.py")))
     words = {9: "nine", 10: "ten", 11: "eleven", 12: "twelve"}
-    assert f"[examples](examples) has {words[count]} short programs" in (root / "README.md").read_text()
+    said = f"[examples](examples) has {words[count]} short programs"
+    assert said in (root / "README.md").read_text()
