@@ -35,7 +35,8 @@ def best(table: Table, budget: int) -> Chain | None:
         return None
     width = max(abs(bound.time), table.total / 4) / NARROW
     while True:
-        limit = bound.time + width if width <= 2 * table.total else np.inf
+        # Costs near the least float that there is give a width of 0, which would never grow.
+        limit = bound.time + width if 0 < width <= 2 * table.total else np.inf
         chain = _followed(table, budget, bound, limit)
         if chain is not None or limit == np.inf:
             return chain
