@@ -377,12 +377,12 @@ class Evict(PassPolicy):
         """Yield the planned actions up to this step; none without a plan."""
         return iter(()) if self._plan is None else self._plan.before_backward(call)
 
-    def ensure(self, call: Call) -> None:
+    def ensure(self, now: PassSoFar, call: Call) -> None:
         """Make the arrays that this step reads available, and room for those that it makes."""
         if (pressure := self._pressure_now) is None:
             call.ensure()
         else:
-            pressure.before(call)
+            pressure.before(call, now.retry_after_oom)
 
     def step(self, proceed: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
         """Run a step of backward; measure its time, and in a pass without facts what it takes."""

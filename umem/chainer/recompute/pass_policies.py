@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 from umem.chainer.forward_state import ReadArrays
@@ -40,6 +40,9 @@ class PassSoFar(Protocol):
 
     def trace(self, *marks: Any) -> None:
         """Mix marks that tell its graph from others into the pass's trail."""
+
+    def retry_after_oom(self, run: Callable[[], Any]) -> Any:
+        """Run something that allocates; make room and run it again where memory runs out."""
 
 
 class PassPolicy:
@@ -102,7 +105,7 @@ class PassPolicy:
         """Yield the actions due before a step of backward; `ensure` follows them."""
         return iter(())
 
-    def ensure(self, call: Call) -> None:
+    def ensure(self, now: PassSoFar, call: Call) -> None:
         """Make the saved tensors that a step of backward reads available."""
         call.ensure()
 

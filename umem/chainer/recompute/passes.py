@@ -425,7 +425,7 @@ class Pass:
         """
         if self.integrity == "intact" and self.phase == "backward":
             self.carry_out(self.rule.before_backward(call))
-            self.retry_after_oom(partial(self.rule.ensure, call), call.near)
+            self.retry_after_oom(partial(self.rule.ensure, self, call), call.near)
         else:
             call.ensure()
 

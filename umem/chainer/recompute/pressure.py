@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -20,6 +21,8 @@ from umem.errors import BudgetError
 from umem.trace.recording import root_of
 from umem.units import format_bytes
 
+Retry = Callable[[Callable[[], Any]], Any]
+"""Runs a function, and again where memory has run out and some was freed."""
 AHEAD = 64
 """Evictions free one part in this many of the room beyond the bytes that are needed, so that not
 each call evicts. A guess that no measurement supports."""
@@ -150,7 +153,7 @@ class Pressure:
         self._account = Account()
         self._gradients = GradientsHeld()
         self._top_rank = self._rank = self._most_beside = self._base = 0
-        self._is_backward = False
+        self._is_backward = self._is_rebuilding = False
         self.peak_bytes = 0
         self.seconds = self.rerun_seconds = 0.0
 
@@ -189,10 +192,12 @@ class Pressure:
     def evict_half(self, busy: Iterable[Any]) -> bool:
         """Evict about half of the bytes held, but of no busy call; tell whether any were evicted.
 
-        For use after an error, which has ended what the locked calls were needed for.
+        For use after an error. It has ended what the locked calls were needed for, but not in the
+        middle of `_rebuild`, which tries the function again that has failed.
         """
         self._account.sweep()
-        self._account.unlock_all()
+        if not self._is_rebuilding:
+            self._account.unlock_all()
         locked = self._account.lock(busy)
         freed = self._account.free(self._account.held_bytes // 2 + 1, self._rank)
         self._account.unlock(locked)
@@ -249,8 +254,11 @@ class Pressure:
             if variable is not None and gradient_bytes(variable):
                 self._gradients.add(variable.grad)
 
-    def before(self, call: Any) -> None:
-        """Make the arrays that this step reads available, and room for those that it makes."""
+    def before(self, call: Any, retry: Retry) -> None:
+        """Make the arrays that this step reads available, and room for those that it makes.
+
+        ``retry`` runs each function that is recomputed, again if memory runs out.
+        """
         func, self._rank = call.func, call.plain_rank
         retained = func._input_indexes_to_retain or ()
         missing = [
@@ -267,7 +275,11 @@ class Pressure:
             near = (call, *(c for i in retained if (c := call.sources[i].call) is not None))
             locked = self._account.lock(near)
             if missing:
-                locked += self._rebuild(missing, call.plain_rank)
+                self._is_rebuilding = True
+                try:
+                    locked += self._rebuild(missing, call.plain_rank, retry)
+                finally:
+                    self._is_rebuilding = False
             call.ensure()
             for made in missing:
                 self._account.release_values(made)
@@ -280,7 +292,7 @@ class Pressure:
                 call.ensure()
             self.peak_bytes = max(self.peak_bytes, self.level + rise)
 
-    def _rebuild(self, wanted: Sequence[Any], rank: int) -> list[int]:
+    def _rebuild(self, wanted: Sequence[Any], rank: int, retry: Retry) -> list[int]:
         """Recompute the missing arrays of some calls, with room made for each.
 
         Calls whose outputs these need for it are restored as well; the oldest come first.
@@ -288,6 +300,7 @@ class Pressure:
         Args:
             wanted: the calls.
             rank: of the step of backward that reads them; eviction chooses by it.
+            retry: see `before`.
 
         Returns:
             the account's numbers of the restored values, which are locked against eviction until
@@ -312,7 +325,7 @@ class Pressure:
                     config = call.config
                     stack.pop_all().close()
                     stack.enter_context(as_in_forward(config))
-                made[call] = self._restore(call, rank)
+                made[call] = self._restore(call, rank, retry)
                 for source in call.sources:
                     if source.call in uses:
                         uses[source.call] -= 1
@@ -325,7 +338,7 @@ class Pressure:
             self._warn(self._overhead(), True)
         return [number for call in dict.fromkeys(wanted) for number in made[call]]
 
-    def _restore(self, call: Call, rank: int) -> list[int]:
+    def _restore(self, call: Call, rank: int, retry: Retry) -> list[int]:
         """Recompute a call, or take its outputs from variables; return what `Account.lock` does."""
         inputs: tuple[Any, ...] = (None,) * len(call.sources)
         if not call.bring_back():
@@ -334,7 +347,7 @@ class Pressure:
             base = sum([x.nbytes for x in inputs])
             self._make_room(entry.kind.forward(entry.shape).expected_bytes(base), rank, call)
             with chainer.using_device(chainer.backend.get_device_from_array(*inputs)):
-                call.run_here(inputs)
+                retry(partial(call.run_here, inputs))
         self._account.restored(call, (inputs, call.values or ()))
         return self._account.lock((call,))
 
