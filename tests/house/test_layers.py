@@ -233,6 +233,7 @@ INSIDES = {
     "tests/devices/cuda/test_modes.py": "compat.finder",
     "tests/host_cuda/test_streams.py":
         "chainer.parallel.shard_layout chainer.resume.collecting chainer.saved.tiers.pinned",
+    "tests/devices/software/test_each_test.py": "host_cuda.faults",
     "tests/devices/software/test_discards.py": "host_cuda.libcuda",
     "tests/devices/software/test_workspace.py":
         "chainer.chunking.functions chainer.chunking.gpu_windows chainer.chunking.windows",

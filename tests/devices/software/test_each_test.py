@@ -13,8 +13,8 @@ import pytest
 from software_programs import GOES_ON, is_installed, lines, needs_software_gpu
 
 from tests.devices.software.test_switch import started
-from umem.devices.software.faults import Finding, KernelFault
 from umem.errors import DeviceError
+from umem.host_cuda.faults import Finding, KernelFault
 from umem_software_gpu import VARIABLE, faults, parsed, with_seed
 from umem_software_gpu.faults import Fault, Known, fault_of
 from umem_software_gpu.seeds import name_of, resolved, seed_of
