@@ -136,7 +136,7 @@ def test_places_are_told_from_the_folder_where_recording_began(tmp_path: Path) -
         (Path("/"), str(script), by_umem),
     ):
         found = printed(*command, cwd=folder)
-        assert found.splitlines() == [f"{file}:7 work", f"{file}:10 <module>"]
+        assert found.splitlines() == [f"{file}:9 work", f"{file}:12 <module>"]
 
 
 def test_where_the_current_folder_is_gone_places_are_whole(
