@@ -78,11 +78,11 @@ def problems(site: Path) -> Iterator[str]:
     for path in sorted([*site.rglob("*.html"), *site.rglob("*.css"), *site.rglob("*.svg")]):
         for what in loads(path):
             yield f"{path.relative_to(site)} loads {what}"
-    reference = site / "reference.html"
+    reference = site / "reference" / "python.html"
     ids = _Page(reference.read_text(encoding="utf-8")).ids
     for name in public_names():
         if name not in ids:
-            yield f"{reference.name} does not have {name}: write `::: {name}` in docs/reference.md"
+            yield f"{reference.name} lacks {name}: write `::: {name}` in docs/reference/python.md"
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def draw(found: Found, path: Path) -> None:
     at = max(found.plain, key=lambda point: point[1])
     panel.plot(*at, "o", color=INK, markersize=5)
     panel.annotate(
-        f"peak of the plain step, {found.peak:.0f} MiB: what tensors hold at most",
+        f"peak of the plain step, {found.peak:.0f} MiB: the most that arrays use",
         at,
         (-10, -2),
         textcoords="offset points",
@@ -118,9 +118,9 @@ def draw(found: Found, path: Path) -> None:
         color=INK,
         fontsize=10,
     )
-    _line(panel, found.reserved, RED, "reserved", "what the pool took\nfrom VRAM for it")
+    _line(panel, found.reserved, RED, "reserved", "what the pool took\nfrom the GPU for it")
     _line(panel, found.least, BLUE, "least budget", "the smallest for one\nmore forward pass", 8)
-    _line(panel, found.floor, GREEN, "floor", "no plan whatever\ngets lower", -8)
+    _line(panel, found.floor, GREEN, "floor", "no plan\nneeds less", -8)
     panel.set_xlim(0, 1)
     panel.set_ylim(0, 1.14 * found.reserved)
     panel.set_xticks([0, 1], ["an update ends", "the next ends"])

@@ -1,4 +1,4 @@
-"""docs/reference.md has every public name, and what a page loads from the network is found."""
+"""docs/reference has every public name, and what a page loads from the network is found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ import check_site
 
 from umem.cli import COMMANDS, FILES
 
-REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+PYTHON, COMMANDS_PAGE = (
+    (ROOT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8")
+    for name in ("python", "command-line")
+)
 
 
 def public_names() -> list[str]:
@@ -24,12 +27,12 @@ def public_names() -> list[str]:
 
 
 def test_the_reference_has_every_public_name_once() -> None:
-    named = re.findall(r"^::: (umem\S+)$", REFERENCE, re.MULTILINE)
+    named = re.findall(r"^::: (umem\S+)$", PYTHON, re.MULTILINE)
     assert sorted(named) == sorted([*public_names(), "umem.errors"])
 
 
 def test_the_reference_has_every_command_once() -> None:
-    named = re.findall(r"^::: mkdocs-click\n    :module: umem\.cli\.(\w+)\n", REFERENCE, re.M)
+    named = re.findall(r"^::: mkdocs-click\n    :module: umem\.cli\.(\w+)\n", COMMANDS_PAGE, re.M)
     assert sorted(named) == sorted(FILES.get(name, name) for name in COMMANDS)
 
 
@@ -62,9 +65,10 @@ def test_what_comes_from_the_network_is_found(
 
 def test_a_site_that_lacks_a_name_or_loads_a_script_is_told(tmp_path: Path) -> None:
     ids = "".join(f'<h3 id="{name}">' for name in public_names() if name != "umem.enable")
-    (tmp_path / "reference.html").write_text(ids, encoding="utf-8")
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "reference" / "python.html").write_text(ids, encoding="utf-8")
     (tmp_path / "index.html").write_text('<script src="https://e/a.js">', encoding="utf-8")
     assert list(check_site.problems(tmp_path)) == [
         "index.html loads https://e/a.js",
-        "reference.html does not have umem.enable: write `::: umem.enable` in docs/reference.md",
+        "python.html lacks umem.enable: write `::: umem.enable` in docs/reference/python.md",
     ]
