@@ -145,8 +145,9 @@ def least(network: str, mode: str) -> dict[str, Any]:
     high, last = -(-wide["reserved"] // GRANULE), wide
     while child_row(network, mode, high * GRANULE)["error"]:
         low, high = high, high + max(1, high // 8)
+    before = kept_least(network, mode)  # a bisection that begins there ends after two tries
     while low + 1 < high:
-        middle = (low + high) // 2
+        middle = next((at for at in (before, before - 1) if low < at < high), (low + high) // 2)
         found = child_row(network, mode, middle * GRANULE)
         if found["error"]:
             low = middle
@@ -158,6 +159,14 @@ def least(network: str, mode: str) -> dict[str, Any]:
         "predicted_bytes": last["predicted"], "reserved_bytes": wide["reserved"],
         "simulated_step_seconds": last["simulated_step_seconds"],
     }  # fmt: skip
+
+
+def kept_least(network: str, mode: str) -> int:
+    """Return the least VRAM of the kept results, in granules; 0 if they have none."""
+    kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    rows = [*kept.get("rows", ()), *kept.get("technique_rows", ())]
+    found = (row for row in rows if (row["network"], row["mode"]) == (network, mode))
+    return next((row.get("least_bytes", 0) // GRANULE for row in found), 0)
 
 
 def rows(
