@@ -39,8 +39,8 @@ pressure calls above, by `bench/cuda_constants.py` and by `bench/cuda_managed.py
 pages and PCIe is simulated until a card stands in the table.
 
 The first thing to time on a card is what `LookaheadPrefetch` discards: operations wait for each
-discard, which may stall them ([Paging by plan](offload.md#paging-by-plan)). No run with dask-cuda,
-RMM, UCX or two ranks on two cards exists.
+discard, which may stall them ([Paging by plan](reference/offload.md#paging-by-plan)). No run with
+dask-cuda, RMM, UCX or two ranks on two cards exists.
 """
 
 

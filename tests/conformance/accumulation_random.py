@@ -10,10 +10,10 @@ The classes: "known" are sums with factors of Chainer's losses and of means, and
 losses with a right ``weight=``; both have to be accepted. "wrong" are given a wrong ``weight=``
 that shows in three samples, and have to be refused. "other" may be refused, but has to be right
 where it is accepted. "wrong, later" are those of "other" that are wrong only after their first
-update, which a comparison of that update's samples cannot show (docs/accumulation.md, Limits); they
-are counted and shown, and fail nothing. Where backward is called by hand nothing can be compared,
-so a right program that was warned of that counts as accepted. A program counts in the row of each
-kind of loss that it has.
+update, which a comparison of that update's samples cannot show (docs/reference/accumulation.md,
+Limits); they are counted and shown, and fail nothing. Where backward is called by hand nothing can
+be compared, so a right program that was warned of that counts as accepted. A program counts in the
+row of each kind of loss that it has.
 
 ``--program SEED`` prints one, and what comes of it.
 """

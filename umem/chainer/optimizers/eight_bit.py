@@ -142,7 +142,7 @@ class Adam8bit(QuantizedOptimizer, optimizers.Adam):
     Hooks, `use_fp32_update`, loss scaling, rules of single parameters and serializers work as with
     Chainer's. Parameters of fewer than ``least_size`` elements, and those of `EmbedID`, keep states
     of 32 bits. NumPy and CuPy arrays of 16, 32 or 64 bits; what is computed is float32, and a
-    parameter of 64 bits is changed in 64. See docs/small-states.md.
+    parameter of 64 bits is changed in 64. See docs/reference/optimizer-states.md.
 
     Cost: with Numba less time than Chainer's own update for large parameters, and more for small
     ones (bench/updates.py); one look at all gradients is in it. Thread-safety: as Chainer's.

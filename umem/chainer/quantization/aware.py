@@ -51,7 +51,7 @@ def quantization_aware(
     Returns:
         what ends it: ``undo()``, or the end of ``with`` it.
 
-    Cost: each step rounds every weight and input once: see docs/quantization.md.
+    Cost: each step rounds every weight and input once: see docs/reference/quantization.md.
 
     Raises:
         QuantizationError: bits that are not, names that are not, or no layer to train so.

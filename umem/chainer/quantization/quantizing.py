@@ -53,7 +53,7 @@ def quantize(
     that layers share is quantised once. ``quantization_report`` of what is returned has bytes, and
     each layer that stays in floats, with the reason; ``print`` it.
 
-    Not exact: docs/quantization.md has what it costs in accuracy and time.
+    Not exact: docs/reference/quantization.md has what it costs in accuracy and time.
 
     Args:
         model: a link or chain on NumPy or CuPy, trained; in float16, 32 or 64. One that is trained

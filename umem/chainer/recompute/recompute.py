@@ -52,8 +52,8 @@ class Recompute:
             recomputing than on the rest.
         offload: also offload values and bring them back, where that takes less time than
             recomputing them: CuPy's arrays to pinned host memory (True), NumPy's to files in a
-            folder, which is named. See `fates` and docs/offload.md. Passes without a plan recompute
-            only.
+            folder, which is named. See `fates` and docs/reference/offload.md. Passes without a plan
+            recompute only.
         debug: keep checksums, to find arrays that are edited between forward and backward, and
             functions that give another result when they are recomputed. Slow.
 

@@ -8,7 +8,8 @@ stream is the one that is current where this module has entered no other, so tha
 never waits for itself. The host waits only where another thread frees an array of a per-thread
 default stream, which it cannot give work to.
 
-Never run on a real GPU; on the software GPU under streams that run late (docs/offload.md).
+Never run on a real GPU; on the software GPU under streams that run late
+(docs/reference/offload.md).
 """
 
 from __future__ import annotations
