@@ -31,7 +31,7 @@ class MaskedBytes(chainer.Chain):  # type: ignore[misc]
             self.places = L.EmbedID(self.length, self.width)
             self.layers = chainer.ChainList(*(TransformerLayer(self.width, 4) for _ in range(2)))
             self.norm, self.score = L.LayerNormalization(self.width), L.Linear(self.width, 256)
-        pages = b"".join(path.read_bytes() for path in sorted(folder.glob("*.md")))
+        pages = b"".join(path.read_bytes() for path in sorted(folder.rglob("*.md")))
         self.text = np.frombuffer(pages, np.uint8).astype("i")
 
     def batch(self, generator: np.random.Generator, held_out: bool, size: int = 16) -> Batch:

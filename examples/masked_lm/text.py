@@ -15,7 +15,7 @@ OWN_TEXT = Path(__file__).parents[2] / "docs"
 def read(path=None):
     """The text of a file, or of a folder's .md and .txt files; None: umem's own documentation."""
     path = Path(path or OWN_TEXT)
-    files = sorted(path.glob("*.[mt][dx]*")) if path.is_dir() else [path]
+    files = sorted(path.rglob("*.[mt][dx]*")) if path.is_dir() else [path]
     return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
 
