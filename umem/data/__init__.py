@@ -5,7 +5,7 @@
     iterator = chainer.iterators.SerialIterator(data, 20, order_sampler=order)
 
 Users call it; chainer's reports and snapshots ask it for counters and orders. Chainer is not
-needed. docs/data.md has the whole picture.
+needed. docs/reference/data.md has the whole picture.
 
     caching.py          is `cached`: a dataset that serves another one's items from memory and disk
     store.py            keeps items in shared memory, and evicts by a policy
