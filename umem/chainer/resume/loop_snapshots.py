@@ -29,9 +29,9 @@ def resume_run(folder: str | os.PathLike[str], *, comm: Any = None, **parts: Any
             if (step + 1) % 500 == 0:
                 umem.chainer.save_run("out/run", model=model, optimizer=optimizer, data=iterator)
 
-    The resumed run is the same, bit for bit: see docs/resume.md for what is saved. A snapshot that
-    is torn, or not umem's, is passed over with an `umem.errors.SnapshotWarning`, and the one before
-    is taken.
+    The resumed run is the same, bit for bit: docs/reference/resume.md has what is saved. A snapshot
+    that is torn, or not umem's, is passed over with an `umem.errors.SnapshotWarning`, and the one
+    before is taken.
 
     Args:
         folder: where `save_run` saves. The folder is this process's from now on.

@@ -35,7 +35,7 @@ class Snapshot(training.Extension):
         on_error: where a snapshot cannot be written, "raise" ends the training at the next one
             (at this one, where the disk is full), "warn" warns and goes on.
         comm: the communicator of ChainerMN or of mpi4py whose ranks all train, each with this
-            extension; they write one snapshot together. See docs/ranks.md.
+            extension; they write one snapshot together. See docs/reference/resume.md.
 
     Attributes:
         resumed: the snapshot that the run resumed from, once it has begun.
