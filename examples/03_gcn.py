@@ -3,7 +3,7 @@
 python examples/03_gcn.py [--device virtual:v100-16gb | cuda | cpu] [--data FILE.npz]
 
 FILE.npz has indptr (N + 1), indices (the adjacency as CSR), features (N, F; floats), labels (N;
-integers from 0), train_mask, val_mask, test_mask (N; booleans). docs/graphs.md says more.
+integers from 0), train_mask, val_mask, test_mask (N; booleans). See docs/reference/graphs.md.
 """
 
 import argparse

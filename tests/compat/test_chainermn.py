@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import ranks
 from mpi_programs import needs_ranks, run_ranks
-from project import ROOT
 from software_programs import needs_compiler, needs_cupy
 
 pytestmark = needs_ranks
@@ -199,15 +197,6 @@ def test_iterators_of_several_ranks_give_all_the_same_batches(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     first, second = ((tmp_path / f"{rank}.txt").read_text() for rank in range(2))
     assert first == second
-
-
-@pytest.mark.thorough
-def test_the_script_of_the_page_runs() -> None:
-    page = (ROOT / "docs" / "ranks.md").read_text(encoding="utf-8")
-    section = page.partition("## Old ChainerMN scripts")[2].partition("\n## ")[0]
-    script, _ = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    done = run_ranks(2, script)
-    assert done.returncode == 0, done.stderr
 
 
 ON_GPUS = """

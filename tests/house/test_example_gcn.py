@@ -1,4 +1,4 @@
-"""examples/03_gcn.py and docs/graphs.md: the karate club from two labels, and graphs in files."""
+"""examples/03_gcn.py: the karate club from two labels, and graphs in files."""
 
 import importlib.util
 import re
@@ -12,7 +12,7 @@ from project import ROOT
 import umem.chainer  # isort: skip
 import chainer
 
-from umem.graphs import karate_club, load_npz, rmat, save_npz
+from umem.graphs import karate_club, rmat, save_npz
 
 SCRIPT = ROOT / "examples" / "03_gcn.py"
 CPU = chainer.get_device("@numpy")
@@ -108,15 +108,3 @@ def test_script_refuses_an_unknown_device():
         1,
         "--device must be virtual:NAME, cuda or cpu; got tpu",
     )
-
-
-def test_the_documented_way_to_write_a_graph_and_to_read_it_by_rows_works(tmp_path, monkeypatch):
-    page = (ROOT / "docs" / "graphs.md").read_text()
-    write, read = re.findall(r"```python\n(.*?)```", page, re.S)
-    monkeypatch.chdir(tmp_path)
-    exec(write, {})
-    found = {}
-    exec(read, found)
-    assert found["rows"].tolist() == [[1, 0, 0, 0], [0, 0, 0, 1]]
-    graph = load_npz("graph.npz")
-    assert (graph.indptr.tolist(), graph.indices.tolist()) == ([0, 2, 4, 5, 6], [1, 2, 0, 3, 0, 1])

@@ -34,7 +34,7 @@ def with_ranks(command: Callable[..., Any]) -> Callable[..., Any]:
             "ranks",
             type=click.IntRange(1),
             metavar="N",
-            help="Run the script as this many ranks, by MPI (docs/ranks.md).",
+            help="Run the script as this many ranks, by MPI (docs/reference/ranks.md).",
         ),
     ):
         command = option(command)

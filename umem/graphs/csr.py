@@ -20,7 +20,7 @@ Array: TypeAlias = npt.NDArray[Any]
 class GraphData:
     """A graph of N nodes with F features and a label a node, split for training.
 
-    The arrays are those of the .npz file that `load_npz` reads; docs/graphs.md has the table.
+    The arrays are those of the .npz file that `load_npz` reads, see docs/reference/graphs.md.
 
     Attributes:
         indptr: int32 (N + 1,); the neighbours of node i are ``indices[indptr[i]:indptr[i + 1]]``.

@@ -68,7 +68,7 @@ class Cut:
         """Open the file of one part.
 
         Cost: reads all of it but the features, which stay in the file; the first time those too, to
-        compare them with their checksum. See docs/ranks.md for how that is remembered.
+        compare them with their checksum. See docs/reference/graphs.md for how that is remembered.
 
         Args:
             part: from 0.

@@ -39,7 +39,7 @@ def load_npz(
     """Read a graph from an .npz file with the arrays of `GraphData`; other arrays are ignored.
 
     Nothing in the file is executed: pickled arrays are refused. Integers of any width and floats
-    of any width are accepted and converted to int32 and float32. docs/graphs.md has the table.
+    of any width are accepted and converted to int32 and float32; see docs/reference/graphs.md.
 
     Args:
         path: the file.
