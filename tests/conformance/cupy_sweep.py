@@ -128,7 +128,7 @@ def page(result: common.Result) -> str:
     parts = [
         "# What of CuPy works on the software GPU\n",
         "Every public function of these modules was called on the [software GPU](software-gpu.md), "
-        "and what it returned was compared with NumPy's or SciPy's function of the same name. "
+        "and its result was compared with that of NumPy's or SciPy's function of the same name. "
         "Written by `tests/conformance/cupy_sweep.py`.\n",
         answer(result) + "\n",
         Table(COLUMNS, result["rows"]).markdown(),

@@ -1,4 +1,4 @@
-"""docs/ci.md: the commands of its workflows run in a fresh environment."""
+"""docs/how-to/set-up-ci.md: the commands of its workflows run in a fresh environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from project import ROOT
 from software_programs import needs_compiler, needs_cupy
 
-PAGE = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "set-up-ci.md").read_text(encoding="utf-8")
 COMMAND = re.compile(r"^ *(?:- )?(python -m (?:pip|pytest) .*)$", re.MULTILINE)
 SOURCE = "umem[software] @ git+YOUR-URL"
 TEST = """

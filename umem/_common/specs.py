@@ -117,7 +117,7 @@ class Costs:
 
     Sources: NVIDIA's driver serves faults on one host thread (uvm_gpu_replayable_faults.c); Allen
     and Ge, SC 2021, measured batches on a Titan V; public measurements on P100 and RTX 5090
-    (docs/virtual-gpu.md lists them, bench/validate_um.py holds the model against them).
+    (docs/reference/virtual-gpu.md lists them, bench/validate_um.py holds the model against them).
     """
 
     fault_stream: float = 200e-6
@@ -160,7 +160,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "python_backward": (16e-6, 40e-6),
     "python_update": (7e-6, 11e-6),
     "compute_efficiency": (0.8, 0.4),  # planning values, as the efficiencies themselves
-    "tensor_efficiency": (0.86, 0.4),  # the best shape on an A100 (docs/virtual-gpu.md); planned
+    # the best shape on an A100 (docs/reference/virtual-gpu.md); planned
+    "tensor_efficiency": (0.86, 0.4),
     "memory_efficiency": (0.9, 0.6),
 }
 """The fast and slow ends of costs known as a range, or that are planning values."""

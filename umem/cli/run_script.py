@@ -272,7 +272,7 @@ def advice(error: BaseException, argv: list[str], gpu: str | None, vram: str | N
     if any(_has_no_gpu(cause) for cause in causes):
         return (
             "umem: CuPy finds no GPU here. Put host memory under it, with results by CuPy, and "
-            "memory and time simulated (docs/software-gpu.md):\n"
+            "memory and time simulated (docs/how-to/run-on-the-software-gpu.md):\n"
             f"  umem run --software {gpu or 't4'} {command_line(*argv)}"
         )
     if any(isinstance(c, TypeError) and _NO_NUMBER.fullmatch(str(c)) for c in causes):

@@ -28,7 +28,7 @@ the first copy in and the last one out run beside nothing, which is a 24th of th
 choice: no bench compares counts."""
 SMALLEST_BYTES = 2 * MIB
 """Bytes of a block below which it is not cut for the sake of `LEAST_COUNT`: over a link of 12 GB/s
-a copy of so much takes 175 us, a launch some 10 (docs/virtual-gpu.md)."""
+a copy of so much takes 175 us, a launch some 10 (docs/reference/virtual-gpu.md)."""
 BUFFERS = 2
 """Buffers each way: one is worked on while the other is copied."""
 

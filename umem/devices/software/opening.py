@@ -185,8 +185,8 @@ def software_gpu(
         force: also where there is a real GPU.
         checked: each array gets memory of its own, between pages that nothing may touch: a kernel
             that leaves it is a DeviceError that names kernel and argument. Slower.
-        strict: what CUDA refuses raises CUDA's own error: docs/software-gpu.md has a table. False
-            accepts what can be computed here.
+        strict: what CUDA refuses raises CUDA's own error; docs/reference/software-gpu.md has a
+            table. False accepts what can be computed here.
         sticky: a fault of a kernel ends the context of its device, as on a GPU: each later call
             raises its error, but for those that free something. False goes on after a fault.
         stream_seed: work on streams runs late, at any moment that CUDA's rules allow, in an order

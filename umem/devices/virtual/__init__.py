@@ -1,7 +1,7 @@
 """The virtual GPU: a model of pages and time that follows a run, or replays a trace.
 
 `umem.virtual_gpu`, predict and onnx use it, and the software GPU keeps its VRAM, pages and time by
-the same model. docs/virtual-gpu.md lists what it models and what it does not.
+the same model. docs/reference/virtual-gpu.md lists what it models and what it does not.
 
     device.py          is the device: it answers hints and modes, and follows recorders
     arrays.py          is ``memory.xp``: NumPy arrays that the device follows

@@ -1,6 +1,6 @@
 """The virtual GPU: a model of pages and time that follows a run, or replays a trace.
 
-docs/virtual-gpu.md lists what it models and what it does not. Everything it reports is
+docs/reference/virtual-gpu.md lists what it models and what it does not. Everything it reports is
 *simulated*; the arithmetic beside it is real and runs on NumPy.
 """
 
@@ -64,7 +64,7 @@ class VirtualGPU(Device):
         vram_bytes: usable VRAM instead of the table's figure.
         allocator, backend, clocks: see `Model`.
 
-    Models: see docs/virtual-gpu.md. Does not model: contents.
+    Models: see docs/reference/virtual-gpu.md. Does not model: contents.
     Thread-safe. Cost: bench/residency.py (block touches a second), bench/overhead.py (live).
     """
 

@@ -1,6 +1,7 @@
 """The model: follows events with pages and time.
 
-docs/virtual-gpu.md lists what it models and what it does not. Everything it counts is *simulated*.
+docs/reference/virtual-gpu.md lists what it models and what it does not. Everything it counts is
+*simulated*.
 """
 
 from __future__ import annotations
