@@ -1,4 +1,4 @@
-"""The programs of bench/recipes.py: one a recipe of docs/recipes.md, over chunks on the GPU.
+"""The programs of bench/recipes.py: one a recipe of docs/how-to/recipes.md, over chunks on the GPU.
 
 The page has each program for data on the host; here is the same one for data that is copied to the
 GPU first, in managed or hybrid memory, and back at the end. A chunk is an array of its own, of
@@ -17,7 +17,7 @@ import numpy as np
 import umem
 from umem.units import MIB
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "how-to" / "recipes.md"
 CHUNK_BYTES = 6 * MIB
 ROUNDS = {"k-means": 5, "conjugate gradients": 10}
 HALO = 9
@@ -277,7 +277,7 @@ class Recipe:
     """A recipe of the page.
 
     Attributes:
-        heading: of its section in docs/recipes.md.
+        heading: of its section in docs/how-to/recipes.md.
         widths: of rows, or entries a row: that of the page's figures, and another one.
         make: makes the data on the host, of so many bytes and of a width.
         result: the name of the result in the page's code.

@@ -1,4 +1,4 @@
-"""Is the advice of docs/recipes.md the quickest way for data that fits in VRAM, and that does not?
+"""Is the advice of docs/how-to/recipes.md the fastest way, for data that fits in VRAM or not?
 
 Eight plain CuPy programs whose data begins and ends on the host, on the software GPU with its model
 on, as a T4 and as an A100, both with 64 MiB of VRAM. Each runs in blocks, by the page's own code,
@@ -137,16 +137,16 @@ def answer(result: common.Result) -> str:
     """Word the answer to the question, from the rows of a result."""
     rows = result["rows"]
     cases = []
-    for seen, words in ((False, "was not written from"), (True, "was written from")):
+    for seen, words in ((False, "new sizes"), (True, "the sizes it was written from")):
         own = [row for row in rows if row["seen"] == seen]
         near = [row for row in own if row["of_best"] <= NEAR]
         if own:
-            cases.append(f"{len(near)} of {len(own)} cases at sizes that it {words}")
+            cases.append(f"{len(near)} of {len(own)} cases at {words}")
     large = [row for row in rows if row["of_vram"] > 1]
     ahead = [row for row in large if row["best"] == "blocks"]
     return (
-        f"The page's advice is the quickest way or within 10% of it in {listed(cases)}; with more "
-        f"data than VRAM, blocks are the quickest in {len(ahead)} of {len(large)}."
+        f"The page's advice is the fastest way, or within 10% of it, in {listed(cases)}; with more "
+        f"data than VRAM, blocks are the fastest in {len(ahead)} of {len(large)}."
     )
 
 
@@ -181,7 +181,7 @@ def notes(result: common.Result) -> Iterator[str]:
         )
 
 
-# -- what docs/recipes.md says of it --------------------------------------------------------------
+# -- what docs/how-to/recipes.md says of it -------------------------------------------------------
 # tests/house/test_recipes_page.py finds these lines in the page.
 
 PAGE_SIZE, PAGE_GPU = 2.0, "t4"
@@ -203,10 +203,9 @@ def page_lines(result: common.Result) -> list[str]:
         "| --- | --- | ---: | ---: | ---: | ---: |",
         *(_page_row(result, name) for name in programs),
         answer(result),
-        f"It misses: {'; '.join(misses(result))}.",
-        f"k-means with 0.8 times VRAM takes {span(spilled)} times as long there as in blocks. In "
-        f"doubt take blocks: below VRAM they take at most {figure(worst)} times as long as the "
-        "quickest way.",
+        f"k-means with 0.8 times VRAM takes {span(spilled)} times as long there as in blocks. If "
+        f"in doubt, use blocks: below VRAM they take at most {figure(worst)} times the fastest "
+        "way.",
         *_host_lines(result["host"]),
         *(page_sentence(result, name) for name in programs),
     ]
@@ -228,12 +227,10 @@ def page_sentence(result: common.Result, name: str) -> str:
     """Return what the page says of a recipe: ratios above VRAM, and which way is quickest where."""
     rows = [row for row in result["rows"] if row["program"] == name and row["seen"]]
     large = [row for row in rows if row["of_vram"] > 1]
-    sizes = {row["of_vram"] for row in large}
     managed, hint, hybrid = (span(row[way] / row["blocks"] for row in large) for way in WAYS[1:])
     return (
-        f"Simulated, with {min(sizes):g} to {max(sizes):g} times VRAM on both GPUs: managed "
-        f"memory takes {managed} times as long as blocks, with the hint {hint} times, hybrid "
-        f"memory {hybrid} times. Quickest: {_quickest(rows)}."
+        f"Above VRAM managed memory takes {managed} times as long as blocks, {hint} with the hint, "
+        f"and hybrid memory {hybrid} (simulated). Fastest: {_quickest(rows)}."
     )
 
 
@@ -260,10 +257,10 @@ def _host_lines(host: Row) -> list[str]:
     links = ((gpu, gpu_spec(gpu).host_in_bandwidth or 1) for gpu in GPUS)
     sent = listed(f"{duration(host['nbytes'] / rate)} to {_a(gpu)}" for gpu, rate in links)
     return [
-        f"One core of the bench's machine copies {size} in {copy} (measured), and the link takes "
+        f"One core of the bench's machine copies {size} in {copy} (measured); the link takes "
         f"{sent} (simulated).",
-        f"NumPy takes {duration(host['merge_seconds'])} to merge {size} of sorted blocks on one "
-        f"core, and {copy} to cut them into buckets (measured).",
+        f"On one core NumPy merges {size} of sorted blocks in {duration(host['merge_seconds'])}, "
+        f"and cuts them into buckets in {copy} (measured).",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Makes recipe-*.png: the time of each way of a recipe of docs/recipes.md as data outgrows VRAM.
+"""Makes recipe-*.png: each way's time in docs/how-to/recipes.md as data outgrows VRAM.
 
 The times are those of bench/results/recipes.json, of the sizes that the page was written from.
 Needs matplotlib. Run it from the repository's root: python docs/images/recipes.py

@@ -114,7 +114,7 @@ def blocks(report: dict[str, Any], printed: str) -> None:
 def recipes(report: dict[str, Any], printed: str) -> None:
     assert [row["program"] for row in report["rows"]] == ["product", "k-means"]
     assert all(row["best"] == row["advised"] == "blocks" for row in report["rows"])
-    assert "blocks are the quickest in 2 of 2" in printed and "simulated" in printed
+    assert "blocks are the fastest in 2 of 2" in printed and "simulated" in printed
 
 
 @quick(needs=(needs_chainer,))

@@ -1,4 +1,4 @@
-"""The code of docs/recipes.md has NumPy's and SciPy's results, on data larger than VRAM."""
+"""The code of docs/how-to/recipes.md has NumPy's and SciPy's results, on data larger than VRAM."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench_scripts import RESULTS, module
 from project import ROOT
 from software_programs import lines, needs_compiler, needs_cupy
 
-PAGE = ROOT / "docs" / "recipes.md"
+PAGE = ROOT / "docs" / "how-to" / "recipes.md"
 MOST_LINES = 12
 START = """
 import numpy as np
@@ -91,7 +91,7 @@ def test_the_figures_of_the_page_are_those_of_the_kept_result() -> None:
 
 def test_every_recipe_has_a_picture() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    pictures = re.findall(r"\((images/recipe-[\w-]+\.png)\)", page)
+    pictures = re.findall(r"\((\.\./images/recipe-[\w-]+\.png)\)", page)
     assert len(pictures) == len(recipes())
     assert all((PAGE.parent / picture).exists() for picture in pictures)
 
