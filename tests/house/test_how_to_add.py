@@ -23,9 +23,8 @@ from umem.devices.virtual.advice import advice_flag
 from umem.reports.outputs import OUTPUTS
 from umem.units import KIB
 
-PAGES = {
-    name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("choosing", "report", "hints")
-}
+PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("choosing", "report")}
+HINTS = (ROOT / "docs" / "reference" / "hints.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 LIBRARIES = sorted(ROOT.glob("umem/**/libraries/*.py"))
 """The libraries of CUDA on the software GPU."""
@@ -101,7 +100,7 @@ def test_every_c_function_of_a_library_has_a_method(path: Path) -> None:
 
 def test_every_preset_is_typed_and_on_its_page() -> None:
     assert set(get_args(Preset)) == set(PRESETS)
-    named = re.findall(r"^\| `(\w+)` \|", PAGES["hints"], re.M)
+    named = re.findall(r"^\| `(\w+)` \|", HINTS, re.M)
     assert sorted(named) == sorted(PRESETS)
     assert {advice for pairs in PRESETS.values() for advice, _ in pairs} <= set(ADVICE)
 

@@ -7,7 +7,6 @@ import importlib.util
 import inspect
 import io
 import json
-import os
 import re
 import sys
 import threading
@@ -722,24 +721,6 @@ def test_after_a_leak_everything_is_as_before(cuda):
         assert allocator() == inside
     assert allocator() == before
     del kept
-
-
-# -- the page ------------------------------------------------------------------------------------
-
-PAGE = (ROOT / "docs/watching.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", PAGE, re.DOTALL)
-
-
-@pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_the_code_of_the_page_prints_what_the_page_says(number, tmp_path):
-    (tmp_path / "train.py").write_text(EXAMPLES[number][0], encoding="utf-8")
-    done = python("train.py", cwd=tmp_path)
-    printed = done.stdout.replace(f"{tmp_path}{os.sep}", "")
-    assert (printed, done.stderr) == (EXAMPLES[number][1], "")
-
-
-def test_the_page_has_code():
-    assert len(EXAMPLES) == 4
 
 
 # -- what it costs -------------------------------------------------------------------------------

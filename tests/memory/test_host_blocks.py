@@ -350,14 +350,6 @@ print(len(umem.blocks(small, halo=np.int64(1), out=np.empty_like(small))))
     assert found[21] == "ValueError blocks: a slice of x has the shape (16,)" and cut == "1"
 
 
-def test_the_code_of_the_page_prints_what_it_says(kernel_cache: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "hints.md").read_text()
-    code = page.partition("```py\n")[2].partition("```")[0]
-    said = code.partition("print(parts)  # ")[2].strip()
-    program = code + "print(all([y.min() == 2, y.max() == 2]))"
-    assert lines(program, kernel_cache) == [said, "True"]
-
-
 def test_without_a_gpu_of_cupy_it_is_refused() -> None:
     import numpy as np
 

@@ -303,6 +303,6 @@ def test_without_cupti_it_says_what_to_install_beside_cuda_core(
     with pytest.raises(MissingDependencyError) as error:
         umem.paging().__enter__()
     assert str(error.value).endswith(f": pip install --no-deps {wheels}")
-    page = Path(__file__).parents[2] / "docs" / "watching.md"
+    page = Path(__file__).parents[2] / "docs" / "reference" / "watching.md"
     assert f"`pip install --no-deps {wheels}`" in page.read_text("utf-8")
     assert places() and not device.watches

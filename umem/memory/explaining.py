@@ -318,7 +318,7 @@ def _remedies(
                 "umem.enable()",
                 "before the first array: managed memory, whose blocks move as they are used: at "
                 f"most {most}; umem.paging shows which, umem.lookahead moves them in time "
-                "(docs/hints.md)",
+                "(docs/how-to/prefetch-a-loop.md)",
             )
     else:
         yield Remedy(
