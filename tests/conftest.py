@@ -17,6 +17,44 @@ collect_ignore = ["conformance"]  # scripts, and other projects' tests: run by n
 QUICK = "host_cuda/test_starting.py"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option by which CI runs a sample of each test with many cases."""
+    parser.addoption(
+        "--cases", type=int, metavar="N", help="of each thorough test run N cases at most"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Sample after the hook below: it marks tests."""
+    if config.option.cases:
+        config.pluginmanager.register(_Sample(config.option.cases))
+
+
+class _Sample:
+    """Leaves out thorough cases beyond so many of a test: the first, the last, some between."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        cases: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            if item.get_closest_marker("thorough"):
+                cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        left_out: set[pytest.Item] = set()
+        for found in cases.values():
+            last = len(found) - 1
+            kept = {round(at * last / max(1, self.most - 1)) for at in range(self.most)}
+            left_out.update(
+                item for at, item in enumerate(found) if at not in kept and last >= self.most
+            )
+        if left_out:
+            config.hook.pytest_deselected(items=list(left_out))
+            items[:] = [item for item in items if item not in left_out]
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip the gpu group where there is no device; asks for one only when the group is there.
