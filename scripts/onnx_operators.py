@@ -1,4 +1,4 @@
-"""Write the operators of docs/onnx.md from the table that umem reads: `--check` only compares."""
+"""Write the operators of docs/reference/onnx.md from the table that umem reads: `--check` only compares."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 from umem.onnx.exported.operators import OPERATORS, Operator
 
-PAGE = Path(__file__).parent.parent / "docs" / "onnx.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "onnx.md"
 HEADING = "## The operators\n"
-NONE = "Without a gradient"
-NOTHING = "Nothing is kept"
+NONE = "These have no gradient"
+NOTHING = "These keep nothing"
 
 
 def kept(operator: Operator) -> str:
@@ -37,12 +37,12 @@ def text() -> str:
             source = operator.source.replace("|", "\\|")
             rows.append(f"| {name} | {kept(operator)} | {source} |")
     lines = [
-        f"{len(OPERATORS)} are known; the table is umem/onnx/exported/operators.py, and this list "
-        "is made from it. `gy` is the gradient of the output `y`.\n",
+        f"umem knows {len(OPERATORS)} operators. This list is written from "
+        "umem/onnx/exported/operators.py. `gy` is the gradient of the output `y`.\n",
         "| operator | what backward needs | why |\n|---|---|---|",
         "\n".join(rows),
-        f"\n{NOTHING} by {', '.join(sorted(groups[NOTHING]))}.\n",
-        f"{NONE} are {', '.join(sorted(groups[NONE]))}.",
+        f"\n{NOTHING}: {', '.join(sorted(groups[NOTHING]))}.\n",
+        f"{NONE}: {', '.join(sorted(groups[NONE]))}.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -52,7 +52,7 @@ def main() -> None:
     before, _, _ = page.partition(HEADING)
     made = f"{before}{HEADING}{text()}"
     if "--check" in sys.argv and made != page:
-        sys.exit("docs/onnx.md has other operators: python scripts/onnx_operators.py")
+        sys.exit("docs/reference/onnx.md has other operators: python scripts/onnx_operators.py")
     PAGE.write_text(made, encoding="utf-8")
 
 

@@ -2,7 +2,7 @@
 
 The saved tensors are those of Chainer's function of that meaning (``retain_inputs``,
 ``retain_outputs`` and arrays on the function itself), or, where Chainer has none, what the formula
-of the derivative reads. Other frameworks keep the same tensors for most operators; docs/onnx.md
+of the derivative reads. Other frameworks keep the same tensors for most operators; docs/reference/onnx.md
 says where PyTorch differs.
 """
 
