@@ -5,10 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
@@ -305,27 +303,3 @@ def test_traces_with_hardly_anything_in_them(tmp_path: Path) -> None:
         )
         report(path, *files, "--force")
         report(empty, path)
-
-
-# -- its page in the docs ----------------------------------------------------------------------
-
-
-@pytest.mark.skipif(find_spec("chainer") is None, reason="no Chainer")
-def test_the_page_in_the_docs_shows_what_is_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Up to the times, and the places in the code, which is run from no file here."""
-    text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
-    first, second = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    shown = text.partition("umem report losses.umem.gz\n```\n\n```\n")[2].partition("```")[0]
-    monkeypatch.chdir(tmp_path)
-    for _ in range(2):  # what was saved is overwritten
-        exec(compile(first, "losses.py", "exec"), {})
-    printed = report("losses.umem.gz").stdout.splitlines()
-    timed = re.compile(r"^\d.* of host time|, after .*s\.$")
-    for line in shown.splitlines():
-        if line not in ("...", "") and "losses.py" not in line and not timed.search(line):
-            assert line in printed
-    exec(compile(second, "figures.py", "exec"), {})
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "4993040 bytes at event 132" and lines[-2].startswith("262144 ReLU (")

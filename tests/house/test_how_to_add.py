@@ -23,8 +23,10 @@ from umem.devices.virtual.advice import advice_flag
 from umem.reports.outputs import OUTPUTS
 from umem.units import KIB
 
-PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("choosing", "report")}
-HINTS = (ROOT / "docs" / "reference" / "hints.md").read_text(encoding="utf-8")
+PAGES = {
+    name: (ROOT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8")
+    for name in ("dry-runs", "traces", "hints")
+}
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 LIBRARIES = sorted(ROOT.glob("umem/**/libraries/*.py"))
 """The libraries of CUDA on the software GPU."""
@@ -52,7 +54,7 @@ def test_every_technique_is_on_its_page_and_runs_in_another_process(
 ) -> None:
     assert pickle.loads(pickle.dumps(row)).name == row.name
     is_pair = isinstance(row.turn_on, partial) and row.turn_on.func is together
-    cells = re.findall(r"^\| ([^|]+) \|", PAGES["choosing"], re.M)
+    cells = re.findall(r"^\| ([^|]+) \|", PAGES["dry-runs"], re.M)
     assert is_pair or row.name in [name.strip() for cell in cells for name in cell.split(";")]
 
 
@@ -70,7 +72,7 @@ def test_every_gpu_has_a_name_of_its_own() -> None:
 def test_every_report_has_a_name_of_its_own_and_is_on_its_page(output: umem.reports.Output) -> None:
     assert [one.name for one in OUTPUTS].count(output.name) == 1
     option = " ".join(map(str, output.option(Path("FILE"))))
-    assert f"`umem report TRACE {option}`" in PAGES["report"]
+    assert f"`umem report TRACE {option}`" in PAGES["traces"]
 
 
 # -- a function of a CUDA library on the software GPU ----------------------------------------------
@@ -100,7 +102,7 @@ def test_every_c_function_of_a_library_has_a_method(path: Path) -> None:
 
 def test_every_preset_is_typed_and_on_its_page() -> None:
     assert set(get_args(Preset)) == set(PRESETS)
-    named = re.findall(r"^\| `(\w+)` \|", HINTS, re.M)
+    named = re.findall(r"^\| `(\w+)` \|", PAGES["hints"], re.M)
     assert sorted(named) == sorted(PRESETS)
     assert {advice for pairs in PRESETS.values() for advice, _ in pairs} <= set(ADVICE)
 

@@ -148,7 +148,8 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     --resume saves the whole run beside the Trainer's results; the same command goes on from there.
 
     --dry t4 tells whether the script fits on that GPU and how long it takes there: it runs without
-    its arithmetic until its steps are alike, and writes to a scratch folder (docs/dry-runs.md).
+    its arithmetic until its steps are alike, and writes to a scratch folder
+    (docs/reference/dry-runs.md).
 
     -n runs the script as ranks of MPI, by mpiexec; where one fails, all are ended.
     """

@@ -152,5 +152,5 @@ class DryOutcome:
         return None if count is None or self.step_seconds is None else count * self.step_seconds
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for JSON; see `docs/dry-runs.md` for the keys."""
+        """Return it for JSON; see `docs/reference/dry-runs.md` for the keys."""
         return named(self, _KEYS)

@@ -2,8 +2,8 @@
 
 The saved tensors are those of Chainer's function of that meaning (``retain_inputs``,
 ``retain_outputs`` and arrays on the function itself), or, where Chainer has none, what the formula
-of the derivative reads. Other frameworks keep the same tensors for most operators; docs/reference/onnx.md
-says where PyTorch differs.
+of the derivative reads. Other frameworks keep the same tensors for most operators;
+docs/reference/onnx.md says where PyTorch differs.
 """
 
 from __future__ import annotations
