@@ -1,4 +1,4 @@
-"""Write the operators of docs/reference/onnx.md from the table that umem reads: `--check` only compares."""
+"""Write the operators of docs/reference/onnx.md from umem's table: `--check` only compares."""
 
 from __future__ import annotations
 
