@@ -1,4 +1,4 @@
-"""What docs/chainer.md gives MultiprocessIterator makes plain runs repeat, and those under umem."""
+"""The manual's order for MultiprocessIterator makes plain runs repeat, and those under umem."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from contextlib import nullcontext
 import umem.chainer, chainer, chainer.functions as F, chainer.links as L, numpy as np
 
 def train(block):
-    np.random.seed(0)
-    data = [np.full(64, i, "f") / 100 for i in range(64)]
     {code}
+    np.random.seed(0)
     model = chainer.ChainList(*(L.Linear(64, 64) for _ in range(6)))
     optimizer = chainer.optimizers.SGD(0.1).setup(model)
     with block:
@@ -39,8 +38,8 @@ if __name__ == "__main__":
 
 
 def test_the_order_of_the_manual_repeats_plainly_and_under_recompute(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "chainer.md").read_text(encoding="utf-8")
-    section = text.split("## A plain run that does not repeat itself\n")[1].split("\n## ")[0]
+    text = (ROOT / "docs" / "how-to" / "run-old-scripts.md").read_text(encoding="utf-8")
+    section = text.split("## Make a run repeatable\n")[1].split("\n## ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     script = tmp_path / "train.py"
     script.write_text(TRAIN.replace("{code}", code.replace("\n", "\n    ")))

@@ -143,7 +143,7 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     --recompute keeps each training step within a budget, and says at the end what it took.
 
     --old-numpy chainercv lets the modules of chainercv, and no others, see np.float, np.product and
-    the like, and pkg_resources where it is not installed (docs/chainer.md).
+    the like, and pkg_resources where it is not installed (docs/how-to/run-old-scripts.md).
 
     --resume saves the whole run beside the Trainer's results; the same command goes on from there.
 

@@ -284,7 +284,7 @@ def advice(error: BaseException, argv: list[str], gpu: str | None, vram: str | N
     if package := next(filter(None, map(package_in_need, causes)), None):
         return (
             f"umem: {package} asks for what NumPy or setuptools has removed. Lend it to {package}, "
-            "which stays as it is (docs/chainer.md):\n"
+            "which stays as it is (docs/how-to/run-old-scripts.md):\n"
             f"  umem run --old-numpy {package} {command_line(*argv)}"
         )
     return None

@@ -1,9 +1,8 @@
-"""Random programs: regions in regions, branches, captures, shared weights; and the manual's."""
+"""Random programs: regions in regions, branches, captures, shared weights."""
 
 from __future__ import annotations
 
 import random
-import re
 from typing import Any
 
 import umem.chainer  # isort: skip  (before Chainer, which it makes ready)
@@ -13,7 +12,6 @@ import chainer.links as L
 import numpy as np
 import pytest
 from checkpoint_cases import plain, variable
-from project import ROOT
 
 pytestmark = pytest.mark.thorough
 
@@ -80,12 +78,3 @@ def test_random_programs_agree_with_the_plain_run_up_to_rounding(start: int) -> 
                 np.testing.assert_array_equal(found[name], value, f"{seed} {name}")
             elif value is not None:
                 np.testing.assert_allclose(found[name], value, 1e-4, 1e-4, err_msg=f"{seed} {name}")
-
-
-def test_the_code_of_the_manual_runs() -> None:
-    text = (ROOT / "docs" / "chainer.md").read_text()
-    section = text.split("## Recomputation by hand\n")[1].split("\n## ")[0]
-    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(compile(code, "docs/chainer.md", "exec"), names)
-    assert all(np.isfinite(p.grad).all() for p in names["net"].params())

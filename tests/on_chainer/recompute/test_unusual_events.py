@@ -1,8 +1,8 @@
-"""Each row of docs/chainer.md's table of unusual events: a transition, a refusal, or neither.
+"""Each row of the table of unusual events: a transition, a refusal, or neither.
 
-docs/design.md has the table of transitions. A row that changes the state of a pass is played here,
-beside plain Chainer, and its passes are watched as they end; for any other row, the test is named
-that shows what is done.
+The table is in docs/reference/recompute.md; docs/design.md has the table of transitions. A row that
+changes the state of a pass is played here, beside plain Chainer, and its passes are watched as they
+end; for any other row, the test is named that shows what is done.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ PLAYED: dict[str, list[Played]] = {
             lengths(1, 1, 1, 1, 1, 2), budget="1GiB",
         ),
     ],
-    "three of the last sixteen graphs came once only": [
+    "three of the last sixteen graphs appeared only once": [
         Played(State("Evict", "intact", None), lengths(1, 2, 3, 4, 5, 6), budget="1GiB"),
     ],
     "an update between two backwards of one forward": [
@@ -253,24 +253,24 @@ PLAYED: dict[str, list[Played]] = {
             refused(graph_store.AGAIN, "Evict"), step=updated_between, budget="min", steps=4,
         ),
     ],
-    "several graphs alive; a second backward over one graph": [
+    "several graphs alive, or a second backward over one graph": [
         Played(PLANNED, step=Anew(twice)),
     ],
     "a backward in another thread": [
         Played(None, step=Anew(in_another_thread, 5), why=training.ELSEWHERE),
     ],
     "a backward that fails": [Played(PLANNED, step=Anew(failing, 5))],
-    "a recurrent state that was cut, from which the graph goes on": [
+    "a recurrent state that was cut, from which the graph continues": [
         Played(None, Ranked, steps=24, why=training.OTHER_ORDER),
     ],
     "double backprop, `chainer.grad`": [
         Played(refused(runner.TWICE), step=Anew(differentiated_twice)),
         Played(refused(GRAD), step=Anew(by_grad)),
     ],
-    "a graph that goes on from an earlier one, as where a state is not cut": [
+    "a graph that continues an earlier one, such as a state that is not cut": [
         Played(refused(passes.FROM_EARLIER, "Evict"), step=going_on),
     ],
-    "another loss goes backward than when the graph was learned": [
+    "another loss runs backward than when the graph was learned": [
         Played(refused(training.OTHER_ROOTS), lambda: TwoLosses(4)),
     ],
     "a graph that is cut between forward and backward": [
@@ -310,21 +310,21 @@ def test_a_pass_is_in_the_state_that_the_table_says(
 OTHERS: dict[str, str] = {
     "a graph that is cut after its backward":
         "a_graph_that_was_cut_has_the_numbers_of_plain_chainer",
-    "a pass without a plan has to have more than the budget":
+    "a pass without a plan needs more than the budget":
         "a_budget_below_what_parameters_take_is_an_error_and_training_goes_on_outside",
-    "a pass without a plan spends more time on running functions again than on the rest":
+    "a pass without a plan spends more time on recomputation than on the rest":
         "a_budget_with_which_most_runs_again_is_said_once_or_an_error",
-    "a pass without a plan, where a graph went backward again after an update":
+    "a pass without a plan, where a graph ran backward again after an update":
         "an_update_between_two_backwards_is_refused_once_and_then_exact",
     "a backward after the block was left": "backward_after_the_block",
-    "a function with a backward of its own inside":
+    "a function that runs a backward of its own":
         "a_function_that_goes_backward_inside_under_a_flag_is_found_while_it_is_learned",
     "an array that a function changes": "a_graph_in_test_mode_reads_its_statistics_as_they_were",
     "a look at the outputs after backward": "an_accuracy_that_is_kept_over_the_update",
-    "an optimizer's state that comes later": "state_that_an_optimizer_makes_late_is_counted",
+    "an optimizer's state that is made later": "state_that_an_optimizer_makes_late_is_counted",
     "a function that must not run twice": "a_function_that_cannot_run_again_is_kept_and_named",
     "a function of your own": "functions_of_the_users_own_are_kept",
-    'a share, such as "60%", cannot be had':
+    'a share, such as "60%", cannot be reached':
         "a_share_that_cannot_be_had_is_the_least_there_is_and_said_once",
     "a size is too small": "too_small_a_budget_names_the_least_the_floor_and_what_forces_it",
     "a GPU's memory runs out in a pass":
@@ -337,7 +337,7 @@ OTHERS: dict[str, str] = {
 
 def table() -> list[list[str]]:
     """The cells of each row."""
-    lines = (ROOT / "docs" / "chainer.md").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "docs" / "reference" / "recompute.md").read_text(encoding="utf-8").splitlines()
     begin = lines.index("| what happens | state of the pass | what is done |")
     found = []
     for line in lines[begin + 2 :]:
