@@ -14,6 +14,7 @@ Every room imports these modules as such, because this room has no face. They im
     host.py              asks the host for its memory that is left, and whether it has a GPU
     locks.py             makes locks that a fork leaves neither held nor guarding something half
                          done
+    nearest.py           finds the name that a misspelt one was meant to be
     printable.py         makes text from others safe to print, and short
     safetensors_file.py  writes and reads files of safetensors
     scopes.py            keeps the open blocks that the calling code is inside of

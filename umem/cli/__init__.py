@@ -28,6 +28,7 @@ table of commands, and turns errors of umem into one sentence.
     run_dry.py          is ``--dry``
     run_dry_gpus.py     is ``--all-gpus``: which GPUs have the memory
     dry_run.py          follows a dry run, and ends it once it has shown enough
+    help_layout.py      puts commands and options under headings, and suggests nearest names
     files_and_sizes.py  checks limits and GPUs, and writes files that must not be overwritten
     startup/            is on the path of the processes that a script starts
 
@@ -50,12 +51,18 @@ import click
 from umem import __version__
 from umem._common.files import reason
 from umem._common.printable import sentence
+from umem.cli.help_layout import Commands
 from umem.errors import UmemError
 
-COMMANDS = (
-    "advise", "batch", "choose", "compat", "demo", "doctor", "graph", "kernels", "replay", "report",
-    "run",
-)  # fmt: skip
+HEADINGS = {
+    "Run a program": ("run", "demo"),
+    "Before you rent a GPU": ("choose", "batch", "advise", "replay"),
+    "See where the memory goes": ("report",),
+    "This machine": ("doctor", "compat", "kernels"),
+    "Data": ("graph",),
+}
+"""The commands, by what a user wants to do."""
+COMMANDS = tuple(name for names in HEADINGS.values() for name in names)
 
 FILES = {"graph": "graph_cut", "kernels": "kernel_commands"}
 """Commands whose file bears another name, as theirs is taken."""
@@ -76,11 +83,11 @@ def _load_extensions() -> None:
             package = entry.dist.name if entry.dist else "unknown"
             what = f"{entry.name!r} of the package {package!r}"
             raise click.ClickException(
-                f"{what} cannot be loaded: {sentence(repr(error))}; mend or uninstall it"
+                f"{what} cannot be loaded: {sentence(repr(error))}. Repair or uninstall the package"
             ) from error
 
 
-class _Lazy(click.Group):
+class _Lazy(Commands):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -145,10 +152,22 @@ def _give_up_printing() -> None:
         os.close(nowhere)
 
 
-@click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=_Lazy, headings=HEADINGS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, prog_name="umem")
 def main() -> None:
-    """CuPy and Chainer programs that use more memory than the GPU has."""
+    """Run CuPy and Chainer programs that need more memory than the GPU has.
+
+    \b
+    Examples:
+
+    \b
+        # Run a program in unified memory
+        umem run --mode managed train.py
+        # Predict whether it fits a T4, without a GPU
+        umem run --dry t4 train.py
+    """
 
 
 if TYPE_CHECKING:

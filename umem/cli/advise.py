@@ -21,17 +21,24 @@ from umem.units import format_bytes, format_seconds
     required=True,
     multiple=True,
     metavar="N",
-    help="A size: a place in SCRIPT's sys.argv, from 1, or an option of its own; may be repeated.",
+    help="A size to halve: a position in SCRIPT's sys.argv, from 1, or an option of SCRIPT, such "
+    "as --batch. May be repeated.",
 )
 @of_a_script
 def command(program: DryProgram, as_json: bool, names: tuple[str, ...]) -> None:
-    """Find how much memory and time half of each of SCRIPT's sizes saves.
+    """Show how much memory and time half of each size saves.
 
-    SCRIPT runs unchanged and without its arithmetic, on the software GPU, as it is and with each
-    size halved in turn, in processes of their own.
+    SCRIPT runs unchanged on the software GPU, without its arithmetic: once as it is, and once with
+    half of each size. Memory and times are simulated. The exit status is 3 if none of these fits.
 
-    All memory and times are simulated. The exit status is 3 where it fits neither as it is nor with
-    any one size halved.
+    \b
+    Examples:
+
+    \b
+        # Halve the batch, then the width of the network
+        umem advise --argument --batch --argument --width train.py --batch 64 --width 512
+        # Halve the second argument, on an A100
+        umem advise --gpu a100-40gb --argument 2 train.py data 4096
     """
     with Console(stderr=True).status("Running SCRIPT dry (Ctrl-C ends it)") as status:
         try:

@@ -17,17 +17,27 @@ from umem.units import format_bytes, format_seconds
     "--argument",
     required=True,
     metavar="N",
-    help="The batch: a place in SCRIPT's sys.argv, from 1, or an option of its own: --batch.",
+    help="The batch size: a position in SCRIPT's sys.argv, from 1, or an option of SCRIPT, such "
+    "as --batch.",
 )
-@click.option("--maximum", type=click.IntRange(1), metavar="N", help="Try no batch above N.")
+@click.option("--maximum", type=click.IntRange(1), metavar="N", help="Try no batch larger than N.")
 @of_a_script
 def command(program: DryProgram, as_json: bool, argument: str, maximum: int | None) -> None:
-    """Find the largest batch with which SCRIPT fits a GPU: by doubling, then by halves.
+    """Find the largest batch with which a program fits a GPU.
 
-    SCRIPT runs unchanged and without its arithmetic, on the software GPU, each size in a process of
-    its own. Its batch is a whole number among its arguments, which the search begins with.
+    SCRIPT runs unchanged on the software GPU, without its arithmetic, once for each size. The
+    search starts from the batch size among SCRIPT's arguments. It doubles the size until SCRIPT no
+    longer fits, then bisects. Memory and times are simulated. The exit status is 3 if a batch of 1
+    does not fit.
 
-    All memory and times are simulated. The exit status is 3 where a batch of 1 does not fit.
+    \b
+    Examples:
+
+    \b
+        # Find the largest --batch of train.py on a T4
+        umem batch --argument --batch train.py --batch 64
+        # Its first argument is the batch; try at most 512
+        umem batch --gpu v100-16gb --argument 1 --maximum 512 train.py 32
     """
     with Console(stderr=True).status("Running SCRIPT dry (Ctrl-C ends it)") as status:
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from umem._common.printable import quoted, short
 from umem._common.specs import GpuSpec
 from umem.cli.files_and_sizes import print_result
+from umem.cli.help_layout import Names
 from umem.onnx import OPTIMIZERS, ModelChoice, ModelOption, choose_for_model, onnx_step
 from umem.reports import Column, table, wrapped
 from umem.units import format_bytes, format_seconds
@@ -29,8 +30,7 @@ class _AxisSize(click.ParamType):  # type: ignore[type-arg]
         axis, _, size = str(value).rpartition("=")
         if not axis or not size.strip().isdecimal():
             raise click.BadParameter(
-                f"the size of a dynamic axis is its name and a whole number, such as batch=32; "
-                f"got {quoted(value)}",
+                f"write the name of a dynamic axis and its size, such as batch=32; got {quoted(value)}",
                 ctx,
                 param,
             )
@@ -44,15 +44,17 @@ _OPTIONS = (
         type=_AxisSize(),
         multiple=True,
         metavar="AXIS=N",
-        help="Of a model in ONNX: the size of a dynamic axis, batch=32; one for each of them.",
+        help="ONNX: the size of a dynamic axis, such as batch=32. May be repeated.",
     ),
     click.option(
         "--optimizer",
-        type=click.Choice([*OPTIMIZERS, "none"]),
-        help="Of a model in ONNX: whose state is counted (default: adam).",
+        type=Names([*OPTIMIZERS, "none"]),
+        metavar="NAME",
+        help=f"ONNX: the optimizer whose state is counted: {', '.join(OPTIMIZERS)} or none "
+        "(default: adam).",
     ),
     click.option(
-        "--inference", is_flag=True, help="Of a model in ONNX: forward alone, without training."
+        "--inference", is_flag=True, help="ONNX: predict the forward pass alone, without training."
     ),
 )
 
@@ -86,11 +88,11 @@ def choose_onnx(
     """
     by_axis = dict(sizes)
     if len(by_axis) < len(sizes):
-        raise click.UsageError("--size names an axis twice")
+        raise click.UsageError("--size names an axis twice. Give each axis one size")
     if inference and optimizer is not None:
-        raise click.UsageError("--inference has no update: leave --optimizer out")
+        raise click.UsageError("--inference has no optimizer. Leave --optimizer out")
     step = onnx_step(path, by_axis, optimizer or "adam", inference=inference)
-    with Console(stderr=True).status("Trying every way to run the step (Ctrl-C ends it)"):
+    with Console(stderr=True).status("Trying each way to run the step (Ctrl-C stops)"):
         choice = choose_for_model(step, gpu)
     lines = partial(_lines, choice, short(path), inference=inference)
     print_result(choice, lines, as_json=as_json)
@@ -102,22 +104,22 @@ def _lines(choice: ModelChoice, name: str, width: int, *, inference: bool) -> It
     what = "inference" if inference else "a training step"
     on = f"{choice.title} ({format_bytes(choice.vram_bytes)} usable)"
     if choice.options:
-        title = f"What makes {what} of {name} fit a {on}, shortest first. All of it is simulated."
+        title = f"Ways to fit {what} of {name} into a {on}, fastest first. All figures are simulated."
     else:
-        title = f"Nothing makes {what} of {name} fit a {on} (simulated)."
+        title = f"No way fits {what} of {name} into a {on} (simulated)."
     yield from (Text(line, style="bold") for line in wrapped(title, width))
     if choice.options:
         yield from map(Text, table(_columns(choice.options), width))
     if choice.dropped:
         yield Text()
-        title = "What does not fit, or gains nothing"
+        title = "These do not fit, or gain nothing"
         yield from (Text(line, style="bold") for line in wrapped(title, width))
     for option in choice.dropped:
         yield from map(Text, wrapped(f"{option.name}: {option.reason}", width, hang=2))
     if any(option.schedule for option in choice.options):
         message = (
-            "--json has the schedule of each plan: what to keep, drop, recompute and offload, by "
-            "the model's own names."
+            "--json adds the schedule of each plan: which tensors to keep, drop, recompute and "
+            "offload, by their names in the model."
         )
         yield Text()
         yield from map(Text, wrapped(message, width))

@@ -30,20 +30,26 @@ from umem.errors import UmemError
 
 
 @click.command("compat")
-@click.option("--check", "action", flag_value="check", default="check", help="Show every mend.")
-@click.option("--install", "action", flag_value="install", help="Mend in every Python process.")
+@click.option("--check", "action", flag_value="check", default="check", help="Show each fix (default).")
+@click.option("--install", "action", flag_value="install", help="Apply the fixes in every Python process.")
 @click.option("--remove", "action", flag_value="remove", help="Undo --install.")
-@click.option("--get-chainer", "action", flag_value="get", help="Install Chainer here.")
-@click.option("--json", "as_json", is_flag=True, help="With --check: JSON on standard output.")
+@click.option("--get-chainer", "action", flag_value="get", help="Install Chainer into this environment.")
+@click.option("--json", "as_json", is_flag=True, help="With --check: print JSON.")
 def command(action: str, as_json: bool) -> None:
-    """Show what makes Chainer 7.8 run on today's NumPy, Python and CuPy.
+    """Make Chainer 7.8 run on current Python, NumPy and CuPy.
 
-    `import umem.chainer` puts the layer in place for one program. --install writes a start-up
-    file into site-packages, so that scripts that never heard of umem get it too, and worker
-    processes with them.
+    `import umem.chainer` applies the fixes to one program. --install writes a start-up file into
+    site-packages, which applies them to every program of this Python. --get-chainer installs
+    Chainer, which pip alone can no longer build.
 
-    --get-chainer installs Chainer into this environment, which pip alone no longer can: it is
-    built with a setuptools that still has what its setup.py imports.
+    \b
+    Examples:
+
+    \b
+        # Install Chainer into this environment
+        umem compat --get-chainer
+        # Show each fix, and whether it is applied here
+        umem compat --check
     """
     try:
         _ACTIONS[action](as_json)
@@ -67,18 +73,18 @@ def _check(as_json: bool) -> None:
 
 def _install(_: bool) -> None:
     path = install_pth()
-    say(f"Wrote {short(path)}\nEvery `import chainer` of this Python is mended from now on.")
-    say("Undo it with: umem compat --remove")
+    say(f"Wrote {short(path)}\nFrom now on umem fixes every `import chainer` of this Python.")
+    say("To undo this: umem compat --remove")
 
 
 def _remove(_: bool) -> None:
     path = remove_pth()
-    say("Nothing to remove." if path is None else f"Removed {short(path)}")
+    say("There is no start-up file to remove." if path is None else f"Removed {short(path)}")
 
 
 def _get(_: bool) -> None:
     version = get_chainer(lambda line: say(f"umem: {line}", err=True))
-    say(f"Chainer {version} is here. `import umem.chainer` before `import chainer` mends it.")
+    say(f"Installed Chainer {version}. Write `import umem.chainer` before `import chainer`.")
 
 
 _ACTIONS = {"check": _check, "install": _install, "remove": _remove, "get": _get}
@@ -106,19 +112,19 @@ def _print(rows: Sequence[Row], failed: dict[str, str], console: Console) -> Non
     console.print(", ".join(f"{name} {v}" for name, v in _versions().items() if v), soft_wrap=True)
     console.print(table(rows))
     for module, error in failed.items():
-        console.print(f"{module} does not import: {error}", markup=False)
+        console.print(f"{module} cannot be imported: {error}", markup=False)
     for row in rows:
         if row.error is not None:
             console.print(row.error, markup=False)
     path = installed_pth()
-    where = "none (umem compat --install)" if path is None else short(path)
+    where = "none (umem compat --install writes it)" if path is None else short(path)
     console.print(f"Start-up file: {where}", soft_wrap=True)
 
 
 def table(rows: Sequence[Row]) -> Table:
     """Return the table of mends, for 80 columns or more."""
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    result.add_column("mend", no_wrap=True)
+    result.add_column("fix", no_wrap=True)
     result.add_column("for", no_wrap=True)
     result.add_column("without it", overflow="fold")
     result.add_column("here", no_wrap=True)

@@ -61,40 +61,66 @@ class _Result:
     default="virtual:v100-16gb",
     show_default=True,
     metavar="DEVICE",
-    help="virtual:NAME, software:NAME for CuPy without a GPU, or cuda for a real GPU.",
+    help="virtual:NAME, software:NAME (CuPy without a GPU), or cuda (a real GPU).",
 )
-@click.option("--vram", default="96MiB", show_default=True, help="VRAM of the simulated GPU.")
+@click.option("--vram", default="96MiB", show_default=True, metavar="SIZE",
+    help="VRAM of the simulated GPU.",
+)
 @click.option(
     "--nodes",
     type=click.IntRange(1000, 5_000_000),
     default=64_000,
     show_default=True,
-    help="Nodes of the generated graph (simulated GPU).",
+    help="Nodes of the generated graph. For a simulated GPU.",
+    metavar="N",
 )
-@click.option("--steps", type=click.IntRange(1, 1000), default=10, show_default=True)
+@click.option(
+    "--steps",
+    type=click.IntRange(1, 1000),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Training steps to run.",
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     default=Path("out"),
     show_default=True,
-    help="Folder for demo.png and demo.json; those in it are overwritten.",
+    metavar="FOLDER",
+    help="Folder for demo.png and demo.json. Overwrites both.",
 )
 @click.option(
-    "--bytes", "size", default="2GiB", show_default=True, help="What a step needs (cuda)."
+    "--bytes",
+    "size",
+    default="2GiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Memory that a step needs. For cuda.",
 )
 @click.option(
     "--factor",
     type=click.FloatRange(0, 20, min_open=True),
     default=None,
-    help="Size the step as this many times VRAM instead (cuda). Above 1 oversubscribes.",
+    metavar="X",
+    help="Make the step need X times the VRAM. For cuda. More than 1 oversubscribes.",
 )
 def command(
     device: str, vram: str, nodes: int, steps: int, out: Path, size: str, factor: float | None
 ) -> None:
-    """Train a 3-layer graph network that needs more memory than its GPU has.
+    """Train a graph network that does not fit, on a simulated GPU.
 
-    Without a GPU the arithmetic is real and runs on NumPy, or on the real CuPy with a software
-    GPU; memory and time are those of a model, and everything it says is marked simulated.
+    The arithmetic is real. It runs on NumPy, or on CuPy with a software GPU. Memory and time come
+    from a model of the GPU, and the output marks them as simulated. --device cuda uses a real GPU.
+
+    \b
+    Examples:
+
+    \b
+        # Train on a virtual V100 with 48 MiB of VRAM
+        umem demo --vram 48MiB
+        # Train with the real CuPy on a software T4
+        umem demo --device software:t4
     """
     console = Console(highlight=False, markup=False, soft_wrap=False)
     try:

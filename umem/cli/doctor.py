@@ -65,14 +65,23 @@ class _Report:
 
 
 @click.command("doctor")
-@click.option("--device", metavar="DEVICE", help="virtual:NAME, or cuda (the default: a real GPU).")
-@click.option("--vram", metavar="SIZE", help="VRAM of the virtual GPU instead of the table's.")
-@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+@click.option("--device", metavar="DEVICE", help="virtual:NAME, or cuda for a real GPU (default: cuda).")
+@click.option("--vram", metavar="SIZE", help="VRAM of the virtual GPU (default: the real card's).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(device: str | None, vram: str | None, as_json: bool) -> None:
-    """Show what this machine can do and why not more, and test it.
+    """Show what works on this machine, and test it.
 
-    The test allocates at most 16 MiB in each mode, prefetches them there and back, gives advice,
-    reads it back, takes it back, and frees. If anything fails, the exit code is 1.
+    The test allocates at most 16 MiB in each memory mode, prefetches, advises and frees it. The
+    exit status is 1 if a test fails.
+
+    \b
+    Examples:
+
+    \b
+        # Test the GPU of this machine
+        umem doctor
+        # Test a virtual GPU, on a machine without one
+        umem doctor --device virtual:v100-16gb
     """
     block = _block(device, vram)
     with ExitStack() as stack:

@@ -138,14 +138,14 @@ def caps(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.IntRange(1),
         default=MAX_EVENTS,
         metavar="N",
-        help=f"Read traces of at most this many events (default: {MAX_EVENTS:,}).",
+        help=f"Refuse a trace with more events (default: {MAX_EVENTS:,}).",
     )
     nbytes = click.option(
         "--max-bytes",
         type=_Bytes(),
         default=MAX_BYTES,
         metavar="SIZE",
-        help=f"Read at most this much text, decompressed (default: {format_bytes(MAX_BYTES)}).",
+        help=f"Refuse a trace that is larger when decompressed (default: {format_bytes(MAX_BYTES)}).",
     )
     return events(nbytes(command))
 

@@ -9,31 +9,52 @@ import click
 
 from umem._common.printable import short
 from umem.cli.files_and_sizes import say
+from umem.cli.help_layout import Commands
 
 if TYPE_CHECKING:
     from umem.graphs import Cut
 
 
-@click.group("graph")
+@click.group("graph", cls=Commands)
 def command() -> None:
-    """Work on graphs in files."""
+    """Cut graphs into parts for training on several ranks.
+
+    \b
+    Examples:
+
+    \b
+        # Cut a graph into 12 parts
+        umem graph cut graph.npz parts --parts 12
+        # Read its features from a file of their own
+        umem graph cut graph.npz parts --parts 4 --features features.npy
+    """
 
 
 @command.command("cut")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--parts", type=click.IntRange(1), required=True, metavar="N", help="How many parts.")
+@click.option("--parts", type=click.IntRange(1), required=True, metavar="N", help="The number of parts.")
 @click.option(
     "--features",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="An .npy file of the features, where FILE has none; read some rows at a time.",
+    help="Read the features from this .npy file, if FILE has none.",
 )
 def cut_file(file: Path, out: Path, parts: int, features: Path | None) -> None:
-    """Cut the graph of FILE (.npz) into N parts, in the new folder OUT, one file each.
+    """Cut a graph into parts, one file each.
 
-    Few ties lead from one part to another, and parts have about as many entries each (METIS).
-    One cut serves any number of ranks up to N: 12 parts go evenly to 1, 2, 3, 4, 6 and 12.
+    FILE is a graph in an .npz file. OUT is a new folder for the parts. METIS keeps the number of
+    edges between parts low, and the parts about equal in size. One cut serves any number of ranks
+    up to N. For example, 12 parts divide evenly among 1, 2, 3, 4, 6 and 12 ranks.
+
+    \b
+    Examples:
+
+    \b
+        # Cut a graph into 12 parts
+        umem graph cut graph.npz parts --parts 12
+        # Read its features from a file of their own
+        umem graph cut graph.npz parts --parts 4 --features features.npy
     """
     from umem.graphs import cut, load_npz
 

@@ -16,6 +16,7 @@ from umem._common.as_json import json_text, named
 from umem._common.printable import short
 from umem._common.specs import GPUS, gpu_spec
 from umem.cli.files_and_sizes import caps, say, spec_with_vram
+from umem.cli.help_layout import Names
 from umem.devices import MODES, Mode
 from umem.predict import Replay
 from umem.reports import Column, table, wrapped
@@ -28,17 +29,18 @@ NOTHING_FITS = 3
 
 @click.command("replay")
 @click.argument("path", metavar="TRACE", type=click.Path(path_type=Path))
-@click.option("--gpu", metavar="NAME", help="A GPU of the table (default: t4).")
-@click.option("--vram", metavar="SIZE", help="Usable VRAM instead of the table's, as 12GiB.")
+@click.option("--gpu", metavar="NAME", help="The GPU, such as v100-16gb (default: t4).")
+@click.option("--vram", metavar="SIZE", help="Usable VRAM, such as 12GiB (default: the card's).")
 @click.option(
     "--mode",
     "modes",
-    type=click.Choice(MODES),
+    type=Names(MODES),
+    metavar="MODE",
     multiple=True,
-    help="Where allocations come from; may be repeated (default: each in turn).",
+    help="The memory mode: managed, hybrid or unmanaged (default: all). May be repeated.",
 )
-@click.option("--all-gpus", is_flag=True, help="On every GPU of the table.")
-@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+@click.option("--all-gpus", is_flag=True, help="Replay on every GPU that umem knows.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @caps
 def command(
     path: Path,
@@ -50,19 +52,26 @@ def command(
     max_events: int,
     max_bytes: int,
 ) -> None:
-    """Replay a recorded step on the model of a GPU: whether it fits, its time, what moves.
+    """Predict the memory and time of a recorded step on a GPU.
 
-    TRACE is what umem.record(), saved, or `umem run --record` has written. Nothing is run: memory
-    and times are those of the model, and simulated. A trace of NumPy is replayed with NumPy's
-    bytes.
+    TRACE is a file of `umem run --record` or umem.record(). Nothing runs: memory and times come
+    from a model of the GPU, and are simulated. A trace recorded with NumPy is replayed with
+    NumPy's bytes. The exit status is 3 if the trace fits nowhere.
 
-    The exit status is 3 where the trace fits nowhere.
+    \b
+    Examples:
+
+    \b
+        # Replay on a T4, in each memory mode
+        umem replay out/run.umem.gz --gpu t4
+        # Which GPUs have room for it?
+        umem replay out/run.umem.gz --all-gpus --mode unmanaged
     """
     if isinstance(sys.stdout, TextIOWrapper):  # names may have letters that it cannot write
         sys.stdout.reconfigure(errors="backslashreplace")
     if all_gpus and (gpu is not None or vram is not None):
         raise click.UsageError(
-            "--all-gpus asks for every GPU of the table: leave --gpu and --vram out"
+            "--all-gpus replays on every GPU. Leave out --gpu and --vram"
         )
     gpus = list(map(gpu_spec, GPUS)) if all_gpus else [spec_with_vram(gpu or "t4", vram)]
     trace = Trace.load(path, max_events=max_events, max_bytes=max_bytes)

@@ -20,6 +20,7 @@ from umem._common.as_json import json_text
 from umem._common.printable import command_line, short
 from umem._common.specs import GPUS, gpu_spec
 from umem.cli.files_and_sizes import Caps, caps, print_lines, refuse, refuse_picture, say, write
+from umem.cli.help_layout import Names
 from umem.errors import TraceError, UmemError
 from umem.reports import JSON, OUTPUTS, TEXT, Output, ReportRequest
 from umem.trace import Trace
@@ -45,7 +46,7 @@ class _Export(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
         """Check that an output kind exists."""
-        choices: click.ParamType[Any] = click.Choice(list(_exports()))
+        choices: click.ParamType[Any] = Names(list(_exports()))
         return str(choices.convert(value, param, ctx))
 
 
@@ -62,17 +63,17 @@ def _own_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument(
     "traces", metavar="TRACE [OTHER...]", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
-@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_own_options
 @click.option(
     "--export",
     nargs=2,
     type=(_Export(), click.Path(path_type=Path)),
     metavar="NAME FILE",
-    help=" ".join(f"{output.name}: {output.help}" for output in _exports().values()),
+    help=f"Write another format. {' '.join(f'{o.name}: {o.help}' for o in _exports().values())}",
 )
-@click.option("--gpu", metavar="NAME", help="Compare with the VRAM of this GPU, such as t4.")
-@click.option("--vram", metavar="SIZE", help="Compare with this much VRAM, such as 24GiB.")
+@click.option("--gpu", metavar="NAME", help="Compare the peak with the VRAM of this GPU, such as t4.")
+@click.option("--vram", metavar="SIZE", help="Compare the peak with this much VRAM, such as 24GiB.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @caps
 def command(
@@ -86,13 +87,20 @@ def command(
     max_bytes: int,
     **files: Path | None,
 ) -> None:
-    """Show where the memory of a recorded step went, and the time.
+    """Show where the memory and the time of a recorded step went.
 
-    TRACE is what umem.record(), saved, or `umem run --record` has written. With a second one,
-    what differs. Without --html, --png or --export the report goes to the terminal.
+    TRACE is a file of `umem run --record` or umem.record(). With two traces, the report shows
+    their differences. With the traces of all ranks of a run, or their folder, it shows the ranks
+    side by side. Without --html, --png or --export the report is printed.
 
-    Traces of ranks (run.rank0.umem.gz, run.rank1.umem.gz, ..., which `umem run -n N --record` has
-    written), or the folder that has them, are shown beside each other.
+    \b
+    Examples:
+
+    \b
+        # Print the report, and compare the peak with a T4
+        umem report out/run.umem.gz --gpu t4
+        # Write a page to explore in a browser
+        umem report out/run.umem.gz --html out/run.html
     """
     if isinstance(sys.stdout, TextIOWrapper):  # names may have letters that it cannot write
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -104,12 +112,12 @@ def command(
         raise click.ClickException(str(error)) from error
     if len(traces) > 2 and ranks is None:
         raise click.UsageError(
-            "one trace, or two to compare, or those of all ranks of a run, by name "
-            f"(run.rank0.umem.gz, run.rank1.umem.gz, ...); got {len(traces)}"
+            "Give one trace, two traces to compare, or the traces of all ranks of a run, named "
+            f"run.rank0.umem.gz, run.rank1.umem.gz, and so on; got {len(traces)} traces"
         )
     if (len(traces) == 2 or ranks) and wanted:
         raise click.UsageError(
-            "--html, --png and --export are of one trace; two, or ranks, go to text or --json"
+            "--html, --png and --export take one trace. Print two traces, or ranks, as text or --json"
         )
     refuse([path for _, path in wanted], traces, force=force)
     refuse_picture(files.get("png"))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 import umem
+from umem.cli.help_layout import Names, OptionsByWish
 from umem.cli.run_budget import BudgetOption
 from umem.cli.run_dry import DryOptions, with_dry
 from umem.cli.run_ranks import RankOptions, with_ranks
@@ -32,8 +33,8 @@ from umem.trace.recording import Keeper, Steps
 from umem.units import format_bytes, format_seconds
 
 
-class _RunCommand(click.Command):
-    """A command that refuses an option given twice, of which click would take the last."""
+class _RunCommand(OptionsByWish):
+    """A command that refuses an option given twice; click would take the last."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line."""
@@ -41,117 +42,148 @@ class _RunCommand(click.Command):
         for option, count in Counter(given).items():
             is_one = isinstance(option, click.Option) and not (option.is_flag or option.multiple)
             if count > 1 and is_one:
-                raise click.UsageError(f"{option.opts[0]} is given more than once")
+                raise click.UsageError(f"{option.opts[0]} is given more than once. Give it once")
         return super().parse_args(ctx, args)
 
 
+HEADINGS = {
+    "Memory": ("mode", "limit", "prefetch", "budget", "gpu", "paging"),
+    "Predict without a GPU": (
+        "dry", "vram", "all_gpus", "dry_steps", "answers", "writes", "programs",
+        "json_file",
+    ),
+    "Simulate a GPU": (
+        "software", "virtual", "devices", "checked", "kernel_seconds", "not_strict", "no_model",
+    ),
+    "Train with Chainer": ("recompute", "workspace", "resume", "old_numpy"),
+    "Record and watch": (
+        "record", "steps", "stop", "stacks", "no_workspace", "force", "watch", "report",
+    ),
+    "Run several ranks with MPI": ("ranks", "hosts", "threads", "allow_root", "verbose"),
+}  # fmt: skip
+"""The parameters, by what a user wants to do."""
+
+
 # What follows the script is its own; an unknown option before it is a mistake.
-@click.command("run", cls=_RunCommand, context_settings={"allow_interspersed_args": False})
+@click.command(
+    "run",
+    cls=_RunCommand,
+    headings=HEADINGS,
+    context_settings={"allow_interspersed_args": False},
+)
 @click.option(
     "--mode",
-    type=click.Choice(["managed", "hybrid", "unmanaged"]),
-    help="Where allocations come from (default: UMEM_MODE, or as without umem).",
+    type=Names(["managed", "hybrid", "unmanaged"]),
+    metavar="MODE",
+    help="Where GPU memory comes from: managed (unified memory), hybrid (VRAM first, unified "
+    "memory for the rest) or unmanaged (VRAM alone). Default: UMEM_MODE.",
 )
 @click.option(
     "--limit",
     metavar="SIZE",
-    help="The most the mode may reserve: 24GiB, 1.5x of VRAM, 90% of host memory.",
+    help="With --mode: reserve at most SIZE: 24GiB, 1.5x (of VRAM) or 90% (of host memory).",
 )
-@click.option("--prefetch", is_flag=True, help="Make memory resident as it is handed out.")
-@click.option("--virtual", metavar="GPU", help="Follow the run with the model of a GPU.")
-@click.option("--software", metavar="GPU", help="Run the real CuPy on host memory, as this GPU.")
-@click.option("--no-model", is_flag=True, help="With --software: no VRAM, pages and time.")
-@click.option("--checked", is_flag=True, help="With --software: kernels that leave their arrays.")
+@click.option("--prefetch", is_flag=True, help="With --mode: move new arrays to the GPU at once.")
+@click.option("--virtual", metavar="GPU", help="Simulate this GPU for NumPy arrays.")
+@click.option("--software", metavar="GPU", help="Run CuPy on the processor, as if on this GPU.")
+@click.option("--no-model", is_flag=True, help="With --software: simulate no VRAM, pages or time.")
+@click.option(
+    "--checked", is_flag=True, help="With --software: find kernels that access memory out of bounds."
+)
 @click.option(
     "--kernel-seconds",
     type=float,
     metavar="S",
-    help="With --software: end a kernel that takes so much processor time.",
+    help="With --software: stop a kernel that takes more than S seconds.",
 )
-@click.option("--not-strict", is_flag=True, help="With --software: accept what CUDA refuses.")
+@click.option(
+    "--not-strict", is_flag=True, help="With --software: accept calls that CUDA refuses."
+)
 @click.option(
     "--devices",
     type=click.IntRange(1, MOST_DEVICES),
     metavar="N",
-    help="With --software: the number of GPUs.",
+    help="With --software: simulate N GPUs.",
 )
-@click.option("--vram", metavar="SIZE", help="VRAM of that GPU instead of the table's.")
+@click.option(
+    "--vram", metavar="SIZE", help="VRAM of the simulated GPU (default: the real card's)."
+)
 @click.option(
     "--recompute",
     metavar="BUDGET",
-    help="Train under umem.chainer.Recompute: 12GiB, card, 60% of a plain step, or min.",
+    help="Recompute tensors so that each training step fits BUDGET: 12GiB, card (the GPU's VRAM), "
+    "60% (of a plain step) or min.",
 )
 @click.option(
     "--workspace",
     metavar="SIZE",
-    help="Cap what Chainer's convolutions and poolings need inside, such as 16MiB.",
+    help="Limit the workspace of convolutions and poolings, such as 16MiB.",
 )
 @click.option(
     "--budget",
     metavar="SIZE",
-    help="Choose, by dry runs, what keeps SCRIPT to so much VRAM, and run it with that.",
+    help="Find, by dry runs, the fastest technique that keeps SCRIPT within SIZE of VRAM. Then run "
+    "SCRIPT with it.",
 )
-@click.option("--gpu", metavar="NAME", help="With --budget: a GPU of the table like the one here.")
+@click.option("--gpu", metavar="NAME", help="With --budget: a GPU similar to the one here.")
 @click.option(
     "--resume",
     metavar="OPTIONS",
-    help="Save a Trainer's run and go on from it: every=500 or every=1epoch,keep=3,folder=PATH.",
+    help="Save the run of a Trainer, and resume it when the command is repeated: every=500 or "
+    "every=1epoch,keep=3,folder=PATH.",
 )
 @click.option(
     "--old-numpy",
     multiple=True,
     metavar="PACKAGE",
-    help="Lend a package's modules the names that NumPy has removed; may be repeated.",
+    help="Give PACKAGE the names that NumPy has removed, such as np.float, and pkg_resources. May "
+    "be repeated.",
 )
-@click.option("--report", is_flag=True, help="Say at the end what was used, on standard error.")
-@click.option("--paging", is_flag=True, help="Say at the end which pages moved, by line.")
+@click.option("--report", is_flag=True, help="Print the memory used, at the end.")
+@click.option(
+    "--paging",
+    is_flag=True,
+    help="Print which pages moved, by line of code, at the end. A real GPU needs cupti-python.",
+)
 @click.option(
     "--record",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write a trace of two training steps, such as out/run.umem.gz.",
+    help="Record two training steps to a trace, such as out/run.umem.gz.",
 )
-@click.option("--steps", metavar="STEPS", help="Record these instead of 2-3: 5, 10-12 or all.")
-@click.option("--stacks", is_flag=True, help="Record the lines that made each tensor.")
-@click.option("--no-workspace", is_flag=True, help="Do not measure what operations need inside.")
-@click.option("--stop", is_flag=True, help="End the script once the steps are recorded.")
-@click.option("--force", is_flag=True, help="Overwrite the trace if it exists.")
-@click.option("--watch", is_flag=True, help="Print memory and speed while the script runs.")
-@click.option("--traceback", is_flag=True, help="Show umem's own part of its errors' tracebacks.")
+@click.option(
+    "--steps",
+    metavar="STEPS",
+    help="With --record: the steps to record, such as 5, 10-12 or all (default: 2-3).",
+)
+@click.option(
+    "--stacks", is_flag=True, help="With --record: include the lines that made each tensor."
+)
+@click.option("--no-workspace", is_flag=True, help="With --record: do not measure workspace.")
+@click.option("--stop", is_flag=True, help="With --record: stop SCRIPT after these steps.")
+@click.option("--force", is_flag=True, help="With --record: overwrite FILE if it exists.")
+@click.option("--watch", is_flag=True, help="Print memory and speed every few seconds.")
+@click.option("--traceback", is_flag=True, help="Show umem's own frames in tracebacks.")
 @with_dry
 @with_ranks
-@click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for python -m.")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in python -m.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
-    """Run SCRIPT unchanged, with Chainer made to work on today's NumPy, Python and CuPy.
+    """Run a Python program unchanged, with the options of umem.
 
-    What follows SCRIPT is the script's own. Its exit code and its traceback are its own too.
-    Options go before the variables UMEM_MODE, UMEM_LIMIT and UMEM_PREFETCH, and the script and
-    the processes that it starts find them there. Chainer is mended in those processes as well;
-    the mode holds in this one, and where another calls umem.enable().
+    Options for umem come before SCRIPT. Everything after SCRIPT is passed to it. The exit status
+    and the traceback are those of SCRIPT. If SCRIPT uses Chainer, umem also makes it work with
+    current Python, NumPy and CuPy.
 
-    --paging says which managed memory moved, and the lines that allocated it; on a GPU it needs
-    cupti-python.
+    \b
+    Examples:
 
-    --record keeps steps 2 and 3, where a step ends with an optimizer's update, and then records
-    no more; --stop ends the script there.
-
-    --budget 8GiB runs SCRIPT dry under each technique in plain memory, with that much VRAM, and
-    then for real under the quickest that fits. The peak that is said at the end is measured.
-
-    --recompute keeps each training step within a budget, and says at the end what it took.
-
-    --old-numpy chainercv lets the modules of chainercv, and no others, see np.float, np.product and
-    the like, and pkg_resources where it is not installed (docs/how-to/run-old-scripts.md).
-
-    --resume saves the whole run beside the Trainer's results; the same command goes on from there.
-
-    --dry t4 tells whether the script fits on that GPU and how long it takes there: it runs without
-    its arithmetic until its steps are alike, and writes to a scratch folder
-    (docs/reference/dry-runs.md).
-
-    -n runs the script as ranks of MPI, by mpiexec; where one fails, all are ended.
+    \b
+        # Run train.py in unified memory
+        umem run --mode managed train.py --batch 64
+        # Predict whether train.py fits a T4, without a GPU
+        umem run --dry t4 train.py --batch 64
     """
     budgeting = BudgetOption(options)
     drying = DryOptions(options, has_ranks=options["ranks"] is not None)
@@ -159,9 +191,9 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     flags = _RunOptions(**options)
     program = Program.found(script, arguments, is_module=flags.module)
     if flags.virtual and flags.software:
-        raise click.UsageError("--virtual follows NumPy arrays, --software CuPy's: one of the two")
+        raise click.UsageError("--virtual simulates a GPU for NumPy arrays, --software one for CuPy. Give one of them")
     if flags.vram and not (flags.virtual or flags.software):
-        raise click.UsageError("--vram needs --virtual GPU or --software GPU")
+        raise click.UsageError("--vram needs --dry, --software or --virtual")
     for name, given in (
         ("--checked", flags.checked), ("--no-model", flags.no_model), ("--devices", flags.devices),
         ("--not-strict", flags.not_strict), ("--kernel-seconds", flags.kernel_seconds is not None),
@@ -170,7 +202,8 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
             raise click.UsageError(f"{name} needs --software GPU")
     if flags.recompute and flags.record:
         raise click.UsageError(
-            "--record would keep the steps in which --recompute learns: record without it"
+            "--record cannot be used with --recompute, which plans during the recorded steps. Leave "
+            "out one of them"
         )
     recording = _recording(flags, program)
     budgeting.choose(program, is_module=flags.module)
@@ -250,7 +283,7 @@ def _recording(flags: _RunOptions, program: Program) -> Recording | None:
     except UmemError as error:
         raise click.BadParameter(str(error), param_hint="--steps") from error
     if flags.stop and steps.last is None:
-        raise click.UsageError("--stop needs --steps that end; all of them have no end")
+        raise click.UsageError("--stop needs a last step, and --steps all has none. Give --steps such as 2-3")
     keeper = Keeper(steps, flags.stacks, not flags.no_workspace)
     extra = {"stop": flags.stop, "force": flags.force, "at_end": flags.dry}
     return Recording(flags.record, keeper, program.name, **extra)
@@ -273,7 +306,7 @@ def _prepare(stack: ExitStack, flags: _RunOptions) -> Any:
     on = mode not in (None, "off")
     for name, value in (("--limit", flags.limit), ("--prefetch", flags.prefetch)):
         if value and not on:
-            raise click.UsageError(f"{name} needs a --mode")
+            raise click.UsageError(f"{name} needs --mode or UMEM_MODE")
     software = None
     if flags.dry:  # the scratch disk follows: no line says that writes are real
         os.environ[FLAG] = "1"

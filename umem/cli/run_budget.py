@@ -54,7 +54,7 @@ class BudgetOption:
         self._budget_bytes = parse_bytes(self._budget, "--budget")
         for name in _REFUSED:
             if options[name]:
-                raise click.UsageError(f"--budget goes without --{name.replace('_', '-')}")
+                raise click.UsageError(f"--budget cannot be used with --{name.replace('_', '-')}. Leave out one of them")
         self._options = dry_options({name: options[name] for name in OF_DRY_RUNS})
         options |= {"answers": (), "writes": None, "programs": None}  # of the dry part alone
 
@@ -76,13 +76,14 @@ class BudgetOption:
         best = choice.best
         if best is None:
             raise BudgetError(
-                f"{choice.summary} (simulated); umem choose --gpu {gpu} --vram {self._budget} also "
+                f"{choice.summary} (simulated). umem choose --gpu {gpu} --vram {self._budget} also "
                 "tries managed memory"
             )
         self._technique = next(row for row in techniques if row.name == best.name)
         say(
-            f"umem: --budget {self._budget}: {best.name}, {format_seconds(best.seconds)} a step, "
-            f"{format_bytes(best.reserved_peak_bytes)} with CuPy's pool (simulated {choice.title})",
+            f"umem: --budget {self._budget}: uses {best.name}, {format_seconds(best.seconds)} a step, "
+            f"{format_bytes(best.reserved_peak_bytes)} reserved by CuPy's pool (simulated "
+            f"{choice.title})",
             err=True,
         )
 
@@ -101,7 +102,7 @@ class BudgetOption:
             return
         peak = meter.held().peak
         over = peak - self._budget_bytes
-        held = f"{format_bytes(over)} above it" if over > 0 else "within it"
+        held = f"{format_bytes(over)} above the budget" if over > 0 else "within the budget"
         say(f"umem: --budget {self._budget}: the peak was {format_bytes(peak)}, {held}", err=True)
 
 
@@ -116,11 +117,11 @@ def _gpu_here() -> str:
     reason = cuda_reason()
     if reason is not None:
         raise DeviceNotFoundError(
-            f"--budget chooses for the GPU that is there, and there is none: {reason}. "
-            "--software t4 runs the script on host memory"
+            f"--budget needs a GPU, and there is none: {reason}. Add --software t4 to run the script "
+            "on a simulated GPU"
         )
     name = str(open_cuda().name)
     spec = spec_of_driver(name)
     if spec is None:
-        raise UnknownGpuError(f"{name} is not in the table of GPUs: --gpu NAME names one like it")
+        raise UnknownGpuError(f"umem does not know the GPU {name}. Name a similar one with --gpu NAME")
     return spec.name

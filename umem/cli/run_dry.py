@@ -18,6 +18,7 @@ from umem._common.as_json import plain
 from umem.choosing import Trial
 from umem.cli.dry_run import DryRun
 from umem.cli.files_and_sizes import say
+from umem.cli.help_layout import Names
 from umem.cli.run_dry_gpus import Elsewhere, lines
 from umem.cli.run_ranks import given_arguments, rank_path
 from umem.dry import LEAST_STEPS, StepLimit, report, scratch_disk
@@ -48,35 +49,47 @@ def with_dry(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
             "--programs",
-            type=click.Choice(["stop", "run"]),
-            help="With --dry, --budget: whether other programs may be started (default: stop).",
+            type=Names(["stop", "run"]),
+            metavar="HOW",
+            help="With --dry, --budget: other programs that SCRIPT starts: stop (default) or run.",
         ),
         click.option(
             "--writes",
-            type=click.Choice(["scratch", "real"]),
-            help="With --dry, --budget: write files to a scratch folder (default), or as usual.",
+            type=Names(["scratch", "real"]),
+            metavar="WHERE",
+            help="With --dry, --budget: where SCRIPT writes files: scratch, a temporary folder "
+            "(default), or real.",
         ),
         click.option(
-            "--json", "json_file", metavar="FILE", help="With --dry: write the result; - prints it."
+            "--json",
+            "json_file",
+            metavar="FILE",
+            help="With --dry: write the result to FILE as JSON; - prints it.",
         ),
         click.option(
             "--dry-steps",
             metavar="N",
-            help="With --dry: run so many steps, or all (default: until two agree).",
+            help="With --dry: run N steps, or all (default: until two steps agree).",
         ),
         click.option(
             "--answer",
             "answers",
             multiple=True,
             metavar="FILE:LINE=VALUE",
-            help="With --dry, --budget: the value that a line reads from the GPU; may be repeated.",
+            help="With --dry, --budget: the value that a line of SCRIPT reads from the GPU. May be "
+            "repeated.",
         ),
         click.option(
-            "--all-gpus", is_flag=True, help="With --dry: say which GPUs of the table run it."
+            "--all-gpus", is_flag=True, help="With --dry: list all GPUs that SCRIPT fits."
         ),
         # What `umem.choose` tells the process in which a technique is tried.
         click.option("--technique", metavar="FILE", hidden=True),
-        click.option("--dry", metavar="GPU", help="Tell whether SCRIPT fits, without arithmetic."),
+        click.option(
+            "--dry",
+            metavar="GPU",
+            help="Run SCRIPT without its arithmetic, and predict whether it fits this GPU and how "
+            "long a step takes.",
+        ),
     ):
         command = option(command)
     return command
@@ -107,7 +120,7 @@ class DryOptions:
             return
         for name in _REFUSED:
             if options[name]:
-                raise click.UsageError(f"--dry goes without --{name.replace('_', '-')}")
+                raise click.UsageError(f"--dry cannot be used with --{name.replace('_', '-')}. Leave out one of them")
         options["software"] = self.gpu
         self._answers = dict(map(_answer, taken["answers"]))
         rank = this_rank()
@@ -127,11 +140,11 @@ class DryOptions:
         self._elsewhere: Elsewhere | None = None
         if taken["all_gpus"]:
             if has_ranks or rank is not None:
-                raise click.UsageError("--all-gpus runs one process: leave out -n")
+                raise click.UsageError("--all-gpus runs one process. Leave out -n")
             if options["mode"] or mode_of_environment() not in (None, "off"):
-                raise click.UsageError("--all-gpus compares VRAM: leave out --mode and UMEM_MODE")
+                raise click.UsageError("--all-gpus compares VRAM alone. Leave out --mode and UMEM_MODE")
             if options["recompute"] == "card":
-                raise click.UsageError("--all-gpus: --recompute card is another budget on each GPU")
+                raise click.UsageError("--recompute card is a different budget on each GPU of --all-gpus. Give a size")
             arguments = given_arguments(click.get_current_context(), _NOT_ELSEWHERE)
             self._elsewhere = Elsewhere(arguments)
         try:
@@ -195,7 +208,7 @@ class DryOptions:
             os._exit(code)
 
 
-_NO_LINKS = "the time is without what ranks exchange"
+_NO_LINKS = "the time leaves out the communication between ranks"
 _PATIENCE_SECONDS = 5.0
 """Threads of a script that was ended have so long: loaders look for an end every second or so. A
 choice that no measurement supports."""
@@ -207,7 +220,7 @@ def _answer(text: str) -> tuple[str, float]:
     file, _, number = line.rpartition(":")
     if not (file and number.isdecimal()):
         raise click.BadParameter(
-            f"an answer is FILE:LINE=VALUE, such as train.py:41=1000; got {text!r}",
+            f"write FILE:LINE=VALUE, such as train.py:41=1000; got {text!r}",
             param_hint="--answer",
         )
     for kind in (int, float):
@@ -215,4 +228,4 @@ def _answer(text: str) -> tuple[str, float]:
             return line.removeprefix("./"), kind(value)
         except ValueError:
             pass
-    raise click.BadParameter(f"{value!r} of {text!r} is no number", param_hint="--answer")
+    raise click.BadParameter(f"{value!r} in {text!r} is not a number", param_hint="--answer")

@@ -89,7 +89,7 @@ class Elsewhere:
 
 def lines(fits: Mapping[str, bool | None]) -> Iterator[str]:
     """Yield the GPUs with the same answer in a line each."""
-    for answer, text in ((True, "fits on"), (False, "not on"), (None, "not tried")):
+    for answer, text in ((True, "fits on"), (False, "too large for"), (None, "not tried")):
         names = [name for name, each in fits.items() if each is answer]
         if names:
-            yield f"  {text:<11}{', '.join(names)}"
+            yield f"  {text:<14}{', '.join(names)}"

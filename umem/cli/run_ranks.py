@@ -20,21 +20,21 @@ def with_ranks(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of several ranks to a command."""
     file = click.Path(path_type=Path)
     for option in (
-        click.option("--verbose", is_flag=True, help="With -n: show what mpiexec itself says."),
+        click.option("--verbose", is_flag=True, help="With -n: show the output of mpiexec itself."),
         click.option(
             "--threads",
             type=click.IntRange(1),
             metavar="N",
-            help="With -n: threads of NumPy a rank (default: OMP_NUM_THREADS, or one).",
+            help="With -n: NumPy threads per rank (default: OMP_NUM_THREADS, or 1).",
         ),
-        click.option("--allow-root", is_flag=True, help="With -n: run ranks as root, too."),
-        click.option("--hosts", type=file, metavar="FILE", help="With -n: machines, one a line."),
+        click.option("--allow-root", is_flag=True, help="With -n: allow root to run ranks."),
+        click.option("--hosts", type=file, metavar="FILE", help="With -n: a file of host names, one per line."),
         click.option(
             "-n",
             "ranks",
             type=click.IntRange(1),
             metavar="N",
-            help="Run the script as this many ranks, by MPI (docs/reference/ranks.md).",
+            help="Run SCRIPT as N ranks with mpiexec. If one fails, all are stopped.",
         ),
     ):
         command = option(command)

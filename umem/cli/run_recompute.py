@@ -33,7 +33,7 @@ class RecomputeOptions:
             return
         if find_package() is None:
             raise click.ClickException(
-                f"--recompute and --workspace are for Chainer, which is missing: "
+                f"--recompute and --workspace need Chainer, which is not installed; "
                 f"{command('chainer')}"
             )
         import umem.chainer

@@ -76,8 +76,8 @@ class Recording:
             return  # a child process by fork
         if not kept.trace.peak_bytes:
             self.error = (
-                f"nothing was recorded: no operation of {names()} ran in the script's main thread, "
-                "and on a GPU no array of CuPy was made there"
+                f"nothing was recorded: the script's main thread ran no operation of {names()}, and "
+                "made no CuPy array on a GPU"
             )
         elif not self._written:
             self._write(kept)

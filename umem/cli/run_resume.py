@@ -11,11 +11,14 @@ from typing import Any
 import click
 
 from umem._common.extras import command
+from umem._common.nearest import did_you_mean
+from umem._common.printable import quoted
 from umem.cli.files_and_sizes import say
 from umem.compat import find_package
 from umem.errors import UmemError
 
 _OPTION = "--resume"
+_KEYS = ("every", "keep", "folder")
 _EXAMPLE = "every=500, every=1epoch,keep=3 or every=500,folder=out/snapshots"
 
 
@@ -26,7 +29,7 @@ class ResumeOption:
         text: the option's text, such as ``every=500,keep=3,folder=PATH``, or None.
 
     Raises:
-        click.ClickException: Chainer is missing, or the text says something else.
+        click.ClickException: Chainer is not installed, or the text is not valid.
     """
 
     def __init__(self, text: str | None) -> None:
@@ -36,7 +39,7 @@ class ResumeOption:
             return
         if find_package() is None:
             raise click.ClickException(
-                f"{_OPTION} is for Chainer, which is missing: {command('chainer')}"
+                f"{_OPTION} needs Chainer, which is not installed; {command('chainer')}"
             )
         self._options = _parsed(text)
         self._made(None)  # so that bad options are refused before the script runs
@@ -82,8 +85,8 @@ class ResumeOption:
     def _report(self, process: int) -> None:
         if os.getpid() == process and not self._trainers:  # no child by fork
             say(
-                f"umem: {_OPTION} {self._text}: nothing was saved: no Trainer of Chainer ran. A "
-                "loop written by hand calls umem.chainer.save_run and resume_run",
+                f"umem: {_OPTION} {self._text}: nothing was saved, because no Trainer ran. In a "
+                "loop of your own, call umem.chainer.save_run and resume_run",
                 err=True,
             )
 
@@ -105,7 +108,13 @@ def _parsed(text: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for part in text.split(","):
         name, given, value = part.partition("=")
-        if not given or name in options or name not in ("every", "keep", "folder") or not value:
+        if name not in _KEYS and (given or "every" in options):
+            raise click.BadParameter(
+                f"unknown key {quoted(name)}; known are {', '.join(_KEYS)}."
+                f"{did_you_mean(name, _KEYS)}",
+                param_hint=_OPTION,
+            )
+        if not given or name in options or not value:
             raise _unreadable(text)
         options[name] = value if name == "folder" else _number(name, value, text)
     if "folder" in options:
@@ -121,7 +130,7 @@ def _number(name: str, value: str, text: str) -> Any:
 
 
 def _unreadable(text: str) -> click.BadParameter:
-    return click.BadParameter(f"{text!r} is not understood; write {_EXAMPLE}", param_hint=_OPTION)
+    return click.BadParameter(f"cannot read {text!r}. Write {_EXAMPLE}", param_hint=_OPTION)
 
 
 def _watcher(resuming: ResumeOption) -> Any:

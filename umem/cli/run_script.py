@@ -101,7 +101,7 @@ def _read(script: Path) -> bytes:
         source = script.read_bytes()
         if b"\0" not in source:
             return source
-        problem = f"{short(script)} is no Python script: it has null bytes in it"
+        problem = f"{short(script)} is not a Python script: it contains null bytes"
     except IsADirectoryError:
         problem = f"{short(script)} is a directory"
     except FileNotFoundError:
@@ -116,9 +116,9 @@ def _require_module(name: str) -> None:
     top = name.partition(".")[0]
     path = sys.path if getattr(sys.flags, "safe_path", False) else [os.getcwd(), *sys.path[1:]]
     if not all(part.isidentifier() for part in name.split(".")):
-        problem = f"{short(name)} is no name of a module, which has no .py and no folders"
+        problem = f"{short(name)} is not the name of a module. Write it without .py and folders"
     elif top in sys.builtin_module_names or PathFinder.find_spec(top, path) is None:
-        problem = f"there is no module {short(top)} that Python can find from here"
+        problem = f"Python finds no module {short(top)} from here"
     else:
         return
     raise click.BadParameter(problem, param_hint="-m")
@@ -134,7 +134,7 @@ def _module(name: str) -> tuple[ModuleType, CodeType]:
     if spec is not None and spec.origin is not None and spec.loader is not None:
         code = getattr(spec.loader, "get_code", lambda _: None)(name)
     if spec is None or not isinstance(code, CodeType):
-        raise ImportError(f"there is no module {name} with code that can be run", name=name)
+        raise ImportError(f"the module {name} does not exist, or has no code to run", name=name)
     module = ModuleType("__main__")
     module.__file__, module.__spec__, module.__loader__ = spec.origin, spec, spec.loader
     module.__package__ = spec.parent

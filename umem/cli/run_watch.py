@@ -150,7 +150,7 @@ def line(seen: RunSoFar) -> str:
 def summary(seen: RunSoFar) -> str:
     """Format the figures of a whole run as one line; ``seen.kinds`` are those at the peak."""
     if not seen.op_count:
-        return f"umem: no operation of {names()} ran in the script's main thread"
+        return f"umem: the script's main thread ran no operation of {names()}"
     took = f"umem: {seen.step_count:,} steps in {format_seconds(seen.seconds)}"
     if seen.step_count:
         took += f", {_rate(seen.step_count / seen.seconds)}/s"

@@ -12,6 +12,7 @@ from rich.text import Text
 from umem._common.printable import command_line
 from umem.choosing import DryProgram
 from umem.cli.files_and_sizes import print_result, spec_with_vram
+from umem.cli.help_layout import Names
 from umem.cli.run_script import Program
 from umem.reports import Column, table, wrapped
 from umem.units import format_bytes
@@ -63,30 +64,36 @@ def of_a_script(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.argument("arguments", nargs=-1, type=click.UNPROCESSED),
         click.argument("script"),
-        click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module."),
-        click.option("--json", "as_json", is_flag=True, help="JSON on standard output."),
+        click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as in python -m."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         click.option(
             "--old-numpy",
             multiple=True,
             metavar="PACKAGE",
-            help="Lend PACKAGE the names that NumPy has removed; may be repeated.",
+            help="Give PACKAGE the names that NumPy has removed. May be repeated.",
         ),
         click.option(
-            "--programs", type=click.Choice(["stop", "run"]), help="Whether others may be started."
+            "--programs",
+            type=Names(["stop", "run"]),
+            metavar="HOW",
+            help="Other programs that SCRIPT starts: stop (default) or run.",
         ),
         click.option(
-            "--writes", type=click.Choice(["scratch", "real"]), help="Where files are written."
+            "--writes",
+            type=Names(["scratch", "real"]),
+            metavar="WHERE",
+            help="Where SCRIPT writes files: scratch, a temporary folder (default), or real.",
         ),
         click.option(
             "--answer",
             "answers",
             multiple=True,
             metavar="FILE:LINE=VALUE",
-            help="The value that a line reads from the GPU; may be repeated.",
+            help="The value that a line of SCRIPT reads from the GPU. May be repeated.",
         ),
-        click.option("--vram", metavar="SIZE", help="Usable VRAM instead of the table's: 8GiB."),
+        click.option("--vram", metavar="SIZE", help="Usable VRAM, such as 8GiB."),
         click.option(
-            "--gpu", default="t4", show_default=True, metavar="NAME", help="A GPU of the table."
+            "--gpu", default="t4", show_default=True, metavar="NAME", help="The GPU."
         ),
     ):
         found = option(found)

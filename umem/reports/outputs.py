@@ -81,15 +81,15 @@ JSON = Printed(
 OUTPUTS = [
     Output(
         "html",
-        "One page to explore in a browser; needs no network.",
+        "Write one page to explore in a browser. It needs no network.",
         _later("page.step_page"),
         is_export=False,
-        then="Open it in a browser; it needs no network.",
+        then="Open it in a browser. It needs no network.",
     ),
-    Output("png", "A picture.", _later("pictures.timeline"), is_export=False),
+    Output("png", "Write a picture.", _later("pictures.timeline"), is_export=False),
     Output(
         "perfetto",
-        "For ui.perfetto.dev and chrome://tracing.",
+        "for ui.perfetto.dev and chrome://tracing.",
         _later("perfetto"),
         then="Open it at ui.perfetto.dev or chrome://tracing.",
     ),
