@@ -36,6 +36,10 @@ FORM = (
     "GPU[,vram=SIZE][,model=off][,checked][,not-strict][,sticky=off][,seed=N|off]"
     "[,kernel-seconds=N][,devices=N][,dry][,force]"
 )
+OPTIONS = (
+    "vram", "model", "checked", "not-strict", "sticky", "seed", "kernel-seconds", "devices", "dry",
+    "force",
+)  # fmt: skip
 PACKAGES = ("cupy", "cupy_backends")
 """Packages whose first import opens the GPU."""
 DRY_DISK = "UMEM_DRY_DISK"
@@ -70,10 +74,18 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
         elif name == "devices" and value.isdecimal():
             given["devices"] = int(value)
         else:
-            raise ValueError(f"{option!r} is no option of the software GPU: {FORM}")
+            raise ValueError(f"{option!r} is no option of the software GPU: {FORM}{_nearest(name)}")
         if names.count(name) > 1:
             raise ValueError(f"{name!r} is given more than once for the software GPU")
     return gpu, given
+
+
+def _nearest(name: str) -> str:
+    """Return a question with the option that a misspelt one was probably meant to be."""
+    from difflib import get_close_matches  # each Python process loads this file
+
+    near = [] if name in OPTIONS else get_close_matches(name, OPTIONS, n=1)
+    return f". Did you mean {near[0]!r}?" if near else ""
 
 
 def with_seed(text: str, seed: int | str | None) -> str:

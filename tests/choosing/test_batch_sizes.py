@@ -39,10 +39,10 @@ def test_a_number_is_found_by_its_place_or_its_option(
 @pytest.mark.parametrize(
     ("arguments", "name", "said"),
     [
-        ((), "1", "there is no argument 1"),
-        (("64",), "2", "there is no argument 2"),
-        (("64",), "0", "there is no argument 0"),
-        (("64", "--batch"), "--batch", "there is no argument --batch"),
+        ((), "1", "SCRIPT has no argument 1"),
+        (("64",), "2", "SCRIPT has no argument 2"),
+        (("64",), "0", "SCRIPT has no argument 0"),
+        (("64", "--batch"), "--batch", "SCRIPT has no argument --batch"),
         (("data",), "1", "no whole number"),
         (("--batch=6.5",), "--batch", "no whole number"),
         (("0",), "1", "no whole number"),
@@ -110,7 +110,7 @@ def test_an_error_of_the_scripts_own_ends_the_search_above_and_is_shown() -> Non
     found = largest_batch(PROGRAM, "--batch", run_dry=Machine(10**6, fails_from=100))
     assert found.largest is not None and found.largest.value == 99
     assert "ValueError" in str(found.tried[-1].result.why_not)
-    with pytest.raises(DryRunError, match=r"cannot be tried: fails at train\.py:7"):
+    with pytest.raises(DryRunError, match=r"cannot run train\.py.*: fails at train\.py:7"):
         largest_batch(PROGRAM, "--batch", run_dry=Machine(10**6, fails_from=48))
 
 
@@ -182,7 +182,7 @@ def test_a_bad_argument_is_refused_before_anything_runs(sums: str) -> None:
         (["batch", "--argument", "3", sums, "4"], "there is no argument 3"),
         (["batch", sums, "4"], "Missing option '--argument'"),
         (["batch", "--argument", "1", sums, "x"], "no whole number"),
-        (["advise", "--argument", "1", sums], "there is no argument 1"),
+        (["advise", "--argument", "1", sums], "SCRIPT has no argument 1"),
         (["batch", "--argument", "1", "--maximum", "2", sums, "4"], "above the maximum"),
     ):
         result = CliRunner().invoke(main, words)

@@ -95,7 +95,7 @@ def test_a_row_fits_if_all_its_draws_do() -> None:
 def test_where_nothing_fits_it_says_what_the_least_one_misses() -> None:
     rows = (row("min", missing(2 << 20)), row("nothing", missing(9 << 20)))
     choice = ScriptChoice(PROGRAM, "T4", 8 * GIB, rows, True)
-    assert choice.summary == "nothing fits; min misses the least: 2.0 MiB at least"
+    assert choice.summary == "nothing fits; min comes closest, and needs at least 2.0 MiB more"
     assert choice.best is None
 
 
@@ -155,7 +155,7 @@ def test_a_program_without_chainer_gets_modes_and_a_sentence_on_its_arrays() -> 
 
 def test_a_script_that_fails_by_itself_is_refused_with_its_line() -> None:
     run_dry = RunDry(failing())
-    with pytest.raises(DryRunError, match=r"train\.py 64 cannot be tried: fails at train\.py:9"):
+    with pytest.raises(DryRunError, match=r"cannot run train\.py 64: fails at train\.py:9"):
         choose_for(PROGRAM, run_dry=run_dry)
     assert run_dry.ran == ["nothing"]
 
@@ -318,10 +318,10 @@ def test_bad_arguments_are_refused_before_anything_runs(tmp_path: Path) -> None:
         (["--gpu", "t44", str(script)], "no GPU named"),
         (["--vram", "lots", str(script)], "must be a size"),
         ([str(tmp_path / "b.py")], "there is no file"),
-        (["--inference", str(script)], "--inference is for MODEL.onnx"),
-        (["--optimizer", "adam", str(script)], "--optimizer is for MODEL.onnx"),
+        (["--inference", str(script)], "--inference needs a model in ONNX"),
+        (["--optimizer", "adam", str(script)], "--optimizer needs a model in ONNX"),
         (["model.onnx", "--gpu", "t4"], "cannot read model.onnx"),
-        (["--gpu", "t4", "model.onnx", "32"], "MODEL.onnx takes no arguments: 32"),
+        (["--gpu", "t4", "model.onnx", "32"], "A model in ONNX takes no arguments; got '32'"),
     ):
         result = CliRunner().invoke(main, ["choose", *words])
         assert result.exit_code in (1, 2) and said in " ".join(result.output.split())

@@ -69,7 +69,7 @@ def test_a_cache_is_listed_trimmed_and_cleared(cache: Path) -> None:
     lines = kernels("list").output.splitlines()
     assert "2 kernels" in lines[0] and "of at most 2.0 GiB" in lines[0]
     assert any("native, compiler " in line and ": 1 kernels" in line for line in lines)
-    assert any("of earlier versions: 1 kernels, 100 B" in line for line in lines)
+    assert any("from earlier versions of umem: 1 kernels, 100 B" in line for line in lines)
     os.utime(path, (1000, 1000))
     os.utime(cache / "0123.so", (2000, 1000))
     assert "Removed 1 files" in kernels("trim", "200").output

@@ -60,7 +60,7 @@ def test_the_text_says_what_is_needed_where_it_fits_and_why_not(path: Path) -> N
     assert done.exit_code == 0
     assert "needs 64.0 MiB at its peak" in text and "All figures are simulated" in text
     assert "t4 48.0 MiB unmanaged NO - -" in text and "t4 48.0 MiB managed yes" in text
-    assert "hybrid yes" not in text and "A step is the mean of 2" in text
+    assert "hybrid yes" not in text and "The step time is the mean of 2" in text
     assert "needs 32.0 MiB for 'f' activation" in text
 
 
@@ -69,7 +69,7 @@ def test_every_gpu_of_the_table(path: Path) -> None:
     assert [row["gpu"] for row in json.loads(done.output)["replays"]] == list(GPUS)
     for option in (["--gpu", "t4"], ["--vram", "1GiB"]):
         done = run(path, "--all-gpus", *option)
-        assert done.exit_code == 2 and "leave --gpu and --vram out" in done.output
+        assert done.exit_code == 2 and "Leave out --gpu and --vram" in done.output
 
 
 def test_a_trace_of_numpy_says_so(tmp_path: Path, path: Path) -> None:

@@ -194,16 +194,16 @@ def test_a_file_that_exists_stays_unless_forced(trace: Path, option: list[str]) 
 
 def test_the_trace_itself_is_never_written_over(trace: Path) -> None:
     before = trace.read_bytes()
-    assert "is named twice" in failure(trace, "--html", trace, "--force", code=2)
+    assert "is given twice" in failure(trace, "--html", trace, "--force", code=2)
     link = trace.with_name("link")
     link.symlink_to(trace)
-    assert "is named twice" in failure(trace, "--html", link, "--force", code=2)
+    assert "is given twice" in failure(trace, "--html", link, "--force", code=2)
     assert trace.read_bytes() == before
 
 
 def test_each_file_has_a_name_of_its_own(trace: Path) -> None:
     path = trace.with_name("x.png")
-    assert "is named twice" in failure(trace, "--html", path, "--png", path, code=2)
+    assert "is given twice" in failure(trace, "--html", path, "--png", path, code=2)
     assert not path.exists()
 
 
@@ -249,8 +249,8 @@ def test_a_picture_has_a_name_that_says_so(
 
 def test_mistakes_in_the_command_line(trace: Path) -> None:
     page = trace.with_name("p.html")
-    assert "one trace, or two" in failure(trace, trace, trace, code=2)
-    assert "are of one trace" in failure(trace, trace, "--html", page, code=2)
+    assert "Give one trace, two traces" in failure(trace, trace, trace, code=2)
+    assert "take one trace" in failure(trace, trace, "--html", page, code=2)
     assert "TRACE" in failure(code=2)
     assert "perfetto" in failure(trace, "--export", "json", "x", code=2)
     assert "no GPU named 't44'; did you mean t4 or l4?" in failure(trace, "--gpu", "t44")

@@ -159,9 +159,9 @@ def test_a_module_does_what_it_does_under_python_m(tmp_path: Path, name: str) ->
 @pytest.mark.parametrize(
     "name, said",
     [
-        ("pkg.nope", "ImportError: there is no module pkg.nope with code that can be run"),
+        ("pkg.nope", "ImportError: the module pkg.nope does not exist, or has no code to run"),
         ("pkg.broken.x", "broken/__init__.py"),
-        ("nope", "there is no module nope that Python can find from here"),
+        ("nope", "Python finds no module nope from here"),
         ("pkg/mod.py", "pkg/mod.py is no name of a module"),
     ],
 )
@@ -431,7 +431,7 @@ def test_an_array_that_numpy_takes_for_a_number_no_more_is_told_with_both_ways_o
     result = run(f"import numpy\na = numpy.array([1])\n{use}")
     assert result.returncode == 1 and "Error" in result.stderr.splitlines()[-2]
     hint = result.stderr.splitlines()[-1]
-    assert hint.startswith("umem: NumPy up to 2.3 took an array of shape (1,) for a number")
+    assert hint.startswith("umem: NumPy up to 2.3 converted an array of shape (1,) to a number")
     assert "a.item()" in hint and "pip install 'numpy<2.4'" in hint
 
 
@@ -532,9 +532,9 @@ def test_a_script_without_chainer_runs_where_chainer_is_not_installed(
     ("arguments", "code", "text"),
     [
         (["--mode", "mangaed"], 2, "is not one of"),
-        (["--limit", "1GiB"], 2, "--limit needs a --mode"),
-        (["--prefetch"], 2, "--prefetch needs a --mode"),
-        (["--vram", "1GiB"], 2, "--vram needs --virtual"),
+        (["--limit", "1GiB"], 2, "--limit needs --mode or UMEM_MODE"),
+        (["--prefetch"], 2, "--prefetch needs --mode or UMEM_MODE"),
+        (["--vram", "1GiB"], 2, "--vram needs --dry, --software or --virtual"),
         (["--record", "a.umem.gz", "--record", "b"], 2, "--record is given more than once"),
         (["--vram", "1GiB", "--vram", "2GiB"], 2, "--vram is given more than once"),
         (["--sofware", "t4"], 2, "--software"),
@@ -589,7 +589,7 @@ def test_without_a_gpu_a_mode_is_refused_with_all_ways_out(run: Run) -> None:
     [
         ("nowhere.py", "there is no file"),
         (".", "is a directory"),
-        ("picture.png", "picture.png is no Python script: it has null bytes in it"),
+        ("picture.png", "picture.png is not a Python script: it contains null bytes"),
     ],
 )
 def test_what_is_no_script_is_refused(tmp_path: Path, name: str, text: str) -> None:

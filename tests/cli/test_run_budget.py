@@ -74,9 +74,9 @@ def test_a_script_on_numpy_is_told_of_recompute(script: Path) -> None:
 def test_what_does_not_go_with_a_budget_is_refused(script: Path) -> None:
     for words, said in (
         (["--budget", "lots"], "must be a size"),
-        (["--budget", "1GiB", "--mode", "managed"], "--budget goes without --mode"),
-        (["--budget", "1GiB", "--recompute", "min"], "--budget goes without --recompute"),
-        (["--budget", "1GiB", "--dry", "t4"], "--budget goes without --dry"),
+        (["--budget", "1GiB", "--mode", "managed"], "--budget cannot be used with --mode"),
+        (["--budget", "1GiB", "--recompute", "min"], "--budget cannot be used with --recompute"),
+        (["--budget", "1GiB", "--dry", "t4"], "--budget cannot be used with --dry"),
         (["--gpu", "t4"], "--gpu needs --budget"),
         (["--software", "t44", "--budget", "1GiB"], "no GPU named"),
     ):

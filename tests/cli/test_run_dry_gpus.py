@@ -66,7 +66,7 @@ def test_what_fits_nowhere_is_said_of_none() -> None:
 
 def test_gpus_of_one_answer_are_in_one_line() -> None:
     assert list(lines({"t4": False, "h200": True, "l4": None, "b200": True})) == [
-        "  fits on    h200, b200",
-        "  not on     t4",
-        "  not tried  l4",
+        "  fits on       h200, b200",
+        "  too large for t4",
+        "  not tried     l4",
     ]

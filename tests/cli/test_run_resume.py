@@ -69,7 +69,7 @@ def test_it_goes_with_a_budget(run: Run) -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ("500", "is not understood; write every=500"),
+        ("500", "cannot read '500'. Write every=500"),
         ("every=", "is not understood"),
         ("every=2,every=3", "is not understood"),
         ("every=0", "every must be a whole number from 1 on"),

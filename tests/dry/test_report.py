@@ -57,9 +57,9 @@ def test_a_program_that_fits() -> None:
 @pytest.mark.parametrize(
     ("lines", "verdict"),
     [
-        ("a:1", "fits, if the values asked for at a:1 are as assumed"),
-        ("a:1 a:2", "fits, if the values asked for at a:1 and a:2 are as assumed"),
-        ("a:1 a:2 b:3 b:4", "fits, if the values asked for at a:1, a:2 and 2 more lines are as "
+        ("a:1", "fits, if the values read at a:1 are as assumed"),
+        ("a:1 a:2", "fits, if the values read at a:1 and a:2 are as assumed"),
+        ("a:1 a:2 b:3 b:4", "fits, if the values read at a:1, a:2 and 2 more lines are as "
          "assumed"),
     ],
 )  # fmt: skip
@@ -67,7 +67,7 @@ def test_the_verdict_rests_on_what_was_asked(lines: str, verdict: str) -> None:
     asked = tuple(UnknownValue(line, "cupy_sum", 2, answered=False) for line in lines.split())
     found = said(asked=asked)
     assert found[1] == verdict
-    row = "  asked      a:1, 2 times, for a result of cupy_sum; --answer a:1=VALUE gives another "
+    row = "  asked      a:1, 2 times, for a result of cupy_sum; --answer a:1=VALUE supplies a "
     assert row + "value" in found
 
 
@@ -111,14 +111,14 @@ def test_other_things_to_know() -> None:
     assert found[0].endswith("of VRAM, managed (simulated)")
     assert found[4:] == [
         "  moved      1.0 MiB a step",
-        "  ran        3 steps, until two were alike; what comes after the last one did not run "
-        "(--dry-steps all)",
+        "  ran        3 steps, until two were alike; the rest did not run (--dry-steps all runs "
+        "it)",
         "  here       the script took 2.0 s, loading data included",
-        "  caught     out of memory at a.py:3, 2 times; the script goes on",
-        "  reported   12 values, printed or saved by Chainer as zeros",
-        "  answer     b.py:1 asked for nothing: its --answer was not used",
+        "  caught     out of memory at a.py:3, 2 times; the script continued",
+        "  reported   12 values, which Chainer printed or saved as zeros",
+        "  answer     b.py:1 read no value, so its --answer was not used",
         "  network    a.py:9 connects to 93.184.216.34:443",
-        "  disk       wrote 2 files, to a scratch folder that is gone now",
+        "  disk       wrote 2 files to a scratch folder, now deleted",
         "  note       each step holds more",
     ]
 

@@ -107,7 +107,7 @@ def test_memory_errors_that_a_script_catches_are_counted(tmp_path: Path) -> None
     done = run_dry(CAUGHT, tmp_path)
     assert done.status == 0 and done.json["fits"] and done.output == "smaller\n"
     assert done.json["caught_out_of_memory"] == [{"line": "script.py:5", "count": 1}]
-    assert "out of memory at script.py:5, once; the script goes on" in done.errors
+    assert "out of memory at script.py:5, once; the script continued" in done.errors
 
 
 def test_a_count_of_unknown_flags_is_asked_for_in_the_verdict(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_count_of_unknown_flags_is_asked_for_in_the_verdict(tmp_path: Path) ->
     assert done.status == 0, done.errors
     (asked,) = {one["line"] for one in done.json["asked"]}
     assert asked == "script.py:10" and not done.json["asked"][0]["answered"]
-    assert "fits, if the values asked for at script.py:10 are as assumed" in done.errors
+    assert "fits, if the values read at script.py:10 are as assumed" in done.errors
 
 
 def test_an_answer_is_no_assumption(tmp_path: Path) -> None:
@@ -168,18 +168,19 @@ def test_training_on_numpy_is_ended_before_it_computes(how: str, tmp_path: Path)
 ODD: dict[str, tuple[str, int, str, bool, str]] = {
     "a missing file": (
         "import numpy\nnumpy.load('data/train.npy')", 1, "error", False,
-        "script.py:2 finds no file data/train.npy. A stand-in of the same shapes will do",
+        "script.py:2 finds no file data/train.npy. A file of the same shapes with "
+        "any values is enough",
     ),
     "no GPU": (
         "import numpy\nnumpy.ones(3)", 1, "nothing on the GPU", False,
-        "nothing ran on the GPU: most of Chainer's own scripts take --gpu 0 or --device @cupy:0",
+        "nothing ran on the GPU. If the script has an option for the GPU, add it, such as --gpu 0",
     ),
     "an error": (
         "import cupy\nx = cupy.ones((999, 999)) @ cupy.ones((999, 999))\ny = float(x.sum())\n1 / y",
-        1, "error", False, "it had read values that are not known at script.py:3",
+        1, "error", False, "It had read values that a dry run does not compute, at script.py:3",
     ),
     "an exit status": (
-        "import sys\nsys.exit(5)", 1, "script", False, "ended with exit status 5 of its own",
+        "import sys\nsys.exit(5)", 1, "script", False, "the script exited with status 5",
     ),
     "a signal": (
         "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nopen('never')", 130, "interrupted",

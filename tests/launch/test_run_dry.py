@@ -72,7 +72,7 @@ def test_four_ranks_of_a_graph_in_parts_hold_and_send_what_is_planned(tmp_path: 
         sent = {int(line.split()[2]) for line in dry[rank]}
         assert sent == {plan.sent_bytes(rank, widths)}
         assert f"[{rank}] fits" in ended[1].err.splitlines()
-    assert "the time is without what ranks exchange" in ended[1].err
+    assert "the time leaves out the communication between ranks" in ended[1].err
 
 
 def test_communicators_of_nccl_hold_what_they_do(tmp_path: Path) -> None:
@@ -105,4 +105,4 @@ def test_one_rank_without_room_ends_all_with_the_status_of_what_does_not_fit(
 
 def test_all_gpus_runs_one_process(tmp_path: Path) -> None:
     ended = run(tmp_path, "pass", "--dry", "t4", "--all-gpus", n=2)
-    assert ended.status == 2 and "--all-gpus runs one process: leave out -n" in ended.err
+    assert ended.status == 2 and "--all-gpus runs one process. Leave out -n" in ended.err

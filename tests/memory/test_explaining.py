@@ -83,7 +83,7 @@ def look():
     return umem.explain(), umem.explain(ValueError("another error"))
 for found in look():
     print(found.asked_bytes, found.remedies, [one.place for one in found.held])
-    print("What would fit" in str(found))
+    print("Ways to make it fit" in str(found))
 """
     assert lines(program, kernel_cache, start=START + PROGRAM) == [
         "None () ['weights, of the module <string>', 'mine, in look of <string>']", "False",
@@ -142,7 +142,7 @@ explained(None)
 """
     assert lines(program, kernel_cache, start=START + PROGRAM) == [
         "41943040 umem.enable",
-        "41943040 a higher limit= of umem.managed, hybrid, unmanaged or enable, or UMEM_LIMIT",
+        "41943040 a higher limit= in umem.managed, hybrid, unmanaged or enable, or UMEM_LIMIT",
         "None",
     ]
 
@@ -279,7 +279,7 @@ with umem.managed(upstream=theirs.malloc):
         '14 umem.enable("hybrid")',
         "14 cupy.get_default_memory_pool().set_limit(size=0)",
         '14 umem.enable("hybrid")',
-        "14 a higher limit= of umem.managed, hybrid, unmanaged or enable, or UMEM_LIMIT",
+        "14 a higher limit= in umem.managed, hybrid, unmanaged or enable, or UMEM_LIMIT",
         "14 cupy.get_default_memory_pool().set_limit(size=0)",
         '14 umem.enable("hybrid")',
     ]

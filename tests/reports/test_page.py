@@ -396,7 +396,7 @@ def test_the_page_counts_steps_as_the_run_did(browser: Browser, tmp_path: Path) 
 @needs_browser
 def test_the_page_says_where_workspace_is_missing(browser: Browser, tmp_path: Path) -> None:
     browser.open(written(tmp_path, steps()))
-    said = "Workspace was not measured: the real peak is higher."
+    said = "Workspace was not measured. The real peak is higher."
     assert browser.run("byId('caveat').innerText") == said
     assert browser.run("byId('caveat').hidden") is False
     events = [e._replace(workspace_bytes=0) if isinstance(e, Op) else e for e in steps().events]

@@ -63,7 +63,7 @@ def test_the_text_says_peak_kinds_operations_and_leaks() -> None:
     assert "2.2 s of host time in operations, 750.0 ms a step" in text
     # W, the losses of three steps, and the gradient of the third
     assert "Peak 9.0 MiB at event 17 of 22, step 3, backward, MeanGrad, after 1.8 s." in text
-    assert "No later operation uses 2.0 MiB of it: made at train.py:5 (2.0 MiB)." in text
+    assert "No later operation uses 2.0 MiB of it, made at train.py:5 (2.0 MiB)." in text
     assert "saved for backward  3.0 MiB  33.3%        3" in text
     assert "Tensors that outlive their step: 2.0 MiB (leaks?)" in text
     assert "2.0 MiB in 2 tensors of 'loss' (saved for backward), made by Mean" in text
@@ -116,7 +116,7 @@ def test_of_what_outlives_its_step_it_is_told_when_it_was_made(
 
 
 def test_a_peak_without_workspace_says_that_it_is_one() -> None:
-    said = "Workspace was not measured: the real peak is higher."
+    said = "Workspace was not measured. The real peak is higher."
     trace = training()
     assert text_of(trace).splitlines().count(said) == 1
     content = step_json(analyse(trace), "t.gz")
@@ -131,7 +131,7 @@ def test_a_comparison_says_which_trace_has_no_workspace() -> None:
     events = training().events
     ops = [e._replace(workspace_bytes=8) if isinstance(e, Op) else e for e in events]
     without, whole = analyse(Trace(events)), analyse(Trace(ops))
-    said = "Workspace was not measured: the real peak is higher."
+    said = "Workspace was not measured. The real peak is higher."
     for pair, expected in (
         ((without, whole), [f"a: {said}"]),
         ((whole, without), [f"b: {said}"]),
@@ -185,9 +185,9 @@ def test_a_trace_without_tensors_says_so(events: list[Event]) -> None:
 
 
 def test_one_step_cannot_tell_leaks() -> None:
-    assert "It takes two recorded steps to tell." in text_of(training(1))
+    assert "Two recorded steps are needed to find them." in text_of(training(1))
     two = [Alloc(0, 5, "input", "x", True), Mark("step"), Mark("step")]
-    assert "None that can be seen; one more recorded step would tell" in text_of(Trace(two))
+    assert "None found. Record one more step" in text_of(Trace(two))
     assert text_of(Trace([*two, Free(0)])).endswith("Tensors that outlive their step\nNone.")
 
 

@@ -31,8 +31,8 @@ def test_what_the_peak_leaves_out_is_said() -> None:
     alloc, op = Alloc(0, 8, "input", "x", True), Op("f", "forward", (Access(0, 0, 8),), ())
     measured = op._replace(workspace_bytes=0)
     said = {
-        (op, op): "Workspace was not measured: the real peak is higher.",
-        (op, measured): "The workspace of 1 of 2 operations was not measured: the real peak may "
+        (op, op): "Workspace was not measured. The real peak is higher.",
+        (op, measured): "The workspace of 1 of 2 operations was not measured. The real peak may "
         "be higher.",
         (measured, measured): None,
         (): None,
@@ -117,7 +117,7 @@ def test_a_word_embedding_that_is_most_of_a_step_is_named() -> None:
 
 
 def test_a_single_step_does_not_know_what_the_one_before_it_left() -> None:
-    said = "What a step before this one leaves, such as gradients, is not in its forward."
+    said = "The trace leaves out what the previous step kept during forward, such as gradients."
     w, g = Access(0, 0, 8), Access(1, 0, 8)
     step: list[Event] = [
         Alloc(1, 8, "gradient", "W.grad"),

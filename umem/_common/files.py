@@ -87,13 +87,13 @@ def check_target(path: Path, *, force: bool, way_out: str = "name another file")
     if stat.S_ISDIR(mode):
         raise FileError(f"{name} is a folder; name a file in it")
     if stat.S_ISLNK(mode):
-        raise FileError(f"{name} is a link, and is not written through; name the file itself")
+        raise FileError(f"{name} is a link; name the file itself")
     if not stat.S_ISREG(mode):
-        raise FileError(f"{name} is no file: it is a device or the like; name another")
+        raise FileError(f"{name} is not a regular file; name another")
     if not force:
         raise FileError(f"{name} exists; {way_out}")
     if not os.access(path, os.W_OK):
-        raise FileError(f"{name} may not be written to; name another file")
+        raise FileError(f"{name} is not writable; name another file")
 
 
 def _status(path: Path) -> os.stat_result | None:
@@ -240,12 +240,12 @@ def open_nameless(folder: Path, prefix: str) -> IO[bytes]:
 
     try:
         if not folder.is_dir():
-            raise FileError(f"{short(folder)} is no folder: make it, or name another")
+            raise FileError(f"{short(folder)} is not a folder; create it, or name another")
         kind = file_system(folder)
         if kind in IN_MEMORY:
             raise FileError(
-                f"{short(folder)} is {kind}, which is memory itself: nothing would be saved. Name "
-                "a folder on a disk"
+                f"{short(folder)} is {kind}, which is kept in memory, so nothing would be saved. "
+                "Name a folder on a disk"
             )
         return tempfile.TemporaryFile(dir=folder, prefix=prefix, buffering=0)
     except FileError:

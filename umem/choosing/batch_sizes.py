@@ -48,13 +48,13 @@ def number_argument(arguments: Sequence[str], name: str) -> NumberArgument:
     found = _place(arguments, name)
     if found is None:
         shown = " ".join(arguments) or "none"
-        raise SizeError(f"there is no argument {name} for SCRIPT; its arguments are: {shown}")
+        raise SizeError(f"SCRIPT has no argument {name}; its arguments are: {shown}")
     place, prefix = found
     text = arguments[place][len(prefix) :]
     if not (text.isdecimal() and int(text)):
         raise SizeError(
-            f"the argument {name} is {quoted(text)}, and no whole number above zero: give one to "
-            "begin with"
+            f"the argument {name} is {quoted(text)}. The search starts from it, so give a whole "
+            "number above zero"
         )
     return NumberArgument(name, place, prefix, int(text))
 
@@ -207,8 +207,8 @@ def _check_grows(name: str, less: TriedSize, more: TriedSize) -> None:
     """
     if more.result.peak_bytes <= less.result.peak_bytes:
         raise DryRunError(
-            f"the peak does not grow with the argument {name}: it is {more.result.peak_bytes:,} "
-            f"bytes with {less.value} and with {more.value}, so that it is no batch size"
+            f"the argument {name} seems not to be the batch size: the peak is "
+            f"{more.result.peak_bytes:,} bytes with {less.value} and with {more.value}"
         )
 
 

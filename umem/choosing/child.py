@@ -90,6 +90,7 @@ class DryResult:
     large_arrays: tuple[MadeAt, ...] = ()
     vram_bytes: int = 0
     title: str = ""
+    has_steps: bool = True
 
     @property
     def is_tight(self) -> bool:
@@ -121,6 +122,7 @@ class DryResult:
             large_arrays=tuple(MadeAt(*one) for one in found["large_arrays"]),
             vram_bytes=found["vram_bytes"],
             title=found["title"],
+            has_steps=found.get("has_steps", True),
         )
 
 
@@ -128,17 +130,21 @@ def _why_not(found: dict[str, Any]) -> str:
     """Return why a program does not fit, or is not known to."""
     failure, ended = found["failure"], found["ended"]
     if ended == "out of memory":
-        return f"out of memory at {failure['line']}, in step {failure['step']}"
+        return f"out of memory at {failure['line']}{_in_step(found)}"
     if ended == "asked too often":
         line = failure["line"]
-        return f"{line} reads values without end: --answer {line}=VALUE says which"
+        return f"{line} reads values without end. To supply one: --answer {line}=VALUE"
     if failure is not None:
-        return f"fails at {failure['line']}, in step {failure['step']}: {failure['message']}"
+        return f"fails at {failure['line']}{_in_step(found)}: {failure['message']}"
     if ended == UNTOUCHED:
         return UNTOUCHED
     if ended == "interrupted":
         return "interrupted"
-    return "ends itself with an exit status other than 0"
+    return "exits with a status other than 0"
+
+
+def _in_step(found: dict[str, Any]) -> str:
+    return f", in step {found['failure']['step']}" if found.get("has_steps", True) else ""
 
 
 def run_dry(program: DryProgram, technique: Technique, stop: Event) -> DryResult:

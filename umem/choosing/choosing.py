@@ -145,6 +145,11 @@ class ScriptChoice:
         return next(iter(self.fitting), None)
 
     @property
+    def has_steps(self) -> bool:
+        """Tell whether the program has steps; the times are of one, else of all of it."""
+        return any(one.has_steps for row in self.rows for one in row.results)
+
+    @property
     def summary(self) -> str:
         """Return a sentence where nothing fits, on how much the least one misses; empty elsewhere.
 
@@ -157,8 +162,8 @@ class ScriptChoice:
             return "nothing fits"
         least = min(short, key=lambda row: row.missing_bytes or 0)
         return (
-            f"nothing fits; {least.name} misses the least: "
-            f"{format_bytes(least.missing_bytes)} at least"
+            f"nothing fits; {least.name} comes closest, and needs at least "
+            f"{format_bytes(least.missing_bytes)} more"
         )
 
     @property
@@ -171,9 +176,9 @@ class ScriptChoice:
             return ""
         made = ", ".join(f"{one.line} ({format_bytes(one.nbytes)})" for one in self.large_arrays)
         return (
-            "where the program is changed: umem.blocks computes on parts of arrays on the host, "
-            "and umem.lookahead moves managed arrays before they are used; here they would be for "
-            f"the arrays made at {made}"
+            "If you can change the program: umem.blocks computes on host arrays in parts, and "
+            "umem.lookahead moves managed arrays to the GPU before they are used. The arrays to "
+            f"use them on are made at {made}"
         )
 
     def line_of(self, row: TriedTechnique) -> str:
@@ -314,12 +319,15 @@ def check_uses_gpu(program: DryProgram, plain: DryResult) -> None:
     """
     name = command_line(*program.argv())
     if plain.failed:
-        raise DryRunError(f"{name} cannot be tried: {plain.why_not}")
+        raise DryRunError(f"cannot run {name}: {plain.why_not}")
     if plain.why_not in (None, UNTOUCHED) and not plain.peak_bytes:
+        on_numpy = ""
+        if plain.uses_chainer:
+            budget = f"umem run --recompute {program.vram or 'SIZE'}"
+            on_numpy = f". To train with NumPy within a budget: {budget}"
         raise DryRunError(
-            f"{name} allocates nothing on the GPU, so that there is nothing to choose. Give its "
-            "option for the GPU, such as -g 0 or --device 0, if it has one; to keep a script on "
-            f"NumPy to a budget: umem run --recompute {program.vram or 'SIZE'}"
+            f"{name} allocates nothing on the GPU, so there is nothing to choose. If it has an "
+            f"option for the GPU, such as -g 0 or --device 0, add it{on_numpy}"
         )
 
 

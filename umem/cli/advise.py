@@ -35,12 +35,12 @@ def command(program: DryProgram, as_json: bool, names: tuple[str, ...]) -> None:
     Examples:
 
     \b
-        # Halve the batch, then the width of the network
-        umem advise --argument --batch --argument --width train.py --batch 64 --width 512
-        # Halve the second argument, on an A100
-        umem advise --gpu a100-40gb --argument 2 train.py data 4096
+        # Halve the batch and the width of a network in turn
+        umem advise --argument 1 --argument 2 train.py 64 512
+        # Halve its option --batch, on an A100
+        umem advise --gpu a100-40gb --argument --batch train.py --batch 64
     """
-    with Console(stderr=True).status("Running SCRIPT dry (Ctrl-C ends it)") as status:
+    with Console(stderr=True).status("Running SCRIPT dry (Ctrl-C stops)") as status:
         try:
             found = halve_each(
                 program, names, lambda name: status.update(f"half of {name} has run")
@@ -60,7 +60,7 @@ def _columns(found: HalvedArguments) -> list[Column]:
     ]
     return [
         Column("half of", ["nothing", *names]),
-        Column("step", [_figure(one, format_seconds(_seconds(one))) for one in results]),
+        Column("step" if found.whole.has_steps else "time", [_figure(one, format_seconds(_seconds(one))) for one in results]),
         Column("", ["", *(_share(found.whole, one, _seconds) for one in results[1:])]),
         Column("peak", [_figure(one, format_bytes(one.peak_bytes)) for one in results]),
         Column("", ["", *(_share(found.whole, one, _peak) for one in results[1:])]),

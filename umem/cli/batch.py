@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 from rich.console import Console
 
@@ -39,7 +41,7 @@ def command(program: DryProgram, as_json: bool, argument: str, maximum: int | No
         # Its first argument is the batch; try at most 512
         umem batch --gpu v100-16gb --argument 1 --maximum 512 train.py 32
     """
-    with Console(stderr=True).status("Running SCRIPT dry (Ctrl-C ends it)") as status:
+    with Console(stderr=True).status("Running SCRIPT dry (Ctrl-C stops)") as status:
 
         def on_tried(one: TriedSize) -> None:
             status.update(f"{argument} = {one.value} {'fits' if one.fits else 'does not fit'}")
@@ -59,16 +61,23 @@ def _columns(found: BatchSearch) -> list[Column]:
     shares = [format_seconds(one.sample_seconds) if one.fits else "" for one in tried]
     return [
         Column(found.argument.name, [str(one.value) for one in tried]),
-        Column("step", [format_seconds(one.seconds) if one.fits else "" for one in tried]),
+        Column("step" if _has_steps(tried) else "time", [format_seconds(one.seconds) if one.fits else "" for one in tried]),
         Column("a sample", shares),
         Column("peak", [format_bytes(one.result.peak_bytes) if one.fits else "" for one in tried]),
         Column("", [one.result.why_not or "fits" for one in tried], left=True),
     ]
 
 
+def _has_steps(tried: Sequence[TriedSize]) -> bool:
+    return any(one.result.has_steps for one in tried)
+
+
 def _result(found: BatchSearch) -> str:
     largest, quickest = found.largest, found.quickest
     if largest is None or quickest is None:
-        return "a batch of 1 does not fit; umem choose tries what makes it fit"
+        return "A batch of 1 does not fit. umem choose tries techniques that need less memory"
     more = ", the maximum" if found.is_maximum else ""
-    return f"the largest that fits is {largest.value}{more}; least time a sample: {quickest.value}"
+    return (
+        f"The largest batch that fits is {largest.value}{more}. The fastest per sample is "
+        f"{quickest.value}"
+    )

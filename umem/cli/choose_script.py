@@ -40,7 +40,7 @@ def tried(program: DryProgram, techniques: Sequence[Technique] = TECHNIQUES) -> 
     """Try techniques, and show how far that is on a terminal."""
     count = 0
     name = command_line(*program.argv())
-    with Console(stderr=True).status(f"Running {name} dry (Ctrl-C ends it)") as status:
+    with Console(stderr=True).status(f"Running {name} dry (Ctrl-C stops)") as status:
 
         def on_tried(technique: str) -> None:
             nonlocal count
@@ -63,7 +63,7 @@ def _lines(choice: ScriptChoice, width: int) -> Iterator[Text]:
     dropped = [row for row in choice.rows if not row.fits]
     if dropped:
         yield Text()
-        yield Text("What does not fit, or does not apply", style="bold")
+        yield Text("These do not fit, or do not apply", style="bold")
     for row in dropped:
         yield from map(Text, wrapped(f"{row.name}: {_why_not(row)}", width, hang=2))
     for text in filter(None, (choice.advice, _unknown_values(choice))):
@@ -91,7 +91,7 @@ def _columns(choice: ScriptChoice) -> list[Column]:
     rows = choice.fitting
     return [
         Column("technique", [row.name for row in rows]),
-        Column("step", [_step(row) for row in rows]),
+        Column("step" if choice.has_steps else "time", [_step(row) for row in rows]),
         Column("peak", [format_bytes(row.peak_bytes) for row in rows]),
         Column("pool", [format_bytes(row.reserved_peak_bytes) for row in rows], drop=2),
         Column("moved", [format_bytes(row.moved_bytes) for row in rows], drop=1),
@@ -106,7 +106,7 @@ def _step(row: TriedTechnique) -> str:
 def _why_not(row: TriedTechnique) -> str:
     if row.missing_bytes is None:
         return str(row.why_not)
-    return f"{row.why_not}; {format_bytes(row.missing_bytes)} missing at least"
+    return f"{row.why_not}; needs at least {format_bytes(row.missing_bytes)} more"
 
 
 def _unknown_values(choice: ScriptChoice) -> str:
@@ -114,4 +114,7 @@ def _unknown_values(choice: ScriptChoice) -> str:
         return ""
     lines = ", ".join(choice.asked_lines[:3])
     first = choice.asked_lines[0]
-    return f"values that are not known are read at {lines}; --answer {first}=VALUE says another"
+    return (
+        f"The program reads values that a dry run does not compute, at {lines}. To supply one: "
+        f"--answer {first}=VALUE"
+    )

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from umem._common.as_json import json_text, named
 from umem._common.files import check_folder, check_target, reason, whole
+from umem._common.nearest import did_you_mean
 from umem._common.printable import short
 from umem.errors import MissingDependencyError, UmemError
 from umem.predict import ModeRow
@@ -61,7 +62,7 @@ class _Result:
     default="virtual:v100-16gb",
     show_default=True,
     metavar="DEVICE",
-    help="virtual:NAME, software:NAME (CuPy without a GPU), or cuda (a real GPU).",
+    help="The GPU: virtual:NAME, software:NAME (CuPy without a GPU), or cuda (a real GPU).",
 )
 @click.option("--vram", default="96MiB", show_default=True, metavar="SIZE",
     help="VRAM of the simulated GPU.",
@@ -132,7 +133,7 @@ def command(
                 result = _on_model(console, *gpu, parse_bytes(vram, "--vram"), nodes, steps)
             _report(console, result, out)
     except KeyboardInterrupt:
-        console.print("Interrupted; nothing was written.")
+        console.print("Interrupted. Nothing was written.")
         raise SystemExit(130) from None
     except UmemError as error:
         raise click.ClickException(str(error)) from error
@@ -146,7 +147,8 @@ def _choose(device: str, vram: str) -> tuple[GpuSpec, SoftwareGPU | None] | Lite
     kind, _, name = device.partition(":")
     if kind not in ("virtual", "software"):
         raise click.BadParameter(
-            f"{device!r} is none of virtual:NAME, software:NAME and cuda", param_hint="--device"
+            f"{device!r} is not virtual:NAME, software:NAME or cuda."
+            f"{did_you_mean(kind, ('virtual', 'software', 'cuda'))}", param_hint="--device"
         )
     from umem._common.specs import gpu_spec
     from umem.memory import virtual_gpu
@@ -164,7 +166,7 @@ def _refuse_options_of_others(kind: str) -> None:
     context = click.get_current_context()
     for name, option in _OPTIONS[kind].items():
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
-            raise click.UsageError(f"{option} goes with --device {kind} only")
+            raise click.UsageError(f"{option} needs --device {kind}")
 
 
 @contextmanager
@@ -180,7 +182,7 @@ def _folder(out: Path) -> Iterator[None]:
     except OSError as error:
         _remove_empty(made)
         raise click.ClickException(
-            f"cannot write to {short(out)}: {reason(error)}; name another folder with --out"
+            f"cannot write to {short(out)}: {reason(error)}. Name another folder with --out"
         ) from error
     try:
         yield
@@ -205,7 +207,7 @@ def _on_model(
     """Run the demo on a simulated GPU."""
     kind, by = ("virtual", "") if software is None else ("software", ", by CuPy on this processor")
     console.print(
-        f"A graph network of {nodes:,} nodes on a {kind} {spec.title} with "
+        f"Training a graph network of {nodes:,} nodes on a {kind} {spec.title} with "
         f"{format_bytes(vram_bytes)} of VRAM. The arithmetic is real{by}; memory and time are "
         "simulated."
     )
@@ -239,14 +241,14 @@ def _on_cuda(console: Console, size: str, factor: float | None, steps: int) -> _
     from umem.devices import device_kind
 
     if factor is not None and math.isnan(factor):
-        raise click.BadParameter("nan is no number", param_hint="--factor")
+        raise click.BadParameter("nan is not a number", param_hint="--factor")
     gpu: Any = device_kind("cuda").open()
     needed = parse_bytes(size, "--bytes")
     if factor is not None:
         needed = round(factor * gpu.vram_bytes)
     _refuse_too_much(gpu, needed, factor)
     console.print(
-        f"A graph network that needs about {format_bytes(needed)} on {gpu.name} with "
+        f"Training a graph network that needs about {format_bytes(needed)} on {gpu.name} with "
         f"{format_bytes(gpu.vram_bytes)} of VRAM."
     )
     with _progress(console, steps) as show:
@@ -265,13 +267,13 @@ def _refuse_too_much(gpu: Any, needed: int, factor: float | None) -> None:
     if factor is None and needed > gpu.free_bytes:
         raise click.ClickException(
             f"--bytes {format_bytes(needed)} is more than the {format_bytes(gpu.free_bytes)} of "
-            "VRAM that is free; only an explicit --factor above 1 oversubscribes"
+            "free VRAM. To oversubscribe, give --factor above 1"
         )
     room = gpu.free_bytes + round(0.8 * (gpu.host_available_bytes() or 0))
     if needed > room:
         raise click.ClickException(
-            f"needs {format_bytes(needed)}; free VRAM and 80% of the available host memory are "
-            f"{format_bytes(room)}. Ask for less with --factor or --bytes"
+            f"a step of {format_bytes(needed)} exceeds {format_bytes(room)}: free VRAM and 80% of "
+            "the available host memory. Use a smaller --factor or --bytes"
         )
 
 
@@ -310,15 +312,15 @@ def _report(console: Console, result: _Result, out: Path) -> None:
     )
     console.print(mode_table(result.rows, title, simulated=result.simulated), "")
     if result.simulated:
-        console.print("What moved, faults and time are those of a step, the mean of all.\n")
+        console.print("Moved, faults and time are the mean of all steps.\n")
     for row in result.rows:
         if not row.fits:
             console.print(f"{row.title}: {row.reason}\n")
         elif row.remote_bytes:
             read = format_bytes(row.remote_bytes)
             console.print(
-                f"{row.title}: nothing moved; {read} a step were read and written over the bus in "
-                f"place, on the host ({simulated.strip()}).\n"
+                f"{row.title}: nothing moved. Each step read and wrote {read} on the host, over the "
+                f"bus ({simulated.strip()}).\n"
             )
     _print_costs(console, result)
     written = _write(console, result, title, out)
@@ -363,9 +365,9 @@ def _print_costs(console: Console, result: _Result) -> None:
     if not fitting or alone is None:
         return
     console.print(
-        f"With all of its VRAM the same GPU needs {format_seconds(alone)} a step; fitting into "
-        f"{format_bytes(result.vram_bytes)} costs {min(fitting) / alone:.0f} times that at best "
-        "(simulated).\n"
+        f"With all of its VRAM the same GPU needs {format_seconds(alone)} a step. Within "
+        f"{format_bytes(result.vram_bytes)} a step takes at least {min(fitting) / alone:.0f} times "
+        "as long (simulated).\n"
     )
 
 
@@ -376,9 +378,9 @@ def _print_next_commands(console: Console, kind: str, gpu: str) -> None:
     if kind != "cuda":
         from umem.devices import device_kind
 
-        console.print(f"{f'  umem demo{device} --vram 48MiB':<37} less VRAM, more movement")
+        console.print(f"{f'  umem demo{device} --vram 48MiB':<37} use less VRAM: more moves")
         other = "v100-16gb" if gpu == "t4" else "t4"
-        console.print(f"{f'  umem demo --device {kind}:{other}':<37} another GPU")
+        console.print(f"{f'  umem demo --device {kind}:{other}':<37} use another GPU")
         if kind == "virtual" and device_kind("cuda").why_not() is None:
-            console.print("  umem demo --device cuda             on the GPU that is here")
-    console.print("  umem doctor                         what this machine has")
+            console.print("  umem demo --device cuda             use the GPU of this machine")
+    console.print("  umem doctor                         test this machine")

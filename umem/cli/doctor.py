@@ -32,8 +32,8 @@ from umem.memory import (
 _WORDS = {True: "ok", False: "FAILED", None: "skipped"}
 _WIDTH = 28
 _WAYS_OUT = f"""
-Ways out:
-  with an NVIDIA GPU, for CUDA 12 or 13 (umem's extras cuda12 and cuda13)
+What to do:
+  with an NVIDIA GPU: install CuPy for CUDA 12 or 13 (umem's extras cuda12 and cuda13)
     {extras.install("cuda12")}
     {extras.install("cuda13")}
   without one          umem doctor --device virtual:v100-16gb
@@ -65,7 +65,7 @@ class _Report:
 
 
 @click.command("doctor")
-@click.option("--device", metavar="DEVICE", help="virtual:NAME, or cuda for a real GPU (default: cuda).")
+@click.option("--device", metavar="DEVICE", help="The GPU: virtual:NAME, or cuda for a real GPU (default: cuda).")
 @click.option("--vram", metavar="SIZE", help="VRAM of the virtual GPU (default: the real card's).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(device: str | None, vram: str | None, as_json: bool) -> None:
@@ -158,4 +158,4 @@ def _print(report: _Report) -> None:
     elif report.status.device is None:
         say(_WAYS_OUT)
     else:
-        say(f"\nNot everything works on {report.status.device}{simulated}: see above.")
+        say(f"\nA test failed on {report.status.device}{simulated}. See above.")

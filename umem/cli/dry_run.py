@@ -192,8 +192,7 @@ class DryRun:
     def failed_early(self, name: str, error: Exception) -> None:
         """Note how an extension failed that was called before its turn."""
         self._notes.append(
-            f"the extension {name}, called before its turn, ended with "
-            f"{type(error).__name__}: {error}"
+            f"the extension {name}, which umem ran early, raised {type(error).__name__}: {error}"
         )
 
     def evaluated(self) -> None:
@@ -295,6 +294,7 @@ class DryRun:
             written=self._disk.written,
             evaluated=self._evaluated if facts is not None and facts.evaluates else None,
             reported=self._reads.reported,
+            has_steps=bool(count) or self._turns.has_optimizers,
             own_exit_code=self._exit_code,
             unused_answers=tuple(self._unused()),
             notes=(*self._notes, *self._of_steps()),
@@ -307,15 +307,15 @@ class DryRun:
         if growth and self.ended == "steps":
             free = self._gpu.spec.usable_bytes - self._steps.steps[-1].peak_bytes
             yield (
-                f"each step holds {format_bytes(growth)} more than the one before: after about "
-                f"{max(0, free) // growth:,} more there is no room left"
+                f"each step holds {format_bytes(growth)} more than the one before. Memory runs out "
+                f"after about {max(0, free) // growth:,} more steps"
             )
         batches = self._steps.batches
         if batches is not None and self.ended in ("steady", "steps"):
             least, most = map(format_bytes, batches)
             yield (
-                f"batches differ, {least} to {most}: the largest may not have been among them; "
-                "--dry-steps all runs them all"
+                f"batches differ in size, {least} to {most}, and the largest may not have run. "
+                "--dry-steps all runs all of them"
             )
 
     def _unknown_values(self) -> Iterator[UnknownValue]:

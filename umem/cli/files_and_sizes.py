@@ -35,7 +35,7 @@ def refuse(paths: Sequence[Path], sources: Sequence[Path], *, force: bool) -> No
     for path in paths:
         if os.path.realpath(path) in seen:
             raise click.UsageError(
-                f"{short(path)} is named twice; each file needs a name of its own"
+                f"{short(path)} is given twice. Give each file a name of its own"
             )
         seen.add(os.path.realpath(path))
         try:
@@ -46,7 +46,7 @@ def refuse(paths: Sequence[Path], sources: Sequence[Path], *, force: bool) -> No
             raise click.ClickException(f"cannot write {short(path)}: {reason(error)}") from None
         if not path.parent.is_dir():
             folder, name = short(path.parent), short(path.name)
-            raise click.ClickException(f"there is no folder {folder} to write {name} to")
+            raise click.ClickException(f"cannot write {name}: there is no folder {folder}")
 
 
 def refuse_picture(path: Path | None) -> None:
@@ -59,7 +59,7 @@ def refuse_picture(path: Path | None) -> None:
         return
     if path.suffix.lower() != ".png":
         name = path.with_suffix(".png").name
-        raise click.UsageError(f"a picture is a PNG: name it {short(name)}, not {short(path.name)}")
+        raise click.UsageError(f"a picture is a PNG file. Name it {short(name)}, not {short(path.name)}")
     if not _has_matplotlib():
         raise click.ClickException(f"pictures need matplotlib; {extras.command('plot')}")
 

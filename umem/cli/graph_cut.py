@@ -65,13 +65,13 @@ def cut_file(file: Path, out: Path, parts: int, features: Path | None) -> None:
 def summary(cut: Cut) -> str:
     """Describe a cut in a few lines."""
     share = cut.across_count / cut.tie_count if cut.tie_count else 0.0
-    ties = f"{cut.across_count:,} of {cut.tie_count:,} ties ({share:.1%}) lead across parts"
+    ties = f"{cut.across_count:,} of {cut.tie_count:,} edges ({share:.1%}) are between parts"
     return "\n".join(
         [
             f"Wrote {short(cut.folder)}: {len(cut.nodes)} parts, {sum(cut.nodes):,} nodes",
             ties,
             f"entries a part: {min(cut.entries):,} to {max(cut.entries):,} "
-            f"(the largest has {cut.imbalance:.3f} of an average part's)",
+            f"(the largest has {cut.imbalance:.3f} times the average)",
             f"nodes a part: {min(cut.nodes):,} to {max(cut.nodes):,}",
             f"graph {cut.graph[:16]}, cut {cut.identity[:16]}",
         ]

@@ -124,9 +124,9 @@ def _lines(found: Sequence[Replay], trace: Trace, name: str, width: int) -> Iter
         Column("moved", [_moved(replay) for replay in found], drop=1),
     ]
     yield from table(columns, width)
-    whole = "The time is of the whole trace, as no step ends in it"
-    text = f"A step is the mean of {steps:,}" if steps else whole
-    yield from wrapped(f"{text}; what moved is of all of it, both ways.", width)
+    whole = "The time is that of the whole trace, because no step ends in it."
+    text = f"The step time is the mean of {steps:,}." if steps else whole
+    yield from wrapped(f"{text} Moved counts the whole trace, in both directions.", width)
     for reason in dict.fromkeys(replay.reason for replay in found if replay.reason is not None):
         yield from wrapped(reason, width)
 

@@ -15,6 +15,8 @@ from typing import Any
 import click
 
 from umem._common.as_json import plain
+from umem._common.files import reason
+from umem._common.printable import short
 from umem.choosing import Trial
 from umem.cli.dry_run import DryRun
 from umem.cli.files_and_sizes import say
@@ -131,6 +133,9 @@ class DryOptions:
         self._json = json_file
         if json_file not in (None, "-"):
             self._json = Path(json_file).absolute()  # the script may change folders
+            if not self._json.parent.is_dir():
+                folder = short(Path(json_file).parent)
+                raise click.ClickException(f"cannot write {short(json_file)}: no folder {folder}")
             if rank is not None:
                 self._json = rank_path(self._json, rank.number)
         self._disk = {
@@ -187,7 +192,11 @@ class DryOptions:
             found |= {} if self._trial is None else plain(self._trial.facts())
             text = json.dumps(found, indent=1)
             if isinstance(self._json, Path):
-                self._json.write_text(text + "\n", encoding="utf-8")
+                try:
+                    self._json.write_text(text + "\n", encoding="utf-8")
+                except OSError as error:
+                    why = f"cannot write {short(self._json)}: {reason(error)}"
+                    raise click.ClickException(why) from error
             else:
                 say(text)
         return outcome.exit_status

@@ -92,4 +92,4 @@ def lines(fits: Mapping[str, bool | None]) -> Iterator[str]:
     for answer, text in ((True, "fits on"), (False, "too large for"), (None, "not tried")):
         names = [name for name, each in fits.items() if each is answer]
         if names:
-            yield f"  {text:<14}{', '.join(names)}"
+            yield f"  {text:<13} {', '.join(names)}"

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from umem._common.extras import command
+from umem._common.nearest import did_you_mean
 from umem.cli.files_and_sizes import say
 from umem.compat import find_package
 from umem.errors import UmemError
@@ -41,7 +42,7 @@ class RecomputeOptions:
         if workspace is not None:
             self._cap = _made("--workspace", umem.chainer.workspace, workspace)
         if budget is not None:
-            self._memory = _made("--recompute", umem.chainer.Recompute, budget)
+            self._memory = _made("--recompute", umem.chainer.Recompute, budget, "card", "min")
 
     def begin(self, stack: ExitStack) -> None:
         """Turn budget and cap on until the stack unwinds, which prints the result.
@@ -61,8 +62,10 @@ class RecomputeOptions:
             say(f"umem: --recompute {self._budget}: {self._memory.summary()}", err=True)
 
 
-def _made(option: str, make: Any, size: str) -> Any:
+def _made(option: str, make: Any, size: str, *names: str) -> Any:
     try:
         return make(size)
     except UmemError as error:
-        raise click.BadParameter(str(error), param_hint=option) from error
+        hint = did_you_mean(size, names)
+        message = f"{error}{hint and '.'}{hint}"
+        raise click.BadParameter(message, param_hint=option) from error

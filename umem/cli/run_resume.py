@@ -41,7 +41,7 @@ class ResumeOption:
             raise click.ClickException(
                 f"{_OPTION} needs Chainer, which is not installed; {command('chainer')}"
             )
-        self._options = _parsed(text)
+        self._options = parsed(text)
         self._made(None)  # so that bad options are refused before the script runs
 
     def begin(self, stack: ExitStack) -> None:
@@ -99,7 +99,7 @@ def _all_ranks() -> Any:
     return mpi.COMM_WORLD
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def parsed(text: str) -> dict[str, Any]:
     """Parse the value of ``--resume``.
 
     Raises:

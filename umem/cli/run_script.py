@@ -256,35 +256,37 @@ def advice(error: BaseException, argv: list[str], gpu: str | None, vram: str | N
         gpu_options = ["--gpu", gpu or "t4", *(["--vram", vram] if vram else [])]
         return held + _memory_needed(command_line(*argv), command_line(*gpu_options))
     if any(isinstance(c, StateError) and str(c).startswith(_HAS_BUDGET) for c in causes):
-        return "umem: the script has a Recompute of its own: run it without --recompute"
+        return "umem: the script already uses a Recompute. Run it without --recompute"
     if any(is_cupys_out_of_memory(cause) for cause in causes):
         return held + (
-            "umem: without a change of the script: umem run --mode hybrid, or umem run --mode "
-            "managed with --paging, to see what moves"
+            "umem: to run the script unchanged, with host memory for what does not fit:\n"
+            f"  umem run --mode hybrid {command_line(*argv)}\n"
+            f"  umem run --mode managed --paging {command_line(*argv)}"
         )
     if any(isinstance(cause, RuntimeError) and str(cause).startswith(_NO_GPU) for cause in causes):
-        follows = "" if gpu is None else f", which the virtual {gpu} follows"
+        follows = "" if gpu is None else f", which the virtual {gpu} simulates"
         return (
-            f"umem: Chainer finds no GPU here. Have the script compute with NumPy{follows}: "
-            "most of Chainer's own take -g -1, --gpu -1 or --device -1. Or put host memory under "
-            "CuPy: umem run --software t4"
+            f"umem: Chainer finds no GPU here. Run the script with NumPy{follows}: most of "
+            "Chainer's examples take -g -1, --gpu -1 or --device -1. Or run it with CuPy on a "
+            "software GPU:\n"
+            f"  umem run --software {gpu or 't4'} {command_line(*argv)}"
         )
     if any(_has_no_gpu(cause) for cause in causes):
         return (
-            "umem: CuPy finds no GPU here. Put host memory under it, with results by CuPy, and "
-            "memory and time simulated (docs/how-to/run-on-the-software-gpu.md):\n"
+            "umem: CuPy finds no GPU here. Run the script on a software GPU: CuPy computes on this "
+            "processor, and memory and time are simulated:\n"
             f"  umem run --software {gpu or 't4'} {command_line(*argv)}"
         )
     if any(isinstance(c, TypeError) and _NO_NUMBER.fullmatch(str(c)) for c in causes):
         return (
-            "umem: NumPy up to 2.3 took an array of shape (1,) for a number, with a warning; "
-            "newer ones do not. Write a.item() for int(a) and float(a), or run the script as it "
-            "is with the older one: pip install 'numpy<2.4'"
+            "umem: NumPy up to 2.3 converted an array of shape (1,) to a number, with a warning. "
+            "Newer versions do not. Write a.item() instead of int(a) or float(a), or use the older "
+            "version: pip install 'numpy<2.4'"
         )
     if package := next(filter(None, map(package_in_need, causes)), None):
         return (
-            f"umem: {package} asks for what NumPy or setuptools has removed. Lend it to {package}, "
-            "which stays as it is (docs/how-to/run-old-scripts.md):\n"
+            f"umem: {package} uses names that NumPy or setuptools has removed. umem can give them "
+            f"to {package} alone:\n"
             f"  umem run --old-numpy {package} {command_line(*argv)}"
         )
     return None
@@ -311,8 +313,8 @@ def _has_no_gpu(error: BaseException) -> bool:
 
 def _memory_needed(command: str, reason: str) -> str:
     return (
-        "umem: what the script would need is told by a recording of two steps, made where there "
-        "is room for them (without --virtual, or with --mode managed):\n"
+        "umem: to find out how much memory the script needs, record it where it fits (without "
+        "--virtual, or with --mode managed):\n"
         f"  umem run --record out/run.umem.gz {command}\n"
         f"  umem replay out/run.umem.gz {reason}"
     )

@@ -111,7 +111,10 @@ def parse_device(text: str) -> tuple[DeviceKind, str | None]:
 
 def _no_such(text: str) -> DeviceError:
     known = [f"{kind.name}:NAME" if kind.simulated else kind.name for kind in _kinds]
-    return DeviceError(f"a device is {' or '.join(known)}; got {text}")
+    from umem._common.nearest import did_you_mean  # importing umem does not need it
+
+    hint = did_you_mean(text.partition(":")[0], [kind.name for kind in _kinds])
+    return DeviceError(f"a device is {' or '.join(known)}; got {text}{hint and '.'}{hint}")
 
 
 def current_device() -> Device:

@@ -217,6 +217,11 @@ class Turns:
         self.is_complete = self._updated >= self._known.keys()
 
     @property
+    def has_optimizers(self) -> bool:
+        """Tell whether there are optimizers to wait for."""
+        return bool(self._known)
+
+    @property
     def has_begun(self) -> bool:
         """Tell whether an optimizer has updated in this turn."""
         return bool(self._count)

@@ -24,6 +24,7 @@ _KEYS = (
     "reserved_peak_bytes", "step_seconds", "step_seconds_all", "moved_bytes", "steps_run",
     "steps_in_script", "epoch_seconds", "run_seconds", "wall_seconds", "asked",
     "caught_out_of_memory", "failure", "first_connection", "written", "evaluated", "reported",
+    "has_steps",
 )  # fmt: skip
 
 
@@ -99,6 +100,7 @@ class DryOutcome:
         steps_in_script, epoch_steps: by a Trainer; None without one.
         wall_seconds: what the script took here.
         evaluated: whether evaluation was reached; None where a Trainer has none.
+        has_steps: whether the program has steps: optimizers, or marks of its own.
         reported: values that Chainer read to print or save them.
         own_exit_code: the script's.
         unused_answers: answers for lines that asked nothing.
@@ -127,6 +129,7 @@ class DryOutcome:
     written: tuple[str, ...]
     evaluated: bool | None
     reported: int = 0
+    has_steps: bool = True
     own_exit_code: object = 0
     unused_answers: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -39,48 +39,47 @@ def _verdict(outcome: DryOutcome) -> Iterator[str]:
     if outcome.failure is not None:
         yield from _failed(outcome, outcome.failure, lines)
     elif outcome.ended == "interrupted":
-        yield f"{_UNKNOWN}: interrupted; so far:"
+        yield f"{_UNKNOWN}: the run was interrupted. Figures so far:"
     elif outcome.ended == "nothing on the GPU":
         yield (
-            "nothing ran on the GPU: most of Chainer's own scripts take --gpu 0 or --device @cupy:0"
+            "nothing ran on the GPU. If the script has an option for the GPU, add it, such as "
+            "--gpu 0 or --device @cupy:0"
         )
     elif outcome.exit_status:
-        asked = f", after it had read values that are not known at {where}" if lines else ""
+        asked = f", after it read values that a dry run does not compute, at {where}"
         code = printable(str(outcome.own_exit_code))
-        yield f"{_UNKNOWN}: the script ended with exit status {code} of its own{asked}"
+        yield f"{_UNKNOWN}: the script exited with status {code}{asked if lines else ''}"
         if lines:
-            yield f"  give a value: --answer {lines[0]}=VALUE"
+            yield f"  to supply a value: --answer {lines[0]}=VALUE"
     else:
-        yield f"fits, if the values asked for at {where} are as assumed" if lines else "fits"
+        yield f"fits, if the values read at {where} are as assumed" if lines else "fits"
 
 
 def _failed(outcome: DryOutcome, failure: Failure, lines: list[str]) -> Iterator[str]:
     """Yield what ended the script."""
     if outcome.ended == "out of memory":
-        when = f"in step {failure.step}"
+        when = f", in step {failure.step}" if outcome.has_steps else ""
         if failure.extension is not None:
-            when = f"in the extension {failure.extension}, after step {failure.step - 1}"
-        yield f"does not fit: out of memory at {failure.line}, {when}"
+            when = f", in the extension {failure.extension}, after step {failure.step - 1}"
+        yield f"does not fit: out of memory at {failure.line}{when}"
         yield failure.explanation or failure.message
     elif outcome.ended == "asked too often":
         yield (
-            f"{_UNKNOWN}: {failure.line} asks for values again and again, as a loop does that ends "
-            f"by a value. Give one: --answer {failure.line}=VALUE"
+            f"{_UNKNOWN}: {failure.line} reads values again and again, probably in a loop that "
+            f"waits for one. To supply it: --answer {failure.line}=VALUE"
         )
     elif failure.missing is not None:
         yield (
-            f"{_UNKNOWN}: {failure.line} finds no file {failure.missing}. A stand-in of the same "
-            "shapes will do: a dry run needs no values"
+            f"{_UNKNOWN}: {failure.line} finds no file {failure.missing}. A file of the same "
+            "shapes with any values is enough for a dry run"
         )
     else:
-        yield (
-            f"{_UNKNOWN}: the script failed at {failure.line}, in step {failure.step}: "
-            f"{failure.message}"
-        )
+        when = f", in step {failure.step}" if outcome.has_steps else ""
+        yield f"{_UNKNOWN}: the script failed at {failure.line}{when}: {failure.message}"
         if lines:
             yield (
-                f"  before, it had read values that are not known at {_listed(lines)}; if that is "
-                f"why: --answer {lines[-1]}=VALUE"
+                f"  It had read values that a dry run does not compute, at {_listed(lines)}. If "
+                f"one is the cause, supply it: --answer {lines[-1]}=VALUE"
             )
 
 
@@ -106,16 +105,16 @@ def _rows(outcome: DryOutcome) -> Iterator[tuple[str, str]]:
     yield "here", f"the script took {format_seconds(outcome.wall_seconds)}, loading data included"
     for caught in outcome.caught_out_of_memory:
         often = _times(caught.error_count)
-        yield "caught", f"out of memory at {caught.line}, {often}; the script goes on"
+        yield "caught", f"out of memory at {caught.line}, {often}; the script continued"
     yield from _asked(outcome)
     for line in outcome.unused_answers:
-        yield "answer", f"{line} asked for nothing: its --answer was not used"
+        yield "answer", f"{line} read no value, so its --answer was not used"
     if outcome.first_connection is not None:
         yield "network", outcome.first_connection
     if outcome.written:
         count = len(outcome.written)
         files = "1 file" if count == 1 else f"{count:,} files"
-        yield "disk", f"wrote {files}, to a scratch folder that is gone now"
+        yield "disk", f"wrote {files} to a scratch folder, now deleted"
     for note in outcome.notes:
         yield "note", note
 
@@ -129,7 +128,7 @@ def _ran(outcome: DryOutcome) -> str:
     if outcome.evaluated is not None:
         text += ", and evaluation" if outcome.evaluated else "; evaluation was not reached"
     elif outcome.steps_in_script is None and outcome.ended in ("steady", "steps"):
-        text += "; what comes after the last one did not run (--dry-steps all)"
+        text += "; the rest did not run (--dry-steps all runs it)"
     return text
 
 
@@ -140,12 +139,12 @@ def _asked(outcome: DryOutcome) -> Iterator[tuple[str, str]]:
         of_line = [one for one in outcome.asked if one.line == line]
         count, names = sum(one.read_count for one in of_line), [one.what for one in of_line]
         kernels = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
-        how = "as answered" if of_line[0].answered else f"--answer {line}=VALUE gives another value"
+        how = "as answered" if of_line[0].answered else f"--answer {line}=VALUE supplies a value"
         yield "asked", f"{line}, {_times(count)}, for a result of {kernels}; {how}"
     if len(lines) > _MOST_LINES:
         yield "asked", f"{len(lines) - _MOST_LINES:,} more lines"
     if outcome.reported:
-        yield "reported", f"{outcome.reported:,} values, printed or saved by Chainer as zeros"
+        yield "reported", f"{outcome.reported:,} values, which Chainer printed or saved as zeros"
 
 
 def _times(count: int) -> str:

@@ -26,7 +26,7 @@ SHOWN = 8
 LIBRARIES = ("chainer", "umem")
 """Packages whose own variables are looked into after those of the program."""
 PLACE_OF_PAST = (
-    "when it ran out: values without a name, such as those of a list that was being built, or gaps "
+    "when it ran out: values without a name, such as the items of an unfinished list, and gaps "
     "between arrays"
 )
 HOLD_NOTHING = (
@@ -96,7 +96,7 @@ class Explanation:
             lines[0] = f"{format_bytes(self.asked_bytes)} were asked for; {lines[0]}"
         rows = [(format_bytes(one.nbytes), one.array_count, one.place) for one in self.held[:SHOWN]]
         for nbytes, place in (
-            (sum(one.nbytes for one in self.held[SHOWN:]), f"in {len(self.held) - SHOWN} more"),
+            (sum(one.nbytes for one in self.held[SHOWN:]), f"in {len(self.held) - SHOWN} more places"),
             (self.other_bytes, "elsewhere"),
             (self.past_bytes, PLACE_OF_PAST),
         ):
@@ -109,10 +109,10 @@ class Explanation:
         ]
         if self.graph is not None:
             size, count = format_bytes(self.graph.nbytes), self.graph.array_count
-            lines.append(f"{size} in {count} arrays are of {self.graph}")
-            lines.append("Calls that go on from it add to it, until it is cut:")
+            lines.append(f"{size} in {count} arrays belong to {self.graph}")
+            lines.append("Each further call adds to it. To cut it:")
         elif self.remedies:
-            lines.append("What would fit:")
+            lines.append("Ways to make it fit:")
         lines += [f"  {one.line}\n      {one.why}" for one in self.remedies]
         return "\n".join(lines)
 
@@ -140,7 +140,7 @@ def explain(error: BaseException | None = None, by: Tracker | None = None) -> Ex
         raise TypeError(f"explain takes an error, or by=tracker; got {type(error).__name__}")
     device: Any = current_device()
     if device.backend != "cupy":
-        raise DeviceError("explain reads CuPy's pools, and a virtual GPU is current")
+        raise DeviceError("explain needs CuPy, and a virtual GPU is current")
     if error is None:
         error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     refusal = _refusal(error)
@@ -183,7 +183,7 @@ def _limit(refusal: BaseException | None) -> str | None:
     """Return the line that lifts the limit which has refused memory; None where none has."""
     cupys = "cupy.get_default_memory_pool().set_limit(size=0)"
     if isinstance(refusal, LimitError):
-        other = "a higher limit= of umem.managed, hybrid, unmanaged or enable, or UMEM_LIMIT"
+        other = "a higher limit= in umem.managed, hybrid, unmanaged or enable, or UMEM_LIMIT"
         return cupys if refusal.is_cupys_limit else other
     size, total, limit = (getattr(refusal, name, 0) for name in ("_size", "_total", "_limit"))
     return cupys if limit and size + total > limit else None
@@ -304,60 +304,59 @@ def _remedies(
     over = asked if in_pieces else asked - free
     spec = spec_of_driver(device.name)
     if limit is not None:
-        yield Remedy(limit, "a limit has refused it, beside whatever VRAM is free")
+        yield Remedy(limit, "A limit refused the request, even if VRAM is free.")
     elif room is None or over <= room:
         yield Remedy(
             'umem.enable("hybrid")',
-            f"{'what is free lies between arrays, or was freed since; ' if in_pieces else ''}"
-            "before the first array: an array without room lies on the host as a whole, and is "
-            f"read over the bus: {format_bytes(asked)}{_seconds(asked, spec)}",
+            f"{'The free memory is in pieces, or was freed since the error. ' if in_pieces else ''}"
+            "Call it before the first array. An array that does not fit stays on the host, and the "
+            f"GPU reads it over the bus: {format_bytes(asked)}{_seconds(asked, spec)}.",
         )
         if device.why_not("managed") is None:
             most = f"{format_bytes(used + asked)}{_seconds(used + asked, spec)}"
             yield Remedy(
                 "umem.enable()",
-                "before the first array: managed memory, whose blocks move as they are used: at "
-                f"most {most}; umem.paging shows which, umem.lookahead moves them in time "
-                "(docs/how-to/prefetch-a-loop.md)",
+                "Call it before the first array. Managed memory moves to the GPU when it is used: at "
+                f"most {most}. umem.paging shows what moves, and umem.lookahead moves it early.",
             )
     else:
         yield Remedy(
             "a smaller array, or float32 for float64",
-            f"the host has {format_bytes(room)} for the {format_bytes(over)} that VRAM has not",
+            f"{format_bytes(over)} exceed VRAM, and the host has {format_bytes(room)} for them.",
         )
     yield Remedy(
         "for block in umem.blocks(x):",
-        f"an array of the host in blocks{_of_some(free // 8)}, copied ahead of their use: "
-        f"{format_bytes(asked)}{_seconds(asked, spec)}",
+        f"Computes on a host array in blocks{_of_some(free // 8)}, copied before they are used: "
+        f"{format_bytes(asked)}{_seconds(asked, spec)}.",
     )
     yield Remedy(
         "umem.on_out_of_memory(callback)",
-        "where the program keeps what it could make again, such as a cache",
+        "The callback frees memory that the program can recompute, such as a cache.",
     )
 
 
 def _cuts(graph: HeldGraph) -> Iterator[Remedy]:
     """Yield the lines that free a graph which goes back through repeated calls."""
     for link in graph.stateful[:1]:
-        yield Remedy(f"{link}.reset_state()", "where a new sequence begins: frees the last one's")
+        yield Remedy(f"{link}.reset_state()", "Call it where a new sequence begins. It frees the graph of the last one.")
     yield Remedy(
         f"{graph.names[0]}.unchain_backward()",
-        "after an update: backward ends there from then on, and what is behind it is freed. Where "
-        f"the numbers alone are needed later, keep {graph.names[0]}.array instead",
+        "Call it after an update. Backward then stops there, and earlier arrays are freed. If you "
+        f"need only the numbers later, keep {graph.names[0]}.array instead.",
     )
     yield Remedy(
         "with chainer.no_backprop_mode():",
-        "around calls that no backward follows, as in evaluation: they make no graph",
+        "Use it around calls without a backward, such as evaluation. They then build no graph.",
     )
     yield Remedy(
         'with umem.chainer.Recompute("card"):',
-        "only where one backward is to go through all of these calls",
+        "Use it only if one backward must go through all of these calls.",
     )
 
 
 def _of_some(nbytes: int) -> str:
     """Format the size of blocks; empty below a MiB, where arrays have to be freed first."""
-    return f" of some {format_bytes(nbytes)}" if nbytes >= MIB else ""
+    return f" of about {format_bytes(nbytes)}" if nbytes >= MIB else ""
 
 
 def _seconds(nbytes: int, spec: GpuSpec | None) -> str:

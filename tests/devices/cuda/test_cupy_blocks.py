@@ -67,7 +67,7 @@ for wrong in ("start", "", 3):
     )
     assert lines.count("<module>") == 3
     assert leaks == "0 [2000]"
-    assert "CuPy tells of allocations only" in caveat
+    assert "CuPy reports allocations but no kernels" in caveat
     assert int(count) == 1 + 3 * 6
     assert len(wrong) == 3 and all("a mark is a text" in line for line in wrong)
 

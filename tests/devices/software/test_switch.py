@@ -368,6 +368,7 @@ def test_pytest_starts_again_where_a_plugin_has_imported_cupy(
     [
         ("t44", "no GPU named 't44'"),
         ("t4,fast", "'fast' is no option of the software GPU"),
+        ("t4,chekced", "Did you mean 'checked'"),
         ("t4,vram=lots", "vram must be a size"),
         ("t4,vram=8", "vram must be at least one block"),
         ("t4,force", "finds no C++ compiler"),

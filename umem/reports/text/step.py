@@ -49,7 +49,7 @@ def _lines(
     """Yield the lines of a report."""
     yield from _heading(analysis, name, width)
     if not analysis.reading.tensors:
-        yield from _text(wrapped("Nothing was allocated: there is no memory to report.", width))
+        yield from _text(wrapped("Nothing was allocated, so there is no memory to report.", width))
         return
     yield from _peak(analysis, width, vram)
     yield from _kinds(analysis, width, plain)
@@ -73,9 +73,10 @@ def _section(title: str, width: int, lines: Sequence[str]) -> Iterator[Text]:
 def _heading(analysis: Analysis, name: str, width: int) -> Iterator[Text]:
     """Yield the title, and the time."""
     trace = analysis.trace
+    steps = f"{_steps(analysis)}, " if _has_steps(analysis) else ""
     what = (
         f"{name}: {_count(len(trace), 'event')}, {_count(analysis.op_count, 'operation')}, "
-        f"{_steps(analysis)}, recorded on {trace.backend}"
+        f"{steps}recorded on {trace.backend}"
     )
     yield from (Text(line, style="bold") for line in wrapped(what, width))
     if analysis.seconds is not None:
@@ -83,6 +84,16 @@ def _heading(analysis: Analysis, name: str, width: int) -> Iterator[Text]:
         if analysis.seconds_per_step is not None:
             time += f", {format_seconds(analysis.seconds_per_step)} a step"
         yield from _text(wrapped(time, width))
+
+
+def _has_steps(analysis: Analysis) -> bool:
+    """Tell whether steps are of interest: they ended in the trace, or it is of training."""
+    return analysis.trains or analysis.step_count > 0
+
+
+def _arrays(analysis: Analysis) -> str:
+    """Return the word for one array: a network has tensors."""
+    return "tensor" if analysis.trains else "array"
 
 
 def _count(number: int, what: str) -> str:
@@ -117,7 +128,7 @@ def _peak(analysis: Analysis, width: int, vram: Vram | None) -> Iterator[Text]:
         sentences.append(analysis.cap_advice)
     if peak.idle_bytes:
         idle = f"No later operation uses {format_bytes(peak.idle_bytes)} of it"
-        sentences.append(": made at ".join((idle, *_lines_of(peak.idle))) + ".")
+        sentences.append(", made at ".join((idle, *_lines_of(peak.idle))) + ".")
     yield Text()
     yield from _text([line for text in sentences for line in wrapped(text, width)])
 
@@ -148,7 +159,7 @@ def _kinds(analysis: Analysis, width: int, plain: bool) -> Iterator[Text]:
         Column("bytes", [format_bytes(kind.total_bytes) for kind in kinds]),
         Column("share", [_percent(share) for share in shares], 1),
         Column(
-            "tensors", [f"{kind.tensor_count:,}" if kind.tensor_count else "-" for kind in kinds], 2
+            f"{_arrays(analysis)}s", [f"{kind.tensor_count:,}" if kind.tensor_count else "-" for kind in kinds], 2
         ),
         Column("", [_bar(share, 24, plain) for share in shares], 3, True),
     ]
@@ -167,15 +178,17 @@ def _tensors(analysis: Analysis, width: int) -> Iterator[Text]:
     alike = Counter(_make(analysis, tensor) for tensor in analysis.peak.tensors)
     largest = sorted(alike, key=lambda make: -alike[make] * make.nbytes)[:ROWS]
     columns = [
-        Column("tensor", [make.label for make in largest]),
+        Column(_arrays(analysis), [make.label for make in largest]),
         Column("count", [f"{alike[make]:,}" for make in largest], 2),
         Column("each", [format_bytes(make.nbytes) for make in largest], 3),
         Column("bytes", [format_bytes(alike[make] * make.nbytes) for make in largest]),
-        Column("kind", [make.kind for make in largest], 1, True),
-        Column("made by", [make.maker for make in largest], 4, True),
     ]
-    count = _count(len(analysis.peak.tensors), "tensor")
-    title = f"The largest of {count} alive then, alike ones together"
+    if analysis.trains:
+        columns.append(Column("kind", [make.kind for make in largest], 1, True))
+    if any(make.maker != "array" for make in largest):
+        columns.append(Column("made by", [make.maker for make in largest], 4, True))
+    count = _count(len(analysis.peak.tensors), _arrays(analysis))
+    title = f"The largest of {count} alive at the peak, similar ones grouped"
     yield from _section(title, width, table(columns, width))
 
 
@@ -235,6 +248,8 @@ def _op_table(
     ]
     if all(op.workspace_bytes is None for op in ops):
         columns.pop()
+    if all(op.phase == "array" for op in ops):
+        columns = [column for column in columns if column.title != "phase"]
     return table(columns, width)
 
 
@@ -268,7 +283,8 @@ def _chart(analysis: Analysis, width: int, plain: bool) -> Iterator[Text]:
         cells = "".join(_cell(level - (row - 1), plain) for level in levels)
         lines.append(f"{at:>{label}} |{cells}".rstrip())
     lines.append(" " * label + " +" + "".join(_marks(analysis, len(places))))
-    title = "Memory over the events (^ the peak, | the end of a step)"
+    marks = "^ the peak, | the end of a step" if analysis.step_count else "^ the peak"
+    title = f"Memory over the events ({marks})"
     yield from _section(title, width, lines)
 
 
@@ -297,7 +313,9 @@ def _data(analysis: Analysis, width: int) -> Iterator[Text]:
 
 def _leaks(analysis: Analysis, width: int) -> Iterator[Text]:
     """Yield the tensors that outlive their step."""
-    title = "Tensors that outlive their step"
+    if not _has_steps(analysis):
+        return
+    title = f"{_arrays(analysis).capitalize()}s that outlive their step"
     leaks = analysis.leaks
     if not leaks:
         yield from _section(title, width, wrapped(analysis.no_leaks, width))

@@ -18,7 +18,7 @@ from umem.trace.analysis.capping import cap_advice
 from umem.trace.analysis.explain import missing
 from umem.trace.analysis.leaks import Leak, can_tell, find_leaks
 from umem.trace.analysis.tensors import KINDS, LASTING, WORKSPACE, Reading, Tensor, read_tensors
-from umem.trace.events import Op
+from umem.trace.events import Alloc, Op
 from umem.trace.trace import Trace, check_trace
 from umem.units import format_bytes
 
@@ -144,12 +144,19 @@ class Analysis:
         return find_leaks(self.reading)
 
     @cached_property
+    def trains(self) -> bool:
+        """Tell whether the trace is of a network: by its operations, or kinds of tensors."""
+        return any(op.phase != "array" for op in self.ops) or any(
+            isinstance(event, Alloc) and event.kind != "array" for event in self.trace.events
+        )
+
+    @cached_property
     def no_leaks(self) -> str:
         """Return a sentence for a trace without leaks, which says how sure that is."""
         if self.step_count < 2:
-            return "It takes two recorded steps to tell."
+            return "Two recorded steps are needed to find them."
         if not can_tell(self.reading):
-            return "None that can be seen; one more recorded step would tell for sure."
+            return "None found. Record one more step to be sure."
         return "None."
 
     def ops_by_seconds(self) -> list[OpTotal]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from umem._common.printable import quoted
 from umem.trace.analysis.tensors import read_tensors
 from umem.trace.events import Alloc, Mark, Op
+from umem.trace.frameworks import names
 from umem.trace.trace import Trace
 
 _PLURALS = {
@@ -74,9 +75,12 @@ def unseen(trace: Trace) -> str | None:
     used = {access.tensor for op in trace.ops for access in (*op.reads, *op.writes)}
     if all(event.tensor in used for event in trace.events if isinstance(event, Alloc)):
         return None
+    is_of_network = any(op.phase != "array" for op in trace.ops)
+    where = f" outside of {names()}'s functions" if is_of_network else ""
     return (
-        "CuPy tells of allocations only, not of kernels and copies: what runs outside of Chainer's "
-        "functions has no time here. On a software GPU it has: umem run --software t4 --record."
+        "On a GPU, CuPy reports allocations but no kernels and copies. Operations"
+        f"{where} have no time here. To see their time, record on a software GPU: "
+        "umem run --software t4 --record."
     )
 
 
@@ -90,7 +94,7 @@ def _missing_beginning(trace: Trace) -> str | None:
         return None
     if not any(isinstance(event, Alloc) and event.kind == "gradient" for event in trace.events):
         return None
-    return "What a step before this one leaves, such as gradients, is not in its forward."
+    return "The trace leaves out what the previous step kept during forward, such as gradients."
 
 
 def missing_workspace(trace: Trace) -> str | None:
@@ -99,9 +103,9 @@ def missing_workspace(trace: Trace) -> str | None:
     if not unmeasured:
         return None
     if unmeasured == count:
-        return "Workspace was not measured: the real peak is higher."
+        return "Workspace was not measured. The real peak is higher."
     unmeasured_text = f"{unmeasured:,} of {count:,} operations"
-    return f"The workspace of {unmeasured_text} was not measured: the real peak may be higher."
+    return f"The workspace of {unmeasured_text} was not measured. The real peak may be higher."
 
 
 def _percent(share: Share, peak: int) -> str:

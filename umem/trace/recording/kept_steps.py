@@ -224,8 +224,8 @@ class Keeper:
         first, last, count = self.steps.first, self.steps.last, self._count
         if not count:
             yield (
-                "no optimizer update was seen in this thread: all that ran is kept. "
-                'umem.mark("step") ends a step of a program without an optimizer'
+                "no step ended in this thread, so the whole run was kept. Call "
+                'umem.mark("step") where a step ends'
             )
         elif count < first:
             kept = f"step {count} is kept" if self._ends else "what ran after it is kept"
