@@ -112,7 +112,7 @@ def test_what_does_not_go_together_is_refused(deep: Path, tmp_path: Path) -> Non
     for wrong in ("4", "batch=", "batch=x", "=4", "batch=-1"):
         assert "write the name of a dynamic axis and its size" in refused(deep, "--size", wrong)
     assert "names an axis twice" in refused(deep, "--size", "batch=4", "--size", "batch=8")
-    assert "leave --optimizer out" in refused(
+    assert "Leave --optimizer out" in refused(
         deep, "--size", "batch=4", "--inference", "--optimizer", "sgd"
     )
     assert "no dynamic axis 'length'" in refused(deep, "--size", "batch=4", "--size", "length=8")

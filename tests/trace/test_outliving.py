@@ -164,7 +164,9 @@ def test_it_is_said_how_sure_none_is() -> None:
         return analyse(Trace([W, *events])).no_leaks
 
     before = Alloc(9, 4, "activation", "loss", True)
-    assert said(*step(1)) == said(*step(1), Free(1)) == "Two recorded steps are needed to find them."
+    assert (
+        said(*step(1)) == said(*step(1), Free(1)) == "Two recorded steps are needed to find them."
+    )
     assert said(*step(1), *step(2)).startswith("None found")
     assert said(before, *step(1), Free(9), *step(2)) == "None."
     assert said(*step(1), *step(2), Free(1)) == said(*step(1), *step(2), *step(3, 1, 2)) == "None."

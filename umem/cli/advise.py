@@ -60,7 +60,10 @@ def _columns(found: HalvedArguments) -> list[Column]:
     ]
     return [
         Column("half of", ["nothing", *names]),
-        Column("step" if found.whole.has_steps else "time", [_figure(one, format_seconds(_seconds(one))) for one in results]),
+        Column(
+            "step" if found.whole.has_steps else "time",
+            [_figure(one, format_seconds(_seconds(one))) for one in results],
+        ),
         Column("", ["", *(_share(found.whole, one, _seconds) for one in results[1:])]),
         Column("peak", [_figure(one, format_bytes(one.peak_bytes)) for one in results]),
         Column("", ["", *(_share(found.whole, one, _peak) for one in results[1:])]),

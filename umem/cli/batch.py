@@ -61,7 +61,10 @@ def _columns(found: BatchSearch) -> list[Column]:
     shares = [format_seconds(one.sample_seconds) if one.fits else "" for one in tried]
     return [
         Column(found.argument.name, [str(one.value) for one in tried]),
-        Column("step" if _has_steps(tried) else "time", [format_seconds(one.seconds) if one.fits else "" for one in tried]),
+        Column(
+            "step" if _has_steps(tried) else "time",
+            [format_seconds(one.seconds) if one.fits else "" for one in tried],
+        ),
         Column("a sample", shares),
         Column("peak", [format_bytes(one.result.peak_bytes) if one.fits else "" for one in tried]),
         Column("", [one.result.why_not or "fits" for one in tried], left=True),

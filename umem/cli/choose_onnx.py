@@ -30,7 +30,8 @@ class _AxisSize(click.ParamType):  # type: ignore[type-arg]
         axis, _, size = str(value).rpartition("=")
         if not axis or not size.strip().isdecimal():
             raise click.BadParameter(
-                f"write the name of a dynamic axis and its size, such as batch=32; got {quoted(value)}",
+                f"write the name of a dynamic axis and its size, such as batch=32; got "
+                f"{quoted(value)}",
                 ctx,
                 param,
             )
@@ -104,7 +105,9 @@ def _lines(choice: ModelChoice, name: str, width: int, *, inference: bool) -> It
     what = "inference" if inference else "a training step"
     on = f"{choice.title} ({format_bytes(choice.vram_bytes)} usable)"
     if choice.options:
-        title = f"Ways to fit {what} of {name} into a {on}, fastest first. All figures are simulated."
+        title = (
+            f"Ways to fit {what} of {name} into a {on}, fastest first. All figures are simulated."
+        )
     else:
         title = f"No way fits {what} of {name} into a {on} (simulated)."
     yield from (Text(line, style="bold") for line in wrapped(title, width))

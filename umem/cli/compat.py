@@ -30,10 +30,16 @@ from umem.errors import UmemError
 
 
 @click.command("compat")
-@click.option("--check", "action", flag_value="check", default="check", help="Show each fix (default).")
-@click.option("--install", "action", flag_value="install", help="Apply the fixes in every Python process.")
+@click.option(
+    "--check", "action", flag_value="check", default="check", help="Show each fix (default)."
+)
+@click.option(
+    "--install", "action", flag_value="install", help="Apply the fixes in every Python process."
+)
 @click.option("--remove", "action", flag_value="remove", help="Undo --install.")
-@click.option("--get-chainer", "action", flag_value="get", help="Install Chainer into this environment.")
+@click.option(
+    "--get-chainer", "action", flag_value="get", help="Install Chainer into this environment."
+)
 @click.option("--json", "as_json", is_flag=True, help="With --check: print JSON.")
 def command(action: str, as_json: bool) -> None:
     """Make Chainer 7.8 run on current Python, NumPy and CuPy.

@@ -64,8 +64,8 @@ class _Result:
     metavar="DEVICE",
     help="The GPU: virtual:NAME, software:NAME (CuPy without a GPU), or cuda (a real GPU).",
 )
-@click.option("--vram", default="96MiB", show_default=True, metavar="SIZE",
-    help="VRAM of the simulated GPU.",
+@click.option(
+    "--vram", default="96MiB", show_default=True, metavar="SIZE", help="VRAM of the simulated GPU."
 )
 @click.option(
     "--nodes",
@@ -148,7 +148,8 @@ def _choose(device: str, vram: str) -> tuple[GpuSpec, SoftwareGPU | None] | Lite
     if kind not in ("virtual", "software"):
         raise click.BadParameter(
             f"{device!r} is not virtual:NAME, software:NAME or cuda."
-            f"{did_you_mean(kind, ('virtual', 'software', 'cuda'))}", param_hint="--device"
+            f"{did_you_mean(kind, ('virtual', 'software', 'cuda'))}",
+            param_hint="--device",
         )
     from umem._common.specs import gpu_spec
     from umem.memory import virtual_gpu
@@ -319,7 +320,8 @@ def _report(console: Console, result: _Result, out: Path) -> None:
         elif row.remote_bytes:
             read = format_bytes(row.remote_bytes)
             console.print(
-                f"{row.title}: nothing moved. Each step read and wrote {read} on the host, over the "
+                f"{row.title}: nothing moved. Each step read and wrote {read} on the host, over "
+                f"the "
                 f"bus ({simulated.strip()}).\n"
             )
     _print_costs(console, result)

@@ -65,7 +65,11 @@ class _Report:
 
 
 @click.command("doctor")
-@click.option("--device", metavar="DEVICE", help="The GPU: virtual:NAME, or cuda for a real GPU (default: cuda).")
+@click.option(
+    "--device",
+    metavar="DEVICE",
+    help="The GPU: virtual:NAME, or cuda for a real GPU (default: cuda).",
+)
 @click.option("--vram", metavar="SIZE", help="VRAM of the virtual GPU (default: the real card's).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(device: str | None, vram: str | None, as_json: bool) -> None:

@@ -59,7 +59,9 @@ def refuse_picture(path: Path | None) -> None:
         return
     if path.suffix.lower() != ".png":
         name = path.with_suffix(".png").name
-        raise click.UsageError(f"a picture is a PNG file. Name it {short(name)}, not {short(path.name)}")
+        raise click.UsageError(
+            f"a picture is a PNG file. Name it {short(name)}, not {short(path.name)}"
+        )
     if not _has_matplotlib():
         raise click.ClickException(f"pictures need matplotlib; {extras.command('plot')}")
 
@@ -145,7 +147,7 @@ def caps(command: Callable[..., Any]) -> Callable[..., Any]:
         type=_Bytes(),
         default=MAX_BYTES,
         metavar="SIZE",
-        help=f"Refuse a trace that is larger when decompressed (default: {format_bytes(MAX_BYTES)}).",
+        help=f"Refuse a trace of more bytes, decompressed (default: {format_bytes(MAX_BYTES)}).",
     )
     return events(nbytes(command))
 

@@ -33,7 +33,9 @@ def command() -> None:
 @command.command("cut")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--parts", type=click.IntRange(1), required=True, metavar="N", help="The number of parts.")
+@click.option(
+    "--parts", type=click.IntRange(1), required=True, metavar="N", help="The number of parts."
+)
 @click.option(
     "--features",
     type=click.Path(path_type=Path),

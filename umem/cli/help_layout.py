@@ -70,8 +70,12 @@ class OptionsByWish(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters in the order of the headings."""
-        order = {name: at for at, name in enumerate(n for each in self.headings.values() for n in each)}
-        return sorted(super().get_params(ctx), key=lambda one: order.get(one.name or "", len(order)))
+        order = {
+            name: at for at, name in enumerate(n for each in self.headings.values() for n in each)
+        }
+        return sorted(
+            super().get_params(ctx), key=lambda one: order.get(one.name or "", len(order))
+        )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings."""

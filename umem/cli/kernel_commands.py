@@ -105,7 +105,10 @@ def export(file: Path, force: bool) -> None:
         count = export_kernels(Toolchain(), target, __version__)
 
     write(file, fill, force=force)
-    say(f"Wrote {count} kernels to {short(file)}\nNext, on the other machine: umem kernels import FILE")
+    say(
+        f"Wrote {count} kernels to {short(file)}\nNext, on the other machine: umem kernels import "
+        f"FILE"
+    )
 
 
 @command.command("import")
@@ -179,8 +182,12 @@ def clear() -> None:
 
 
 @command.command("warm")
-@click.option("--dtype", "dtypes", multiple=True, type=Names(DTYPES), metavar="DTYPE", help=_DTYPE_HELP)
-@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes (default: one per core).")
+@click.option(
+    "--dtype", "dtypes", multiple=True, type=Names(DTYPES), metavar="DTYPE", help=_DTYPE_HELP
+)
+@click.option(
+    "--jobs", type=click.IntRange(1), metavar="N", help="Processes (default: one per core)."
+)
 def warm(dtypes: tuple[str, ...], jobs: int | None) -> None:
     """Compile the kernels that most CuPy programs use.
 

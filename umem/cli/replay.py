@@ -70,9 +70,7 @@ def command(
     if isinstance(sys.stdout, TextIOWrapper):  # names may have letters that it cannot write
         sys.stdout.reconfigure(errors="backslashreplace")
     if all_gpus and (gpu is not None or vram is not None):
-        raise click.UsageError(
-            "--all-gpus replays on every GPU. Leave out --gpu and --vram"
-        )
+        raise click.UsageError("--all-gpus replays on every GPU. Leave out --gpu and --vram")
     gpus = list(map(gpu_spec, GPUS)) if all_gpus else [spec_with_vram(gpu or "t4", vram)]
     trace = Trace.load(path, max_events=max_events, max_bytes=max_bytes)
     found = [umem.replay(trace, each, mode) for each in gpus for mode in modes or MODES]

@@ -72,7 +72,9 @@ def _own_options(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="NAME FILE",
     help=f"Write another format. {' '.join(f'{o.name}: {o.help}' for o in _exports().values())}",
 )
-@click.option("--gpu", metavar="NAME", help="Compare the peak with the VRAM of this GPU, such as t4.")
+@click.option(
+    "--gpu", metavar="NAME", help="Compare the peak with the VRAM of this GPU, such as t4."
+)
 @click.option("--vram", metavar="SIZE", help="Compare the peak with this much VRAM, such as 24GiB.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @caps
@@ -117,7 +119,8 @@ def command(
         )
     if (len(traces) == 2 or ranks) and wanted:
         raise click.UsageError(
-            "--html, --png and --export take one trace. Print two traces, or ranks, as text or --json"
+            "--html, --png and --export take one trace. Print two traces, or ranks, as text or "
+            "--json"
         )
     refuse([path for _, path in wanted], traces, force=force)
     refuse_picture(files.get("png"))

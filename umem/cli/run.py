@@ -66,10 +66,7 @@ HEADINGS = {
 
 # What follows the script is its own; an unknown option before it is a mistake.
 @click.command(
-    "run",
-    cls=_RunCommand,
-    headings=HEADINGS,
-    context_settings={"allow_interspersed_args": False},
+    "run", cls=_RunCommand, headings=HEADINGS, context_settings={"allow_interspersed_args": False}
 )
 @click.option(
     "--mode",
@@ -88,7 +85,9 @@ HEADINGS = {
 @click.option("--software", metavar="GPU", help="Run CuPy on the processor, as if on this GPU.")
 @click.option("--no-model", is_flag=True, help="With --software: simulate no VRAM, pages or time.")
 @click.option(
-    "--checked", is_flag=True, help="With --software: find kernels that access memory out of bounds."
+    "--checked",
+    is_flag=True,
+    help="With --software: find kernels that access memory out of bounds.",
 )
 @click.option(
     "--kernel-seconds",
@@ -96,9 +95,7 @@ HEADINGS = {
     metavar="S",
     help="With --software: stop a kernel that takes more than S seconds.",
 )
-@click.option(
-    "--not-strict", is_flag=True, help="With --software: accept calls that CUDA refuses."
-)
+@click.option("--not-strict", is_flag=True, help="With --software: accept calls that CUDA refuses.")
 @click.option(
     "--devices",
     type=click.IntRange(1, MOST_DEVICES),
@@ -191,7 +188,9 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     flags = _RunOptions(**options)
     program = Program.found(script, arguments, is_module=flags.module)
     if flags.virtual and flags.software:
-        raise click.UsageError("--virtual simulates a GPU for NumPy arrays, --software one for CuPy. Give one of them")
+        raise click.UsageError(
+            "--virtual simulates a GPU for NumPy arrays, --software one for CuPy. Give one of them"
+        )
     if flags.vram and not (flags.virtual or flags.software):
         raise click.UsageError("--vram needs --dry, --software or --virtual")
     for name, given in (
@@ -202,8 +201,8 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> None:
             raise click.UsageError(f"{name} needs --software GPU")
     if flags.recompute and flags.record:
         raise click.UsageError(
-            "--record cannot be used with --recompute, which plans during the recorded steps. Leave "
-            "out one of them"
+            "--record cannot be used with --recompute, which plans during the recorded steps. "
+            "Leave out one of them"
         )
     recording = _recording(flags, program)
     budgeting.choose(program, is_module=flags.module)
@@ -283,7 +282,9 @@ def _recording(flags: _RunOptions, program: Program) -> Recording | None:
     except UmemError as error:
         raise click.BadParameter(str(error), param_hint="--steps") from error
     if flags.stop and steps.last is None:
-        raise click.UsageError("--stop needs a last step, and --steps all has none. Give --steps such as 2-3")
+        raise click.UsageError(
+            "--stop needs a last step, and --steps all has none. Give --steps such as 2-3"
+        )
     keeper = Keeper(steps, flags.stacks, not flags.no_workspace)
     extra = {"stop": flags.stop, "force": flags.force, "at_end": flags.dry}
     return Recording(flags.record, keeper, program.name, **extra)

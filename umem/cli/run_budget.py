@@ -54,7 +54,10 @@ class BudgetOption:
         self._budget_bytes = parse_bytes(self._budget, "--budget")
         for name in _REFUSED:
             if options[name]:
-                raise click.UsageError(f"--budget cannot be used with --{name.replace('_', '-')}. Leave out one of them")
+                raise click.UsageError(
+                    f"--budget cannot be used with --{name.replace('_', '-')}. Leave out one of "
+                    f"them"
+                )
         self._options = dry_options({name: options[name] for name in OF_DRY_RUNS})
         options |= {"answers": (), "writes": None, "programs": None}  # of the dry part alone
 
@@ -81,7 +84,8 @@ class BudgetOption:
             )
         self._technique = next(row for row in techniques if row.name == best.name)
         say(
-            f"umem: --budget {self._budget}: uses {best.name}, {format_seconds(best.seconds)} a step, "
+            f"umem: --budget {self._budget}: uses {best.name}, {format_seconds(best.seconds)} a "
+            f"step, "
             f"{format_bytes(best.reserved_peak_bytes)} reserved by CuPy's pool (simulated "
             f"{choice.title})",
             err=True,
@@ -117,11 +121,14 @@ def _gpu_here() -> str:
     reason = cuda_reason()
     if reason is not None:
         raise DeviceNotFoundError(
-            f"--budget needs a GPU, and there is none: {reason}. Add --software t4 to run the script "
+            f"--budget needs a GPU, and there is none: {reason}. Add --software t4 to run the "
+            f"script "
             "on a simulated GPU"
         )
     name = str(open_cuda().name)
     spec = spec_of_driver(name)
     if spec is None:
-        raise UnknownGpuError(f"umem does not know the GPU {name}. Name a similar one with --gpu NAME")
+        raise UnknownGpuError(
+            f"umem does not know the GPU {name}. Name a similar one with --gpu NAME"
+        )
     return spec.name

@@ -122,7 +122,9 @@ class DryOptions:
             return
         for name in _REFUSED:
             if options[name]:
-                raise click.UsageError(f"--dry cannot be used with --{name.replace('_', '-')}. Leave out one of them")
+                raise click.UsageError(
+                    f"--dry cannot be used with --{name.replace('_', '-')}. Leave out one of them"
+                )
         options["software"] = self.gpu
         self._answers = dict(map(_answer, taken["answers"]))
         rank = this_rank()
@@ -147,9 +149,13 @@ class DryOptions:
             if has_ranks or rank is not None:
                 raise click.UsageError("--all-gpus runs one process. Leave out -n")
             if options["mode"] or mode_of_environment() not in (None, "off"):
-                raise click.UsageError("--all-gpus compares VRAM alone. Leave out --mode and UMEM_MODE")
+                raise click.UsageError(
+                    "--all-gpus compares VRAM alone. Leave out --mode and UMEM_MODE"
+                )
             if options["recompute"] == "card":
-                raise click.UsageError("--recompute card is a different budget on each GPU of --all-gpus. Give a size")
+                raise click.UsageError(
+                    "--recompute card is a different budget on each GPU of --all-gpus. Give a size"
+                )
             arguments = given_arguments(click.get_current_context(), _NOT_ELSEWHERE)
             self._elsewhere = Elsewhere(arguments)
         try:
@@ -229,8 +235,7 @@ def _answer(text: str) -> tuple[str, float]:
     file, _, number = line.rpartition(":")
     if not (file and number.isdecimal()):
         raise click.BadParameter(
-            f"write FILE:LINE=VALUE, such as train.py:41=1000; got {text!r}",
-            param_hint="--answer",
+            f"write FILE:LINE=VALUE, such as train.py:41=1000; got {text!r}", param_hint="--answer"
         )
     for kind in (int, float):
         try:

@@ -28,7 +28,12 @@ def with_ranks(command: Callable[..., Any]) -> Callable[..., Any]:
             help="With -n: NumPy threads per rank (default: OMP_NUM_THREADS, or 1).",
         ),
         click.option("--allow-root", is_flag=True, help="With -n: allow root to run ranks."),
-        click.option("--hosts", type=file, metavar="FILE", help="With -n: a file of host names, one per line."),
+        click.option(
+            "--hosts",
+            type=file,
+            metavar="FILE",
+            help="With -n: a file of host names, one per line.",
+        ),
         click.option(
             "-n",
             "ranks",

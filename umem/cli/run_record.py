@@ -76,7 +76,8 @@ class Recording:
             return  # a child process by fork
         if not kept.trace.peak_bytes:
             self.error = (
-                f"nothing was recorded: the script's main thread ran no operation of {names()}, and "
+                f"nothing was recorded: the script's main thread ran no operation of {names()}, "
+                f"and "
                 "made no CuPy array on a GPU"
             )
         elif not self._written:

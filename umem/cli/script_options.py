@@ -92,9 +92,7 @@ def of_a_script(command: Callable[..., Any]) -> Callable[..., Any]:
             help="The value that a line of SCRIPT reads from the GPU. May be repeated.",
         ),
         click.option("--vram", metavar="SIZE", help="Usable VRAM, such as 8GiB."),
-        click.option(
-            "--gpu", default="t4", show_default=True, metavar="NAME", help="The GPU."
-        ),
+        click.option("--gpu", default="t4", show_default=True, metavar="NAME", help="The GPU."),
     ):
         found = option(found)
     return found

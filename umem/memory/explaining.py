@@ -96,7 +96,10 @@ class Explanation:
             lines[0] = f"{format_bytes(self.asked_bytes)} were asked for; {lines[0]}"
         rows = [(format_bytes(one.nbytes), one.array_count, one.place) for one in self.held[:SHOWN]]
         for nbytes, place in (
-            (sum(one.nbytes for one in self.held[SHOWN:]), f"in {len(self.held) - SHOWN} more places"),
+            (
+                sum(one.nbytes for one in self.held[SHOWN:]),
+                f"in {len(self.held) - SHOWN} more places",
+            ),
             (self.other_bytes, "elsewhere"),
             (self.past_bytes, PLACE_OF_PAST),
         ):
@@ -316,7 +319,8 @@ def _remedies(
             most = f"{format_bytes(used + asked)}{_seconds(used + asked, spec)}"
             yield Remedy(
                 "umem.enable()",
-                "Call it before the first array. Managed memory moves to the GPU when it is used: at "
+                "Call it before the first array. Managed memory moves to the GPU when it is "
+                "used: at "
                 f"most {most}. umem.paging shows what moves, and umem.lookahead moves it early.",
             )
     else:
@@ -338,7 +342,10 @@ def _remedies(
 def _cuts(graph: HeldGraph) -> Iterator[Remedy]:
     """Yield the lines that free a graph which goes back through repeated calls."""
     for link in graph.stateful[:1]:
-        yield Remedy(f"{link}.reset_state()", "Call it where a new sequence begins. It frees the graph of the last one.")
+        yield Remedy(
+            f"{link}.reset_state()",
+            "Call it where a new sequence begins. It frees the graph of the last one.",
+        )
     yield Remedy(
         f"{graph.names[0]}.unchain_backward()",
         "Call it after an update. Backward then stops there, and earlier arrays are freed. If you "

@@ -159,7 +159,9 @@ def _kinds(analysis: Analysis, width: int, plain: bool) -> Iterator[Text]:
         Column("bytes", [format_bytes(kind.total_bytes) for kind in kinds]),
         Column("share", [_percent(share) for share in shares], 1),
         Column(
-            f"{_arrays(analysis)}s", [f"{kind.tensor_count:,}" if kind.tensor_count else "-" for kind in kinds], 2
+            f"{_arrays(analysis)}s",
+            [f"{kind.tensor_count:,}" if kind.tensor_count else "-" for kind in kinds],
+            2,
         ),
         Column("", [_bar(share, 24, plain) for share in shares], 3, True),
     ]
