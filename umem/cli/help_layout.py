@@ -100,5 +100,5 @@ class Names(click.Choice):  # type: ignore[type-arg]
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:
-            error.message += did_you_mean(str(value), map(str, self.choices))
-            raise
+            hint = did_you_mean(str(value), map(str, self.choices))
+            raise click.BadParameter(f"{error.message}{hint}", ctx, param) from None
