@@ -1,21 +1,21 @@
-"""The software GPU by the environment, ``UMEM_SOFTWARE_GPU=t4``, and the scratch disk of a dry run.
+"""Opens the software GPU from the variable ``UMEM_SOFTWARE_GPU=t4``, and shares a dry run's disk.
 
-A package of its own, beside umem: each Python process of an environment with umem runs a line of
+A package beside umem: each Python process of an environment with umem runs a line of
 ``umem_software_gpu.pth`` as it starts, and pytest loads `umem_software_gpu.plugin`. Neither may
-import NumPy where nobody asked for a GPU, which ``import umem`` does. This file has the variable's
-syntax, and a finder that opens the software GPU at the first import of CuPy.
+import NumPy, as ``import umem`` does, unless a GPU is requested. This file has the variable's
+syntax, and a finder that opens the software GPU when CuPy is first imported.
 
     plugin.py     is ``pytest --software-gpu t4``
     each_test.py  sets up each test: its seed, its errors, its properties
-    seeds.py      makes a test's seed of the run's
-    faults.py     names faults of kernels, and reads a file of known ones
-    summary.py    writes what stands at the end of a run of tests
+    seeds.py      derives each test's seed from the run's
+    faults.py     names faults of kernels, and reads a file of known faults
+    summary.py    writes the summary of a test run
 
-- It imports umem where a GPU is asked for. Nothing in umem imports it.
-- It loads the room `umem.dry` without umem, to share the scratch disk of a dry run.
+- It imports umem only if a GPU is requested. Nothing in umem imports it.
+- It loads the package `umem.dry` without umem, to share the scratch disk of a dry run.
 - scripts/build_backend.py puts the ``.pth`` file into wheels, editable ones included.
 
-PYTEST_DONT_REWRITE: pytest warns of modules of plugins that were imported before it otherwise.
+PYTEST_DONT_REWRITE: otherwise pytest warns that a plugin's module was imported before pytest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 
 VARIABLE = "UMEM_SOFTWARE_GPU"
 OFF = ("", "0")
-"""Values that ask for none."""
+"""Values that request no GPU."""
 FORM = (
     "GPU[,vram=SIZE][,model=off][,checked][,not-strict][,sticky=off][,seed=N|off]"
     "[,kernel-seconds=N][,devices=N][,dry][,force]"
@@ -43,14 +43,14 @@ OPTIONS = (
 PACKAGES = ("cupy", "cupy_backends")
 """Packages whose first import opens the GPU."""
 DRY_DISK = "UMEM_DRY_DISK"
-"""Tells a Python that a dry run has started to share its scratch disk."""
+"""Makes a Python process that a dry run started share its scratch disk."""
 
 
 def parsed(text: str) -> tuple[str, dict[str, Any]]:
     """Read a GPU and the keyword arguments of `umem.software_gpu` from the variable's value.
 
     Raises:
-        ValueError: an option is unknown, given twice, or its value is none.
+        ValueError: an option is unknown, given twice, or has an invalid value.
     """
     gpu, *options = (word.strip() for word in text.split(","))
     given: dict[str, Any] = {}
@@ -74,7 +74,9 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
         elif name == "devices" and value.isdecimal():
             given["devices"] = int(value)
         else:
-            raise ValueError(f"{option!r} is no option of the software GPU: {FORM}{_nearest(name)}")
+            raise ValueError(
+                f"{option!r} is not an option of the software GPU: {FORM}{_nearest(name)}"
+            )
         if names.count(name) > 1:
             raise ValueError(f"{name!r} is given more than once for the software GPU")
     return gpu, given
@@ -89,7 +91,7 @@ def _nearest(name: str) -> str:
 
 
 def with_seed(text: str, seed: int | str | None) -> str:
-    """Return the variable's value with another seed, ``"off"`` among them; None has none said."""
+    """Return the variable's value with another seed, or ``"off"``; None removes the seed."""
     kept = [word for word in text.split(",") if word.strip().partition("=")[0] != "seed"]
     return ",".join(kept if seed is None else [*kept, f"seed={seed}"])
 
@@ -97,14 +99,14 @@ def with_seed(text: str, seed: int | str | None) -> str:
 class Waiting:
     """A finder that opens the software GPU when CuPy is imported for the first time.
 
-    To look whether CuPy is there, as `importlib.util.find_spec` does, opens nothing.
+    Checking whether CuPy is installed, as `importlib.util.find_spec` does, does not open it.
 
     Args:
-        text: as the variable has it.
+        text: the variable's value.
     """
 
     opens_software_gpu = True
-    """By this umem knows it, and takes it away before it opens one itself."""
+    """By this name umem finds it, and removes it before opening a software GPU itself."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -112,7 +114,7 @@ class Waiting:
     def find_spec(
         self, name: str, path: object = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find CuPy where the other finders do, to be loaded by `_Opening`."""
+        """Find CuPy with the other finders, and have `_Opening` load it."""
         if name not in PACKAGES:
             return None
         for finder in [finder for finder in sys.meta_path if not isinstance(finder, Waiting)]:
@@ -126,13 +128,13 @@ class Waiting:
 
 
 class _Opening(Loader):
-    """A loader that opens the software GPU, which imports CuPy, and gives what that imported."""
+    """A loader that opens the software GPU, which imports CuPy, and returns the imported CuPy."""
 
     def __init__(self, finder: Waiting, spec: ModuleSpec) -> None:
         self._finder, self._spec = finder, spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Open the software GPU as the variable says, and return the CuPy that this imported."""
+        """Open the variable's software GPU, and return the CuPy that it imported."""
         import umem
 
         gpu, given = parsed(self._finder.text)
@@ -148,7 +150,7 @@ class _Opening(Loader):
 
 
 def start() -> None:
-    """Do what the environment asks of a Python that starts."""
+    """Follow the environment variables as Python starts."""
     setting = os.environ.get(DRY_DISK)
     if setting:
         try:
@@ -162,7 +164,7 @@ def start() -> None:
 
 
 def _join_disk(setting: str) -> None:
-    """Load the room `umem.dry` without umem, which imports NumPy, and share the scratch disk."""
+    """Load `umem.dry` without umem, which would import NumPy, and share the scratch disk."""
     name = "umem.dry"
     if name not in sys.modules:
         found = find_spec("umem")
@@ -179,7 +181,7 @@ def _join_disk(setting: str) -> None:
 
 
 def arm(text: str | None = None) -> None:
-    """Have the first import of CuPy open the GPU that the variable asks for."""
+    """Make the first import of CuPy open the variable's GPU."""
     if text is None:
         text = os.environ.get(VARIABLE, "")
     disarm()
@@ -188,10 +190,10 @@ def arm(text: str | None = None) -> None:
 
 
 def is_armed() -> bool:
-    """Tell whether the first import of CuPy is still to open a GPU."""
+    """Tell whether the first import of CuPy will open a GPU."""
     return any(isinstance(finder, Waiting) for finder in sys.meta_path)
 
 
 def disarm() -> None:
-    """Have no import open anything any more."""
+    """Make imports open nothing any more."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Waiting)]

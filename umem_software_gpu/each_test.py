@@ -16,7 +16,7 @@ from umem_software_gpu.faults import Known, fault_of
 from umem_software_gpu.seeds import name_of, seed_of
 
 OPENING, FAULTS = "umem.devices.software.opening", "umem.host_cuda.faults"
-"""Modules of umem that are there once the software GPU is open; before, they are not imported."""
+"""Modules of umem that are imported once the software GPU is open."""
 Phase = Generator[None, Any, Any]
 
 
@@ -28,9 +28,9 @@ def opened() -> Any:
 
 
 def drain() -> tuple[BaseException | None, bool]:
-    """Run all work that is queued, and revive devices that a fault has ended.
+    """Run all queued work, and revive devices whose context a fault has ended.
 
-    Returns the error of that work, and whether there was such a device.
+    Returns the error of that work, and whether a device was revived.
     """
     gpu, error = opened(), None
     if gpu is None:
@@ -45,16 +45,16 @@ def drain() -> tuple[BaseException | None, bool]:
 class EachTest:
     """A plugin of pytest.
 
-    Each test has a seed of its own, from the base seed and its node id, so that it runs alike
-    alone and among others. What it has queued is done when it ends: an error is its own.
+    Each test has its own seed, derived from the base seed and its node id, so that it runs alike
+    alone and among others. Its queued work is run when it ends, so that an error is its own.
 
     Args:
         text: the GPU, with the base seed.
-        count: under how many base seeds each test runs: the first, and those that follow.
-        known: faults for which no test fails.
+        count: the number of consecutive base seeds that each test runs under.
+        known: known faults, which fail no test.
 
     Attributes:
-        is_over: whether the test does not run again under another seed.
+        is_over: whether the test runs under no further seed.
     """
 
     def __init__(self, text: str, count: int, known: set[Known]) -> None:
@@ -68,7 +68,7 @@ class EachTest:
         self._of_threads: list[BaseException] = []
 
     def text_of(self, base: int | None) -> str:
-        """Return the GPU with a base seed; None is at once."""
+        """Return the GPU with a base seed; None runs streams at once."""
         if base is None:
             return self.text
         return with_seed(self.text, base)
@@ -78,7 +78,7 @@ class EachTest:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_setup(self, item: Any) -> Phase:
-        """Give a test its seed, and note both in its properties, before its fixtures begin."""
+        """Set a test's seed, and note it and the GPU in its properties, before fixtures begin."""
         __tracebackhide__ = True
         name = name_of(item)
         _set(item, "gpu", self.gpu)
@@ -100,7 +100,7 @@ class EachTest:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_make_collect_report(self, collector: Any) -> Phase:
-        """Have work that a module has queued at its import done, and its error be the module's."""
+        """Run the work that a module queued at its import, so that an error is the module's."""
         report = yield
         error, _ = drain()
         if error is not None and report.passed:
@@ -109,9 +109,9 @@ class EachTest:
         return report
 
     def _phase(self, item: Any, phase: str) -> Phase:
-        """Settle what a phase has queued, but for a setup, whose work the test goes on with.
+        """Run the work that a phase has queued, except a setup, whose work the test continues.
 
-        An error of the phase's own comes first, then one of a thread that nobody has caught.
+        The phase's own error takes precedence, then an uncaught one of a thread.
         """
         __tracebackhide__ = True
         self._outer_hook = before = threading.excepthook
@@ -141,7 +141,7 @@ class EachTest:
         return result
 
     def _excepthook(self, given: Any, /) -> None:
-        """Keep a fault that ends a thread: the thread's error is only a warning of pytest's."""
+        """Keep a fault that ends a thread, because pytest only warns of a thread's error."""
         if fault_of(given.exc_value) is not None:
             self._of_threads.append(given.exc_value.with_traceback(None))
         self._outer_hook(given)
@@ -150,7 +150,7 @@ class EachTest:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Phase:
-        """Add to a report what the software GPU knows of the test, and pass over known faults."""
+        """Add the software GPU's properties to a test's report, and let known faults pass."""
         report = yield
         self.is_over = self.is_over or not report.passed
         gpu, is_called = opened(), report.when == "call"
@@ -207,22 +207,22 @@ class EachTest:
 
 
 class _NextItem:
-    """The item behind a test: its parent, if it runs again, so that only its own fixtures end.
+    """The next item of a test: its parent, if it runs again, so that only its own fixtures end.
 
-    Whether it does is known when its fixtures are to end.
+    This is known only when its fixtures are about to end.
     """
 
     def __init__(self, each: EachTest, item: Any, nextitem: Any) -> None:
         self._each, self._item, self._next = each, item, nextitem
 
     def listchain(self) -> list[Any]:
-        """Return the nodes that go on, as pytest's nodes do."""
+        """Return the nodes that stay set up, as pytest's nodes do."""
         after = self._next if self._each.is_over else self._item.parent
         return [] if after is None else list(after.listchain())
 
 
 def _end_others(item: Any, nextitem: Any, report: Any) -> None:
-    """End what the next test does not need, if a test failed as its own fixtures ended."""
+    """End fixtures that the next test does not need, if a test failed as its own fixtures ended."""
     try:
         item.session._setupstate.teardown_exact(nextitem)
     except Exception as error:
@@ -236,7 +236,7 @@ def _set(item: Any, name: str, value: str) -> None:
 
 
 def _reseed(text: str, seed: int) -> None:
-    """Begin a test: its seed here, and the base seed in the processes that it starts."""
+    """Begin a test: set its seed here, and the base seed for the processes that it starts."""
     os.environ[VARIABLE] = text
     if is_armed():
         arm(with_seed(text, seed))

@@ -1,4 +1,4 @@
-"""Faults of kernels, as errors tell of them, and a file of those that a project knows.
+"""Faults of kernels, found in errors, and a file of a project's known faults.
 
 The file is JSON, a fault on each line: ``{"version": 1, "faults": [{"test": "tests/test_it.py::
 test_shift", "fault": "memcheck", "kernel": "shift", "argument": "1 (const float* x)"}]}``.
@@ -16,7 +16,7 @@ FIELDS = ("test", "fault", "kernel", "argument")
 
 
 class Fault(NamedTuple):
-    """A kernel's fault: the tool of compute-sanitizer that finds such, the kernel, an argument."""
+    """A kernel's fault: the tool of compute-sanitizer that finds it, the kernel, an argument."""
 
     tool: str
     kernel: str
@@ -31,7 +31,7 @@ class Known(NamedTuple):
 
 
 def fault_of(error: BaseException | None) -> Fault | None:
-    """Return the fault that an error, one of its group, or one that it came from tells of."""
+    """Return the fault that an error reports, or one of its group or of its causes."""
     for each in _all(error):
         finding = vars(each).get("finding")  # of umem's errors of faults
         if finding is not None:
@@ -54,7 +54,7 @@ def read(path: Path) -> set[Known]:
     """Read a file of known faults.
 
     Raises:
-        ValueError: there is none, or it is broken; the message says how one is made.
+        ValueError: there is no such file, or it is damaged; the message says how to make one.
     """
     how = "--software-gpu-new-baseline writes one"
     try:
@@ -63,7 +63,7 @@ def read(path: Path) -> set[Known]:
             raise ValueError(f"version {content['version']}; this umem reads {VERSION}")
         rows = [tuple(row[name] for name in FIELDS) for row in content["faults"]]
         if not all(isinstance(word, str) for row in rows for word in row):
-            raise ValueError("a value is no text")
+            raise ValueError("a value is not a string")
     except OSError as error:
         raise ValueError(f"no known faults in {path}: {error.strerror}; {how}") from None
     except KeyError as error:

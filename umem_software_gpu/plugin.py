@@ -1,4 +1,4 @@
-"""``pytest --software-gpu t4``: CuPy without a GPU, here and in all processes that tests start."""
+"""``pytest --software-gpu t4``: CuPy without a GPU, here and in all processes started by tests."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from umem_software_gpu.seeds import resolved
 from umem_software_gpu.summary import NEEDS_GPU, Figures, Summary
 
 DEVICES = ("/dev/nvidia[0-9]*", "/dev/nvhost-gpu", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
-"""Files of GPUs: NVIDIA's, on Tegra, under WSL, AMD's. The driver is not asked, because a process
-that has initialised CUDA cannot fork children that use it."""
+"""Device files of GPUs: NVIDIA's, on Tegra, under WSL, AMD's. The driver is not called, because a
+process that has initialised CUDA cannot fork children that use it.
+"""
 
 
 def pytest_addoption(parser: Any) -> None:
-    """Add ``--software-gpu`` and its kin."""
+    """Add ``--software-gpu`` and its related options."""
     group = parser.getgroup("umem", "CuPy without a GPU")
     group.addoption(
         "--software-gpu",
@@ -53,7 +54,7 @@ def pytest_addoption(parser: Any) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest redirects the output
 def pytest_load_initial_conftests(early_config: Any) -> Iterator[None]:
-    """Open the way for CuPy before a conftest imports it; start again where a plugin has."""
+    """Prepare CuPy before a conftest imports it; restart pytest if a plugin already has."""
     option = early_config.known_args_namespace.software_gpu
     before = os.environ.get(VARIABLE, "")
     given = text = before if option is None else option
@@ -77,7 +78,7 @@ def pytest_load_initial_conftests(early_config: Any) -> Iterator[None]:
 
 
 def pytest_configure(config: Any) -> None:
-    """Register the marker, and what is done around tests and at the end where the GPU is on."""
+    """Register the marker, and if the GPU is on, the plugins for each test and the summary."""
     config.addinivalue_line(
         "markers", f"{NEEDS_GPU}(reason): needs a real GPU; skipped on the software GPU"
     )
@@ -102,7 +103,7 @@ def pytest_configure(config: Any) -> None:
 
 
 def _new_baseline(config: Any) -> Path | None:
-    """Return where the faults that are found are to be written, if they are."""
+    """Return the file to write the found faults to, if any."""
     given = config.option.software_gpu_new_baseline
     path = None if given is None else config.invocation_params.dir / given
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
@@ -111,7 +112,7 @@ def _new_baseline(config: Any) -> Path | None:
 
 
 def _known(config: Any) -> set[Known]:
-    """Read the faults that are known."""
+    """Read the known faults."""
     given = config.option.software_gpu_baseline
     if given is None:
         return set()
@@ -124,7 +125,7 @@ def _known(config: Any) -> set[Known]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a real GPU where there is a software GPU."""
+    """Skip tests that need a real GPU, if the software GPU is on."""
     if os.environ.get(VARIABLE, "") in OFF:
         return
     for item in items:
@@ -136,7 +137,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _problem(text: str) -> str | None:
-    """Say why this GPU cannot be had here, if it cannot."""
+    """Return why this GPU cannot be opened here, if it cannot."""
     try:
         gpu, given = parsed(text)
     except ValueError as error:
@@ -163,9 +164,9 @@ def _is_plain_cupy_imported() -> bool:
 
 
 def _start_again(config: Any, text: str, given: str) -> str:
-    """Start this pytest again with the variable set; why not, where it cannot be.
+    """Restart this pytest with the variable set; return the reason if that is impossible.
 
-    What is to be set is what was ``given``, without a seed that was drawn.
+    The user is told to set ``given``, which has no drawn seed.
     """
     importers = ", ".join(_importers(config)) or "a plugin"
     why = f"CuPy was imported before pytest had read its options, by {importers}"
@@ -191,12 +192,12 @@ def _importers(config: Any) -> Iterator[str]:
 
 
 def _has_cupy_alone() -> bool:
-    """Tell whether CuPy is installed on a machine without a GPU; CuPy is not imported for that."""
+    """Tell whether CuPy is installed on a machine without a GPU; does not import CuPy."""
     return find_spec("cupy") is not None and not any(map(glob, DEVICES))
 
 
 def pytest_report_header(config: Any) -> list[str]:
-    """Say that the GPU is simulated, and which it is; or that there could be one."""
+    """Name the simulated GPU in the header; or tell how to get one."""
     text = os.environ.get(VARIABLE, "")
     if not text and _has_cupy_alone():
         return [

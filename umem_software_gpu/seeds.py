@@ -1,4 +1,4 @@
-"""The seeds of tests: one base seed a run, and from it one for each test.
+"""The seeds of tests: one base seed a run, from which each test's seed is derived.
 
 Neither NumPy nor umem is imported, as pytest loads this everywhere.
 """
@@ -14,19 +14,19 @@ from typing import Any
 from umem_software_gpu import OFF, VARIABLE, parsed, with_seed
 
 MOST_DRAWN = 1_000_000
-"""Base seeds that are drawn are below this: few digits to type again."""
+"""Drawn base seeds are below this, so that they are short to type again."""
 NOT_CI = ("", "0", "false")
-"""Values of the variable CI that say this is none."""
+"""Values of the variable CI that mean no CI."""
 
 
 def resolved(text: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Return a GPU's text with the base seed of its tests; a dry GPU is never late, and has none.
+    """Return a GPU's text with the base seed of its tests; a dry GPU has no seed.
 
-    Where no seed is said it is that of an outer pytest on the same GPU, 0 in CI, and else drawn.
-    ``seed=random`` is drawn everywhere.
+    A missing seed is taken from an outer pytest on the same GPU, is 0 in CI, and is drawn
+    elsewhere. ``seed=random`` always draws one.
 
     Raises:
-        ValueError: an option is unknown, given twice, or its value is none.
+        ValueError: an option is unknown, given twice, or has an invalid value.
     """
     seeds = [word.strip() for word in text.split(",")[1:] if _is_seed(word)]
     drawn = f"seed={random.SystemRandom().randrange(MOST_DRAWN)}"
@@ -55,14 +55,14 @@ def _base(text: str) -> int | None:
 
 
 def is_ci(environ: Mapping[str, str]) -> bool:
-    """Tell whether this runs where the same commit has to give the same result."""
+    """Tell whether this is CI, where the same commit must give the same result."""
     return environ.get("CI", "").lower() not in NOT_CI
 
 
 def seed_of(base: int, test: str) -> int:
-    """Return a test's own seed: the same alone, in another order and in another worker.
+    """Return a test's own seed, the same alone, in any order and in any worker.
 
-    Folders do not count: from where pytest names files depends on its options.
+    Folders are ignored, because the names that pytest gives files depend on its options.
     """
     file, colons, rest = test.partition("::")
     text = f"{base} {file.rpartition('/')[2]}{colons}{rest}"

@@ -18,12 +18,13 @@ NEEDS_GPU = "needs_gpu"
 INSTALLING, KERNELS = "umem.host_cuda.installing", "umem.host_cuda.kernels"
 _DATA = {"%": "%25", "\r": "%0D", "\n": "%0A"}
 _PROPERTY = {**_DATA, ":": "%3A", ",": "%2C"}
-"""Characters that are escaped in a workflow command's message and in its properties: escapeData and
-escapeProperty of actions/toolkit, packages/core/src/command.ts."""
+"""Characters to escape in a workflow command's message and in its properties: escapeData and
+escapeProperty of actions/toolkit, packages/core/src/command.ts.
+"""
 
 
 def figures() -> dict[str, Any]:
-    """Return the counts of this process: simple values, which pytest-xdist can send."""
+    """Return the counts of this process as simple values, which pytest-xdist can send."""
     kernels, opening, installing = map(sys.modules.get, (KERNELS, OPENING, INSTALLING))
     gpu = None if opening is None else opening.opened()
     peaks = [] if gpu is None else [each.figures.resident_peak_bytes for each in gpu.devices]
@@ -35,10 +36,10 @@ def figures() -> dict[str, Any]:
 
 
 class Figures:
-    """A plugin of pytest in a worker of pytest-xdist: sends its counts to the controller.
+    """A pytest plugin for workers of pytest-xdist: sends their counts to the controller.
 
     Args:
-        config: pytest's, with a ``workeroutput``.
+        config: pytest's configuration, with a ``workeroutput``.
     """
 
     def __init__(self, config: Any) -> None:
@@ -49,13 +50,13 @@ class Figures:
 
 
 class Summary:
-    """A plugin of pytest where results are printed: counts them, and prints them at the end.
+    """A pytest plugin that counts results, and prints a summary at the end.
 
     Args:
         text: the GPU, with the base seed.
-        count: under how many base seeds each test runs.
-        known: faults for which no test fails.
-        new: where a file of the faults is to be written, if it is.
+        count: the number of base seeds that each test runs under.
+        known: known faults, which fail no test.
+        new: the file to write the found faults to, if any.
     """
 
     def __init__(self, text: str, count: int, known: set[Known], new: Path | None) -> None:
@@ -91,7 +92,7 @@ class Summary:
 
     @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take a worker's counts; one that has crashed has none."""
+        """Take a worker's counts; a crashed worker has none."""
         self._workers.append(getattr(node, "workeroutput", {}).get("umem", {}))
 
     def pytest_terminal_summary(self, terminalreporter: Any, config: Any) -> None:
@@ -120,9 +121,9 @@ class Summary:
         if peaks:
             parts.append(f"at most {max(peaks) / (1 << 20):,.1f} MiB of VRAM in use (simulated)")
         if self._needing:
-            parts.append(f"{_counted(self._needing, 'test')} skipped for want of a real GPU")
+            parts.append(f"{_counted(self._needing, 'test')} skipped (needs a real GPU)")
         if self._caught:
-            parts.append(f"{_counted(self._caught, 'test')} caught a fault that a GPU ends with")
+            parts.append(f"{_counted(self._caught, 'test')} caught a fault that ends the context")
         absent = {name for each in all_figures for name in each.get("absent", ())}
         others = {parts for parts in self._absent if not any(name in parts for name in absent)}
         if absent or others:
@@ -130,7 +131,7 @@ class Summary:
         return f"software GPU {with_seed(self._text, None)}: {', '.join(parts)}"
 
     def _baseline(self) -> Iterator[str]:
-        """Yield lines about known faults; write the file of those that were found."""
+        """Yield lines about known faults; write the file of found faults."""
         if self._known:
             gone = [each for each in self._known - self._found if each.test in self._ran]
             yield f"known faults: {len(self._known & self._found)} found again, {len(gone)} gone"
@@ -151,8 +152,8 @@ def annotation(report: Any, root: Path) -> str:
     """Return a workflow command that marks a failure at the project's line, on one line.
 
     Args:
-        report: of a test or a collector that has failed.
-        root: pytest's root; files are named from GITHUB_WORKSPACE, if that is set.
+        report: the report of a failed test or collector.
+        root: pytest's root; file names are relative to GITHUB_WORKSPACE, if that is set.
     """
     file, line = _place(report, root)
     place = f"file={escaped(file, _PROPERTY)}" + (f",line={line}" if line else "")
@@ -170,7 +171,7 @@ def _message(report: Any) -> str:
 
 
 def _place(report: Any, root: Path) -> tuple[str, int]:
-    """Return the file and line, from 1, of the innermost frame that is the project's own."""
+    """Return the file and line, from 1, of the innermost frame in the project's code."""
     base = Path(os.environ.get("GITHUB_WORKSPACE") or root)
     name, number, _ = getattr(report, "location", None) or (report.nodeid.split("::")[0], None, "")
     found = root / name, (-1 if number is None else number) + 1

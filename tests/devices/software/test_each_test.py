@@ -55,13 +55,13 @@ def test_random_is_drawn_in_ci_too_and_not_every_value_is_ci(value: str) -> None
 
 @pytest.mark.parametrize("text", ["t4,seed=1,seed=random", "t4,seed=off,seed=1", "t4,seed=Off"])
 def test_a_wrong_seed_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"more than once|no option of the software GPU"):
+    with pytest.raises(ValueError, match=r"more than once|not an option of the software GPU"):
         resolved(text, {})
 
 
 def test_a_program_is_not_told_of_a_seed_that_only_pytest_draws() -> None:
     assert parsed("t4,seed=off") == ("t4", {"stream_seed": None})
-    with pytest.raises(ValueError, match="no option of the software GPU"):
+    with pytest.raises(ValueError, match="not an option of the software GPU"):
         parsed("t4,seed=random")
     assert with_seed("t4, seed=3,checked", None) == "t4,checked"
     assert with_seed("t4", 5) == "t4,seed=5"
@@ -184,7 +184,7 @@ def test_known_faults_are_read_as_they_were_written(tmp_path: Path) -> None:
         ("[]", "list indices"),
         (
             '{"version": 1, "faults": [{"test": 1, "fault": "", "kernel": "", "argument": ""}]}',
-            "a value is no text",
+            "a value is not a string",
         ),
         (None, "No such file"),
     ],
@@ -394,8 +394,8 @@ def test_faults_and_missing_waits_belong_to_their_tests(kernel_cache: Path, tmp_
     assert line.startswith(
         f"software GPU t4,checked,force: seed 5, {count} tests late, {count} tests checked, "
     )
-    assert "MiB of VRAM in use (simulated), 1 test skipped for want of a real GPU, " in line
-    assert "1 test caught a fault that a GPU ends with, " in line
+    assert "MiB of VRAM in use (simulated), 1 test skipped (needs a real GPU), " in line
+    assert "1 test caught a fault that ends the context, " in line
     assert line.endswith("not there: nvcc (cupy.cuda.compiler)")
     marked = re.findall(r"^::error file=test_it.py,line=\d+::test_it.py::(\w+): ", run.text, re.M)
     assert sorted(marked) == sorted(
@@ -467,7 +467,7 @@ def test_without_other_plugins_it_works_and_without_it_nothing_does(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("t4,seed=x",), "'seed=x' is no option of the software GPU"),
+        (("t4,seed=x",), "'seed=x' is not an option of the software GPU"),
         (("t4,seed=1,seed=2",), "'seed' is given more than once"),
         (("t4,dry,seed=3",), "a dry run computes nothing that could be checked or run late"),
         (("t4,dry,checked",), "a dry run computes nothing that could be checked or run late"),

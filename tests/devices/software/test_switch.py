@@ -89,7 +89,7 @@ def test_options_are_those_of_software_gpu(text: str, given: dict[str, Any]) -> 
     ],
 )
 def test_an_unknown_option_is_named_with_those_that_there_are(option: str) -> None:
-    with pytest.raises(ValueError, match=r"no option of the software GPU: GPU\[,vram=SIZE\]"):
+    with pytest.raises(ValueError, match=r"not an option of the software GPU: GPU\[,vram=SIZE\]"):
         parsed(f"t4,{option}")
 
 
@@ -367,7 +367,7 @@ def test_pytest_starts_again_where_a_plugin_has_imported_cupy(
     ("text", "said"),
     [
         ("t44", "no GPU named 't44'"),
-        ("t4,fast", "'fast' is no option of the software GPU"),
+        ("t4,fast", "'fast' is not an option of the software GPU"),
         ("t4,chekced", "Did you mean 'checked'"),
         ("t4,vram=lots", "vram must be a size"),
         ("t4,vram=8", "vram must be at least one block"),

@@ -173,43 +173,45 @@ def software_gpu(
     devices: int = 1,
     dry: bool = False,
 ) -> SoftwareGPU:
-    """Run the real CuPy on host memory as if on a GPU, from now on, for the process.
+    """Run the real CuPy on host memory as if on a GPU, for the rest of the process.
 
-    Kernels are compiled for this machine's processor when they are first used, and kept on disk.
+    Kernels are compiled for this machine's processor on first use, and cached on disk.
 
     Args:
-        gpu: a name of the table, such as ``"t4"``.
+        gpu: a name from the table of GPUs, such as ``"t4"``, or a `GpuSpec`.
         vram: usable VRAM instead of the table's figure, such as ``"1GiB"``.
-        model: False leaves out VRAM, pages and time: nothing is full or moves, and
-            operations are quicker.
-        force: also where there is a real GPU.
-        checked: each array gets memory of its own, between pages that nothing may touch: a kernel
-            that leaves it is a DeviceError that names kernel and argument. Slower.
-        strict: what CUDA refuses raises CUDA's own error; docs/reference/software-gpu.md has a
-            table. False accepts what can be computed here.
-        sticky: a fault of a kernel ends the context of its device, as on a GPU: each later call
-            raises its error, but for those that free something. False goes on after a fault.
-        stream_seed: work on streams runs late, at any moment that CUDA's rules allow, in an order
-            drawn from this seed: a program whose results depend on it has missed a wait. Without
-            one, streams do their work at once.
-        kernel_seconds: the processor time that a kernel may take, from 0.001 s: one that takes
-            longer ends there, by a fault that names it (cudaErrorLaunchTimeout). One core runs
-            each kernel then. None for no limit.
-        devices: how many such GPUs there are, at most 8, each with VRAM, streams and counts of its
-            own; what is returned is the first, and its ``devices`` all of them.
-        dry: leaves out the arithmetic. Memory, out of memory, simulated pages and time are those
-            of a run; values are zeros, but for what is small and follows from known values. Files
-            are written for real, which the first line on standard error says; UMEM_DRY is 1.
+        model: False turns off the model of VRAM, pages and time: memory never runs out, no page
+            moves, and operations are quicker.
+        force: True ignores a real GPU; otherwise a real GPU is an error.
+        checked: gives each array its own memory between inaccessible pages. A kernel that leaves
+            its array raises DeviceError, which names the kernel and the argument. Slower.
+        strict: raises CUDA's own error for whatever CUDA refuses; docs/reference/software-gpu.md has a
+            table. False accepts what this machine can compute.
+        sticky: a kernel's fault ends the context of its device, as on a GPU: every later call
+            raises the fault's error, except calls that free something. False lets the program
+            continue after a fault.
+        stream_seed: delays the work of streams, within CUDA's rules, in an order drawn from this
+            seed. A program whose results depend on the seed lacks a synchronization. None runs
+            the work of streams at once.
+        kernel_seconds: the processor time that a kernel may take, at least 0.001 s. A kernel that
+            takes longer ends with a fault that names it (cudaErrorLaunchTimeout). Each kernel then
+            runs on one core. None for no limit.
+        devices: the number of GPUs, at most 8. Each has its own VRAM, streams and counts. The
+            first is returned; its ``devices`` has all of them.
+        dry: skips the arithmetic. Memory, out-of-memory errors, and simulated pages and time are
+            as in a full run; values are zeros, except small ones that follow from known values.
+            Files are really written; the first line on standard error says so. Sets UMEM_DRY=1.
 
     Raises:
-        StateError: CuPy is imported already, or this was called before.
-        MissingDependencyError: no CuPy, or no compiler.
-        DeviceError: a CuPy whose inside is not known, a real GPU and no ``force``, a `GpuSpec` of
-            yours without a ``chip``, no such number of devices, or what a dry run does not go
-            with.
-        UnknownGpuError, SizeError: see `umem.virtual_gpu`; ``stream_seed`` is no whole number of
-            at least 0, or ``kernel_seconds`` no time. Nothing has changed after any of these.
-        DeviceError: the compiler fails. Then the process cannot go on to use CuPy.
+        StateError: CuPy is already imported, or a software GPU is already open.
+        MissingDependencyError: CuPy or a compiler is missing.
+        DeviceError: this version of CuPy is not supported; there is a real GPU, without ``force``;
+            your `GpuSpec` has no ``chip``; ``devices`` is out of range; or ``dry`` is combined with
+            an option that needs arithmetic or the model.
+        UnknownGpuError, SizeError: see `umem.virtual_gpu`; or ``stream_seed`` is not a whole
+            number of at least 0, or ``kernel_seconds`` is out of range. None of these errors
+            changes anything.
+        DeviceError: the compiler fails. The process cannot use CuPy afterwards.
     """
     check_seed(stream_seed)
     if dry and not model:
