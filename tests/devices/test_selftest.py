@@ -111,8 +111,8 @@ def growing() -> Callable[[Any], Usage]:
 @pytest.mark.parametrize(
     ("method", "broken", "fails", "text"),
     [
-        ("prefetch", returning(0), "prefetch to the host", "should be 8388608, and is 0"),
-        ("prefetch", returning(8 * MIB), "prefetch to the host", "should be 'cpu', and is None"),
+        ("prefetch", returning(0), "prefetch to the host", "should be 8388608, but is 0"),
+        ("prefetch", returning(8 * MIB), "prefetch to the host", "should be 'cpu', but is None"),
         (
             "prefetch",
             raising(DeviceError, "the driver refused the hint"),
@@ -121,12 +121,12 @@ def growing() -> Callable[[Any], Usage]:
         ),
         ("prefetch", raising(OSError, "no library"), "prefetch to the GPU", "OSError: no library"),
         ("location", located(last_prefetch="cpu"), "prefetch to the GPU", "should be 0, and is"),
-        ("location", located(read_mostly=False), "advise read_mostly", "should be True, and is F"),
+        ("location", located(read_mostly=False), "advise read_mostly", "should be True, but is F"),
         ("location", located(preferred=0), "advise preferred_location", "should be 'cpu', and is"),
         ("location", located(accessed_by=("cpu",)), "advise accessed_by", r"should be \(0,\), and"),
         ("advise", raising(DeviceError, "no"), "advise accessed_by", "no"),
-        ("usage", growing(), "free", "the memory was not used again: 1.0 GiB more"),
-        ("usage", returning(Usage(0, 0, 0, None, "")), "managed memory", "from somewhere else"),
+        ("usage", growing(), "free", "the memory was not reused: 1.0 GiB more"),
+        ("usage", returning(Usage(0, 0, 0, None, "")), "managed memory", "not in managed memory"),
         ("install", raising(MemoryError, "no room"), "unmanaged memory", "MemoryError: no room"),
     ],
 )
@@ -157,7 +157,7 @@ def test_contents_that_change_are_noticed(gpu: VirtualGPU, monkeypatch: pytest.M
 
     monkeypatch.setattr(VirtualGPU, "prefetch", prefetch)
     check = by_name(run_selftest(gpu))["contents"]
-    assert (check.ok, check.detail) == (False, "every byte was 7, and they are 7 to 9 now")
+    assert (check.ok, check.detail) == (False, "every byte should be 7, but they are 7 to 9")
 
 
 def test_an_allocation_that_fails_leaves_no_hints_to_try(

@@ -1,9 +1,9 @@
-"""Devices: a real GPU through CuPy, and the model of one; `GpuSpec` describes a GPU of your own.
+"""Devices: a real GPU through CuPy, and a model of one; `GpuSpec` describes a custom GPU.
 
-Memory, chainer, choosing and cli ask this room where arrays live. A device is a folder and a row of
-the table in `umem.devices.open`.
+Memory, chainer, choosing and cli ask this package where arrays live. A device is a folder and a row
+of the table in `umem.devices.open`.
 
-    base.py              is the interface of devices; it checks arguments and words errors, and a
+    base.py              is the interface of devices; it checks arguments and raises errors, and a
                          device only does the work
     open.py              has the table of devices, and finds the one that the calling code uses
     cuda/                is a real GPU, through CuPy
@@ -14,15 +14,15 @@ the table in `umem.devices.open`.
                          discards
     page_moves.py        is a move of pages, as a model or the driver's counters report it
     spans.py             finds the address ranges that an array covers
-    presets.py           says which advice suits a way of using memory
+    presets.py           maps ways of using memory to advice
     selftest.py          tests every mode and hint of a device, for ``umem doctor``
     cuda_source.py       follows CuPy's memory in recordings, on a machine with a GPU
 
-- One contract of tests holds for every device; each device's tests subclass it.
-- Others ask the table, and the device itself for what differs (``simulated``, ``backend``,
-  ``figures``). No code asks for a device's class.
-- CuPy is imported when a CUDA device is opened. Nothing asks for a device at import.
-- A device is never swapped in. `umem.devices.software` is the one exception.
+- All devices share one contract of tests; each device's tests subclass it.
+- Callers use the table, and the device's own attributes where devices differ (``simulated``,
+  ``backend``, ``figures``). No code checks a device's class.
+- CuPy is imported when a CUDA device is opened. Importing umem opens no device.
+- A device never replaces another. `umem.devices.software` is the one exception.
 """
 
 from typing import TYPE_CHECKING

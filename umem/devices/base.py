@@ -1,8 +1,8 @@
 """The interface of devices.
 
-Two implementations share this interface and one contract test: ``cuda`` (a real GPU through
-CuPy) and ``virtual`` (the model of one). Public functions check arguments and word the errors;
-a device only does the work.
+Two implementations share this interface and one contract test: ``cuda`` (a real GPU through CuPy)
+and ``virtual`` (a model of one). Public functions check arguments and raise errors; a device only
+does the work.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Policy:
     """The source of allocations: a mode and its options.
 
     ``limit_bytes`` bounds what the mode's pool may reserve; under ``hybrid`` it bounds the
-    unmanaged part. ``prefetch`` makes memory resident as it is handed out. ``spill`` says where
-    hybrid's spilled memory lives: ``"host"`` (read over the bus) or ``"migrate"``. ``preset``, of
-    managed memory, names the pool whose memory has that advice (`umem.devices.presets`).
-    ``headroom_bytes`` of VRAM are left free under ``hybrid``. ``upstream`` is the allocator of
-    another library from which managed memory comes, by CuPy's interface; None is the driver.
+    unmanaged part. ``prefetch`` makes memory resident when it is allocated. ``spill`` is the place
+    of hybrid's spilled memory: ``"host"`` (read over the bus) or ``"migrate"``. ``preset`` selects
+    the pool of managed memory with that advice (`umem.devices.presets`). ``headroom_bytes`` of VRAM
+    stay free under ``hybrid``. ``upstream`` is another library's allocator (by CuPy's interface)
+    that provides managed memory; None is the driver.
     """
 
     mode: Mode
@@ -63,8 +63,8 @@ class Policy:
 class Location:
     """The advised and the actual places of managed memory.
 
-    ``resident_bytes`` (in VRAM) is None where the device cannot tell. A range whose parts differ
-    reports None for what they differ in.
+    ``resident_bytes`` (in VRAM) is None if the device does not know it. A field in which parts of
+    the range differ is None.
     """
 
     managed: bool
@@ -76,7 +76,7 @@ class Location:
 
 
 def common(locations: Sequence[Location]) -> Location:
-    """Merge locations: fields in which all agree, and the sum of resident bytes."""
+    """Merge locations: keep fields in which all agree, and add up resident bytes."""
     first, *others = locations
     places = set(first.accessed_by).intersection(*(other.accessed_by for other in others))
     resident = [each.resident_bytes for each in locations if each.resident_bytes is not None]
@@ -96,7 +96,7 @@ def _agreed(places: list[Place | None]) -> Place | None:
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes reserved by a device's pools, now and at most."""
+    """Bytes reserved by a device's pools, now and at their peak."""
 
     reserved_bytes: int
     peak_bytes: int
@@ -107,7 +107,9 @@ class Usage:
 
 @dataclass(frozen=True)
 class Feature:
-    """A capability of a device, and why it has it or lacks it; ``on`` is None if unknown."""
+    """A capability of a device, and the reason why it is present or missing; ``on`` is None if
+    unknown.
+    """
 
     name: str
     on: bool | None
@@ -118,12 +120,12 @@ Restore = Callable[[], None]
 
 
 class Watcher(Protocol):
-    """Interface of objects that are told of allocations and frees."""
+    """Interface of objects that are notified of allocations and frees."""
 
     def allocated(self, nbytes: int, label: str, address: int) -> Any:
         """Record an allocation; the returned ticket is passed to `freed`.
 
-        The address is that of `watch_pages`; 0 of memory that has no pages there.
+        The address is one that `watch_pages` uses, or 0 for memory without such pages.
         """
 
     def begin(self) -> None:
@@ -132,14 +134,13 @@ class Watcher(Protocol):
     def freed(self, ticket: Any) -> None:
         """Record that the allocation of a ticket was freed.
 
-        Any thread may call this, at any moment, the garbage collector in the middle of `allocated`
-        included: so it must take no lock.
+        Any thread may call this at any moment, even the garbage collector during `allocated`, so it
+        must take no lock.
         """
 
 
 class Served(NamedTuple):
-    """Payload of a scope whose allocations on a device follow a policy; ``handle`` is the device's
-    own.
+    """Payload of a scope whose allocations on a device follow a policy; ``handle`` is the device's.
     """
 
     device: Device
@@ -148,7 +149,7 @@ class Served(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """Payload of a scope in which a watcher is told of a device's allocations."""
+    """Payload of a scope in which a device notifies a watcher of allocations."""
 
     device: Device
     watcher: Watcher
@@ -156,7 +157,7 @@ class Watched(NamedTuple):
 
 
 def policy_here(device: Device) -> Policy | None:
-    """Return the policy of the innermost block on a device that the calling code is in."""
+    """Return the policy of the calling code's innermost block on a device."""
     return derived(_policies).get(id(device))
 
 
@@ -167,14 +168,14 @@ def _policies(payload: tuple[Any, ...]) -> dict[int, Policy]:
 class Device(Paging, ABC):
     """A place for arrays, with allocation modes and hints.
 
-    Thread-safety: `serve`, `watch` and ``install(everywhere=False)`` concern who is inside of the
-    scope (`umem._common.scopes`); the rest may be called from any thread.
+    Thread-safety: `serve`, `watch` and ``install(everywhere=False)`` affect only code inside the
+    scope (`umem._common.scopes`). Any thread may call the other methods.
     """
 
     simulated: bool
-    """True if residency and time are a model's."""
+    """True if residency and time are modelled."""
     backend: ClassVar[Literal["numpy", "cupy"]]
-    """The library whose arrays live here."""
+    """The library of this device's arrays."""
     name: str
     ordinal: int
 
@@ -195,13 +196,13 @@ class Device(Paging, ABC):
 
     @property
     def figures(self) -> StepCost | None:
-        """Return the counts of a model so far; None on a real device."""
+        """Return a model's counts so far; None on a real device."""
         return None
 
     def enter(self, scope: Scope) -> tuple[Any, ...]:
         """Prepare to be the current device while ``scope`` is open.
 
-        Returns what the scope has to hold beside the device.
+        Returns further payload that the scope must hold.
         """
         return ()
 
@@ -210,7 +211,7 @@ class Device(Paging, ABC):
         """Return why this device cannot serve ``mode``; None if it can."""
 
     def serve(self, scope: Scope, policy: Policy) -> None:
-        """Open ``scope``, in which allocations follow ``policy``; nothing if that raises.
+        """Open ``scope``, in which allocations follow ``policy``; an error changes nothing.
 
         A change to managed or hybrid mode, here or in `serve_all`, may free unused memory of other
         pools.
@@ -227,9 +228,9 @@ class Device(Paging, ABC):
         self._entered(scope)
 
     def watch(self, scope: Scope, watcher: Watcher) -> None:
-        """Open ``scope``, in which ``watcher`` is told of every allocation that is not empty.
+        """Open ``scope``, in which ``watcher`` is notified of every non-empty allocation.
 
-        Memory that is freed later may still be told of.
+        It may still be notified of frees after the scope.
         """
         handle = self._watch(watcher)
         scope.at_close(lambda: self._left(scope))
@@ -243,7 +244,7 @@ class Device(Paging, ABC):
         The scope is not opened. Blocks take precedence.
 
         Raises:
-            StateError: another allocator of the thread stands in the way.
+            StateError: another allocator of the thread prevents it.
             DeviceError, SizeError, MissingDependencyError: see `serve`. Nothing has changed.
         """
         self._check(policy.mode)
@@ -258,15 +259,15 @@ class Device(Paging, ABC):
         """Close the scope of `serve_all`.
 
         Raises:
-            StateError: something of this thread stands in the way; nothing has changed.
+            StateError: another allocator or block of this thread prevents it; nothing has changed.
         """
         scope.close()
 
     def install(self, policy: Policy, *, everywhere: bool) -> Restore:
-        """Serve as `serve` or `serve_all`; returns a function that ends it, to be called once.
+        """Serve as `serve` or `serve_all`; returns a function that ends it, which you call once.
 
         Raises:
-            StateError: by what is returned, when it is called a second time.
+            StateError: from the returned function, when it is called a second time.
         """
         scope = Scope(f"{policy.mode} memory on {self.name}")
         serve, leave = (self.serve_all, self.leave_all) if everywhere else (self.serve, Scope.close)
@@ -285,64 +286,64 @@ class Device(Paging, ABC):
 
     @abstractmethod
     def _prepared(self, policy: Policy) -> Any:
-        """Make what serves a policy; raises SizeError and so on, as `serve` does."""
+        """Make the allocator of a policy; raises the same errors as `serve`."""
 
     @abstractmethod
     def _serve_all(self, scope: Scope, policy: Policy, handle: Any) -> None:
         """Serve all code outside of blocks by the result of `_prepared`."""
 
     def _watch(self, watcher: Watcher) -> Any:
-        """Make what tells a watcher; change nothing yet."""
+        """Make an object that notifies a watcher; change nothing yet."""
 
     def _unwatch(self, handle: Any) -> None:
         """Undo `_watch`."""
 
     def _entered(self, scope: Scope) -> None:
-        """Do what the calling thread needs, which is inside ``scope`` now."""
+        """Prepare the calling thread, which is inside ``scope`` now."""
 
     def _left(self, scope: Scope) -> None:
-        """Undo it once no code is inside ``scope``; a second call does nothing."""
+        """Undo `_entered` once no code is inside ``scope``; a second call does nothing."""
 
     def report_frees(self) -> None:
-        """Tell watchers of all frees so far."""
+        """Notify watchers of all frees so far."""
 
     def give_back(self) -> None:
-        """Give free blocks of managed memory back to the device, if a pool keeps any."""
+        """Return free blocks of managed memory to the device, if a pool keeps any."""
 
     @abstractmethod
     def usage(self) -> Usage:
-        """Return the bytes reserved now and at most."""
+        """Return the bytes reserved, now and at their peak."""
 
     def own_array(self, array: Any) -> Any:
         """Return an array as one of this device's library; raises DeviceError for another's."""
         return array
 
     def follow(self, scope: Scope, watcher: Watcher) -> None:
-        """Tell ``watcher`` of allocations until a scope is closed, as `watch` does.
+        """Notify ``watcher`` of allocations until a scope is closed, as `watch` does.
 
-        On CUDA memory hooks tell it, so that the program may set allocators meanwhile.
+        CUDA devices use memory hooks for this, so that the program may set allocators meanwhile.
         """
         self.watch(scope, watcher)
 
     def watch_pages(self, listener: MoveListener, scope: Scope) -> Now:
         """Report every move of managed memory's pages until a scope is closed.
 
-        All moves before that have been reported then. Any thread may be told, with locks held:
-        ``told`` must not allocate here. Returns the clock of the moves.
+        All earlier moves have been reported by then. Any thread may call ``told``, with locks held,
+        so ``told`` must not allocate on this device. Returns the clock of the moves.
 
         Raises:
-            StateError: they are reported already.
+            StateError: moves are already being reported.
             DeviceError: this device, or its profiler, cannot report them.
             MissingDependencyError: the profiler's library is missing.
         """
         raise DeviceError(f"{self.name} has no pages to watch")
 
     def set_over(self) -> str | None:
-        """Name the allocator that the program has set over the mode of the calling code."""
+        """Name the allocator that the program has set over the calling code's mode."""
         return None
 
     def features(self) -> tuple[Feature, ...]:
-        """List what is on and off here and why, in reading order."""
+        """List the enabled and missing features with reasons, in reading order."""
         return ()
 
     def versions(self) -> dict[str, str | None]:
@@ -365,7 +366,7 @@ class Device(Paging, ABC):
 
     @abstractmethod
     def location(self, array: Any) -> Location:
-        """Return what is known of where an array's bytes are."""
+        """Return the known places of an array's bytes."""
 
     @abstractmethod
     def host_view(self, array: Any) -> np.ndarray[Any, Any]:
@@ -377,4 +378,4 @@ class Device(Paging, ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait until all work so far is done."""
+        """Wait until all work so far has finished."""

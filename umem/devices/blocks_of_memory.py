@@ -20,22 +20,22 @@ class Paging:
         return False
 
     def repeat_places(self, scope: Scope) -> None:
-        """Allocate managed memory at the previous step's addresses, until ``scope`` is closed.
+        """Reuse the previous step's addresses for managed memory, until ``scope`` is closed.
 
         A step ends with an optimizer's update; a second scope adds nothing.
         """
 
     def next_step(self) -> None:
-        """End a step, so that the next one gets its addresses again; see `repeat_places`."""
+        """End a step, so that the next one reuses its addresses; see `repeat_places`."""
 
     def address(self, array: Any) -> int | None:
         """Return the address of a managed array; None for other arrays."""
         return None
 
     def discard_free(self, blocks: Iterable[int]) -> int:
-        """Discard the contents of blocks that no array uses; returns the bytes."""
+        """Discard the contents of unused blocks; returns their bytes."""
         return 0
 
     def make_ready(self, blocks: Iterable[int], stream: Any) -> int:
-        """Make free blocks resident, beside the operations; returns the bytes."""
+        """Make free blocks resident, concurrently with operations; returns their bytes."""
         return 0

@@ -17,19 +17,19 @@ class StepCost:
 
     Attributes:
         seconds: the time; ``seconds_low`` and ``seconds_high`` with every cost constant of the
-            model at the quick, and at the slow end of its range. ``step_seconds`` has the time of
-            each step, from one update to the next.
-        compute_seconds: the operations alone; ``stall_seconds`` what they waited for memory.
-        peak_bytes: the most that tensors and workspace held at once.
-        reserved_peak_bytes: the most that the pools reserved for that.
-        resident_peak_bytes: the most VRAM in use, in whole blocks.
-        host_bytes: the host memory that what has no room in VRAM takes.
-        migrated_in_bytes, migrated_out_bytes: blocks that moved into VRAM and out of it.
-        populated_bytes: blocks that were given memory when they were first written.
+            model at its fastest and at its slowest. ``step_seconds`` has the time of each step,
+            from one update to the next.
+        compute_seconds: the time of the operations alone; ``stall_seconds`` their wait for memory.
+        peak_bytes: the peak of tensors and workspace.
+        reserved_peak_bytes: the peak that the pools reserved for them.
+        resident_peak_bytes: the peak of VRAM in use, in whole blocks.
+        host_bytes: the host memory of data that does not fit into VRAM.
+        migrated_in_bytes, migrated_out_bytes: bytes of blocks that moved into VRAM and out of it.
+        populated_bytes: bytes of blocks that got memory when they were first written.
         remote_bytes: bytes accessed in place over the bus.
         uploaded_bytes: bytes that the program copied from the host.
         sent_bytes, fetched_bytes: bytes copied to pinned host memory to make room, and back.
-        fault_count: the blocks that faults brought in or populated.
+        fault_count: the number of blocks that faults brought in or populated.
     """
 
     seconds: float | None = None
@@ -60,7 +60,7 @@ class StepCost:
     def moved_bytes(self) -> int | None:
         """Return all bytes over the bus: blocks and copies in both directions, and remote accesses.
 
-        Uploads, which every technique has, are left out.
+        Excludes uploads, which every technique has.
         """
         copied = (self.sent_bytes or 0) + (self.fetched_bytes or 0)
         return _sum(_sum(self.migrated_bytes, self.remote_bytes), copied)
@@ -79,7 +79,7 @@ class Sample(NamedTuple):
 
 
 class CudaModel(Protocol):
-    """The model behind a device with real arithmetic, and simulated pages and time."""
+    """The model behind a device with real arithmetic but simulated pages and time."""
 
     @property
     def figures(self) -> StepCost:
@@ -90,14 +90,14 @@ class CudaModel(Protocol):
         """Return the VRAM in use, in whole blocks; None if it is not modelled."""
 
     def watch_pages(self, listener: MoveListener, scope: Scope) -> Now:
-        """Report moves of pages by the program's addresses; see `Device.watch_pages`."""
+        """Report page moves by the program's addresses; see `Device.watch_pages`."""
 
     is_dry: bool
-    """True if it leaves out the arithmetic, so that values say nothing."""
+    """True if it skips the arithmetic, so that values are meaningless."""
 
     @property
     def seconds(self) -> float:
-        """Return the simulated time at which all work so far is done."""
+        """Return the simulated time at which all work so far has finished."""
 
     def host_worked(self, phase: str) -> None:
         """Advance the host by the time of a framework's Python for an operation of a phase."""
@@ -108,17 +108,18 @@ _cuda_models: list[CudaModel] = []
 
 _current: list[Callable[[], int]] = []
 work_seconds: Callable[[], float] = perf_counter
-"""The clock by which work is measured: a simulated GPU's own, elsewhere the host's, so that what is
-planned by it does not depend on the host that simulates. A simulated GPU is there before CuPy, so
-that it is final for whoever imports it after CuPy or Chainer."""
+"""The clock that measures work: a simulated GPU's own, elsewhere the host's. So plans on a
+simulated GPU do not depend on the host. A simulated GPU is opened before CuPy is imported, so code
+that imports this after CuPy or Chainer gets the final clock.
+"""
 
 
 def set_cuda_models(models: Sequence[CudaModel], current: Callable[[], int]) -> None:
     """Register the models of the CUDA devices for the process.
 
     Args:
-        models: by the devices' numbers.
-        current: gives the number of the calling thread's current device.
+        models: the models by device number.
+        current: returns the number of the calling thread's current device.
     """
     global work_seconds
     _cuda_models[:], _current[:] = models, [current]
@@ -133,9 +134,9 @@ def cuda_model(ordinal: int | None = None) -> CudaModel | None:
 
 
 def is_dry() -> bool:
-    """Tell whether the process's CUDA devices leave out the arithmetic.
+    """Tell whether the process's CUDA devices skip the arithmetic.
 
-    Whoever judges by values does its usual work once then, and takes its verdict as passed.
+    Code that judges by values then does its usual work once, and takes the check as passed.
     """
     return bool(_cuda_models) and _cuda_models[0].is_dry
 

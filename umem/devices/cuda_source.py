@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class CudaSource:
-    """Starts the source of CuPy's blocks where there is a GPU that CuPy can use.
+    """Starts the source of CuPy's blocks, if CuPy can use a GPU.
 
-    On a software GPU, which has a source of its own, and without a GPU it does nothing. On a
-    machine with one the first recording imports CuPy, where it is installed.
+    Does nothing without a GPU, and on a software GPU, which has its own source. On a machine with a
+    GPU the first recording imports CuPy, if it is installed.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class CudaSource:
                 self._blocks.start()
 
     def stop(self) -> None:
-        """Stop, if it has started."""
+        """Stop, if started."""
         if self._blocks is not None:
             self._blocks.stop()
             self._blocks = None

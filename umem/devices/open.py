@@ -1,6 +1,6 @@
 """The table of devices, and the one that the calling code uses.
 
-A device is a folder here and a row: `register` adds one from outside of umem.
+A device is a folder here and a row of the table; `register` adds a device from outside umem.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Opener(Protocol):
     ) -> Device | None:
         """Open the device that models ``gpu`` with the given VRAM.
 
-        Given neither, it is the device that is there for the whole process; None says that there is
-        none. Raises DeviceNotFoundError where nothing else may take its place.
+        With neither, return the process's own device, or None if there is none. Raises
+        DeviceNotFoundError if no other device may replace it.
         """
 
 
@@ -37,9 +37,9 @@ class DeviceKind:
 
     Args:
         name: its name for ``--device``.
-        simulated: whether residency and time are a model's, of a GPU that has to be named.
-        open: opens one.
-        why_not: says why a process has none unless it enters a block; None where it has one.
+        simulated: whether residency and time are modelled; the user then names the GPU.
+        open: opens a device of this kind.
+        why_not: returns why a process has no such device outside blocks; None if it has one.
     """
 
     name: str
@@ -72,7 +72,7 @@ _kinds = [
     DeviceKind("virtual", True, _open_virtual, lambda: "umem.virtual_gpu opens it for a block"),
     DeviceKind("cuda", False, _open_cuda, _why_no_cuda),
 ]
-"""The table; its last row says what is missing if there is no device."""
+"""The table; its last row explains a missing device."""
 
 
 def register(kind: DeviceKind) -> Restore:
@@ -94,10 +94,10 @@ def device_kind(name: str) -> DeviceKind:
 
 
 def parse_device(text: str) -> tuple[DeviceKind, str | None]:
-    """Parse the value of ``--device``: the kind of device and, after a colon, the GPU to model.
+    """Parse the value of ``--device``: a kind of device and, after a colon, the GPU to model.
 
     Raises:
-        DeviceError: the kind is unknown, or is a simulated one without a GPU, or another with one.
+        DeviceError: the kind is unknown; a simulated kind lacks its GPU; or another kind has one.
 
     >>> parse_device("virtual:t4")[1]
     't4'
@@ -118,10 +118,10 @@ def _no_such(text: str) -> DeviceError:
 
 
 def current_device() -> Device:
-    """Return the device of the innermost block of the calling code, else the process's.
+    """Return the device of the calling code's innermost block, else the process's.
 
     Raises:
-        DeviceNotFoundError: there is neither; the message names the ways out.
+        DeviceNotFoundError: there is neither; the message names the ways out of it.
     """
     device = entered_device()
     for kind in _kinds:
@@ -131,7 +131,7 @@ def current_device() -> Device:
 
 
 def entered_device() -> Device | None:
-    """Return the device of the innermost block (`umem.virtual_gpu`) of the calling code."""
+    """Return the device of the calling code's innermost block (`umem.virtual_gpu`)."""
     return derived(_innermost)
 
 

@@ -13,16 +13,15 @@ class PageMove(NamedTuple):
     """Neighbouring pages that moved together, or a fault.
 
     Attributes:
-        seconds: when, on the clock that `Device.watch_pages` returns.
-        address, stop: where the program's memory in these pages begins, and ends; both are 0 where
-            that is unknown.
-        nbytes: the size of the pages, which may be more; 0 of a fault that is reported apart from
+        seconds: the time, on the clock that `Device.watch_pages` returns.
+        address, stop: begin and end of the program's memory in these pages; both 0 if unknown.
+        nbytes: the size of the pages, which may be larger; 0 for a fault that is reported without
             its pages.
-        way: "in" to VRAM, "out" of it, "new" there (written for the first time, nothing was
-            copied), or "" of a fault.
-        cause: "fault" of the GPU or the host, "prefetch" (the program's), "eviction", "copy" (by
-            the program, of managed memory), "driver" (its own guesses and access counters).
-        gpu_faults: faults of the GPU: blocks in the model, groups of faults in CUPTI's counters.
+        way: "in" to VRAM, "out" of it, "new" in VRAM (first written, without a copy), or "" for a
+            fault.
+        cause: "fault" of the GPU or the host, "prefetch" (by the program), "eviction", "copy" (by
+            the program, of managed memory), "driver" (its own prefetches and access counters).
+        gpu_faults: faults of the GPU, counted in blocks by the model, in groups of faults by CUPTI.
         host_faults: faults of the host.
     """
 

@@ -1,4 +1,4 @@
-"""Presets: which advice suits a way of using memory."""
+"""Presets: the advice for each way of using memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ PRESETS: dict[str, tuple[tuple[Advice, Literal["gpu", "cpu"] | None], ...]] = {
     "optimizer_state": (("preferred_location", "cpu"), ("accessed_by", "gpu")),
 }
 """The advice of each preset. ``streaming`` and ``optimizer_state`` keep the data on the host and
-map it for the GPU: it is read once a step, so moving it would only evict other data."""
+map it for the GPU. The GPU reads it once a step, so moving it would only evict other data.
+"""
 
 
 def check_preset(name: str) -> None:
     """Raise HintError for an unknown preset.
 
     Raises:
-        HintError: there is not.
+        HintError: there is no such preset.
     """
     if name not in tuple(PRESETS):  # whatever it is, also what cannot be hashed
         raise HintError(f"preset must be one of {', '.join(PRESETS)}; got {name!r}")

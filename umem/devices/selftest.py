@@ -1,6 +1,6 @@
-"""A small test of a device: does what umem builds on work here?
+"""A small test of the device features that umem needs.
 
-The same code for a real GPU and for the model of one. It holds at most 16 MiB at a time.
+The same code tests a real GPU and a model of one. It holds at most 16 MiB at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ADVICE: tuple[tuple[Advice, bool], ...] = (
     ("preferred_location", True),
     ("accessed_by", False),
 )
-"""Each advice, and whether it is given for the host instead of the GPU."""
+"""Each advice, and whether it names the host instead of the GPU."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class _Failed(Exception):
 def run_selftest(device: Device) -> tuple[Check, ...]:
     """Test every mode, then every hint on one managed array, and free everything.
 
-    Takes well under a second on a GPU that CuPy has used before. Concerns the calling thread;
-    raises nothing: a check says what failed. Inside a stream capture most of it fails.
+    Takes well under a second on a GPU that CuPy has used before. Affects the calling thread only.
+    Raises nothing: each check reports its failure. Most checks fail inside a stream capture.
     """
     checks = [_check(f"{mode} memory", partial(_try_mode, device, mode)) for mode in MODES]
     managed = checks[MODES.index("managed")]
@@ -86,12 +86,12 @@ def _try_mode(device: Device, mode: Mode) -> str:
         for array in arrays:
             _expect_contents(array)
     if mode == "managed" and device.usage().managed_bytes < 2 * MODE_BYTES:
-        raise _Failed("the arrays came from somewhere else")
+        raise _Failed("the arrays are not in managed memory")
     return f"{format_bytes(2 * MODE_BYTES)} written and read"
 
 
 def _try_hints(device: Device) -> Iterator[Check]:
-    """Test allocation, prefetch, advice and free of one managed array, a check each."""
+    """Test allocation, prefetch, advice and free of one managed array, with a check for each."""
     held: list[Any] = []
     nbytes = min(HINT_BYTES, device.vram_bytes // 2)
     allocated = _check("allocate", partial(_allocate, device, held, nbytes))
@@ -115,7 +115,7 @@ def _filled(device: Device, nbytes: int) -> Any:
 def _expect_contents(array: Any) -> str:
     smallest, largest = int(array.min()), int(array.max())
     if (smallest, largest) != (_VALUE, _VALUE):
-        raise _Failed(f"every byte was {_VALUE}, and they are {smallest} to {largest} now")
+        raise _Failed(f"every byte should be {_VALUE}, but they are {smallest} to {largest}")
     return "as they were written"
 
 
@@ -130,12 +130,12 @@ def _prefetch(device: Device, array: Any, place: Place) -> str:
     moved = device.prefetch(array, place, None)
     device.synchronize()
     _expect(moved, array.nbytes, "bytes prefetched")
-    _expect(device.location(array).last_prefetch, place, "the place last prefetched to")
-    return f"{format_bytes(moved)}, and read back as the last place"
+    _expect(device.location(array).last_prefetch, place, "the last prefetch read back")
+    return f"{format_bytes(moved)}, and the place was read back"
 
 
 def _advise(device: Device, array: Any, advice: Advice, place: Place) -> str:
-    """Give, read back and take back one advice.
+    """Set, read back and unset one advice.
 
     Raises:
         _Failed: the advice read back differs.
@@ -144,11 +144,11 @@ def _advise(device: Device, array: Any, advice: Advice, place: Place) -> str:
     try:
         device.advise(array, advice, place, unset=False)
         expected = {"read_mostly": True, "preferred_location": place, "accessed_by": (place,)}
-        _expect(_advised(device, array, advice), expected[advice], "what was read back")
+        _expect(_advised(device, array, advice), expected[advice], "the advice read back")
     finally:
         device.advise(array, advice, place, unset=True)
-    _expect(_advised(device, array, advice), before, "what was read back after taking it back")
-    return "given, read back, and taken back"
+    _expect(_advised(device, array, advice), before, "the advice read back after unsetting it")
+    return "set, read back, and unset"
 
 
 def _advised(device: Device, array: Any, advice: Advice) -> Any:
@@ -168,10 +168,10 @@ def _free(device: Device, held: list[Any]) -> str:
     grown = device.usage().reserved_bytes - before
     del again
     if grown > 0:
-        raise _Failed(f"the memory was not used again: {format_bytes(grown)} more are reserved")
-    return "the pool used the memory again"
+        raise _Failed(f"the memory was not reused: {format_bytes(grown)} more are reserved")
+    return "the pool reused the memory"
 
 
 def _expect(found: Any, expected: Any, what: str) -> None:
     if found != expected:
-        raise _Failed(f"{what} should be {expected!r}, and is {found!r}")
+        raise _Failed(f"{what} should be {expected!r}, but is {found!r}")

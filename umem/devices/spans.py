@@ -15,8 +15,8 @@ def byte_ranges(
 ) -> list[Span]:
     """Return the address ranges that a strided array covers, in ascending order.
 
-    Exact for any strides, negative and zero included, except that gaps smaller than ``page`` are
-    covered too: the driver works in pages, so hints round to them anyway.
+    Exact for any strides, including negative and zero ones, except that it also covers gaps smaller
+    than ``page``: hints round to the driver's pages anyway.
 
     >>> byte_ranges(0, (2, 4), (8192, 4), 4)
     [Span(address=0, nbytes=16), Span(address=8192, nbytes=16)]
