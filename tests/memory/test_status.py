@@ -204,8 +204,8 @@ class TestCuda:
         found = status()
         assert (found.resident_bytes, found.paging) == (None, "unknown")
         assert _on(found, "resident bytes") is _on(found, "paging") is None
-        assert "resident      unknown: CUDA tells its profiler only" in found.table()
-        assert "paging        unknown: CUDA tells its profiler only" in found.table()
+        assert "resident      unknown: CUDA reports it to its profiler only" in found.table()
+        assert "paging        unknown: CUDA reports it to its profiler only" in found.table()
         assert_readable(str(found))
 
     def test_a_gpu_under_windows_rules(

@@ -181,7 +181,7 @@ def test_an_array_of_another_gpu_is_refused_with_the_way_out(cuda: Any) -> None:
     with cupy.cuda.using_allocator(lambda nbytes: host_memory(nbytes, device=1)):
         elsewhere = cupy.empty(8)
     for use in (umem.as_numpy, umem.prefetch):
-        with pytest.raises(DeviceError, match=r"lives on GPU 1.*with cupy\.cuda\.Device\(1\)"):
+        with pytest.raises(DeviceError, match=r"is on GPU 1.*with cupy\.cuda\.Device\(1\)"):
             use(elsewhere)
 
 

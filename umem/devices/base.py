@@ -107,9 +107,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Feature:
-    """A capability of a device, and the reason why it is present or missing; ``on`` is None if
-    unknown.
-    """
+    """A capability of a device, and why it has or lacks it; ``on`` is None if unknown."""
 
     name: str
     on: bool | None

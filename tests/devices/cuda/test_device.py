@@ -112,7 +112,7 @@ class TestOpening:
 
     def test_a_gpu_out_of_range_is_named(self, monkeypatch):
         monkeypatch.setattr(cuda_driver, "visible_gpus", lambda: 2)
-        assert cuda_reason(5) == "GPU 5 was asked for, and 2 can be seen"
+        assert cuda_reason(5) == "GPU 5 was requested, but 2 can be seen"
 
     def test_a_gpu_is_opened_once_and_found_again_without_new_checks(self, device, monkeypatch):
         monkeypatch.setattr(gpus, "opened", {0: device})

@@ -224,7 +224,7 @@ def test_what_is_not_an_array_of_this_gpu_is_refused(device):
         device.prefetch(np.zeros(3), 0, None)
     with cupy.cuda.using_allocator(lambda nbytes: host_memory(nbytes, device=1)):
         elsewhere = cupy.empty(8)
-    with pytest.raises(DeviceError, match="lives on GPU 1, and this is GPU 0"):
+    with pytest.raises(DeviceError, match="is on GPU 1, and this is GPU 0"):
         device.advise(elsewhere, "read_mostly", None, unset=False)
 
 
@@ -290,7 +290,7 @@ def test_a_cuda_core_that_does_not_import_names_what_is_installed(monkeypatch, e
         cuda_hints.load(12)
     assert str(raised.value).endswith(
         "(cuda-core 1.10, cuda-bindings 12.8.0, cupti-python 12.8.0) cuda.core cannot be "
-        "imported: no cuda.core with cynvvm. Get the newest bindings: "
+        "imported: no cuda.core with cynvvm. Install the newest bindings: "
         "pip install --upgrade 'cuda-bindings==12.*'"
     )
 

@@ -363,7 +363,7 @@ assert "memcpy" in names, names
 """
     said = run(program, kernel_cache, start=TWO).splitlines()
     assert said[0] == "0 T4 True" and said[1] == "1 T4 True"
-    assert said[2].startswith("the array lives on GPU 1, and this is GPU 0")
+    assert said[2].startswith("the array is on GPU 1, and this is GPU 0")
 
 
 def test_libraries_and_random_numbers_work_on_every_device(kernel_cache: Path) -> None:

@@ -3,38 +3,37 @@
 Importing it imports neither; opening a device imports CuPy, and the first hint cuda.core.
 devices/open.py opens it; chainer, memory, choosing and cli use its meters, hooks and streams.
 
-    gpus.py           opens each GPU of the machine once, or says why there is none
-    device.py         is the device: modes, hints, and what is known of its memory
+    gpus.py           opens each GPU of the machine once, or explains why there is none
+    device.py         is the device: modes, hints, and the state of its memory
     driver.py         makes all calls to CuPy and the driver, and decides nothing
-    modes.py          gives the allocator of each mode
-    install.py        puts allocators in CuPy's place: the process's, and a thread's while blocks
-                      are open
-    pools.py          has the pools of a GPU, and the growth beneath them, where limits are checked
-    pool_in_use.py    is CuPy's default pool, as programs ask for it while `umem.enable` is in force
-    bounds.py         bounds what pools reserve: the user's limit, the host's memory
-    ledger.py         counts what pools have reserved
-    arena.py          gives each step the managed addresses of the one before, and discards free
-                      blocks
-    ranges.py         prefetches, advises and asks for attributes, by cuda.core
-    streams.py        tells streams apart
-    captures.py       tells whether a stream, or any, is captured
-    fork.py           refuses CUDA in a child by fork of a process that used it
-    out_of_memory.py  has the errors that are ours and CuPy's at once
-    retrying.py       asks callbacks for memory when it runs out, and tries again
-    address_hook.py   watches allocations by CuPy's memory hooks
+    modes.py          makes the allocator of each mode
+    install.py        replaces CuPy's allocators: the process's, and a thread's while blocks are
+                      open
+    pools.py          has the pools of a GPU, and their source of memory, which checks limits
+    pool_in_use.py    stands in for CuPy's default pool while `umem.enable` is in force
+    bounds.py         limits what pools reserve: the user's limit, the host's memory
+    ledger.py         counts the bytes that pools have reserved
+    arena.py          repeats the managed addresses of the previous step, and discards free blocks
+    ranges.py         prefetches, advises and queries attributes with cuda.core
+    streams.py        distinguishes streams
+    captures.py       tells whether a given or any stream is being captured
+    fork.py           refuses CUDA in a forked child of a process that used it
+    out_of_memory.py  has the errors that are both umem's and CuPy's
+    retrying.py       calls callbacks when memory runs out, and retries
+    address_hook.py   watches allocations with CuPy's memory hooks
     watching.py       watches the allocations of one allocator
-    pool_meter.py     is `PoolMeter`, which measures a GPU's memory, and `GpuPools`, which reserves
+    pool_meter.py     has `PoolMeter`, which measures a GPU's memory, and `GpuPools`, which reserves
                       a pass's memory in one piece
-    cupy_blocks.py    is the source of recordings: the blocks that CuPy's pools hand out
+    cupy_blocks.py    is the source of recordings: the blocks of CuPy's pools
     large_arrays.py   follows the large arrays of a program, for `umem.choosing`
-    cupti.py          reports moves of pages by CUPTI's counters; never run on a GPU
-    features.py       words what the GPU, its driver and its libraries can do
+    cupti.py          reports page moves from CUPTI's counters; never run on a GPU
+    features.py       describes the features of the GPU, its driver and its libraries
 
-- Without its profiler, CUDA does not tell faults, migrated or resident bytes. These figures are
-  None, and the status says that they are unknown; no number is made up.
+- CUDA reports faults, migrated and resident bytes only to its profiler. Without it these figures
+  are None, and the status calls them unknown; no number is made up.
 - An allocation from a pool's cache costs what it costs in CuPy. Limits and checks wrap the
   allocator that a pool calls when it grows.
-- A pool lives as long as the process: up to CuPy 13 a pool that dies frees blocks that live arrays
+- A pool lives as long as the process: up to CuPy 13 a dying pool frees blocks that live arrays
   still use.
 """
 

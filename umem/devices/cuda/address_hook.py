@@ -1,6 +1,6 @@
-"""CuPy's memory hooks as a watcher of allocations: it replaces no allocator.
+"""Watches allocations with CuPy's memory hooks, without replacing an allocator.
 
-A program may set allocators meanwhile, and memory of every pool that calls hooks is seen.
+A program may set allocators meanwhile. The hooks see memory of every pool that calls hooks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from umem.devices.cuda.arena import listeners
 
 
 class AddressHook(memory_hook.MemoryHook):
-    """Tells a watcher of the allocations of the thread that enters it, and of no free."""
+    """Notifies a watcher of allocations, but not frees, in the thread that enters it."""
 
     name = "umem.paging"
 
@@ -22,7 +22,7 @@ class AddressHook(memory_hook.MemoryHook):
         self._watcher = watcher
 
     def enter(self, scope: Scope) -> None:
-        """Follow this thread until a scope is closed, by whichever thread."""
+        """Follow this thread until any thread closes a scope."""
         stale = memory_hook.get_memory_hooks().get(self.name)
         if stale is not None:  # another thread has ended it, and cannot take it out of this one
             stale.__exit__()
@@ -39,7 +39,7 @@ class AddressHook(memory_hook.MemoryHook):
             self.__exit__()
 
     def _note(self, address: int, nbytes: int) -> None:
-        """Tell of memory of an arena, which calls no hooks."""
+        """Report an arena's allocation, which calls no hooks."""
         self._watcher.begin()
         self._watcher.allocated(nbytes, "managed memory", address)
 

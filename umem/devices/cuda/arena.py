@@ -1,9 +1,9 @@
-"""Managed memory that each step finds in the same places, and whose free blocks can be forgotten.
+"""Managed memory with the same addresses in each step, and whose free blocks can be discarded.
 
-CuPy's pool reuses freed memory in an order of its own, so that no step has the addresses of the one
-before. Here they repeat (`RepeatingPool`), and free blocks are known. A free block is discarded in
-the order of the stream that uses it next (`OrderedDiscards`). So only that stream's requests are
-served here; others are served by CuPy's pool.
+CuPy's pool reuses freed memory in its own order, so addresses differ between steps. Here they
+repeat (`RepeatingPool`), and free blocks are known. A free block is discarded in the order of the
+stream that uses it next (`OrderedDiscards`). So the arena serves only that stream's requests;
+CuPy's pool serves others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from umem.trace.recording import free_reporters, reporters
 from umem.units import BLOCK_BYTES
 
 listeners: list[Callable[[int, int], None]] = []
-"""Called with the address and bytes of what an arena hands out: CuPy's memory hooks are not."""
+"""Called with the address and bytes of each allocation here: CuPy's memory hooks are not."""
 
 
 class _Address(NamedTuple):
@@ -37,13 +37,13 @@ class _Address(NamedTuple):
 class Arena:
     """CuPy allocator over managed memory with repeating addresses. Never run on a GPU yet.
 
-    Lives as long as the memory that it handed out. Thread-safety: any thread may allocate and free.
-    Cost: that of a pool in Python, some microseconds an allocation.
+    Lives as long as the memory that it allocated. Thread-safety: any thread may allocate and free.
+    Cost: a pool in Python, some microseconds an allocation.
 
     Args:
         driver: the GPU.
-        grow: gets managed memory from the driver.
-        otherwise: serves what comes from another stream.
+        grow: allocates managed memory from the driver.
+        otherwise: serves requests of other streams.
     """
 
     def __init__(self, driver: Driver, grow: Malloc, fallback: Malloc) -> None:
@@ -69,7 +69,7 @@ class Arena:
         free_reporters.append(self._free_queued)
 
     def close(self) -> None:
-        """Stop serving, and free what no array uses; `tidy` frees the rest later."""
+        """Stop serving, and free unused memory; `tidy` frees the rest later."""
         if self._free_queued in free_reporters:
             free_reporters.remove(self._free_queued)
         with self._lock:
@@ -77,7 +77,7 @@ class Arena:
             self.free_all_blocks()
 
     def tidy(self) -> None:
-        """Free memory that no array uses any more, if the arena is closed."""
+        """Free memory that no array uses, if the arena is closed."""
         if self._dead and not self.is_open:
             self.free_all_blocks()
 
@@ -136,7 +136,7 @@ class Arena:
     def discard_free(self, hints: CoreHints, blocks: Iterable[int]) -> int:
         """Discard the contents of free blocks; returns the bytes.
 
-        Nothing while the stream that is served is captured: no discard can be part of that.
+        Does nothing while the served stream is captured: a capture cannot contain a discard.
         """
         with self._lock:  # nobody gets a block before the stream has been told to wait
             if self._driver.capturing(self.stream):
@@ -144,7 +144,7 @@ class Arena:
             return self._order.discard(hints, self.free_spans(blocks), self.stream)
 
     def free_spans(self, blocks: Iterable[int]) -> list[Span]:
-        """List the free parts of blocks, as ranges that each lie in one segment."""
+        """List the free parts of blocks, as ranges that are each within one segment."""
         self._free_dead()
         spans: list[Span] = []
         before = None
@@ -180,13 +180,13 @@ class Arena:
                 reporter.ended(ref.ticket.address)
 
     def _free_queued(self) -> None:
-        """Free what has died, so that recorders hear of it before the next operation."""
+        """Free dead memory, so that recorders are notified before the next operation."""
         if self._dead:
             with self._lock:
                 self._free_dead()
 
     def _segment(self, low: int, high: int) -> int | None:
-        """Return the segment that contains a whole range, as the driver refuses others."""
+        """Return the segment that contains the whole range; the driver refuses other ranges."""
         for address, pointer in self._segments.items():
             if address <= low and high <= address + int(pointer.mem.size):
                 return address
@@ -196,15 +196,15 @@ class Arena:
 class OrderedDiscards:
     """Discards of a GPU's managed memory, ordered with prefetches by events.
 
-    CUDA takes no discard on the legacy default stream, and leaves undefined what reads, writes and
-    prefetches of a range do that run beside its discard (cuMemDiscardBatchAsync). So discards have
-    a non-blocking stream of their own. It waits for what the operations' stream was given so far,
-    and for prefetches of the same blocks on any stream; the operations' stream, and later
-    prefetches of these blocks, wait for it.
+    CUDA refuses discards on the legacy default stream. Reads, writes and prefetches of a range are
+    undefined while its discard runs (cuMemDiscardBatchAsync). So discards have their own
+    non-blocking stream. It waits for the work queued so far on the operations' stream, and for
+    prefetches of the same blocks on any stream; the operations' stream, and later prefetches of
+    these blocks, wait for it.
 
-    Cost: an event a prefetch, two a discard, and what the operations' stream waits for each, which
-    was never timed on a GPU. umem makes the host wait for none; whether the driver's call does is
-    not known. One thread at a time, while the GPU is current.
+    Cost: an event a prefetch, two events a discard, and the waits of the operations' stream, which
+    were never timed on a GPU. umem never makes the host wait here; whether the driver's call does
+    is unknown. One thread at a time, while the GPU is current.
     """
 
     def __init__(self) -> None:
@@ -213,7 +213,7 @@ class OrderedDiscards:
         self._discards: dict[int, Any] = {}  # events, by block
 
     def prefetch(self, hints: CoreHints, spans: Sequence[Span], to: Place, stream: int) -> int:
-        """Move ranges in stream order, after discards of their blocks; returns the bytes."""
+        """Move ranges in stream order, after discards of their blocks; returns their bytes."""
         blocks = [*_blocks(spans)]
         for event in _several(self._discards.get(block) for block in blocks):
             _wait(stream, event)
@@ -225,8 +225,7 @@ class OrderedDiscards:
                 self._prefetches.setdefault(block, {})[stream] = event
 
     def discard(self, hints: CoreHints, spans: Sequence[Span], operations: int) -> int:
-        """Discard ranges that earlier operations of a stream used; later ones may use them
-        again.
+        """Discard ranges that earlier operations of a stream used; later operations may reuse them.
         """
         if not spans:
             return 0
@@ -247,7 +246,7 @@ class OrderedDiscards:
         return forgotten
 
     def forget(self) -> None:
-        """Drop all events, as their work is done."""
+        """Drop all events, because their work has finished."""
         self._prefetches.clear()
         self._discards.clear()
 
@@ -260,7 +259,7 @@ def _blocks(spans: Iterable[Span]) -> Iterator[int]:
 
 
 def _record(stream: int) -> Any:
-    """Make an event that is over when all that a stream was given so far is."""
+    """Make an event that completes when the work queued so far on a stream does."""
     event = cupy.cuda.Event(disable_timing=True)
     runtime.eventRecord(event.ptr, stream)
     return event

@@ -1,4 +1,4 @@
-"""Bounds on what CUDA pools reserve: the user's limit, and the machine's memory."""
+"""Limits of the memory that CUDA pools reserve: the user's limit, and the machine's memory."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from umem.devices.cuda.out_of_memory import CudaLimitError, CudaOutOfMemoryError
 from umem.units import format_bytes
 
 COVERED_SHARE, COVERED_SECONDS = 1 / 8, 1.0
-"""Share of the host's room, and seconds, for which one look at the machine counts. Under
-``upstream=`` each allocation comes to umem, and a look reads /proc: 0.8 ms beside the 9 us of an
-allocation, when it was written. So allocations pass without another look for a second, up to an
-eighth of the room that was found: in a second other programs can take little of the other seven
-eighths. Both numbers are choices that no measurement supports."""
+"""One check of the host's free memory is valid for this share of it, and for so many seconds. Under
+``upstream=`` umem sees each allocation, and a check reads /proc: 0.8 ms beside the 9 us of an
+allocation, when this was written. So allocations pass without another check for a second, up to an
+eighth of the free memory found: in a second other programs can take little of the other seven
+eighths. Both numbers are choices that no measurement supports.
+"""
 
 
 class Bounds:
-    """The bounds on reserved bytes: the policy's limit, a cap, and the host's memory.
+    """The limits on reserved bytes: the policy's limit, a cap, and the host's memory.
 
-    ``cap_bytes`` bounds all managed memory together, whatever the policy says, and
-    ``program_limit`` a kind: it is set by the program through CuPy's interface. Costs a few file
-    reads a growth. Safe from any thread as long as the ledger's lock is held.
+    ``cap_bytes`` limits all managed memory together, under any policy. ``program_limit`` limits one
+    kind; the program sets it through CuPy's interface. Costs a few file reads a growth. Thread-safe
+    while the ledger's lock is held.
     """
 
     def __init__(self, driver: Driver, policy: Callable[[], Policy | None]) -> None:
@@ -37,9 +38,9 @@ class Bounds:
         self.program_limit: tuple[Kind, int] | None = None
 
     def covered_bytes(self, limit: int | None) -> int:
-        """Return how much managed memory may be reserved without a look at the machine.
+        """Return the managed memory that may be reserved without checking the machine.
 
-        The last look counts for `COVERED_SECONDS`; limits apply.
+        The last check is valid for `COVERED_SECONDS`; limits apply.
         """
         if time.monotonic() >= self._covered_until:
             return 0
@@ -48,7 +49,7 @@ class Bounds:
         return self.limited(most, limit) if is_limited else most
 
     def limited(self, nbytes: int, limit: int | None) -> int:
-        """Return the least of bytes of managed memory, a limit and what the program has set."""
+        """Return the least of some bytes of managed memory, a limit and the program's own limit."""
         if limit is not None and limit < nbytes:
             nbytes = limit
         if self.program_limit is not None and self.program_limit[0] == "managed":
@@ -63,7 +64,7 @@ class Bounds:
         return error
 
     def _over_limit(self, kind: Kind, nbytes: int, after: dict[Kind, int]) -> Exception | None:
-        """Return the error if a kind would be over the lower of its limits; None otherwise."""
+        """Return the error if a kind would exceed the lower of its limits; None otherwise."""
         limit, is_cupys = limit_of(self._policy(), kind), False
         if self.program_limit is not None and self.program_limit[0] == kind:
             set_by_program = self.program_limit[1]
@@ -111,7 +112,7 @@ class Bounds:
         )
 
     def _over_host(self, kind: Kind, nbytes: int, after: dict[Kind, int]) -> Exception | None:
-        """Return the error if the host could not hold what VRAM does not; None otherwise."""
+        """Return the error if VRAM and host together could not hold it; None otherwise."""
         on_host = after["spill"] + after["pinned"]
         total = after["managed"] + on_host
         host = self._host_bytes(total - nbytes)
@@ -125,7 +126,7 @@ class Bounds:
         return _host_error(nbytes, total - nbytes, host, vram) if total > host + vram else None
 
     def _cover(self, after: dict[Kind, int], room: int) -> None:
-        """Remember that managed memory may grow for a while, by a share of the room found."""
+        """Remember that managed memory may grow for a while, by a share of the free memory."""
         if self.cap_bytes is not None:
             room = min(room, self.cap_bytes - after["managed"] - after["spill"] - after["pinned"])
         self._covered_bytes = after["managed"] + max(0, int(COVERED_SHARE * room))
@@ -162,8 +163,7 @@ def _host_error(nbytes: int, reserved: int, host: int, vram: int) -> Exception:
 
 
 def limit_of(policy: Policy | None, kind: Kind) -> int | None:
-    """Return the bytes that a policy lets a pool reserve; hybrid's limit is of its unmanaged
-    part.
+    """Return a policy's limit for a pool; hybrid's limit applies to its unmanaged part.
     """
     if policy is None:
         return None

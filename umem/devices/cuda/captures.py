@@ -1,13 +1,14 @@
-"""Questions about captures: of one stream, as CUDA answers them, and of any.
+"""Tells whether a given stream, or any stream, is being captured.
 
 While a stream is captured, in any mode, cudaDeviceSynchronize fails and ends the capture (CUDA C++
-Programming Guide, "Prohibited and Unhandled Operations"); cudaFree fails too, unless the mode is
-relaxed or the capture is of another thread and local to it. cudaThreadExchangeStreamCaptureMode
-lifts the second rule for the calling thread, not the first. So code asks here before it waits or
-frees. The software GPU has the first rule for every device; none of this was tried on a real one.
+Programming Guide, "Prohibited and Unhandled Operations"); cudaFree fails too, unless the capture's
+mode is relaxed or it is local to another thread. cudaThreadExchangeStreamCaptureMode lifts the
+second rule for the calling thread, not the first. So code checks here before it waits or frees. The
+software GPU has the first rule for every device; none of this was tried on a real one.
 
-CUDA has no list of streams. CuPy's are remembered when their capture begins. Captures that another
-library begins on a non-blocking stream are not found, nor those that begin after the question.
+CUDA has no list of streams. CuPy's streams are remembered when their capture begins. Captures that
+another library begins on a non-blocking stream are not found, nor captures that begin after the
+check.
 
 Importing this module imports CuPy.
 """
@@ -24,13 +25,13 @@ from cupy.cuda import runtime
 CAPTURE_IMPLICIT = 906  # another stream captures, so the legacy stream cannot be used
 LEGACY = 0
 _begun: dict[int, weakref.ref[Any]] = {}
-"""Streams of CuPy by address, from the beginning of their capture until it is seen to be over."""
+"""CuPy's streams by address, from the beginning of their capture until its end is noticed."""
 
 
 def is_captured(stream: int | None = None) -> bool:
     """Tell whether a stream, by default the current one, is being captured.
 
-    Also true of the legacy stream while another one's capture keeps it from being used.
+    Also true for the legacy stream while another stream's capture makes it unusable.
     """
     if stream is None:
         stream = cupy.cuda.get_current_stream().ptr
@@ -52,9 +53,9 @@ def is_any_captured() -> bool:
 
 
 def follow_captures() -> None:
-    """Remember every stream of CuPy whose capture begins from now on; a second call does nothing.
+    """Remember CuPy's streams whose capture begins from now on; a second call does nothing.
 
-    By CuPy's private base class of streams: there is no hook for captures.
+    Patches CuPy's private base class of streams, because there is no hook for captures.
     """
     streams: Any = cupy.cuda.stream._BaseStream
     begin = streams.begin_capture

@@ -1,8 +1,8 @@
-"""Moves of pages by CUPTI's counters of unified memory, through cupti-python.
+"""Page moves from CUPTI's counters of unified memory, through cupti-python.
 
 Sources: NVIDIA's documentation of CUPTI 12.9 (CUpti_ActivityUnifiedMemoryCounter2, its kinds and
-causes of migration) and of cupti-python; 12.8 and 13.4 take these calls as far as they go without a
-GPU. Never run on one.
+causes of migration) and of cupti-python; versions 12.8 and 13.4 accept these calls as far as
+possible without a GPU. Never run on a GPU.
 """
 
 from __future__ import annotations
@@ -21,27 +21,29 @@ _COUNTERS = (
     "BYTES_TRANSFER_HTOD", "BYTES_TRANSFER_DTOH", "CPU_PAGE_FAULT_COUNT", "GPU_PAGE_FAULT",
 )  # fmt: skip
 _CAUSES: dict[int, Cause] = {1: "prefetch", 2: "fault", 3: "driver", 4: "eviction", 5: "driver"}
-"""By CUpti_ActivityUnifiedMemoryMigrationCause: the user, coherence, the driver's prefetching,
-eviction, access counters."""
+"""Values of CUpti_ActivityUnifiedMemoryMigrationCause: the user, coherence, the driver's
+prefetching, eviction, access counters.
+"""
 _FORCED = 1
 """CUPTI_ACTIVITY_FLAG_FLUSH_FORCED: records of buffers that are not full are delivered too."""
 _WHEELS = {
     12: "cupti-python==12.8.0 nvidia-cuda-cupti-cu12",
     13: "'cupti-python==13.*' 'nvidia-cuda-cupti==13.*' pyelftools",
 }
-"""By CUDA's major version, without their dependencies: cupti-python 12.8.0 asks for cuda-bindings
-12.8.0, with which cuda.core cannot be imported, and works with those of 12.9. Imported beside
-cuda-core 1.2.2 with cuda-bindings 12.9.0, 12.9.10, 13.0.2 and 13.5.0, without a GPU."""
+"""Packages by CUDA's major version, to install without dependencies: cupti-python 12.8.0 requires
+cuda-bindings 12.8.0, with which cuda.core cannot be imported, but it works with 12.9. Imported
+beside cuda-core 1.2.2 with cuda-bindings 12.9.0, 12.9.10, 13.0.2 and 13.5.0, without a GPU.
+"""
 _listeners: list[MoveListener] = []
 _starting = threading.Lock()
 
 
 def watch_pages(ordinal: int, cuda_major: int, listener: MoveListener, scope: Scope) -> Now:
-    """Report moves of pages of all GPUs of the process; see `Device.watch_pages`.
+    """Report page moves of all GPUs of the process; see `Device.watch_pages`.
 
     Args:
-        ordinal: of the GPU for which CUPTI is asked.
-        cuda_major: of CuPy's CUDA.
+        ordinal: the GPU that CUPTI is asked for.
+        cuda_major: the major version of CuPy's CUDA.
     """
     cupti = _library(cuda_major)
     counters = [getattr(cupti.ActivityUnifiedMemoryCounterKind, name) for name in _COUNTERS]
@@ -96,7 +98,7 @@ def _library(cuda_major: int) -> Any:
 
 
 def _move(record: Any, counter: int) -> PageMove:
-    """Translate a record of the counter of that place in `_COUNTERS`."""
+    """Translate a record of the counter at that index of `_COUNTERS`."""
     seconds, low, value = 1e-9 * record.start, int(record.address), int(record.value)
     if counter == 2:  # one fault; the value is the instruction's address
         return PageMove(seconds, low, low + 1, 0, "", "fault", host_faults=1)

@@ -1,12 +1,11 @@
-"""The source of recordings of CuPy on a GPU: the blocks that its pools hand out.
+"""The source of recordings of CuPy on a GPU: the blocks that its pools allocate.
 
-Tensors are those blocks, known by their address: a memory hook tells of their beginning and end.
-Inside a framework's function the function as a whole is followed, and the meter of the pools
-measures its workspace.
+Tensors are those blocks, identified by address: a memory hook reports their begin and end. A
+framework's function is recorded as a whole, and the pools' meter measures its workspace.
 
-Does not model: kernels, calls of libraries and copies outside of a framework's functions, which no
-hook of CuPy tells of; blocks of other threads that were handed out before they recorded anything;
-frees in threads that record nothing, which are seen once the memory is handed out again.
+Does not model: kernels, library calls and copies outside a framework's functions, which no hook of
+CuPy reports; blocks that other threads allocated before they recorded anything; frees in threads
+that record nothing, which are noticed when the memory is allocated again.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ class CupyBlocks:
     """Reports the blocks of CuPy's pools to recorders, and measures the workspace of functions.
 
     Attributes:
-        name: the backend of its recordings.
-        meter: of the pools.
+        name: the backend's name in recordings.
+        meter: the meter of the pools.
 
     Never run on a real GPU.
     """
@@ -45,7 +44,7 @@ class CupyBlocks:
     # -- a source --------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start reporting; the arrays that are there are found. Nothing in a forked child."""
+        """Start reporting, existing arrays included; does nothing in a forked child."""
         try:
             self.meter.start()
         except UmemError:
@@ -57,7 +56,7 @@ class CupyBlocks:
                 self._begin(found.data.mem.ptr, _size(found))
 
     def stop(self) -> None:
-        """Stop reporting; does nothing where it has not started."""
+        """Stop reporting; does nothing if not started."""
         self.meter.stop()
         reporters.clear()
         of_gpu.clear()
@@ -67,19 +66,19 @@ class CupyBlocks:
     # -- what the pools tell ---------------------------------------------------------------
 
     def entered(self, recorder: Lifetimes) -> None:
-        """Give a recorder the arrays that are there, and follow its thread."""
+        """Report existing arrays to a recorder, and follow its thread."""
         self.meter.follow_thread()
         for address in [*self._starts]:
             recorder.block(address, self._sizes[address], "array", uploaded=True)
 
     def block_of(self, root: Any) -> tuple[int, int]:
-        """Return address and size of the pool block that an array is in."""
+        """Return address and size of the pool block that contains an array."""
         self.meter.follow_thread()
         address = root.data.mem.ptr
         return address, self._sizes.get(address) or _size(root)
 
     def begun(self, address: int, nbytes: int) -> None:
-        """Record that a pool block was handed out; outside of a function it is an array."""
+        """Record that a pool block was allocated; outside a function it is an array."""
         if self._is_on:
             if address in self._sizes:  # it ended in another thread
                 self._end(address)
@@ -87,7 +86,7 @@ class CupyBlocks:
             self._made(address, nbytes)
 
     def _made(self, address: int, nbytes: int) -> None:
-        """Record an array of the program's own, which no operation will tell of."""
+        """Record an array that the program made itself, which no operation will report."""
         if not inside():
             for recorder in active():
                 recorder.block(address, nbytes, "array")

@@ -1,4 +1,4 @@
-"""A real GPU, through CuPy: modes of allocation, hints, and what is known of the memory."""
+"""A real GPU, through CuPy: modes of allocation, hints, and the state of its memory."""
 
 from __future__ import annotations
 
@@ -47,9 +47,8 @@ if TYPE_CHECKING:
 class CudaDevice(Device):
     """One GPU. Use `open_cuda`, which keeps one object a GPU.
 
-    Thread-safety: see `Device`. Residency and paging are unknown: CUDA does not tell without its
-    profiler. Where the GPU is simulated, its model does. A child by fork gets a StateError from
-    all of it.
+    Thread-safety: see `Device`. Residency and paging are unknown, because CUDA reports them only to
+    its profiler; a simulated GPU's model knows them. Every use raises StateError in a forked child.
     """
 
     simulated: bool = False
@@ -92,7 +91,7 @@ class CudaDevice(Device):
 
     @property
     def headroom_bytes(self) -> int:
-        """Return the bytes of VRAM left to modules and libraries; see `Driver`."""
+        """Return the bytes of VRAM left for modules and libraries; see `Driver`."""
         return self.driver.headroom_bytes
 
     @property
@@ -105,17 +104,16 @@ class CudaDevice(Device):
         return self.driver.host_available_bytes()
 
     def why_not(self, mode: Mode) -> str | None:
-        """Return why this GPU cannot serve ``mode``: without managed memory that can be
-        oversubscribed.
+        """Return why this GPU cannot serve ``mode``: managed memory cannot be oversubscribed.
 
-        Hybrid does not need it: there it spills to pinned host memory.
+        Hybrid does not need that: it then spills to pinned host memory.
         """
         if mode == "managed":
             return self.driver.managed_problem()
         return None if mode == "unmanaged" else self.driver.hybrid_problem()
 
     def features(self) -> tuple[Feature, ...]:
-        """List what this GPU, its driver and its libraries can do, and why not more."""
+        """List the features of this GPU, its driver and its libraries, with reasons."""
         part = importlib.import_module("umem.devices.cuda.features")
         return part.features(self.driver, self.simulated)  # type: ignore[no-any-return]
 
@@ -139,7 +137,7 @@ class CudaDevice(Device):
         return found
 
     def _on_gpu(self, ordinal: int, policy: Policy) -> Malloc:
-        """Serve a policy by another GPU that is current, counted there."""
+        """Serve a policy on another GPU that is current, and count it there."""
         if self._open is None:
             raise DeviceError(f"GPU {ordinal} is current, and only GPU {self.ordinal} is open")
         other = self._open(ordinal)
@@ -156,7 +154,7 @@ class CudaDevice(Device):
         return own
 
     def _serve_all(self, scope: Scope, policy: Policy, handle: tuple[Malloc, CupyPool]) -> None:
-        """Install the allocator of a policy, and a default pool that acts on its memory."""
+        """Install the allocator of a policy, and a default pool that manages its memory."""
         from umem.devices.cuda.pool_in_use import PoolInUse
         from umem.devices.cuda.pools import Pools
 
@@ -195,7 +193,7 @@ class CudaDevice(Device):
         self._installer.enter(scope)
 
     def _left(self, scope: Scope) -> None:
-        """Give plain memory back where nothing of ours allocates it any more."""
+        """Return plain memory to the driver once no policy of umem allocates it."""
         from umem.devices.cuda.install import clear
         from umem.devices.cuda.pools import Pools
 
@@ -207,7 +205,7 @@ class CudaDevice(Device):
             self._tidy(lambda pools: Pools.release_plain(pools, keep))
 
     def _tidy(self, free: Callable[[Pools], None]) -> None:
-        """Free memory of this GPU, and of others that served its policies, which may fail."""
+        """Free memory of this GPU, and of other GPUs that served its policies, which may fail."""
         if fork.is_child():
             return
         free(self.pools)
@@ -238,9 +236,9 @@ class CudaDevice(Device):
         self.pools.bounds.cap_bytes = nbytes
 
     def usage(self) -> Usage:
-        """Return what the pools have reserved, CuPy's default pool included.
+        """Return the bytes that the pools have reserved, CuPy's default pool included.
 
-        The peak counts the default pool as it was whenever one of ours grew or this was asked.
+        The peak counts the default pool only at calls of this, and whenever a pool of umem grew.
         """
         reserved = self.pools.ledger.reserved()
         other = self.driver.default_pool_bytes()
@@ -269,7 +267,7 @@ class CudaDevice(Device):
         part.AddressHook(watcher).enter(scope)
 
     def watch_pages(self, listener: MoveListener, scope: Scope) -> Now:
-        """Report moves of pages: a simulated GPU's model's, or CUPTI's; see `Device.watch_pages`.
+        """Report page moves from a simulated GPU's model or from CUPTI; see `Device.watch_pages`.
 
         Never run on a GPU yet.
         """
@@ -281,11 +279,11 @@ class CudaDevice(Device):
         return now
 
     def prefetch(self, array: Any, to: Place, stream: Any) -> int:
-        """Move an array's own bytes in the order of ``stream``; None is CuPy's current one.
+        """Move an array's own bytes in the order of ``stream``; None is CuPy's current stream.
 
         Raises:
-            DeviceError: not an array of this GPU; hints cannot work here; or the stream is being
-                captured, which a prefetch would end. Nothing was moved.
+            DeviceError: it is not an array of this GPU; hints cannot work here; or the stream is
+                being captured, and a prefetch would end the capture. Nothing was moved.
             MissingDependencyError: cuda-core is missing.
         """
         spans = self._managed_spans(array)
@@ -304,17 +302,17 @@ class CudaDevice(Device):
 
     @property
     def forgets(self) -> bool:
-        """Tell whether free memory is known here, and the driver discards it (CUDA 13)."""
+        """Tell whether free memory is known, and the driver can discard it (CUDA 13)."""
         if self._arena is None or not self._arena.is_open:
             return False
         with self._ready() as hints:
             return hints.discards
 
     def repeat_places(self, scope: Scope) -> None:
-        """Allocate managed memory at the previous step's addresses, until ``scope`` is closed.
+        """Reuse the previous step's addresses for managed memory, until ``scope`` is closed.
 
-        This holds for allocations on the current stream. Does nothing outside a block of managed
-        memory, and in one with a preset or prefetch.
+        Applies to allocations on the current stream. Does nothing outside a block of managed
+        memory, or in one with a preset or prefetch.
         """
         from umem.devices.cuda.pools import Growth
 
@@ -335,19 +333,19 @@ class CudaDevice(Device):
         self._entered(scope)
 
     def next_step(self) -> None:
-        """End a step, so that the next one gets its addresses."""
+        """End a step, so that the next one reuses its addresses."""
         if self._arena is not None:
             self._arena.next_step()
 
     def discard_free(self, blocks: Iterable[int]) -> int:
-        """Discard the contents of free blocks; returns the bytes."""
+        """Discard the contents of free blocks; returns their bytes."""
         if self._arena is None:
             return 0
         with self._ready() as hints:
             return self._arena.discard_free(hints, blocks)
 
     def make_ready(self, blocks: Iterable[int], stream: Any) -> int:
-        """Make free blocks resident beside the operations; returns the bytes."""
+        """Make free blocks resident, concurrently with operations; returns their bytes."""
         if self._arena is None:
             return 0
         address = self.driver.stream_address(stream)
@@ -355,7 +353,7 @@ class CudaDevice(Device):
             return self._arena.make_ready(hints, blocks, address)
 
     def give_back(self) -> None:
-        """Give free blocks of managed memory back; waits for the GPU if there are any."""
+        """Return free blocks of managed memory; waits for the GPU if there are any."""
         self.pools.give_back("managed")
 
     def address(self, array: Any) -> int | None:
@@ -367,8 +365,8 @@ class CudaDevice(Device):
     def advise(self, array: Any, advice: Advice, place: Place | None, *, unset: bool) -> int:
         """Set or unset advice on the pages of an array; ``place`` None is this GPU.
 
-        Advice belongs to addresses: it stays when the pool hands the block to another array, and
-        reaches neighbours on the same page. Raises as `prefetch` does.
+        Advice belongs to addresses: it stays when the pool gives the block to another array, and
+        also affects neighbours on the same page. Raises the errors of `prefetch`.
         """
         spans = self._managed_spans(array)
         if not spans:
@@ -398,8 +396,8 @@ class CudaDevice(Device):
             raise DeviceError(f"the host cannot share an array of {self.name}: {reason}")
         if self.driver.is_any_captured():
             raise DeviceError(
-                "a host view waits for the GPU, which would end the capture of a stream; take it "
-                "before or after"
+                "a host view waits for the GPU, which would end the capture of a stream; make it "
+                "before or after the capture"
             )
         self.driver.synchronize()
         return host_view(array.data.ptr, array.shape, array.strides, array.dtype, array)
@@ -409,10 +407,10 @@ class CudaDevice(Device):
         self.driver.synchronize()
 
     def own_array(self, array: Any) -> Any:
-        """Return an array of this GPU as one of CuPy: Numba's, JAX's or PyTorch's as a view.
+        """Return an array of this GPU as a CuPy array; Numba's, JAX's or PyTorch's as a view.
 
         Raises:
-            DeviceError: it is no array of this GPU.
+            DeviceError: it is not an array of this GPU.
         """
         if not isinstance(array, self.xp.ndarray):
             # Of the object: PyTorch's tensors on the host have it in their type.
@@ -422,8 +420,8 @@ class CudaDevice(Device):
         home = array.device.id
         if home != self.ordinal:
             raise DeviceError(
-                f"the array lives on GPU {home}, and this is GPU {self.ordinal}: make that one "
-                f"the current one, with cupy.cuda.Device({home})"
+                f"the array is on GPU {home}, and this is GPU {self.ordinal}: make GPU {home} "
+                f"current, with cupy.cuda.Device({home})"
             )
         return array
 
@@ -435,7 +433,7 @@ class CudaDevice(Device):
 
     @contextlib.contextmanager
     def _ready(self) -> Iterator[CoreHints]:
-        """Yield the hints, with this GPU current in the driver; its errors become DeviceError.
+        """Yield the hints, with this GPU current in the driver; turn its errors into DeviceError.
 
         Raises:
             DeviceError: managed memory cannot be oversubscribed here, or the driver refused.

@@ -1,7 +1,7 @@
 """All calls of the CUDA device to CuPy and the driver; no decisions.
 
-This is the seam at which a test puts host memory in the place of a GPU. Importing this module
-imports CuPy; no device is asked for anything until a function here is called.
+Tests replace this module to put host memory in place of a GPU. Importing this module imports CuPy;
+no device is used until a function here is called.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _SET: dict[Advice, int] = {"read_mostly": 1, "preferred_location": 3, "accessed_
 _CPU = -1
 LEAST_HEADROOM_BYTES = 512 << 20
 """The least VRAM that ``hybrid`` leaves to modules and libraries. This, and the 3% of VRAM beside
-it, are guesses that no measurement supports: nothing of them has run on a GPU."""
+it, are guesses that no measurement supports; neither was tried on a GPU.
+"""
 _flushing = threading.local()
 
 
@@ -63,13 +64,13 @@ def own_pool() -> CupyPool:
 class Driver:
     """One GPU through CuPy and the driver.
 
-    Thread-safety: as CuPy's; every method may be called from any thread. Raises CuPy's
-    ``CUDARuntimeError`` where the driver refuses; nothing has changed then.
+    Thread-safety: as CuPy's; any thread may call every method. Raises CuPy's ``CUDARuntimeError``
+    if the driver refuses; nothing has changed then.
     """
 
     error: type[Exception] = runtime.CUDARuntimeError
     core: CoreHints | None = None
-    """Replaces CuPy's own calls after `check_advice`, on CUDA 13."""
+    """Replaces CuPy's own calls on CUDA 13, after `check_advice`."""
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
@@ -81,15 +82,15 @@ class Driver:
         captures.follow_captures()
 
     def current(self, ordinal: int | None = None) -> Any:
-        """Make a GPU current in the block, by default this one."""
+        """Make a GPU, by default this one, current in the block."""
         return cupy.cuda.Device(self.ordinal if ordinal is None else ordinal)
 
     def bind(self) -> None:
-        """Make the GPU's context current in this thread, which cuda.core does not do by itself."""
+        """Make the GPU's context current in this thread, because cuda.core does not."""
         runtime.setDevice(self.ordinal)
 
     def gpu_count(self) -> int:
-        """Return the number of visible GPUs, which no process changes."""
+        """Return the number of visible GPUs, which is constant in a process."""
         return _gpu_count()
 
     def is_current(self) -> bool:
@@ -114,12 +115,12 @@ class Driver:
         """Free a pool's free blocks on a GPU, by default this one, if `may_free` allows it.
 
         Does nothing inside another call of the same thread: CuPy 14's pool holds a lock there that
-        the thread cannot take twice, and garbage may be collected meanwhile.
+        the thread cannot take twice, and garbage collection may call this meanwhile.
 
         Args:
-            pool: any of CuPy's.
+            pool: any CuPy pool.
             waits: False for a pool of cudaMalloc's memory.
-            ordinal: of the GPU.
+            ordinal: the GPU.
         """
         if getattr(_flushing, "now", False):
             return
@@ -132,11 +133,11 @@ class Driver:
             _flushing.now = False
 
     def may_free(self, waits: bool = True, ordinal: int | None = None) -> bool:
-        """Wait until no queued work of a GPU can use what is to be freed; False in a capture.
+        """Wait until no queued work of a GPU can use memory to be freed; False in a capture.
 
-        cudaFree of managed memory and cudaFreeHost promise no wait, cudaFree of cudaMalloc's memory
-        waits by itself. While any stream is captured nothing is to be freed: a wait would end the
-        capture, and so may a free.
+        cudaFree of managed memory and cudaFreeHost promise no wait; cudaFree of cudaMalloc's memory
+        waits by itself. Free nothing while any stream is captured: a wait would end the capture,
+        and so may a free.
         """
         if self.is_any_captured():
             return False
@@ -153,7 +154,7 @@ class Driver:
     def allocate_pinned(self, nbytes: int) -> Any:
         """Allocate pinned host memory that this GPU accesses over the bus, without a pool.
 
-        Under unified addressing, which `hybrid_problem` asks for, both use the same address.
+        With unified addressing, which `hybrid_problem` requires, host and GPU use the same address.
         """
         memory = cupy.cuda.PinnedMemory(nbytes, runtime.hostAllocMapped | runtime.hostAllocPortable)
         unowned = cupy.cuda.UnownedMemory(memory.ptr, nbytes, memory, device_id=self.ordinal)
@@ -170,8 +171,8 @@ class Driver:
     def check_advice(self) -> None:
         """Load cuda.core on CUDA 13, for `give_preset`, `prefer_host` and `prefetch_here`.
 
-        On CUDA 12 CuPy's own calls will do, so modes need no more than CuPy. On CUDA 13 they raise
-        (CuPy 13) or cannot mean the host (CuPy 14), so cuda.core is needed.
+        On CUDA 12 CuPy's own calls suffice, so modes need only CuPy. On CUDA 13 they raise (CuPy
+        13) or cannot name the host (CuPy 14), so cuda.core is needed.
 
         Raises:
             MissingDependencyError: CUDA 13, and cuda-core is missing or too old.
@@ -180,7 +181,7 @@ class Driver:
             self.core = self.load_hints()
 
     def prefer_host(self, address: int, nbytes: int) -> None:
-        """Advise that a range stays in host memory, where this GPU reads it.
+        """Advise that a range stays in host memory, where this GPU accesses it.
 
         Raises:
             DeviceError: as `advise`.
@@ -197,7 +198,8 @@ class Driver:
             self.advise(address, nbytes, advice, "cpu" if where == "cpu" else self.here())
 
     def advise(self, address: int, nbytes: int, advice: Advice, place: Place) -> None:
-        """Set one advice on a range, by cuda.core if `check_advice` has loaded it, else by CuPy.
+        """Set one advice on a range, with cuda.core if `check_advice` has loaded it, else with
+        CuPy.
 
         Raises:
             DeviceError: cuda.core refused; CuPy raises its own error.
@@ -212,7 +214,7 @@ class Driver:
     def prefetch_here(self, address: int, nbytes: int) -> None:
         """Move a range to the current GPU, in the current stream's order; does not wait for it.
 
-        cuda.core is asked if `check_advice` has loaded it (CUDA 13), else CuPy.
+        Uses cuda.core if `check_advice` has loaded it (CUDA 13), else CuPy.
 
         Raises:
             DeviceError: cuda.core refused; CuPy raises its own error.
@@ -225,7 +227,7 @@ class Driver:
                 self.core.prefetch([Span(address, nbytes)], here, stream)
 
     def make_pool(self, grow: Malloc) -> CupyPool:
-        """Make a CuPy pool over ``grow``, which the caller keeps for the life of the process."""
+        """Make a CuPy pool over ``grow``, which the caller keeps until the process ends."""
         pool: CupyPool = cupy.cuda.MemoryPool(grow)
         return pool
 
@@ -248,7 +250,7 @@ class Driver:
     def headroom_bytes(self) -> int:
         """Return the bytes of VRAM for modules loaded later and for libraries.
 
-        At most half of a small GPU. 0 on the software GPU, where neither is in VRAM.
+        At most half of a small GPU's VRAM. 0 on the software GPU, where neither uses VRAM.
         """
         if self.name.endswith(" (simulated)"):
             return 0
@@ -261,7 +263,7 @@ class Driver:
     def capturing(self, stream: int | None = None) -> bool:
         """Tell whether a stream, by default the current one, is being captured.
 
-        Also true while another stream's capture keeps the legacy stream from being used.
+        Also true while another stream's capture makes the legacy stream unusable.
         """
         return captures.is_captured(stream)
 
@@ -277,7 +279,7 @@ class Driver:
         """Return the handle of a stream or stream-like object; None is the current stream.
 
         Raises:
-            DeviceError: it is no stream.
+            DeviceError: it is not a stream.
         """
         if stream is None:
             stream = cupy.cuda.get_current_stream()
@@ -294,27 +296,26 @@ class Driver:
     def managed_problem(self) -> str | None:
         """Return why managed memory cannot be oversubscribed here; None if it can.
 
-        Every visible GPU is asked: one without concurrent access brings the old rules to all.
+        Checks every visible GPU: one without concurrent access puts all under the old rules.
         """
         return _managed_problem()
 
     def hybrid_problem(self) -> str | None:
         """Return why hybrid memory cannot spill here; None if it can.
 
-        Where managed memory cannot be oversubscribed, it spills to pinned host memory.
+        If managed memory cannot be oversubscribed, it spills to pinned host memory.
         """
         problem = self.managed_problem()
         if problem is None or runtime.is_hip:
             return problem
         if self.integrated:
-            return f"{problem}; and its memory is the host's, so that there is nothing to spill to"
+            return f"{problem}; and it shares the host's memory, so there is nothing to spill to"
         if not (self.attribute("CanMapHostMemory") and self.attribute("UnifiedAddressing")):
             return f"{problem}; and it cannot map host memory either"
         return None
 
     def attribute(self, name: str) -> int | None:
-        """Return a device attribute by its name after ``cudaDevAttr``; None if CuPy does not know
-        it.
+        """Return a device attribute by its name after ``cudaDevAttr``; None if unknown to CuPy.
         """
         number = getattr(runtime, f"cudaDevAttr{name}", None)
         return None if number is None else int(runtime.deviceGetAttribute(number, self.ordinal))
@@ -336,7 +337,7 @@ def _gpu_count() -> int:
 @functools.cache
 def _managed_problem() -> str | None:
     if runtime.is_hip:
-        return "this CuPy is built for ROCm, and umem knows managed memory on CUDA only"
+        return "this CuPy is built for ROCm, and umem supports managed memory on CUDA only"
     return next(filter(None, map(_managed_problem_of, range(_gpu_count()))), None)
 
 
@@ -348,13 +349,13 @@ def _managed_problem_of(ordinal: int) -> str | None:
         return None
     return (
         f"GPU {ordinal} has no concurrent managed access, so its memory cannot be oversubscribed: "
-        "so it is on Windows, under WSL2, before Pascal, on many Jetsons and some virtual GPUs "
-        "(if another GPU is meant, hide this one with CUDA_VISIBLE_DEVICES)"
+        "that is so on Windows, under WSL2, before Pascal, on many Jetsons and some virtual GPUs "
+        "(to use another GPU, hide this one with CUDA_VISIBLE_DEVICES)"
     )
 
 
 def visible_gpus() -> int | str:
-    """Return the number of GPUs, or a sentence that says why there is none."""
+    """Return the number of GPUs, or a sentence that explains why there is none."""
     try:
         return int(runtime.getDeviceCount()) or "the driver sees no GPU"
     except runtime.CUDARuntimeError as error:
@@ -362,7 +363,7 @@ def visible_gpus() -> int | str:
 
 
 def count_problem(error: Any) -> str:
-    """Explain by the error's ``status`` why CUDA cannot count GPUs."""
+    """Explain from the error's ``status`` why CUDA cannot count GPUs."""
     if error.status == NOT_INITIALISED:
         return fork.TEXT
     if error.status == NO_DEVICE:
@@ -372,8 +373,8 @@ def count_problem(error: Any) -> str:
     if not runtime.driverGetVersion():
         return "no NVIDIA driver is loaded"
     return (
-        f"the NVIDIA driver serves CUDA {_version(runtime.driverGetVersion())} and CuPy needs "
-        f"{_version(runtime.runtimeGetVersion())}: update the driver, or install a CuPy for it"
+        f"the NVIDIA driver supports CUDA {_version(runtime.driverGetVersion())}, CuPy needs "
+        f"{_version(runtime.runtimeGetVersion())}: update the driver, or install a CuPy for that"
     )
 
 
@@ -382,7 +383,7 @@ def _version(number: int) -> str:
 
 
 def libraries_problem() -> str | None:
-    """Return why CuPy cannot load CUDA's libraries, of which NVRTC is tried; None if it can."""
+    """Return why CuPy cannot load CUDA's libraries (tries NVRTC); None if it can."""
     try:
         cupy.cuda.nvrtc.getVersion()
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
@@ -392,14 +393,14 @@ def libraries_problem() -> str | None:
 
 
 def borrowed(pointer: Any, nbytes: int, owner: Any) -> Any:
-    """Wrap memory so that ``owner`` stays alive until its last user is gone."""
+    """Wrap memory so that ``owner`` lives as long as its last user."""
     memory = cupy.cuda.UnownedMemory(pointer.ptr, nbytes, owner, device_id=pointer.device_id)
     return cupy.cuda.MemoryPointer(memory, 0)
 
 
 @contextlib.contextmanager
 def _umems_errors() -> Iterator[None]:
-    """Turn cuda.core's errors into umem's; their class is private before 1.3."""
+    """Turn cuda.core's errors into umem's; cuda.core's class is private before 1.3."""
     try:
         yield
     except UmemError:
@@ -414,5 +415,5 @@ def current_ordinal() -> int:
 
 
 def collect_garbage() -> None:
-    """Collect cycles that may hold arrays, which takes up to a few hundred milliseconds."""
+    """Collect cycles that may hold arrays; takes up to a few hundred milliseconds."""
     gc.collect()

@@ -1,4 +1,4 @@
-"""Capabilities of a GPU, its driver and libraries in words, for `umem.status` and the doctor."""
+"""Describes features of a GPU, its driver and libraries, for `umem.status` and the doctor."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from umem.errors import MissingDependencyError
 from umem.units import format_bytes
 
 CUPY_LIMIT = "CUPY_GPU_MEMORY_LIMIT"
-_PROFILER_ONLY = "CUDA tells its profiler only"
+_PROFILER_ONLY = "CUDA reports it to its profiler only"
 
 
 def features(driver: Driver, simulated: bool) -> tuple[Feature, ...]:
     """List every feature in reading order.
 
-    Costs about ten calls to the driver, and the first time the import of cuda.core (0.2 s).
+    Costs about ten driver calls, and at first the import of cuda.core (0.2 s).
 
     Raises:
-        CuPy's error where the driver fails.
+        CuPy's error if the driver fails.
     """
     why = "counted by the model (simulated)" if simulated else _PROFILER_ONLY
     return (
@@ -50,7 +50,7 @@ def _oversubscription(driver: Driver) -> Feature:
     if problem is not None:
         return Feature("oversubscription", False, problem)
     if driver.integrated:
-        why = "GPU and CPU share the memory, so there is nothing beyond it to use"
+        why = "GPU and CPU share one memory, so there is no other memory to use"
         return Feature("oversubscription", False, why)
     return Feature("oversubscription", True, "every visible GPU has concurrent managed access")
 
@@ -72,7 +72,7 @@ def _pageable(driver: Driver) -> Feature:
     if value is None:
         return Feature(name, None, "this CuPy does not know the attribute PageableMemoryAccess")
     if not value:
-        return Feature(name, False, "neither HMM nor ATS: the GPU reaches no memory from malloc")
+        return Feature(name, False, "neither HMM nor ATS: the GPU cannot access memory from malloc")
     if driver.attribute("PageableMemoryAccessUsesHostPageTables"):
         return Feature(name, True, "ATS: the GPU uses the host's page tables; accessed_by is void")
     return Feature(name, True, "HMM: the driver mirrors the host's page tables")
@@ -86,12 +86,12 @@ def _integrated(driver: Driver) -> Feature:
 
 def _wsl() -> Feature:
     if machine.is_wsl():
-        return Feature("WSL", True, "the kernel is Microsoft's, so Windows' rules hold")
+        return Feature("WSL", True, "the kernel is Microsoft's, so Windows' rules apply")
     return Feature("WSL", False, "the kernel is not Microsoft's")
 
 
 def _hints(driver: Driver) -> Feature:
-    """Return the feature of hints, or why there are none."""
+    """Return the feature of hints, or why they are unavailable."""
     problem = driver.managed_problem()
     if problem is None:
         try:  # an import: versions alone do not tell whether the installed ones work together
@@ -106,7 +106,7 @@ def _hints(driver: Driver) -> Feature:
 def _host_check(driver: Driver) -> Feature:
     available = driver.host_available_bytes()
     if available is None:
-        return Feature("host check", False, "this system does not say what is available")
+        return Feature("host check", False, "this system does not report available memory")
     return Feature("host check", True, f"{format_bytes(available)} of host memory are available")
 
 
@@ -114,5 +114,5 @@ def _cupy_limit() -> Feature:
     value = os.environ.get(CUPY_LIMIT)
     if not value:
         return Feature("CuPy's limit", False, f"{CUPY_LIMIT} is not set")
-    why = f"{CUPY_LIMIT}={value} bounds unmanaged memory, and not managed memory"
+    why = f"{CUPY_LIMIT}={value} limits unmanaged memory, but not managed memory"
     return Feature("CuPy's limit", True, why)

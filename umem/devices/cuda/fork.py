@@ -1,7 +1,7 @@
-"""CUDA does not work in a process that was forked from one that used it: say so, do not crash.
+"""Refuses CUDA in a process that was forked from one that used it, instead of a crash.
 
-The driver's state belongs to the process that started it. A child that calls it gets errors at
-best; so umem refuses there, with the way out. Importing this module imports no CuPy.
+The driver's state belongs to the process that initialised it. A child that calls it gets errors at
+best, so umem raises an error with the way out. Importing this module does not import CuPy.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def remember_use() -> None:
 
 
 def is_child() -> bool:
-    """Tell whether this is a child by fork of a process that used CUDA."""
+    """Tell whether this is a forked child of a process that used CUDA."""
     return _in_child
 
 
 def refuse_child() -> None:
-    """Raise StateError in a child by fork of a process that used CUDA."""
+    """Raise StateError in a forked child of a process that used CUDA."""
     if _in_child:
         raise StateError(TEXT)
 

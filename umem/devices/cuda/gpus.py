@@ -1,4 +1,4 @@
-"""The GPUs of this machine, each opened once, or why there is none.
+"""The GPUs of this machine, each opened once, or the reason why there is none.
 
 Importing this module imports neither CuPy nor cuda.core; opening a device imports CuPy, and the
 first hint cuda.core.
@@ -28,12 +28,12 @@ _lock = threading.Lock()
 def open_cuda(ordinal: int | None = None) -> CudaDevice:
     """Open a GPU by ordinal, by default CuPy's current one.
 
-    The same object every time: its pools live as long as the process. The first call imports CuPy
-    and asks the driver for the GPUs; it creates no context on any of them. Thread-safe.
+    Returns the same object every time, because its pools live as long as the process. The first
+    call imports CuPy and asks the driver for the GPUs, without creating a context. Thread-safe.
 
     Raises:
-        DeviceNotFoundError: there is no such GPU that CuPy can use; the message says why, and
-            what to do instead. Nothing was opened.
+        DeviceNotFoundError: CuPy can use no such GPU; the message gives the reason and
+            alternatives. Nothing was opened.
         StateError: this process was forked from one that had used CUDA.
     """
     fork.refuse_child()
@@ -72,7 +72,7 @@ def nodes_of_gpus(runtime: Any) -> set[int]:
 def cuda_reason(ordinal: int | None = None) -> str | None:
     """Return why there is no CUDA device; None if there is one.
 
-    Imports CuPy where it is installed. Raises nothing.
+    Imports CuPy if it is installed. Raises nothing.
     """
     reason = _cupy_reason()
     if reason is not None:
@@ -82,7 +82,7 @@ def cuda_reason(ordinal: int | None = None) -> str | None:
     if isinstance(gpus, str):
         return gpus
     if ordinal is not None and not 0 <= ordinal < gpus:
-        return f"GPU {ordinal} was asked for, and {gpus} can be seen"
+        return f"GPU {ordinal} was requested, but {gpus} can be seen"
     problem: str | None = driver.libraries_problem()
     return problem
 
@@ -103,7 +103,7 @@ def _cupy_reason() -> str | None:
 
 def _fixes(reason: str) -> str:
     return (
-        f"no CUDA device: {reason}. On a machine with an NVIDIA GPU install what its CUDA needs: "
+        f"no CUDA device: {reason}. On a machine with an NVIDIA GPU install for its CUDA: "
         f"{extras.command('cuda12')}, or {extras.command('cuda13')}; without one, model it: "
         'with umem.virtual_gpu("v100-16gb"): ..., or run a CuPy script on host memory: '
         "umem run --software t4 SCRIPT"

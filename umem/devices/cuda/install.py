@@ -1,12 +1,12 @@
-"""CuPy's allocators that umem puts in place: the process's, and a thread's while blocks are open.
+"""Installs allocators in CuPy: the process's, and a thread's while blocks are open.
 
-CuPy's allocator is one for each thread, and a thread runs many asyncio tasks, which have blocks of
-their own. So what is given to the thread looks at what the calling code is inside of, and calls
-the pool's own method. bench/allocation.py measures what that costs an allocation.
+CuPy has one allocator for each thread, and a thread runs many asyncio tasks with their own blocks.
+So the installed allocator looks up the calling code's block, and calls the pool's own method.
+bench/allocation.py measures the cost for an allocation.
 
 CuPy's context manager for this (``cupy.cuda.using_allocator``) can be interrupted after it has set
-an allocator and before it knows how to put the old one back; so what it calls is called here. The
-tests look whether those two functions are there and do what they did.
+an allocator and before it can restore the old one, so this module makes its two calls directly. The
+tests check that both functions exist and behave as before.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from umem.trace import FOLDERS
 
 @dataclass(eq=False)
 class _Installed:
-    """An allocator of the process: its policy, and what it replaced."""
+    """An allocator of the process, with its policy and the allocator that it replaced."""
 
     scope: Scope
     policy: Policy
@@ -49,16 +49,17 @@ class _Installed:
 
 
 POOL_NAMES = ("cupy._default_memory_pool", *(folder.pool_name for folder in FOLDERS))
-"""Names bound to CuPy's default pool: CuPy's private, which `cupy.get_default_memory_pool` returns
-and has no public setter, and those that a framework binds once, at its import."""
+"""Names bound to CuPy's default pool: CuPy's private name, which `cupy.get_default_memory_pool`
+returns and which has no public setter, and names that a framework binds once, at its import.
+"""
 
 
 class PoolAlias(MetaPathFinder):
     """Binds `POOL_NAMES` to another pool.
 
-    Code that frees or measures through them would go on asking CuPy's own. Nothing is imported:
-    where a framework is not loaded yet, this watches the imports, finding nothing itself. A
-    framework imports more modules after that one, so when its import is done, so is this.
+    Otherwise code that frees or measures through these names would use CuPy's own pool. Imports
+    nothing: if a framework is not loaded yet, this watches imports, finding no module itself. A
+    framework imports more modules after that one, so this is complete when its import is.
     """
 
     def __init__(self) -> None:
@@ -86,7 +87,7 @@ class PoolAlias(MetaPathFinder):
         self._follow()
 
     def _follow(self) -> None:
-        """Bind the names that exist and are not bound yet, and keep how to restore each."""
+        """Bind the names that exist and are not bound yet, and remember how to restore each."""
         for full in POOL_NAMES:
             module_name, _, name = full.rpartition(".")
             module = sys.modules.get(module_name)
@@ -100,9 +101,9 @@ class PoolAlias(MetaPathFinder):
 
 
 class Installer:
-    """The allocators of one device that are installed: of the process, and of blocks.
+    """The installed allocators of one device: the process's, and those of blocks.
 
-    Thread-safety: any thread; a block concerns who is inside of it (`umem._common.scopes`).
+    Thread-safety: any thread; a block affects only code inside it (`umem._common.scopes`).
     """
 
     def __init__(self, device: Device) -> None:
@@ -117,9 +118,9 @@ class Installer:
         return self._everywhere[-1].policy if self._everywhere else None
 
     def program_allocator(self) -> Malloc | None:
-        """Return the allocator that the program had set before umem's; None if it had set none.
+        """Return the allocator that the program had set before umem's; None if it had not set any.
 
-        That of the calling thread (``cupy.cuda.using_allocator``) goes before the process's.
+        The calling thread's (``cupy.cuda.using_allocator``) precedes the process's.
         """
         here = memory._get_thread_local_allocator()
         layer = _layer_of(here)
@@ -144,7 +145,7 @@ class Installer:
         return None if is_installed else bare(found)
 
     def is_umems(self, malloc: Malloc) -> bool:
-        """Tell whether an allocator is one of umem's."""
+        """Tell whether an allocator belongs to umem."""
         made: Any = self._device
         owner = malloc.__self__ if isinstance(malloc, (MethodType, BuiltinMethodType)) else malloc
         if any(owner is pool for pool in made.pools.made()):
@@ -186,8 +187,8 @@ class Installer:
         """End `serve_all`.
 
         Raises:
-            StateError: inside a block of this thread, or something that was installed for the
-                process after it is still in; nothing has changed.
+            StateError: inside a block of this thread, or a later allocator of the process is still
+                installed; nothing has changed.
         """
         clear()
         # CuPy refuses to set one beside a thread's own, and only this private tells of that.
@@ -195,11 +196,11 @@ class Installer:
             raise StateError(_IN_A_BLOCK.format(verb="switched off"))
         for installed in self._everywhere[:-1]:
             if installed.scope is scope:
-                raise StateError("restore what was installed inside this block first")
+                raise StateError("first restore the mode that was installed inside this block")
         scope.close()
 
     def _restore(self, installed: _Installed) -> None:
-        """Put back the process's allocator that was there before."""
+        """Restore the process's previous allocator."""
         if not installed.may_be_in:
             return
         _replace_allocator(lambda now: retrying(bare(installed.before)))
@@ -222,8 +223,8 @@ def _set_allocator(malloc: Callable[[int], Any]) -> None:
 def _without_the_threads_own() -> Iterator[None]:
     """Set the calling thread's allocator aside.
 
-    By CuPy's privates: only a thread that has none of its own is told of the process's allocator,
-    or may set it, and a thread may have one here that a suspended block has set.
+    Uses CuPy's private names: only a thread without its own allocator can get or set the process's,
+    and a suspended block may have set one for this thread.
     """
     here = memory._get_thread_local_allocator()
     try:
@@ -241,7 +242,7 @@ def _process_allocator() -> Malloc:
 
 
 def _replace_allocator(new: Callable[[Malloc], Malloc]) -> None:
-    """Replace the process's allocator by what a function returns for it."""
+    """Replace the process's allocator by a function's result for it."""
     with _without_the_threads_own():
         _set_allocator(new(cupy.cuda.get_allocator()))
 
@@ -249,7 +250,7 @@ def _replace_allocator(new: Callable[[Malloc], Malloc]) -> None:
 def add_callback(callback: Callback, give_back: Callable[[], Any]) -> None:
     """Call a callback when any allocator of the process is out of memory, until `remove_callback`.
 
-    ``give_back`` frees the free blocks of umem's pools before.
+    ``give_back`` first frees the free blocks of umem's pools.
     """
     with _callbacks_lock:
         retry.give_back = give_back
@@ -259,7 +260,7 @@ def add_callback(callback: Callback, give_back: Callable[[], Any]) -> None:
 
 
 def remove_callback(callback: Callback) -> None:
-    """End `add_callback`; without effect where the callback is not asked."""
+    """End `add_callback`; has no effect if the callback is not registered."""
     with _callbacks_lock:
         retry.callbacks = tuple(each for each in retry.callbacks if each != callback)
         if not retry.callbacks:
@@ -278,8 +279,8 @@ _IN_A_BLOCK = (
 def _quietly(malloc: Callable[[int], Any]) -> Iterator[None]:
     """Set an allocator without CuPy 13's warning that ``malloc_async`` is experimental.
 
-    Putting back what the user chose is no reason to warn of it again. Can go with CuPy 13; 14 does
-    not warn.
+    Restoring the user's own choice is no reason to warn again. Can be removed with CuPy 13; CuPy 14
+    does not warn.
     """
     if malloc is not cupy.cuda.malloc_async:
         yield
@@ -293,9 +294,9 @@ def _quietly(malloc: Callable[[int], Any]) -> Iterator[None]:
 
 
 class Layer:
-    """An allocator of one thread on top of the previous one, for some scopes.
+    """An allocator of one thread above the previous one, for some scopes.
 
-    Code that is inside of none of them allocates by what was there. A block of the program's own
+    Code outside these scopes uses the previous allocator. The program's own block
     (``cupy.cuda.using_allocator``) between two of umem's makes two layers.
     """
 
@@ -354,8 +355,8 @@ class Layer:
 
 
 def _dispatcher(layer: Layer) -> tuple[Malloc, Callable[[], None]]:
-    """Return CuPy's allocator interface, which asks again whenever the answer may have changed, and
-    a function that drops the cached answer.
+    """Return an allocator with CuPy's interface, which resolves the scopes again when they may have
+    changed, and a function that drops the cached result.
     """
     view: Any = None
     then: Any = None
@@ -381,7 +382,7 @@ def _dispatcher(layer: Layer) -> tuple[Malloc, Callable[[], None]]:
 def clear() -> None:
     """Remove allocators of the calling thread that no open scope needs.
 
-    Layers below an allocator of the program's own are removed by a later call.
+    A later call removes layers below the program's own allocator.
     """
     while (layer := _top()) is not None:
         layer.forget()
@@ -396,5 +397,5 @@ def _top() -> Layer | None:
 
 
 def _layer_of(malloc: Malloc | None) -> Layer | None:
-    """Return the layer whose `_dispatcher` an allocator is; None for another's."""
+    """Return the layer whose `_dispatcher` made an allocator; None for other allocators."""
     return vars(malloc).get("layer") if isinstance(malloc, FunctionType) else None

@@ -1,4 +1,4 @@
-"""Large arrays of a program with CuPy: which lines make them, and what is done with each."""
+"""Finds the large arrays of a CuPy program and the lines that make them, and applies advice."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import cupy
 from umem.trace import program_line
 
 SHARE = 8
-"""An array is large from this part of VRAM on: advice by array is worth its line of code for the
-few arrays that fill the GPU, and eight of these do. A choice that no measurement supports."""
+"""An array is large from this share of VRAM on: advice for one array is worth a line of code for
+the few arrays that fill the GPU, and eight such arrays do. A choice that no measurement supports.
+"""
 
 
 class LargeArrays(cupy.cuda.MemoryHook):
-    """Follows CuPy's allocations of an eighth of VRAM and more, while the block is entered.
+    """Follows CuPy's allocations of an eighth of VRAM or more, inside the block.
 
     Args:
-        advise: is called with each as it is made, as an array of bytes; None: nothing is.
+        advise: called with each new array as an array of bytes; None calls nothing.
 
     Attributes:
-        made: for each of the program's lines, the bytes of the largest array that it made.
+        made: for each line of the program, the bytes of its largest array.
     """
 
     def __init__(self, advise: Callable[[Any], object] | None = None) -> None:

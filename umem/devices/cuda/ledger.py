@@ -1,8 +1,8 @@
-"""The count of what CUDA pools have reserved: the driver does not keep one for managed memory.
+"""Counts the bytes that CUDA pools have reserved, because the driver does not for managed memory.
 
-CuPy's pooled memory cannot be weakly referenced, so each allocation that is handed out owns a
-`MemoryOwner`, by which its end is learned. It has no ``__del__``: Python would check for signals in
-it, and drop an exception that a signal handler raises there.
+CuPy's pooled memory cannot be weakly referenced, so each allocation owns a `MemoryOwner`, whose end
+marks the free. It has no ``__del__``: Python would check for signals in it, and drop an exception
+that a signal handler raises there.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from umem.devices.base import Policy
 
 Kind = Literal["managed", "spill", "pinned", "unmanaged"]
 """``spill`` is managed memory advised to stay on the host; ``pinned`` is host memory that the GPU
-maps, where managed memory cannot be oversubscribed; ``unmanaged`` is our own pool over cudaMalloc,
-for hybrid and for a limit; without a limit `unmanaged` uses CuPy's default pool."""
+maps, used if managed memory cannot be oversubscribed; ``unmanaged`` is umem's own pool over
+cudaMalloc, for hybrid and for a limit; without a limit `unmanaged` uses CuPy's default pool.
+"""
 
 
 def has_plain_pool(policy: Policy | None) -> bool:
-    """Tell whether a policy allocates from our own pool over cudaMalloc."""
+    """Tell whether a policy allocates from umem's own pool over cudaMalloc."""
     if policy is None or policy.mode == "managed":
         return False
     return policy.mode == "hybrid" or policy.limit_bytes is not None
 
 
 class MemoryOwner:
-    """Keeps an allocation alive for as long as an array over it is."""
+    """Keeps an allocation alive as long as an array over it."""
 
     __slots__ = ("__weakref__", "_memory")
 
@@ -38,19 +39,18 @@ class MemoryOwner:
 
 
 class MemoryOwnerRef(weakref.ref[MemoryOwner]):
-    """A weak reference to a `MemoryOwner`; its callback reads from ``ticket`` what was freed."""
+    """A weak reference to a `MemoryOwner`; ``ticket`` tells its callback the freed allocation."""
 
     __slots__ = ("ticket",)
     ticket: Any
 
 
 class Ledger:
-    """Counts the bytes that pools have reserved from the driver, now and at most.
+    """Counts the bytes that pools have reserved from the driver, now and at their peak.
 
-    Thread-safety: any thread. `give_back` takes no lock, because a lease may end in the middle of
-    anything, also of `claim` in the same thread; for the same reason the lock can be taken again by
-    the thread that holds it. No code of Python's runs when a lease ends: what a signal's handler
-    raises there would be dropped.
+    Thread-safety: any thread. `give_back` takes no lock, because a lease may end at any moment,
+    even during `claim` in the same thread; for the same reason the lock is reentrant. No Python
+    code runs when a lease ends, because an exception of a signal handler would be dropped there.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Ledger:
     ) -> None:
         """Count ``nbytes`` as reserved, unless ``refuse`` returns an error for the new counts.
 
-        Asking and counting are one step, so two threads cannot pass a limit together.
+        Checking and counting are one step, so two threads cannot exceed a limit together.
         """
         with self._lock:
             before = self._counted()
@@ -114,14 +114,13 @@ class Ledger:
             return dict(self._counted())
 
     def given_bytes(self) -> int:
-        """Return the bytes of managed memory that another library's allocator gave; walks them."""
+        """Return the bytes of managed memory from another library; walks its allocations."""
         with self._lock:
             self._counted()
             return sum(list(self._given.values()))
 
     def peak(self, other_bytes: int = 0) -> int:
-        """Return the most that was reserved at once; ``other_bytes`` is what other pools hold
-        now.
+        """Return the peak of reserved bytes; ``other_bytes`` is the current size of other pools.
         """
         with self._lock:
             self._other_bytes = other_bytes
@@ -129,7 +128,7 @@ class Ledger:
             return self._peak
 
     def _counted(self) -> dict[Kind, int]:
-        """Return what is reserved, once what has been freed is taken off."""
+        """Return the reserved bytes, after subtracting freed allocations."""
         while self._given_over:
             self._reserved["managed"] -= self._given.pop(self._given_over.popleft())
         while self._returned:

@@ -18,9 +18,10 @@ from umem.errors import DeviceError, SizeError
 from umem.units import format_bytes
 
 LARGE_BYTES = 1 << 20
-"""Under pressure requests of at least this size go straight to managed memory. Smaller ones are
-tried first: many fit into the cache, and they are expensive to page. A guess that no measurement
-supports, as memory pressure costs nothing on the software GPU."""
+"""Under pressure requests of at least this size spill at once. Smaller ones try VRAM first: many
+fit into the cache, and paging them is expensive. A guess that no measurement supports, as memory
+pressure costs nothing on the software GPU.
+"""
 
 PROBE_EVERY = 64
 """Under pressure one large request in this many is tried unmanaged: other programs may have freed
@@ -30,14 +31,14 @@ VRAM, which the counts here cannot show. A guess that no measurement supports.""
 class Hybrid:
     """Tries the allocator ``fast``, and falls back to ``spill`` when it is out of memory.
 
-    The first failure gives back the free blocks of the fast pool and of CuPy's own, then collects
-    garbage, as CuPy does. That is too dear to repeat, so the level at which VRAM was full is
-    remembered: while more is in use, large requests go straight to ``spill``; when enough has been
-    freed they go to ``fast`` again.
+    The first failure frees the free blocks of the fast pool and of CuPy's own, then collects
+    garbage, as CuPy does. That is too expensive to repeat, so the level at which VRAM was full is
+    remembered: while more is in use, large requests use ``spill`` at once; when enough has been
+    freed they use ``fast`` again.
 
-    Cost: one comparison and one call before pressure; under pressure a large request counts what
-    the fast pool has in use (a pass over its live blocks). Thread-safety: any thread; two threads
-    may both find the pressure out for themselves.
+    Cost: one comparison and one call before pressure; under pressure a large request counts the
+    used bytes of the fast pool (a pass over its live blocks). Thread-safety: any thread; two
+    threads may both detect the pressure.
     """
 
     def __init__(self, driver: Driver, fast: Malloc, spill: Malloc, fast_pool: CupyPool) -> None:
@@ -76,8 +77,7 @@ class Hybrid:
         return self._spill(nbytes)
 
     def _malloc_under_pressure(self, nbytes: int) -> Any:
-        """Allocate while VRAM is short: unmanaged if it should fit or a probe is due, else
-        spill.
+        """Allocate while VRAM is short: unmanaged if it may fit or a probe is due, else spill.
         """
         room = self._used_bytes() + nbytes <= self._full_at_bytes
         if not (room or self._probe_is_due()):
@@ -124,12 +124,12 @@ def allocator(policy: Policy, driver: Driver, pools: Pools) -> tuple[Malloc, Cup
 
     Plain `managed`, with or without a limit or a preset, is the pool's own method, the same object
     each time; each preset has its own pool. `unmanaged` is CuPy's default pool, or with a limit a
-    pool of umem's. `hybrid` is a new `Hybrid`, not under pressure yet, over pools that are kept.
+    pool of umem. `hybrid` is a new `Hybrid`, not yet under pressure, over persistent pools.
 
     Raises:
-        SizeError: the limit is below what arrays use already; no pool has changed.
-        MissingDependencyError: CUDA 13 without cuda-core, for what needs advice or prefetch.
-        DeviceError: hybrid's spill is to migrate, and managed memory cannot be oversubscribed.
+        SizeError: arrays already use more than the limit; no pool has changed.
+        MissingDependencyError: the policy needs advice or prefetch, on CUDA 13 without cuda-core.
+        DeviceError: hybrid's spill is "migrate", but managed memory cannot be oversubscribed.
     """
     _check_limit(policy, pools)
     if policy.mode == "hybrid":
@@ -150,8 +150,8 @@ def allocator(policy: Policy, driver: Driver, pools: Pools) -> tuple[Malloc, Cup
 def on_each_gpu(mine: Malloc, driver: Driver, other: Callable[[int], Malloc]) -> Malloc:
     """Return an allocator that uses ``mine`` on its GPU, and ``other`` on the others.
 
-    For modes that count VRAM, which each GPU has its own of. Costs a question to CUDA's runtime an
-    allocation; where one GPU is visible, it is ``mine`` itself.
+    For modes that count VRAM, which each GPU has separately. Costs a CUDA runtime call an
+    allocation; with one visible GPU, it is ``mine`` itself.
     """
     if driver.gpu_count() == 1:
         return mine
@@ -171,7 +171,7 @@ def on_each_gpu(mine: Malloc, driver: Driver, other: Callable[[int], Malloc]) ->
 def prefetching(malloc: Malloc, driver: Driver) -> Malloc:
     """Wrap an allocator so that memory is moved to the GPU before it is returned.
 
-    Costs a call to the driver an allocation, also where the memory is there already.
+    Costs a driver call an allocation, even if the memory is already resident.
     """
     driver.check_advice()
 

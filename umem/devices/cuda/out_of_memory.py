@@ -1,4 +1,4 @@
-"""CUDA's out-of-memory errors: ours and CuPy's at once, so that existing handlers work.
+"""CUDA's out-of-memory errors, both umem's and CuPy's, so that existing handlers work.
 
 Importing this module imports CuPy.
 """
@@ -11,8 +11,8 @@ from umem.errors import LimitError, OutOfMemoryError
 
 
 class CudaOutOfMemoryError(OutOfMemoryError, CupyOutOfMemoryError):  # type: ignore[misc, unused-ignore]
-    """Device and host together cannot hold an allocation; nothing was allocated."""
+    """GPU and host together cannot hold an allocation; nothing was allocated."""
 
 
 class CudaLimitError(CudaOutOfMemoryError, LimitError):
-    """An allocation on CUDA would pass the limit that was set; nothing was allocated."""
+    """An allocation on CUDA would exceed the limit; nothing was allocated."""

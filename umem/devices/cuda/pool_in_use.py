@@ -1,8 +1,8 @@
-"""CuPy's default pool as programs ask for it, while a mode of umem serves the process.
+"""Stands in for CuPy's default pool while a mode of umem serves the process.
 
-``cupy.get_default_memory_pool()`` is how CuPy programs measure, empty and limit their memory. While
-`umem.enable` is in force it returns this, so that these act on the memory that is in use. A pool
-that was asked for earlier stays CuPy's own.
+CuPy programs measure, empty and limit their memory through ``cupy.get_default_memory_pool()``.
+While `umem.enable` is in force it returns this, so that they act on the memory in use. A pool that
+the program got earlier stays CuPy's own.
 
 Importing this module imports CuPy.
 """
@@ -19,20 +19,20 @@ from umem.devices.cuda.pools import Pools
 
 
 class PoolInUse(cupy.cuda.MemoryPool):  # type: ignore[misc, unused-ignore]
-    """The pools of umem and CuPy's own as one, by CuPy's interface of a memory pool.
+    """The pools of umem and CuPy's own as one, with the interface of CuPy's memory pool.
 
-    What CuPy's own pool holds counts and is emptied too. A limit applies to all of ``managed``
-    memory, or to the plain part of ``hybrid``, whose rest spills; it ends with the mode. Beside a
-    limit of `umem.enable` the lower of both holds.
+    CuPy's own pool is counted and emptied too. A limit applies to all ``managed`` memory, or to the
+    plain part of ``hybrid``, whose rest spills; it ends with the mode. Of this and a limit of
+    `umem.enable` the lower one applies.
 
     Args:
-        pools: of umem.
-        kind: of the memory that a limit applies to.
+        pools: umem's pools.
+        kind: the kind of memory that a limit applies to.
         malloc: the mode's allocator.
         own: CuPy's default pool.
 
     Attributes:
-        serve: the allocator that it passes requests on to: the mode's, and ``own``'s after it.
+        serve: the allocator that serves requests: the mode's, and after the mode ``own``'s.
     """
 
     # The base class is an extension type with an allocator of its own, which is never asked here;
@@ -46,7 +46,7 @@ class PoolInUse(cupy.cuda.MemoryPool):  # type: ignore[misc, unused-ignore]
         return f"<CuPy's memory in use, {self._kind or 'unmanaged'} by umem>"
 
     def end(self) -> None:
-        """Allocate from CuPy's own pool from now on, and limit that: the mode is over."""
+        """End the mode: allocate from CuPy's own pool from now on, and apply limits to it."""
         self._pools.bounds.program_limit = None
         self._kind, self.serve = None, self.own.malloc
 
@@ -67,12 +67,12 @@ class PoolInUse(cupy.cuda.MemoryPool):  # type: ignore[misc, unused-ignore]
         return self.total_bytes() - self.used_bytes()
 
     def n_free_blocks(self) -> int:
-        """Return the number of free blocks, those of caches of umem's own left out."""
+        """Return the number of free blocks, without those in umem's own caches."""
         pools = [pool for pool in self._pools.made() if hasattr(pool, "n_free_blocks")]
         return sum(int(pool.n_free_blocks()) for pool in (self.own, *pools))
 
     def free_all_blocks(self, stream: Any = None) -> None:
-        """Free the free blocks; with a stream, those of CuPy's own pool on that stream alone."""
+        """Free the free blocks; with a stream, only those of CuPy's own pool on that stream."""
         if stream is not None:
             self.own.free_all_blocks(stream)  # type: ignore[call-arg]
             return
@@ -80,7 +80,7 @@ class PoolInUse(cupy.cuda.MemoryPool):  # type: ignore[misc, unused-ignore]
         self.own.free_all_blocks()
 
     def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
-        """Limit what the mode reserves, as CuPy's ``set_limit`` does."""
+        """Limit the memory that the mode reserves, as CuPy's ``set_limit`` does."""
         if self._kind is None:
             self.own.set_limit(size=size, fraction=fraction)  # type: ignore[call-arg, arg-type]
             return
@@ -89,7 +89,7 @@ class PoolInUse(cupy.cuda.MemoryPool):  # type: ignore[misc, unused-ignore]
         self._pools.bounds.program_limit = (self._kind, limit) if limit else None
 
     def get_limit(self) -> int:
-        """Return that limit; 0 is none."""
+        """Return that limit; 0 means no limit."""
         if self._kind is None:
             return int(self.own.get_limit())  # type: ignore[attr-defined]
         limit = self._pools.bounds.program_limit

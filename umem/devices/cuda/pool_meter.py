@@ -1,4 +1,4 @@
-"""The meter of a GPU's memory: levels by the pools' own figures, peaks by CuPy's memory hooks."""
+"""Measures a GPU's memory: levels from the pools' own figures, peaks from CuPy's memory hooks."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from umem.trace.recording import AllocationReporter, HeldBytes
 from umem.units import BLOCK_BYTES
 
 Level = CupyPool | Cache
-"""Memory that tells how much of it arrays use."""
+"""Memory that reports the bytes used by arrays."""
 
 
 class _PeakHook(memory_hook.MemoryHook):
-    """Reads the level after each allocation of the thread that it is entered in."""
+    """Reads the level after each allocation of the thread that entered it."""
 
     def __init__(self, meter: PoolMeter) -> None:
         # CuPy keeps a thread's hooks by name; a second one of a name is a KeyError.
@@ -43,7 +43,7 @@ class _PeakHook(memory_hook.MemoryHook):
 
 
 class _BlockHook(_PeakHook):
-    """Tells of each block too."""
+    """Reports each block too."""
 
     def __init__(self, meter: PoolMeter, reporter: AllocationReporter) -> None:
         super().__init__(meter)
@@ -60,19 +60,20 @@ class _BlockHook(_PeakHook):
 
 
 class PoolMeter:
-    """Measures what arrays use of the current GPU's pools: CuPy's own, umem's, the allocator's.
+    """Measures the bytes that arrays use in the current GPU's pools: CuPy's own, umem's, the
+    allocator's.
 
     Sizes are the pools', in steps of 512 bytes. The level counts every thread's arrays; the peak is
-    taken at the allocations of the threads that are followed, and when it is read. Differs from
-    `HostMeter` in that a free of what was there before `start` lowers the level. umem's
-    arenas, which call no hooks, tell of their allocations themselves.
+    sampled at allocations of followed threads, and when it is read. Unlike `HostMeter`, a free of
+    memory from before `start` lowers the level. umem's arenas call no hooks, and report their
+    allocations themselves.
 
     Args:
-        reporter: is told of the blocks that are handed out and freed.
+        reporter: notified of allocated and freed blocks.
 
     Attributes:
-        is_blind: whether the current allocator calls no memory hooks, found at `start` and `reset`;
-            False without a reporter, where `why_not` says it.
+        is_blind: whether the current allocator calls no memory hooks, determined at `start` and
+            `reset`; False without a reporter, for which `why_not` tells it.
 
     Cost: some microseconds an allocation between `start` and `stop` (bench/allocation.py).
     Never run on a real GPU.
@@ -90,13 +91,13 @@ class PoolMeter:
         self._peak = 0
 
     def start(self) -> None:
-        """Follow the pools that there are, from allocations of this thread on; reset the peak.
+        """Follow the existing pools and this thread's allocations; reset the peak.
 
-        Does nothing but reset the peak if it has been started.
+        Only resets the peak if already started.
 
         Raises:
-            StateError, DeviceNotFoundError: this process was forked from one that used CUDA;
-                nothing is followed.
+            StateError, DeviceNotFoundError: this process was forked from one that used CUDA; it
+                follows nothing.
         """
         if self._hook is None:
             self._look()
@@ -108,7 +109,7 @@ class PoolMeter:
         self.reset()
 
     def follow_thread(self) -> None:
-        """Follow the calling thread too; does nothing if it is followed, or before `start`."""
+        """Follow the calling thread too; does nothing if already followed, or before `start`."""
         hooks = memory_hook.get_memory_hooks()
         if self._hook is None or hooks.get(self._hook.name) is self._hook:
             return
@@ -126,7 +127,7 @@ class PoolMeter:
                 self.is_blind = self.why_not() is not None
 
     def stop(self) -> None:
-        """Follow no allocation any more; a second time does nothing. Any thread may stop it."""
+        """Stop following allocations; a second call does nothing. Any thread may stop it."""
         hook, self._hook = self._hook, None
         if hook is None:
             return
@@ -145,11 +146,11 @@ class PoolMeter:
     def why_not(self) -> str | None:
         """Return why the current allocator's peaks cannot be measured; None if they can.
 
-        Allocates 512 bytes and frees them: they can if that calls memory hooks, as CuPy's
+        Allocates 512 bytes and frees them: peaks can be measured if that calls memory hooks, as
         `cupy.cuda.MemoryPool` does, and raises the level.
 
         Raises:
-            OutOfMemoryError: CuPy's, as the next allocation would.
+            OutOfMemoryError: CuPy's, which the next allocation would raise too.
         """
         allocator = cupy.cuda.get_allocator()
         with PoolMeter() as probe:
@@ -166,7 +167,7 @@ class PoolMeter:
         return total
 
     def note(self, address: int = 0, nbytes: int = 0) -> None:
-        """Raise the peak to the level, whatever was allocated."""
+        """Raise the peak to the current level."""
         level = self._level()
         if level > self._peak:
             self._peak = level
@@ -177,21 +178,21 @@ class PoolMeter:
         return HeldBytes(self._level(), self._peak)
 
     def reset(self) -> None:
-        """Set the peak to the level, of the pools of another allocator if there is one now."""
+        """Set the peak to the level, and follow the pools of a changed allocator."""
         if self._allocator is not cupy.cuda.get_allocator() and self._hook is not None:
             self._look()
         self._peak = self._level()
 
 
 class GpuPools:
-    """The pools of one GPU: what they have reserved and may have, and one piece for a budget.
+    """The pools of one GPU: their reserved bytes and limits, and one piece for a budget.
 
     A pool asks the driver for a piece for each array that finds no free block, and the driver
-    rounds each up to whole blocks of 2 MiB. Arrays of a little more than 1 MiB then take twice
-    their size. `reserve` asks once.
+    rounds each piece up to whole blocks of 2 MiB. So arrays slightly over 1 MiB take twice their
+    size. `reserve` asks only once.
 
     Attributes:
-        rounding_bytes: what the driver has added to segments that a `PoolMeter` saw allocated.
+        rounding_bytes: the driver's rounding of the segments that a `PoolMeter` saw allocated.
     """
 
     def __init__(self) -> None:
@@ -204,29 +205,29 @@ class GpuPools:
         return sum(one.used_bytes() for one in levels())
 
     def reserved(self) -> int:
-        """Return the bytes that the pools have reserved, those of freed arrays included.
+        """Return the bytes that the pools have reserved, including those of freed arrays.
 
-        Of a cache, which has no figure of its own, the bytes that arrays use.
+        A cache has no such figure; it counts with the bytes that arrays use.
         """
         return sum(getattr(one, "total_bytes", one.used_bytes)() for one in levels())
 
     def needed(self) -> int:
-        """Return the reserved bytes without the end of the piece, which no array has been in.
+        """Return the reserved bytes without the end of the piece, which no array has used.
 
-        Since `forget_use`; with what the driver has added.
+        Counts use since `forget_use`, and includes the driver's rounding.
         """
         unused = len(self._piece) and self._piece.stop - max(self._top, self._piece.start)
         return self.reserved() - unused + self.rounding_bytes
 
     @property
     def is_vram(self) -> bool:
-        """True if the current allocator is CuPy's own pool, which takes VRAM alone."""
+        """True if the current allocator is CuPy's own pool, which uses VRAM only."""
         return _current_pool() is own_pool()
 
     def spare(self) -> int:
-        """Return the most that the pools can have: of free VRAM and by their limits.
+        """Return the most that the pools can reserve, from free VRAM and their limits.
 
-        Room for modules and libraries is left. Other processes may take what is free now.
+        Leaves space for modules and libraries. Other processes may take VRAM that is free now.
         """
         driver = open_cuda().driver
         free = driver.free_bytes() // BLOCK_BYTES * BLOCK_BYTES
@@ -235,10 +236,11 @@ class GpuPools:
         return min(most, *limits) if limits else most
 
     def reserve(self, nbytes: int) -> None:
-        """Have the current pool reserve one piece, for so many bytes in all if they are there.
+        """Make the current pool reserve one piece, so that it has so many bytes in all, if
+        available.
 
-        It stays with the pool until nothing uses it and free blocks are given back. Nothing is done
-        if the current allocator is not a pool's own: in the hybrid mode the piece might be in host
+        The pool keeps it until it is unused and free blocks are returned. Does nothing if the
+        current allocator is not a pool's own method: in hybrid mode the piece might be in host
         memory.
         """
         pool = _current_pool()
@@ -251,7 +253,7 @@ class GpuPools:
                 self._piece = range(piece.ptr, piece.ptr + piece.mem.size)
 
     def give_back(self) -> None:
-        """Give free blocks back to the GPU."""
+        """Return free blocks to the GPU."""
         before, user_pool, pools = self.reserved(), _current_pool(), open_cuda().pools
         pools.give_back_everything()
         if user_pool is not None and user_pool not in (own_pool(), *pools.made()):
@@ -260,18 +262,18 @@ class GpuPools:
             self._piece = range(0)  # it may be gone
 
     def forget_use(self) -> None:
-        """Forget which part of the piece arrays have been in."""
+        """Forget which part of the piece arrays have used."""
         self._top = self.rounding_bytes = 0
 
     def note(self, address: int, nbytes: int) -> None:
-        """Record that an array is in a place."""
+        """Record that an array uses a range."""
         if address in self._piece and address + nbytes > self._top:
             self._top = address + nbytes
 
 
 @contextlib.contextmanager
 def _without_hooks() -> Iterator[None]:
-    """Call none of this thread's memory hooks: what is allocated is no array of the program."""
+    """Disable this thread's memory hooks, because the allocation is not an array of the program."""
     hooks = memory_hook.get_memory_hooks()
     kept = dict(hooks)
     hooks.clear()
@@ -290,7 +292,7 @@ def gpu_pools() -> GpuPools:
 
 
 def levels() -> list[Level]:
-    """Return the current GPU's pools in use, each once: CuPy's, umem's, the current allocator's."""
+    """Return the current GPU's pools, each once: CuPy's, umem's, the current allocator's."""
     found: list[Level] = [own_pool(), *open_cuda().pools.made()]
     user_pool = _current_pool()
     if user_pool is not None and user_pool not in found:
@@ -299,9 +301,9 @@ def levels() -> list[Level]:
 
 
 def _current_pool() -> CupyPool | None:
-    """Return the pool whose method the current allocator is; None if it is another function.
+    """Return the pool of the current allocator; None if that is not a pool's method.
 
-    Of a `PoolInUse`, which only passes requests on, the pool that serves it.
+    For a `PoolInUse`, which only passes requests on, returns the pool that serves it.
     """
     user_pool: Any = getattr(bare(cupy.cuda.get_allocator()), "__self__", None)
     while isinstance(user_pool, PoolInUse):
@@ -310,7 +312,7 @@ def _current_pool() -> CupyPool | None:
 
 
 def _unmeasured(allocator: Any) -> str:
-    """Format why an allocator cannot be measured, with its name."""
+    """Explain why an allocator cannot be measured, with its name."""
     user_pool = getattr(allocator, "__self__", None)
     owner = allocator if user_pool is None or isinstance(user_pool, ModuleType) else type(user_pool)
     name = getattr(owner, "__name__", type(allocator).__name__)

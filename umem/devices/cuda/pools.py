@@ -1,9 +1,9 @@
-"""The pools of one GPU: what they grow from, what bounds them, and what they have reserved.
+"""The pools of one GPU, with their source of memory, limits and reserved bytes.
 
-CuPy's pool methods are installed bare, so an allocation from the cache costs what it costs in
-CuPy. Limits, the check of host memory and the count of reserved bytes sit in `Growth`, the
-allocator that a pool calls when its cache has nothing. A pool lives as long as the process: up
-to CuPy 13 a pool that dies frees blocks that live arrays still use.
+CuPy's pool methods are installed unwrapped, so an allocation from the cache costs the same as in
+CuPy. `Growth`, the allocator that a pool calls if its cache has no block, checks limits and host
+memory and counts reserved bytes. A pool lives as long as the process: up to CuPy 13 a dying pool
+frees blocks that live arrays still use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Cache(Protocol):
-    """A cache of umem's own between a pool's growth and arrays."""
+    """A cache of umem between a pool's growth and arrays."""
 
     def used_bytes(self) -> int: ...
     def free_all_blocks(self) -> object: ...
@@ -43,15 +43,14 @@ class Cache(Protocol):
 class Growth:
     """The allocator that a pool calls if its cache has no fitting block.
 
-    First, caches that are no longer used free their free blocks (`tidy`). Under ``hybrid`` a
-    refusal is final at once, because there the spill pool is the way out; otherwise free blocks are
-    given back (`give_back`), then garbage is collected, before giving up. Safe from any thread:
-    CuPy holds no lock here.
+    First, unused caches free their free blocks (`tidy`). Under ``hybrid`` a refusal is final at
+    once, because the spill pool takes over; otherwise it frees free blocks (`give_back`) and then
+    collects garbage before it fails. Thread-safe: CuPy holds no lock here.
 
     Raises:
         CudaLimitError, CudaOutOfMemoryError: nothing was reserved.
-        DeviceError: the current stream records a graph, in which managed memory cannot be
-            allocated; nothing was reserved, and the capture continues.
+        DeviceError: the current stream is being captured, so managed memory cannot be allocated;
+            nothing was reserved, and the capture continues.
         StateError: this process was forked from one that had used CUDA.
     """
 
@@ -66,7 +65,7 @@ class Growth:
 
         Raises:
             StateError: this process is a forked child.
-            DeviceError: managed memory is asked for during a capture.
+            DeviceError: managed memory is requested during a capture.
             CudaOutOfMemoryError, CudaLimitError: it does not fit; nothing was allocated.
         """
         fork.refuse_child()
@@ -103,7 +102,7 @@ class Growth:
         self._give_back()
 
     def _attempt(self, nbytes: int) -> Any:
-        """Reserve once, counted in the ledger; an error leaves the count as it was."""
+        """Reserve once, counted in the ledger; an error leaves the count unchanged."""
         self._ledger.claim(
             self._kind, nbytes, lambda after: self._pools.bounds.refusal(self._kind, nbytes, after)
         )
@@ -122,8 +121,8 @@ class Growth:
     def _allocate(self, nbytes: int) -> Any:
         """Allocate memory of the pool's kind from the driver: unmanaged, pinned or managed.
 
-        Managed memory gets the advice of the preset, if there is one; that of the kind "spill" also
-        prefers the host.
+        Managed memory gets the preset's advice, if any; memory of the kind "spill" also prefers the
+        host.
         """
         if self._kind == "unmanaged":
             return self._driver.allocate(nbytes)
@@ -154,17 +153,17 @@ class _InUpstream(threading.local):
 
 
 class GivenMemory(UnownedMemory):  # type: ignore[misc, unused-ignore]
-    """Memory of a given allocator, whose end the ledger counts."""
+    """Memory of another library's allocator; the ledger counts its end."""
 
     __slots__ = ("__weakref__",)
 
 
 class GivenAllocator(Growth):
-    """Another library's allocator of managed memory, which is counted and bounded like a pool's.
+    """Another library's allocator of managed memory, counted and limited like a pool.
 
-    It keeps its free blocks itself, so that all it has handed out is in use, and every allocation
-    comes here: most are within what `Bounds.covered_bytes` knows to fit, and ask the machine
-    nothing (bench/allocation.py has the cost). In a capture it serves what it has free.
+    It keeps its free blocks itself, so umem counts all it has allocated as in use, and sees every
+    allocation: most are within `Bounds.covered_bytes`, and need no check of the machine
+    (bench/allocation.py has the cost). In a capture it serves requests from its free memory.
     """
 
     def __init__(self, pools: Pools, malloc: Malloc, limit_bytes: int | None) -> None:
@@ -177,7 +176,8 @@ class GivenAllocator(Growth):
         """Allocate.
 
         Raises:
-            as `Growth`, but that a capture refuses only what the allocator does not have free.
+            as `Growth`, except that a capture refuses only requests beyond the allocator's free
+            memory.
         """
         fork.refuse_child()
         if not nbytes:
@@ -193,7 +193,7 @@ class GivenAllocator(Growth):
         return self._reserve(nbytes)
 
     def _claim_in_capture(self, nbytes: int) -> bool:
-        """Count bytes within the limit alone in a capture, which a look at VRAM might end."""
+        """Check only the limit in a capture, because asking for free VRAM might end it."""
         most = self._bounds.limited(sys.maxsize, self._limit)
         return self._driver.capturing() and self._ledger.claim_within("managed", nbytes, most)
 
@@ -201,12 +201,12 @@ class GivenAllocator(Growth):
         """Allocate.
 
         Raises:
-            StateError: the allocator asks this one.
-            DeviceError: it returns no memory of so many bytes, or none that is managed (which the
-                first allocation shows), or it had to grow in a capture.
+            StateError: the allocator calls this one.
+            DeviceError: it returns too little memory, or memory that is not managed (checked at the
+                first allocation), or had to grow in a capture.
         """
         if self._in_upstream.now:
-            raise StateError("upstream= asks CuPy's allocator, which is umem's: give another one")
+            raise StateError("upstream= calls CuPy's allocator, which is umem's: pass another one")
         self._in_upstream.now = True
         try:
             pointer = self._malloc(nbytes)
@@ -214,7 +214,7 @@ class GivenAllocator(Growth):
             status = getattr(error, "status", cuda_driver.OUT_OF_MEMORY)
             if status == cuda_driver.OUT_OF_MEMORY:
                 raise CudaOutOfMemoryError(
-                    f"needs {format_bytes(nbytes)}; upstream= has no more: {error}",
+                    f"needs {format_bytes(nbytes)}; upstream= has no more memory: {error}",
                     needed_bytes=nbytes,
                 ) from error
             if status not in cuda_driver.CAPTURE_ERRORS:
@@ -227,13 +227,13 @@ class GivenAllocator(Growth):
             self._in_upstream.now = False
         if not isinstance(pointer, MemoryPointer):
             raise DeviceError(
-                f"upstream= returns {type(pointer).__name__}, and not CuPy's MemoryPointer"
+                f"upstream= returns {type(pointer).__name__}, not CuPy's MemoryPointer"
             )
         memory = pointer.mem
         if memory.ptr + memory.size < pointer.ptr + nbytes:
             raise DeviceError(
-                f"upstream= returns {format_bytes(memory.ptr + memory.size - pointer.ptr)}, and "
-                f"{format_bytes(nbytes)} were asked for"
+                f"upstream= returns {format_bytes(memory.ptr + memory.size - pointer.ptr)}, but "
+                f"{format_bytes(nbytes)} were requested"
             )
         if not self._is_managed and nbytes:
             self._check(pointer)
@@ -258,12 +258,13 @@ class GivenAllocator(Growth):
 class Pools:
     """The pools of one GPU, made on first use and kept.
 
-    Advice belongs to addresses, so managed memory of each preset has a pool of its own. They count
-    together: a limit bounds them all, and what one has free, another may grow into. Managed memory
-    that was allocated while another GPU was current counts here, too. Thread-safety: any thread.
+    Advice belongs to addresses, so each preset has its own pool of managed memory. They count
+    together: a limit applies to all of them, and one may grow into memory that another has freed.
+    Managed memory that was allocated while another GPU was current counts here too. Thread-safety:
+    any thread.
 
     Attributes:
-        gpus: the GPUs that were current when a pool grew; umem makes no other one current.
+        gpus: the GPUs that were current when a pool grew; umem makes no other GPU current.
     """
 
     def __init__(self, driver: Driver, policy: Callable[[], Policy | None]) -> None:
@@ -288,7 +289,7 @@ class Pools:
             return self._pools[kind, preset]
 
     def upstream(self, malloc: Malloc, limit_bytes: int | None) -> Malloc:
-        """Return an allocator of managed memory that takes it from another one."""
+        """Return an allocator of managed memory over another library's allocator."""
         return GivenAllocator(self, malloc, limit_bytes)
 
     def malloc(self, kind: Kind | None, preset: str | None = None) -> Malloc:
@@ -296,7 +297,7 @@ class Pools:
         return self._mallocs.setdefault((kind, preset), self.pool(kind, preset).malloc)
 
     def used_bytes(self, kind: Kind) -> int:
-        """Return the bytes that arrays use of a kind, in all presets; walks all pools."""
+        """Return the bytes of a kind that arrays use, in all presets; walks all pools."""
         caches = sum(cache.used_bytes() for cache in self._caches[kind])
         if kind == "managed":
             caches += self.ledger.given_bytes()
@@ -320,7 +321,7 @@ class Pools:
         return cached + self.ledger.reserved()["unmanaged"] - self.used_bytes("unmanaged")
 
     def made(self) -> list[CupyPool | Cache]:
-        """Return the pools and caches that exist, CuPy's default pool apart."""
+        """Return the existing pools and caches, except CuPy's default pool."""
         with self._lock:
             return [*self._pools.values(), *(c for caches in self._caches.values() for c in caches)]
 
@@ -340,7 +341,7 @@ class Pools:
     def _on_each_gpu(self, read: Callable[[int], _Answer]) -> list[_Answer]:
         """Call a function with the ordinal of each of `gpus`.
 
-        Errors of another GPU than this one are passed over: memory of a GPU that is lost is gone.
+        Ignores errors of other GPUs: the memory of a lost GPU is lost too.
         """
         found = []
         for gpu in sorted(self.gpus):
@@ -352,16 +353,16 @@ class Pools:
         return found
 
     def release(self) -> None:
-        """Free the free blocks of all kinds; of plain memory also those that become free later."""
+        """Free the free blocks of all kinds; plain memory also when it becomes free later."""
         self.give_back_all()
         self.release_plain()
 
     def release_plain(self, keep: bool = False) -> None:
-        """Free the free blocks of plain memory; with ``keep``, if they are more than is free.
+        """Free the free blocks of plain memory; with ``keep``, only if they exceed free VRAM.
 
-        CuPy's own pool knows nothing of them, and would run out of memory that nobody uses. While
-        some are left, or arrays that outlive their block, collections of garbage that code asks for
-        free them: CuPy's pool asks for one before it gives up.
+        Otherwise CuPy's own pool, which does not know them, would run out although memory is
+        unused. While some are left, or arrays outlive their block, explicit garbage collections
+        free them: CuPy's pool requests one before it fails.
         """
         if ("unmanaged", None) not in self._pools:
             return
@@ -377,12 +378,12 @@ class Pools:
     def _after_collection(self, phase: str, info: Mapping[str, int]) -> None:
         """Free plain memory after a full collection, where CuPy's own pool allocates.
 
-        Only after one that code asks for. Python starts others by itself wherever an object is
-        made, up to Python 3.11 also in the code of a pool, and there this thread holds the pool's
-        lock. It starts them only while the count of new objects is above its threshold.
+        Only after an explicit collection. Python starts others itself wherever an object is made,
+        up to Python 3.11 also in the code of a pool, while this thread holds the pool's lock. It
+        starts them only while the count of new objects is above its threshold.
 
-        Changes no list of callbacks: the collector walks it, and would leave one out. Raises
-        nothing.
+        Does not change the list of callbacks: the collector is walking it, and would skip one.
+        Raises nothing.
         """
         if info["generation"] < 2 or sys.is_finalizing() or fork.is_child():
             return
@@ -396,7 +397,7 @@ class Pools:
                     self.give_back("unmanaged")
 
     def give_back_all(self) -> None:
-        """Free all free blocks but those of CuPy's default pool."""
+        """Free all free blocks except those of CuPy's default pool."""
         self.give_back(*get_args(Kind))
 
     def give_back_everything(self) -> None:
@@ -409,10 +410,10 @@ class Pools:
         self._caches[kind].append(cache)
 
     def make_room(self, kind: Kind, nbytes: int) -> None:
-        """Free CuPy's own free blocks if memory of a kind, which grows, needs the space.
+        """Free CuPy's own free blocks if a growing kind of memory needs the space.
 
-        Memory of cudaMalloc is never evicted. Where VRAM has room, nothing is given back: CuPy
-        would only ask for it again. Costs a question to the driver if there are free blocks.
+        Memory of cudaMalloc is never evicted. Frees nothing while VRAM has space, because CuPy
+        would only reserve it again. Costs a driver call if there are free blocks.
         """
         if kind not in ("managed", "unmanaged"):
             return  # it stays on the host
@@ -440,7 +441,7 @@ class Pools:
             return [pool for (other, _), pool in self._pools.items() if other == kind]
 
     def tidy(self, *kinds: Kind) -> None:
-        """Have caches that are no longer used free their free blocks."""
+        """Free the free blocks of unused caches."""
         for kind in kinds:
             for cache in self._caches[kind]:
                 cache.tidy()

@@ -1,8 +1,7 @@
 """Prefetch, advice and range attributes, by address and length, through NVIDIA's cuda.core.
 
-CuPy's own calls are wrong for the CPU as a target on CUDA 13 and act on whole pool segments;
-cuda.core (1.1 and newer) is right on CUDA 12 and 13. Nothing here asks what memory is managed:
-the caller does.
+CuPy's own calls are wrong for the CPU as a target on CUDA 13, and act on whole pool segments;
+cuda.core (1.1 and newer) is right on CUDA 12 and 13. The caller checks that memory is managed.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from umem.errors import DeviceError, HintError, MissingDependencyError
 _NOWHERE = -2  # cudaInvalidDeviceId
 _CPU = -1
 _DISCARD, _SINCE = b"cuMemDiscardBatchAsync", 13000
-"""The driver's function for discards, and the CUDA version it came with."""
+"""The driver's function for discards, and the CUDA version that introduced it."""
 
 
 OLDEST_CORE = (1, 1)
-"""The version of cuda-core that ManagedBuffer and Host came with."""
+"""The version of cuda-core that introduced ManagedBuffer and Host."""
 _PARTS = ("cuda-core", "cuda-bindings", "cupti-python")
 
 
@@ -35,8 +34,8 @@ def load(cuda_major: int) -> CoreHints:
     """Return the hints of cuda.core.
 
     Raises:
-        MissingDependencyError: cuda.core or its driver bindings are missing, too old, or of
-            versions that do not work together; the message says which and what to install.
+        MissingDependencyError: cuda.core or its driver bindings are missing, too old, or
+            incompatible; the message names them and the packages to install.
     """
     try:
         core = importlib.import_module("cuda.core")
@@ -51,7 +50,7 @@ def load(cuda_major: int) -> CoreHints:
 
 
 def _core_problem(cuda_major: int, error: Exception) -> str:
-    """Describe why cuda.core cannot be imported, and the command that mends it."""
+    """Explain why cuda.core cannot be imported, with the command that fixes it."""
     major = 13 if cuda_major == 13 else 12
     core = installed_version("cuda-core")
     if core is None or _release(core) < OLDEST_CORE:
@@ -62,7 +61,7 @@ def _core_problem(cuda_major: int, error: Exception) -> str:
     first = str(error).strip().partition("\n")[0]
     # To install cuda-core again would change nothing: it takes any cuda-bindings of its CUDA.
     return (
-        f"of what is installed ({found}) cuda.core cannot be imported: {first}. Get the newest "
+        f"cuda.core cannot be imported ({found} installed): {first}. Install the newest "
         f"bindings: pip install --upgrade 'cuda-bindings=={major}.*'"
     )
 
@@ -77,8 +76,7 @@ class CoreHints:
     """cuda.core's managed memory calls on address ranges.
 
     Cost: a few microseconds a range. Thread-safety: any thread in which the GPU's context is
-    current. Errors of the driver come as cuda.core's; ranges before the one that failed keep the
-    hint.
+    current. Driver errors are raised as cuda.core's; ranges before the failed one keep the hint.
     """
 
     def __init__(self, core: Any, bindings: Any) -> None:
@@ -94,19 +92,17 @@ class CoreHints:
 
     @property
     def discards(self) -> bool:
-        """Tell whether `discard` works, which needs a driver of CUDA 13 whatever the bindings
-        are.
+        """Tell whether `discard` works: it needs a driver of CUDA 13, with any bindings.
         """
         return self._discard_batch is not None
 
     def discard(self, spans: Sequence[Span], stream_address: int) -> int:
-        """Discard ranges in stream order, by one call; returns the bytes.
+        """Discard ranges in stream order, in one call; returns the bytes.
 
-        Reads, writes and prefetches that run beside it are undefined: see `OrderedDiscards`.
+        Concurrent reads, writes and prefetches are undefined: see `OrderedDiscards`.
 
         Raises:
-            DeviceError: the driver refuses, as it does on the legacy default stream; nothing was
-                forgotten.
+            DeviceError: the driver refuses, as on the legacy default stream; nothing was discarded.
         """
         if not spans:
             return 0
@@ -124,8 +120,8 @@ class CoreHints:
     def _discard_batch(self) -> Any:
         """Look up the driver's batched discard; None if the driver has none.
 
-        cuda.core has it only with cuda-bindings of CUDA 13, which a driver of CUDA 13 does not
-        need.
+        cuda.core offers it only with cuda-bindings of CUDA 13, which a driver of CUDA 13 does not
+        require.
         """
         found = self.bindings.cuGetProcAddress(_DISCARD, _SINCE, 0)
         if any(map(int, (found[0], *found[2:]))) or not int(found[1]):

@@ -1,4 +1,4 @@
-"""Callbacks that free memory when CuPy's allocator runs out, after which it tries again.
+"""Calls callbacks that free memory when CuPy's allocator runs out, then retries.
 
 Importing this module imports CuPy.
 """
@@ -16,29 +16,30 @@ from cupy.cuda import runtime as cuda_runtime
 from umem.devices.cuda.driver import OUT_OF_MEMORY, Malloc
 
 MOST_TRIES = 16
-"""Tries of one allocation for as long as a callback says that it has freed something: an end for
-callbacks that say so without freeing. A choice that no measurement supports."""
+"""The most tries of one allocation while callbacks report that they freed something: a limit for
+callbacks that report it without freeing. A choice that no measurement supports.
+"""
 Callback = Callable[[int], Any]
 callbacks: tuple[Callback, ...] = ()
-"""In the order in which they were given; replaced as a whole, for threads that read it."""
+"""In the order of registration; replaced as a whole, for threads that read it."""
 _OUT = MemoryError, cuda_runtime.CUDARuntimeError
 _in_callback = threading.local()
 
 
 def give_back() -> None:
-    """Free the free blocks of pools that the one that has run out does not know.
+    """Free the free blocks of pools that the exhausted pool does not know.
 
-    A device takes the place of this, which does nothing, with the first callback.
+    Does nothing; a device replaces it with the first callback.
     """
 
 
 class Retrying:
-    """An allocator that asks the callbacks for memory when it runs out.
+    """An allocator that calls the callbacks when memory runs out.
 
-    CuPy's default pool and those of umem have given their free blocks back by then. An allocation
-    of a callback itself that fails asks no callback. What counts as running out: a MemoryError, of
-    which CuPy's pools raise their own, and RMM Python's; and CUDA's error, which
-    ``cupy.cuda.malloc_async`` and allocators without a pool pass on.
+    CuPy's default pool and umem's pools have freed their free blocks by then. A failed allocation
+    inside a callback calls no callback. Running out means a MemoryError, which CuPy's pools
+    subclass and RMM raises itself, or CUDA's error, which ``cupy.cuda.malloc_async`` and allocators
+    without a pool pass on.
 
     Args:
         inner: the allocator below.
@@ -48,7 +49,7 @@ class Retrying:
         self.inner = inner
 
     def malloc(self, nbytes: int) -> Any:
-        """Allocate; raises what the allocator below raises once no callback frees anything."""
+        """Allocate; raises the inner allocator's error once no callback frees anything."""
         # No error is kept beyond its handler: its traceback would keep the callers' arrays alive.
         try:
             return self.inner(nbytes)
@@ -66,12 +67,12 @@ class Retrying:
 
 
 def _is_out(error: Exception) -> bool:
-    """Tell whether memory has run out, of the errors that CUDA has beside that."""
+    """Tell whether an error means out of memory, unlike CUDA's other errors."""
     return getattr(error, "status", OUT_OF_MEMORY) == OUT_OF_MEMORY
 
 
 def _call_callbacks(nbytes: int) -> bool:
-    """Call the callbacks in turn; tell whether one has freed something. Its error ends that."""
+    """Call all callbacks in turn; tell whether one has freed something. An error ends the calls."""
     _in_callback.now = True
     try:
         return any([callback(nbytes) for callback in callbacks])
@@ -80,11 +81,11 @@ def _call_callbacks(nbytes: int) -> bool:
 
 
 def retrying(malloc: Malloc) -> Malloc:
-    """Return an allocator that asks the callbacks; ``malloc`` itself where there are none."""
+    """Return an allocator that calls the callbacks; ``malloc`` itself if there are none."""
     return malloc if not callbacks or bare(malloc) is not malloc else Retrying(malloc).malloc
 
 
 def bare(malloc: Malloc) -> Malloc:
-    """Return the allocator below one of `retrying`; another one itself."""
+    """Return the inner allocator of `retrying`; any other allocator itself."""
     own = malloc.__self__ if isinstance(malloc, MethodType) else None
     return own.inner if isinstance(own, Retrying) else malloc

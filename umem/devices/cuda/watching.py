@@ -1,4 +1,4 @@
-"""An allocator that tells a watcher what it hands out, and when that is free again."""
+"""An allocator that notifies a watcher of allocations and frees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from umem.devices.cuda.ledger import MemoryOwner, MemoryOwnerRef
 
 
 class WatchedAllocations:
-    """The allocations that one watcher was told of.
+    """The allocations that one watcher was notified of.
 
     Any thread may free, and `report_frees` may be called from any.
     """
@@ -23,7 +23,7 @@ class WatchedAllocations:
         self.dead: deque[MemoryOwnerRef] = deque()
 
     def report_frees(self) -> None:
-        """Tell the watcher of all frees so far."""
+        """Notify the watcher of all frees so far."""
         while self.dead:
             try:
                 ref = self.dead.popleft()
@@ -34,17 +34,17 @@ class WatchedAllocations:
 
 
 def watched(malloc: Malloc, watch: WatchedAllocations, policy: Policy | None) -> Malloc:
-    """Wrap an allocator so that a watcher is told of every allocation that is not empty.
+    """Wrap an allocator so that a watcher is notified of every non-empty allocation.
 
-    Costs a few microseconds an allocation (bench/allocation.py). Arrays may outlive the watch: what
-    they hold knows nothing of who allocates now.
+    Costs a few microseconds an allocation (bench/allocation.py). Arrays may outlive the watch; they
+    hold no reference to the current allocator.
     """
     label = "memory of CuPy's allocator" if policy is None else f"{policy.mode} memory"
     allocated, borrowed = watch.watcher.allocated, cuda_driver.borrowed
     live, dead, died = watch.live, watch.dead, watch.dead.append
 
     def malloc_watched(nbytes: int) -> Any:
-        """Allocate, and tell the watcher."""
+        """Allocate, and notify the watcher."""
         pointer = malloc(nbytes)
         if not nbytes:
             return pointer
