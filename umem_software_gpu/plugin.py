@@ -144,7 +144,7 @@ def _problem(text: str) -> str | None:
         return str(error)
     computing = [given.get(name) is not None for name in ("stream_seed", "kernel_seconds")]
     if given.get("dry") and (given.get("checked") or any(computing)):
-        why = "a dry run computes nothing that could be checked or run late, or that could not end"
+        why = "a dry run computes nothing to check, to run late or to limit"
         return f"{why}: {text!r}"
     from umem.errors import UmemError
     from umem.host_cuda import requirements
@@ -208,7 +208,7 @@ def pytest_report_header(config: Any) -> list[str]:
     found = [f"software GPU: {with_seed(text, None)} (umem; VRAM, pages and time are simulated)"]
     given = parsed(text)[1]
     if given.get("dry"):
-        found.append("dry: values are zeros, and what tests write is real")
+        found.append("dry: values are zeros, but files are really written")
     elif given.get("stream_seed") is not None:
         found.append(
             f"streams run late: --software-gpu {text} repeats this run (seed=off: at once)"

@@ -51,7 +51,7 @@ GOES_ON = START.replace("force=True", "force=True, sticky=False")
 
 def run(program: str, cache: Path, *, start: str = START) -> str:
     """What a program prints; anything on its standard error fails the test."""
-    # With UMEM_DRY a dry GPU does not say that what is written is real.
+    # With UMEM_DRY a dry GPU does not say that files are really written.
     variables = {"XDG_CACHE_HOME": cache, "CUPY_CACHE_DIR": cache, "UMEM_DRY": "1"}
     done = python("-c", start + program, **variables)
     assert not done.stderr, done.stderr

@@ -469,9 +469,9 @@ def test_without_other_plugins_it_works_and_without_it_nothing_does(
     [
         (("t4,seed=x",), "'seed=x' is not an option of the software GPU"),
         (("t4,seed=1,seed=2",), "'seed' is given more than once"),
-        (("t4,dry,seed=3",), "a dry run computes nothing that could be checked or run late"),
-        (("t4,dry,checked",), "a dry run computes nothing that could be checked or run late"),
-        (("t4,dry,kernel-seconds=1",), "a dry run computes nothing that could be checked"),
+        (("t4,dry,seed=3",), "a dry run computes nothing to check, to run late or to limit"),
+        (("t4,dry,checked",), "a dry run computes nothing to check, to run late or to limit"),
+        (("t4,dry,kernel-seconds=1",), "a dry run computes nothing to check"),
         (("t4,kernel-seconds=0",), "kernel_seconds=0.0: the processor time that a kernel may take"),
         (("t4", "--software-gpu-seeds=0"), "--software-gpu-seeds 0: a whole number of at least 1"),
         (("t4,seed=off", "--software-gpu-seeds=2"), "needs streams that run late"),

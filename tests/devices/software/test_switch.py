@@ -221,7 +221,7 @@ if __name__ == "__main__":
         "-W", "ignore", str(script), cache=kernel_cache, UMEM_SOFTWARE_GPU="t4,dry,force"
     )
     assert found.stdout.splitlines() == ["0 4 8", "[0.0]", "[0.0]", "(3221225472,)"], found.stderr
-    assert found.stderr == "umem: a dry GPU: values are zeros, and what is written is real\n"
+    assert found.stderr == "umem: a dry GPU: values are zeros, but files are really written\n"
 
 
 WORKERS = {
@@ -340,7 +340,7 @@ def test_pytest_runs_dry(kernel_cache: Path, tmp_path: Path) -> None:
     assert "1 failed, 4 passed" in found.stdout, found.stdout + found.stderr
     assert "assert 0.0 == (2 << 24)" in found.stdout  # a value that is not computed
     assert (tmp_path / "written").read_text() == "[0 1 2 3]"
-    assert "\ndry: values are zeros, and what tests write is real\n" in found.stdout
+    assert "\ndry: values are zeros, but files are really written\n" in found.stdout
 
 
 @is_installed
@@ -482,4 +482,4 @@ def test_the_hint_is_for_cupy_alone(
 def test_the_header_of_a_dry_gpu_says_that_writes_are_real(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "t4,dry")
     first, second = plugin.pytest_report_header(None)
-    assert "simulated" in first and second == "dry: values are zeros, and what tests write is real"
+    assert "simulated" in first and second == "dry: values are zeros, but files are really written"

@@ -248,4 +248,4 @@ if len(sys.argv) < 2:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True,
         env={name: value for name, value in os.environ.items() if name != "UMEM_DRY"},
     )  # fmt: skip
-    assert done.stderr == "umem: a dry GPU: values are zeros, and what is written is real\n"
+    assert done.stderr == "umem: a dry GPU: values are zeros, but files are really written\n"

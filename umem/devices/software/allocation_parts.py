@@ -1,4 +1,4 @@
-"""Moves of a model's blocks, as those of the program's allocations in them."""
+"""Translates moves of a model's blocks into moves of the program's allocations in them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from umem.devices.virtual.model import Model
 
 
 class AllocationParts:
-    """Reports moves of a model's blocks by allocation; the last one has the rest of the blocks."""
+    """Reports moves of a model's blocks by allocation; the last one gets the rest of the blocks."""
 
     def __init__(self, gpus: GpuModel, model: Model, moved: MoveListener) -> None:
         self._addresses, self._model, self._moved = gpus.addresses, model, moved
@@ -32,7 +32,7 @@ class AllocationParts:
         self._moved(move._replace(address=address, stop=stop, nbytes=rest))
 
     def _between(self, low: int, high: int) -> list[tuple[int, int, int]]:
-        """Return what is placed in a range of the model's addresses."""
+        """Return the allocations in a range of the model's addresses."""
         tensors = self._model.tensors
         known = len(tensors), next(reversed(tensors), -1)  # numbers only rise
         if known != self._known:

@@ -1,8 +1,8 @@
-"""Copies of pinned memory on streams that do nothing else: in simulated time they run beside.
+"""Copies of pinned memory on streams that only copy run concurrently in simulated time.
 
-Models: an event after such a copy is over when the copy is; what computes and waits for it, or is
-given the same stream, goes on then. Does not model: calls of libraries on a stream that so far has
-only copied, which do not wait for its copies; operations that run side by side.
+Models: an event after such a copy completes when the copy does; operations that wait for it, or run
+on the same stream, continue then. Does not model: library calls on a stream that so far has only
+copied, which do not wait for its copies; concurrent operations.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from umem.trace import Access
 
 
 class CopyStreams:
-    """Tracks streams that only copy pinned memory, and the ends of their copies. Guarded by the
-    runtime's lock.
+    """Tracks streams that only copy pinned memory, and the ends of their copies.
+
+    Guarded by the runtime's lock.
 
     Args:
-        model: of the GPU.
+        model: the GPU's model.
     """
 
     def __init__(self, model: Model) -> None:
@@ -43,13 +44,13 @@ class CopyStreams:
         self._over[stream] = model.copies.run("send" if to_host else "fetch", high - low)[0]
 
     def compute(self, stream: int) -> None:
-        """Give a stream an operation, which runs after its copies."""
+        """Run an operation on a stream, after its copies."""
         if stream not in self._computing:
             self._computing.add(stream)
             self._model.clock.wait(self._over.pop(stream, 0.0))
 
     def restart(self) -> None:
-        """Restart simulated time: all copies are over."""
+        """Restart simulated time, with all copies finished."""
         self._over.clear()
 
     def over(self, stream: int, seconds: float) -> float:

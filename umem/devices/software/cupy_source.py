@@ -1,12 +1,10 @@
 """The source of recordings of CuPy on the software GPU: kernels, copies, library calls.
 
-Beside blocks, as on any GPU, it sees what the stand-ins of the driver and of the libraries are
-called with.
+Beside blocks, as on any GPU, it sees the calls of the stand-ins of the driver and libraries.
 
-Models: reads and writes by the byte range of arrays, to the end of its block where a kernel gets a
-plain pointer; copies from the host. Does not model: memory that was not a pool's, whose whole
-allocation is one tensor; blocks of other threads that were handed out before they recorded
-anything.
+Models: reads and writes by the byte range of arrays, or to the end of its block for a plain pointer
+of a kernel; copies from the host. Does not model: memory outside pools, whose whole allocation is
+one tensor; blocks that other threads allocated before they recorded anything.
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ _TYPES = re.compile(r"__\w*$")
 
 
 class CupySource(CupyBlocks):
-    """Reports CuPy's operations outside of a framework's functions to recorders.
+    """Reports CuPy's operations outside a framework's functions to recorders.
 
     Args:
-        observer: hears of them.
+        observer: notifies it of operations.
     """
 
     name = "software"
@@ -47,11 +45,11 @@ class CupySource(CupyBlocks):
         super().stop()
 
     def entered(self, recorder: Lifetimes) -> None:
-        """Follow a recorder's thread; the operation that uses an array will tell of it."""
+        """Follow a recorder's thread; an operation reports the arrays that it uses."""
         self.meter.follow_thread()
 
     def _made(self, address: int, nbytes: int) -> None:
-        """Record nothing yet: the operation that writes the array will."""
+        """Do nothing: the operation that writes the array reports it."""
 
     # -- what the observer hears -----------------------------------------------------------
 
@@ -81,7 +79,7 @@ class CupySource(CupyBlocks):
                 recorder.emit_op("memcpy", "array", [], found, 0, None, "stream", None, 0)
 
     def _reach(self, recorder: Recorder, access: MemoryRange, label: str, uploaded: bool) -> Reach:
-        """Return the recorder's access for one of the runtime, clipped to its pool block."""
+        """Convert an access of the runtime for the recorder, clipped to its pool block."""
         memory, low, high = access.memory, access.low, access.high
         index = bisect_right(self._starts, low) - 1
         start = self._starts[index] if index >= 0 else -1

@@ -1,15 +1,13 @@
-"""The observer of a software GPU: its VRAM, pages and simulated time, of one or several devices.
+"""The observer of a software GPU: VRAM, pages and simulated time of one or several devices.
 
-Each device has a `Model` of its own, whose tensors are the allocations, by their numbers; all have
-one host.
+Each device has its own `Model`, whose tensors are the allocations by number; all share one host.
 
-Models: a copy between two devices takes their link, NVLink where the GPU has it and the host's bus
+Models: a copy between two devices uses their link, NVLink if the GPU has it and the host's bus
 otherwise, and both wait for it; a kernel that uses a peer's memory waits for its bytes over that
-link. Managed memory is with the device that touched it last, by whole blocks, which come from
-another device by way of the host.
-Does not model: copies beside operations between devices, links of more than two devices at a time,
-pages that several devices read (``read_mostly``) or that one uses where another has them
-(``accessed_by``).
+link. Managed memory is on the device that touched it last, in whole blocks, which move between
+devices through the host. Does not model: copies between devices concurrent with operations, links
+of more than two devices at a time, pages that several devices read (``read_mostly``) or that one
+device uses on another (``accessed_by``).
 """
 
 from __future__ import annotations
@@ -35,8 +33,8 @@ class ModelledDevice:
     """A device's VRAM, pages and time.
 
     Attributes:
-        model: of these.
-        beside: its streams that only copy.
+        model: the model of them.
+        beside: its copy-only streams.
     """
 
     def __init__(self, spec: GpuSpec, policy: Callable[[], Policy]) -> None:
@@ -55,11 +53,11 @@ class ModelledDevice:
         return any(place.find(1, start, stop) >= 0 for place in places)
 
     def blocks(self, access: Access) -> tuple[int, int]:
-        """Return the first block of a part of an allocation, and the one behind it."""
+        """Return the blocks ``(start, stop)`` of a part of an allocation."""
         return covered(self.model.tensors[access.tensor].part(access.start, access.stop))
 
     def restart(self) -> None:
-        """Restart time and counts at zero, and peaks at what is held now."""
+        """Restart time and counts at zero, and peaks at the current levels."""
         model = self.model
         with model.lock:
             model.clocks.restart()
@@ -70,14 +68,14 @@ class ModelledDevice:
 
 
 class GpuModel(RecordingObserver):
-    """Has VRAM, pages and time follow what happens on the devices, and tells recorders of it.
+    """Updates VRAM, pages and time with events of the devices, and notifies recorders.
 
     Args:
         spec, count: see `Observer`.
 
     Attributes:
-        devices: the model of each.
-        addresses: of allocations, by their numbers.
+        devices: the model of each device.
+        addresses: the addresses of allocations, by number.
     """
 
     follows_work = True
@@ -92,7 +90,7 @@ class GpuModel(RecordingObserver):
         self._is_telling = False
 
     def turn_to(self, device: ModelledDevice) -> Model:
-        """Return a device's model, its clock advanced to the program's: all have one host."""
+        """Return a device's model, with its clock advanced to the program's: all share one host."""
         if device is not self._turn:
             before, self._turn = self._turn.model.clock, device
             clock = device.model.clock
@@ -102,9 +100,9 @@ class GpuModel(RecordingObserver):
     def _tell(
         self, event: Event | None, device: ModelledDevice, step: Callable[[], None] | None = None
     ) -> None:
-        """Tell a model of an event or have a step done, and of frees by the garbage collector.
+        """Apply an event or a step to a model, and frees by the garbage collector.
 
-        The collector may run in the middle of the model, which would take it for a signal.
+        The collector may run in the middle of the model, which would mistake it for a signal.
         """
         with self.lock:
             self._is_telling = True
@@ -120,7 +118,7 @@ class GpuModel(RecordingObserver):
                 self._is_telling = False
 
     def _tell_free(self, event: Free) -> None:
-        """Tell every model that knows the memory: that of several devices is managed."""
+        """Free in every model that knows the memory; managed memory may be in several."""
         for device in self.devices:
             if device.knows(event.tensor):
                 self.turn_to(device).on_event(event)
@@ -168,7 +166,7 @@ class GpuModel(RecordingObserver):
             self.listener.operation(op, launch)
 
     def _tell_operation(self, op: Op, launch: Launch) -> None:
-        """Tell a device of an operation, whose accesses to a peer's memory use their link."""
+        """Run an operation on a device; its accesses to a peer's memory use their link."""
         device = self.devices[launch.device]
         if len(self.devices) == 1:
             self._tell(op, device)
@@ -195,7 +193,7 @@ class GpuModel(RecordingObserver):
         super().copied(copy)
 
     def _tell_copy_over_bus(self, copy: DeviceCopy) -> None:
-        """Tell of a copy from or to the host, beside operations if its stream only copies."""
+        """Copy from or to the host, concurrently with operations if the stream only copies."""
         found, to_host = copy.write or copy.read, copy.read is not None
         assert found is not None
         number = copy.device if found.memory.is_managed else found.memory.device
@@ -207,7 +205,7 @@ class GpuModel(RecordingObserver):
             self._tell(None, home, lambda: home.model.copy(access, to_host=to_host))
 
     def _tell_copy_on_devices(self, number: int, read: MemoryRange, write: MemoryRange) -> None:
-        """Tell of a copy on a device's stream: an operation, or a transfer between devices."""
+        """Copy on a device's stream: an operation, or a transfer between devices."""
         numbers = [memory.device for memory, _, _ in (read, write) if not memory.is_managed]
         if len(set(numbers)) < 2:
             launch = Launch("memcpy", numbers[0] if numbers else number, (read,), (write,))
@@ -222,9 +220,9 @@ class GpuModel(RecordingObserver):
     # -- managed memory --------------------------------------------------------------------
 
     def _take_from_others(self, device: ModelledDevice, found: MemoryRange) -> None:
-        """Move other devices' blocks of managed memory to the host, where this one finds them.
+        """Move other devices' blocks of managed memory to the host, for this device.
 
-        Memory of another kind stays where it is.
+        Other memory does not move.
         """
         if len(self.devices) == 1 or not found.memory.is_managed:
             return
@@ -236,18 +234,18 @@ class GpuModel(RecordingObserver):
                 self._tell(None, device, partial(_hand_over, other, device, access))
 
     def _introduce(self, device: ModelledDevice, memory: Allocation) -> None:
-        """Tell a device's model of managed memory that another one allocated."""
+        """Add managed memory of another device to a device's model."""
         if not device.knows(memory.number):
             self._tell_alloc(memory, device)
 
     def _knowing(self, access: Access) -> list[ModelledDevice]:
-        """Return the devices whose models know some memory."""
+        """Return the devices whose models know an allocation."""
         return [device for device in self.devices if device.knows(access.tensor)]
 
     def prefetched(
         self, ranges: Sequence[MemoryRange], device: int | None, *, overlap: bool
     ) -> None:
-        """Move managed memory to a device, or to the host from all devices that have any of it."""
+        """Move managed memory to a device, or to the host from every device that has part of it."""
         for each, access in zip(ranges, accesses_of(ranges), strict=True):
             if device is None:  # else the device that allocated it hears of it
                 holding = [own for own in self._knowing(access) if own.has_any(access)]
@@ -268,7 +266,7 @@ class GpuModel(RecordingObserver):
     def advised(
         self, ranges: Sequence[MemoryRange], advice: str, device: int | None, *, unset: bool
     ) -> None:
-        """Advise the device that is named, or else all that know the memory."""
+        """Advise the given device, or else all devices that know the memory."""
         for each, access in zip(ranges, accesses_of(ranges), strict=True):
             targets = self._knowing(access)
             if device is not None:
@@ -310,7 +308,7 @@ class GpuModel(RecordingObserver):
 
 
 def _link_bandwidth(spec: GpuSpec) -> float:
-    """Return bytes a second between two devices."""
+    """Return the bandwidth between two devices, in bytes a second."""
     found = spec.nvlink_bandwidth
     if found is None and spec.host_in_bandwidth and spec.host_out_bandwidth:
         found = min(spec.host_in_bandwidth, spec.host_out_bandwidth)

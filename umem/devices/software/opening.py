@@ -1,4 +1,4 @@
-"""`software_gpu`: the real CuPy on host memory, with VRAM, pages and time of the model."""
+"""`software_gpu`: the real CuPy on host memory, with modelled VRAM, pages and time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SoftwareGPU:
     Arithmetic is real; VRAM, pages and time are simulated. Counts are those of one device.
 
     Attributes:
-        devices: all there are, by their numbers; `software_gpu` returns the first.
+        devices: all devices by number; `software_gpu` returns the first.
     """
 
     simulated = True
@@ -61,17 +61,17 @@ class SoftwareGPU:
         """Run all queued work, and continue with another seed; None runs everything at once.
 
         Raises:
-            StateError: it was opened without a seed.
-            SizeError: the seed is no whole number of at least 0.
+            StateError: the software GPU was opened without a seed.
+            SizeError: the seed is not a whole number of at least 0.
         """
         check_seed(stream_seed)
         if not isinstance(self._runtime, DeferredRuntime):
-            raise StateError("opened without a seed: umem.software_gpu(..., stream_seed=0)")
+            raise StateError("opened without a seed: use umem.software_gpu(..., stream_seed=0)")
         self._runtime.reseed(stream_seed)
 
     @property
     def has_seeds(self) -> bool:
-        """Tell whether it was opened with a seed, so that `reseed` gives it others."""
+        """Tell whether it was opened with a seed, so that `reseed` can change it."""
         return isinstance(self._runtime, DeferredRuntime)
 
     @property
@@ -86,14 +86,14 @@ class SoftwareGPU:
 
     @property
     def is_refused(self) -> bool:
-        """Tell whether this process was forked after the first use, and can only end."""
+        """Tell whether this process was forked after the first use, and so cannot use the GPU."""
         return self._runtime.is_refused
 
     def finish(self) -> None:
-        """Run all queued work of all devices, as no wait of the program's.
+        """Run all queued work of all devices, without counting as a wait of the program.
 
         Raises:
-            DeviceError, CUDARuntimeError: of that work, the first of several; all has been run.
+            DeviceError, CUDARuntimeError: the first error of that work; all of it has run.
         """
         self._runtime.finish()
 
@@ -107,13 +107,13 @@ class SoftwareGPU:
 
     @property
     def seconds(self) -> float:
-        """Return the simulated time at which all work so far is done; the host's without model."""
+        """Return the simulated time at which all work so far has finished; or the host's time."""
         return perf_counter() if self._model is None else self._model.clock.seconds
 
     def restart(self) -> None:
-        """Restart time and counts at zero on all devices, and peaks at what is held now.
+        """Restart time and counts at zero on all devices, and peaks at the current levels.
 
-        Memory stays as it is, and what was still running is over.
+        Memory does not change, and running work counts as finished.
         """
         with self._runtime.lock:
             for device in () if self._gpus is None else self._gpus.devices:
@@ -124,8 +124,8 @@ class SoftwareGPU:
     def calls(self) -> DriverCalls:
         """Return the counts of driver calls so far: allocations, frees, and waits of the host.
 
-        A pool that gives back what it has cached asks for a free of each chunk. Waits are those for
-        a stream, an event and the device.
+        A pool that returns its cache frees each chunk. Waits are for a stream, an event or the
+        device.
         """
         return replace(self._runtime.devices[self._ordinal].calls)
 
@@ -141,7 +141,7 @@ class SoftwareGPU:
         """Report moves of the model's blocks by the program's addresses; see `Device.watch_pages`.
 
         Raises:
-            DeviceError: it was opened without the model.
+            DeviceError: the software GPU was opened without the model.
         """
         if self._gpus is None or self._model is None:
             raise DeviceError("the software GPU was opened without its model of pages")
@@ -228,13 +228,13 @@ def software_gpu(
     set_cuda_models(gpus, runtime.getDevice)
     _opened[:] = gpus
     if dry and os.environ.get(FLAG) != "1":  # `umem run --dry` keeps the disk, and has set it
-        print("umem: a dry GPU: values are zeros, and what is written is real", file=sys.stderr)
+        print("umem: a dry GPU: values are zeros, but files are really written", file=sys.stderr)
         os.environ[FLAG] = "1"
     return gpus[0]
 
 
 def _follow(runtime: HostRuntime) -> None:
-    """Have recordings follow a runtime, and it the blocks of umem's arenas, which call no hooks."""
+    """Make recordings follow a runtime, and the runtime the blocks of umem's arenas."""
     assert isinstance(runtime.observer, RecordingObserver)
     source = importlib.import_module("umem.devices.software.cupy_source")  # imports CuPy
     add_source(source.CupySource(runtime.observer))

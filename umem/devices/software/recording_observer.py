@@ -1,4 +1,4 @@
-"""The observer of a software GPU without its model: recorders are told, and nothing is full."""
+"""The observer of a software GPU without a model: it notifies recorders; memory never runs out."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from umem.host_cuda import Allocation, DeviceCopy, Launch, MemoryRange, Observer
 from umem.trace import GET, Access, Op
 
 _GATHERS = ("cupy_take", "cupy_getitem", "cupy_scatter", "cupy_cupyx_scatter")
-"""CuPy's kernels that access memory at computed indexes."""
+"""CuPy's kernels that access memory at computed indices."""
 
 
 class Listener(Protocol):
     """Interface of recorders."""
 
     def operation(self, op: Op, launch: Launch) -> None:
-        """Record an operation, given as an event and as it was launched."""
+        """Record an operation, given as an event and as a launch."""
 
     def uploaded(self, access: MemoryRange) -> None:
         """Record a copy from the host."""
@@ -26,10 +26,10 @@ class Listener(Protocol):
 
 
 class RecordingObserver(Observer):
-    """Tells a recorder of what happens on the devices.
+    """Notifies a recorder of events on the devices.
 
     Attributes:
-        listener: is told of operations; None without a recorder.
+        listener: notified of operations; None without a recorder.
     """
 
     listener: Listener | None = None
@@ -68,7 +68,7 @@ class RecordingObserver(Observer):
 
 
 def event_of(launch: Launch) -> Op:
-    """Return the event of an operation, which may gather what it writes."""
+    """Return an operation's event; some operations gather what they write."""
     name, _, reads, writes, _, flops, gathered_bytes, arithmetic = launch
     read, written = ([stop - start for _, start, stop in each] for each in (reads, writes))
     traffic, pattern = sum(read) + sum(written), "stream"
@@ -83,5 +83,5 @@ def event_of(launch: Launch) -> Op:
 
 
 def accesses_of(ranges: Sequence[MemoryRange]) -> tuple[Access, ...]:
-    """Return the accesses of events, which know allocations by their numbers."""
+    """Convert accesses for events, which identify allocations by number."""
     return tuple([Access(memory.number, start, stop) for memory, start, stop in ranges])

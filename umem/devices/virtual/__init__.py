@@ -1,27 +1,26 @@
 """The virtual GPU: a model of pages and time that follows a run, or replays a trace.
 
-`umem.virtual_gpu`, predict and onnx use it, and the software GPU keeps its VRAM, pages and time by
-the same model. docs/reference/virtual-gpu.md lists what it models and what it does not.
+`umem.virtual_gpu`, predict and onnx use it, and the software GPU has the same model of VRAM, pages
+and time. docs/reference/virtual-gpu.md lists what it models and what it does not.
 
-    device.py          is the device: it answers hints and modes, and follows recorders
-    arrays.py          is ``memory.xp``: NumPy arrays that the device follows
-    model.py           follows events with pages and time
-    driver.py          hands out addresses, pinned VRAM and managed memory, as the driver does
-    residency.py       keeps which blocks are in VRAM, and evicts
+    device.py          is the device: it handles hints and modes, and follows recorders
+    arrays.py          is ``memory.xp``: NumPy arrays whose operations the device records
+    model.py           updates pages and time with events
+    driver.py          allocates addresses, pinned VRAM and managed memory, as the driver does
+    residency.py       tracks the blocks in VRAM, and evicts
     runs.py            finds runs of equal values in the tables of blocks
-    advice.py          keeps advice, one bit a kind and place
+    advice.py          stores advice, one bit for each kind and place
     pool.py            caches memory as CuPy's pool does
-    repeating_pool.py  gives each step the addresses of the one before
-    free_blocks.py     discards blocks that no array has, and makes them ready again
+    repeating_pool.py  repeats the addresses of the previous step
+    free_blocks.py     discards unused blocks, and makes them resident again
     clock.py           counts simulated time and the running totals
-    clocks.py          runs several clocks on the same calls, for several costs or GPUs
-    copies.py          orders copies to pinned memory and back beside the operations
-    watching.py        tells a watcher of allocations, from events
-    features.py        words what the model can do, for `umem.status` and the doctor
+    clocks.py          runs several clocks with the same calls, for several costs or GPUs
+    copies.py          orders copies to pinned memory and back, concurrent with operations
+    watching.py        notifies a watcher of allocations, from events
+    features.py        describes the model's features, for `umem.status` and the doctor
 
-- The model is of pages and time, never of contents. The arithmetic beside it is real and runs on
-  NumPy.
-- Whatever it prints carries the word *simulated*.
+- It models pages and time, never contents. Arithmetic is real and runs on NumPy.
+- All its output carries the word *simulated*.
 """
 
 from typing import TYPE_CHECKING

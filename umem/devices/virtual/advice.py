@@ -1,4 +1,4 @@
-"""Advice as the model keeps it: one bit a kind and place."""
+"""The model's representation of advice: one bit for each kind and place."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""NumPy arrays that a virtual GPU follows: what ``memory.xp`` is when there is no real one.
+"""NumPy arrays that a virtual GPU follows: ``memory.xp`` without a real GPU.
 
-It has creation functions, every ufunc with its reductions, copies and slicing, under the names
-that CuPy gives them; anything else is an `UnsupportedError`. Inside a framework's function the
-arrays behave as NumPy's, because there the function as a whole is followed.
+It has creation functions, every ufunc with its reductions, copies and slicing, with CuPy's names;
+anything else is an `UnsupportedError`. Inside a framework's function the arrays behave as NumPy's,
+because the function is recorded as a whole.
 
 Models: allocation, reads and writes of each operation, by the byte range of views.
-Does not model: ``np.asarray(a)``, which gives the host a view without a copy (CuPy refuses it).
+Does not model: ``np.asarray(a)``, which returns a view for the host without a copy (CuPy refuses
+it).
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ class FollowedArray(np.ndarray[Any, Any]):
     def __array_ufunc__(
         self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **kwargs: Any
     ) -> Any:
-        """Run a ufunc on plain arrays; while a recorder is on, record it as one operation.
+        """Run a ufunc on plain arrays; with a recorder, record it as one operation.
 
-        Returns ``out`` if given, else followed arrays, or plain ones where nothing is recorded:
-        without a recorder, and inside a framework's function.
+        Returns ``out`` if given; else followed arrays, or plain ones if nothing is recorded
+        (without a recorder, and inside a framework's function).
 
         Raises:
-            UnsupportedError: while recording, a NumPy array that no recorder knows among the
-                operands, or out= for some results only.
+            UnsupportedError: while recording, an operand is a NumPy array that no recorder knows,
+                or out= is given for some results only.
         """
         plain = [_plain(value) for value in inputs]
         options = {name: _plain(value) for name, value in kwargs.items()}
@@ -63,7 +64,7 @@ class FollowedArray(np.ndarray[Any, Any]):
             reads = (*inputs, kwargs.get("where"))
             _refuse_foreign_arrays((*reads, *out))
             if any(value is None for value in out):
-                raise _unsupported("out= for some results and not for others")
+                raise _unsupported("out= for some results only")
             written = inputs[:1] if method == "at" else out
             flops = _matmul_flops(plain) if ufunc is np.matmul else None
             result = _record(_name(ufunc, method), run, reads, written, flops)
@@ -82,11 +83,11 @@ class FollowedArray(np.ndarray[Any, Any]):
         return super().__getitem__(_basic(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Assign to a part; while a recorder is on, record it as one operation.
+        """Assign to a part; with a recorder, record it as one operation.
 
         Raises:
-            UnsupportedError: while recording, an index that gives no view, or a NumPy array as
-                value.
+            UnsupportedError: while recording, the index does not give a view, or the value is a
+                NumPy array.
         """
         if inside() or not active():
             _plain(self)[key] = _plain(value)
@@ -104,7 +105,7 @@ class FollowedArray(np.ndarray[Any, Any]):
         return _record("copy", lambda: _plain(self).copy(order), (self,), ())
 
     def astype(self, dtype: Any, copy: bool = True) -> Any:  # type: ignore[override]
-        """Return a copy of another dtype; without ``copy`` only if something changes."""
+        """Return a copy with a dtype; with ``copy=False``, itself if nothing changes."""
         if not copy and np.dtype(dtype) == self.dtype:
             return self
         return _record("astype", lambda: _plain(self).astype(dtype), (self,), ())
@@ -146,10 +147,10 @@ class FollowedArray(np.ndarray[Any, Any]):
 
 
 class _Refused:
-    """An attribute of NumPy arrays that is not recorded; access raises while recording.
+    """A NumPy attribute that is not recorded; access raises while recording.
 
-    In place of one ``__getattribute__`` for all: NumPy looks attributes up too, and drops whatever
-    is raised then, Ctrl-C's exception included.
+    Used instead of one ``__getattribute__``: NumPy looks attributes up too, and drops exceptions
+    raised then, even KeyboardInterrupt.
     """
 
     def __init__(self, name: str) -> None:
@@ -175,7 +176,7 @@ for _refused in {name for name in dir(np.ndarray) if not name.startswith("_")} -
 
 
 def empty(shape: Any, dtype: Any = float, order: Any = "C") -> Any:
-    """Return an array without contents; no memory is touched."""
+    """Return an uninitialised array; touches no memory."""
     return _follow(np.empty(shape, dtype, order), "empty")
 
 
@@ -213,7 +214,7 @@ def full_like(a: Any, fill_value: Any, dtype: Any = None) -> Any:
 def array(obj: Any, dtype: Any = None, copy: bool = True) -> Any:
     """Return a copy on the device, uploaded if it comes from the host.
 
-    Without ``copy`` an array on the device is returned itself if it has the dtype.
+    With ``copy=False``, returns an array on the device itself if it has the dtype.
     """
     if isinstance(obj, FollowedArray):
         return obj.astype(dtype or obj.dtype, copy=copy)
@@ -221,9 +222,9 @@ def array(obj: Any, dtype: Any = None, copy: bool = True) -> Any:
 
 
 def asarray(a: Any, dtype: Any = None) -> Any:
-    """Return the array itself if it is on the device in that dtype, otherwise a copy.
+    """Return the array itself if it is on the device with that dtype, otherwise a copy.
 
-    A copy of a host's array is uploaded.
+    The copy of a host array is uploaded.
     """
     return array(a, dtype, copy=False)
 
@@ -245,7 +246,7 @@ def copyto(dst: Any, src: Any) -> None:
 
 
 def asnumpy(a: Any) -> np.ndarray[Any, Any]:
-    """Return a copy in host memory; an array of the host is returned itself."""
+    """Return a copy in host memory; returns a host array itself."""
     return a.get() if isinstance(a, FollowedArray) else np.asarray(a)
 
 
@@ -279,10 +280,10 @@ def _plain_nested(value: Any) -> Any:
 
 
 def _basic(key: Any) -> Any:
-    """Return a key that gives a view: integers alone get an ellipsis, as CuPy returns 0-d arrays.
+    """Return a key that gives a view; adds an ellipsis to integers, as CuPy returns 0-d arrays.
 
     Raises:
-        UnsupportedError: a part of the key is an array, a bool or no index.
+        UnsupportedError: a part of the key is an array, a bool or not an index.
     """
     keys = key if isinstance(key, tuple) else (key,)
     for item in keys:
@@ -298,8 +299,8 @@ def _refuse_foreign_arrays(values: Iterable[Any]) -> None:
             continue
         if any(recorder.known(value) is None for recorder in active()):
             raise UnsupportedError(
-                "a NumPy array meets an array of the virtual GPU; CuPy refuses that too: bring it "
-                "over with memory.xp.asarray"
+                "a NumPy array cannot be combined with an array of the virtual GPU, as in CuPy: "
+                "convert it with memory.xp.asarray"
             )
 
 
@@ -327,9 +328,9 @@ def _record(
     out: Iterable[Any],
     flops: int | None = None,
 ) -> Any:
-    """Run one operation, follow its results, and report it to the recorders.
+    """Run one operation, follow its results, and report it to recorders.
 
-    Without a recorder, and inside a framework's function, it is only run.
+    Without a recorder, and inside a framework's function, only runs it.
     """
     recorders = active()
     if not recorders or inside():

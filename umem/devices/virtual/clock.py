@@ -1,15 +1,14 @@
-"""Simulated time and the running totals: what operations and the movement of blocks cost.
+"""Simulated time and running totals: the cost of operations and of moving blocks.
 
-Clocks run beside each other: the host, which launches; the GPU, which runs operations in order;
-the host link, which carries one block of managed memory at a time because eviction happens inside
-the fault (half duplex); and two engines that copy pinned memory, one each way. The step is over
-when the last of host and GPU is.
+Clocks run concurrently: the host, which launches; the GPU, which runs operations in order; the host
+link, which carries one block of managed memory at a time because eviction happens inside the fault
+(half duplex); and two engines that copy pinned memory, one for each direction. A step ends when
+both host and GPU have finished.
 
-Models: launch time and Chainer's own, roofline time of an operation, fault, populate, prefetch
-and eviction costs, reads over the bus, prefetches on a stream of their own, pinned copies, in order
-and beside the operations.
-Does not model: kernels that run side by side, clocks that throttle, the memory bandwidth that
-copies take from operations.
+Models: launch time and Chainer's Python time, roofline time of an operation, fault, populate,
+prefetch and eviction costs, reads over the bus, prefetches on a separate stream, pinned copies, in
+order and concurrent with operations. Does not model: concurrent kernels, throttled clocks, the
+memory bandwidth that copies take from operations.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from umem.units import BLOCK_BYTES
 
 @dataclass(slots=True)
 class BlockMoves:
-    """Counts of blocks that moved, were populated or discarded, which a clock turns into time.
+    """Counts of moved, populated and discarded blocks, which a clock converts to time.
 
-    ``dropped`` blocks left VRAM without a copy, because the host's was valid.
+    ``dropped`` blocks left VRAM without a copy, because the host's copy was valid.
     """
 
     hit: int = 0
@@ -86,7 +85,7 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Return when all work so far is done."""
+        """Return the time at which all work so far has finished."""
         return max(self.host_seconds, self.device_seconds)
 
     def launch(
@@ -94,9 +93,9 @@ class Clock:
     ) -> None:
         """Advance the host by the time of issuing an operation.
 
-        Without a measurement it is the launches of its kernels and the time of Chainer's Python for
-        an operation of that phase. A measured time counts if it is less: more may be a wait for the
-        GPU that recorded it.
+        Without a measurement this is the launch time of its kernels plus the time of Chainer's
+        Python for an operation of that phase. A measured time is used if it is shorter: a longer
+        one may include waits for the GPU that recorded it.
         """
         usual = self._python[phase] + launch_count * self._launch
         self.host_seconds += usual if host_seconds is None else min(usual, host_seconds)
@@ -114,7 +113,7 @@ class Clock:
     ) -> None:
         """Run one operation on the GPU, with its page faults.
 
-        ``ready_seconds`` is when the last prefetch it must wait for is done.
+        ``ready_seconds`` is the end of the last prefetch that it must wait for.
         """
         start = max(self.device_seconds, self.host_seconds, ready_seconds)
         compute = max(flops / self._flop_rates[arithmetic], traffic_bytes / self._byte_rate)
@@ -135,7 +134,7 @@ class Clock:
     ) -> None:
         """Run one operation on the GPU whose blocks are all resident.
 
-        Kernels beside the main one move ``copied_bytes``, before and after it.
+        Other kernels before and after the main one move ``copied_bytes``.
         """
         work, traffic = flops / self._flop_rates[arithmetic], traffic_bytes / self._byte_rate
         seconds = work if work > traffic else traffic
@@ -148,7 +147,7 @@ class Clock:
         self.device_seconds = start + seconds
 
     def free(self, block_count: int) -> None:
-        """Return blocks to the driver; the host waits for the GPU, as in ``cudaFree``."""
+        """Return blocks to the driver; the host waits for the GPU, as ``cudaFree`` does."""
         if block_count:
             self.synchronize()
             self.host_seconds += block_count * self._costs.allocation
@@ -158,21 +157,21 @@ class Clock:
         self.host_seconds = max(self.seconds, self.sent_seconds, self.fetched_seconds)
 
     def send(self, nbytes: int) -> float:
-        """Copy to pinned host memory, after earlier operations and beside later ones.
+        """Copy to pinned host memory, after earlier operations and concurrent with later ones.
 
-        Returns when it is over, as does `fetch`. Each way has one copy at a time.
+        Returns its end, as does `fetch`. Each direction has one copy at a time.
         """
         self.sent_seconds = self._copied(self.sent_seconds, nbytes, self._spec.host_out_bandwidth)
         return self.sent_seconds
 
     def fetch(self, nbytes: int) -> float:
-        """Copy from pinned host memory, after earlier operations and beside later ones."""
+        """Copy from pinned host memory, after earlier operations and concurrent with later ones."""
         engine, bandwidth = self.fetched_seconds, self._spec.host_in_bandwidth
         self.fetched_seconds = self._copied(engine, nbytes, bandwidth)
         return self.fetched_seconds
 
     def wait(self, seconds: float) -> None:
-        """Make the GPU wait for a time before its next operation."""
+        """Make the GPU wait until a time before its next operation."""
         now = max(self.device_seconds, self.host_seconds)
         if seconds > now:
             self.stall_seconds += seconds - now
@@ -181,7 +180,7 @@ class Clock:
     def move(self, moves: BlockMoves, nbytes: int = 0, *, overlap: bool = False) -> float:
         """Run a prefetch, or an upload of ``nbytes`` from pinned host memory.
 
-        Returns the time when it is done. With ``overlap`` it runs on a separate stream.
+        Returns its end. With ``overlap`` it runs on a separate stream.
         """
         cost = self._prefetch_seconds(moves) + _seconds(nbytes, self._spec.host_in_bandwidth)
         start = max(self._link_free(moves, nbytes), self.host_seconds)
@@ -206,7 +205,7 @@ class Clock:
         return start + _seconds(nbytes, bandwidth)
 
     def _link_free(self, moves: BlockMoves, nbytes: int = 0) -> float:
-        """Return when blocks can use the link: after others, and copies in their direction."""
+        """Return when blocks can use the link, after other blocks and copies in their direction."""
         free = self.link_seconds
         if self.fetched_seconds > free and (moves.migrated_in or nbytes):
             free = self.fetched_seconds
@@ -215,7 +214,7 @@ class Clock:
         return free
 
     def _fault_seconds(self, moves: BlockMoves, pattern: str) -> float:
-        """Return the time of faults, population and eviction, by the access pattern."""
+        """Return the time of faults, population and eviction, depending on the access pattern."""
         costs = self._costs
         fault = costs.fault_stream
         if pattern == "strided":
@@ -239,9 +238,9 @@ class Clock:
 
 
 class Prefetches:
-    """Prefetches beside operations that may still run: their blocks, and when they end.
+    """Prefetches that may still run concurrently with operations: their blocks and ends.
 
-    Not thread-safe. Costs a pass over those that still run, for each range that is asked for.
+    Not thread-safe. Costs a pass over the running prefetches for each requested range.
     """
 
     def __init__(self, clocks: Sequence[Clock]) -> None:
@@ -256,7 +255,7 @@ class Prefetches:
         self._running.append((start, stop, done))
 
     def of(self, start: int, stop: int) -> list[tuple[float, ...]]:
-        """Return the ends, on each clock, of prefetches of these blocks that still run."""
+        """Return the ends, on each clock, of running prefetches of these blocks."""
         now = [clock.device_seconds for clock in self._clocks]
         self._running = [job for job in self._running if any(map(gt, job[2], now))]
         return [done for low, high, done in self._running if low < stop and high > start]
@@ -288,19 +287,19 @@ class Counters:
     _skipped: int = 0
 
     def restart(self) -> None:
-        """Restart all counts; bytes held, and their peak, stay."""
+        """Restart all counts, but keep the held bytes and their peak."""
         self.moves = BlockMoves()
         self.fault_count = self.remote_bytes = self.uploaded_bytes = 0
         self.step_ends.clear()
         self.timeline.clear()
 
     def restart_peaks(self, reserved_bytes: int, resident_count: int) -> None:
-        """Restart the peaks at what is held now."""
+        """Restart the peaks at the current levels."""
         self.peak_bytes = self.live_bytes
         self.reserved_peak_bytes, self.resident_peak_count = reserved_bytes, resident_count
 
     def hold(self, nbytes: int, extra: int = 0) -> None:
-        """Add ``nbytes`` to the bytes held by tensors, and ``extra`` for a moment."""
+        """Add ``nbytes`` to the bytes held by tensors, and ``extra`` to the peak only."""
         self.live_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes + extra)
 
@@ -310,7 +309,7 @@ class Counters:
             self.resident_peak_count = resident_count
 
     def sample(self, seconds: float, resident_count: int) -> None:
-        """Add a point to the timeline, which is thinned out when it grows too long."""
+        """Add a point to the timeline; thin it out if it is too long."""
         self.hold_vram(resident_count)
         self._skipped += 1
         if self._skipped < self._stride:

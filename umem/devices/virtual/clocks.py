@@ -1,4 +1,4 @@
-"""Clocks side by side: of several costs, or of several GPUs, for the same blocks and operations."""
+"""Several clocks, for several costs or GPUs, for the same blocks and operations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from umem.devices.virtual.clock import BlockMoves, Clock
 from umem.trace import ONE_KERNEL, Op
 
 Done = tuple[float, ...]
-"""The end of something on each clock."""
+"""An end on each clock."""
 
 
 class Clocks(tuple[Clock, ...]):
@@ -35,7 +35,7 @@ class Clocks(tuple[Clock, ...]):
             clock.compute(flops, traffic_bytes, copied_bytes, arithmetic)
 
     def launch_and_compute(self, host_seconds: float | None, op: Op) -> None:
-        """Issue and run an operation that waits for nothing, as most do, in one loop."""
+        """Issue and run an operation that needs no wait, as most do, in one loop."""
         phase, flops, traffic_bytes, kind = op.phase, op.flops, op.traffic_bytes, op.arithmetic
         launch_count, copied_bytes, *_ = op.kernels or ONE_KERNEL
         for clock in self:
@@ -55,7 +55,7 @@ class Clocks(tuple[Clock, ...]):
         return tuple([clock.fetch(nbytes) for clock in self])
 
     def wait(self, done: Done) -> None:
-        """Make each GPU wait for its own time."""
+        """Make each GPU wait until its own time."""
         for clock, seconds in zip(self, done, strict=True):
             clock.wait(seconds)
 

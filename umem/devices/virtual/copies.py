@@ -1,4 +1,4 @@
-"""Copies to pinned host memory and back, beside the operations: who waits for which."""
+"""Copies to pinned host memory and back, concurrent with operations, and the waits for them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from umem.trace import Access, Op
 class Copies:
     """Copies of tensors to and from pinned memory that may still run, and their totals.
 
-    Models: a tensor that is sent is not freed, nor written, before its copy is over; one that is
-    fetched is neither used nor freed before. The GPU waits, never the host. Does not model: what
-    lies on the host, nor that its pinned memory ends.
+    Models: a sent tensor is neither freed nor written before its copy ends; a fetched tensor is
+    neither used nor freed before. The GPU waits, never the host. Does not model: data on the host,
+    or a limit of its pinned memory.
 
     Attributes:
         are_running: whether an operation may have to wait.
@@ -33,7 +33,7 @@ class Copies:
         self.are_running = True
 
     def run(self, action: str, nbytes: int) -> Done:
-        """Send or fetch bytes; returns the end, for which nothing waits."""
+        """Send or fetch bytes; returns the end, which no operation waits for."""
         if action == "send":
             self.sent_bytes += nbytes
             return self._clocks.send(nbytes)
@@ -41,7 +41,7 @@ class Copies:
         return self._clocks.fetch(nbytes)
 
     def wait_before(self, op: Op) -> None:
-        """Make the GPU wait for copies of what an operation uses."""
+        """Make the GPU wait for copies of the tensors that an operation uses."""
         for tensor, _, _ in (*op.reads, *op.writes) if self._fetched else ():
             self._wait(self._fetched.pop(tensor, None))
         for tensor, _, _ in op.writes if self._sent else ():
@@ -53,12 +53,12 @@ class Copies:
         self._wait(self._fetched.pop(tensor, None))
 
     def is_sent(self, tensor: int) -> bool:
-        """Tell whether a tensor's copy is over on the host's clock."""
+        """Tell whether a tensor's copy has ended on the host's clock."""
         done = self._sent.get(tensor)
         return done is None or self._clocks[0].host_seconds >= done[0]
 
     def restart(self) -> None:
-        """Start anew, when the clocks do."""
+        """Restart, when the clocks do."""
         self.sent_bytes = self.fetched_bytes = 0
         self._sent.clear()
         self._fetched.clear()

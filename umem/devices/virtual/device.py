@@ -1,7 +1,7 @@
 """The virtual GPU: a model of pages and time that follows a run, or replays a trace.
 
-docs/reference/virtual-gpu.md lists what it models and what it does not. Everything it reports is
-*simulated*; the arithmetic beside it is real and runs on NumPy.
+docs/reference/virtual-gpu.md lists what it models and what it does not. All figures are *simulated*;
+arithmetic is real and runs on NumPy.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _PLACES: dict[int, Place | None] = {0: None, TO_GPU: 0, TO_HOST: "cpu"}
 
 
 class VirtualGPU(Device):
-    """The model of one GPU, fed with events.
+    """A model of one GPU, driven by events.
 
     Args:
-        gpu: a name of the table (`umem._common.specs`), or a spec.
+        gpu: a name from the table (`umem._common.specs`), or a spec.
         vram_bytes: usable VRAM instead of the table's figure.
         allocator, backend, clocks: see `Model`.
 
@@ -97,7 +97,7 @@ class VirtualGPU(Device):
 
     @property
     def xp(self) -> Any:
-        """Return the array functions that this GPU follows; `umem.devices.virtual.arrays`."""
+        """Return the array functions that this GPU follows, `umem.devices.virtual.arrays`."""
         from umem.devices.virtual import arrays
 
         return arrays
@@ -110,7 +110,7 @@ class VirtualGPU(Device):
         return (self.recorder,)
 
     def why_not(self, mode: Mode) -> str | None:
-        """Return why managed memory is refused: no host link to migrate over; None if it is not."""
+        """Return why managed memory is refused: no host link to migrate over. None if it is not."""
         if mode != "unmanaged" and self.spec.host_in_bandwidth is None:
             return (
                 f"{self.spec.title} shares its memory with the CPU and has no concurrent managed "
@@ -119,12 +119,12 @@ class VirtualGPU(Device):
         return None
 
     def features(self) -> tuple[Feature, ...]:
-        """List what the model covers of this GPU, and what not."""
+        """List the GPU features that the model covers, and those that it does not."""
         return features(self.spec, self.why_not("managed"))
 
     def _prepared(self, policy: Policy) -> None:
         if policy.upstream is not None:
-            raise DeviceError("a virtual GPU has no memory of another library: leave out upstream=")
+            raise DeviceError("a virtual GPU takes no memory of another library: omit upstream=")
         with self.model.lock:
             self._flush()
             self.model.driver.check_limit(policy)
@@ -151,12 +151,12 @@ class VirtualGPU(Device):
             self.watches = tuple(each for each in self.watches if each is not watch)
 
     def report_frees(self) -> None:
-        """Tell watchers of all freed arrays so far."""
+        """Notify watchers of all freed arrays so far."""
         with self.model.lock:
             self._flush()
 
     def usage(self) -> Usage:
-        """Return what the pools hold; resident bytes are known, as they are simulated."""
+        """Return the bytes of the pools; resident bytes are known, because they are simulated."""
         with self.model.lock:
             self._flush()
             return Usage(
@@ -168,17 +168,17 @@ class VirtualGPU(Device):
             )
 
     def prefetch(self, array: Any, to: Place, stream: Any) -> int:
-        """Move an array's blocks; any ``stream`` but None runs beside the operations."""
+        """Move an array's blocks; with a ``stream``, concurrently with operations."""
         self._check_place(to)
         return self._hint(array, Hint("prefetch", (), to, overlap=stream is not None))
 
     @property
     def forgets(self) -> bool:
-        """Return True: the model always discards."""
+        """Return True: the model can always discard."""
         return True
 
     def repeat_places(self, scope: Scope) -> None:
-        """Allocate managed memory at the previous step's addresses, until ``scope`` is closed."""
+        """Reuse the previous step's addresses for managed memory, until ``scope`` is closed."""
         pool = self.model.driver.repeating
         if not pool.repeats:
             pool.repeats = True
@@ -194,26 +194,26 @@ class VirtualGPU(Device):
             return tensor.span.address + int(found[1])
 
     def discard_free(self, blocks: Iterable[int]) -> int:
-        """Discard the contents of free blocks; returns the bytes."""
+        """Discard the contents of free blocks; returns their bytes."""
         return discard_free(self.model, blocks) * BLOCK_BYTES
 
     def make_ready(self, blocks: Iterable[int], stream: Any) -> int:
-        """Make free blocks resident beside the operations; returns the bytes."""
+        """Make free blocks resident, concurrently with operations; returns their bytes."""
         return make_ready(self.model, blocks) * BLOCK_BYTES
 
     def advise(self, array: Any, advice: Advice, place: Place | None, *, unset: bool) -> int:
-        """Set or unset advice on the blocks that an array covers by half."""
+        """Set or unset advice on blocks that an array covers at least half of."""
         self._check_place(place)
         return self._hint(array, Hint(advice, (), place, unset))
 
     def is_sent(self, array: Any) -> bool:
-        """Tell whether the copy of an array is over on the host's clock; True without a copy."""
+        """Tell whether an array's copy has ended on the host's clock; True without a copy."""
         with self.model.lock:
             found = None if self.recorder is None else self.recorder.known(array)
             return found is None or self.model.copies.is_sent(found[0])
 
     def location(self, array: Any) -> Location:
-        """Return where an array's blocks are in the model."""
+        """Return the places of an array's blocks in the model."""
         with self.model.lock:
             found = None if self.recorder is None else self.recorder.known(array)
             tensor = None if found is None else self.model.tensors.get(found[0])
@@ -225,7 +225,7 @@ class VirtualGPU(Device):
             return _location(self.model.driver.residency, parts, array.nbytes)
 
     def host_view(self, array: Any) -> np.ndarray[Any, Any]:
-        """Return the array's memory as a NumPy array, which counts as a host array."""
+        """Return the array's memory as a NumPy array, treated as a host array."""
         with self.model.lock:
             found = None if self.recorder is None else self.recorder.known(array)
             tensor = None if found is None else self.model.tensors.get(found[0])
@@ -288,18 +288,18 @@ class VirtualGPU(Device):
 
     def _check_place(self, place: Place | None) -> None:
         if place not in ("cpu", None, self.ordinal):
-            raise DeviceError(f"this virtual GPU is number {self.ordinal}; there is no GPU {place}")
+            raise DeviceError(f"there is no GPU {place}: this virtual GPU is number {self.ordinal}")
 
     def _hint(self, array: Any, hint: Hint) -> int:
         """Emit a hint on an array to all recorders; returns the managed bytes.
 
         Raises:
-            StateError: the device's block is not entered. DeviceError: it is a CuPy array.
+            StateError: outside the device's block. DeviceError: it is a CuPy array.
         """
         if self.recorder is None or self.recorder not in active():
-            raise StateError("hints on a virtual GPU are given inside its umem.virtual_gpu block")
+            raise StateError("give hints on a virtual GPU inside its umem.virtual_gpu block")
         if type(array).__module__.partition(".")[0] == "cupy":
-            raise DeviceError("a CuPy array is not on this virtual GPU; use memory.xp's arrays")
+            raise DeviceError("a CuPy array is not on this virtual GPU; use arrays of memory.xp")
         nbytes = 0
         for recorder in active():
             parts = _parts(array, recorder.access(array, "input", "array", uploaded=True))
@@ -337,7 +337,7 @@ def _location(residency: Residency, parts: list[Span], nbytes: int) -> Location:
 
 
 def _parts(array: Any, access: Reach) -> tuple[Access, ...]:
-    """Return the byte ranges of an array in its tensor; an empty array has an empty one."""
+    """Return the byte ranges of an array in its tensor; an empty array has an empty range."""
     root = root_of(array)
     if root is array or array.nbytes == root.nbytes or array.size == 0:
         return (Access(*access),)

@@ -1,8 +1,8 @@
-"""The driver of a virtual GPU: address space, pinned VRAM, managed memory.
+"""A virtual GPU's driver: address space, pinned VRAM, managed memory.
 
 Models: blocks of 2 MiB; requests below half a block share blocks, as the driver's own
-suballocation does; ``cudaMalloc`` takes VRAM for good and pushes managed blocks out.
-Does not model: the driver's fragmentation, the VRAM that a CUDA context takes for itself.
+suballocation does; ``cudaMalloc`` pins VRAM and evicts managed blocks. Does not model: the driver's
+fragmentation, the VRAM of a CUDA context.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from umem.errors import OutOfMemoryError, SizeError
 from umem.units import BLOCK_BYTES, format_bytes
 
 SMALL_BYTES = BLOCK_BYTES // 2
-"""Ranges of at least this size take whole blocks of their own; smaller ones share a block. A choice
-of the model that no measurement supports."""
+"""Ranges of at least this size get their own blocks; smaller ones share a block. A choice that no
+measurement supports.
+"""
 ADDRESS_LIMIT_BYTES = 8 << 40
-"""The model's address space ends here, beyond any host's memory, so that its tables stay small."""
+"""End of the model's address space, beyond any host's memory, to keep its tables small."""
 
 
 class BlockNumbers:
-    """Hands out runs of block numbers; never number 0, so that no address is null."""
+    """Allocates runs of block numbers; never number 0, so that no address is null."""
 
     def __init__(self, on_growth: Callable[[int], None]) -> None:
         self._on_growth = on_growth
@@ -36,7 +37,7 @@ class BlockNumbers:
         self._holes: dict[int, list[int]] = {}
 
     def take(self, count: int) -> int:
-        """Take a run of ``count`` numbers, and return its first.
+        """Take a run of ``count`` numbers; return the first.
 
         Raises:
             OutOfMemoryError: the model has no more addresses; nothing was taken.
@@ -45,13 +46,13 @@ class BlockNumbers:
         if holes:
             return holes.pop()
         if (self._next + count) * BLOCK_BYTES > ADDRESS_LIMIT_BYTES:
-            raise OutOfMemoryError(f"no {count} blocks of address space left")
+            raise OutOfMemoryError(f"fewer than {count} blocks of address space are left")
         first, self._next = self._next, self._next + count
         self._on_growth(self._next)
         return first
 
     def give_back(self, first: int, count: int) -> None:
-        """Return a run, to be reused for one of the same length."""
+        """Return a run, to be reused for a run of the same length."""
         self._holes.setdefault(count, []).append(first)
 
 
@@ -65,7 +66,7 @@ class _AddressSpace:
         self._open_bytes = 0
 
     def blocks_needed(self, nbytes: int) -> int:
-        """Return the number of new blocks that `reserve` would take."""
+        """Return the number of new blocks that `reserve` would need."""
         if nbytes >= SMALL_BYTES:
             return -(-nbytes // BLOCK_BYTES)
         return 0 if self._fits_open(nbytes) else 1
@@ -83,7 +84,7 @@ class _AddressSpace:
         return address
 
     def give_back(self, address: int, nbytes: int) -> tuple[int, int]:
-        """Return a range; returns the blocks ``(start, stop)`` that are free by that."""
+        """Free a range; returns the blocks ``(start, stop)`` that became free."""
         block, count = address // BLOCK_BYTES, 1
         if nbytes >= SMALL_BYTES:
             count = -(-nbytes // BLOCK_BYTES)
@@ -137,7 +138,7 @@ class _Managed:
 
 @dataclass(slots=True)
 class Placed:
-    """A tensor or workspace in the model's memory; an empty one has no pool."""
+    """A tensor or workspace in the model's memory; empty ones have no pool."""
 
     pool: Pool | None
     span: Span
@@ -155,10 +156,11 @@ class Placed:
 
 
 class DriverModel:
-    """VRAM in blocks, some pinned, the rest a cache of managed memory, behind caching pools.
+    """VRAM in blocks, some pinned, the rest a cache of managed memory, with caching pools.
 
-    ``on_moves`` is told of the blocks that ``cudaMalloc`` pushes out and that are given back,
-    ``on_free`` how many blocks go back to the driver. Not thread-safe: its device holds the lock.
+    ``on_moves`` is called with the blocks that ``cudaMalloc`` evicts or that are returned,
+    ``on_free`` with the number of blocks returned to the driver. Not thread-safe: its device holds
+    the lock.
     """
 
     def __init__(
@@ -204,7 +206,7 @@ class DriverModel:
         """Allocate ``nbytes`` by a policy.
 
         Raises:
-            OutOfMemoryError: no room in the mode; LimitError where the limit is the reason.
+            OutOfMemoryError: the mode has no space; LimitError if the limit is the reason.
         """
         if policy.mode == "managed":
             pool = self._pool_of(policy.preset)
@@ -225,10 +227,10 @@ class DriverModel:
         return room if policy.limit_bytes is None else min(room, policy.limit_bytes)
 
     def check_limit(self, policy: Policy) -> None:
-        """Raise if a policy's limit is below what its pool has in use.
+        """Raise if a policy's limit is below the used bytes of its pool.
 
         Raises:
-            SizeError: it is, even after the pool gave back what it had free.
+            SizeError: it is, even after the pool returned its free memory.
         """
         limit = policy.limit_bytes
         pools = self._managed if policy.mode == "managed" else [self.unmanaged]
@@ -238,18 +240,18 @@ class DriverModel:
             pool.free_all_blocks()
         if _reserved(pools) > limit:
             raise SizeError(
-                f"limit of {format_bytes(limit)} is below the "
+                f"a limit of {format_bytes(limit)} is below the "
                 f"{format_bytes(_reserved(pools))} that {policy.mode} memory has in use"
             )
 
     def no_room(self, policy: Policy) -> tuple[str, str]:
-        """Return what is in use, and the way out, for an out-of-memory message."""
+        """Return the used bytes and the way out as text, for an out-of-memory message."""
         if policy.mode == "unmanaged":
             used, whole = self.pinned_count * BLOCK_BYTES, self.vram_bytes
             where = f"{format_bytes(used)} of {format_bytes(whole)} of VRAM in use"
             return where, "Run the block under umem.managed() or umem.hybrid()."
         used, whole = self.reserved_bytes, ADDRESS_LIMIT_BYTES
-        where = f"{format_bytes(used)} in use, and no host has more than {format_bytes(whole)}"
+        where = f"{format_bytes(used)} in use of at most {format_bytes(whole)} of host memory"
         return where, "Run a smaller step."
 
     def _pool_of(self, preset: str | None) -> Pool:
@@ -265,7 +267,7 @@ class DriverModel:
     def pin(self, count: int) -> None:
         """Pin blocks of VRAM, evicting managed ones."""
         if self.pinned_count + count > self.block_count:
-            raise OutOfMemoryError(f"no {count} blocks of VRAM left")
+            raise OutOfMemoryError(f"fewer than {count} blocks of VRAM are left")
         self.pinned_count += count
         self._on_moves(self.residency.shrink(self.block_count - self.pinned_count))
 

@@ -1,4 +1,4 @@
-"""Capabilities of the model in words, for `umem.status` and the doctor."""
+"""Describes the model's features, for `umem.status` and the doctor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from umem.devices.base import Feature
 
 
 def features(spec: GpuSpec, problem: str | None) -> tuple[Feature, ...]:
-    """List every feature, with the names and order of a CUDA device's.
+    """List every feature, with the names and order of a CUDA device.
 
     Args:
         problem: why managed memory is refused, or None.
@@ -18,11 +18,11 @@ def features(spec: GpuSpec, problem: str | None) -> tuple[Feature, ...]:
         _managed("concurrent access", problem, "modelled: the CPU may touch what the GPU uses"),
         _managed("oversubscription", problem, "modelled: blocks move over the host link"),
         _managed("hybrid's spill", problem, "modelled: memory that stays on the host, or moves"),
-        Feature("pageable memory", False, "not modelled: memory from malloc is the host's alone"),
+        Feature("pageable memory", False, "not modelled: the GPU cannot access memory from malloc"),
         Feature("integrated", shared, _sharing(shared)),
-        Feature("WSL", False, "modelled as Linux on the machine itself"),
+        Feature("WSL", False, "modelled as Linux without WSL"),
         _managed("hints", problem, "modelled: prefetch, advice and locations"),
-        Feature("host check", False, "not modelled: the virtual GPU's host has memory without end"),
+        Feature("host check", False, "not modelled: the virtual GPU's host has unlimited memory"),
         Feature("resident bytes", True, "counted by the model (simulated)"),
         Feature("paging", True, "counted by the model (simulated)"),
     )

@@ -1,7 +1,7 @@
-"""Blocks of managed memory that no array has: forgotten, or made ready for what comes.
+"""Unused blocks of managed memory: discarded, or made resident for later arrays.
 
-Models: NVIDIA's discard, on blocks in which nothing is handed out; a block that was discarded is
-populated again by what comes first, a prefetch or a fault. Does not model: pages inside a block.
+Models: NVIDIA's discard, on blocks without allocations; the next prefetch or fault populates a
+discarded block again. Does not model: pages inside a block.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from umem.units import BLOCK_BYTES
 
 
 def discard_free(model: Model, blocks: Iterable[int]) -> int:
-    """Discard the contents of those of the blocks that are free; returns how many they are.
+    """Discard the contents of the free ones of some blocks; returns their number.
 
-    The host is charged one launch for all, as for a batch; none if no block is free.
+    Charges the host one launch for all, as for a batch; none if no block is free.
     """
     with model.lock:
         moves, count = BlockMoves(), 0
@@ -29,10 +29,10 @@ def discard_free(model: Model, blocks: Iterable[int]) -> int:
 
 
 def make_ready(model: Model, blocks: Iterable[int]) -> int:
-    """Move those of the blocks that are free into VRAM; returns how many they are.
+    """Move the free ones of some blocks into VRAM; returns their number.
 
-    Free blocks that are in VRAM already count too. The moves run beside the operations, and evict
-    other blocks. The host is charged one launch for all; none if no block is free.
+    Free blocks that are already in VRAM count too. The moves run concurrently with operations, and
+    evict other blocks. Charges the host one launch for all; none if no block is free.
     """
     with model.lock:
         count = 0

@@ -1,7 +1,6 @@
-"""The model: follows events with pages and time.
+"""The model: updates pages and time with events.
 
-docs/reference/virtual-gpu.md lists what it models and what it does not. Everything it counts is
-*simulated*.
+docs/reference/virtual-gpu.md lists what it models and what it does not. All its counts are *simulated*.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ from umem.units import BLOCK_BYTES, format_bytes
 
 Allocator = Literal["caching", "plain"]
 FEW = 8
-"""At most this many accesses are searched linearly, which is faster than building a set. A guess:
-no bench varies it."""
+"""Up to this many accesses are searched linearly, which is faster than building a set. A guess: no
+benchmark varies it.
+"""
 
 
 class Model:
@@ -38,13 +38,13 @@ class Model:
     Args:
         spec: the GPU.
         costs: the cost constants.
-        allocator: ``"caching"`` as CuPy's pool, or ``"plain"``: every allocation asks the driver.
-        backend: where the events come from. On ``"cupy"`` the host times of the operations are
-            used as they are; otherwise an operation costs the host what its phase does in
-            ``costs``, because on NumPy the measured time is the arithmetic's.
-        policy: how an allocation is to be served, asked at each.
-        clocks: instead of one for the GPU at these costs: of several costs, or of several GPUs with
-            as much VRAM. Where blocks are, and which move, depends on no clock.
+        allocator: ``"caching"`` as CuPy's pool, or ``"plain"``: the driver serves every allocation.
+        backend: the source of the events. With ``"cupy"`` the recorded host times of operations are
+            used; otherwise an operation costs the host its phase's time in ``costs``, because
+            NumPy's measured time is that of the arithmetic.
+        policy: returns the policy of an allocation; called for each one.
+        clocks: clocks for several costs, or for several GPUs with as much VRAM, instead of one for
+            this GPU and these costs. Places and moves of blocks do not depend on clocks.
 
     Models: the caching pool, residency, the clocks. Does not model: contents.
     """
@@ -91,11 +91,11 @@ class Model:
     def on_event(self, event: Event) -> None:
         """Apply one event.
 
-        A signal that interrupts it leaves the pages half done: then no event is followed any more,
-        with a warning once.
+        A signal that interrupts it leaves the pages inconsistent: the model then ignores all
+        events, and warns once.
 
         Raises:
-            OutOfMemoryError: an allocation or a workspace does not fit; it was not made.
+            OutOfMemoryError: an allocation or a workspace does not fit; it was not allocated.
         """
         with self.lock:
             if not self.is_whole:
@@ -115,7 +115,7 @@ class Model:
         Returns its clock.
 
         Raises:
-            StateError: they are reported already.
+            StateError: moves are already being reported.
         """
         residency = self.driver.residency
 
@@ -137,7 +137,7 @@ class Model:
         return lambda: self.clock.seconds
 
     def end(self) -> None:
-        """End the run; later frees are not part of its timeline."""
+        """End the run; its timeline excludes later frees."""
         self._is_over = True
 
     def _warn_interrupted(self, event: Event) -> None:
@@ -156,7 +156,7 @@ class Model:
             self.counters.sample(self.clock.seconds, self.driver.resident_count)
 
     def follow(self, events: Iterable[Event]) -> None:
-        """Apply events as `on_event`, without a timeline."""
+        """Apply events as `on_event` does, without a timeline."""
         with self.lock:
             on, driver, hold_vram = self._on, self.driver, self.counters.hold_vram
             residency = driver.residency
@@ -188,13 +188,13 @@ class Model:
             self._copy(tensor.managed, tensor.part(0, tensor.nbytes))
 
     def copy(self, access: Access, *, to_host: bool = False) -> None:
-        """Copy a part of a tensor from pinned host memory, or to it, for which the host waits."""
+        """Copy a part of a tensor from or to pinned host memory; the host waits for the copy."""
         tensor = self.tensors[access.tensor]
         with self.lock:
             self._copy(tensor.managed, tensor.part(*access[1:]), to_host)
 
     def _copy(self, managed: bool, span: Span, to_host: bool = False) -> None:
-        """Copy between host and device, and migrate managed blocks for it."""
+        """Copy between host and device, migrating managed blocks."""
         moves = BlockMoves()
         if managed:
             moves = self.driver.residency.copy(*covered(span), write=not to_host)
@@ -236,7 +236,7 @@ class Model:
                 piece.free()
 
     def _malloc_pieces(self, op: Op, kernels: Kernels, workspace: list[Placed]) -> None:
-        """Allocate an operation's workspace, as the arrays that it consists of.
+        """Allocate the arrays of an operation's workspace.
 
         Raises:
             OutOfMemoryError, LimitError: it does not fit; nothing was allocated.
@@ -250,7 +250,7 @@ class Model:
             raise
 
     def _run_on_blocks(self, op: Op, workspace: Sequence[Placed], copied_bytes: int) -> None:
-        """Run an operation on managed blocks: migrate what it touches, and wait for prefetches."""
+        """Run an operation on managed blocks: migrate touched blocks, and wait for prefetches."""
         moves = BlockMoves()
         # What is both read and written is walked once.
         writes = op.writes
@@ -281,7 +281,7 @@ class Model:
             )  # fmt: skip
 
     def _touch_workspace(self, workspace: Placed, moves: BlockMoves) -> float:
-        """Write it once and read it once; returns the bytes of it that lie on the host."""
+        """Write and read the workspace once; returns its bytes on the host."""
         start, stop = covered(workspace.part(0, workspace.nbytes))
         before = moves.remote
         self.driver.residency.touch(start, stop, write=True, moves=moves)
@@ -295,9 +295,9 @@ class Model:
         moves: BlockMoves,
         waits: list[tuple[float, ...]],
     ) -> tuple[float, float]:
-        """Touch every access; the ends of prefetches that they need are added to ``waits``.
+        """Touch every access; adds the ends of the prefetches they need to ``waits``.
 
-        Returns the bytes that lie on the host, and those of them that are also in ``reads``.
+        Returns the bytes on the host, and how many of them are also in ``reads``.
         """
         remote_bytes = both_bytes = 0.0
         tensors, touch = self.tensors, self.driver.residency.touch
@@ -338,7 +338,7 @@ class Model:
             tensor = self.driver.malloc(nbytes, policy)
         except LimitError as error:
             where = f"{what}: {error} (simulated {self.spec.title})"
-            text = f"{where}. Raise the limit, or free what is not needed."
+            text = f"{where}. Raise the limit, or free unneeded arrays."
             raise LimitError(text, needed_bytes=nbytes) from None
         except OutOfMemoryError:
             used, way_out = self.driver.no_room(policy)
@@ -358,7 +358,7 @@ class Model:
         return tensor
 
     def _on_moves(self, moves: BlockMoves) -> None:
-        """Count blocks that cudaMalloc pushed out, or that were given back."""
+        """Count blocks that cudaMalloc evicted, or that were returned."""
         self.counters.moves.add(moves)
         if moves.migrated_out:
             self.clocks.move(moves)

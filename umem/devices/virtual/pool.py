@@ -1,7 +1,7 @@
-"""A caching pool that behaves as CuPy's: best fit, split, merge, and give back only when asked.
+"""A caching pool that behaves as CuPy's: best fit, split, merge, and return memory only on request.
 
 Source for the behaviour: CuPy's cupy/cuda/memory.pyx (SingleDeviceMemoryPool), versions 13 and 14.
-Differs: one stream; of chunks of the same size the one freed last is taken.
+Differs: one stream; of chunks of the same size it takes the one freed last.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ cupy/cuda/memory.pyx)."""
 
 
 class Upstream(Protocol):
-    """The memory from which a pool grows."""
+    """The source of a pool's memory."""
 
     def reserve(self, nbytes: int) -> int:
-        """Return an address with ``nbytes`` behind it, or raise OutOfMemoryError."""
+        """Return the address of ``nbytes`` of memory, or raise OutOfMemoryError."""
 
     def give_back(self, address: int, nbytes: int) -> None:
-        """Return memory that `reserve` handed out."""
+        """Take back memory from `reserve`."""
 
 
 class Chunk:
@@ -41,9 +41,9 @@ class Chunk:
 
 
 class Pool:
-    """Hands out spans in units of 512 bytes from what ``source`` reserves.
+    """Allocates spans in units of 512 bytes from memory that ``source`` reserves.
 
-    A limit bounds what the pools in ``together`` reserve in all; each joins that list.
+    A limit applies to the total that the pools in ``together`` reserve; each joins that list.
 
     Not thread-safe: its device holds the lock. Cost: a few microseconds an allocation.
     """
@@ -59,12 +59,12 @@ class Pool:
         self.reserved_bytes = 0
 
     def malloc(self, nbytes: int, limit_bytes: int | None = None) -> Span:
-        """Hand out a span of at least ``nbytes``, rounded up to 512.
+        """Allocate a span of at least ``nbytes``, rounded up to 512.
 
         Raises:
-            OutOfMemoryError: the source has no room, even after the pool gave back every free
-                reservation; LimitError: neither has ``limit_bytes``, which bounds what the pool
-                may reserve in all. Nothing else has changed.
+            OutOfMemoryError: the source has no space, even after the pool returned every free
+                reservation; LimitError if ``limit_bytes``, the most that the pool may reserve in
+                all, is the reason. Nothing else has changed.
         """
         nbytes = -(-max(nbytes, 1) // UNIT_BYTES) * UNIT_BYTES
         chunk = self._take(nbytes) or self._reserve(nbytes, limit_bytes)
@@ -77,7 +77,7 @@ class Pool:
         """Return a span to the pool.
 
         Raises:
-            SpanError: it was freed before, or never handed out; the pool is unchanged.
+            SpanError: it was freed before, or is not from this pool; the pool is unchanged.
         """
         chunk = self._used.get(span.address)
         if chunk is None or chunk.nbytes != span.nbytes:
@@ -108,8 +108,7 @@ class Pool:
     # -- inside ----------------------------------------------------------------------------
 
     def _reserve(self, nbytes: int, limit_bytes: int | None) -> Chunk:
-        """Reserve a chunk from the source, freeing free blocks first if a limit or memory requires
-        it.
+        """Reserve a chunk from the source; if that fails, free free blocks and retry.
 
         Raises:
             LimitError, OutOfMemoryError: it still does not fit; nothing was reserved.
@@ -136,7 +135,7 @@ class Pool:
         return sum(pool.reserved_bytes for pool in self._together)
 
     def _take(self, nbytes: int) -> Chunk | None:
-        """Take the best-fitting free chunk, split to size; None if none fits."""
+        """Take the best-fitting free chunk, split to size; None if no chunk fits."""
         index = bisect_left(self._sizes, nbytes)
         if index == len(self._sizes):
             return None
@@ -188,7 +187,7 @@ class Pool:
         self._forget(chunk)
 
     def _forget(self, chunk: Chunk) -> None:
-        """Take a chunk off the free list."""
+        """Remove a chunk from the free list."""
 
 
 def _is_free(chunk: Chunk | None) -> bool:

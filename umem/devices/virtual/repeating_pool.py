@@ -1,4 +1,4 @@
-"""A pool whose addresses repeat from step to step, and that knows its free ranges."""
+"""A pool that repeats its addresses in each step, and knows its free ranges."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from umem.devices.virtual.pool import UNIT_BYTES, Chunk, Pool, Upstream
 
 
 class RepeatingPool(Pool):
-    """A pool that can hand out the same addresses in every iteration of a loop.
+    """A pool that can repeat its addresses in every iteration of a loop.
 
-    While `repeats` is on, the n-th request of a size since `restart` gets the place that the n-th
-    request of that size got before, if that is free; otherwise what `Pool` gives. A step that
-    allocates and frees in the same order has the same layout from its third time on.
+    While `repeats` is on, the n-th request of a size since `restart` gets the address of the
+    previous iteration's n-th request of that size, if free; otherwise an address of `Pool`. A step
+    that allocates and frees in the same order has the same layout from its third run on.
 
-    Cost while it is on: a binary search among the free chunks.
+    Cost while `repeats` is on: a binary search among the free chunks.
 
     Args:
         source, together: see `Pool`.
@@ -36,7 +36,7 @@ class RepeatingPool(Pool):
 
     @property
     def repeats(self) -> bool:
-        """Tell whether addresses repeat from step to step; False at first."""
+        """Tell whether addresses repeat in each step; False at first."""
         return self._starts is not None
 
     @repeats.setter
@@ -53,9 +53,9 @@ class RepeatingPool(Pool):
         self._counts.clear()
 
     def is_free(self, low: int, high: int) -> bool:
-        """Tell whether none of these addresses is in use, and some are the pool's.
+        """Tell whether no address of the range is in use, and some belong to the pool.
 
-        Known only while it repeats.
+        Valid only while it repeats.
         """
         if self._starts is None:
             return False
@@ -104,7 +104,7 @@ class RepeatingPool(Pool):
     def _cut_out(self, address: int, nbytes: int) -> Chunk | None:
         """Take a range out of the free chunk that contains it; None if none does.
 
-        What is left of the chunk on either side stays free.
+        The rest of the chunk on either side stays free.
         """
         assert self._starts is not None
         index = bisect_right(self._starts, address) - 1

@@ -1,4 +1,4 @@
-"""Residency of managed 2 MiB blocks in VRAM: the model of the driver's bookkeeping.
+"""Residency of managed 2 MiB blocks in VRAM: a model of the driver's bookkeeping.
 
 Source: NVIDIA's open kernel driver 595.45, kernel-open/nvidia-uvm (uvm_va_block.c, uvm_pmm_gpu.c);
 Allen and Ge, "In-depth analyses of unified virtual memory system for GPU accelerated computing",
@@ -24,7 +24,7 @@ FEW = 6
 """Ranges up to this length are handled block by block; measured with bench/residency.py."""
 TO_GPU, TO_HOST = 1, 2
 Moved = Callable[[int, int, Way, Cause], None]
-"""Is told of the blocks ``start`` to ``stop`` that moved."""
+"""Called with the blocks ``start`` to ``stop`` that moved."""
 
 
 class Residency:
@@ -32,7 +32,7 @@ class Residency:
 
     A block is resident, or has a valid copy on the host, or both (read-mostly), or neither (never
     written). The queue holds extents ``(start, stop, stamp)`` in the order of their last migration;
-    an extent's block counts only while ``stamps`` still says so.
+    an extent's block is valid only while its entry in ``stamps`` matches.
 
     Not thread-safe: its device holds the lock. Cost: a memory scan a range (bench/residency.py).
     """
@@ -61,14 +61,14 @@ class Residency:
     def forget(self) -> None:
         """Free the tables, which take 50 MB for 8 TiB of blocks.
 
-        A device is in a circle of references: without this they stay until Python looks for one.
+        A device is in a reference cycle: without this the tables stay until garbage collection.
         """
         for table in (*self._tables, self._stamps, self._queue):
             table.clear()
         self.count = 0
 
     def shrink(self, capacity: int) -> BlockMoves:
-        """Change the capacity, evicting what does not fit."""
+        """Change the capacity, evicting blocks that do not fit."""
         self.capacity, moves = capacity, BlockMoves()
         if self.count > capacity:
             self._evict(self.count - capacity, moves)
@@ -81,7 +81,7 @@ class Residency:
     ) -> BlockMoves:
         """Access the blocks ``start`` to ``stop`` on the GPU in order, migrating by faults.
 
-        Returns what moved; added to ``moves`` where that is given.
+        Returns the moves, added to ``moves`` if given.
         """
         moves = moves or BlockMoves()
         advised = self._advised
@@ -107,7 +107,7 @@ class Residency:
     def prefetch(self, start: int, stop: int) -> BlockMoves:
         """Make blocks resident without faults, evicting others.
 
-        Blocks that are there count as moved last. Preferred locations do not prevent it.
+        Resident blocks count as moved last. Preferred locations do not prevent it.
         """
         moves = BlockMoves()
         runs.fill(self.last_prefetch, start, stop, TO_GPU)
@@ -137,11 +137,11 @@ class Residency:
             runs.fill(self.host, low, high, 1)
 
     def discard(self, start: int, stop: int) -> BlockMoves:
-        """Discard contents: blocks become as never written, and nothing is copied."""
+        """Discard contents without copies: blocks become as never written."""
         return BlockMoves(discarded=self._empty(start, stop))
 
     def release(self, start: int, stop: int) -> BlockMoves:
-        """Free the blocks' address space, with all that is known of them."""
+        """Free the blocks' address space, with all their state."""
         if self.advice.count(0, start, stop) < stop - start:
             runs.fill(self.advice, start, stop, 0)
         runs.fill(self.last_prefetch, start, stop, 0)
@@ -150,8 +150,8 @@ class Residency:
     def advise(self, start: int, stop: int, flag: int, *, unset: bool) -> None:
         """Set or unset an advice flag; moves nothing.
 
-        Taking back ``READ_MOSTLY`` drops the host's duplicates of resident blocks. The two
-        preferred locations exclude each other, and taking either back takes both.
+        Unsetting ``READ_MOSTLY`` drops the host's duplicates of resident blocks. The two preferred
+        locations exclude each other, and unsetting either unsets both.
         """
         clear = PREFER_HOST | PREFER_GPU if flag & (PREFER_HOST | PREFER_GPU) else flag
         for low, high, advice in list(self._runs(start, stop)):
@@ -172,7 +172,7 @@ class Residency:
             self._bring_in(low, high, moves, False)
 
     def _touch_mapped(self, start: int, stop: int, to_host: bool, moves: BlockMoves) -> None:
-        """Access blocks in place; new ones are made in VRAM or on the host."""
+        """Access blocks in place; new blocks are populated in VRAM or on the host."""
         low, end = start, runs.end_of_flags
         while low < stop:
             if self.resident[low]:
@@ -191,9 +191,9 @@ class Residency:
     def _bring_in(
         self, start: int, stop: int, moves: BlockMoves, keep_host: bool, refresh: bool = False
     ) -> None:
-        """Make a range resident in ascending order, as faults and prefetches do.
+        """Make a range resident in ascending order, as for faults and prefetches.
 
-        Without ``keep_host`` the copies collapse, also those of blocks that are there already.
+        Without ``keep_host`` the host's copies are dropped, even of blocks already resident.
         """
         if stop - start <= FEW <= self.capacity and not refresh and self.listener is None:
             self._bring_in_few(start, stop, moves, keep_host)
@@ -223,10 +223,10 @@ class Residency:
                 return
 
     def _stream(self, start: int, stop: int, moves: BlockMoves, keep_host: bool) -> None:
-        """Make a range resident of which nothing is, and which is larger than VRAM.
+        """Make a range resident that is larger than VRAM, and of which no block is resident.
 
-        The same as piece after piece: each block pushes out one that came before it, so that the
-        end of the range is what stays.
+        Equals a pass piece by piece: each block evicts an earlier one, so only the end of the range
+        stays.
         """
         host, last = self.host, stop - self.capacity
         self._evict(self.count, moves)
@@ -246,10 +246,10 @@ class Residency:
         self._enter(last, stop, moves, keep_host)
 
     def _bring_in_few(self, start: int, stop: int, moves: BlockMoves, keep_host: bool) -> None:
-        """Make a short range resident block by block, which is cheaper than slices of the tables.
+        """Make a short range resident block by block, which is faster than slices of the tables.
 
-        VRAM must have room for the whole range, so that it never evicts its own start. One long
-        function, because this is where a run on a virtual GPU spends its time.
+        VRAM must have space for the whole range, so that it never evicts its own start. One long
+        function, because a run on a virtual GPU spends most of its time here.
         """
         resident, host, stamps, queue = self.resident, self.host, self._stamps, self._queue
         count, capacity = self.count, self.capacity
@@ -294,7 +294,7 @@ class Residency:
             self._forget_stale()
 
     def _enter(self, low: int, high: int, moves: BlockMoves, keep_host: bool) -> None:
-        """Make blocks resident, for which there is room."""
+        """Make blocks resident; there must be space for them."""
         count = high - low
         if self.listener is not None:
             self._report_entry(low, high)
@@ -310,7 +310,7 @@ class Residency:
         self._queue_up(low, high)
 
     def _queue_up(self, low: int, high: int) -> None:
-        """Put blocks last in the order of eviction."""
+        """Put blocks at the end of the eviction order."""
         self._stamp = stamp = self._stamp + 1
         self._stamps[low:high] = [stamp] * (high - low)
         self._queue.append((low, high, stamp))
@@ -338,8 +338,7 @@ class Residency:
         return count
 
     def _evict(self, wanted: int, moves: BlockMoves) -> None:
-        """Evict the blocks that came in first; duplicates (read_mostly) are dropped without a
-        copy.
+        """Evict the blocks that moved in first; drop duplicates (read_mostly) without a copy.
         """
         queue, stamps, host = self._queue, self._stamps, self.host
         while wanted > 0:
@@ -365,18 +364,18 @@ class Residency:
             wanted -= count
 
     def _report_entry(self, low: int, high: int) -> None:
-        """Tell the listener of blocks that come in, with contents of the host's or without."""
+        """Report blocks that move in, with the host's contents or new."""
         self._report_moves(1, low, high, "in", self._cause)
         self._report_moves(0, low, high, "new", self._cause)
 
     def _report_moves(self, on_host: int, low: int, high: int, way: Way, cause: Cause) -> None:
-        """Tell the listener of those blocks of a range that have a copy on the host, or none."""
+        """Report the blocks of a range that have a copy on the host, or that have none."""
         if self.listener is not None:
             for start, stop in runs.stretches(self.host, on_host, low, high):
                 self.listener(start, stop, way, cause)
 
     def _forget_stale(self) -> None:
-        """Drop the extents of which no block counts any more; the order stays."""
+        """Drop extents without valid blocks; keeps the order."""
         stamps = self._stamps
         self._queue = deque(one for one in self._queue if one[2] in stamps[one[0] : one[1]])
 

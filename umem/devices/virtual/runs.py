@@ -1,4 +1,4 @@
-"""Runs of equal values in tables with an entry a block."""
+"""Runs of equal values in tables with one entry for each block."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 def first_of_stamp(stamps: list[int], low: int, stop: int, stamp: int) -> int:
-    """Return the first block from ``low`` on that has the stamp, or ``stop``."""
+    """Return the first block at or after ``low`` with the stamp, or ``stop``."""
     try:
         return stamps.index(stamp, low, stop)
     except ValueError:
@@ -30,7 +30,7 @@ def end_of_run(table: bytearray, low: int, stop: int) -> int:
 
 
 def end_of_flags(table: bytearray, low: int, stop: int) -> int:
-    """Return `end_of_run` of a table of zeros and ones, several times as fast."""
+    """Return `end_of_run` for a table of zeros and ones, several times faster."""
     high = table.find(1 - table[low], low, stop)
     return stop if high < 0 else high
 

@@ -1,4 +1,4 @@
-"""Allocations on a virtual GPU, told to a watcher from its events."""
+"""Notifies a watcher of allocations on a virtual GPU, from its events."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from umem.trace import Alloc, Event, Free, Op
 
 
 class EventWatch:
-    """Tells a watcher of tensors and workspaces that events allocate.
+    """Notifies a watcher of tensors and workspaces that events allocate.
 
-    Earlier allocations, and empty arrays, are left out. Not thread-safe: its device's events come
-    one at a time.
+    Excludes earlier allocations and empty arrays. Not thread-safe: its device sends one event at a
+    time.
     """
 
     def __init__(self, watcher: Watcher, tensors: dict[int, Placed]) -> None:
@@ -21,7 +21,7 @@ class EventWatch:
         self._tickets: dict[int, Any] = {}
 
     def begin(self) -> None:
-        """Say that an event comes, before the model has it."""
+        """Announce an event before the model applies it."""
         self._watcher.begin()
 
     def on_event(self, event: Event) -> None:
