@@ -245,12 +245,12 @@ def test_a_portable_kernel_is_another_file(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_target_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(processors.TARGET_VARIABLE, "avx10")
-    with pytest.raises(DeviceError, match="UMEM_KERNEL_TARGET is native or portable, not avx10"):
+    with pytest.raises(DeviceError, match="UMEM_KERNEL_TARGET must be native or portable, not avx10"):
         processors.Processors.wanted()
     monkeypatch.setenv(processors.TARGET_VARIABLE, "portable")
     monkeypatch.setattr(processors.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(processors, "this_processor", lambda: "flags: avx fma bmi1 bmi2 f16c movbe")
-    with pytest.raises(DeviceError, match="x86-64-v3 needs avx2, and this processor has not"):
+    with pytest.raises(DeviceError, match="x86-64-v3 needs avx2, which this processor lacks"):
         processors.Processors.wanted()
 
 

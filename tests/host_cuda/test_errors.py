@@ -61,7 +61,7 @@ def test_a_compiler_that_says_nothing_is_said_with_its_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", compiler(tmp_path / "cxx", "exit 3"))
-    with pytest.raises(DeviceError, match="it ends with 3"):
+    with pytest.raises(DeviceError, match="it exits with 3"):
         Toolchain(tmp_path / "cache").shared_object("int x;", "c")
 
 
@@ -128,7 +128,7 @@ def test_a_drive_from_which_nothing_may_run_is_left_alone(
         assert ctypes.CDLL(str(tools.shared_object("int f(void) { return 7; }", "c"))).f() == 7
         assert tools.folder.parent != drive and not list(drive.iterdir())
         monkeypatch.setattr(tempfile, "tempdir", str(drive))
-        with pytest.raises(DeviceError, match=r"nothing may run in .* \(noexec\): set TMPDIR"):
+        with pytest.raises(DeviceError, match=r"programs cannot run in .* \(noexec\): set TMPDIR"):
             Toolchain(drive)
     finally:
         subprocess.run(["umount", str(drive)], check=True)

@@ -116,15 +116,15 @@ def test_a_call_that_cannot_be_is_an_error_by_name(kernel_cache: Path) -> None:
 comms = nccl.NcclCommunicator.initAll(4)
 x, y, host = cp.zeros(4, "f"), on(1, np.zeros(4, "f")), np.zeros(4, "f")
 one, kind = comms[0], nccl.NCCL_FLOAT32
-fails("is no memory of a device's", one.send, host.ctypes.data, 4, kind, 1, 0)
+fails("is not device memory", one.send, host.ctypes.data, 4, kind, 1, 0)
 fails("there is no rank 4 of 4", one.send, x.data.ptr, 4, kind, 4, 0)
 fails("there is no rank -1 of 4", one.recv, x.data.ptr, 4, kind, -1, 0)
 fails("there is no rank 9 of 4", one.broadcast, x.data.ptr, x.data.ptr, 4, kind, 9, 0)
 fails("has no type 11", one.bcast, x.data.ptr, 4, 11, 0, 0)
 fails("has no operation 7", one.allReduce, x.data.ptr, x.data.ptr, 4, kind, 7, 0)
-fails("a group ends that has not begun", nccl.groupEnd)
+fails("the end of a group that has not begun", nccl.groupEnd)
 fails("there is no rank 2 of 2", nccl.NcclCommunicator, 2, nccl.get_unique_id(), 2)
-fails("devices [0, 9], and there are 4", nccl.NcclCommunicator.initAll, [0, 9])
+fails("devices [0, 9], but there are 4", nccl.NcclCommunicator.initAll, [0, 9])
 
 def other_functions():
     with group():
@@ -137,7 +137,7 @@ fails("rank 2 has destroyed its communicator", comms[1].recv, y.data.ptr, 4, kin
 fails("the communicator does not exist, or was destroyed", comms[2].rank_id)
 fails("cudaErrorIllegalAddress", comms[3].bcast, y.data.ptr, 4, kind, 3, 0)
 name = bytes(128) if isinstance(nccl.get_unique_id(), bytes) else tuple(bytes(128))
-fails("ranks share memory by a file: ", nccl.NcclCommunicator, 2, name, 0)
+fails("ranks share memory through a file: ", nccl.NcclCommunicator, 2, name, 0)
 """
     assert run(program, kernel_cache, start=FOUR) == ""
 

@@ -69,7 +69,7 @@ REFUSED = {
     "an atomic": "k reads byte 2 of argument 0 (int* x) in line 2, a misaligned address",
     "sixteen bytes": "k reads byte 4 of argument 0 (int* x) in line 2, a misaligned address: a "
     "multiple of 16 is needed",
-    "memory of the host": "k gets argument 0 (int* x), which leads to memory of the host",
+    "memory of the host": "k gets argument 0 (int* x), which points to host memory",
     "two barriers": "thread (0, 0, 0) waits at the barrier in line 2, and thread (3, 0, 0) at "
     "another one, in line 3",
     "a vote and a barrier": "in line 2, and thread (3, 0, 0) at another one, in line 3",

@@ -40,7 +40,7 @@ def test_a_known_version_is_taken_whatever_its_distribution_is_called(
         ({"cupy-cuda12x": "140.0"}, 12, "140.0 is for CUDA 12$"),
         ({"cupy": "14.2.0"}, 11, "13.6 for CUDA 11, .*; cupy 14.2.0 is for CUDA 11$"),
         ({"cupy": "14.2.0"}, 14, "cupy 14.2.0 is for CUDA 14$"),
-        ({"cupy": "13.6.0"}, None, "cupy 13.6.0 is for something else than CUDA$"),
+        ({"cupy": "13.6.0"}, None, "cupy 13.6.0 is for something other than CUDA$"),
         ({}, 12, "not installed as any of cupy-cuda12x, cupy-cuda13x, cupy-cuda11x, cupy$"),
         (
             {"cupy-cuda12x": "14.2.0", "cupy": "13.6.0"},

@@ -1,53 +1,54 @@
-"""CUDA on host memory: what stands under the real CuPy where there is no GPU.
+"""CUDA on host memory, under the real CuPy, without a GPU.
 
 The driver, the runtime, streams, the compiler of kernels and NVIDIA's libraries, as CuPy calls
 them: arithmetic is real, and kernels run on this machine's processor. `open_host_cuda` puts it
-under CuPy before that is imported, for the process. devices/software opens it with umem's model as
-its observer; cli and umem_software_gpu use its options and its cache of kernels.
+under CuPy for the process, before CuPy is imported. devices/software opens it with umem's model as
+its observer; cli and umem_software_gpu use its options and its kernel cache.
 
-    installing.py      is `open_host_cuda`, and the one place that touches CuPy
-    options.py         has the bounds of its options, and the variable's name
-    versions.py        has the builds of CuPy whose inside is known
+    installing.py      is `open_host_cuda`, the only module that modifies CuPy
+    options.py         has the limits of its options, and the variable's name
+    versions.py        lists the supported builds of CuPy
     linking.py         redirects the C functions that CuPy's modules link to
     overrides.py       replaces C++ functions inside CuPy's modules
-    observer.py        is told what happens on the devices, and asked what is allowed and when
+    observer.py        is notified of events on the devices, and decides on memory and time
 
-    runtime.py         is a CUDA runtime, by the names of CuPy's module; it extends, in this order,
+    runtime.py         is a CUDA runtime, with the names of CuPy's module; it extends, in this
+                       order,
     allocations.py     memory and its owners,
     streams.py         streams, events and captures,
     pools.py           memory pools, limits and peers, and
-    copy_checks.py     ranges and directions of copies that CUDA refuses
+    copy_checks.py     refusals of copies with invalid ranges or directions
     device_state.py    is one of the devices
-    memory_ranges.py   has allocations, and ranges of bytes in them
-    memory_sources.py  gives memory: plain, between inaccessible pages, or address space
-    pool_blocks.py     has the blocks that CuPy's pools hand out, block_hook.py follows them
+    memory_ranges.py   has allocations and byte ranges in them
+    memory_sources.py  provides memory: plain, between inaccessible pages, or address space
+    pool_blocks.py     has the blocks of CuPy's pools; block_hook.py follows them
     libcuda.py         is the driver's library for cuda-core: advice, prefetches, discards
-    driver.py          is modules and kernels, by the names of CuPy's module
+    driver.py          is modules and kernels, with the names of CuPy's module
     boards.py          has each GPU's limits, clocks and caches
 
-    nvrtc.py           is the run-time compiler, by the names of CuPy's module
+    nvrtc.py           is the run-time compiler, with the names of CuPy's module
     kernels.py         turns a kernel's source into one for the host, and runs it
-    dialect.py         translates CUDA C++, templates.py CuPy's own templates, shifts.py shifts
-    included.py        puts a program's headers into its source; host_headers.py are not for it
-    kernel_limits.py   has launch bounds and static memory, capabilities.py intrinsics by GPU
-    strictness.py      words the refusals of what CUDA refuses
-    sharing.py         says which kernels several cores share, warps.py which run warps in step
-    toolchain.py       is the C++ compiler, processors.py the processors it compiles for
-    kernel_cache.py    is the folder of compiled kernels, compile_lock.py lets one process compile
-    kernel_archive.py  has kernels in one file, common_kernels.py makes those that most use
-    libraries/         has NVIDIA's libraries by NumPy and SciPy
+    dialect.py         translates CUDA C++; templates.py CuPy's own templates, shifts.py shifts
+    included.py        inserts a program's headers into its source; host_headers.py refuses others
+    kernel_limits.py   has launch bounds and static memory; capabilities.py intrinsics by GPU
+    strictness.py      raises CUDA's own errors, with the option that turns them off
+    sharing.py         selects kernels for several cores; warps.py kernels with warps in lockstep
+    toolchain.py       is the C++ compiler; processors.py its target processors
+    kernel_cache.py    is the folder of compiled kernels; compile_lock.py lets one process compile
+    kernel_archive.py  has kernels in one file; common_kernels.py compiles common kernels
+    libraries/         has NVIDIA's libraries, with NumPy and SciPy
 
-    deferred_streams.py    runs the work of streams late, deferred_libraries.py that of libraries
-    stream_order.py    draws an order that CUDA allows, and finds accesses without one
-    checked_mode.py    finds what leaves its array, races.py where a race is in the source
-    kernel_guard.py    survives a kernel that faults or does not end
-    faults.py          ends contexts and revives them, cuda_fault.py is the error
+    deferred_streams.py    delays the work of streams; deferred_libraries.py delays libraries
+    stream_order.py    draws an order that CUDA allows, and finds unordered accesses
+    checked_mode.py    finds out-of-bounds accesses; races.py locates a race in the source
+    kernel_guard.py    survives kernels that fault or do not end
+    faults.py          ends contexts and revives them; cuda_fault.py is the error
     fork.py            refuses CUDA in a forked child
-    dry/               leaves out the arithmetic
+    dry/               skips the arithmetic
 
-- It imports `umem.errors`, `umem.units` and `umem._common` alone.
-- Without an observer of the caller's, bytes count against VRAM, and no time passes.
-- C++ source alone is compiled; PTX and machine code are not read.
+- It imports only `umem.errors`, `umem.units` and `umem._common`.
+- Without an observer, it counts bytes against VRAM, and no time passes.
+- It compiles only C++ source; it cannot read PTX or machine code.
 """
 
 from typing import TYPE_CHECKING

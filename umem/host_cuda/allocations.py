@@ -1,7 +1,7 @@
-"""Host memory in place of a GPU's, and whom its observer is told of.
+"""Host memory in place of GPU memory, with notifications for its observer.
 
-The memory handed out is real. All devices share one address space. VRAM and time are the
-observer's, which is told of every allocation, operation, copy, prefetch and piece of advice.
+Allocated memory is real. All devices share one address space. The observer models VRAM and time,
+and is notified of every allocation, operation, copy, prefetch and advice.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ ALREADY_REGISTERED, NOT_REGISTERED = 712, 713
 
 
 class HostMemory:
-    """The allocations of all devices, of which the observer is told.
+    """The allocations of all devices; notifies the observer.
 
     Args:
-        spec: the GPU that it pretends to be.
+        spec: the GPU that it simulates.
         count: how many devices there are.
-        observer: instead of one that only counts bytes.
+        observer: replaces the default one, which only counts bytes.
 
     Attributes:
         devices: the state of each.
-        error_type: CuPy's error for a status.
-        source: where memory comes from.
+        error_type: CuPy's error class for a status.
+        source: the source of memory.
         is_checked: whether it is in checked mode.
         is_sticky: whether a fault ends the context of its device.
-        fault_type: the error for a fault.
-        context_ends: is called after a fault that ends a context.
-        kernel_seconds: processor time that a kernel may take; None for no limit.
-        is_strict: whether what CUDA refuses is refused; see `umem.host_cuda.strictness`.
-        lock: held while a kernel runs: what its threads share is static, so that two threads of the
-            program take turns.
-        thread_begins: is called in each thread that begins to use it.
+        fault_type: the error class for a fault.
+        context_ends: called after a fault that ends a context.
+        kernel_seconds: the limit of a kernel's processor time; None for no limit.
+        is_strict: whether it raises CUDA's own errors; see `umem.host_cuda.strictness`.
+        lock: held while a kernel runs, because memory shared by its threads is static; so two
+            threads of the program take turns.
+        thread_begins: called in each thread at its first use.
     """
 
     def __init__(self, spec: GpuSpec, count: int = 1, observer: Observer | None = None) -> None:
@@ -78,7 +78,7 @@ class HostMemory:
 
     @property
     def is_followed(self) -> bool:
-        """Tell whether it matters what memory work uses: to the observer, or to other devices."""
+        """Tell whether the observer or other devices need to know the memory that work uses."""
         return self.observer.follows_work or len(self.devices) > 1
 
     def fail(self, status: int) -> NoReturn:
@@ -92,7 +92,7 @@ class HostMemory:
         device: DeviceState | None = None,
         finding: Finding | None = None,
     ) -> NoReturn:
-        """Raise a fault of a device, by default the current one; its context has ended then."""
+        """Raise a fault of a device, by default the current one; this ends its context."""
         if self.is_sticky:
             (device or self.here).fault = Fault(status, sentence, finding)
             self.context_ends()
@@ -104,17 +104,17 @@ class HostMemory:
             raise self.fault_type(device.fault.status, device.fault.reminder, device.fault.finding)
 
     def drop_error(self) -> None:
-        """Forget an error that a later call would raise: here there is none."""
+        """Drop a pending error; here there is none."""
 
     def forget_faults(self) -> tuple[Fault, ...]:
-        """Return the faults of all devices, which can be used again."""
+        """Return and clear the faults of all devices, which become usable again."""
         faults = [device.fault for device in self.devices]
         for device in self.devices:
             device.fault = None
         return tuple(fault for fault in faults if fault is not None)
 
     def refuse_memory(self, nbytes: int) -> NoReturn:
-        """Raise where the machine has no memory for an allocation."""
+        """Raise because the machine has no memory for an allocation."""
         self.fail(NO_MEMORY)
 
     @property
@@ -128,12 +128,12 @@ class HostMemory:
         return self.devices[self.current.ordinal]
 
     def allocate(self, nbytes: int, kind: int) -> int:
-        """Allocate memory of a kind; returns its address."""
+        """Allocate memory of a kind; return its address."""
         with self.lock:
             return self._allocated(nbytes, kind)
 
     def _allocated(self, nbytes: int, kind: int) -> int:
-        """Ask the observer, then the host; if either refuses, nothing is allocated."""
+        """Allocate if both the observer and the host accept; otherwise nothing is allocated."""
         found = Allocation(0, nbytes, kind, self._count, self.device_here)
         if kind != HOST and not self.observer.may_allocate(found):
             self.fail(NO_MEMORY)
@@ -151,9 +151,9 @@ class HostMemory:
         self.observer.allocated(found)
 
     def register(self, address: int, nbytes: int) -> None:
-        """Pin memory of the program's own, which stays where it is.
+        """Pin the program's own memory, in place.
 
-        Raises CuPy's error for a status: it is empty, or in part pinned or given out already.
+        Raises CuPy's error for a status if it is empty, or partly pinned or allocated here already.
         """
         if not address or nbytes <= 0:
             self.fail(INVALID_VALUE)
@@ -167,7 +167,7 @@ class HostMemory:
             self._add(Allocation(address, nbytes, HOST, self._count, self.device_here))
 
     def unregister(self, address: int) -> None:
-        """Unpin memory that `register` pinned; raises CuPy's error for any other."""
+        """Unpin memory that `register` pinned; raises CuPy's error for other memory."""
         with self.lock:
             if address not in self._registered:
                 self.fail(NOT_REGISTERED)
@@ -218,7 +218,7 @@ class HostMemory:
                 self.source.give(found.address, found.nbytes)
 
     def access(self, address: int, nbytes: int) -> list[MemoryRange]:
-        """Return the range of an access; an empty list if it is no memory of a device."""
+        """Return the range of an access; an empty list if it is not device memory."""
         found = self.allocation_of(address)
         if found is None or found.kind == HOST:
             return []
@@ -226,13 +226,13 @@ class HostMemory:
         return [MemoryRange(found, start, max(start, min(found.nbytes, start + nbytes)))]
 
     def new_block(self, address: int, nbytes: int) -> None:
-        """Note that a pool has handed out a block, of an allocation that it asked for before."""
+        """Record that a pool has allocated a block, inside one of its allocations."""
         # Each array comes here, and few kernels ask: what it is cut from is found then.
         self._new_blocks.pop(address, None)  # to the end, if it is there
         self._new_blocks[address] = nbytes
 
     def _sort_blocks(self) -> None:
-        """Find the allocations of new blocks, in order: later ones replace earlier ones."""
+        """Find the allocations of new blocks, in order; later blocks replace earlier ones."""
         was_searching, self._is_searching = self._is_searching, True
         try:
             while True:
@@ -242,14 +242,14 @@ class HostMemory:
                     blocks = self._pool_blocks.setdefault(found.number, PoolBlocks())
                     blocks.add(address, address + nbytes)
         except KeyError:
-            """There are no more, or another thread puts the last one at the end."""
+            """There are no more, or another thread is adding the last one."""
         finally:
             self._is_searching = was_searching
 
     def end_of(self, address: int) -> int:
-        """Return where the memory that a plain pointer leads to ends: with its block of a pool.
+        """Return the end of the memory at a plain pointer: the end of its pool block.
 
-        Outside of pools it is the end of the allocation; of unknown memory the address itself.
+        Outside pools it is the end of the allocation; for unknown memory the address itself.
         """
         with self.lock:
             self._sort_blocks()
@@ -263,7 +263,7 @@ class HostMemory:
     def view(
         self, address: int, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...]
     ) -> NDArray[Any]:
-        """Return memory as a NumPy array; the address is that of index zero."""
+        """Return memory as a NumPy array whose index zero is at the address."""
         spans = [(n - 1) * s for n, s in zip(shape, strides, strict=True) if n > 1]
         low = sum(span for span in spans if span < 0)
         nbytes = sum(map(abs, spans)) + dtype.itemsize if all(shape) else 0
@@ -284,8 +284,8 @@ class HostMemory:
     ) -> None:
         """Report an operation.
 
-        Dry runs ask for ``decisive``, the part of what it reads that its results' sizes follow
-        from, and whether it writes whole numbers and flags alone.
+        Dry runs use ``decisive``, the part of its input that determines the sizes of its results,
+        and whether it writes only whole numbers and flags.
         """
         if len(self.devices) > 1:
             self._check_peers(self.devices[launch.device], (*launch.reads, *launch.writes))
@@ -293,16 +293,16 @@ class HostMemory:
             self.observer.launched(launch)
 
     def _check_peers(self, device: DeviceState, accesses: Sequence[MemoryRange]) -> None:
-        """Raise if a device uses another's memory without peer access."""
+        """Raise if a device uses another device's memory without peer access."""
         for found, _, _ in accesses:
             is_own = found.is_managed or found.device == device.ordinal
             if not (is_own or found.device in device.peers):
                 whose = f"device {device.ordinal} uses memory of device {found.device}"
-                sentence = f"{whose}, which is no peer of it"
+                sentence = f"{whose}, which is not its peer"
                 self.end_context(ILLEGAL_ADDRESS, sentence, device, Finding("memcheck"))
 
     def is_pinned(self, ptr: int) -> bool:
-        """Tell whether memory of the host is pinned, so that copies run beside kernels."""
+        """Tell whether host memory is pinned, so that copies run concurrently with kernels."""
         found = self.allocation_of(ptr)
         return found is not None and found.kind == HOST
 

@@ -1,4 +1,4 @@
-"""Follows the blocks that CuPy's pools hand out.
+"""Follows the blocks that CuPy's pools allocate.
 
 Importing this module imports CuPy.
 """
@@ -16,10 +16,10 @@ from umem.host_cuda.runtime import HostRuntime
 class BlockHook(memory_hook.MemoryHook):
     """CuPy's memory hook in every thread that uses the runtime, for the life of the process.
 
-    It replaces no allocator. CuPy keeps hooks by thread; the runtime says when one begins.
+    It replaces no allocator. CuPy has hooks for each thread; the runtime announces new threads.
 
     Args:
-        runtime: says so.
+        runtime: announces threads.
     """
 
     name = "umem.pool_blocks"
@@ -37,10 +37,10 @@ class BlockHook(memory_hook.MemoryHook):
 
 
 class PoolBlockHook(BlockHook):
-    """Tells the runtime of the blocks.
+    """Reports the blocks to the runtime.
 
     Args:
-        runtime: is told.
+        runtime: notified of blocks.
     """
 
     def malloc_postprocess(self, mem_ptr: int, mem_size: int, **allocation: int) -> None:
@@ -49,11 +49,11 @@ class PoolBlockHook(BlockHook):
 
 
 class FreshBlockHook(BlockHook):
-    """Fills the blocks that pools hand out, as a block that was used before holds anything.
+    """Fills new pool blocks, because a reused block may contain anything.
 
     Args:
-        runtime: fills them.
-        current_stream: asks CuPy for the stream that a block is for.
+        runtime: fills the blocks.
+        current_stream: returns CuPy's stream for a block.
     """
 
     def __init__(self, runtime: HostRuntime, current_stream: Callable[[], int]) -> None:

@@ -1,4 +1,4 @@
-"""Limits, clocks, caches and bus of each GPU, which programs may ask for."""
+"""Limits, clocks, caches and bus of each GPU, for programs that query them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from umem._common.specs import GpuSpec
 from umem.units import KIB, MIB
 
 BLOCK_SHARED_BYTES = 48 * KIB
-"""Shared memory of a block without asking for more, on every GPU."""
+"""Default limit of a block's shared memory, on every GPU."""
 
 
 class Chip(NamedTuple):
-    """Limits of a multiprocessor, and of a block that asks for more shared memory."""
+    """Limits of a multiprocessor, and of a block that opts in to more shared memory."""
 
     thread_count: int
     block_count: int
@@ -33,8 +33,9 @@ _CHIPS = {
     (10, 0): Chip(2048, 32, 228 * KIB, 227 * KIB),
     (12, 0): Chip(1536, 24, 100 * KIB, 99 * KIB),
 }
-"""By compute capability, from the technical specifications in NVIDIA's CUDA C++ Programming Guide.
-From 8.0 on CUDA keeps 1 KiB of shared memory for each block."""
+"""Chips by compute capability, from the technical specifications in NVIDIA's CUDA C++ Programming
+Guide. From 8.0 on CUDA reserves 1 KiB of shared memory for each block.
+"""
 
 
 class Board(NamedTuple):
@@ -71,29 +72,32 @@ _BOARDS = {
     "b200": Board(1965, 3996, 8192, 126),
     "jetson-orin-64gb": Board(1300, 3200, 256, 4),
 }
-"""By name in the table of GPUs, from NVIDIA's datasheets, its whitepapers for Volta to Blackwell
-and what its sample deviceQuery prints. Twice the memory's clock times the bus is its bandwidth."""
+"""Boards by name in the table of GPUs, from NVIDIA's datasheets, its whitepapers for Volta to
+Blackwell and the output of its sample deviceQuery. Bandwidth is twice the memory clock times the
+bus width.
+"""
 _NO_BOARD = Board(0, 0, 0, 0)
 SHARES_HOST_TABLES = ("gh200",)
-"""GPUs that reach all memory of the host by its own page tables (CUDA C++ Programming Guide, on
-systems with address translation services)."""
+"""GPUs that access all host memory through the host's page tables (CUDA C++ Programming Guide, on
+systems with address translation services).
+"""
 
 
 def chip_of(spec: GpuSpec) -> Chip:
-    """Return the limits of a GPU's chip; those of the last known one before it for a new one."""
+    """Return the limits of a GPU's chip; for a new chip, those of the last known one."""
     assert spec.chip is not None
     known = [version for version in _CHIPS if version <= spec.chip[:2]]
     return _CHIPS[max(known, default=min(_CHIPS))]
 
 
 def resident_blocks(spec: GpuSpec, block_size: int, shared_bytes: int) -> int:
-    """Return how many blocks a multiprocessor runs at once: by threads, blocks and shared memory.
+    """Return the blocks that a multiprocessor can run, by threads, blocks and shared memory.
 
-    Registers are not counted, as no compiler here allots them.
+    Does not count registers, because no compiler here allocates them.
 
     Args:
         block_size: threads of a block.
-        shared_bytes: of a block, in all.
+        shared_bytes: all shared memory of a block.
     """
     chip = chip_of(spec)
     warps = -(-max(1, block_size) // 32)
@@ -104,7 +108,7 @@ def resident_blocks(spec: GpuSpec, block_size: int, shared_bytes: int) -> int:
 
 
 def attributes(spec: GpuSpec) -> dict[int, int]:
-    """Return what a GPU has of its own, by cudaDeviceAttr (driver_types.h); clocks in kHz."""
+    """Return a GPU's own attributes, by cudaDeviceAttr (driver_types.h); clocks in kHz."""
     chip, board = chip_of(spec), _BOARDS.get(spec.name, _NO_BOARD)
     shares_tables = spec.name.startswith(SHARES_HOST_TABLES)
     assert spec.chip is not None

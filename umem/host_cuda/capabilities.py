@@ -1,8 +1,8 @@
-"""Intrinsics that only GPUs of some compute capability have.
+"""Intrinsics that require a compute capability.
 
-The capability is the one that a source is compiled for, which CuPy says in an option. Only a source
-that names such an intrinsic differs by it: the intrinsic has another name there, which nobody
-declares. A program that defines one itself, under ``#if __CUDA_ARCH__ < 800``, has both renamed.
+The capability is the target of compilation, which CuPy passes in an option. Only a source that
+names such an intrinsic depends on it: the intrinsic is renamed there to an undeclared name. A
+program that defines one itself, under ``#if __CUDA_ARCH__ < 800``, has both renamed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ LEAST = {
     **dict.fromkeys(("__match_any_sync", "__match_all_sync", "__nanosleep"), 70),
     **dict.fromkeys(("__dp4a", "__dp2a_lo", "__dp2a_hi"), 61),
 }
-"""The least capability, ten times, of each: CUDA's programming guide, of warp reductions, warp
-matches, nanosleep and SIMD functions. What goes by an argument's type, as ``atomicAdd`` of a half
-does, is not here."""
+"""Ten times the least capability of each intrinsic, from CUDA's programming guide: warp reductions,
+warp matches, nanosleep and SIMD functions. Intrinsics that depend on an argument's type, such as
+``atomicAdd`` of a half, are not listed.
+"""
 _NAME = re.compile("|".join(map(re.escape, sorted(LEAST, reverse=True))))
 _ARCHITECTURE = re.compile(r"-arch=\w+?_(\d+)|--gpu-architecture=\w+?_(\d+)")
 _ABSENT = "umem_absent"
@@ -28,7 +29,7 @@ _RENAMED = re.compile(rf"{_ABSENT}(__\w+)")
 
 
 def architecture(options: Sequence[str]) -> int | None:
-    """Return the capability that a source is compiled for, ten times; None if none is named."""
+    """Return ten times the capability that a source is compiled for; None if not given."""
     for found in filter(None, map(_ARCHITECTURE.match, options)):
         return int(found[1] or found[2])
     return None
@@ -47,12 +48,12 @@ def absent(code: str, options: Sequence[str]) -> list[str]:
 
 
 def definitions(names: Sequence[str]) -> str:
-    """Return the code by which these intrinsics are not there."""
+    """Return the code that makes these intrinsics undefined."""
     return "".join(f"#define {name} {_ABSENT}{name}\n" for name in names)
 
 
 def explained(message: str, options: Sequence[str]) -> str:
-    """Return a compiler's message, first with the intrinsics that are not there, if it has any."""
+    """Return a compiler's message, with the missing intrinsics first, if any."""
     here = architecture(options)
     found = [name for name in dict.fromkeys(_RENAMED.findall(message)) if name in LEAST]
     if here is None or not found:

@@ -1,14 +1,14 @@
-"""Checked mode: each array has memory of its own, and a kernel that leaves it is an error.
+"""Checked mode: each array has its own memory, and a kernel that leaves it raises an error.
 
-A kernel that touches a page that is no array's ends there, with an error that names it and the
-argument; what it wrote before stays written. Writes right before an array, on its own page, are
-seen when the kernel has ended. Races of shared memory are found by the kernel itself.
+A kernel that touches a page outside all arrays ends there, with an error that names the kernel and
+the argument; its earlier writes stay. Writes right before an array, on its own page, are found when
+the kernel has ended. The kernel itself finds races of shared memory.
 
-An access whose type does not divide its address, threads of a block at different barriers, and a
-pointer to the host's own memory are errors as well, unless the software GPU is not strict.
+If the software GPU is strict, misaligned accesses, threads of a block at different barriers, and
+pointers to host memory are errors too.
 
-Does not model: what stays inside another array of the same pointer's reach, beyond 1 MiB on either
-side; the end of shared memory, and variables of the kernel's own.
+Does not find: accesses that land in another array, or more than 1 MiB outside their own; accesses
+beyond shared memory or the kernel's own variables.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from umem.host_cuda.strictness import hint
 from umem.units import GIB
 
 FAR = GIB
-"""Bytes; an argument that is farther than this from a fault is not named (a guess)."""
+"""Bytes; arguments farther than this from a fault are not named (a guess)."""
 _VERBS = {1: "reads", 2: "writes"}
 
 
 Parameter = tuple[int, str]
-"""A parameter of a kernel: its number and text."""
+"""A kernel's parameter: its number and text."""
 Pointers = Sequence[tuple[Parameter, int]]
 """Pointer arguments, and their values."""
 _PAGEABLE = 88
@@ -44,11 +44,11 @@ _WIDEST = 16
 
 
 class CheckedKernels:
-    """Runs kernels in checked mode, and turns what the processor refuses into errors.
+    """Runs kernels in checked mode, and turns accesses that the processor refuses into errors.
 
     Args:
-        runtime: its source knows what an address is near to.
-        guard: runs them, and comes back from faults.
+        runtime: its memory source finds the memory near an address.
+        guard: runs kernels, and survives faults.
     """
 
     def __init__(self, runtime: HostRuntime, guard: KernelGuard) -> None:
@@ -61,8 +61,8 @@ class CheckedKernels:
         """Run a kernel as `Kernel.run` does.
 
         Raises:
-            KernelFault: it left the memory of its arguments, accessed what a GPU could not, or
-                took too long. What it wrote before stays.
+            KernelFault: it left the memory of its arguments, accessed memory that a GPU could not,
+                or took too long. Its earlier writes stay.
         """
         pointers = kernel.pointers(given)
         if self._runtime.is_strict:
@@ -83,9 +83,9 @@ class CheckedKernels:
                 )
 
     def _refuse_host(self, kernel: Kernel, pointers: Pointers) -> None:
-        """Raise for a pointer to memory of the host that no GPU reaches.
+        """Raise for a pointer to host memory that the GPU cannot access.
 
-        A GPU reads pageable memory where the system gives it the host's page tables.
+        A GPU accesses pageable memory if the system gives it the host's page tables.
         """
         for parameter, address in pointers:
             if not address or self._source.find(address) or self._runtime.allocation_of(address):
@@ -94,15 +94,15 @@ class CheckedKernels:
             if is_own_memory(address) and not self._runtime.deviceGetAttribute(_PAGEABLE, here):
                 raise KernelFault(
                     ILLEGAL_ADDRESS,
-                    f"the kernel {kernel.name} gets {_named(parameter)}, which leads to memory of "
-                    f"the host: the GPU cannot reach it. {hint()}",
+                    f"the kernel {kernel.name} gets {_named(parameter)}, which points to host "
+                    f"memory: the GPU cannot access it. {hint()}",
                     _memcheck(kernel, [parameter]),
                 )
 
     def _refuse_misaligned(self, kernel: Kernel, pointers: Pointers) -> None:
-        """Raise for an access whose place in its array its type does not divide.
+        """Raise for an access that is misaligned in its array.
 
-        Arrays begin at multiples of 256 on a GPU, and not here.
+        Arrays begin at multiples of 256 on a GPU, but not here.
         """
         for code, alignment, is_write, address in kernel.misaligned():
             region = self._source.find(address)
@@ -120,9 +120,9 @@ class CheckedKernels:
             )
 
     def _error(self, kernel: Kernel, given: int, fault: ProcessorFault) -> KernelFault:
-        """Return the error of a fault: the kernel, the access, and the array whose bounds it left.
+        """Return the error of a fault, with the kernel, the access, and the array that it left.
 
-        Or, far from all arrays, the arguments that the place may have been reached from.
+        Far from all arrays, names the arguments that may have led there.
         """
         does = f"the kernel {kernel.name} {_VERBS.get(fault.access, 'touches')}"
         region = self._source.find(fault.address)
@@ -132,19 +132,19 @@ class CheckedKernels:
             sentence = f"{does} address {fault.address:#x}, where no array is{near}"
         else:
             mine = [name for name, address in pointers if self._source.find(address) is region]
-            name = " or ".join(map(_named, mine)) or "an array that no argument leads to"
+            name = " or ".join(map(_named, mine)) or "an array that no argument points to"
             place = _place(region, fault.address)
             sentence = f"{does} {place} {name}, which has {region.nbytes:,} bytes"
         return KernelFault(ILLEGAL_ADDRESS, sentence, _memcheck(kernel, mine))
 
 
 def _memcheck(kernel: Kernel, parameters: Sequence[Parameter]) -> Finding:
-    """Return what memcheck would find: a kernel and the first of some arguments."""
+    """Return memcheck's finding: a kernel and the first of some arguments."""
     return Finding("memcheck", kernel.name, *(f"{n} ({text})" for n, text in parameters[:1]))
 
 
 def _nearest(place: int, pointers: Pointers) -> tuple[list[Parameter], str]:
-    """Return arguments that a place may have been reached from, and say so; none if all are far."""
+    """Return arguments that may have led to an address, and their text; none if all are far."""
     near = sorted((abs(place - at), at, name) for name, at in pointers)
     near = [one for one in near if one[0] <= FAR]
     null = [name for _, at, name in near if not at]
@@ -172,7 +172,7 @@ _ASYNC = 1
 
 
 def is_own_memory(address: int) -> bool:
-    """Tell whether an address is in the process's memory, and not in a library or a kernel."""
+    """Tell whether an address is in the process's memory, outside libraries and kernels."""
     if is_variable(address):
         return False
     page = address // mmap.PAGESIZE * mmap.PAGESIZE
@@ -180,11 +180,11 @@ def is_own_memory(address: int) -> bool:
 
 
 class Unpooled:
-    """Stands in for CuPy's memory pool; each array is an allocation of its own.
+    """Stands in for CuPy's memory pool; each array has its own allocation.
 
     Args:
-        runtime: counts what is given out, of all pools together.
-        allocator: gives memory for a number of bytes.
+        runtime: counts the allocations of all pools together.
+        allocator: allocates a number of bytes.
     """
 
     def __init__(self, runtime: HostRuntime, allocator: Callable[[int], Any]) -> None:
@@ -192,7 +192,7 @@ class Unpooled:
         self._limit = 0
 
     def malloc(self, size: int) -> Any:
-        """Allocate; raise CuPy's OutOfMemoryError where the driver has no room, as a pool does."""
+        """Allocate; raise CuPy's OutOfMemoryError if the driver has no memory, as a pool does."""
         from cupy.cuda import memory, runtime  # CuPy has begun to be imported by now
 
         try:
@@ -213,7 +213,7 @@ class Unpooled:
     n_free_blocks = free_bytes
 
     def free_all_blocks(self, stream: Any = None) -> None:
-        """Do nothing, as nothing is cached."""
+        """Do nothing, because there is no cache."""
 
     free_all_free = free_all_blocks
 
@@ -226,7 +226,7 @@ class Unpooled:
 
 
 def bypass_pools(cupy: Any, runtime: HostRuntime) -> None:
-    """Give every array and pinned buffer of CuPy its own allocation."""
+    """Give each array and pinned buffer of CuPy its own allocation."""
     memory = cupy.cuda.memory
 
     class MemoryPool(Unpooled, memory.MemoryPool):  # type: ignore[name-defined]

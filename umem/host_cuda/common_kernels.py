@@ -1,4 +1,4 @@
-"""A CuPy program whose kernels most programs use: running it compiles them ahead."""
+"""A CuPy program with the most common kernels; running it compiles them in advance."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def calls(cupy: Any, dtype: str, others: tuple[str, ...] = DTYPES) -> Iterator[C
 
 
 def run(part: int, parts: int, dtypes: tuple[str, ...]) -> int:
-    """Run one part of the program; returns how many calls CuPy refused."""
+    """Run one part of the program; returns the number of calls that CuPy refused."""
     warnings.simplefilter("ignore")
     open_host_cuda("t4", force=True)
     import cupy

@@ -1,6 +1,6 @@
-"""One process compiles a file for all that want it: a lock beside it, for as long as that takes.
+"""Lets one process compile a file for all, with a lock file beside it.
 
-The lock belongs to an open file, so the kernel drops it when its process dies, however that comes.
+The lock belongs to an open file, so the kernel releases it whenever its process dies.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 
 SUFFIX = ".lock"
 WAIT_SECONDS = 60.0
-"""A process waits this long for another's compiler before it compiles itself (a guess)."""
+"""A process waits this long for another one's compiler, then compiles itself (a guess)."""
 _PAUSE_SECONDS = 0.005, 0.05
-"""Interval of polling, at first and at most (guesses)."""
+"""Polling interval, at first and at most (guesses)."""
 
 
 @contextmanager
 def only_maker(made: Path) -> Iterator[bool]:
-    """Lock a file that is to be compiled; yields False if it exists by then.
+    """Lock a file to be compiled; yields False if it exists by then.
 
-    Threads exclude one another as processes do. Where the folder takes no lock each makes the
-    file.
+    Threads exclude one another, as processes do. If the folder does not support locks, each
+    compiles the file.
     """
     lock = made.with_name(made.name + SUFFIX)
     number = _wait(made, lock)

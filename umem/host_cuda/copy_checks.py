@@ -1,7 +1,7 @@
-"""Ranges and directions of copies and fills that CUDA refuses.
+"""Refuses copies and fills whose ranges or directions CUDA refuses.
 
-A range that begins in an allocation may not leave it, and a fill is for memory of the device. A
-direction that does not fit its pointers is undefined in CUDA: in checked mode it is an error.
+A range that begins in an allocation may not leave it, and a fill needs device memory. A direction
+that does not match its pointers is undefined in CUDA, and an error in checked mode.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from umem.host_cuda.strictness import refuse
 INVALID_PITCH, INVALID_DIRECTION = 12, 21
 """Values of cudaError, from driver_types.h."""
 _DEFAULT = 4
-"""cudaMemcpyDefault: the pointers say the direction."""
+"""cudaMemcpyDefault: the pointers determine the direction."""
 _FROM_HOST, _TO_HOST = (0, 1), (0, 2)
-"""Values of cudaMemcpyKind that say that one side is the host."""
+"""Values of cudaMemcpyKind with the host on one side."""
 
 
 class _Object(ctypes.Structure):
@@ -37,7 +37,7 @@ def is_variable(address: int) -> bool:
 
 
 class CopyChecks(HostPools):
-    """Refuses copies and fills, of which nothing has been done then."""
+    """Refuses copies and fills before they have any effect."""
 
     def refuse_range(self, name: str, address: int, nbytes: int) -> None:
         """Raise if a fill or a copy leaves an allocation; see `_checked`."""
@@ -48,14 +48,14 @@ class CopyChecks(HostPools):
                 refuse(self.fail, INVALID_VALUE, why)
 
     def refuse_copy(self, dst: int, src: int, nbytes: int, kind: int) -> None:
-        """Raise if a copy leaves an allocation, or has no direction or one that does not fit.
+        """Raise if a copy leaves an allocation, or has an invalid or wrong direction.
 
-        The latter in checked mode only.
+        Checks for a wrong direction in checked mode only.
         """
         if not self.is_strict:
             return
         if not 0 <= kind <= _DEFAULT:
-            refuse(self.fail, INVALID_DIRECTION, f"{kind} is no direction of a copy")
+            refuse(self.fail, INVALID_DIRECTION, f"{kind} is not a direction of a copy")
         if nbytes:
             source = self._checked("copy", src, nbytes)
             target = self._checked("copy", dst, nbytes)
@@ -66,20 +66,20 @@ class CopyChecks(HostPools):
     def refuse_copy_2d(
         self, dst: int, dst_pitch: int, src: int, src_pitch: int, width: int, height: int, kind: int
     ) -> None:
-        """Raise for a copy of rows: as `refuse_copy`, or if rows are wider than apart."""
+        """Raise for a copy of rows, as `refuse_copy`, or if rows are wider than their pitch."""
         if not (self.is_strict and width and height):
             return
         if width > min(dst_pitch, src_pitch):
             pitches = f"{dst_pitch:,} and {src_pitch:,} bytes apart"
-            refuse(self.fail, INVALID_PITCH, f"rows of {width:,} bytes lie {pitches}")
+            refuse(self.fail, INVALID_PITCH, f"rows of {width:,} bytes are {pitches}")
         self.refuse_copy(dst, src, width, kind)
         self._checked("copy", dst, (height - 1) * dst_pitch + width)
         self._checked("copy", src, (height - 1) * src_pitch + width)
 
     def _checked(self, name: str, address: int, nbytes: int) -> Allocation | None:
-        """Return the allocation that a range is in; None if it begins in none.
+        """Return the allocation that contains a range; None if it begins outside all.
 
-        Raises CuPy's error for a null pointer, and for a range that leaves it.
+        Raises CuPy's error for a null pointer, and for a range that leaves its allocation.
         """
         if not address:
             refuse(self.fail, INVALID_VALUE, f"a {name} of {nbytes:,} bytes has a null pointer")
@@ -93,10 +93,10 @@ class CopyChecks(HostPools):
     def _refuse_side(
         self, side: str, address: int, found: Allocation | None, is_host: bool
     ) -> None:
-        """Raise if a pointer is not where the direction says; pinned memory is in both places."""
+        """Raise if a pointer contradicts the direction; pinned memory matches both sides."""
         is_of_device = found is not None and found.kind == DEVICE
         is_pageable = found is None and not is_variable(address)
         if is_of_device if is_host else is_pageable:
             claimed, there = ("host", "GPU") if is_host else ("GPU", "host")
-            why = f"a copy whose {side} is memory of the {there}, and its direction says {claimed}"
+            why = f"a copy whose {side} is memory of the {there}, but its direction says {claimed}"
             refuse(self.fail, INVALID_VALUE, why)

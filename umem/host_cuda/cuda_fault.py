@@ -1,6 +1,6 @@
-"""The error of a kernel's fault: CuPy's and umem's at once.
+"""The error of a kernel's fault, both CuPy's and umem's.
 
-Importing this module imports CuPy's.
+Importing this module imports CuPy's runtime module.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class CudaFault(CUDARuntimeError, DeviceError):
     """A fault of a kernel.
 
     Args:
-        status: of cudaError.
-        sentence: names the kernel, and what it did.
-        finding: what a tool of compute-sanitizer would find, if any.
+        status: a value of cudaError.
+        sentence: names the kernel and its fault.
+        finding: the finding of a tool of compute-sanitizer, if any.
     """
 
     def __init__(self, status: int, sentence: str, finding: Finding | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Libraries on CuPy's current stream: late where streams are, and never in a capture."""
+"""Runs libraries on CuPy's current stream, late if streams are, but never in a capture."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from umem.host_cuda.linking import capsule_pointer
 from umem.host_cuda.runtime import HostRuntime
 
 SCALARS = ("alpha", "beta")
-"""Parameters that point to a scalar, which is copied at the call if it is in host memory."""
+"""Parameters that point to a scalar, copied at the call if in host memory."""
 SCALAR_BYTES = 16
 ENDS = ("destroy", "spDestroy", "cufftDestroy")
 """Prefixes of functions that free what queued work may still use."""
 WORK_WITH_STATUS = re.compile("cufftExec|cufftXtExec(?!Descriptor)")
 """Functions that only return a status, and work on one stream."""
 HOST_ONLY = ("setStream", "setMathMode")
-"""Functions that do not change what is queued."""
+"""Functions that do not affect queued work."""
 PAGE_BYTES = 4096
 
 
 class DeferredLibrary:
     """A library whose functions are queued on CuPy's current stream.
 
-    Functions that return nothing are queued. A function that returns something may have read memory
-    for it, so that the stream's work is done before; so it is where a result is written to the
-    host. A status that late work ends with is not seen.
+    Functions without a result are queued. A function with a result, or one that writes a result to
+    the host, may have to read memory, so the stream's work runs first. The status of late work is
+    lost.
 
     Args:
-        functions: by the names of CuPy's module; each is told which by its annotations.
-        current_stream: asks CuPy.
+        functions: has the functions of CuPy's module, whose annotations determine their kind.
+        current_stream: returns CuPy's current stream.
     """
 
     def __init__(
@@ -58,8 +58,7 @@ class DeferredLibrary:
         places = [p.name for p in inspect.signature(function).parameters.values()]
 
         def late(*given: Any) -> None:
-            """Queue the call with copies of its host scalars; run it at once if it returns to the
-            host.
+            """Queue the call with copies of its host scalars; run it now if it writes to the host.
             """
             named = dict(zip(places, given, strict=False))
             to_host = "result" in named and not self._runtime.allocation_of(named["result"])
@@ -84,7 +83,7 @@ class DeferredLibrary:
 
 
 def _copied(address: int) -> ctypes.Array[ctypes.c_char]:
-    """Copy a scalar; not beyond its page, since its size is not known."""
+    """Copy a scalar, at most to the end of its page, because its size is unknown."""
     nbytes = min(SCALAR_BYTES, PAGE_BYTES - address % PAGE_BYTES)
     return ctypes.create_string_buffer(ctypes.string_at(address, nbytes), SCALAR_BYTES)
 
@@ -93,7 +92,7 @@ class ImmediateLibrary:
     """A library whose functions run at once, except on a captured stream.
 
     Args:
-        functions, current_stream: as for `DeferredLibrary`.
+        functions, current_stream: see `DeferredLibrary`.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class ImmediateLibrary:
         self._current_stream = current_stream
 
     def __getattr__(self, name: str) -> Any:
-        """Return a library's function; one that does work is skipped during a capture."""
+        """Return a library's function; functions that work are skipped during a capture."""
         function = getattr(self._functions, name)
         if not callable(function) or not _is_work(name, function):
             return function
@@ -120,7 +119,7 @@ class ImmediateLibrary:
 
 
 def _is_work(name: str, function: Callable[..., Any]) -> bool:
-    """Tell whether a library's function works on a stream and returns nothing else."""
+    """Tell whether a library's function works on a stream and returns no result."""
     if name.startswith(("set", *ENDS)) or name in HOST_ONLY:
         return False
     while isinstance(function, partial):
@@ -130,8 +129,7 @@ def _is_work(name: str, function: Callable[..., Any]) -> bool:
 
 
 def on_stream(runtime: HostRuntime, functions: Any) -> Any:
-    """Wrap a library for CuPy's current stream: queued if streams are deferred, skipped in a
-    capture.
+    """Wrap a library: queue its work if streams are deferred, and skip it in a capture.
     """
     stream = current_stream()
     if isinstance(runtime, DryRuntime):

@@ -1,10 +1,10 @@
-"""The software GPU with streams whose work runs late, in an order that a seed gives.
+"""The software GPU with streams whose work runs late, in an order drawn from a seed.
 
-In place of the runtime, the driver and the libraries that do everything at once. Arguments of a
-kernel are captured at its launch, and so is pageable host memory that is copied to the GPU;
-pinned memory is read when the copy runs. A copy to pageable memory has ended when it returns.
-The observer is told of kernels and copies when they are queued, and of what libraries do when it
-runs, so that libraries work at once where it wants the program's order.
+Replaces the runtime, the driver and the libraries that run everything at once. A launch copies the
+kernel's arguments, and a copy to the GPU saves its pageable host memory; pinned memory is read when
+the copy runs. A copy to pageable memory has finished when it returns. The observer is notified of
+kernels and copies when they are queued, and of library operations when they run. So libraries run
+at once if the observer needs the program's order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from umem.host_cuda.streams import NON_BLOCKING
 NOT_READY = 600
 """cudaError, of driver_types.h."""
 TO_DEVICE, ON_DEVICE = 1, 3
-"""Values of cudaMemcpyKind that say the target is device memory, even if it is no allocation."""
+"""Values of cudaMemcpyKind with a device target, even if that is not an allocation."""
 
 
 Action = Literal["discard", "prefetch"]
@@ -47,11 +47,11 @@ class _Moved(NamedTuple):
 class Overlaps:
     """Finds unordered discards and prefetches of the same memory, which CUDA leaves undefined.
 
-    A prefetch has no contents to get wrong, so that running it late shows nothing: whoever asks
-    here has such memory overwritten, as a driver might. Does not model what else one might do.
+    Running a prefetch late cannot change contents, so the caller overwrites such memory instead, as
+    a driver might. Does not model other undefined effects.
 
     Args:
-        order: of the streams.
+        order: the order of the streams.
     """
 
     def __init__(self, order: StreamOrder) -> None:
@@ -61,7 +61,7 @@ class Overlaps:
     def found(
         self, action: Action, ranges: Sequence[Range], work: Work
     ) -> list[tuple[Range, Work]]:
-        """Note a work's effect on ranges; returns earlier works whose effect is undefined by it."""
+        """Record a work's effect on ranges; returns earlier works whose effect becomes undefined."""
         self._moved = [each for each in self._moved if not self._order.is_known_over(each.work)]
         found = [pair for each in ranges for pair in self._undefined(action, each, work)]
         for address, nbytes in ranges:
@@ -87,8 +87,8 @@ class DeferredRuntime(HostRuntime):
     """CuPy's runtime with streams whose work is deferred.
 
     Args:
-        spec, count, observer: as for `HostMemory`.
-        seed: of the order; None does everything at once.
+        spec, count, observer: see `HostMemory`.
+        seed: the seed of the order; None runs everything at once.
     """
 
     def __init__(
@@ -107,20 +107,21 @@ class DeferredRuntime(HostRuntime):
             self._order.reseed(seed)
 
     def finish(self) -> None:
-        """Run all queued work of all devices, and raise the first error of it.
+        """Run all queued work of all devices, and raise its first error.
 
-        No wait of the program's: captures go on, and neither counts nor simulated time change.
+        Does not count as a wait of the program: captures continue, and counts and simulated time
+        stay.
         """
         with self.lock:
             self._order.finish_all(None)
 
     @property
     def is_late(self) -> bool:
-        """Tell whether work waits, by a seed."""
+        """Tell whether work runs late, by a seed."""
         return self._order.is_late
 
     def queue(self, stream: int, function: Callable[[], object]) -> None:
-        """Queue work on a stream unless a capture takes it; raises an error of earlier work."""
+        """Queue work on a stream unless it is captured; raises an error of earlier work."""
         with self.lock:
             self.refuse_ended(self.device_of(stream))
             if not self.is_captured(stream):
@@ -128,7 +129,7 @@ class DeferredRuntime(HostRuntime):
                 self._order.raise_error()
 
     def _on_device(self, ordinal: int, function: Callable[[], object]) -> None:
-        """Run work with its device as the current one; none whose context has ended."""
+        """Run work with its device current, unless the device's context has ended."""
         if self.devices[ordinal].fault is not None:
             return
         before, self.current.ordinal = self.current.ordinal, ordinal
@@ -138,7 +139,7 @@ class DeferredRuntime(HostRuntime):
             self.current.ordinal = before
 
     def queue_after_all(self, function: Callable[[], object]) -> None:
-        """Queue work behind everything queued so far."""
+        """Queue work after everything queued so far."""
         if not self._is_over:
             with self.lock:
                 self._order.issue_after_all(function)
@@ -169,11 +170,11 @@ class DeferredRuntime(HostRuntime):
             return super().allocate(nbytes, kind)
 
     def free(self, ptr: int) -> None:
-        """Free memory behind all queued work, whose errors are raised by later calls.
+        """Free memory after all queued work; later calls raise its errors.
 
-        A free waits for that or does not: CUDA promises neither. Queued work that reads memory
-        freed without a wait finds other bytes. A free of cudaMalloc's memory always waits, as every
-        driver does and CuPy's own pool relies on.
+        A free may or may not wait for that work: CUDA promises neither. Queued work that reads
+        memory freed without a wait finds other bytes. A free of cudaMalloc's memory always waits,
+        as in every driver; CuPy's own pool relies on that.
         """
         self._refuse_unknown(ptr)
         self.unpooled(ptr)
@@ -200,7 +201,7 @@ class DeferredRuntime(HostRuntime):
             self.fail(INVALID_VALUE)
 
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
-        """Queue a copy; host memory is read at the call, and written before it returns."""
+        """Queue a copy; pageable host memory is read at the call, or written before it returns."""
         self.refuse_copy(dst, src, size, kind)
         if self.is_captured(stream):
             return
@@ -218,7 +219,7 @@ class DeferredRuntime(HostRuntime):
             self.queue(stream, lambda: ctypes.memmove(dst, src, size))
 
     def _finish_both(self, dst: int, src: int) -> None:
-        """Run all work of two devices between which the default stream copies."""
+        """Run all work of two devices, for a copy between them on the default stream."""
         found = [self.allocation_of(address) for address in (dst, src)]
         devices = {each.device for each in found if each is not None and each.kind == DEVICE}
         for device in devices if len(devices) > 1 else ():
@@ -267,7 +268,7 @@ class DeferredRuntime(HostRuntime):
             self._undefine("discard", ranges, work)
 
     def _undefine(self, action: Action, ranges: Sequence[tuple[int, int]], work: Work) -> None:
-        """Overwrite at some moment what nothing orders two moves of."""
+        """Overwrite memory with unordered moves, at some moment."""
         for each, other in self._overlaps.found(action, ranges, work):
             self._order.issue_some_day(partial(overwrite, [each]), [work, other])
 
@@ -341,7 +342,7 @@ class DeferredDriver(HostDriver):
     """CuPy's driver with deferred kernels.
 
     Args:
-        runtime: has the streams; the others are those of `HostDriver`.
+        runtime: has the streams; see `HostDriver` for the other arguments.
     """
 
     def __init__(self, runtime: DeferredRuntime, *others: Any) -> None:

@@ -1,4 +1,4 @@
-"""One of the devices: a pool, limits, peers and counts of its own."""
+"""One device, with its own pool, limits, peers and counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Current(threading.local):
     """The device that a thread works on, and whether it has a context there.
 
     Args:
-        begins: is called once in each thread that asks.
+        begins: called once in each thread that uses it.
     """
 
     ordinal = 0
@@ -59,7 +59,7 @@ class DeviceState:
 
     Attributes:
         peers: the devices whose memory its kernels may use.
-        fault: that of a kernel which has ended its context; None without one.
+        fault: the kernel fault that has ended its context; None without a fault.
     """
 
     def __init__(self, ordinal: int) -> None:

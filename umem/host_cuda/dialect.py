@@ -1,4 +1,4 @@
-"""Translation of CUDA C++ to what a host compiler accepts."""
+"""Translates CUDA C++ to C++ that a host compiler accepts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _DYNAMIC = re.compile(
     rf"(?P<type>\w[\w:<>,\s]*?)\s+{_ALIGNED}?"
     r"(?P<names>\w+\s*\[\s*\](?:\s*\[[^\]]*\])*(?:\s*,\s*\w+\s*\[\s*\])*)\s*;"
 )
-"""Arrays without a size, perhaps ``extern __shared__``, whose words come in any order."""
+"""Arrays without a size, perhaps ``extern __shared__``, with these words in any order."""
 _NAME = re.compile(r"(\w+)\s*\[\s*\]((?:\s*\[[^\]]*\])*)")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'", re.DOTALL)
 """A comment; or a string or character, which may contain something that looks like one."""
@@ -50,7 +50,7 @@ _LONG = re.compile(
     r"|\b((?:\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+))[lL]\b",
     re.DOTALL,
 )
-"""``long double`` and its literals, but for those in comments and strings."""
+"""``long double`` and its literals, outside comments and strings."""
 _MAY_BE_LONG = re.compile(rf"{_LONG_DOUBLE.pattern}|[\d.][lL]\b")
 _CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b")
 _NEVER = re.compile(r"\s*#\s*if\s+(0|false)\s*$")
@@ -60,7 +60,7 @@ _OWN_TRAIT = re.compile(
     r"\bnamespace\s+std\s*\{\s*template\s*<[^<>]*>\s*inline\s+constexpr\s+bool\s+"
     r"(\w+)_v\s*=\s*\1\s*<[^<>]*>\s*::\s*value\s*;\s*\}"
 )
-"""A type trait that a program adds to std, which NVRTC's lacks and the host's has."""
+"""A type trait that a program adds to std, missing in NVRTC's std but not in the host's."""
 OWN = "umem_its_"
 """Prefix of renamed functions that the C library has under the same name."""
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:[^\n\\]|\\.)*)", re.MULTILINE | re.DOTALL)
@@ -72,7 +72,7 @@ _INCLUDING = re.compile(r"^([ \t]*#[ \t]*)(?=include\b)", re.MULTILINE)
 _ASSEMBLY = re.compile(
     r"\b(?:asm|__asm__|__asm)\s*(?:(?:volatile|__volatile__)\s*)?\(\s*(?!\"\"\s*[:)]|\s)"
 )
-"""Inline assembly that is not empty; empty one is a compiler barrier, which a host has too."""
+"""Inline assembly that is not empty; empty assembly is a compiler barrier, also on the host."""
 _REGISTER = re.compile(
     r"\b(?:asm|__asm__|__asm)\s*(?:(?:volatile|__volatile__)\s*)?\(\s*\"mov\.[ubs](?:32|64)\s+%0\s*,"
     r"\s*%%?(laneid|warpid|lanemask_(?:eq|lt|le|gt|ge)|clock|clock64|globaltimer)\s*;\s*\""
@@ -94,18 +94,18 @@ _OTHERWISE = re.compile(
     r"u?int(?:64|ptr|max|_(?:fast|least)64)_t(?=.*\blong\s+long\b)|u?int_fast(?:16|32)_t"
     r"|int_?(?:fast|least)?8_t(?= char$)|ssize_t"
 )
-"""Types of CUDA's width and sign that this machine's <stdint.h> makes of another C type."""
+"""Types that this machine's <stdint.h> maps to another C type of CUDA's width and sign."""
 _SHARED = frozenset(
     "abs labs llabs malloc free memcpy memset printf clock assert isnan isinf isfinite finite "
     "copysign frexp ldexp modf scalbn".split()
 )
-"""Functions that libc and CUDA both have: a program's own ones are overloads."""
+"""Functions in both libc and CUDA: a program's own versions are overloads."""
 _HOSTS = frozenset({"gamma", "drem", "scalb", "significand"})
-"""Functions of libm that CUDA does not have."""
+"""Functions of libm that CUDA lacks."""
 
 
 def translated(source: str) -> str:
-    """Translate CUDA C++ to what a host compiler accepts."""
+    """Translate CUDA C++ to C++ that a host compiler accepts."""
     code = uncommented(source)
     parts, at = [], 0
     for found in _DYNAMIC.finditer(code):  # a comment before it may end in one of its words
@@ -126,7 +126,7 @@ def has_long_double(source: str) -> bool:
 
 
 def without_long_double(source: str) -> str:
-    """Make ``long double`` double, as nvcc does, with the literals of that type."""
+    """Make ``long double`` and its literals double, as nvcc does."""
     if not _MAY_BE_LONG.search(source):
         return source
     return _LONG.sub(lambda m: (m[1] and "double") or m[2] or m[0], source)
@@ -135,8 +135,8 @@ def without_long_double(source: str) -> str:
 def saturating(source: str) -> str:
     """Make CuPy's kernels convert floats to integers as a GPU does.
 
-    C++ leaves a float undefined that an integer cannot hold, and C++ of a program's own, which
-    converts without a name, stays as it is.
+    In C++ the conversion of a float that does not fit the integer is undefined. The program's own
+    C++, with implicit conversions, is not changed.
     """
     source = _LOADED.sub(r"const \1 \2(umem_to<\1>(\3));", source)
     source = _STORED.sub(r"\1umem_store(\2, \3);", source)
@@ -170,7 +170,7 @@ def _blank(text: str) -> str:
 
 
 def _dynamic(match: re.Match[str], code: str) -> str:
-    """Replace a dynamic shared array by a pointer, which each launch sets."""
+    """Replace a dynamic shared array by a pointer that each launch sets."""
     words = re.findall(r"\b(?:extern|__shared__|volatile|const)\b", match["words"])
     if not {"extern", "__shared__"} <= {*words}:
         return match[0]
@@ -197,12 +197,12 @@ def _dynamic(match: re.Match[str], code: str) -> str:
 
 
 def with_registers(source: str) -> str:
-    """Replace inline assembly that reads a special register by what that holds here."""
+    """Replace inline assembly that reads a special register by the register's value here."""
     return _REGISTER.sub(r"\2 = umem_register_\1()", source)
 
 
 def preamble(source: str, expressions: Sequence[str]) -> str:
-    """Return the code to put before a source: types it only names, and names to be freed."""
+    """Return the code to put before a source: types it only names, and names to undefine."""
     parts = []
     if "cupy/" in source:
         types = (name for name in _TYPES if re.search(rf"\b{name}\b", source))
@@ -219,14 +219,15 @@ def preamble(source: str, expressions: Sequence[str]) -> str:
 
 
 def is_its_macro(option: str) -> bool:
-    """Tell whether an option defines a macro of the program, and not of the headers."""
+    """Tell whether an option defines a macro of the program, not of the headers."""
     return option.startswith("-D") and _OF_HEADERS.match(option) is None
 
 
 def definitions(source: str, options: Sequence[str]) -> str:
-    """Return the program's macros as source, since headers must not see names such as N.
+    """Return the program's macros as source, because headers must not see names such as N.
 
-    So with names of a GPU's compiler, of which CuPy's headers would ask more than there is.
+    The same applies to macros of a GPU's compiler, under which CuPy's headers would require more
+    than there is.
     """
     own = filter(is_its_macro, options)
     pairs = [option[2:].partition("=") for option in (*own, *of_compiler(source, options))]
@@ -234,7 +235,7 @@ def definitions(source: str, options: Sequence[str]) -> str:
 
 
 def of_compiler(source: str, options: Sequence[str]) -> list[str]:
-    """Return options for the macros of a GPU's compiler that a source names."""
+    """Return options that define the macros of a GPU's compiler which a source names."""
     found = [f"-D{name}=1" for name in _COMPILERS if name in source]
     here = architecture(options)
     if here is not None and "__CUDA_ARCH__" in source:
@@ -256,7 +257,7 @@ def without(names: Sequence[str], text: str) -> str:
 
 
 def taken(source: str) -> list[str]:
-    """Return the names that a source defines otherwise than this machine's C library."""
+    """Return the names that a source defines differently from this machine's C library."""
     return sorted({*_taken(without_macros(uncommented(source)))})
 
 
@@ -287,7 +288,7 @@ def _has(library: str, name: str) -> bool:
 
 
 def needs_expansion(code: str, options: Sequence[str]) -> bool:
-    """Tell whether macros generate kernels or their signatures, or there is assembly."""
+    """Tell whether a source has assembly, or macros that generate kernels or their signatures."""
     macros = [(found[1], found[2]) for found in _DEFINE.finditer(code)]  # some of them twice
     macros += [option[2:].partition("=")[::2] for option in options if option.startswith("-D")]
     if any("__global__" in text for _, text in macros) or _ASSEMBLY.search(code):
@@ -298,7 +299,7 @@ def needs_expansion(code: str, options: Sequence[str]) -> bool:
 
 
 def without_includes(source: str) -> str:
-    """Hide a source's includes from the preprocessor; `with_includes` restores them."""
+    """Hide a source's includes from the preprocessor, for `with_includes` to restore."""
     return _INCLUDING.sub(rf"\1{_HIDDEN}", source)
 
 
@@ -311,15 +312,15 @@ def refuse_assembly(code: str) -> None:
     """Raise for a macro-expanded source with PTX.
 
     Raises:
-        DeviceError: it has assembly that is not empty.
+        DeviceError: it has non-empty assembly.
     """
     if found := _ASSEMBLY.search(without_macros(code)):
         text = code[found.start() :].partition(";")[0]
-        raise DeviceError(f"the software GPU has no inline PTX: {' '.join(text.split())[:80]}")
+        raise DeviceError(f"the software GPU cannot run inline PTX: {' '.join(text.split())[:80]}")
 
 
 def pointer_to(name: str, parameters: str, source: str) -> str:
-    """Return an expression for a kernel's address, also if it is overloaded."""
+    """Return an expression for a kernel's address, even if it is overloaded."""
     if len(re.findall(rf"\b{name}\s*\(", source)) == 1:
         return name
     return f"static_cast<void (*)({parameters})>({name})"

@@ -1,4 +1,4 @@
-"""Modules and kernels: the functions of ``cupy_backends.cuda.api.driver``, by their names there."""
+"""Modules and kernels: the functions of ``cupy_backends.cuda.api.driver``, under the same names."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ NOT_FOUND, FILE_NOT_FOUND, INVALID_IMAGE, INVALID_CONTEXT = 500, 301, 200, 201
 INVALID_VALUE, INVALID_HANDLE = 1, 400
 """Values of CUresult, from cuda.h."""
 MOST_THREADS, MOST_LAYERS = 1024, 64
-"""The most threads of a block: in all, and in its third dimension."""
+"""The most threads of a block, in total and in its third dimension."""
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 _MOST_THREADS, _STATIC_SHARED, _DYNAMIC_SHARED, _CARVEOUT = 0, 1, 8, 9
 _ATTRIBUTES = {2: 0, 3: 0, 4: 32, 7: 0, _CARVEOUT: -1}
 _VERSIONS = (5, 6)
-"""CUfunction_attribute from cuda.h: threads of a block, registers (a guess); of PTX and binary."""
+"""Values of CUfunction_attribute from cuda.h: threads of a block, registers (a guess), versions of
+PTX and binary.
+"""
 HAS_SHARED = re.compile(r"(?<!extern )\b__shared__\b")
 
 
@@ -40,9 +42,9 @@ Code = tuple[str, list[str], list[str]]
 
 
 class LoadedModule(NamedTuple):
-    """A module loaded on a device: its kernels' parameters, and the handles given out.
+    """A module loaded on a device, with its kernels' parameters and their handles.
 
-    Without a library it has not been compiled yet.
+    It is not compiled yet if it has no library.
     """
 
     code: Code
@@ -59,8 +61,8 @@ class HostDriver:
     """Loads compiled modules and launches their kernels.
 
     Args:
-        runtime: has the memory, and is told of launches.
-        compiler: compiles what the run-time compiler put together.
+        runtime: has the memory, and is notified of launches.
+        compiler: compiles the output of the run-time compiler.
         fail: raises CuPy's error for a status.
 
     Attributes:
@@ -96,12 +98,12 @@ class HostDriver:
         """Compile and load a module from `HostNvrtc`'s output; returns its handle.
 
         Raises:
-            NotImplementedError: it is PTX or a cubin.
+            NotImplementedError: the output is PTX or a cubin.
         """
         found = unpacked(image, self._compiler.name)
         if found is None:
             if image.startswith(b"\x7fELF") or b".version" in image:
-                raise NotImplementedError("the software GPU reads neither PTX nor cubin")
+                raise NotImplementedError("the software GPU loads neither PTX nor cubin, only C++")
             self._fail(INVALID_IMAGE)
         assert found is not None
         loaded = self._loaded_module(found)
@@ -110,9 +112,9 @@ class HostDriver:
         return handle
 
     def _in_headers(self, module: int) -> LoadedModule:
-        """Load a module again, with the kernels of the program's headers.
+        """Reload a module, with the kernels of the program's headers.
 
-        Kernels that it gave out keep their code and their variables.
+        Existing handles keep their code and their variables.
         """
         found = self._module(module)
         again = self._loaded_module(found.code, in_headers=True)
@@ -128,7 +130,7 @@ class HostDriver:
         return LoadedModule(code, self._library(path), path, kernels, has_shared, limits, here, [])
 
     def _library(self, path: Path) -> ctypes.CDLL:
-        """Load a shared object; a second time as a copy, so that it has its own variables."""
+        """Load a shared object; the second time as a copy, so that it has its own variables."""
         if path not in self._loaded:
             self._loaded.add(path)
             return ctypes.CDLL(str(path))
@@ -141,7 +143,7 @@ class HostDriver:
             Path(name).unlink()
 
     def moduleUnload(self, module: int) -> None:
-        """Drop a module and its kernels; code stays loaded, as queued work may still run it."""
+        """Drop a module and its kernels; the code stays loaded for queued work."""
         found = self._modules.pop(module, None)
         for handle in () if found is None else found.handles:
             del self._kernels[handle], self._devices[handle]
@@ -202,7 +204,7 @@ class HostDriver:
         given: int,
         extra: int = 0,
     ) -> None:
-        """Check a launch as the driver does, and run or queue it unless it is captured."""
+        """Check a launch as the driver does, then run or queue it unless it is captured."""
         sizes = (grid_x, grid_y, grid_z), (block_x, block_y, block_z)
         kernel = self._kernel(function)
         self._check(*sizes, shared_bytes, self._shared_limits.get(function, BLOCK_SHARED_BYTES))
@@ -231,16 +233,16 @@ class HostDriver:
             self._fail(INVALID_VALUE)
 
     def _check_strictly(self, function: int, name: str, threads: int, dynamic: int) -> None:
-        """Raise for a launch that is beyond what the kernel itself says or has."""
+        """Raise for a launch beyond the kernel's own bounds or memory."""
         most, static = self._bounds[function], max(0, self._static[function])
         if threads > most:
-            why = f"{threads} threads of a block, and {name} has __launch_bounds__ of {most}"
+            why = f"{threads} threads of a block, but {name} has __launch_bounds__ of {most}"
             refuse(self._fail, INVALID_VALUE, why)
         is_raised = function in self._shared_limits
         room = self._chip.block_shared_bytes if is_raised else BLOCK_SHARED_BYTES
         if static + dynamic > room:
             why = f"{name} has {static:,} bytes of static shared memory, and {dynamic:,} more"
-            refuse(self._fail, INVALID_VALUE, f"{why} pass the {room:,} of a block")
+            refuse(self._fail, INVALID_VALUE, f"{why} exceed the {room:,} of a block")
 
     def launch(
         self,
@@ -250,7 +252,7 @@ class HostDriver:
         stream: int,
         given: int,
     ) -> None:
-        """Run a kernel over a grid; ``given`` points to the arguments' addresses."""
+        """Run a kernel over a grid; ``given`` points to the addresses of its arguments."""
         with self._runtime.lock:
             self.tell_launch(kernel, stream, given)
             self.run_or_end(kernel, *sizes, shared_bytes, given)
@@ -268,7 +270,7 @@ class HostDriver:
         self._runtime.end_context(status, sentence, finding=finding)
 
     def tell_launch(self, kernel: Kernel, stream: int, given: int) -> None:
-        """Report the memory that a kernel will use."""
+        """Report the memory that a kernel uses, before it runs."""
         if not self._runtime.is_followed:
             return
         with self._runtime.lock:
@@ -316,7 +318,7 @@ class HostDriver:
     def occupancyMaxPotentialBlockSize(
         self, function: int, shared_bytes: int, limit: int
     ) -> tuple[int, int]:
-        """Return how many blocks fill the GPU, and the threads of one at which most threads run."""
+        """Return the number of blocks that fill the GPU, and the block size with most threads."""
         most = min(self._bounds.get(function, MOST_THREADS), limit or MOST_THREADS)
         shared_bytes += max(0, self._static.get(function, 0))
         sizes = range(most - most % 32 or most, 0, -32)

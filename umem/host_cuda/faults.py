@@ -27,7 +27,7 @@ _NEEDS_NO_CONTEXT = re.compile(
 )
 """Functions that still work: CuPy calls them around what it frees, too."""
 OPTION = (
-    "To go on after a fault: umem.software_gpu(..., sticky=False), or UMEM_SOFTWARE_GPU=...,"
+    "To continue after a fault: umem.software_gpu(..., sticky=False), or UMEM_SOFTWARE_GPU=...,"
     "sticky=off"
 )
 
@@ -76,7 +76,7 @@ class Fault(NamedTuple):
     @property
     def reminder(self) -> str:
         """Return the sentence of later calls."""
-        return f"{self.sentence}. It ended the context, as on a GPU, and no call works. {OPTION}"
+        return f"{self.sentence}. It ended the context, as on a GPU, and no further call works. {OPTION}"
 
 
 class RedirectedModule(NamedTuple):

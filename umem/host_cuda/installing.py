@@ -62,8 +62,8 @@ absent: set[str] = set()
 _kept: list[Any] = []
 """Objects that CuPy's modules point to, kept for the life of the process."""
 DRY_COMPUTES_NOTHING = (
-    "a dry run computes nothing that checked=True, stream_seed= or kernel_seconds= could"
-    " check, and without its model it would say nothing: leave them out"
+    "a dry run has no arithmetic to check, delay or limit, and needs its model: leave out"
+    " checked=True, stream_seed=, kernel_seconds= and model=False"
 )
 
 
@@ -113,9 +113,9 @@ def open_host_cuda(
     )
     if any(name in sys.modules for name in ("cupy", "cupy_backends")):
         raise StateError(
-            "the software GPU is on already, for the process"
+            "the software GPU is already open in this process"
             if is_open()
-            else "CuPy is imported already: umem.software_gpu comes before the first `import cupy`,"
+            else "CuPy is imported already: call umem.software_gpu before the first `import cupy`,"
             " or run the script under umem run --software"
         )
     # The finder of `umem_software_gpu` would open another one as CuPy is imported.
@@ -182,8 +182,8 @@ def requirements(
     check_vram(spec)
     if spec.chip is None:
         raise DeviceError(
-            f"{spec.title}: CuPy asks for the compute capability and the number of "
-            "multiprocessors, which are not known: give GpuSpec(..., chip=(8, 9, 128))"
+            f"{spec.title}: CuPy needs the compute capability and the number of "
+            "multiprocessors, which are unknown: give GpuSpec(..., chip=(8, 9, 128))"
         )
     folder = known_cupy()
     if not force and has_real_gpu():

@@ -68,7 +68,7 @@ def import_kernels(path: Path, folder: Path, version: str) -> tuple[str, int]:
             _check_maker(manifest, Toolchain(folder, target), version)
             contents = _contents(archive, manifest["kernels"])
     except _DAMAGES as error:
-        raise FileError(f"no archive of kernels, or a damaged one: {reason(error)}") from error
+        raise FileError(f"not an archive of kernels, or damaged: {reason(error)}") from error
     new = [name for name in contents if not (folder / name).exists()]
     for name in new:
         with whole(folder / name, force=True) as made:
@@ -87,7 +87,7 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
     found = json.loads(archive.read(MANIFEST))
     texts = ("umem", "target", "label", "compiler")
     if not isinstance(found, dict) or not all(isinstance(found.get(name), str) for name in texts):
-        raise ValueError("its manifest is not one")
+        raise ValueError("its manifest is invalid")
     if not isinstance(found.get("kernels"), dict):
         raise ValueError("its manifest names no kernels")
     return found
@@ -97,15 +97,15 @@ def _check_maker(manifest: dict[str, Any], tools: Toolchain, version: str) -> No
     """Raise FileError unless an archive is of this umem, compiler and processor."""
     if manifest["umem"] != version:
         made = short(manifest["umem"])
-        raise FileError(f"its kernels are of umem {made}, and this is umem {version}")
+        raise FileError(f"its kernels are of umem {made}, but this is umem {version}")
     if manifest["label"] == tools.label:
         return
     made, here = short(manifest["compiler"]), _compiler(tools)
     if made != here:
-        raise FileError(f"its kernels are of the compiler {made}, and here it is {here}")
+        raise FileError(f"its kernels are of the compiler {made}, but {here} is installed")
     raise FileError(
-        "its kernels are for another processor, by the same compiler: export them where they were "
-        f"made with {TARGET_VARIABLE}=portable"
+        "its kernels are for another processor, by the same compiler: export them again, where they "
+        f"were made, with {TARGET_VARIABLE}=portable"
     )
 
 
@@ -118,15 +118,15 @@ def _contents(archive: zipfile.ZipFile, checksums: dict[str, Any]) -> dict[str, 
     names = [info.filename for info in archive.infolist() if info.filename != MANIFEST]
     for name in names:
         if KERNEL.fullmatch(name) is None:
-            raise FileError(f"{short(name)} is in it, which is no name of a kernel")
+            raise FileError(f"it contains {short(name)}, which is not a kernel's name")
     if sorted(names) != sorted(checksums):
-        raise FileError("its files are not those of its manifest")
+        raise FileError("its files differ from its manifest")
     if sum(info.file_size for info in archive.infolist()) > kernel_cache_limit():
         raise FileError("it is larger than the cache may be (UMEM_KERNEL_CACHE_SIZE)")
     contents = {name: archive.read(name) for name in names}
     for name, content in contents.items():
         if _checksum(content) != checksums[name]:
-            raise FileError(f"{name} in it is damaged: its checksum is another")
+            raise FileError(f"{name} in it is damaged: its checksum differs")
     return contents
 
 

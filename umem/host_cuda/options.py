@@ -49,6 +49,6 @@ def check_seconds(seconds: float | None) -> None:
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not is_number or not (math.isfinite(seconds) and LEAST_SECONDS <= seconds <= MOST_SECONDS):
         raise SizeError(
-            f"kernel_seconds={seconds!r}: the processor time that a kernel may take, from 0.001 to "
-            "1000000 s"
+            f"kernel_seconds={seconds!r}: the processor time that a kernel may take must be from "
+            "0.001 to 1000000 s"
         )

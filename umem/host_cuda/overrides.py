@@ -50,7 +50,7 @@ class Overrides:
         other = {name for name in own if re.fullmatch(kind, name)} - known.keys()
         other |= functions.keys() - {known[name][0] for name in own & known.keys()}
         if other:
-            raise DeviceError(f"{module.name} has other functions than known here: {sorted(other)}")
+            raise DeviceError(f"{module.name} has unknown functions: {sorted(other)}")
         self._names = [name for name, _ in known.values()]
         parts = [
             "typedef struct _object PyObject; void Py_DecRef(PyObject *);\n"

@@ -41,19 +41,19 @@ class Processors:
         if name == "native":
             return cls(name, ("-march=native",))
         if name != "portable":
-            raise DeviceError(f"{TARGET_VARIABLE} is native or portable, not {short(name)}")
+            raise DeviceError(f"{TARGET_VARIABLE} must be native or portable, not {short(name)}")
         machine = platform.machine()
         kind = _PORTABLE.get(machine)
         if kind is None:
             raise DeviceError(
-                f"{TARGET_VARIABLE}=portable: nothing is known of {machine}; use native"
+                f"{TARGET_VARIABLE}=portable does not support {machine}; use native"
             )
         found = this_processor()
         missing = NEEDED - {*found.split()} if machine == "x86_64" and found else ()
         if missing:
             raise DeviceError(
-                f"{TARGET_VARIABLE}=portable: {kind} needs {', '.join(sorted(missing))}, and this "
-                "processor has not; use native"
+                f"{TARGET_VARIABLE}=portable: {kind} needs {', '.join(sorted(missing))}, which "
+                "this processor lacks; use native"
             )
         return cls(name, (f"-march={kind}",))
 

@@ -32,4 +32,4 @@ def refuse(fail: Callable[[int], object], status: int, why: str) -> NoReturn:
     except Exception as error:
         error.args = (f"{error}: {why}. {hint()}",)
         raise
-    raise AssertionError(f"status {status} is no error")
+    raise AssertionError(f"status {status} is not an error")

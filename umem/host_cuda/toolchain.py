@@ -237,7 +237,7 @@ class Toolchain:
         try:
             done = self._run([*given, "-o", name, source], text)
             if done.returncode:
-                errors = _first_error(errors_in(done.stderr)) or f"it ends with {done.returncode}"
+                errors = _first_error(errors_in(done.stderr)) or f"it exits with {done.returncode}"
                 raise DeviceError(f"{self.compiler} refuses a kernel:\n{errors}")
             os.replace(name, path)
         finally:
@@ -261,7 +261,7 @@ class Toolchain:
         atexit.register(_remove, folder, os.getpid())
         if not _may_run(folder):
             raise DeviceError(
-                f"nothing may run in {folder} (noexec): set TMPDIR to a folder where kernels may"
+                f"programs cannot run in {folder} (noexec): set TMPDIR to a folder that allows it"
             )
         self._is_own = True
         return folder

@@ -53,9 +53,9 @@ def refuse_unknown(installed: dict[str, str], cuda: int | None) -> None:
         raise DeviceError(f"CuPy is not installed as any of {', '.join(CUPY_DISTRIBUTIONS)}")
     (found,) = installed.values()
     if cuda not in KNOWN or not _is_of(found, KNOWN[cuda]):
-        what = "something else than CUDA" if cuda is None else f"CUDA {cuda}"
+        what = "something other than CUDA" if cuda is None else f"CUDA {cuda}"
         raise DeviceError(
-            f"the software GPU knows the inside of CuPy {_listed()}; {names} is for {what}"
+            f"the software GPU supports CuPy {_listed()}; {names} is for {what}"
         )
 
 

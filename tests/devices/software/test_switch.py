@@ -398,7 +398,7 @@ def old_cupy(folder: Path) -> str:
     about = folder / "cupy_cuda12x-12.3.0.dist-info/METADATA"
     about.write_text("Metadata-Version: 2.1\nName: cupy-cuda12x\nVersion: 12.3.0\n")
     (folder / "without.py").write_text("")
-    return "the software GPU knows the inside of CuPy 13.6 for CUDA 11, 13.6 and 14 for CUDA 12"
+    return "the software GPU supports CuPy 13.6 for CUDA 11, 13.6 and 14 for CUDA 12"
 
 
 @is_installed

@@ -124,7 +124,7 @@ class VirtualGPU(Device):
 
     def _prepared(self, policy: Policy) -> None:
         if policy.upstream is not None:
-            raise DeviceError("a virtual GPU takes no memory of another library: omit upstream=")
+            raise DeviceError("a virtual GPU takes no other library's memory: leave out upstream=")
         with self.model.lock:
             self._flush()
             self.model.driver.check_limit(policy)

@@ -112,7 +112,7 @@ class HostNccl(HostLibrary):
         states = self._runtime.devices
         if not all(0 <= n < len(states) for n in numbers):
             raise LibraryFailure(
-                INVALID_ARGUMENT, f"devices {numbers}, and there are {len(states)}"
+                INVALID_ARGUMENT, f"devices {numbers}, but there are {len(states)}"
             )
         place = new_place()
         for rank, number in enumerate(numbers):
@@ -162,7 +162,7 @@ class HostNccl(HostLibrary):
 
     def ncclGroupEnd(self) -> None:
         if not self._group.depth:
-            raise LibraryFailure(INVALID_USAGE, "a group ends that has not begun")
+            raise LibraryFailure(INVALID_USAGE, "the end of a group that has not begun")
         self._group.depth -= 1
         if not self._group.depth:
             self._run(self._group.take())
@@ -311,7 +311,7 @@ class HostNccl(HostLibrary):
         try:
             return self._keep(Mailboxes(place, size, rank, device))
         except OSError as error:
-            raise LibraryFailure(SYSTEM_ERROR, f"ranks share memory by a file: {error}") from None
+            raise LibraryFailure(SYSTEM_ERROR, f"ranks share memory through a file: {error}") from None
 
     def _of(self, comm: int, rank: int = 0) -> Mailboxes:
         """Return a communicator; raises if the given root is not one of its ranks."""
@@ -327,7 +327,7 @@ class HostNccl(HostLibrary):
         if not 0 <= dtype < len(DTYPES):
             raise LibraryFailure(INVALID_ARGUMENT, f"the software GPU's NCCL has no type {dtype}")
         if count and self._runtime.allocation_of(address) is None:
-            raise LibraryFailure(INVALID_ARGUMENT, f"{address:#x} is no memory of a device's")
+            raise LibraryFailure(INVALID_ARGUMENT, f"{address:#x} is not device memory")
         return self._vector(DTYPES[dtype], address, count)
 
 
