@@ -137,7 +137,7 @@ fails("rank 2 has destroyed its communicator", comms[1].recv, y.data.ptr, 4, kin
 fails("the communicator does not exist, or was destroyed", comms[2].rank_id)
 fails("cudaErrorIllegalAddress", comms[3].bcast, y.data.ptr, 4, kind, 3, 0)
 name = bytes(128) if isinstance(nccl.get_unique_id(), bytes) else tuple(bytes(128))
-fails("ranks share memory through a file: ", nccl.NcclCommunicator, 2, name, 0)
+fails("ranks share memory in a file: ", nccl.NcclCommunicator, 2, name, 0)
 """
     assert run(program, kernel_cache, start=FOUR) == ""
 

@@ -61,7 +61,7 @@ class Overlaps:
     def found(
         self, action: Action, ranges: Sequence[Range], work: Work
     ) -> list[tuple[Range, Work]]:
-        """Record a work's effect on ranges; returns earlier works whose effect becomes undefined."""
+        """Record a work's effect on ranges; returns earlier works that it makes undefined."""
         self._moved = [each for each in self._moved if not self._order.is_known_over(each.work)]
         found = [pair for each in ranges for pair in self._undefined(action, each, work)]
         for address, nbytes in ranges:

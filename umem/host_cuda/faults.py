@@ -1,10 +1,10 @@
-"""Faults of kernels, and the contexts that they end.
+"""Faults of kernels, which end contexts.
 
-On a card a fault ends the context of its device, and each later call returns its error, until the
-process ends. So it is here: after a fault the functions under CuPy are replaced by ones that raise,
-so that nothing is slower before. What frees something still does, and says nothing. Other devices
-go on: an error is that of one context. The documentation of cudaErrorIllegalAddress advises to end
-the process.
+On a real GPU a fault ends the context of its device, and each later call returns its error, until
+the process ends. Likewise here: a fault replaces the functions under CuPy by functions that raise,
+so that calls before a fault cost nothing more. Functions that free something still work, silently.
+Other devices are not affected, because an error belongs to one context. The documentation of
+cudaErrorIllegalAddress advises to end the process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from umem.errors import DeviceError
 
 ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT = 700, 702, 710
 MISALIGNED_ADDRESS, LAUNCH_FAILURE = 716, 719
-"""Values of cudaError, from driver_types.h. The last one is "unspecified": CUDA sees no races."""
+"""Values of cudaError, from driver_types.h. The last one is "unspecified", because CUDA does not
+detect races.
+"""
 GIVES_BACK = re.compile(r"free|destroy|unload|unregister|release", re.IGNORECASE)
 """Functions that only free something."""
 _NEEDS_NO_CONTEXT = re.compile(
@@ -25,7 +27,7 @@ _NEEDS_NO_CONTEXT = re.compile(
     r"|ctx(Get|Set)Current|ctxGetDevice|\w*[gG]et(Build|Runtime|\w*Local\w*)?Version|_ensure_context"
     r"|_getCUDAMajorVersion|getLastError|peekAtLastError|get_build_version"
 )
-"""Functions that still work: CuPy calls them around what it frees, too."""
+"""Functions that still work, because CuPy also calls them when it frees something."""
 OPTION = (
     "To continue after a fault: umem.software_gpu(..., sticky=False), or UMEM_SOFTWARE_GPU=...,"
     "sticky=off"
@@ -33,7 +35,7 @@ OPTION = (
 
 
 class Finding(NamedTuple):
-    """A finding as a tool of compute-sanitizer would have it, for `umem_software_gpu.faults`.
+    """A finding of a tool of compute-sanitizer, for `umem_software_gpu.faults`.
 
     Attributes:
         tool: its name.
@@ -47,7 +49,7 @@ class Finding(NamedTuple):
 
 
 class KernelFault(DeviceError):
-    """A kernel has ended by what a GPU calls a fault; it becomes CuPy's error, too.
+    """A kernel has ended with a fault; also raised as CuPy's error.
 
     Args:
         status: of cudaError.
@@ -75,7 +77,7 @@ class Fault(NamedTuple):
 
     @property
     def reminder(self) -> str:
-        """Return the sentence of later calls."""
+        """Return the message of later calls."""
         return f"{self.sentence}. It ended the context, as on a GPU, and no further call works. {OPTION}"
 
 
@@ -83,9 +85,9 @@ class RedirectedModule(NamedTuple):
     """A CuPy module's functions, redirected to the host's.
 
     Attributes:
-        redirect: redirects them to what a function returns for their names.
-        original: returns the host's function of a name.
-        fail: raises this module's error for a fault; None if it needs no context.
+        redirect: redirects the functions to a function's results for their names.
+        original: returns the host's function with a name.
+        fail: raises this module's error for a fault; None if the module needs no context.
     """
 
     redirect: Callable[[Callable[[str], Any]], None]
@@ -94,7 +96,7 @@ class RedirectedModule(NamedTuple):
 
 
 class Contexts:
-    """Ends contexts, and revives them.
+    """Ends and revives contexts.
 
     Args:
         runtime: has the devices.
@@ -105,7 +107,7 @@ class Contexts:
         self._runtime, self._redirected, self._has_ended = runtime, redirected, False
 
     def end(self) -> None:
-        """Have CuPy's functions raise where the current device has had a fault."""
+        """Make CuPy's functions raise if the current device has had a fault."""
         if not self._has_ended:
             self._has_ended = True
             for each in self._redirected:
@@ -119,7 +121,7 @@ class Contexts:
         is_quiet = GIVES_BACK.search(name) is not None
 
         def refusing(*given: Any, **more: Any) -> Any:
-            """Call the function unless the current device has had a fault; raise that then."""
+            """Call the function, or raise the current device's fault, if any."""
             fault = runtime.here.fault
             if fault is None:
                 return function(*given, **more)
@@ -135,10 +137,9 @@ class Contexts:
         return refusing
 
     def revive(self) -> tuple[Fault, ...]:
-        """Make all contexts usable again; returns the faults that had ended some.
+        """Make all contexts usable again; returns the faults that had ended contexts.
 
-        Memory stays as the fault left it. Work that was queued on such a device is dropped, and
-        its captures are over.
+        Memory stays as the fault left it. Queued work and captures of such devices are dropped.
         """
         faults: tuple[Fault, ...] = self._runtime.forget_faults()
         if self._has_ended:
@@ -153,9 +154,9 @@ contexts: list[Contexts] = []
 
 
 def revive() -> tuple[Fault, ...]:
-    """Make devices usable again whose contexts a fault has ended; returns the faults.
+    """Make devices usable again after faults; returns the faults.
 
-    For test runners: on a GPU there is no such thing. Call it between tests, from a thread that
-    has a test's work behind it. Does nothing without a software GPU or a fault.
+    For test runners; a real GPU cannot do this. Call it between tests, from a thread whose test
+    work has finished. Does nothing without a software GPU or a fault.
     """
     return tuple(fault for each in contexts for fault in each.revive())

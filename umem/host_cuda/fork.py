@@ -1,6 +1,6 @@
-"""Forked children of the software GPU: they get CUDA's own error.
+"""Raises CUDA's own error in forked children of a process with a software GPU.
 
-The child has the memory of its parent, and could continue; on a GPU it could not. Functions that
+The child has its parent's memory and could continue, but on a real GPU it could not. Functions that
 only free something do nothing there, so that a child that does not use the GPU ends normally.
 """
 
@@ -18,13 +18,13 @@ NOT_INITIALISED = 3
 
 
 def refuse_children(runtime: HostRuntime, redirected: Iterable[RedirectedModule]) -> None:
-    """Make CuPy fail in children that are forked after the first use."""
+    """Make CuPy fail in children forked after the first use."""
 
     def refused(*_: Any, **more: Any) -> None:
         runtime.fail(NOT_INITIALISED)
 
     def nothing(*_: Any, **more: Any) -> None:
-        """Do nothing: the resource is the parent's."""
+        """Do nothing, because the resource is the parent's."""
 
     def refuse() -> None:
         if runtime.was_used:

@@ -1,4 +1,4 @@
-"""Headers of the host's compiler, which CUDA's run-time compiler does not have."""
+"""Headers of the host's compiler that CUDA's run-time compiler lacks."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ HOSTS = frozenset(
 )
 """Headers of C, C++ and Linux that NVRTC 12.9.86 and 13.5.37 do not find.
 
-Each was included by a kernel that these compiled with CuPy 14's folders and those of CUDA's own
-headers (nvidia-cuda-runtime 12.9.79): they bundle none of them. What is not listed is accepted.
+Each was included in a kernel compiled by these with the folders of CuPy 14 and of CUDA's own
+headers (nvidia-cuda-runtime 12.9.79), which bundle none of them. Other headers are accepted.
 """
 OF_NVRTC = (
     "-D__CUDACC__=1", "-D__CUDACC_RTC__=1", "-D__CUDA_ARCH__=750",
     "-U__GNUC__", "-U__linux__", "-Ulinux", "-U__x86_64__", "-U__SIZEOF_INT128__",
 )  # fmt: skip
-"""Macros by which a program tells NVRTC from a host's compiler, as NVRTC 12.9.86 has them."""
+"""Macros that distinguish NVRTC from a host's compiler, as in NVRTC 12.9.86."""
 
 
 def foreign_header(
@@ -44,13 +44,13 @@ def foreign_header(
     theirs: Sequence[Path],
     preprocessed: Callable[[str, Sequence[str]], str],
 ) -> tuple[int, str] | None:
-    """Return the line and name of a header that CUDA's compiler would not find, if any.
+    """Return line and name of a header that CUDA's compiler would not find, if any.
 
     Args:
         source: CUDA C++.
-        options: NVRTC's.
-        theirs: folders of headers that are not the program's.
-        preprocessed: leaves out what a source has for another compiler, given its options.
+        options: NVRTC's options.
+        theirs: folders of headers that do not belong to the program.
+        preprocessed: removes a source's code for other compilers, given its options.
     """
     if not any(found[2] in HOSTS for found in INCLUDE.finditer(source)):
         return None

@@ -1,4 +1,4 @@
-"""Headers of a program's own: their text, put where its source includes them."""
+"""Inserts the text of a program's own headers where its source includes them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*([<\"])([^>\"\n]+)[>\"]", re.M
 _FOLDER = re.compile(r"(?:-I|--include-path=)(.+)")
 _ONCE = re.compile(r"^([ \t]*#[ \t]*)pragma[ \t]+once\b", re.MULTILINE)
 OF_CUDA = "driver_types.h"
-"""A header by which the folder of CUDA's own headers is known."""
+"""A header that identifies the folder of CUDA's own headers."""
 
 
 def folders_of(options: Sequence[str], theirs: Sequence[Path]) -> list[Path]:
-    """Return the folders that a program names for headers, except CuPy's, CUDA's and umem's."""
+    """Return the program's own header folders, without CuPy's, CUDA's and umem's."""
     found = (Path(match[1]) for match in map(_FOLDER.fullmatch, options) if match)
     return [
         folder
@@ -27,16 +27,16 @@ def folders_of(options: Sequence[str], theirs: Sequence[Path]) -> list[Path]:
 
 
 def find(name: str, quoted: bool, beside: Path | None, folders: Sequence[Path]) -> Path | None:
-    """Return the file that an include leads to; None if it is not the program's."""
+    """Return the file of an include; None if it is not the program's."""
     places = [beside, *folders] if quoted and beside else folders
     return next((path for place in places if (path := place / name).is_file()), None)
 
 
 def with_headers(source: str, folders: Sequence[Path]) -> str:
-    """Put the text of a program's headers into its source, each where it is first included.
+    """Insert the text of a program's headers into its source, each at its first include.
 
-    Later includes of the same header stay, so that headers without a guard do what they do, except
-    of one with ``#pragma once``.
+    Later includes of the same header stay, so that headers without a guard behave as before, except
+    of a header with ``#pragma once``.
     """
     known: dict[Path, bool] = {}
     return "".join(_parts(source, SOURCE, None, folders, known))
@@ -45,7 +45,7 @@ def with_headers(source: str, folders: Sequence[Path]) -> str:
 def _parts(
     text: str, name: str, beside: Path | None, folders: Sequence[Path], known: dict[Path, bool]
 ) -> Iterator[str]:
-    """Yield a text's pieces, with a header's in place of its include."""
+    """Yield the pieces of a text, with a header's text in place of its include."""
     code, at = uncommented(text), 0
     for found in INCLUDE.finditer(code):
         path = find(found[2], found[1] == '"', beside, folders)

@@ -1,4 +1,4 @@
-"""Puts the host's own functions under CuPy, before CuPy is imported."""
+"""Puts the host's functions under CuPy, before CuPy is imported."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _ABSENT = {
     "cupy.cuda.compiler._jitify_prep": "jitify",
     "cupy.cuda.jitify.jitify": "jitify",
 }
-"""Functions of CuPy that raise NotImplementedError, besides missing library functions."""
+"""CuPy functions that raise NotImplementedError, besides missing library functions."""
 _CALLBACKS = {"13": "cupy.fft.config", "14": "cupy.fft._config._FFTConfig"}
 """Module of ``set_cufft_callbacks``, by CuPy's version."""
 _LEFT = (
@@ -58,9 +58,9 @@ _LEFT = (
 """Functions of CuPy's modules that do not need NVIDIA's libraries."""
 _redirected: list[RedirectedModule] = []
 absent: set[str] = set()
-"""Names of CuPy and CUDA that this process has called, and that the software GPU has not."""
+"""Names of CuPy and CUDA functions that this process has called, and the software GPU lacks."""
 _kept: list[Any] = []
-"""Objects that CuPy's modules point to, kept for the life of the process."""
+"""Objects that CuPy's modules point to, kept alive until the process ends."""
 DRY_COMPUTES_NOTHING = (
     "a dry run has no arithmetic to check, delay or limit, and needs its model: leave out"
     " checked=True, stream_seed=, kernel_seconds= and model=False"
@@ -81,29 +81,29 @@ def open_host_cuda(
     devices: int = 1,
     dry: bool = False,
 ) -> HostRuntime:
-    """Run the real CuPy on host memory, from now on, for the process; returns its CUDA runtime.
+    """Run the real CuPy on host memory for the rest of the process; returns its CUDA runtime.
 
-    `umem.software_gpu` is this with the model of VRAM, pages and time, and says more of each
-    argument.
+    `umem.software_gpu` adds the model of VRAM, pages and time, and documents the arguments in
+    detail.
 
     Args:
-        gpu: a name of the table of GPUs, or one of your own with a ``chip``.
+        gpu: a name from the table of GPUs, or your own `GpuSpec` with a ``chip``.
         vram: usable VRAM instead of the table's figure.
-        observer: makes, of the GPU and the number of devices, what is told of all that happens and
-            asked what is allowed.
-        force: also where there is a real GPU.
-        checked: a kernel that leaves its arrays is an error.
-        strict: what CUDA refuses raises CUDA's own error.
-        sticky: a fault of a kernel ends the context of its device.
-        stream_seed: streams run late, in an order drawn from this seed; None does all at once.
-        kernel_seconds: the processor time that a kernel may take; None for no limit.
-        devices: how many such GPUs there are.
-        dry: leaves out the arithmetic.
+        observer: makes the observer, given the GPU and the number of devices.
+        force: True ignores a real GPU.
+        checked: True makes a kernel that leaves its arrays an error.
+        strict: True raises CUDA's own errors for whatever CUDA refuses.
+        sticky: True makes a kernel's fault end the context of its device.
+        stream_seed: streams run late, in an order drawn from this seed; None runs all at once.
+        kernel_seconds: the limit of a kernel's processor time; None for no limit.
+        devices: the number of GPUs.
+        dry: True skips the arithmetic.
 
     Raises:
-        StateError: CuPy is imported already, or this was called before.
+        StateError: CuPy is already imported, or a software GPU is already open.
         MissingDependencyError, DeviceError, UnknownGpuError, SizeError: see `requirements`; or a
-            dry run with what has to compute, ``stream_seed`` is none, or the compiler fails.
+            dry run has an option that needs arithmetic, ``stream_seed`` is invalid, or the compiler
+            fails.
     """
     check_seed(stream_seed)
     if dry and (checked or stream_seed is not None or kernel_seconds is not None):
@@ -136,7 +136,7 @@ def open_host_cuda(
 
 
 def _open(runtime: HostRuntime, folder: Path) -> None:
-    """Put a runtime under CuPy, whose package is in a folder."""
+    """Put a runtime under the CuPy package in a folder."""
     tools = Toolchain()
     names = [f"cupy_backends/cuda/libs/{name}" for name in _LIBRARIES]
     names += ["cupy/cuda/cufft", "cupy/cuda/jitify"]
@@ -164,15 +164,15 @@ def requirements(
     devices: int = 1,
     kernel_seconds: float | None = None,
 ) -> tuple[GpuSpec, Path]:
-    """Check the requirements of `open_host_cuda`, without importing CuPy.
+    """Check the requirements of `open_host_cuda` without importing CuPy.
 
-    Returns the GPU, and CuPy's folder.
+    Returns the GPU and CuPy's folder.
 
     Raises:
-        MissingDependencyError: no CuPy, or no compiler.
-        DeviceError: a CuPy whose inside is not known, a real GPU and no ``force``, a `GpuSpec`
-            without a ``chip``, or no such number of devices.
-        UnknownGpuError, SizeError: no such GPU, VRAM or ``kernel_seconds``.
+        MissingDependencyError: CuPy or a compiler is missing.
+        DeviceError: CuPy's version is not supported; there is a real GPU, without ``force``; a
+            `GpuSpec` has no ``chip``; or ``devices`` is out of range.
+        UnknownGpuError, SizeError: the GPU, VRAM or ``kernel_seconds`` is invalid.
     """
     spec = gpu_spec(gpu)
     check_count(devices)
@@ -198,7 +198,7 @@ def is_open() -> bool:
 
 
 def _install(runtime: HostRuntime, folder: Path, tools: Toolchain, stand_ins: StandIns) -> None:
-    """Point CuPy's modules at the host's functions, and disable what the host cannot do."""
+    """Point CuPy's modules at the host's functions, and disable functions that the host lacks."""
     api = importlib.import_module("cupy_backends.cuda.api.runtime")
     runtime.error_type, runtime.attributes_type = api.CUDARuntimeError, api.PointerAttributes
     runtime.fault_type = importlib.import_module("umem.host_cuda.cuda_fault").CudaFault
@@ -299,8 +299,8 @@ def _point_at(
 ) -> None:
     """Redirect a module's C and Python functions to an object's methods.
 
-    Functions that the object lacks raise NotImplementedError, as their library is missing.
-    ``ended`` raises this module's error after a fault; None where none is raised.
+    Functions that the object lacks raise NotImplementedError, because their library is missing.
+    ``ended`` raises this module's error after a fault; None raises no error.
     """
 
     def handler(name: str) -> Any:
@@ -329,10 +329,10 @@ def _point_at(
 def _silent_at_exit(
     function: Callable[..., Any], is_exiting: Callable[[], bool] = sys.is_finalizing
 ) -> Callable[..., Any]:
-    """Wrap a function that frees a handle, so that it does nothing while Python exits.
+    """Wrap a function that frees a handle, so that it does nothing at Python's exit.
 
-    CuPy keeps a thread's handles in a `threading.local`, which Python clears after the modules:
-    umem's own locals and globals are gone by then, and CuPy would print an error without a text.
+    CuPy keeps a thread's handles in a `threading.local`, which Python clears after the modules.
+    umem's own locals and globals no longer exist then, and CuPy would print an empty error.
     """
 
     def free(*given: Any) -> Any:
@@ -342,7 +342,7 @@ def _silent_at_exit(
 
 
 def _refuse_accelerators() -> None:
-    """Turn off CUB and cuTENSOR, whose kernels were compiled for a GPU."""
+    """Disable CUB and cuTENSOR, whose kernels were compiled for a GPU."""
     core: Any = importlib.import_module("cupy._core")
     for kind in ("elementwise", "reduction", "routine"):
         name = f"set_{kind}_accelerators"

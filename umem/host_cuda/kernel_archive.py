@@ -1,7 +1,7 @@
-"""Compiled kernels in one file, from a machine to others with the same compiler.
+"""Compiled kernels in one file, to copy between machines with the same compiler.
 
-A zip with a manifest: what the kernels were made by and for, and a checksum of each. A kernel is
-machine code that runs as its user: an archive is as trustworthy as whoever made it.
+A zip file with a manifest of the kernels' compiler, target and checksums. Kernels are machine code
+that runs as their user: trust an archive only as much as its maker.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from umem.host_cuda.toolchain import Toolchain
 
 MANIFEST = "manifest.json"
 _MANIFEST_BYTES = 64 << 20
-"""The largest manifest that is read: of half a million kernels (a guess)."""
+"""The largest manifest that is read, for half a million kernels (a guess)."""
 _DAMAGES = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, KeyError, ValueError)
-"""Errors of a damaged archive, its contents and its manifest; RuntimeError if it is encrypted."""
+"""Errors of a damaged archive, its contents or its manifest; RuntimeError if it is encrypted."""
 
 
 def export_kernels(tools: Toolchain, file: IO[bytes], version: str) -> int:
-    """Write an archive of the kernels of a compiler, its target, and this umem; returns their
-    number.
+    """Write an archive of a compiler's and target's kernels; returns their number.
 
     Raises:
         FileError: there are no kernels.
@@ -53,12 +52,11 @@ def export_kernels(tools: Toolchain, file: IO[bytes], version: str) -> int:
 
 
 def import_kernels(path: Path, folder: Path, version: str) -> tuple[str, int]:
-    """Add an archive's kernels to a folder; returns their target, and how many are new.
+    """Add an archive's kernels to a folder; returns their target and the number of new ones.
 
     Raises:
-        FileError: it is no such archive or is damaged, has other files, is of another version of
-            umem, another compiler or another processor, or is larger than a cache may be. Then
-            nothing was written.
+        FileError: the file is not an archive, is damaged, has other files, is from another version
+            of umem, compiler or processor, or is larger than a cache may be. Nothing was written.
         DeviceError: its kernels do not run here.
     """
     try:
@@ -80,7 +78,7 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
     """Read and check an archive's manifest.
 
     Raises:
-        FileError, ValueError: it is too large, or not valid.
+        FileError, ValueError: it is too large or invalid.
     """
     if archive.getinfo(MANIFEST).file_size > _MANIFEST_BYTES:
         raise FileError("its manifest is too large")
@@ -94,7 +92,7 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
 
 
 def _check_maker(manifest: dict[str, Any], tools: Toolchain, version: str) -> None:
-    """Raise FileError unless an archive is of this umem, compiler and processor."""
+    """Raise FileError unless an archive is from this umem, compiler and processor."""
     if manifest["umem"] != version:
         made = short(manifest["umem"])
         raise FileError(f"its kernels are of umem {made}, but this is umem {version}")
@@ -104,8 +102,8 @@ def _check_maker(manifest: dict[str, Any], tools: Toolchain, version: str) -> No
     if made != here:
         raise FileError(f"its kernels are of the compiler {made}, but {here} is installed")
     raise FileError(
-        "its kernels are for another processor, by the same compiler: export them again, where they "
-        f"were made, with {TARGET_VARIABLE}=portable"
+        "its kernels are for another processor, by the same compiler: export them again where "
+        f"they were made, with {TARGET_VARIABLE}=portable"
     )
 
 
@@ -113,7 +111,7 @@ def _contents(archive: zipfile.ZipFile, checksums: dict[str, Any]) -> dict[str, 
     """Read an archive's kernels, after checking names, total size and checksums.
 
     Raises:
-        FileError: one of these is wrong; nothing was written.
+        FileError: one of them is wrong; nothing was written.
     """
     names = [info.filename for info in archive.infolist() if info.filename != MANIFEST]
     for name in names:

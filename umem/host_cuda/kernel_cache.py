@@ -1,4 +1,4 @@
-"""The folder of compiled kernels as a whole: where it is, what is in it, and its size."""
+"""The folder of compiled kernels: its path, contents and size."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from umem.units import parse_bytes
 
 VARIABLE = "UMEM_KERNEL_CACHE_SIZE"
 TEMPORARY = "UMEM_REAL_TMPDIR"
-"""Names the folder of temporary files where that of the process ends with it, as a dry run's."""
+"""Names another folder for temporary files, if the process's own ends with it, as in a dry run."""
 LIMIT_BYTES = 2 << 30
-"""The cache's size where `VARIABLE` says none (a guess)."""
+"""The cache's default size, without `VARIABLE` (a guess)."""
 KERNEL = re.compile(r"(native|portable)-[0-9a-f]{8}-[0-9a-f]{32}\.so")
 """File names of compiled kernels: target, compiler, and a hash of the source."""
 UNFINISHED = ".part-"
-"""Part of the name of a file that a compiler is writing."""
+"""Part of the name of an unfinished file of a compiler."""
 LARGE = (".so", ".gch")
 """Files counted as the cache's size; caches of earlier versions contain precompiled headers."""
 FRESH_SECONDS = 60.0
-"""A file used within this time is not removed, as it may be about to be loaded (a guess)."""
+"""A file used within this time is kept, because a process may be about to load it (a guess)."""
 
 
 def kernel_folder() -> Path:
@@ -42,7 +42,7 @@ def kernel_cache_limit() -> int:
     """Return the limit of the cache in bytes, from ``UMEM_KERNEL_CACHE_SIZE``.
 
     Raises:
-        SizeError: it is no size.
+        SizeError: it is not a size.
     """
     wanted = os.environ.get(VARIABLE)
     return parse_bytes(wanted, VARIABLE) if wanted else LIMIT_BYTES
@@ -55,9 +55,9 @@ def mark_used(path: Path) -> None:
 
 
 def trim_kernels(folder: Path, limit: int) -> list[Path]:
-    """Remove the least recently used files beyond a number of bytes; returns them.
+    """Remove the least recently used files beyond a number of bytes; returns the removed files.
 
-    A process that has loaded one keeps it; one that needs it again compiles it again.
+    A process that has loaded a file keeps it; other processes compile it again when needed.
     """
     found = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
@@ -77,7 +77,7 @@ def trim_kernels(folder: Path, limit: int) -> list[Path]:
 
 
 def clear_kernels(folder: Path) -> int:
-    """Remove umem's files in a folder; returns their bytes."""
+    """Remove umem's files from a folder; returns their bytes."""
     total = 0
     for path in folder.glob("*") if folder.is_dir() else ():
         if path.suffix in {*LARGE, ".h", ".map", ".lock"} and not path.is_dir():
@@ -93,11 +93,11 @@ class KernelGroup:
     """The compiled kernels of one compiler for one target.
 
     Attributes:
-        label: how their names begin.
-        count: how many there are.
-        nbytes: of their files.
-        made: when the oldest was compiled, in seconds since the epoch.
-        used: when one of them was used last.
+        label: the prefix of their names.
+        count: the number of kernels.
+        nbytes: the bytes of their files.
+        made: the time when the oldest was compiled, in seconds since the epoch.
+        used: the time of the last use of one of them.
     """
 
     label: str
@@ -108,7 +108,7 @@ class KernelGroup:
 
 
 def kernel_groups(folder: Path) -> list[KernelGroup]:
-    """List the kernels in a folder by group, the last used first."""
+    """List the kernels in a folder by group, the most recently used first."""
     found: dict[str, list[os.stat_result]] = {}
     for path in folder.glob("*.so"):
         with contextlib.suppress(OSError):

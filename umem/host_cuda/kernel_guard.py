@@ -1,8 +1,8 @@
-"""Runs a kernel so that the process goes on where it faults, or takes too long.
+"""Runs a kernel so that the process survives a fault or a timeout.
 
-A kernel that never ends would hang a test suite. A GPU that also draws a screen ends such kernels
-by cudaErrorLaunchTimeout, and so does this one where a limit is asked for. The limit is of the
-processor's time, so that a busy machine ends no kernel early.
+A kernel that never ends would hang a test suite. A GPU that also drives a display ends such kernels
+with cudaErrorLaunchTimeout, and so does this one if a limit is set. The limit is processor time, so
+that a busy machine does not end kernels early.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from umem.host_cuda.toolchain import Toolchain
 
 _SOURCE = Path(__file__).parent / "include" / "guarded.c"
 _TOO_LONG, _NO_TIMER = 2, 3
-"""Other returns of `umem_guarded`: 0 where the kernel has ended, 1 after a fault."""
+"""Other results of `umem_guarded` are 0 if the kernel has ended, and 1 after a fault."""
 
 
 class ProcessorFault(ctypes.Structure):
-    """An access that the processor refused: its address, and its kind."""
+    """An access that the processor refused, with its address and kind."""
 
     _fields_ = (("address", ctypes.c_uint64), ("signal", ctypes.c_int), ("access", ctypes.c_int))
 
 
 class KernelGuard:
-    """Runs kernels, and comes back from those that fault or take too long.
+    """Runs kernels, and survives those that fault or take too long.
 
     Args:
-        tools: compiles the handler of signals.
-        seconds: of processor time that a kernel may take; None for no limit.
-        is_catching: whether faults come back; otherwise they end the process.
+        tools: compiles the signal handler.
+        seconds: the limit of a kernel's processor time; None for no limit.
+        is_catching: whether faults are returned; otherwise they end the process.
     """
 
     def __init__(self, tools: Toolchain, seconds: float | None, is_catching: bool = False) -> None:
@@ -50,8 +50,8 @@ class KernelGuard:
         """Run a kernel and return its fault, if any; `Kernel.check` raises its own errors.
 
         Raises:
-            KernelFault: it took too long. What it wrote before stays.
-            DeviceError: the system has no timer left. The kernel has not run.
+            KernelFault: it took too long. Its earlier writes stay.
+            DeviceError: the system has no free timer. The kernel did not run.
         """
         fault = ProcessorFault()
         sizes = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block)
@@ -74,7 +74,7 @@ class KernelGuard:
         """Run a kernel as `Kernel.run` does.
 
         Raises:
-            KernelFault, DeviceError: as `fault_of` and `Kernel.check` do.
+            KernelFault, DeviceError: see `fault_of` and `Kernel.check`.
         """
         self.fault_of(kernel, grid, block, shared, given)
         kernel.check()

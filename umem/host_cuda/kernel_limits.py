@@ -1,10 +1,10 @@
-"""The most that a kernel may take, as its source has it: threads of a block, static memory.
+"""Limits of a kernel, from its source: threads of a block, static memory.
 
-Bounds are evaluated as text, so that a kernel's code does not change with them. The sizes of
-variables are those of the symbols in its shared object, and a kernel's are those that its function
-names, or a function that it reaches by name. What cannot be told is None, and nothing is refused.
+Bounds are evaluated as text, so that they do not change a kernel's code. Sizes of variables come
+from the symbols in its shared object. A kernel has the variables that its function names, or any
+function that it reaches by name. An undetermined limit is None, and refuses nothing.
 
-Does not model: registers; the layout of shared memory; variables in headers of the program's own.
+Does not model: registers; the layout of shared memory; variables in the program's own headers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from umem.host_cuda.dialect import KERNEL, uncommented, without_macros
 from umem.host_cuda.strictness import hint
 
 STATIC_SHARED_BYTES, CONSTANT_BYTES = 48 << 10, 64 << 10
-"""The most static shared memory of a kernel and the most constant memory, on every capability."""
+"""The most static shared memory and constant memory of a kernel, on every capability."""
 _BOUNDS = re.compile(r"__launch_bounds__\s*\(")
 _MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+([^\n]+)$", re.MULTILINE)
 _NUMBER = re.compile(r"\b(?:const|constexpr)\s+(?:static\s+)?[\w\s]*?(\w+)\s*=\s*([^;,{}]+);")
@@ -38,7 +38,7 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.RShift: operator.rshift, ast.BitOr: operator.or_, ast.BitAnd: operator.and_,
 }  # fmt: skip
 MOST_NESTED = 16
-"""Definitions of definitions; more is a circle."""
+"""Nesting of definitions; deeper ones are circular."""
 
 # -- launch bounds ---------------------------------------------------------------------------------
 
@@ -46,7 +46,9 @@ MOST_NESTED = 16
 def launch_bounds(
     source: str, options: Sequence[str], expressions: Sequence[str]
 ) -> dict[str, int]:
-    """Return the most threads of a block by kernel, where the source says so and it can be told."""
+    """Return the most threads of a block by kernel, if the source declares it and it can be
+    evaluated.
+    """
     if "__launch_bounds__" not in source:
         return {}
     plain = uncommented(source)
@@ -73,12 +75,12 @@ def launch_bounds(
 
 
 def base(expression: str) -> str:
-    """Return the name of a kernel in an expression of it, without namespaces and arguments."""
+    """Return the kernel's name in an expression, without namespaces and arguments."""
     return expression.partition("<")[0].strip("&( )").rpartition("::")[2]
 
 
 def _definitions(plain: str, options: Sequence[str]) -> dict[str, str | None]:
-    """Return the constants of a source and its options; None of one with several values."""
+    """Return the constants of a source and its options; None for a constant with several values."""
     pairs = [option[2:].partition("=") for option in options if option.startswith("-D")]
     found: dict[str, str | None] = {name: text for name, is_given, text in pairs if is_given}
     enums = (part for each in _ENUM.finditer(plain) for part in each[1].split(","))
@@ -92,7 +94,7 @@ def _definitions(plain: str, options: Sequence[str]) -> dict[str, str | None]:
 
 
 def _arguments(text: str, start: int, brackets: str = "()") -> list[str]:
-    """Split what is in brackets that are open at a position."""
+    """Split the contents of the brackets that are open at a position."""
     opening, closing = brackets[::2], brackets[1::2]
     found, depth = [""], 0
     for letter in text[start:]:
@@ -116,7 +118,7 @@ def _instance(parameters: str, expression: str) -> dict[str, str | None]:
 
 
 def _value(text: str | None, known: Mapping[str, str | None], depth: int = 0) -> int | None:
-    """Return the value of an expression of whole numbers; None if it cannot be told."""
+    """Return the value of an expression of whole numbers; None if it cannot be evaluated."""
     if text is None or depth > MOST_NESTED:
         return None
     try:
@@ -126,7 +128,7 @@ def _value(text: str | None, known: Mapping[str, str | None], depth: int = 0) ->
 
 
 def _number(node: ast.expr, known: Mapping[str, str | None], depth: int) -> int | None:
-    """Return the value of a part of an expression; None if it cannot be told."""
+    """Return the value of a part of an expression; None if it cannot be evaluated."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.Name):
@@ -148,25 +150,25 @@ _FUNCTION = re.compile(
 )
 _NO_FUNCTIONS = frozenset({"if", "for", "while", "switch", "catch"})
 _OTHERS = re.compile(r"#\s*include\s*[<\"](cub|thrust|cuda)/|\b_sdata_raw\b")
-"""Memory whose size is another one than on a GPU: of CUDA's classes, and of CuPy's reductions."""
+"""Memory whose size differs from a GPU's: of CUDA's classes, and of CuPy's reductions."""
 
 
 class StaticMemory(NamedTuple):
     """The static memory of a source's kernels.
 
     Attributes:
-        shared: bytes of shared memory by kernel; without those of whom they cannot be told.
-        constant_bytes: of constant memory, of all kernels together.
+        shared: bytes of shared memory by kernel; without kernels whose size is unknown.
+        constant_bytes: bytes of constant memory of all kernels together.
     """
 
     shared: dict[str, int]
     constant_bytes: int
 
     def check(self) -> None:
-        """Raise for more than CUDA has.
+        """Raise if the memory exceeds CUDA's limits.
 
         Raises:
-            DeviceError: in ptxas' words, as NVRTC's log has them.
+            DeviceError: with ptxas' message, as in NVRTC's log.
         """
         for name, nbytes in self.shared.items():
             if nbytes > STATIC_SHARED_BYTES:
@@ -184,7 +186,7 @@ class KernelLimits(NamedTuple):
     """The limits of a source's kernels.
 
     Attributes:
-        bounds: the most threads of a block by kernel, where a kernel says so.
+        bounds: the most threads of a block by kernel, if a kernel declares it.
         static: their static memory.
     """
 
@@ -221,7 +223,7 @@ def _words(texts: Iterable[str]) -> set[str]:
 
 
 def _bodies(code: str) -> dict[str, set[str]]:
-    """Return the words in the functions of a source, by name."""
+    """Return the words in each function of a source, by its name."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for match in _FUNCTION.finditer(code):
         if match[1] not in _NO_FUNCTIONS:
@@ -235,7 +237,7 @@ def _bodies(code: str) -> dict[str, set[str]]:
 
 
 def _reached(name: str, bodies: Mapping[str, set[str]]) -> set[str]:
-    """Return the words that a function reaches, and its name."""
+    """Return the words that a function reaches, its name included."""
     found, left = {name}, [name]
     while left:
         new = bodies.get(left.pop(), set()) - found
@@ -247,7 +249,7 @@ def _reached(name: str, bodies: Mapping[str, set[str]]) -> set[str]:
 def _sizes(path: Path, names: Set[str]) -> dict[tuple[str, str], int]:
     """Return the sizes of variables in a shared object, by function, which may be "", and name.
 
-    Of a template's instances and of overloads it is the least.
+    For instances of a template and overloads it is the least size.
     """
     by_signature: defaultdict[tuple[str, str, str], int] = defaultdict(int)
     wanted = [name.encode() for name in names]
@@ -266,13 +268,13 @@ def _sizes(path: Path, names: Set[str]) -> dict[tuple[str, str], int]:
 
 
 _ARGUMENTS = re.compile(r"<[^()]*>")
-"""A template's; of several, and of what is between them, all."""
+"""Matches a template's arguments; greedily from the first to the last template."""
 _LOCAL = b"_ZZ"
 
 
 @cache
 def _demangler() -> tuple[Any, Any]:
-    """Return the functions of libstdc++ and libc that make a name of a symbol, and free it."""
+    """Return the functions of libstdc++ and libc that demangle a symbol, and free the result."""
     demangle = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
     demangle.restype = ctypes.c_void_p
     demangle.argtypes = [ctypes.c_char_p, *[ctypes.c_void_p] * 3]
@@ -282,7 +284,7 @@ def _demangler() -> tuple[Any, Any]:
 
 
 def _demangled(symbol: bytes) -> str:
-    """Return a symbol as C++ has it; of what is in no function without its namespaces."""
+    """Return a demangled symbol; outside functions without its namespaces."""
     demangle, free = _demangler()
     place = demangle(symbol, None, None, None) if symbol.startswith(b"_Z") else None
     if not place:
@@ -297,7 +299,7 @@ _OBJECT, _SYMBOLS = 1, 2
 
 
 def _variables(image: bytes) -> Iterator[tuple[bytes, int]]:
-    """Yield the names and sizes of the variables in a shared object of 64 bits."""
+    """Yield the names and sizes of the variables in a 64-bit shared object."""
     (first,), (size, count) = (
         struct.unpack_from("<Q", image, 0x28), struct.unpack_from("<HH", image, 0x3A),
     )  # fmt: skip

@@ -1,13 +1,13 @@
-"""Compiles the kernels that CuPy writes for a GPU, for this machine's processor.
+"""Compiles CuPy's GPU kernels for this machine's processor.
 
-CuPy has one Python function that turns CUDA C++ into a module. Here the same source goes to a C++
-compiler, between a header that has what kernels use of CUDA and one that runs a kernel over its
-grid. C++ source only: no machine code and no PTX is read.
+CuPy has one Python function that turns CUDA C++ into a module. Here a C++ compiler gets the same
+source, between a header with the CUDA features that kernels use and a header that runs a kernel
+over its grid. It reads only C++ source, not machine code or PTX.
 
-A kernel runs in one of three ways. One whose threads share a loop (``CUPY_FOR``, which divides the
-elements among them) runs it as one thread, and so does one of CuPy's reductions, whose threads add
-up in shared memory what each has found. Otherwise threads run one after another, as fibers where
-they wait for one another, or where the threads of a warp are to run in step (`warps.py`).
+A kernel runs in one of three ways. If its threads share a loop (``CUPY_FOR``, which divides the
+elements among them), one thread runs the loop; likewise for CuPy's reductions, whose threads
+combine their results in shared memory. Otherwise threads run one after another, or as fibers if
+they wait for one another or a warp's threads must run in lockstep (`warps.py`).
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ from umem.host_cuda.warps import ADDRESSES, IN_ALL_MEMORY, LIBRARIES, STEPS, can
 
 HEADERS = Path(__file__).parent / "include"
 TOOLKIT = HEADERS / "toolkit"
-"""Headers of CUDA's that programs include by habit: nothing in them makes threads wait."""
+"""CUDA headers that programs often include; nothing in them makes threads wait."""
 AFTER = "-idirafter"
-"""Option for a folder of headers that are looked for in all others first."""
+"""Option for a header folder that is searched after all others."""
 ONCE, APART, TOGETHER, SHARED = range(4)
 """Ways to run a kernel, as in umem_launch.h."""
 CCCL = ("cub", "thrust", "libcudacxx")
-"""CUDA's C++ library headers that CuPy brings."""
+"""CUDA's C++ library headers, bundled with CuPy."""
 PREFIX = (
     "umem_cuda.h", "umem_static.h", "cupy/complex.cuh", "cupy/carray.cuh", "cupy/atomics.cuh",
     "cupy/math_constants.h", "umem_loops.h",
@@ -79,7 +79,7 @@ ALIGNMENT = 64
 NO_CONTRACTION = {"-fmad=false", "--fmad=false"}
 """Options under which products are rounded before they are added."""
 VARIABLE_ARRAY, NO_VARIABLE_ARRAY = "[-Werror=vla", "-Wno-vla"
-"""In a message on an array of variable length; and the option that permits one."""
+"""Text in a message about a variable-length array; and the option that permits one."""
 CHECKED = ("-DUMEM_CHECKED", "-fsanitize=alignment", "-g1", *LIBRARIES)
 """Options of kernels in checked mode, as in umem_checked.h."""
 _TEMPLATE = re.compile(r"\btemplate\s*<[^;{}]*>\s*(?:(?:static|inline|void)\s+|" + BOUNDS + r")*$")
@@ -93,36 +93,37 @@ _TOOLS = {
     "racecheck": "and no barrier is between them",
     "synccheck": "waits at the barrier in line",
 }
-"""Tools of compute-sanitizer, and what kernels say of the faults that they find, as in umem_races.h
-and umem_threads.h."""
+"""Tools of compute-sanitizer, and the kernels' messages for the faults that they find, as in
+umem_races.h and umem_threads.h.
+"""
 _NO_FAULTS = ("the software GPU", "there is no memory", "a block has")
-"""Beginnings of what a kernel says that cannot be run here: no faults of CUDA's."""
+"""Prefixes of messages of kernels that cannot run here; these are not CUDA faults."""
 _PROCESS = ctypes.create_string_buffer(1024)
-"""State that kernels share, as in umem_process.h; it begins with the reason of an early end."""
+"""State shared by kernels, as in umem_process.h; it begins with the reason for an early end."""
 _THREADS = 520
 """Offset of the number of threads that may share a kernel."""
 _Sizes = ctypes.c_uint * 6
 _BLOCK = 12
-"""Offset of the block's sizes behind the grid's."""
+"""Offset of the block's sizes after the grid's."""
 _HANDLE = 512
 """Offset of the function that handles divisions by zero."""
 _MISALIGNED = 16
-"""Places of which umem_checked.h keeps an address."""
+"""Number of code positions for which umem_checked.h keeps an address."""
 _IS_CHECKED = 544
 """Offset of the flag that makes races of shared memory errors."""
 
 
 compiled: set[Path] = set()
-"""The kernels that this process has compiled; those found in the cache are not among them."""
+"""The kernels that this process has compiled, without those found in the cache."""
 
 
 def report_races() -> None:
-    """Make races of shared memory errors, for all kernels of the process."""
+    """Make races of shared memory an error, for all kernels of the process."""
     _PROCESS[_IS_CHECKED] = b"\1"
 
 
 class Kernel:
-    """A compiled kernel: how to run it, and what its parameters read and write."""
+    """A compiled kernel, with the reads and writes of its parameters."""
 
     def __init__(self, library: ctypes.CDLL, name: str, parameters: str, path: Path) -> None:
         self.name, self._path = name, path
@@ -144,10 +145,10 @@ class Kernel:
         shared.value = ctypes.addressof(_PROCESS)
 
     def run(self, grid: Sequence[int], block: Sequence[int], shared_bytes: int, given: int) -> None:
-        """Run it over a grid; ``given`` points to the arguments' addresses.
+        """Run the kernel over a grid; ``given`` points to the addresses of its arguments.
 
         Raises:
-            KernelFault, DeviceError: as `check` does.
+            KernelFault, DeviceError: see `check`.
         """
         sizes = _Sizes(*grid, *block)
         place = ctypes.addressof(sizes)
@@ -158,7 +159,7 @@ class Kernel:
         """Raise the error with which the kernel ended, if any.
 
         Raises:
-            KernelFault: an assertion in it failed, or it had a race. What it wrote stays.
+            KernelFault: an assertion failed in it, or it had a race. Its writes stay.
             DeviceError: the software GPU cannot run it.
         """
         if message := _PROCESS.value:
@@ -173,13 +174,13 @@ class Kernel:
             raise KernelFault(status, sentence, None if tool is None else Finding(tool, self.name))
 
     def line_of(self, place: int) -> str:
-        """Return the line in a program's source of what comes before a place in its code."""
+        """Return the line in the program's source just before an address in its code."""
         return line_at(place - 1, self._path)
 
     def misaligned(self) -> list[Misaligned]:
-        """Return the accesses whose address their type does not divide, and forget them.
+        """Return and clear the misaligned accesses.
 
-        The first one of each place in the code, if it is compiled for checked mode.
+        Only the first one at each code position, if compiled for checked mode.
         """
         if self._misaligned is None:
             return []
@@ -192,7 +193,7 @@ class Kernel:
         return found
 
     def ranges(self, given: int) -> list[tuple[int, int, str]]:
-        """Return each pointer argument's range (high 0: unknown) and use.
+        """Return each pointer argument's range (high is 0 if unknown) and use.
 
         The use is ``"r"``, ``"w"`` or ``"rw"``.
         """
@@ -202,25 +203,26 @@ class Kernel:
 
     @property
     def address(self) -> int:
-        """Return the address of its code."""
+        """Return the address of the kernel's code."""
         return ctypes.cast(self._run, ctypes.c_void_p).value or 0
 
     def pointers(self, given: int) -> list[tuple[tuple[int, str], int]]:
-        """Return each pointer parameter by number and text, with its value: 0 of an empty array."""
+        """Return each pointer parameter by number and text, with its value; 0 for an empty array.
+        """
         self.ranges(given)
         texts = enumerate(text.strip().removeprefix(WRITTEN) for text in self._texts)
         pairs = zip(texts, self._ranges, strict=False)
         return [(it, found.low) for it, found in pairs if found.low or POINTER.search(it[1])]
 
     def captured(self, given: int) -> Captured:
-        """Copy the arguments, not what they point to."""
+        """Copy the arguments, but not the memory they point to."""
         sizes = (ctypes.c_uint * max(1, len(self.uses)))()
         count = self._sizes(ctypes.addressof(sizes))
         return Captured((ctypes.c_void_p * max(1, count)).from_address(given), sizes[:count])
 
 
 class Misaligned(NamedTuple):
-    """An access to an address that its type's alignment, in bytes, does not divide."""
+    """An access whose address is not a multiple of its type's alignment, in bytes."""
 
     place: int
     alignment: int
@@ -266,12 +268,12 @@ class HostSource(NamedTuple):
     text: str
     kernels: dict[str, str]
     steps: Sequence[str]
-    """Compiler options by which the threads of a warp run in lockstep, if needed, or by which
-    addresses are looked at."""
+    """Compiler options that run a warp's threads in lockstep, if needed, or that check addresses.
+    """
 
 
 def _kernels_of(source: str, expressions: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the parameters of a source's kernels, and what C++ calls each."""
+    """Return the parameters of a source's kernels, and each kernel's C++ name."""
     code = without_macros(uncommented(source))
     found = {match[1]: match for match in KERNEL.finditer(code)}
     kernels = {
@@ -291,12 +293,12 @@ def _kernels_of(source: str, expressions: Sequence[str]) -> tuple[dict[str, str]
 
 
 def parameters_of(source: str, expressions: Sequence[str] = ()) -> dict[str, str]:
-    """Return the parameters of a source's kernels, without compiling it."""
+    """Return the parameters of a source's kernels without compiling it."""
     return _kernels_of(source, expressions)[0]
 
 
 def _has_kernels(source: str, expressions: Sequence[str]) -> bool:
-    """Tell whether a source has kernels, among them those that are named."""
+    """Tell whether a source has kernels, including the named ones."""
     try:
         return bool(_kernels_of(source, expressions)[0])
     except DeviceError:
@@ -313,11 +315,11 @@ def for_host(
     """Rewrite CUDA C++ for a host compiler.
 
     Args:
-        source: of a program.
-        expressions: name template instances.
-        options: of the compiler.
-        lacking: intrinsics that are not to be there.
-        is_checked: whether its threads' addresses are looked at.
+        source: a program's source.
+        expressions: the names of template instances.
+        options: the compiler's options.
+        lacking: intrinsics to leave undefined.
+        is_checked: whether to check the addresses of its threads.
     """
     kernels, named = _kernels_of(source, expressions)
     code = without_macros(uncommented(source))
@@ -344,7 +346,7 @@ def for_host(
 
 
 def _may_wait(code: str) -> bool:
-    """Tell whether threads of a kernel wait for one another, or an unknown header may make them."""
+    """Tell whether a kernel's threads wait for one another, or may because of an unknown header."""
     headers = _INCLUDE.findall(code)
     return WAITS.search(code) is not None or not all(map(_is_plain, headers))
 
@@ -376,7 +378,7 @@ def use_of(parameter: str) -> str:
 
 
 def parts_of(parameters: str) -> list[str]:
-    """Split a parameter list at its own commas, not at those of templates."""
+    """Split a parameter list at its own commas, not at commas inside templates."""
     found, depth = [""], 0
     for letter in re.sub(r"//[^\n]*|/\*.*?\*/", "", parameters, flags=re.DOTALL):
         depth += (letter in "<(") - (letter in ">)")
@@ -401,7 +403,7 @@ def _warnings_of(text: str) -> str:
 def _is_taken(option: str) -> bool:
     """Tell whether a compiler option applies on the host.
 
-    Options for lockstep of warps apply, and macros that are not the program's own.
+    These are options for lockstep of warps, and macros that are not the program's own.
     """
     if option in (*STEPS, IN_ALL_MEMORY, *ADDRESSES):
         return True
@@ -412,11 +414,11 @@ class KernelCompiler:
     """Compiles CUDA C++ to shared objects for the host.
 
     Args:
-        cuda_version: as ``12090``.
+        cuda_version: the CUDA version, such as ``12090``.
 
     Attributes:
-        is_strict: whether what CUDA's compiler refuses is refused.
-        is_checked: whether kernels look for misaligned addresses, and for different barriers.
+        is_strict: whether to refuse the same sources as CUDA's compiler.
+        is_checked: whether kernels check for misaligned addresses and different barriers.
     """
 
     def __init__(self, tools: Toolchain, cupy_folder: Path, cuda_version: int) -> None:
@@ -434,9 +436,9 @@ class KernelCompiler:
 
     @property
     def name(self) -> str:
-        """Return a name that differs where headers differ, or what is refused.
+        """Return a name that depends on the headers and on the refusals.
 
-        CuPy keeps what it has compiled by this name.
+        CuPy caches compiled code under this name.
         """
         return self._name if self.is_strict else f"{self._name}, not strict"
 
@@ -451,13 +453,13 @@ class KernelCompiler:
 
         Args:
             source: CUDA C++.
-            options: NVRTC's.
+            options: NVRTC's options.
             expressions: names of template instances.
-            in_headers: also kernels of the program's own headers, which are looked for there
-                anyway where the source has none.
+            in_headers: also finds kernels in the program's own headers, which are searched anyway
+                if the source has no kernels.
 
         Raises:
-            DeviceError: the compiler refuses the source; what it says is in the message.
+            DeviceError: the compiler refuses the source; the message contains the compiler's.
         """
         text = self.expanded(source, options, expressions, in_headers)
         try:
@@ -477,7 +479,7 @@ class KernelCompiler:
         return found
 
     def limits(self, path: Path) -> KernelLimits:
-        """Return what the kernels of a shared object may take."""
+        """Return the limits of the kernels in a shared object."""
         return self._limits[path]
 
     def _with_double(
@@ -485,7 +487,7 @@ class KernelCompiler:
     ) -> tuple[Path, dict[str, str]]:
         """Compile a source with double for ``long double``.
 
-        But for a program that has a function for each of the two types.
+        Except for a program that has a function for each of both types.
         """
         try:
             return self._compiled(without_long_double(source), options, expressions)
@@ -497,7 +499,7 @@ class KernelCompiler:
     def _compiled(
         self, source: str, options: Sequence[str], expressions: Sequence[str]
     ) -> tuple[Path, dict[str, str]]:
-        """Compile a source whose macros are expanded where they hide kernels."""
+        """Compile a source, after expanding macros that hide kernels."""
         lacking: Sequence[str] = ()
         if self.is_strict and capabilities.names_any(source):
             lacking = capabilities.absent(uncommented(source), options)
@@ -519,7 +521,7 @@ class KernelCompiler:
 
     @staticmethod
     def _explained(message: str, options: Sequence[str]) -> str:
-        """Return the compiler's message, with the option that accepts what CUDA refuses."""
+        """Return the compiler's message, with the option that turns off CUDA's refusals."""
         if VARIABLE_ARRAY in message:
             message = f"{message}\n{hint()}"
         return capabilities.explained(message, options)
@@ -538,7 +540,9 @@ class KernelCompiler:
         expressions: Sequence[str] = (),
         in_headers: bool = False,
     ) -> str:
-        """Expand macros if they hide kernels, and headers too if it has none; raises for PTX."""
+        """Expand macros if they hide kernels, and headers too if there are no kernels; raises for
+        PTX.
+        """
         source = with_registers(source)
         text = self._without_macros(source, options)
         if not in_headers and _has_kernels(text, expressions):
@@ -564,7 +568,7 @@ class KernelCompiler:
         return foreign_header(source, options, self._theirs, preprocessed)
 
     def _handle_divisions(self) -> None:
-        """Load the handler of divisions, which all kernels of the process share."""
+        """Load the handler of divisions by zero, shared by all kernels of the process."""
         text = '#include "umem_divisions.h"\n'
         path = self._tools.shared_object(text, "c++", self._own, lambda: [f"-I{HEADERS}"])
         found = ctypes.cast(ctypes.CDLL(str(path)).umem_handle, ctypes.c_void_p)

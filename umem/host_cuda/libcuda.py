@@ -1,9 +1,9 @@
 """A stand-in for the driver's library, ``libcuda.so.1``: advice, prefetches and discards.
 
-Models: advice and the last prefetch of managed memory, by the page; the observer hears of them.
-What CUDA refuses: ranges that are not in one allocation, batches on the legacy default stream,
-and prefetches and discards of a stream that is captured, which end the capture.
-Every other function of the driver returns CUDA_ERROR_NOT_SUPPORTED.
+Models: advice and the last prefetch of managed memory, by page; notifies the observer. Refuses, as
+CUDA does: ranges outside one allocation, batches on the legacy default stream, and prefetches and
+discards on a captured stream, which end the capture. Every other function of the driver returns
+CUDA_ERROR_NOT_SUPPORTED.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEGACY = (0, 1)
 ON_DEVICE, ON_HOST, NOWHERE = 1, 2, -2
 """CUmemLocationType's device and host; CU_DEVICE_INVALID."""
 _SET_CONTEXT, _OF_STREAM = 1, 2
-"""Requests of libcuda.c about contexts; 0 asks for the current one."""
+"""Requests of libcuda.c about contexts; 0 requests the current one."""
 _SOURCE = Path(__file__).parent / "include" / "libcuda.c"
 
 
@@ -43,7 +43,7 @@ class _Page:
 
 
 class HostHints:
-    """Advice by page, and the stand-in library that receives it; loaded for good."""
+    """Advice by page, and the stand-in library that receives it, which stays loaded."""
 
     def __init__(self, runtime: HostRuntime, tools: Toolchain) -> None:
         self._runtime = runtime
@@ -68,12 +68,12 @@ class HostHints:
         ctypes.c_int.in_dll(self.library, "umem_count").value = runtime.count
 
     def raise_version(self, version: int) -> None:
-        """Report this driver version, if it is newer than the default."""
+        """Report this driver version if it is newer than the default."""
         reported = ctypes.c_int.in_dll(self.library, "umem_version")
         reported.value = max(reported.value, version)
 
     def _give(self, name: str, function: Any, *types: Any) -> Any:
-        """Make a pointer of the library lead to a function; after a fault to the fault's status."""
+        """Point the library at a function, or after a fault at the fault's status."""
 
         def status(error: BaseException) -> int:
             return int(getattr(error, "status", UNKNOWN))
@@ -159,9 +159,9 @@ class HostHints:
         return 0
 
     def batch(self, ranges: list[tuple[int, int]], places: list[int], stream: int) -> int:
-        """Prefetch managed ranges to given places, or discard them without; returns a CUresult.
+        """Prefetch managed ranges to places, or without places discard them; returns a CUresult.
 
-        Refuses the legacy default stream, as CUDA does for all batches. Nothing is done then.
+        Refuses the legacy default stream, as CUDA does for all batches, without any effect.
         """
         pages = [self._pages(*each) for each in ranges]
         if not ranges or stream in LEGACY or None in pages:
@@ -241,7 +241,7 @@ class HostHints:
         return 0
 
     def _context(self, request: int, number: int) -> int:
-        """Make a device's context the current one, or give the current one's or a stream's."""
+        """Make a device's context current, or return the current context's device or a stream's."""
         if request == _SET_CONTEXT:
             self._runtime.setDevice(number)
         return self._runtime.device_here if request != _OF_STREAM else self._runtime.home_of(number)

@@ -1,4 +1,4 @@
-"""Allocations, and ranges of bytes in them."""
+"""Allocations and byte ranges in them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HOST, DEVICE, MANAGED = 1, 2, 3
 
 
 class Allocation(NamedTuple):
-    """An allocation: address, size, kind, number in the order of allocation, and device."""
+    """An allocation with its address, size, kind, sequence number and device."""
 
     address: int
     nbytes: int
@@ -42,5 +42,5 @@ class MemoryRange(NamedTuple):
 
     @property
     def high(self) -> int:
-        """Return the address behind it."""
+        """Return the address after the range."""
         return self.memory.address + self.stop

@@ -1,10 +1,10 @@
-"""Sources of the memory that a program gets: plain, between inaccessible pages, or address space.
+"""Sources of a program's memory: plain, between inaccessible pages, or address space.
 
-Addresses of plain memory and of address space ascend with time, so that what follows from their
-order, such as which blocks move, does not depend on where Linux finds a place.
+Addresses of plain memory and of address space ascend with time. So results that depend on their
+order, such as moved blocks, do not depend on Linux's choice of addresses.
 
-Checked, each piece lies between pages that nothing may touch, and ends right before one. What was
-freed cannot be touched either, until much else was freed after it.
+In checked mode each piece is between inaccessible pages, and ends right before one. Freed memory is
+inaccessible too, until much other memory has been freed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from umem._common.host import available_bytes
 from umem.units import BLOCK_BYTES
 
 GUARD_BYTES = 1 << 20
-"""Inaccessible bytes on either side of checked memory (a guess): what is farther is not seen."""
+"""Inaccessible bytes on either side of checked memory (a guess); farther accesses are not found."""
 FREED_COUNT = 4096
-"""At most this many freed pieces of checked memory stay inaccessible (a guess; Linux allows 65,530
-mappings of a process)."""
+"""The most freed pieces of checked memory that stay inaccessible (a guess; Linux allows a process
+65,530 mappings).
+"""
 PATTERN = 0xA5
 """Fills the bytes between the start of the page and checked memory."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -36,19 +37,19 @@ _HUGE_PAGES, _NO_HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", 14), 15  # NumPy ad
 _DONT_NEED = getattr(mmap, "MADV_DONTNEED", 4)
 _NO_ACCESS, _FIXED, _NO_RESERVE, _FAILED = 0, 0x10, 0x4000, ctypes.c_void_p(-1).value
 FIRST_ADDRESS = 1 << 44
-"""The first address: what else a process maps lies far above, but for what has low addresses."""
+"""The first address: a process's other mappings are far above, or at low addresses."""
 _addresses = {"next": FIRST_ADDRESS}  # of all sources of the process
 
 
 class PlainSource:
-    """Memory that is mapped, each allocation behind the one before.
+    """Mapped memory, with each allocation after the previous one.
 
-    Where an address is taken, or longer than those of the machine, Linux chooses another one. Each
-    allocation takes at least a page.
+    If an address is taken, or too large for the machine, Linux chooses another one. Each allocation
+    takes at least a page.
 
     Args:
-        cap_bytes: the most that is given out at a time; by default what the machine has
-            available now, where it says so.
+        cap_bytes: the most bytes allocated at a time; by default the machine's available memory
+            now, if known.
     """
 
     _advice, _advised_bytes = _HUGE_PAGES, BLOCK_BYTES
@@ -74,7 +75,7 @@ class PlainSource:
         self._given(address)
 
     def _taken(self, nbytes: int) -> int | None:
-        """Map memory; None if there is no more."""
+        """Map memory; return None if there is no more."""
         alignment = _alignment(nbytes)
         spare = 0 if alignment == mmap.PAGESIZE else alignment
         length = -(-max(1, nbytes) // alignment) * alignment + spare
@@ -97,8 +98,8 @@ class PlainSource:
 def _alignment(nbytes: int) -> int:
     """Return the alignment of an allocation: a block's or a page's.
 
-    Advice and prefetches act on pages, which two allocations should not share. Blocks are
-    whole, as the driver's are: those that a program counts by addresses are the driver's.
+    Advice and prefetches act on pages, which two allocations should not share. Blocks are aligned
+    like the driver's, so that a program that counts blocks by address counts the driver's.
     """
     return BLOCK_BYTES if nbytes >= BLOCK_BYTES // 2 else mmap.PAGESIZE
 
@@ -122,7 +123,7 @@ class Fenced:
 class GuardedSource(PlainSource):
     """Memory between inaccessible pages.
 
-    It ends where its last page does, so that its address is a multiple of what its size is one of.
+    It ends at the end of its last page, so its address has the alignment of its size.
     """
 
     def __init__(self, cap_bytes: int | None = None) -> None:
@@ -132,7 +133,7 @@ class GuardedSource(PlainSource):
         self._freed: deque[Fenced] = deque()
 
     def _taken(self, nbytes: int) -> int | None:
-        """Map memory between inaccessible pages; None if there is no more."""
+        """Map memory between inaccessible pages; return None if there is no more."""
         inner = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         length = inner + 2 * GUARD_BYTES
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
@@ -149,7 +150,7 @@ class GuardedSource(PlainSource):
         return region.start
 
     def _given(self, address: int) -> None:
-        """Make memory inaccessible; the oldest freed piece is unmapped."""
+        """Make memory inaccessible, and unmap the oldest freed piece."""
         region = self.find(address)
         assert region is not None
         region.is_freed = True
@@ -163,7 +164,7 @@ class GuardedSource(PlainSource):
             _libc.munmap(oldest.base, oldest.length)
 
     def find(self, address: int) -> Fenced | None:
-        """Return the checked memory that an address is in or near."""
+        """Return the checked memory that contains an address or is near it."""
         index = bisect.bisect_right(self._bases, address) - 1
         if index < 0:
             return None
@@ -182,10 +183,10 @@ class GuardedSource(PlainSource):
 
 
 class UntouchedSource(PlainSource):
-    """Address space, of which the machine backs only the pages that are touched.
+    """Address space; the machine backs only touched pages.
 
-    There is no cap, because a dry run touches little of what it allocates, and a byte that is
-    touched costs one page.
+    There is no cap, because a dry run touches little of its memory, and a touched byte costs only
+    one page.
     """
 
     _advice, _advised_bytes = _NO_HUGE_PAGES, 1
@@ -195,11 +196,11 @@ class UntouchedSource(PlainSource):
 
 
 LEAST_CLEARED = 1 << 16
-"""Bytes; less is overwritten with zeros, which costs less than two calls of Linux (a guess)."""
+"""Bytes; less is overwritten with zeros, which is faster than two system calls (a guess)."""
 
 
 def clear(address: int, nbytes: int) -> None:
-    """Make private memory zero; of much of it by giving its whole pages back."""
+    """Make private memory zero; if it is large, by returning its whole pages to Linux."""
     low = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     high = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if high - low < LEAST_CLEARED:

@@ -1,7 +1,7 @@
-"""The run-time compiler: the functions of ``cupy_backends.cuda.libs.nvrtc``, by their names there.
+"""The run-time compiler: the functions of ``cupy_backends.cuda.libs.nvrtc``, under the same names.
 
-CuPy compiles a program, keeps what comes of it in its own cache and loads it, perhaps in another
-process. Here that is no machine code but what to compile: the source, options and names, as text.
+CuPy compiles a program, caches the result and loads it, perhaps in another process. Here the result
+is not machine code but the input of the compiler: source, options and names, as text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STANDARD_INPUT = "<stdin>"
 
 @dataclass
 class _Program:
-    """A source, its file name, and the result of compiling it."""
+    """A source with its file name and compilation result."""
 
     source: str
     name: str
@@ -37,7 +37,7 @@ class HostNvrtc:
     """NVRTC's functions; programs are known by handle.
 
     Args:
-        runtime: gives the handles.
+        runtime: makes the handles.
         compiler: compiles for this machine's processor.
         fail: raises CuPy's error for a status.
     """
@@ -62,11 +62,11 @@ class HostNvrtc:
         """Register a source; returns its handle.
 
         Raises:
-            NotImplementedError: headers are given with it.
+            NotImplementedError: headers are passed with the source.
         """
         if headers:
             raise NotImplementedError(
-                "the software GPU takes headers from files, not with a source"
+                "the software GPU reads headers from files only, not passed with a source"
             )
         handle = self._runtime.new_handle()
         self._programs[handle] = _Program(source, name)
@@ -79,7 +79,7 @@ class HostNvrtc:
         self._programs[program].expressions.append(name)
 
     def compileProgram(self, program: int, options: Sequence[str]) -> None:
-        """Compile a program; errors go to its log, and raise NVRTC's error."""
+        """Compile a program; an error is written to its log, and raises NVRTC's error."""
         found = self._programs[program]
         found.options = tuple(options)
         if not found.source:  # CuPy asks what the compiler calls itself

@@ -1,6 +1,6 @@
-"""The observer: it is told what happens on the devices, and asked what is allowed and when.
+"""The observer: notified of events on the devices, it decides on memory and time.
 
-A runtime has one. Without one of the caller's it is `Observer` itself.
+A runtime has one observer, by default `Observer` itself.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from umem.host_cuda.memory_ranges import DEVICE, Allocation, MemoryRange
 
 
 class Launch(NamedTuple):
-    """An operation on a device: a kernel, or that of a library.
+    """An operation on a device, of a kernel or a library.
 
     Attributes:
         reads, writes: the memory that it accesses, each byte once.
-        stream: of a kernel; None if it is not known.
-        flops: its floating-point operations, 0 if they are not known.
-        gathered_bytes: what it reads besides, where it reads rows of its last operand several
-            times.
+        stream: the kernel's stream; None if unknown.
+        flops: its floating-point operations, 0 if unknown.
+        gathered_bytes: further bytes read, if it reads rows of its last operand several times.
         arithmetic: the kind of its flops; see `umem._common.arithmetic`.
     """
 
@@ -37,9 +36,10 @@ class Launch(NamedTuple):
 
 
 class DeviceCopy(NamedTuple):
-    """A copy on a device's stream; a side that is memory of the host is None, and one side is not.
+    """A copy on a device's stream; a side in host memory is None, but never both sides.
 
-    ``is_pinned`` says that memory of the host is, so that the copy runs beside kernels.
+    ``is_pinned`` means that the host memory is pinned, so that the copy runs concurrently with
+    kernels.
     """
 
     device: int
@@ -50,20 +50,20 @@ class DeviceCopy(NamedTuple):
 
 
 class Observer:
-    """Counts allocated bytes against VRAM, so that memory runs out as on a GPU; no time passes.
+    """Counts allocated bytes against VRAM, so that memory can run out; no time passes.
 
-    Subclasses override what they want to hear or decide. Devices are given by their numbers, times
+    Subclasses override methods for notifications and decisions. Devices are given by number, times
     in simulated seconds.
 
-    Models: memory of devices takes VRAM. Does not model: managed memory in VRAM, time.
+    Models: device memory takes VRAM. Does not model: managed memory in VRAM, time.
 
     Args:
         spec: the GPU.
-        count: how many of them there are.
+        count: the number of GPUs.
 
     Attributes:
-        lock: guards it, and is the runtime's too: the garbage collector, which may free memory at
-            any moment, would take two of them in either order.
+        lock: guards the observer and the runtime: the garbage collector may free memory at any
+            moment, and would take two locks in either order.
     """
 
     def __init__(self, spec: GpuSpec, count: int = 1) -> None:
@@ -73,26 +73,26 @@ class Observer:
 
     @property
     def follows_work(self) -> bool:
-        """Tell whether it wants to be told of launches, copies and hints.
+        """Tell whether it needs notifications of launches, copies and hints.
 
-        The runtime does not look up what memory they use otherwise.
+        Otherwise the runtime does not look up the memory that they use.
         """
         return False
 
     @property
     def wants_order(self) -> bool:
-        """Tell whether calls of libraries are to be told of in the program's order.
+        """Tell whether it needs notifications of library calls in the program's order.
 
-        They are done at once then, though streams be late.
+        Library calls then run at once, even if streams are late.
         """
         return False
 
     # -- asked -----------------------------------------------------------------------------
 
     def may_allocate(self, memory: Allocation) -> bool:
-        """Reserve room for an allocation of a device's or managed memory, if there is any.
+        """Reserve space for device or managed memory; return whether there is space.
 
-        Its address is not known yet. `allocated` follows, or `freed` where the host has no memory.
+        The address is not known yet. `allocated` follows, or `freed` if the host has no memory.
         """
         if memory.kind == DEVICE:
             if memory.nbytes > self.free_bytes(memory.device):
@@ -101,20 +101,20 @@ class Observer:
         return True
 
     def free_bytes(self, device: int) -> int:
-        """Return the VRAM that is free."""
+        """Return the free bytes of VRAM."""
         return max(0, self.spec.usable_bytes - self._used_bytes[device])
 
     def seconds_of(self, stream: int, device: int) -> float:
-        """Return when a stream's work so far is done."""
+        """Return the time at which a stream's work so far has finished."""
         return 0.0
 
     # -- told of memory --------------------------------------------------------------------
 
     def allocated(self, memory: Allocation) -> None:
-        """Hear of an allocation, pinned memory of the host included."""
+        """Note an allocation, which may be pinned host memory."""
 
     def freed(self, memory: Allocation) -> None:
-        """Hear of the end of an allocation."""
+        """Note the end of an allocation."""
         if memory.kind == DEVICE:
             with self.lock:
                 self._used_bytes[memory.device] -= memory.nbytes
@@ -122,37 +122,37 @@ class Observer:
     # -- told of work ----------------------------------------------------------------------
 
     def launched(self, launch: Launch) -> None:
-        """Hear of an operation before it runs, or as it is queued."""
+        """Note an operation before it runs, or when it is queued."""
 
     def copied(self, copy: DeviceCopy) -> None:
-        """Hear of a copy before it runs, or as it is queued."""
+        """Note a copy before it runs, or when it is queued."""
 
     def prefetched(
         self, ranges: Sequence[MemoryRange], device: int | None, *, overlap: bool
     ) -> None:
-        """Hear of a prefetch of managed memory; None is the host.
+        """Note a prefetch of managed memory; None is the host.
 
-        ``overlap`` says that it runs beside the operations.
+        With ``overlap`` it runs concurrently with operations.
         """
 
     def discarded(self, ranges: Sequence[MemoryRange]) -> None:
-        """Hear of a discard of managed memory."""
+        """Note a discard of managed memory."""
 
     def advised(
         self, ranges: Sequence[MemoryRange], advice: str, device: int | None, *, unset: bool
     ) -> None:
-        """Hear of advice on managed memory: ``read_mostly``, ``preferred_location`` and the like.
+        """Note advice on managed memory: ``read_mostly``, ``preferred_location`` and so on.
 
-        None is the host. ``unset`` says that the advice ends.
+        None is the host. ``unset`` ends the advice.
         """
 
     # -- told of waits ---------------------------------------------------------------------
 
     def host_waited(self, device: int) -> None:
-        """Hear that the host waits until a device is done."""
+        """Note that the host waits for a device."""
 
     def host_waited_until(self, device: int, seconds: float) -> None:
-        """Hear that the host waits until a time, for an event of a device."""
+        """Note that the host waits until a time, for an event of a device."""
 
     def stream_waited(self, stream: int, device: int, seconds: float) -> None:
-        """Hear that a stream waits until a time, for an event."""
+        """Note that a stream waits until a time, for an event."""

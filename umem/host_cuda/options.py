@@ -1,4 +1,4 @@
-"""Options of a program: their bounds, and the variable that asks for them."""
+"""Options of the software GPU: their limits, and the environment variable."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from umem._common.printable import quoted
 from umem.errors import DeviceError, SizeError
 
 VARIABLE = "UMEM_SOFTWARE_GPU"
-"""Asks for a software GPU; `umem_software_gpu` reads it."""
+"""Requests a software GPU; `umem_software_gpu` reads it."""
 MOST_DEVICES = 8
-"""The most GPUs that ``devices=`` gives: as many as are in NVIDIA's own servers."""
+"""The largest ``devices=``: the number of GPUs in NVIDIA's own servers."""
 LEAST_SECONDS, MOST_SECONDS = 1e-3, 1e6
-"""Bounds of ``kernel_seconds=``; what is longer is taken for a mistake (a guess)."""
+"""Limits of ``kernel_seconds=``; longer times count as mistakes (a guess)."""
 
 
 def check_count(devices: object) -> None:
     """Check a number of devices.
 
     Raises:
-        DeviceError: it is no whole number from 1 to `MOST_DEVICES`.
+        DeviceError: it is not a whole number from 1 to `MOST_DEVICES`.
     """
     is_whole = isinstance(devices, int) and not isinstance(devices, bool)
     if not (is_whole and 1 <= devices <= MOST_DEVICES):  # type: ignore[operator]
@@ -29,20 +29,20 @@ def check_count(devices: object) -> None:
 
 
 def check_seed(seed: object) -> None:
-    """Check a seed of streams; None is one, too.
+    """Check a seed of streams; None is valid.
 
     Raises:
-        SizeError: it is no whole number of at least 0.
+        SizeError: it is not a whole number of at least 0.
     """
     if seed is not None and not (type(seed) is int and seed >= 0):
         raise SizeError(f"stream_seed must be a whole number of at least 0; got {quoted(seed)}")
 
 
 def check_seconds(seconds: float | None) -> None:
-    """Refuse a limit that is none.
+    """Check a limit of a kernel's processor time.
 
     Raises:
-        SizeError: it is not a number of seconds above 0.
+        SizeError: it is not a number of seconds between the limits.
     """
     if seconds is None:
         return

@@ -1,8 +1,8 @@
-"""Functions of C++ inside CuPy's compiled modules, in place of which others are called.
+"""Replaces C++ functions inside CuPy's compiled modules.
 
-A module's own functions are found by the dynamic linker, too, which looks first in what is loaded
-for the whole process. So a library with functions of these names, loaded before the module, stands
-before what it has itself. Models: functions that return nothing.
+The dynamic linker also resolves a module's own functions, and first searches libraries loaded for
+the whole process. So a library with functions of the same names, loaded before the module, takes
+precedence. Models: functions that return nothing.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from umem.host_cuda.toolchain import Toolchain
 _TYPES = {
     "i": ("int", "i"), "j": ("unsigned", "I"), "l": ("long", "l"), "m": ("unsigned long", "k"),
 }  # fmt: skip
-"""Type and Python conversion for each letter in a C++ symbol."""
+"""C type and Python conversion for each letter in a C++ symbol."""
 
 
 class Overrides:
-    """Replacements of C++ functions that call Python; exceptions reach the caller.
+    """Replacements of C++ functions that call Python; exceptions reach the caller in Python.
 
     Args:
-        module: the compiled module, which is not imported yet.
-        functions: by name, the letters of what each takes, as symbols of C++ have them, in one or
+        module: the compiled module, before its import.
+        functions: by name, the letters of each function's arguments, as in C++ symbols, for one or
             several versions of CuPy.
-        kind: a pattern of the symbols of functions that have to be known here.
+        kind: a pattern of symbols of functions that must all be known here.
 
     Raises:
-        MissingDependencyError: no ``nm``, which comes with the compiler.
-        DeviceError: the module lacks a function, or has others of this kind.
+        MissingDependencyError: ``nm``, which belongs to the compiler, is missing.
+        DeviceError: the module lacks a function, or has unknown functions of this kind.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Overrides:
         self._handlers: list[Any] = []
 
     def redirect(self, functions: Any) -> None:
-        """Redirect each function to an object's method of its name."""
+        """Redirect each function to an object's method of the same name."""
         self._handlers = [getattr(functions, name) for name in self._names]
         slots = (ctypes.py_object * len(self._names)).in_dll(self._library, "umem_overrides")
         for number, handler in enumerate(self._handlers):

@@ -1,4 +1,4 @@
-"""The blocks that CuPy's pools have handed out of one allocation."""
+"""The blocks of CuPy's pools in one allocation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 
 
 class PoolBlocks:
-    """The blocks of one allocation. A block is forgotten when a later one has any of its bytes.
+    """The blocks of one allocation. A later block removes the blocks that it overlaps.
 
     Not thread-safe. Costs a binary search for each block.
     """
@@ -22,7 +22,7 @@ class PoolBlocks:
         self._starts[first:last], self._ends[first:last] = [low], [high]
 
     def end_of(self, address: int) -> int | None:
-        """Return the end of the block that contains an address; None where there is none."""
+        """Return the end of the block that contains an address; None if there is none."""
         index = bisect_right(self._ends, address)
         is_inside = index < len(self._starts) and self._starts[index] <= address
         return self._ends[index] if is_inside else None

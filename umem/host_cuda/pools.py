@@ -1,8 +1,7 @@
-"""The functions of a CUDA runtime on memory pools, limits and peers: each device has its own.
+"""CUDA runtime functions for memory pools, limits and peers, which each device has separately.
 
-Models: one pool a device of memory that is allocated in the order of a stream, which keeps nothing
-that was freed; any two devices may be peers. Does not model: pools of one's own, whose memory is
-that of the device's pool.
+Models: one pool of stream-ordered memory for each device, without a cache; any two devices may be
+peers. Does not model: pools made by the program, which use the device's pool.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from umem.host_cuda.streams import HostStreams
 INVALID_VALUE, INVALID_DEVICE, IS_PEER, NO_PEER = 1, 101, 704, 705
 """Values of cudaError, from driver_types.h."""
 _FIRST_POOL = 1
-"""Handle of the first device's pool; the others' follow."""
+"""Handle of the first device's pool; other devices' handles follow."""
 _RESERVED, _MOST_RESERVED, _USED, _MOST_USED = 5, 6, 7, 8
 """Values of cudaMemPoolAttr, from driver_types.h."""
 
@@ -37,7 +36,7 @@ class HostPools(HostStreams):
         return self.devices[number].pool if 0 <= number < self.count else self.here.pool
 
     def unpooled(self, address: int) -> None:
-        """Remove memory from its pool's count, if it was a pool's."""
+        """Remove memory from its pool's count, if it belongs to a pool."""
         for device in self.devices:
             device.pool.sizes.pop(address, None)
 
@@ -58,7 +57,7 @@ class HostPools(HostStreams):
         """Keep the pool's memory until it is freed, as CUDA does."""
 
     def memPoolTrimTo(self, pool: int, keep: int) -> None:
-        """Do nothing, as nothing is cached."""
+        """Do nothing, because there is no cache."""
 
     def memPoolGetAttribute(self, pool: int, attribute: int) -> int:
         found = self._pool(pool)

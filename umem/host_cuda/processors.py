@@ -1,4 +1,4 @@
-"""The processors that kernels are compiled for: this machine's own, or those of a whole kind."""
+"""Target processors of kernels: this machine's own, or a whole family."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TELLING = r"vendor_id|cpu family|model\b|flags|Features|CPU (implementer|archit
 """Lines of /proc/cpuinfo that affect -march=native."""
 _PORTABLE = {"x86_64": "x86-64-v3", "aarch64": "armv8-a"}
 NEEDED = {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
-"""Flags of /proc/cpuinfo that x86-64-v3 needs, besides those all such processors have."""
+"""Flags of /proc/cpuinfo that x86-64-v3 needs beyond those of all x86-64 processors."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,9 @@ class Processors:
 
     @classmethod
     def wanted(cls) -> Processors:
-        """Return the target of ``UMEM_KERNEL_TARGET``, by default native; raises as `named`."""
+        """Return the target of ``UMEM_KERNEL_TARGET``, by default native; raises the errors of
+        `named`.
+        """
         return cls.named(os.environ.get(TARGET_VARIABLE) or "native")
 
     @classmethod
@@ -36,7 +38,7 @@ class Processors:
         """Return a target by name.
 
         Raises:
-            DeviceError: there is no such name, or kernels for these do not run here.
+            DeviceError: the name is unknown, or kernels for this target do not run here.
         """
         if name == "native":
             return cls(name, ("-march=native",))
@@ -63,7 +65,7 @@ class Processors:
 
 
 def this_processor() -> str:
-    """Describe the processor, as machines of several kinds may share a folder."""
+    """Describe the processor, because different machines may share a folder."""
     try:
         found = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

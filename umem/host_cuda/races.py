@@ -1,7 +1,7 @@
-"""Says where in a program's source a race of shared memory is.
+"""Locates a race of shared memory in a program's source.
 
-A kernel that finds one (umem_races.h) knows addresses in its shared object; binutils, which comes
-with every g++, knows what is there.
+A kernel that finds a race (umem_races.h) reports addresses in its shared object; binutils, which
+every g++ includes, translates them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SOURCE = "<stdin>"
-"""File name of a program's source for the compiler."""
+"""The compiler's file name for a program's source."""
 _LINE = re.compile(r"^(.+):(\d+)", re.MULTILINE)
 _ASKED = re.compile(r"<(line|variable) (\w+)>")
 

@@ -1,6 +1,6 @@
-"""A CUDA runtime on host memory: what CuPy calls in place of NVIDIA's.
+"""A CUDA runtime on host memory, which CuPy calls instead of NVIDIA's.
 
-Models: devices of one kind, one context each, the current one of each thread; streams that do
+Models: devices of one kind with one context each, each thread's current device, streams that run
 their work at once. Does not model: graphs, textures.
 """
 
@@ -19,9 +19,9 @@ from umem.host_cuda.pools import INVALID_VALUE
 from umem.host_cuda.streams import FIRST_HANDLE, HostStreams
 
 DRIVER_VERSION = 13000
-"""A driver runs programs of its own and of older CUDA, so cuda-bindings of either kind load."""
+"""A driver runs programs of its own CUDA version and older ones, so cuda-bindings of both load."""
 CPU = -1
-"""The host as a place: CU_DEVICE_CPU."""
+"""The host as a location: CU_DEVICE_CPU."""
 _DEVICE_ATTRIBUTES = {
     1: 1024, 2: 1024, 3: 1024, 4: 64, 5: 2**31 - 1, 6: 65535, 7: 65535, 9: 65536, 10: 32,
     11: 2**31 - 1, 12: 65536, 14: 512, 15: 1, 17: 0, 19: 1, 20: 0, 30: 512, 31: 1, 32: 0, 33: 0,
@@ -30,8 +30,10 @@ _DEVICE_ATTRIBUTES = {
     116: 0, 117: 0, 118: 0, 119: 0,
 }  # fmt: skip
 """Values of cudaDeviceAttr from driver_types.h: block and grid sizes, managed memory, missing
-features, such as cooperative launches, and two copy engines, one each way: datasheets do not count
-them. `umem.host_cuda.boards` has those that differ between GPUs. Textures are not known."""
+features such as cooperative launches, and two copy engines, one for each direction, as datasheets
+do not give their number. `umem.host_cuda.boards` has attributes that differ between GPUs. Texture
+attributes are missing.
+"""
 _PROPERTIES = {
     "accessPolicyMaxWindowSize": 109, "asyncEngineCount": 40, "canMapHostMemory": 19,
     "canUseHostPointerForRegisteredMem": 91, "clockRate": 13, "computeMode": 20,
@@ -58,7 +60,7 @@ _PROPERTIES = {
     "maxTexture2DLayered", "maxTexture2DLinear", "maxTexture2DMipmap", "maxTexture3D",
     "maxTexture3DAlt", "maxTextureCubemap", "maxTextureCubemapLayered",
 ), 0)  # fmt: skip
-"""Fields of cudaDeviceProp that CuPy returns, by the attribute with the same figure; 0: none."""
+"""Fields of cudaDeviceProp that CuPy returns, with the attribute of equal value; 0 means none."""
 UUID = "umem-simulated-{}"
 _ADVICE = {
     1: ("read_mostly", False), 2: ("read_mostly", True), 3: ("preferred_location", False),
@@ -66,14 +68,15 @@ _ADVICE = {
 }  # fmt: skip
 """Values of cudaMemoryAdvise from driver_types.h, and whether each unsets its advice."""
 _OF_A_DEVICE = (3, 5, 6)
-"""Advice that names a place."""
+"""Advice with a location."""
 FORGOTTEN = 0xA5
 """Fills discarded memory, so that reading it is noticed."""
 FRESH = 0xFF
-"""Fills memory that the driver gives: NaN in every type of floats, -1 in signed integers."""
+"""Fills new memory of the driver: NaN in every float type, -1 in signed integers."""
 FRESH_BYTES = 64 << 20
-"""At most this much of it, without checked mode: filling takes memory of the machine, and whoever
-reserves all of VRAM in one piece does not use it all. A guess."""
+"""Most bytes to fill, outside checked mode: filling uses the machine's memory, and a program that
+reserves all VRAM in one piece does not use it all. A guess.
+"""
 SIMULATED = " (simulated)"
 """Suffix of the device's name."""
 
@@ -85,26 +88,26 @@ def overwrite(ranges: Sequence[tuple[int, int]]) -> None:
 
 
 class LeftOut(Exception):
-    """A library's work is left out of a dry run, after the observer was told of it.
+    """A library's work is skipped in a dry run, after the observer was notified.
 
     Attributes:
-        returned: what the library's function returns then, if it returns anything.
+        returned: the result of the library's function then, if any.
     """
 
     returned = 0
 
 
 class HostRuntime(CopyChecks):
-    """Functions of ``cupy_backends.cuda.api.runtime``, by their names there.
+    """Functions of ``cupy_backends.cuda.api.runtime``, under the same names.
 
     Args:
         spec, count, observer: see `HostMemory`.
 
     Attributes:
-        attributes_type: CuPy's class of what is known of a pointer.
-        cuda_version: of the CUDA that CuPy was built for, as 12090 for 12.9.
-        is_refused: this is a child that was forked after the first use.
-        hints: takes advice and prefetches, see `umem.host_cuda.libcuda`.
+        attributes_type: CuPy's class of pointer attributes.
+        cuda_version: the CUDA version that CuPy was built for, such as 12090 for 12.9.
+        is_refused: whether this child was forked after the first use.
+        hints: receives advice and prefetches; see `umem.host_cuda.libcuda`.
     """
 
     def __init__(self, spec: GpuSpec, count: int = 1, observer: Observer | None = None) -> None:
@@ -119,11 +122,11 @@ class HostRuntime(CopyChecks):
 
     @property
     def was_used(self) -> bool:
-        """Tell whether memory was allocated, or a stream, event or module made."""
+        """Tell whether the program has allocated memory, or made a stream, event or module."""
         return self._count > 0 or self._handle > FIRST_HANDLE
 
     def finish(self) -> None:
-        """Have no work left on any device; it is done at once here."""
+        """Do nothing, because work runs at once here."""
 
     # -- memory ----------------------------------------------------------------------------
 
@@ -144,19 +147,19 @@ class HostRuntime(CopyChecks):
         return address
 
     def fill_fresh(self, address: int, nbytes: int) -> None:
-        """Fill memory that the driver gives, so that a program that reads it is noticed."""
+        """Fill new memory of the driver, so that reading it is noticed."""
         ctypes.memset(address, FRESH, nbytes if self.is_checked else min(nbytes, FRESH_BYTES))
 
     def fill_block(self, address: int, nbytes: int, stream: int) -> None:
-        """Fill a block that a pool hands out for a stream; managed memory stays as it is.
+        """Fill a pool's new block for a stream, except managed memory.
 
-        So does all while a stream is captured, where a fill of the program's would be refused.
+        Does nothing while a stream is captured, when a program's own fill would be refused.
         """
         if not self.captures and self.pointerGetMemoryType(address) == DEVICE:
             self.put_bytes(address, FRESH, nbytes, stream)
 
     def put_bytes(self, address: int, value: int, nbytes: int, stream: int) -> None:
-        """Write bytes in stream order, which here means at once; the observer is not told."""
+        """Write bytes in stream order, which here means at once; does not notify the observer."""
         ctypes.memset(address, value, nbytes)
 
     def mallocFromPoolAsync(self, size: int, pool: int, stream: int) -> int:
@@ -206,7 +209,7 @@ class HostRuntime(CopyChecks):
             self.copy(dst, src, size)
 
     def copy(self, dst: int, src: int, size: int, stream: int = 0) -> None:
-        """Copy memory, as an operation that the observer is told of."""
+        """Copy memory, as an operation that notifies the observer."""
         self.tell_copy(dst, src, size, self.home_of(stream), stream)
         ctypes.memmove(dst, src, size)
 
@@ -244,12 +247,12 @@ class HostRuntime(CopyChecks):
             self.fill(ptr, value, size)
 
     def fill(self, ptr: int, value: int, size: int) -> None:
-        """Fill memory with a byte, as an operation that the observer is told of."""
+        """Fill memory with a byte, as an operation that notifies the observer."""
         self.tell_fill(ptr, size)
         ctypes.memset(ptr, value, size)
 
     def tell_fill(self, ptr: int, size: int) -> None:
-        """Report a fill, which is an operation of the memory's device."""
+        """Report a fill as an operation of the memory's device."""
         if self.is_followed:
             accesses = self.access(ptr, size)
             own = [found.device for found, _, _ in accesses if not found.is_managed]
@@ -261,7 +264,8 @@ class HostRuntime(CopyChecks):
             self.fill(ptr, value, size)
 
     def prefetch(self, address: int, nbytes: int, device: int, stream: int) -> None:
-        """Report a prefetch of a managed range; on a stream it runs beside the operations."""
+        """Report a prefetch of a managed range; on a stream it runs concurrently with operations.
+        """
         where = None if device == CPU else device
         self.observer.prefetched(self.access(address, nbytes), where, overlap=stream != 0)
 
@@ -326,7 +330,7 @@ class HostRuntime(CopyChecks):
         return int(self._attributes[attrib])
 
     def getDeviceProperties(self, device: int) -> dict[str, Any]:
-        """Return a device's properties, as CuPy reads them; those of textures are 0."""
+        """Return a device's properties, as CuPy reads them; texture properties are 0."""
         self.refuse_other(device)
         numbers = {name: int(self._attributes.get(a, 0)) for name, a in _PROPERTIES.items()}
         return numbers | {

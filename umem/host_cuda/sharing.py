@@ -1,7 +1,7 @@
-"""The kernels that several cores may share, and the number of cores.
+"""Selects the kernels that several cores may share, and the number of cores.
 
-A kernel of CuPy's templates computes each output from its inputs alone, unless its author's own
-code does more: then one thread does all of it, as for every other kernel.
+A kernel from CuPy's templates computes each output only from its inputs, unless its author's own
+code does more; then one thread runs it, like every other kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SIDE_EFFECTS = re.compile(
 )
 _ELEMENT = re.compile(r"\b\w+\[_(?:in_|out_)?ind\.get\(\)\]")
 _OWN_PLACES = re.compile(r"void cupy_getitem_mask\(")
-"""CuPy's kernels that write each element at a place of its own."""
+"""CuPy's kernels that write each element at its own address."""
 
 
 def usable_cores() -> int:
@@ -34,9 +34,9 @@ def may_share(source: str, loops: str, parameters: Iterable[str]) -> bool:
     """Tell whether several cores may compute parts of a kernel's output.
 
     Args:
-        source: as CuPy writes it.
+        source: CuPy's source.
         loops: the result of `as_loops`.
-        parameters: of each kernel in it.
+        parameters: the parameters of each kernel in it.
     """
     if is_known(source) or _OWN_PLACES.search(source):
         return True
@@ -47,7 +47,7 @@ def may_share(source: str, loops: str, parameters: Iterable[str]) -> bool:
 
 
 def _written(parameters: str) -> list[str]:
-    """Return the names of arrays and pointers that a kernel may write to."""
+    """Return the names of arrays and pointers that a kernel may write."""
     arrays = re.findall(r"(?<!const )CArray<[^<>]*(?:<[^<>]*>)?[^<>]*>\s+(\w+)", parameters)
     pointers = re.findall(r"(?:^|,)(?!\s*const\b)[^,]*\*[^,]*?(\w+)\s*(?=,|$)", parameters)
     return [*arrays, *pointers]

@@ -1,7 +1,7 @@
-"""Shifts as PTX has them: by the type's width or more they give zero, or the sign.
+"""Shifts as in PTX: shifting by the type's width or more gives zero, or the sign.
 
-C++ leaves these undefined. Between a shift and its amount comes an object whose operators know what
-to do (umem_shifts.h), which keeps the precedence of the operator.
+In C++ these are undefined. An object between a shift and its amount defines the operators
+(umem_shifts.h), which keeps the precedence of the shift.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _TOKENS = re.compile(
     r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'|<{3,}|>{3,}|<<=?|>>=?", re.DOTALL
 )
 _SMALL = re.compile(r"\s*(0[xX][\da-fA-F]+|\d+)[uUlL]*(?![\w.])(?!\s*[-+*/%])")
-"""A number, and nothing that is computed with it before the shift."""
+"""A number without an operation that precedes the shift."""
 _LEAST_WIDTH = 32
 _OPERATOR = re.compile(r"\boperator\s*$")
 HEADER = '#include "umem_shifts.h"\n'

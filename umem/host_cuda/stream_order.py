@@ -1,12 +1,12 @@
-"""The order of queued work: one that CUDA's rules allow, drawn from a seed.
+"""Orders queued work: draws an order that CUDA's rules allow from a seed.
 
-A stream does its work in order. Work waits for work of another stream only where an event says so,
-or by the rules of the legacy default stream: what it does comes after all that blocking streams
-were given before, and before all that they are given after. Everything else may happen at any
-time, and here it does: each seed draws how eager streams are, down to none that moves before
-somebody waits for it, and which of them are ahead. Each device has default streams of its own.
+A stream runs its work in order. Work waits for another stream's work only because of an event, or
+by the rules of the legacy default stream: its work runs after all work queued before on blocking
+streams, and before all work queued there later. Any other order is allowed, and may happen here:
+each seed draws how eagerly streams run, down to none that runs before something waits for it, and
+which streams are ahead. Each device has its own default streams.
 
-Models: order. Not models: work that runs side by side; one piece of work is done at once.
+Models: order. Does not model: concurrent work; one piece of work runs at a time.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import NamedTuple
 LEGACY, LEGACY_HANDLE, PER_THREAD_HANDLE = 0, 1, 2
 """The default streams (cudaStreamLegacy, cudaStreamPerThread, from driver_types.h)."""
 EAGERNESS = (0.0, 0.0, 0.03, 0.3, 0.8)
-"""Probability that work runs after a call although nothing waits for it; one for each seed.
+"""Probabilities, one for each seed, that work runs after a call although nothing waits for it.
 
-Guesses: work that runs as late as can be finds most missed waits, so that it has two seeds of five.
+Guesses: running work as late as possible finds most missing waits, so it has two seeds of five.
 """
 DEPTH = 1024
-"""At most this much work is queued on a stream before the program waits for it (a guess)."""
+"""The most queued work on a stream before the program waits for it (a guess)."""
 FREES_WAIT = 0.5
-"""Share of seeds under which a free waits for the device, as CUDA may (a guess)."""
+"""Share of seeds with frees that wait for the device, as CUDA may (a guess)."""
 
 
 class Key(NamedTuple):
-    """A stream: its device (None for work of no stream), and its number there."""
+    """A stream: its device (None for work outside streams), and its number there."""
 
     device: int | None
     stream: Hashable
@@ -46,8 +46,8 @@ class Work:
 
     Attributes:
         key: the stream.
-        after: work that must be done before; what came before on the stream is not in it.
-        clock: by stream, how much of its work the rules have done before this is over.
+        after: work that must run before, besides earlier work on the same stream.
+        clock: by stream, how much of its work must have run before this work ends.
         is_done: whether it has run.
     """
 
@@ -60,14 +60,14 @@ class Work:
         self._function = function
 
     def comes_after(self, other: Work) -> bool:
-        """Tell whether CUDA's rules order other work before this, whatever the speed.
+        """Tell whether CUDA's rules order other work before this, at any speed.
 
-        By vector clocks (Mattern, "Virtual Time and Global States of Distributed Systems", 1989).
+        Uses vector clocks (Mattern, "Virtual Time and Global States of Distributed Systems", 1989).
         """
         return self.clock.get(other.key, 0) >= other.clock[other.key]
 
     def run(self) -> None:
-        """Run it; it counts as done even if it fails."""
+        """Run the work; it counts as done even if it fails."""
         function, self._function = self._function, None
         self.after.clear()
         try:
@@ -80,17 +80,17 @@ class Work:
 class StreamOrder:
     """Streams with queued work. Not thread-safe: callers hold a lock.
 
-    An error of late work is kept, the first of several, until `raise_error` or a call that waits
-    raises it: the call that made the work run may be one that cannot raise, such as a free.
+    The first error of late work is kept until `raise_error` or a waiting call raises it, because
+    the call that ran the work may be unable to raise, such as a free.
 
     Args:
-        seed: of the order; None runs everything at once.
-        home: tells the device that a stream is of.
+        seed: the seed of the order; None runs everything at once.
+        home: returns a stream's device.
 
     Attributes:
         is_late: whether there is a seed.
-        is_running: whether work is being done.
-        frees_wait: whether a free waits until all is done, under this seed.
+        is_running: whether work is running.
+        frees_wait: whether a free waits for all work, under this seed.
     """
 
     def __init__(self, seed: int | None, home: Callable[[int], int] = lambda stream: 0) -> None:
@@ -126,7 +126,7 @@ class StreamOrder:
         self._error = None
 
     def run_all(self) -> None:
-        """Run all queued work, whose first error is stored."""
+        """Run all queued work, and store its first error."""
         self._do_all()
 
     def add_non_blocking(self, stream: int) -> None:
@@ -138,29 +138,28 @@ class StreamOrder:
     def issue(
         self, stream: int, function: Callable[[], object] | None, also: Iterable[Work] = ()
     ) -> Work:
-        """Queue work on a stream, to run also after the work in ``also``."""
+        """Queue work on a stream, which also waits for the work in ``also``."""
         key = self._key(stream)
         return self._issue(key, function, [*also, *self._implied(key)])
 
     def issue_after_all(self, function: Callable[[], object]) -> Work:
-        """Queue work behind everything queued so far."""
+        """Queue work after everything queued so far."""
         return self._issue(_AFTER_ALL, function, self._last(self._queues))
 
     def issue_some_day(self, function: Callable[[], object], after: Iterable[Work]) -> Work:
-        """Queue work behind some other, which only a wait for everything waits for."""
+        """Queue work after other work; only a wait for everything waits for it."""
         return self._issue(_NOBODYS, function, [work for work in after if not work.is_done])
 
     def _implied(self, key: Key) -> list[Work]:
         return self._last(self._turns(key, self._queues))
 
     def _last(self, keys: Iterable[Key]) -> list[Work]:
-        """Return the last work of streams that have some."""
+        """Return the last work of streams that have work."""
         queues = [self._queues.get(key) for key in list(keys)]
         return [queue[-1] for queue in queues if queue]
 
     def _turns(self, key: Key, others: Iterable[Key]) -> list[Key]:
-        """Return the streams that a stream synchronises with implicitly, by the legacy default
-        stream.
+        """Return the streams that a stream implicitly synchronises with (legacy default stream).
         """
         if key.stream in self._non_blocking:
             return []
@@ -178,7 +177,7 @@ class StreamOrder:
         return self._host.get(work.key, 0) >= work.clock[work.key]
 
     def _clock(self, key: Key, after: Iterable[Work]) -> Clock:
-        """Return the vector clock of new work on a stream, after other work."""
+        """Return the vector clock of new work on a stream that follows other work."""
         found = dict(self._host)
         before = [key, *self._turns(key, self._clocks)]
         for clock in (
@@ -202,26 +201,26 @@ class StreamOrder:
     # -- waiting ---------------------------------------------------------------------------
 
     def do(self, work: Work) -> None:
-        """Run work with all that it comes after; does nothing inside work that runs.
+        """Run work and all that it must follow; does nothing inside running work.
 
-        Errors are kept.
+        Stores errors.
         """
         while not work.is_done and not self.is_running:
             self._advance(work.key)
             self._wander()
 
     def finish(self, work: Work) -> None:
-        """Run work as `do`, and raise the stored error."""
+        """Run work as `do` does, and raise the stored error."""
         self.do(work)
         _merge(self._host, work.clock)
         self.raise_error()
 
     def finish_stream(self, stream: int) -> None:
-        """Run all work of a stream; the legacy default stream runs the others' first."""
+        """Run all work of a stream; for the legacy default stream, that of other streams first."""
         self.finish(self.issue(stream, None))
 
     def finish_all(self, device: int | None = 0) -> None:
-        """Run all work of a device, or of all for None, streams in any order."""
+        """Run all work of a device, or for None of all devices, with streams in any order."""
         self._do_all(None if device is None else {device, None})
         self.raise_error()
 
@@ -235,7 +234,7 @@ class StreamOrder:
             _merge(self._host, self._clocks[key])
 
     def query(self, work: Work | None) -> bool:
-        """Tell whether work is done; polling repeatedly eventually runs it."""
+        """Tell whether work is done; repeated polling eventually runs it."""
         if work is not None and not work.is_done and self._random.random() < 0.5:
             self.do(work)
         self.raise_error()
@@ -264,15 +263,15 @@ class StreamOrder:
         return self._random.choices(keys, [self._weights[key] for key in keys])[0]
 
     def _wander(self) -> None:
-        """Run some work that nothing waits for, or none."""
+        """Run some or no work that nothing waits for."""
         while self._queues and not self.is_running and self._random.random() < self._eagerness:
             if keys := list(self._queues):
                 self._advance(self._drawn(keys))
 
     def _advance(self, key: Key) -> None:
-        """Run the next work that a stream waits for, or its own; none if it has been done by now.
+        """Run the next work that a stream waits for, or its own; none if already done.
 
-        Python collects garbage at any moment, and memory that is freed by that runs queued work.
+        Python may collect garbage at any moment, and freeing memory runs queued work.
         """
         queue = self._queues.get(key)
         while queue and (waiting := [work for work in queue[0].after if not work.is_done]):

@@ -1,8 +1,8 @@
-"""Streams, events and captures, for streams that do their work at once.
+"""Streams, events and captures, for streams that run their work at once.
 
-A capture takes what a stream is given instead of having it done. Models: which streams a capture
-reaches, what it forbids, and what ends it early. Does not model: graphs; what was captured is
-forgotten, and launching it is an error.
+A capture takes a stream's work instead of running it. Models: the streams of a capture, the calls
+that it forbids, and the calls that end it early. Does not model: graphs; captured work is dropped,
+and launching it is an error.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from umem.host_cuda.observer import Observer
 from umem.host_cuda.strictness import refuse
 
 DEFAULT_STREAMS = (0, 1, 2)
-"""The default streams: legacy, by two handles, and one for each thread."""
+"""The default streams: legacy, with two handles, and one for each thread."""
 NON_BLOCKING = 1
 """cudaStreamNonBlocking, from driver_types.h."""
 THREAD_LOCAL, RELAXED = 1, 2
-"""Values of cudaStreamCaptureMode; the other one is global, 0."""
+"""Values of cudaStreamCaptureMode; 0 is global."""
 NO_TIMING = 2
 """cudaEventDisableTiming."""
 INVALID_HANDLE, ILLEGAL_STATE, UNSUPPORTED, INVALIDATED, UNMATCHED = 400, 401, 900, 901, 903
@@ -43,10 +43,10 @@ class Capture:
 
     @property
     def forbids(self) -> bool:
-        """Tell whether the calling thread may not do now what is potentially unsafe.
+        """Tell whether the calling thread must not make potentially unsafe calls now.
 
-        As cudaThreadExchangeStreamCaptureMode's documentation has it, of a thread whose own mode
-        is the default one.
+        Follows the documentation of cudaThreadExchangeStreamCaptureMode for a thread with the
+        default mode.
         """
         return self.mode != RELAXED and (self.mode != THREAD_LOCAL or self.thread == get_ident())
 
@@ -58,7 +58,7 @@ class HostStreams(HostMemory):
         spec, count, observer: see `HostMemory`.
 
     Attributes:
-        captures: by stream, the capture that takes its work.
+        captures: by stream, the capture of its work.
     """
 
     def __init__(self, spec: GpuSpec, count: int = 1, observer: Observer | None = None) -> None:
@@ -79,11 +79,11 @@ class HostStreams(HostMemory):
         return self.here.calls
 
     def home_of(self, handle: int) -> int:
-        """Return the device of a stream or event; default streams are of the current one."""
+        """Return the device of a stream or event; default streams belong to the current device."""
         return self._homes.get(handle, self.device_here)
 
     def refuse_strange(self, stream: int, *others: int) -> None:
-        """Raise if a stream and another object are of different devices."""
+        """Raise if a stream and another object belong to different devices."""
         if any(self.home_of(other) != self.home_of(stream) for other in others):
             self.fail(INVALID_HANDLE)
 
@@ -106,7 +106,7 @@ class HostStreams(HostMemory):
     # -- captures --------------------------------------------------------------------------
 
     def is_captured(self, stream: int) -> bool:
-        """Tell whether a stream's work is captured now; raises if its capture is broken."""
+        """Tell whether a stream is being captured; raises if its capture is broken."""
         if not self.captures:
             return False
         if stream in DEFAULT_STREAMS[:2]:
@@ -125,18 +125,17 @@ class HostStreams(HostMemory):
             self.fail(IMPLICIT)
 
     def refuse_captured(self, stream: int) -> None:
-        """Raise, and break the capture, for a call that no graph can contain."""
+        """Break the capture and raise, for a call that a graph cannot contain."""
         if self.is_captured(stream):
             self._break([self.captures[stream]])
 
     def refuse_unsafe(self) -> None:
-        """Raise for a call that may wait for the device, such as allocation, if a capture forbids
-        it.
+        """Raise if a capture forbids a call that may wait for the device, such as an allocation.
         """
         self._break([c for c in self.captures.values() if c.forbids])
 
     def _refuse_wait(self, stream: int | None = None) -> None:
-        """Raise if the host waits for a captured stream; None is the whole device."""
+        """Raise if the host would wait for a captured stream; None is the whole device."""
         for_all = stream is None or stream in DEFAULT_STREAMS[:2]
         self._break([c for each, c in self.captures.items() if for_all or each == stream])
 
@@ -208,7 +207,7 @@ class HostStreams(HostMemory):
         self._homes.pop(stream, None)
 
     def _known(self, stream: int, event: int | None = None) -> None:
-        """Fail for a stream or an event that is not there."""
+        """Fail for a stream or event that does not exist."""
         is_there = (
             stream in DEFAULT_STREAMS or stream in self._blocking or stream in self._non_blocking
         )
@@ -272,7 +271,7 @@ class HostStreams(HostMemory):
             self._recorded[event] = self.observer.seconds_of(stream, self.home_of(stream))
 
     def takes_record(self, event: int, stream: int) -> bool:
-        """Tell whether the recording of an event is captured."""
+        """Tell whether an event's recording is captured."""
         self._known(stream, event)
         self.refuse_strange(stream, event)
         self._captured_events.pop(event, None)
@@ -291,8 +290,7 @@ class HostStreams(HostMemory):
         self.observer.stream_waited(stream, self.home_of(stream), seconds)
 
     def takes_wait(self, stream: int, event: int) -> bool:
-        """Tell whether a stream's wait for an event is captured; the stream then joins the
-        capture.
+        """Tell whether a stream's wait for an event is captured, and then join it to the capture.
         """
         self._known(stream, event)
         capture = self._captured_events.get(event)
@@ -305,7 +303,7 @@ class HostStreams(HostMemory):
         return True
 
     def restart(self) -> None:
-        """Restart counts and times at zero: all recorded events are over."""
+        """Restart counts and times at zero, with all recorded events complete."""
         self._recorded = dict.fromkeys(self._recorded, 0.0)
         for device in self.devices:
             device.calls = DriverCalls()
@@ -329,7 +327,7 @@ class HostStreams(HostMemory):
             self.fail(CAPTURED_EVENT)
 
     def _refuse_event_in_capture(self, does: str) -> None:
-        """Raise, and break the capture, where the host may not ask for any event."""
+        """Break the capture and raise, if the host must not query an event."""
         if self.captures and self.is_strict:
             found = [c for c in self.captures.values() if c.forbids]
             for capture in found:
@@ -339,7 +337,7 @@ class HostStreams(HostMemory):
                 refuse(self.fail, UNSUPPORTED, why)
 
     def refuse_untimed(self, start: int, end: int) -> None:
-        """Raise for events between which no time can be taken."""
+        """Raise for events without timing."""
         if start not in self._recorded or end not in self._recorded:
             self.fail(INVALID_HANDLE)
         self.refuse_strange(start, end)
@@ -351,6 +349,6 @@ class HostStreams(HostMemory):
         return 1000 * (self._recorded[end] - self._recorded[start])
 
     def nothing(self, *args: Any) -> None:
-        """Do nothing, as the host needs nothing here."""
+        """Do nothing, because the host needs nothing here."""
 
     graphDestroy = graphExecDestroy = nothing

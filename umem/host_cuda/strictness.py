@@ -1,8 +1,8 @@
-"""Refusals of what CUDA refuses: its own error, and the option that turns them off.
+"""Raises CUDA's own errors for refusals, with the option that turns them off.
 
-CUDA's own error comes at the moment at which CUDA raises it.
-Each refusal says why, and ends with the option that turns all of them off: a right program may
-meet one, because umem counts by other means than NVIDIA's compiler and driver do.
+Each error is raised at the same moment as in CUDA. Its message gives the reason, and ends with the
+option that turns off all refusals: a correct program may meet one, because umem counts differently
+from NVIDIA's compiler and driver.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NoReturn
 
 
 def hint() -> str:
-    """Return the sentence with which every refusal's message ends."""
+    """Return the last sentence of every refusal's message."""
     return (
         "To accept what CUDA refuses: umem.software_gpu(..., strict=False), umem run --not-strict,"
         " or UMEM_SOFTWARE_GPU=...,not-strict"
@@ -20,7 +20,7 @@ def hint() -> str:
 
 
 def refuse(fail: Callable[[int], object], status: int, why: str) -> NoReturn:
-    """Raise CUDA's error for a status, which says why and how to turn it off.
+    """Raise CUDA's error for a status, with the reason and the option that turns it off.
 
     Args:
         fail: raises CuPy's error for a status.

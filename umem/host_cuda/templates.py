@@ -1,7 +1,7 @@
-"""The kernels that CuPy makes of its templates, as loops of one thread.
+"""Rewrites the kernels of CuPy's templates as loops of one thread.
 
-On a GPU each element has a thread, and threads of a block hand sums to one another. Here one thread
-goes along the rows of the arrays: text in, text out, with the loops of ``umem_loops.h``.
+On a GPU each element has a thread, and threads of a block exchange sums. Here one thread loops over
+the rows of the arrays, with the loops of ``umem_loops.h``. Input and output are source text.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ WAITS = re.compile(
 
 
 def as_loops(source: str) -> str | None:
-    """Rewrite a kernel that CuPy made from its templates as loops of one thread.
+    """Rewrite a kernel of CuPy's templates as loops of one thread.
 
     Returns None for other kernels, and for those whose threads wait for each other in a way that
     loops cannot follow.
 
     Raises:
-        DeviceError: it is a reduction, and not as this version of CuPy writes them.
+        DeviceError: it is a reduction, but not in the form of the known versions of CuPy.
     """
     block, elements = _BLOCK_SIZE.search(source), _ELEMENTS.search(source)
     if block is not None:
@@ -82,7 +82,7 @@ def _closing(source: str, start: int) -> int:
         depth += {"{": 1, "}": -1}.get(match[0], 0)
         if not depth:
             return start + match.start()
-    raise DeviceError("the software GPU finds no end of a kernel's loop")
+    raise DeviceError("the software GPU cannot find the end of a kernel's loop")
 
 
 _REDUCTION = re.compile(
@@ -98,8 +98,8 @@ _REDUCTION = re.compile(
 def _reduction(source: str, size: str) -> str:
     """Rewrite a reduction as loops between its barriers.
 
-    What each thread adds up, and the order in which these sums are added, stay as they are; the
-    elements are taken in the order of memory rather than thread by thread.
+    The elements that each thread adds, and the order of adding their sums, stay the same; the
+    elements are read in memory order instead of thread by thread.
     """
     source = _without_branches(source)
     found = _REDUCTION.search(source)
@@ -178,7 +178,8 @@ def _without_branches(source: str) -> str:
 
 
 def _chosen(found: re.Match[str]) -> str:
-    """Write when the second of two numbers is taken: of a NaN and a number either wins."""
+    """Return the condition for taking the second of two numbers; one of NaN and number always wins.
+    """
     takes = f"(y {_TAKES[found[1]]} x) | (x != x)"
     if found[2]:
         takes = f"(x == x) & !(x {_KEEPS[found[1]]} y)"
@@ -243,7 +244,7 @@ _KNOWN = {
     re.compile(r"void cupy_scan_\w+\(.*\bx = a\[i\];.*out\[i\] = x;", re.DOTALL): _SCAN,
     re.compile(r"void cupy_nonzero_kernel_incomplete_scan\(.*dst\[ind\]", re.DOTALL): _NONZERO,
 }
-"""Loops for kernels whose threads wait for one another, or divide for each element."""
+"""Loops for kernels whose threads wait for one another, or that divide for each element."""
 
 
 def _known(source: str) -> str | None:
@@ -287,7 +288,7 @@ _ROWS = re.compile(
     r"\{(?P<body>.*)\}",
     re.DOTALL,
 )
-"""Kernels by which CuPy scans along an axis."""
+"""CuPy's kernels that scan along an axis."""
 
 
 def _rows(source: str) -> str | None:
@@ -306,5 +307,5 @@ def _rows(source: str) -> str | None:
 
 
 def is_known(source: str) -> bool:
-    """Tell whether a kernel is known by name, with loops that several cores may share."""
+    """Tell whether a kernel is known by name and has loops that several cores may share."""
     return any(loops != _NONZERO and pattern.search(source) for pattern, loops in _KNOWN.items())

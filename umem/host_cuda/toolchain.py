@@ -1,8 +1,8 @@
-"""A C++ compiler, and what it has compiled, on disk.
+"""A C++ compiler with a cache of its output on disk.
 
-A shared object is made once for a source, a compiler, its options and the processors that it is
-for: the file's name is a digest of them. Of processes and threads side by side one makes it, and
-the others wait for it.
+A shared object is compiled once for each source, compiler, options and target processors: its file
+name is a digest of them. One of several concurrent processes and threads compiles it, and the
+others wait.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ OPTIONS = (
     "-U_FORTIFY_SOURCE",  # which takes a jump to another stack for an error
 )  # fmt: skip
 MOST_CHARACTERS = 16000
-"""The most letters of a compiler's messages that an error has (a guess)."""
+"""The most characters of a compiler's messages in an error (a guess)."""
 _ERROR = re.compile(r"^(?=[^\n]*: (?:fatal )?error: )", re.MULTILINE)
 PATIENCE_SECONDS = 2.0
 """Total compile time after which a message is shown (a guess)."""
 KERNELS_ROOM_BYTES, ROOM_BYTES = 16 << 20, 256 << 20
 """Folders of kernels and of headers with less free space than this count as full (guesses)."""
 HEADERS_BYTES = 256 << 20
-"""The most that precompiled headers take on a machine: ten, of about 25 MiB each (a guess)."""
+"""The most bytes of precompiled headers on a machine: ten, of about 25 MiB each (a guess)."""
 TRIM_EVERY = 64
-"""The cache's size is checked once every this many compilations of a process (a guess)."""
+"""A process checks the cache's size after this many compilations (a guess)."""
 LANGUAGES = {"c": ("-x", "c", "-O1"), "c++": ("-x", "c++", "-std=c++17", "-O3")}
 """C for functions that forward calls; C++ for kernels."""
 
@@ -61,17 +61,17 @@ class Toolchain:
     """A C++ compiler with a cache on disk.
 
     Args:
-        folder: where shared objects are kept; one of the process where it cannot be written, is
-            full, or is mounted noexec. What is in one that cannot be written is used.
-        target: processors that it compiles for, instead of those of ``UMEM_KERNEL_TARGET``.
+        folder: the folder of shared objects; if it is not writable, full, or mounted noexec, a
+            folder of the process. Shared objects in a folder that is not writable are still used.
+        target: target processors, instead of ``UMEM_KERNEL_TARGET``.
 
     Attributes:
-        made: the shared objects that it has compiled itself.
+        made: the shared objects that it has compiled.
 
     Raises:
-        DeviceError: ``UMEM_KERNEL_TARGET`` is not a target, or not one of this processor; or
-            nothing may run in any folder that can be had.
-        SizeError: ``UMEM_KERNEL_CACHE_SIZE`` is no size.
+        DeviceError: ``UMEM_KERNEL_TARGET`` is not a target, or not for this processor; or no
+            writable folder allows programs to run.
+        SizeError: ``UMEM_KERNEL_CACHE_SIZE`` is not a size.
     """
 
     def __init__(self, folder: Path | None = None, target: Processors | None = None) -> None:
@@ -112,7 +112,7 @@ class Toolchain:
 
     @cached_property
     def label(self) -> str:
-        """Return the prefix of shared objects by this compiler and target."""
+        """Return the prefix of shared objects from this compiler and for this target."""
         return f"{self.target.name}-{_digest(self.compiler, self.version)[:8]}"
 
     def shared_object(
@@ -122,13 +122,13 @@ class Toolchain:
         options: Sequence[str] = (),
         places: Callable[[], Sequence[str]] = tuple,
     ) -> Path:
-        """Return a source's shared object, compiled if it is not cached.
+        """Return a source's shared object; compile it if not cached.
 
         Args:
-            source: text in the language.
+            source: source code in the language.
             language: ``"c"`` or ``"c++"``.
-            options: more of the compiler's.
-            places: gives options that say where headers are whose content ``options`` tell.
+            options: more compiler options.
+            places: returns options for the paths of headers, whose contents ``options`` identify.
 
         Raises:
             MissingDependencyError: there is no compiler.
@@ -150,7 +150,7 @@ class Toolchain:
         """Return a C++ source after preprocessing.
 
         Raises:
-            DeviceError: the preprocessor refuses it; what it says is in the message.
+            DeviceError: the preprocessor refuses it; the message contains the preprocessor's.
         """
         done = self._run([*LANGUAGES["c++"], "-w", *options, "-"], source)
         if done.returncode:
@@ -165,7 +165,7 @@ class Toolchain:
     def header(self, text: str, options: Sequence[str]) -> Path:
         """Return a header file, precompiled for these options if the compiler is g++.
 
-        Precompiled headers are large, and of no use on another machine: all caches share them.
+        Precompiled headers are large, and useless on other machines, so all caches share them.
         """
         given = (*LANGUAGES["c++"], *OPTIONS, *self.target.options, *options)
         folder = self._headers
@@ -198,7 +198,7 @@ class Toolchain:
         return folder if is_ours and stat.S_ISDIR(found.st_mode) and has_room else None
 
     def text_file(self, text: str, suffix: str, folder: Path | None = None) -> Path:
-        """Write a text to a file in the cache's folder, such as a linker script."""
+        """Write text, such as a linker script, to a file in the cache's folder."""
         path = (folder or self.folder) / f"{_digest(text)[:32]}{suffix}"
         if not path.exists():
             self._write(text, path)
@@ -252,10 +252,10 @@ class Toolchain:
             raise DeviceError(f"the compiler cannot be run: {error}") from error
 
     def _elsewhere(self) -> Path:
-        """Make a folder of the process, which is removed at its end.
+        """Make a temporary folder, which is removed when the process ends.
 
         Raises:
-            DeviceError: nothing may run there.
+            DeviceError: programs cannot run there.
         """
         folder = Path(tempfile.mkdtemp(prefix="umem-software-gpu-"))
         atexit.register(_remove, folder, os.getpid())
@@ -268,7 +268,7 @@ class Toolchain:
 
 
 class Progress:
-    """Shows on a terminal that kernels are being compiled, after some time."""
+    """Shows after some time on a terminal that kernels are being compiled."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -276,7 +276,7 @@ class Progress:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Show the message while one kernel compiles, and clear it."""
+        """Show the message while one kernel compiles, then clear it."""
         self._count += 1
         terminal = sys.stderr
         is_shown = self._seconds > PATIENCE_SECONDS and terminal is not None and terminal.isatty()
@@ -299,11 +299,11 @@ def _remove(folder: Path, process: int) -> None:
 
 _REMARK = re.compile(r"[^\s:]+:\d+:(?:\d+:)? (fatal error|error|warning|note|sorry)\b")
 _PLACE = re.compile(r"(In file included|\s+) from \S+:\d+|[^\s:]+: (In|At) ")
-"""Lines in which g++ says what is wrong, and where."""
+"""Lines of g++'s errors and their locations."""
 
 
 def errors_in(text: str) -> str:
-    """Return what a compiler says, without its warnings."""
+    """Return a compiler's messages without its warnings."""
     kept: list[str] = []
     places: list[str] = []
     is_kept = True
@@ -321,7 +321,7 @@ def errors_in(text: str) -> str:
 
 
 def _first_error(errors: str) -> str:
-    """Return a compiler's messages from its first error on, which is the one to mend."""
+    """Return a compiler's messages from the first error on, which is the one to fix."""
     found = _ERROR.search(errors)
     return errors[found.start() if found else 0 :][:MOST_CHARACTERS]
 

@@ -1,4 +1,4 @@
-"""The builds of CuPy whose inside is known here, told before anything of CuPy is imported."""
+"""The supported builds of CuPy, checked before CuPy is imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from umem._common.extras import CUPY_DISTRIBUTIONS
 from umem.errors import DeviceError, MissingDependencyError
 
 KNOWN = {11: ("13.6",), 12: ("13.6", "14"), 13: ("13.6", "14")}
-"""Known versions of CuPy, by their first numbers and the CUDA they were built for."""
+"""Supported versions of CuPy, by the CUDA version they were built for."""
 _CUBLAS = re.compile(rb"libcublas\.so\.(\d+)")
 _INSTALL = {
     11: "CuPy for CUDA 11: pip install 'cupy-cuda11x==13.6.*'",
@@ -22,11 +22,11 @@ _INSTALL = {
 
 
 def known_cupy() -> Path:
-    """Return the folder of the installed CuPy; raises for a version whose internals are unknown.
+    """Return the folder of the installed CuPy; raises for an unsupported version.
 
     Raises:
         MissingDependencyError: CuPy is not installed.
-        DeviceError: it is of another version or for another CUDA, or there are several.
+        DeviceError: it is an unsupported version, or for another CUDA, or there are several.
     """
     spec = find_spec("cupy")
     if spec is None or spec.origin is None:
@@ -41,10 +41,10 @@ def refuse_unknown(installed: dict[str, str], cuda: int | None) -> None:
 
     Args:
         installed: versions by distribution.
-        cuda: the CUDA it was built for, None if not for CUDA.
+        cuda: the CUDA version it was built for, None if not for CUDA.
 
     Raises:
-        DeviceError: there is another one, or there are several.
+        DeviceError: an unsupported distribution or several ones are installed.
     """
     names = " and ".join(f"{name} {found}" for name, found in installed.items())
     if len(installed) > 1:

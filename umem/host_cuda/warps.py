@@ -1,12 +1,12 @@
-"""Kernels whose warps must run in lockstep, and their compiler options.
+"""Finds kernels whose warps must run in lockstep, and their compiler options.
 
-Threads that run one after another compute something else than threads in step where one reads,
-without a barrier, what another of its warp writes: in shared memory, in volatile memory, or in an
-array that a thread writes at one place and reads at another. In all other kernels steps would
-change nothing, and they are compiled without.
+Threads that run one after another give other results than threads in lockstep, if one thread reads
+without a barrier data that another thread of its warp writes: in shared memory, in volatile memory,
+or in an array that a thread writes at one index and reads at another. Other kernels are compiled
+without lockstep, which would change nothing.
 
-Does not model: an exchange through an array of global memory that a kernel names by several
-pointers, which are not volatile, or in functions of other names.
+Does not model: an exchange through a global array that a kernel accesses through several
+non-volatile pointers, or in functions with other names.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ STEPS = (
 )  # fmt: skip
 """Options for kernels whose warps run in lockstep, as in umem_steps.h."""
 ADDRESSES = ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0")
-"""Options for kernels without steps whose addresses are looked at, as in umem_addresses.h."""
+"""Options for kernels without lockstep whose addresses are checked, as in umem_addresses.h."""
 IN_ALL_MEMORY = "-DUMEM_STEPS_IN_ALL_MEMORY"
-"""Option under which accesses to global memory are in lockstep, too."""
+"""Option for lockstep of accesses to global memory too."""
 _SHARED = re.compile(r"\b__shared__\b|(?<!asm )\bvolatile\b(?!\s*\()")
 _SUBSCRIPT = re.compile(r"(\w+)\s*\[")
 _IN_BLOCK = re.compile(r"\b__shared__\b[^;]*;")
@@ -49,11 +49,11 @@ def can_step(compiler: str) -> bool:
 
 
 def step_options(code: str, has_headers: bool) -> Sequence[str]:
-    """Return the options by which a kernel's warps run in lockstep, if it needs that.
+    """Return the options for lockstep of a kernel's warps, if needed.
 
     Args:
         code: the source, without comments and macros.
-        has_headers: it includes headers that were not inspected.
+        has_headers: whether it includes headers that were not inspected.
     """
     shared = {*_SUBSCRIPT.findall(" ".join(_IN_BLOCK.findall(code)))}
     if any(_exchanged(function) - shared for function in _FUNCTION.split(code)):
@@ -62,7 +62,7 @@ def step_options(code: str, has_headers: bool) -> Sequence[str]:
 
 
 def _exchanged(code: str) -> set[str]:
-    """Return arrays that a function writes at one index and reads at another, except its own."""
+    """Return arrays that a function writes at one index and reads at another, except local ones."""
     reads: defaultdict[str, set[str]] = defaultdict(set)
     writes: defaultdict[str, set[str]] = defaultdict(set)
     for name, place, is_read, is_written in _accesses(code):
@@ -75,7 +75,7 @@ def _exchanged(code: str) -> set[str]:
 
 
 def _accesses(code: str) -> Iterator[tuple[str, str, bool, bool]]:
-    """Return the subscripted names in code: position, read and written."""
+    """Return the subscripted names in code, with position and whether read or written."""
     for found in _SUBSCRIPT.finditer(code):
         depth, end = 1, found.end()
         while depth and end < len(code):

@@ -1,6 +1,6 @@
-"""The software GPU without its arithmetic: what is small and known is computed, the rest left out.
+"""The software GPU without arithmetic: computes only small operations on known data.
 
-Device memory is address space that nobody touches. Of each range it is known, guessed or unknown
-what is in it; a call that reads nothing unknown and touches little memory runs, and any other is
-left out. The observer is told the same in both cases.
+Device memory is untouched address space. The contents of each range are known, guessed or unknown.
+A call runs if it reads nothing unknown and touches little memory; any other call is skipped. The
+observer is notified in both cases.
 """

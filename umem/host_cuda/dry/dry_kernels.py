@@ -1,7 +1,7 @@
-"""Kernels of a dry run: what they access follows from their parameters, most are left out.
+"""Kernels of a dry run: their parameters determine their accesses, and most are skipped.
 
-No compiler is needed for a kernel that is left out, or that NumPy computes; any other is compiled
-when it is first run.
+Skipped kernels, and kernels that NumPy computes, need no compiler; others are compiled at their
+first run.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from umem.host_cuda.observer import Launch
 
 _WORD = ctypes.c_uint64
 UNKNOWN_ITEMSIZE = 16
-"""Bytes of an item of a type that is not known, where no stride tells: the largest of CuPy's."""
+"""Item size of an unknown type without a stride: CuPy's largest."""
 
 
 class Argument(NamedTuple):
-    """The memory that an argument leads to: ``high`` is None of a plain pointer."""
+    """The memory of an argument: ``high`` is None for a plain pointer."""
 
     low: int
     high: int | None
@@ -41,7 +41,7 @@ class Argument(NamedTuple):
 
 
 class DryKernel:
-    """A kernel that is compiled when it is first run.
+    """A kernel that is compiled at its first run.
 
     Args:
         name: its name.
@@ -63,7 +63,7 @@ class DryKernel:
         return self._kernel
 
     def arguments(self, given: int) -> list[Argument]:
-        """Return the memory of each array and pointer that is not empty or null."""
+        """Return the memory of each non-empty array and each non-null pointer."""
         places = ctypes.cast(given, ctypes.POINTER(_WORD))
         found = []
         for parameter in self._arrays:
@@ -103,7 +103,7 @@ class DryDriver(HostDriver):
         return LoadedModule(code, None, None, kernels, has_shared, limits, here, [])
 
     def _compiled(self, module: int) -> None:
-        """Compile a module if it has not been."""
+        """Compile a module, unless already compiled."""
         found = self._module(module)
         if found.library is None:
             path, kernels = self._compiler.compile(*found.code)
@@ -133,7 +133,7 @@ class DryDriver(HostDriver):
         stream: int,
         given: int,
     ) -> None:
-        """Tell of a launch, and compute it if it is small and what it reads is known."""
+        """Report a launch, and compute it if it is small and its input is known."""
         with self._runtime.lock:
             if not self._is_run(kernel, stream, given):
                 return
@@ -143,7 +143,7 @@ class DryDriver(HostDriver):
                 kernel.by_numpy.run(self._runtime, given)
 
     def _is_run(self, kernel: DryKernel, stream: int, given: int) -> bool:
-        """Report the memory that a kernel uses, and decide whether it is computed."""
+        """Report the memory that a kernel uses; return whether it runs."""
         runtime = self._runtime
         reads: list[MemoryRange] = []
         writes: list[MemoryRange] = []
@@ -173,7 +173,7 @@ class DryDriver(HostDriver):
 
 
 class DryNvrtc(HostNvrtc):
-    """The run-time compiler of a dry run, which compiles nothing yet."""
+    """The run-time compiler of a dry run, which defers compilation."""
 
     def compileProgram(self, program: int, options: Sequence[str]) -> None:
         self._programs[program].options = tuple(options)

@@ -1,4 +1,4 @@
-"""Libraries of a dry run: their work is left out, what they return stays."""
+"""Libraries of a dry run: their work is skipped, but they return results."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from umem.host_cuda.runtime import LeftOut
 
 
 class DryLibrary:
-    """A library whose work is left out where `DryRuntime.operation` says so.
+    """A library whose work is skipped if `DryRuntime.operation` decides so.
 
-    Every function reports its reads and writes before it works: the one place to stop it. It
-    reports once, because nothing behind the first report is reached.
+    Every function reports its reads and writes before it works, and can be stopped only there. It
+    reports once, because code after the first report does not run.
 
     Args:
-        functions: by the names of CuPy's module.
+        functions: has the functions of CuPy's module.
     """
 
     def __init__(self, functions: Any, runtime: DryRuntime) -> None:
         self._functions, self._runtime = functions, runtime
 
     def __getattr__(self, name: str) -> Any:
-        """Return a library's function, which returns 0 or None where its work is left out."""
+        """Return a library's function, which returns 0 or None if its work is skipped."""
         function = getattr(self._functions, name)
         return self._dry(function, name) if callable(function) else function
 
     def _dry(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """Wrap a function so that its operations may be left out."""
+        """Wrap a function so that its operations may be skipped."""
         runtime, whole = self._runtime, function
         while isinstance(whole, partial):
             whole = whole.func

@@ -1,7 +1,7 @@
-"""The runtime of a dry run: it decides what is computed and what is left out.
+"""The runtime of a dry run: decides which calls to compute and which to skip.
 
-Models: which bytes are known, by address; counts of flags, of which all are set. Does not model:
-values that the host reads from pinned memory, or through a view of managed memory.
+Models: the known bytes, by address; counts of flags, as if all were set. Does not model: values
+that the host reads from pinned memory, or through a view of managed memory.
 """
 
 from __future__ import annotations
@@ -36,58 +36,60 @@ from umem.host_cuda.runtime import HostRuntime, LeftOut
 from umem.units import format_bytes
 
 COMPUTED_BYTES = 1 << 18
-"""A call that touches at most this much is computed: some 0.1 ms, as what it takes to judge it.
-The sizes are guesses; bench/dry_runs.py shows what a whole dry run takes with them."""
+"""A call that touches at most this much is computed: about 0.1 ms, as much as deciding takes. The
+sizes are guesses; bench/dry_runs.py shows the time of whole dry runs with them.
+"""
 COMPUTED_WHOLE_BYTES = 32 << 20
-"""The same of calls that write whole numbers and flags alone, because these decide sizes."""
+"""The same for calls that write only whole numbers and flags, because these determine sizes."""
 COPIED_ON_DEVICE_BYTES = 1 << 20
-"""A copy within the GPU's memory up to this size is made, which takes as little time."""
+"""A copy within GPU memory up to this size is made, which takes as little time."""
 COPIED_BYTES = 8 << 20
 """A copy from the host up to this size is made: larger ones are data, not indexes or tables."""
 GUESSED_BYTES, GUESSED_WHOLE_BYTES = 64, 1 << 12
-"""Results up to this size of calls that are left out are guessed: of fractions, whole numbers.
-Several flags are not: of a mask that is unknown, all are set."""
+"""Results of skipped calls up to this size are guessed, fractions and whole numbers separately.
+Several flags are not guessed: an unknown mask has all flags set.
+"""
 GUESSES = {"cupy_all": 1, "cupy_isfinite": 1}
-"""Guessed bytes by kernel: the answer by which a program goes on. Elsewhere they are zero."""
+"""Guessed bytes by kernel: the answer with which a program continues. Other guesses are zero."""
 DIFFERENT = {
     "cupy_all": (re.compile("^cupy_equal__"), 0),
     "cupy_any": (re.compile(r"^cupy_not_equal__(\w+)_\1_bool$"), 1),
 }
-"""Guessed bytes by kernel and who wrote its flags: unknown arrays differ, so that loops until
-nothing changes or all have ended run to their limit. A number is no array: `(info != 0).any()` is a
-check.
+"""Guessed bytes by kernel and the writer of its flags: unknown arrays differ, so that loops that
+wait for convergence or for the end of all items run to their limit. A single number is not an
+array: `(info != 0).any()` is a check.
 """
 SUMS = re.compile("bsum|sum$|count_nonzero|cupy_sum|by_csr_step1$")
-"""Kernels that count flags once; other kernels of `COUNTS` (scans) add up along the way."""
+"""Kernels that count flags once; the other kernels in `COUNTS` (scans) accumulate."""
 COUNTS = re.compile("bsum_shfl|scan|cumsum|count_nonzero|^cupy_sum|by_csr_step1$")
-"""Kernels that count flags: of unknown ones all are set, which asks for the most memory."""
+"""Kernels that count flags: unknown flags count as set, which needs the most memory."""
 COUNTS_BESIDE = re.compile("by_csr_step1$")
-"""Kernels that count and write fractions, too: the products whose places they count."""
+"""Kernels that count but also write fractions: the products whose places they count."""
 BY_ADDRESS = re.compile("concatenate|any_not_finite")
-"""Kernels that read memory whose addresses are in an array: CuPy's, and those of umem."""
+"""Kernels that read memory at addresses in an array: CuPy's and umem's."""
 _UNDER_CUPY = (os.path.dirname(os.path.dirname(__file__)) + os.sep,)
 _WHOLE_KINDS = {1: "?", 2: "i2", 4: "i4", 8: "i8"}
 _REAL_KINDS = {1: "?", 2: "f2", 4: "f4", 8: "f8", 16: "c16"}
-"""Dtypes in which `answers` are written, by the bytes of an item."""
+"""Dtypes of written `answers`, by item size."""
 
 Range = tuple[int, int]
-"""The first address, and the one behind the last."""
+"""The first address, and the one after the last."""
 Written = tuple[int, int, int]
-"""A range, and the bytes of an item, 0 if not known."""
+"""A range, and its item size, 0 if unknown."""
 
 
 class DryRuntime(HostRuntime):
-    """CuPy's runtime on address space that is hardly touched.
+    """CuPy's runtime on mostly untouched address space.
 
     Args:
-        spec, count, observer: as for `HostMemory`.
+        spec, count, observer: see `HostMemory`.
 
     Attributes:
-        reads: how often the host read what is not known, by the line of the program as
-            ``"file:line"`` and the kernel that would have written it.
-        answers: values by ``"file:line"`` that the host reads there instead; ``file`` may be the
-            last part of the path.
-        counts: calls that ran and that were left out.
+        reads: how often the host read unknown data, by the program's line as ``"file:line"`` and
+            the kernel that would have written the data.
+        answers: values that the host reads instead, by ``"file:line"``; ``file`` may be the last
+            part of the path.
+        counts: the numbers of computed and of skipped calls.
     """
 
     def __init__(self, spec: GpuSpec, count: int = 1, observer: Observer | None = None) -> None:
@@ -108,12 +110,12 @@ class DryRuntime(HostRuntime):
         )
 
     def fill_fresh(self, address: int, nbytes: int) -> None:
-        """Fill nothing: memory that is touched would be taken from the machine."""
+        """Fill nothing, because touched memory would use the machine's memory."""
 
     # -- blocks of pools ---------------------------------------------------------------------
 
     def new_block(self, address: int, nbytes: int) -> None:
-        """Note a pool's block: nobody may read it before it is written, so that it is known."""
+        """Record a pool's block as known, because a program must not read it before writing it."""
         super().new_block(address, nbytes)
         clear(address, nbytes)
         self.memory.put(address, address + nbytes, FULLY_KNOWN)
@@ -135,16 +137,15 @@ class DryRuntime(HostRuntime):
         is_whole: bool = False,
         flags: float = 0,
     ) -> bool:
-        """Return whether a call is computed: its inputs are known or guessed, and few bytes.
+        """Return whether a call is computed: if its inputs are small, and known or guessed.
 
-        Marks its results as known, guessed or unknown, and writes guesses into small ones that are
-        left out.
+        Marks its results as known, guessed or unknown, and writes guesses into small skipped ones.
 
         Args:
             name: the kernel, or the library's operation.
             reads, writes: the memory that it accesses.
-            is_whole: whether it writes whole numbers and flags alone.
-            flags: how many flags it counts; 0 if it counts none.
+            is_whole: whether it writes only whole numbers and flags.
+            flags: the number of flags it counts; 0 if it counts none.
         """
         level, source, touched = KNOWN, "", sum(each[1] - each[0] for each in writes)
         for low, high in reads:
@@ -176,7 +177,7 @@ class DryRuntime(HostRuntime):
         flags: float,
         source: str = "",
     ) -> None:
-        """Note a result that is not computed, and guess it where it is small."""
+        """Record that a result is not computed, and guess it if small."""
         nbytes = high - low
         weight = flags * itemsize / nbytes if flags else 0.0
         is_mask = is_whole and _are_flags((low, high, itemsize))
@@ -192,13 +193,13 @@ class DryRuntime(HostRuntime):
         self.memory.put(low, high, origin)
 
     def leave_out(self, name: str, array: NDArray[Any]) -> None:
-        """Note that a call's result is not computed."""
+        """Record that a call's result is not computed."""
         if array.size:
             low, high = byte_bounds(array)
             self._leave_out(name, low, high, array.itemsize, array.dtype.kind in "biu", 0)
 
     def pointed_at(self, low: int, high: int) -> list[Range]:
-        """Return the blocks that the addresses in a known range lead to."""
+        """Return the blocks at the addresses in a known range."""
         if self.memory.worst(low, high).level == UNKNOWN or high - low > COMPUTED_BYTES:
             return []
         word = np.dtype("u8")
@@ -210,11 +211,11 @@ class DryRuntime(HostRuntime):
         ]
 
     def flags_in(self, low: int, high: int, item_count: int) -> float:
-        """Return how many flags a range counts: an item that is no count is one."""
+        """Return the number of flags that a range counts; other items are one flag each."""
         return item_count * (self.memory.worst(low, high).weight or 1.0)
 
     def counts_copied(self, name: str, low: int, high: int, item_count: int) -> tuple[str, float]:
-        """Return who wrote the counts that a call copies, and their flags; else its name and 0."""
+        """Return the writer of the counts that a call copies, and their flags; or its name and 0."""
         origin = self.memory.worst(low, high)
         if origin.weight and low == origin.low:
             return origin.name, origin.weight * item_count
@@ -223,7 +224,7 @@ class DryRuntime(HostRuntime):
         return name, 0.0
 
     def enter_library(self) -> None:
-        """Have `operation` of this thread raise LeftOut, until `leave_library`."""
+        """Make `operation` raise LeftOut in this thread, until `leave_library`."""
         thread = get_ident()
         self._depths[thread] = self._depths.get(thread, 0) + 1
 
@@ -236,7 +237,7 @@ class DryRuntime(HostRuntime):
     def operation(
         self, launch: Launch, decisive: Sequence[MemoryRange] | None = None, is_whole: bool = False
     ) -> None:
-        """Report an operation; raises LeftOut in a library's call that is not to be computed."""
+        """Report an operation; raises LeftOut in a library call that is skipped."""
         super().operation(launch)
         if get_ident() not in self._depths:
             return
@@ -249,10 +250,10 @@ class DryRuntime(HostRuntime):
     # -- copies and fills -----------------------------------------------------------------------
 
     def pointerGetMemoryType(self, ptr: int) -> int:
-        """Return that the program's own memory is pinned, and remember it as such for one copy.
+        """Report the program's own memory as pinned, and remember that for one copy.
 
-        CuPy asks before it copies an array of NumPy's by pinned memory, which a copy that is made
-        at once, or left out, does not need.
+        CuPy asks before it copies a NumPy array through pinned memory. A copy that runs at once, or
+        is skipped, does not need that.
         """
         found = super().pointerGetMemoryType(ptr)
         if not found:
@@ -263,9 +264,9 @@ class DryRuntime(HostRuntime):
         return ptr in self._as_if_pinned or super().is_pinned(ptr)
 
     def copy(self, dst: int, src: int, size: int, stream: int = 0) -> None:
-        """Report a copy, and make it if it is small and known.
+        """Report a copy, and run it if it is small and known.
 
-        To the host, an unknown value is answered, and counts as one that was asked for.
+        A copy of unknown data to the host returns an answer, and is counted in `reads`.
         """
         self.tell_copy(dst, src, size, self.home_of(stream), stream)
         self._as_if_pinned.discard(src)
@@ -289,7 +290,7 @@ class DryRuntime(HostRuntime):
         self.memory.put(dst, dst + size, origin)
 
     def _read(self, dst: int, src: int, size: int, origin: Origin) -> None:
-        """Have the host read what is not known: an answer, a count, or what is there."""
+        """Give the host unknown data: an answer, a count, or the memory's contents."""
         line = program_line(whole_path=True)
         if not is_own_work(_UNDER_CUPY):  # whoever judges by values asks `is_dry`
             self.reads[line, origin.name] += 1
@@ -316,7 +317,7 @@ class DryRuntime(HostRuntime):
         return None
 
     def fill(self, ptr: int, value: int, size: int) -> None:
-        """Report a fill, and make it unless it is large and of another byte than zero."""
+        """Report a fill, and run it unless it is large and not of zeros."""
         self.tell_fill(ptr, size)
         origin = FULLY_KNOWN
         if not value:
@@ -333,13 +334,13 @@ class DryRuntime(HostRuntime):
 
 
 def _guess(name: str, source: str) -> int:
-    """Return the guessed bytes of a kernel that reads what ``source`` would have written."""
+    """Return the guessed bytes of a kernel that reads results of ``source``."""
     kernel = name.partition("__")[0]
     flags, guess = DIFFERENT.get(kernel, (None, 0))
     return guess if flags and flags.search(source) else GUESSES.get(kernel, 0)
 
 
 def _are_flags(written: Written) -> bool:
-    """Tell whether a range has several flags or bytes: a mask, of which all may be set."""
+    """Tell whether a range has several flags or bytes: a mask, whose flags may all be set."""
     low, high, itemsize = written
     return itemsize == 1 and high - low > 1

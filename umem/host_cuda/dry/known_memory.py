@@ -1,4 +1,4 @@
-"""A map of what is known of memory in a dry run, by address."""
+"""A map of the known memory in a dry run, by address."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 KNOWN, GUESSED, UNKNOWN = range(3)
-"""Levels: as on a GPU; zeros in the place of a small result that was left out; anything."""
+"""Levels: as on a GPU; zeros for a small skipped result; anything."""
 
 
 class Origin(NamedTuple):
-    """The knowledge of a range, and where it comes from.
+    """What is known about a range, and its source.
 
     Attributes:
         level: `KNOWN`, `GUESSED` or `UNKNOWN`.
-        name: the call that would have written it.
-        itemsize: bytes of an item, 0 if not known.
-        low: where the written range begins.
-        weight: the flags that an item counts if all are set; 0: it is no count.
-        is_running: each item counts those before it, too.
+        name: the call that would have written the range.
+        itemsize: bytes of an item, 0 if unknown.
+        low: the start of the written range.
+        weight: the flags that an item counts if all are set; 0 if it is not a count.
+        is_running: whether each item also counts the items before it.
         is_whole: whether items are whole numbers or flags.
     """
 
@@ -31,7 +31,7 @@ class Origin(NamedTuple):
     is_whole: bool = False
 
     def count(self, number: int) -> int:
-        """Return what an item says if all flags are set."""
+        """Return an item's value if all flags are set."""
         so_far = round(self.weight * (number + 1))
         return so_far if self.is_running else so_far - round(self.weight * number)
 
@@ -47,7 +47,7 @@ class KnownMemory:
         self._origins: list[Origin] = [FULLY_KNOWN]
 
     def put(self, low: int, high: int, origin: Origin) -> None:
-        """Set the origin of a range; ranges of one origin that touch are joined."""
+        """Set the origin of a range; joins adjacent ranges of one origin."""
         if low >= high:
             return
         starts, origins = self._starts, self._origins
@@ -64,7 +64,7 @@ class KnownMemory:
         starts[first:end], origins[first:end] = new_starts, new_origins
 
     def worst(self, low: int, high: int) -> Origin:
-        """Return the origin in a range of which the least is known."""
+        """Return the origin with the lowest level in a range."""
         first = bisect_right(self._starts, low) - 1
         found = self._origins[first : bisect_left(self._starts, high)]
         return max(found, key=lambda origin: origin.level) if found else FULLY_KNOWN

@@ -1,7 +1,7 @@
-"""CuPy's plain kernels by NumPy, so that a dry run compiles nothing for small arrays.
+"""Runs CuPy's simple kernels with NumPy, so that a dry run compiles nothing for small arrays.
 
-Models: element-wise functions of one result, and reductions whose reduced axes come first in the
-kernel's input. A kernel that is not known here is compiled.
+Models: element-wise functions with one result, and reductions whose reduced axes come first in the
+kernel's input. Other kernels are compiled.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _KINDS = {
     "__half": "f2", "__nv_bfloat16": "V2", "int8_t": "i1", "uint8_t": "u1", "int16_t": "i2",
     "uint16_t": "u2", "int32_t": "i4", "uint32_t": "u4", "int64_t": "i8", "uint64_t": "u8",
 }  # fmt: skip
-"""Dtypes of CUDA's types in the kernels that CuPy writes."""
+"""Dtypes of the CUDA types in CuPy's kernels."""
 
 
 class Parameter(NamedTuple):
     """A parameter of a kernel.
 
     Attributes:
-        number: its place in the list.
-        use: "r", "w" or "rw" of memory, empty of a value.
-        ndim: dimensions of a CArray; -1 of a plain pointer or value.
-        dtype: None where the type is not known.
+        number: its position in the list.
+        use: "r", "w" or "rw" for memory, empty for a value.
+        ndim: dimensions of a CArray; -1 for a plain pointer or value.
+        dtype: None if the type is unknown.
     """
 
     number: int
@@ -49,7 +49,7 @@ class Parameter(NamedTuple):
 
     @property
     def itemsize(self) -> int:
-        """Return the bytes of an item, 0 if not known."""
+        """Return the bytes of an item, 0 if unknown."""
         return 0 if self.dtype is None else int(self.dtype.itemsize)
 
     @property
@@ -78,10 +78,10 @@ def parameters_in(text: str) -> list[Parameter]:
 
 
 class NumpyKernel:
-    """A kernel of CuPy's that NumPy computes.
+    """A CuPy kernel that NumPy computes.
 
     Args:
-        parameters: its arrays and values; exactly one array is only written.
+        parameters: its arrays and values, of which exactly one array is written only.
         function: called with the inputs' arrays and values and the output's array.
     """
 
@@ -89,7 +89,7 @@ class NumpyKernel:
         self._parameters, self._function = parameters, function
 
     def run(self, runtime: HostRuntime, given: int) -> None:
-        """Compute it; ``given`` points to the arguments' addresses."""
+        """Compute the kernel; ``given`` points to the addresses of its arguments."""
         places = ctypes.cast(given, ctypes.POINTER(_WORD))
         inputs: list[Any] = []
         output: Any = None
@@ -116,7 +116,7 @@ def carray(place: int, ndim: int) -> tuple[int, int, tuple[int, ...], tuple[int,
 
 
 def numpy_kernel(name: str, parameters: Sequence[Parameter]) -> NumpyKernel | None:
-    """Return what computes a kernel of CuPy's, None if NumPy does not."""
+    """Return the NumPy version of a CuPy kernel, None if there is none."""
     if not name.startswith("cupy_") or any(each.dtype is None for each in parameters):
         return None
     arrays = [each for each in parameters if each.ndim >= 0]

@@ -311,7 +311,7 @@ class HostNccl(HostLibrary):
         try:
             return self._keep(Mailboxes(place, size, rank, device))
         except OSError as error:
-            raise LibraryFailure(SYSTEM_ERROR, f"ranks share memory through a file: {error}") from None
+            raise LibraryFailure(SYSTEM_ERROR, f"ranks share memory in a file: {error}") from None
 
     def _of(self, comm: int, rank: int = 0) -> Mailboxes:
         """Return a communicator; raises if the given root is not one of its ranks."""
