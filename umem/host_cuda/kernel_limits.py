@@ -38,7 +38,7 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.RShift: operator.rshift, ast.BitOr: operator.or_, ast.BitAnd: operator.and_,
 }  # fmt: skip
 MOST_NESTED = 16
-"""Nesting of definitions; deeper ones are circular."""
+"""Most nesting of definitions; deeper nesting is circular."""
 
 # -- launch bounds ---------------------------------------------------------------------------------
 
@@ -46,9 +46,7 @@ MOST_NESTED = 16
 def launch_bounds(
     source: str, options: Sequence[str], expressions: Sequence[str]
 ) -> dict[str, int]:
-    """Return the most threads of a block by kernel, if the source declares it and it can be
-    evaluated.
-    """
+    """Return the most threads of a block by kernel, where the source declares them."""
     if "__launch_bounds__" not in source:
         return {}
     plain = uncommented(source)
@@ -268,7 +266,7 @@ def _sizes(path: Path, names: Set[str]) -> dict[tuple[str, str], int]:
 
 
 _ARGUMENTS = re.compile(r"<[^()]*>")
-"""Matches a template's arguments; greedily from the first to the last template."""
+"""A template's arguments; with several templates, everything from the first to the last."""
 _LOCAL = b"_ZZ"
 
 

@@ -108,7 +108,7 @@ _BLOCK = 12
 _HANDLE = 512
 """Offset of the function that handles divisions by zero."""
 _MISALIGNED = 16
-"""Number of code positions for which umem_checked.h keeps an address."""
+"""Number of misaligned accesses that umem_checked.h records."""
 _IS_CHECKED = 544
 """Offset of the flag that makes races of shared memory errors."""
 
@@ -207,8 +207,7 @@ class Kernel:
         return ctypes.cast(self._run, ctypes.c_void_p).value or 0
 
     def pointers(self, given: int) -> list[tuple[tuple[int, str], int]]:
-        """Return each pointer parameter by number and text, with its value; 0 for an empty array.
-        """
+        """Return each pointer parameter's number, text and value; 0 for an empty array."""
         self.ranges(given)
         texts = enumerate(text.strip().removeprefix(WRITTEN) for text in self._texts)
         pairs = zip(texts, self._ranges, strict=False)
@@ -268,8 +267,7 @@ class HostSource(NamedTuple):
     text: str
     kernels: dict[str, str]
     steps: Sequence[str]
-    """Compiler options that run a warp's threads in lockstep, if needed, or that check addresses.
-    """
+    """Compiler options for lockstep of a warp's threads, if needed, or for checks of addresses."""
 
 
 def _kernels_of(source: str, expressions: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -540,9 +538,7 @@ class KernelCompiler:
         expressions: Sequence[str] = (),
         in_headers: bool = False,
     ) -> str:
-        """Expand macros if they hide kernels, and headers too if there are no kernels; raises for
-        PTX.
-        """
+        """Expand macros if they hide kernels, or headers if it has no kernels; raises for PTX."""
         source = with_registers(source)
         text = self._without_macros(source, options)
         if not in_headers and _has_kernels(text, expressions):

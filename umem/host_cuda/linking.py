@@ -1,15 +1,15 @@
-"""Stand-ins for what CuPy's compiled modules link to: each other's functions, NVIDIA's libraries.
+"""Stand-ins for the links of CuPy's compiled modules: each other's functions, NVIDIA's libraries.
 
-Its modules find each other's C functions through capsules: a name, a signature as text, a pointer
-(Cython, ``__pyx_capi__``). Before another module has read them, each pointer is set to a C function
-that is made from the signature: it calls a Python function and converts what that returns. The
-compiler that kernels need anyway compiles them, without Python's headers.
+CuPy's modules find each other's C functions through capsules: a name, a signature as text, a
+pointer (Cython, ``__pyx_capi__``). Before another module reads them, each pointer is set to a C
+function generated from the signature: it calls a Python function and converts the result. The
+compiler that kernels need anyway compiles these functions, without Python's headers.
 
 Libraries have stand-ins, so that CuPy can be imported without them. Each has the functions that
-CuPy's modules ask for. Those that CuPy calls beside its capsules lead to Python too; every other
-one returns that library's "not supported": what the software GPU computes never gets there.
+CuPy's modules require. Functions that CuPy calls without capsules also call Python; all others
+return the library's "not supported", but the software GPU's computations never reach them.
 
-Models: Cython 3's text of signatures; C++ structs by value are left as they are.
+Models: the text of Cython 3's signatures; functions with C++ structs by value are not changed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ struct optional { int count; unsigned int value; };
 
 
 class _Type(NamedTuple):
-    """A C type: its text, its conversion to Python and back, and its error value."""
+    """A C type with its text, its conversions to and from Python, and its error value."""
 
     text: str
     code: str
@@ -106,7 +106,7 @@ def _type_of(text: str) -> _Type | None:
 
 
 def source_of(functions: Mapping[str, tuple[str, Signature]]) -> str:
-    """Return C functions ``umem_N`` in order, which call the entries of ``umem_handlers``."""
+    """Return the C functions ``umem_N`` in order, which call the entries of ``umem_handlers``."""
     parts = [_HEADER, f"PyObject *umem_handlers[{max(1, len(functions))}];\n"]
     for number, (text, signature) in enumerate(functions.values()):
         parts.append(_function(number, _SKIP in text, signature))
@@ -114,9 +114,9 @@ def source_of(functions: Mapping[str, tuple[str, Signature]]) -> str:
 
 
 def _function(number: int, has_skip: bool, signature: Signature) -> str:
-    """Return the C function ``umem_N``, which calls the handler of that number.
+    """Return the C function ``umem_N``, which calls the handler with that number.
 
-    With ``has_skip``, Cython passes an int more, which is ignored.
+    With ``has_skip``, Cython passes one more int, which is ignored.
     """
     result, arguments, has_optional = signature
     taken = [f"{argument.text} a{i}" for i, argument in enumerate(arguments)]
@@ -142,7 +142,7 @@ def _function(number: int, has_skip: bool, signature: Signature) -> str:
 class Trampolines:
     """C functions of one module that call Python, and the capsules that point to them.
 
-    They stay for good: CuPy's modules keep the pointers.
+    They are never freed, because CuPy's modules keep the pointers.
     """
 
     def __init__(self, module: Any, tools: Toolchain) -> None:
@@ -157,7 +157,7 @@ class Trampolines:
         atexit.register(lambda: setattr(is_over, "value", 1))  # after CuPy's own, which come later
 
     def redirect(self, handler: Callable[[str], Any]) -> None:
-        """Set the functions' handlers by name; None leaves a function as it is."""
+        """Set the functions' handlers by name; None does not change a function."""
         count = max(1, len(self._names))
         slots = (ctypes.py_object * count).in_dll(self._library, "umem_handlers")
         kept = self._handlers
@@ -208,7 +208,7 @@ NOT_SUPPORTED = {
 FAILED = {"libcusolver": 7, "libcufft": 5, "libnccl": 3}
 """INTERNAL_ERROR of each library, from its header."""
 _VERSION = "cudaRuntimeGetVersion"
-"""Of libcudart, which numba-cuda asks when it is imported."""
+"""A function of libcudart, which numba-cuda calls at its import."""
 _NVRTC_ERRORS = {
     1: "NVRTC_ERROR_OUT_OF_MEMORY",
     3: "NVRTC_ERROR_INVALID_INPUT",
@@ -216,9 +216,9 @@ _NVRTC_ERRORS = {
     6: "NVRTC_ERROR_COMPILATION",
     8: "NVRTC_ERROR_NO_NAME_EXPRESSIONS_AFTER_COMPILATION",
 }
-"""Names of nvrtcResult's values that a program may meet, from nvrtc.h."""
+"""Names of possible nvrtcResult values, from nvrtc.h."""
 _WITHOUT_VERSIONS = {"nccl": "libnccl.so.2"}
-"""Libraries with unversioned symbols, by the first four letters of their functions."""
+"""Libraries with unversioned symbols, identified by the first four letters of their functions."""
 _LONGEST_TEXT = 512
 
 
@@ -237,7 +237,7 @@ _C_TYPES: dict[str, tuple[str, Any]] = {
 
 
 class LibraryFailure(Exception):
-    """A call failed with a library's status, and a reason."""
+    """A call failed, with a library's status and a reason."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -245,10 +245,10 @@ class LibraryFailure(Exception):
 
 
 class _Interrupt(int):
-    """A status that raises an interrupt in the program once C has returned it.
+    """A status that raises an interrupt in the program once C has returned the status.
 
-    An interrupt from Python's code would come at once: in what C has called, where it is lost. One
-    that comes just as C calls Python is printed, and lost.
+    Otherwise Python would raise the interrupt at once inside code called by C, where it is lost. An
+    interrupt just as C calls Python is printed and lost.
     """
 
     __del__ = _thread.interrupt_main
@@ -257,11 +257,11 @@ class _Interrupt(int):
 def returning_status(
     function: Callable[..., Any], failed: Callable[[BaseException], int]
 ) -> Callable[..., int]:
-    """Wrap a function for C: it returns a status, and raises nothing.
+    """Wrap a function for C, so that it returns a status and raises nothing.
 
     Args:
-        function: returns a status, or None where all is well.
-        failed: gives the status of an error.
+        function: returns a status, or None for success.
+        failed: returns the status of an error.
     """
 
     def call(*arguments: Any) -> int:
@@ -278,11 +278,11 @@ def returning_status(
 
 
 class StandIns:
-    """Stand-in libraries for those that CuPy's compiled modules link to; they stay loaded.
+    """Stand-ins for the libraries that CuPy's compiled modules link to; they stay loaded.
 
     Args:
-        modules: compiled modules of CuPy's.
-        redirected: functions that `redirect` points at Python, and the letters of what they take.
+        modules: CuPy's compiled modules.
+        redirected: functions that `redirect` points at Python, with the letters of their arguments.
 
     Raises:
         MissingDependencyError: no ``nm``, which comes with the compiler.
@@ -315,9 +315,9 @@ class StandIns:
     def redirect(self, library: str, functions: Any) -> None:
         """Redirect a library's exports to an object's methods, each returning a status or None.
 
-        An error of Python's cannot pass through C: CuPy raises its own. A `LibraryFailure` is said
-        by it, every other error is printed. An interrupt reaches the program when C has returned to
-        it.
+        A Python error cannot pass through C: CuPy raises its own. Its message contains a
+        `LibraryFailure`; other errors are printed. An interrupt reaches the program when C returns
+        to it.
         """
         loaded, failed = self._loaded[library], FAILED[library]
         text = (ctypes.c_char * _LONGEST_TEXT).in_dll(loaded, f"umem_{library}_said")
@@ -343,7 +343,7 @@ class StandIns:
         atexit.register(lambda: setattr(is_over, "value", 1))
 
     def find(self, name: str) -> tuple[str, int]:
-        """Return path and handle of a library; an empty one for libraries CuPy can do without."""
+        """Return path and handle of a library; an empty stand-in if CuPy does not need it."""
         library = f"lib{name}"
         if library not in self._loaded:
             functions = [_VERSION] if library == "libcudart" else []
@@ -357,9 +357,9 @@ class StandIns:
         return str(found._name), int(found._handle)
 
     def stand_in(self) -> None:
-        """Make CuPy find these where cuda-pathfinder looks for NVIDIA's libraries.
+        """Make CuPy find the stand-ins where cuda-pathfinder looks for NVIDIA's libraries.
 
-        CuPy 13 has no such package: it finds libraries by name, and they are loaded by then.
+        CuPy 13 does not use that package: it finds the loaded libraries by name.
         """
         try:
             pathfinder: Any = importlib.import_module("cuda.pathfinder")
@@ -377,9 +377,9 @@ class StandIns:
 
 
 def hide_from_numba() -> None:
-    """Let Numba find no GPU, also in processes that the program starts: its kernels are PTX.
+    """Make Numba find no GPU, also in processes that the program starts: its kernels are PTX.
 
-    It says so itself, by a variable of its documentation, which it reads when it is imported.
+    Sets an environment variable from Numba's documentation, which Numba reads at its import.
     """
     os.environ.setdefault("NUMBA_DISABLE_CUDA", "1")
     config: Any = sys.modules.get("numba.core.config")
@@ -388,7 +388,7 @@ def hide_from_numba() -> None:
 
 
 def symbols(which: str, *paths: Path) -> list[str]:
-    """List a library's imported or exported symbols by ``nm`` with an option, a line each.
+    """List a library's imported or exported symbols, using ``nm`` with an option; one line each.
 
     Raises:
         MissingDependencyError: no ``nm``, which comes with the compiler.

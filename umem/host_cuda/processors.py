@@ -28,9 +28,7 @@ class Processors:
 
     @classmethod
     def wanted(cls) -> Processors:
-        """Return the target of ``UMEM_KERNEL_TARGET``, by default native; raises the errors of
-        `named`.
-        """
+        """Return the target of ``UMEM_KERNEL_TARGET``, by default native; raises as `named`."""
         return cls.named(os.environ.get(TARGET_VARIABLE) or "native")
 
     @classmethod

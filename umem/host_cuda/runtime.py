@@ -264,8 +264,7 @@ class HostRuntime(CopyChecks):
             self.fill(ptr, value, size)
 
     def prefetch(self, address: int, nbytes: int, device: int, stream: int) -> None:
-        """Report a prefetch of a managed range; on a stream it runs concurrently with operations.
-        """
+        """Report a prefetch of a managed range; with a stream, concurrent with operations."""
         where = None if device == CPU else device
         self.observer.prefetched(self.access(address, nbytes), where, overlap=stream != 0)
 

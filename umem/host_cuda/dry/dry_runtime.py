@@ -215,7 +215,7 @@ class DryRuntime(HostRuntime):
         return item_count * (self.memory.worst(low, high).weight or 1.0)
 
     def counts_copied(self, name: str, low: int, high: int, item_count: int) -> tuple[str, float]:
-        """Return the writer of the counts that a call copies, and their flags; or its name and 0."""
+        """Return the writer of the counts that a call copies and their flags; or its name and 0."""
         origin = self.memory.worst(low, high)
         if origin.weight and low == origin.low:
             return origin.name, origin.weight * item_count

@@ -1,1 +1,1 @@
-"""NVIDIA's libraries by NumPy and SciPy, each by the names that CuPy calls it by."""
+"""NVIDIA's libraries with NumPy and SciPy, under the names that CuPy calls."""

@@ -1,4 +1,4 @@
-"""A function of BLAS or LAPACK on many matrices: a loop in C over SciPy's pointers to them."""
+"""Runs a BLAS or LAPACK function on many matrices, by a C loop over SciPy's function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from umem.host_cuda.linking import capsule_pointer, signature
 from umem.host_cuda.toolchain import Toolchain
 
 MOST = 16
-"""The most parameters of a function; all are pointers, and extra ones are ignored."""
+"""The most parameters of a function; all are pointers, and extra parameters are ignored."""
 _SOURCE = f"""
 #include <limits.h>
 typedef void routine({", ".join(["char *"] * MOST)});
@@ -44,7 +44,7 @@ class Pointers(NamedTuple):
 
 
 MANY = 1024
-"""At least this many matrices are worth a thread of their own (a guess)."""
+"""The least number of matrices for another thread (a guess)."""
 Parameter: TypeAlias = int | bytes | Array | Each | Pointers
 
 
@@ -52,10 +52,10 @@ def on_each(name: str, dtype: Any, count: int, *given: Parameter) -> None:
     """Call a BLAS or LAPACK function once for each matrix of a batch, on several threads.
 
     Args:
-        name: without the letter of the type: "gemm", not "sgemm".
+        name: the function without the letter of its type: "gemm", not "sgemm".
         count: the number of matrices.
         given: the function's arguments. An `Each` is an address and the bytes from one matrix to
-            the next; numbers and letters are the same for all; arrays are workspace.
+            the next; numbers and letters apply to all matrices; arrays are workspace.
     """
     loop = ctypes.CDLL(_library()).umem_each
     function = ctypes.c_void_p(_function(name, dtype))
@@ -74,7 +74,7 @@ def on_each(name: str, dtype: Any, count: int, *given: Parameter) -> None:
 
 
 def _parameter(given: Parameter, start: int) -> tuple[int, int, Any]:
-    """Return address, step, and objects to keep alive."""
+    """Return address, step and objects to keep alive."""
     if isinstance(given, Each):
         return given.address + start * given.step, given.step, None
     if isinstance(given, Pointers):
@@ -95,5 +95,5 @@ def _function(name: str, dtype: Any) -> int:
     blas, linear = (scipy_module(f"linalg.cython_{x}").__pyx_capi__ for x in ("blas", "lapack"))
     capsule = blas.get(letter + name) or linear[letter + name]
     if "int *" not in signature(capsule):
-        raise NotImplementedError("the software GPU knows LAPACK with integers of 32 bits only")
+        raise NotImplementedError("the software GPU supports LAPACK with 32-bit integers only")
     return capsule_pointer(capsule)

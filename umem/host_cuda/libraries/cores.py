@@ -1,4 +1,4 @@
-"""Work on large arrays that the cores share; each part is done as one core would do it."""
+"""Splits work on large arrays among the cores, with the same results as on one core."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from umem.host_cuda.sharing import usable_cores
 
 Part: TypeAlias = tuple[int, int]
 DRAWN = 1 << 18
-"""One generator draws at most this many numbers; fixed, as results must not depend on the number of
-cores. A guess."""
+"""The most numbers that one generator draws; fixed, because results must not depend on the number
+of cores. A guess.
+"""
 
 
 def cut(count: int, least: int) -> list[Part]:
-    """Split a range into one part a core, each at least ``least`` long; returns their bounds."""
+    """Split a range into one part for each core, at least ``least`` long; returns their bounds."""
     parts = max(1, min(usable_cores(), count // least))
     bounds = [count * i // parts for i in range(parts + 1)]
     return list(pairwise(bounds))
 
 
 def side_by_side(work: Callable[[Any], Any], parts: Sequence[Any]) -> None:
-    """Call a function that releases the GIL for each part, on all cores."""
+    """Call a function that releases the GIL on each part, on all cores."""
     threads = min(usable_cores(), len(parts))
     if threads < 2:
         for part in parts:
@@ -41,9 +42,9 @@ def drawn(
     """Fill a flat array with random numbers, on all cores.
 
     Args:
-        rng: draws a few, and the seeds of other generators that draw many.
-        draw: returns numbers, given a generator, a count and parameters.
-        parameters: arrays with one element, or as many as are drawn.
+        rng: draws few numbers itself, or for many the seeds of other generators.
+        draw: returns numbers for a generator, a count and parameters.
+        parameters: arrays with one element, or with one for each drawn number.
     """
     if len(found) <= DRAWN:
         found[...] = draw(rng, len(found), *parameters)

@@ -1,7 +1,7 @@
-"""cuBLAS on host memory: the functions of ``cupy_backends.cuda.libs.cublas``, by their names there.
+"""cuBLAS on host memory: functions of ``cupy_backends.cuda.libs.cublas``, under the same names.
 
-Matrices are in the order of columns, as in BLAS; products are NumPy's, which calls a BLAS of its
-own. Scalars are read where they are: host and device memory are one here.
+Matrices are in column-major order, as in BLAS. NumPy computes products with its own BLAS. Scalars
+are read in place, because host and device memory are the same here.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from umem.host_cuda.runtime import HostRuntime, LeftOut
 UPPER, RIGHT, UNIT = 1, 1, 1
 """Values of cublasFillMode_t, cublasSideMode_t and cublasDiagType_t."""
 OPERATIONS = b"N", b"T", b"C"
-"""BLAS's letters for cublasOperation_t."""
+"""BLAS letters for cublasOperation_t."""
 TENSOR_OP_MATH, PEDANTIC_MATH, TF32_MATH = 1, 2, 3
 """Values of cublasMath_t, whose flags begin at 16."""
 PEDANTIC_TYPES = 65, 67, 69, 71, 73
-"""Values of cublasComputeType_t that leave tensor cores out."""
+"""Values of cublasComputeType_t without tensor cores."""
 FAST_TYPES = {74: FLOAT16_PRODUCT, 75: BFLOAT16_PRODUCT, 77: TF32_PRODUCT}
-"""Values of cublasComputeType_t by which tensor cores multiply float32."""
+"""Values of cublasComputeType_t with tensor cores for float32."""
 FAST_MATH = {TENSOR_OP_MATH: FLOAT16_PRODUCT, TF32_MATH: TF32_PRODUCT}
-"""Modes by which they do so where the compute type does not say it."""
+"""Math modes with tensor cores for float32, if the compute type does not determine it."""
 VERSION = 120900
 BLOCK = 64
-"""Columns of workspace for LAPACK: the most that its own ILAENV gives such functions."""
+"""Columns of workspace for LAPACK: the most that its own ILAENV returns for such functions."""
 
 
 class HostBlas(HostSystems):
     """cuBLAS's functions on host addresses.
 
     Args:
-        runtime: is told what each reads and writes.
+        runtime: notified of the reads and writes of each function.
     """
 
     def __init__(self, runtime: HostRuntime) -> None:
@@ -77,7 +77,7 @@ class HostBlas(HostSystems):
         self.zdscal = partial(self._scal, np.dtype("c16"), scale=np.dtype("f8"))
 
     def _of_one_type(self) -> dict[str, Callable[..., Any]]:
-        """Map the names of functions that exist for each type to their methods."""
+        """Map names of functions that exist for each type to their methods."""
         return {
             "gemm": self._gemm,
             "gemmBatched": self._gemm_batched,
@@ -115,13 +115,13 @@ class HostBlas(HostSystems):
         """Return an operand of a product, or a stack of them, transposed or conjugated by ``how``.
 
         Args:
-            dtype, address, ld: of the matrix in memory, in the order of columns.
+            dtype, address, ld: of the column-major matrix in memory.
             how: an index of `OPERATIONS`.
-            rows, columns: of the operand that is returned.
-            step, count: the stack's stride, and its number of matrices; 0: one matrix.
+            rows, columns: of the returned operand.
+            step, count: the stack's stride and number of matrices; 0 means one matrix.
 
         Returns:
-            a view of the memory; a copy where complex numbers are conjugated.
+            a view of the memory; a copy if complex numbers are conjugated.
         """
         shape = (columns, rows) if how else (rows, columns)
         found = (
@@ -152,7 +152,7 @@ class HostBlas(HostSystems):
     # -- products --------------------------------------------------------------------------
 
     def _arithmetic(self, dtype: Any, compute: int = 0) -> str:
-        """Return the kind of a product, by its operands' dtype, compute type and the math mode."""
+        """Return the kind of a product, from its dtype, compute type and the math mode."""
         mode = self._math_mode & 15
         if compute in PEDANTIC_TYPES or mode == PEDANTIC_MATH:
             return of_dtype(dtype)
@@ -323,7 +323,7 @@ class HostBlas(HostSystems):
         self, dtype: Any, handle: int, ta: int, tb: int, m: int, n: int, alpha: int, a: int,
         lda: int, beta: int, b: int, ldb: int, c: int, ldc: int,
     ) -> None:  # fmt: skip
-        """Compute c = alpha a + beta b, each transposed as asked."""
+        """Compute c = alpha a + beta b, each transposed if requested."""
         found = self._matrix(dtype, c, m, n, ldc)
         parts = [
             (factor, self._operand(dtype, p, ld, how, m, n))
@@ -416,7 +416,7 @@ class HostBlas(HostSystems):
 
 
 def _work(dtype: Any) -> int:
-    """Return the operations of a multiplication and an addition: of complex numbers eight."""
+    """Return the operations of a multiplication and an addition: eight for complex numbers."""
     return 8 if dtype.kind == "c" else 2
 
 
@@ -424,12 +424,12 @@ def _known(kind: int) -> Any:
     if kind == 14:  # bfloat16: CuPy needs the package for it, too
         return import_module("ml_dtypes").bfloat16
     if kind not in DATA_TYPES:
-        raise NotImplementedError(f"the software GPU has no products of cudaDataType {kind}")
+        raise NotImplementedError(f"the software GPU cannot multiply cudaDataType {kind}")
     return DATA_TYPES[kind]
 
 
 def _compute_type(dtype: Any) -> Any:
-    """Return the dtype of arithmetic, which for float16 is float32."""
+    """Return the dtype of arithmetic, which is float32 for float16."""
     return np.dtype("f4") if dtype.itemsize == 2 else dtype
 
 
@@ -443,6 +443,6 @@ def _sum_of_sizes(x: Array) -> Any:
 
 
 def _place(find: Callable[[Array], Any], x: Array) -> int:
-    """Return the position, from 1, of the first largest or smallest magnitude, as BLAS does."""
+    """Return the position, from 1, of the first largest or smallest magnitude, as in BLAS."""
     sizes = np.abs(x.real) + (np.abs(x.imag) if np.iscomplexobj(x) else 0)
     return int(find(sizes)) + 1

@@ -1,7 +1,7 @@
-"""cuFFT by SciPy: the C functions that ``cupy.cuda.cufft`` calls, by their names there.
+"""cuFFT with SciPy: the C functions that ``cupy.cuda.cufft`` calls, under the same names.
 
-Models: plans of one and of several dimensions, in single and double precision; `cufft_devices`
-has those of several devices. Does not model: half precision, callbacks; a call for these gets "not
+Models: plans of one or several dimensions, in single and double precision; `cufft_devices` has
+plans for several devices. Does not model: half precision, callbacks; such a call returns "not
 supported".
 """
 
@@ -64,7 +64,7 @@ class FftPlan(NamedTuple):
 
 
 class HostFft(HostLibrary):
-    """cuFFT's functions; plans are known by handle, and each call returns a cufftResult."""
+    """cuFFT's functions; plans are identified by handle, and each call returns a cufftResult."""
 
     def __init__(self, runtime: HostRuntime) -> None:
         super().__init__(runtime)
@@ -107,7 +107,7 @@ class HostFft(HostLibrary):
         given_type: int, out_embedded: int, out_step: int, out_distance: int, made_type: int,
         count: int, work: int, compute_type: int,
     ) -> int:  # fmt: skip
-        """Make a plan with a type for each side."""
+        """Make a plan with a separate type for each side."""
         types = DATA_TYPES.get(given_type), DATA_TYPES.get(made_type)
         kinds = tuple(None if kind is None else np.dtype(kind).str[1:] for kind in types)
         if kinds not in KINDS.values():
@@ -176,7 +176,7 @@ def flops(points: int, count: float) -> float:
 
 
 def _layout(kind: str, shape: tuple[int, ...], side: Any, count: int) -> FftSide:
-    """Return the layout of one side: packed, or as cuFFT's advanced layout says."""
+    """Return the layout of one side: packed, or cuFFT's advanced layout."""
     embedded, step, distance = side or (shape, 1, math.prod(shape))
     steps = [step * math.prod(embedded[axis + 1 :]) for axis in range(len(shape))]
     return FftSide(kind, (count, *shape), (distance, *steps))

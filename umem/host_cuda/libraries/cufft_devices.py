@@ -1,8 +1,8 @@
 """Transforms of one dimension over several devices: cuFFT's functions on descriptors.
 
-Models: transforms in place; each device has some of the transforms, or, of a single one, a part of
-its elements. Does not model: the permutation in which cuFFT leaves the parts of a single one, which
-are in order here, so that copies keep it; the time of what devices exchange for that.
+Models: transforms in place; each device has some of the transforms, or a part of a single
+transform's elements. Does not model: cuFFT's permutation of the parts of a single transform, which
+stay in order here, so that copies keep it; the time of exchanges between devices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from umem.host_cuda.observer import Launch
 INVALID_DEVICE = 11
 """Value of cufftResult, from cufft.h."""
 TO_DEVICES, TO_HOST = 0, 1
-"""Values of cufftXtCopyType from cufftXt.h; 2 is from devices to devices."""
+"""Values of cufftXtCopyType from cufftXt.h; 2 copies from devices to devices."""
 MOST_PARTS = 64
 C_FUNCTIONS = {
     "cufftXtSetGPUs": "iip",
@@ -65,7 +65,7 @@ def _parts(descriptor: int) -> list[tuple[int, int, int]]:
 
 
 class DeviceFft(HostFft):
-    """cuFFT's functions for plans of one or several devices."""
+    """cuFFT's functions for plans on one or several devices."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -90,7 +90,7 @@ class DeviceFft(HostFft):
         return super().cufftDestroy(plan)
 
     def cufftXtMemcpy(self, plan: int, made: int, given: int, kind: int) -> int:
-        """Copy part by part; on the host the parts are contiguous."""
+        """Copy each part; on the host the parts are contiguous."""
         parts = _parts(given if kind == TO_HOST else made)
         others = [address for _, address, _ in _parts(given)] if kind > TO_HOST else []
         place = given if kind == TO_DEVICES else made
@@ -102,10 +102,10 @@ class DeviceFft(HostFft):
         return SUCCESS
 
     def _transform_parts(self, plan: int, given: int, made: int, direction: int) -> int:
-        """Transform in place the parts, on several devices, that the descriptor ``given`` lists.
+        """Transform in place the parts on several devices that the descriptor ``given`` lists.
 
         Returns:
-            `SUCCESS`; or INVALID_PLAN, where there is no such plan.
+            `SUCCESS`; or INVALID_PLAN if there is no such plan.
         """
         found = self._made.get(plan)
         if found is None:

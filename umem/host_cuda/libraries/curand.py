@@ -1,6 +1,6 @@
-"""cuRAND by NumPy: the functions of ``cupy_backends.cuda.libs.curand``, by their names there.
+"""cuRAND with NumPy: the functions of ``cupy_backends.cuda.libs.curand``, under the same names.
 
-Another stream of numbers than a GPU's, from the same distributions.
+The numbers differ from a GPU's, but have the same distributions.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ DISTRIBUTIONS: dict[str, tuple[str, Callable[..., Any]]] = {
     "generateLogNormalDouble": ("f8", lambda rng, n, m, s: rng.lognormal(m, s, n)),
     "generatePoisson": ("u4", lambda rng, n, mean: rng.poisson(mean, n)),
 }  # fmt: skip
-"""For each function: the dtype, NumPy's method, and whether it has mean and deviation."""
+"""For each function: the dtype, NumPy's method, and whether it takes mean and deviation."""
 
 
 class HostRand:
-    """cuRAND's functions; generators are known by handle."""
+    """cuRAND's functions; generators are identified by handle."""
 
     def __init__(self, runtime: HostRuntime) -> None:
         self._runtime = runtime

@@ -1,10 +1,10 @@
-"""cuSOLVER by LAPACK: the functions of ``cupy_backends.cuda.libs.cusolver``, by their names there.
+"""cuSOLVER with LAPACK: functions of ``cupy_backends.cuda.libs.cusolver``, under the same names.
 
-The status of each, devInfo, is LAPACK's own. The methods of Jacobi (``gesvdj``, ``syevj``) and the
-approximate one (``gesvda``) give what LAPACK's usual ones give; refinement from a lower precision
-(``dsgesv`` and its kin) is not made: all is in the precision of the matrix.
+Each status, devInfo, is LAPACK's own. The Jacobi methods (``gesvdj``, ``syevj``) and the
+approximate method (``gesvda``) return the results of LAPACK's usual methods. ``dsgesv`` and similar
+functions compute in the precision of the matrix, without refinement from a lower precision.
 
-Models: all dense functions but ``gebrd``; of the sparse ones ``csrlsvqr`` and ``csrlsvchol``.
+Models: all dense functions except ``gebrd``; the sparse functions ``csrlsvqr`` and ``csrlsvchol``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from umem.host_cuda.runtime import HostRuntime
 
 VERSION = 11, 7, 5
 BLOCK = 64
-"""Columns of workspace for LAPACK: the most that its own ILAENV gives such functions."""
+"""Columns of workspace for LAPACK: the most that its own ILAENV returns for such functions."""
 UPPER, LEFT, VECTORS = 1, 0, 1
 HALVES = b"L", b"U"
 """LAPACK's letters for cublasFillMode_t, cublasSideMode_t and cusolverEigMode_t."""
@@ -48,7 +48,7 @@ class HostSolver(HostSystems):
     """cuSOLVER's functions: factorisations, eigenvalues, singular values, sparse solutions.
 
     Args:
-        runtime: is told what each reads and writes.
+        runtime: notified of the reads and writes of each function.
     """
 
     def __init__(self, runtime: HostRuntime) -> None:
@@ -66,7 +66,7 @@ class HostSolver(HostSystems):
             setattr(self, name, getattr(self, name.removeprefix("cusolverDn").lower()))
 
     def _of_one_type(self) -> dict[str, Callable[..., Any]]:
-        """Map the names of functions that exist for each type to their methods."""
+        """Map names of functions that exist for each type to their methods."""
         return {
             "getrf": self._getrf,
             "getrs": self._getrs,
@@ -235,9 +235,9 @@ class HostSolver(HostSystems):
         step_a: int, s: int, step_s: int, u: int, ldu: int, step_u: int, v: int, ldv: int,
         step_v: int, work: int, size: int, info: int, result: int, count: int,
     ) -> None:  # fmt: skip
-        """Compute singular value decompositions of a strided batch, of full rank only."""
+        """Compute singular value decompositions of a strided batch, with full rank only."""
         if rank != min(m, n):
-            raise NotImplementedError("the software GPU has no gesvda of a lower rank")
+            raise NotImplementedError("the software GPU supports gesvda with full rank only")
         places = (a, lda, step_a), (s, step_s), (u, ldu, step_u), (v, ldv, step_v)
         self._svds(dtype, mode, 1, m, n, *places, info, count)
         self._vector("f8", result, count)[...] = 0
@@ -251,7 +251,7 @@ class HostSolver(HostSystems):
         Args:
             mode: whether the vectors are computed.
             is_short: only the first min(m, n) vectors.
-            a, s, u, v: the address of the first, and the steps that `_stack` takes.
+            a, s, u, v: the address of the first matrix, and the steps that `_stack` takes.
             info: the address of LAPACK's results, one for each matrix.
         """
         k, real = min(m, n), _real(dtype)
@@ -317,7 +317,7 @@ class HostSolver(HostSystems):
         right: int, ldr: int, compute: int, work: int, size: int, host: int, host_size: int,
         info: int,
     ) -> None:  # fmt: skip
-        """Compute eigenvalues, and eigenvectors as asked, of a general matrix."""
+        """Compute eigenvalues, and eigenvectors if requested, of a general matrix."""
         dtype, values_dtype = np.dtype(DATA_TYPES[a_type]), np.dtype(DATA_TYPES[w_type])
         if values_dtype.kind != "c":
             raise NotImplementedError("the software GPU has no geev with real eigenvalues")

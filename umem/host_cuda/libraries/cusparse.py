@@ -1,8 +1,7 @@
-"""cuSPARSE by SciPy: the functions of ``cupy_backends.cuda.libs.cusparse``, by their names there.
+"""cuSPARSE with SciPy: functions of ``cupy_backends.cuda.libs.cusparse``, under the same names.
 
-Models: products, sums, triangular systems and incomplete factors of matrices in rows, in columns
-or as coordinates, and the conversions that CuPy makes on the way. This is the part that knows
-matrices by descriptors.
+Models: products, sums, triangular systems and incomplete factors of CSR, CSC and COO matrices, and
+the conversions that CuPy needs. This module has the functions that use descriptors.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ FILL, DIAGONAL = 0, 1
 """Values of cusparseSpMatAttribute_t; 1 means "upper" and "unit diagonal"."""
 
 TURNED_ROWS = 256
-"""Rows copied at a time into column order, so that they stay in the cache (a guess)."""
+"""Rows copied at a time to column-major order, so that they stay in the cache (a guess)."""
 
 
 class LeftOutMatrix:
     """A sparse result that a dry run has not computed.
 
     Attributes:
-        nnz: the entries it may have.
-        decisive: the arrays that its structure would follow from.
+        nnz: an upper limit of its entries.
+        decisive: the arrays that would determine its structure.
     """
 
     def __init__(self, nnz: int, decisive: tuple[Array, ...]) -> None:
@@ -48,7 +47,7 @@ class Sparse:
         form: "csr", "csc" or "coo".
         parts: values, then indexes and starts, or rows and columns.
         attributes: by cusparseSpMatAttribute_t.
-        found: a result to be copied here, once memory is given.
+        found: a result to copy here once memory is provided.
     """
 
     def __init__(self, form: str, shape: tuple[int, int], parts: tuple[Array, ...]) -> None:
@@ -58,26 +57,26 @@ class Sparse:
 
     @property
     def decisive(self) -> tuple[Array, ...]:
-        """Return the arrays that say where its entries are."""
+        """Return the arrays with the places of its entries."""
         return self.parts[1:]
 
     @property
     def matrix(self) -> Any:
-        """Return it as SciPy's matrix."""
+        """Return it as a SciPy matrix."""
         values, *places = self.parts
         if self.form == "coo":
             return scipy_module("sparse").coo_matrix((values, tuple(places)), self.shape)
         return getattr(scipy_module("sparse"), f"{self.form}_matrix")(self.parts, self.shape)
 
     def fill(self, found: Any) -> None:
-        """Copy a matrix of SciPy's into this memory."""
+        """Copy a SciPy matrix into this memory."""
         places = (found.row, found.col) if self.form == "coo" else (found.indices, found.indptr)
         for part, made in zip(self.parts, (found.data, *places), strict=True):
             part[...] = made
 
 
 class HostSparse(HostRows):
-    """cuSPARSE's functions; descriptors are known by handle."""
+    """cuSPARSE's functions; descriptors are identified by handle."""
 
     def getVersion(self, handle: int) -> int:
         return VERSION
@@ -171,7 +170,7 @@ class HostSparse(HostRows):
         """Compute c = alpha op(a) op(b) + beta c, for sparse a and dense b and c.
 
         Args:
-            how, how_dense: cuSPARSE's operations on a and on b.
+            how, how_dense: cuSPARSE's operations on a and b.
             alpha, beta: addresses of the factors.
             a, b, c: handles of the matrices.
         """
@@ -210,7 +209,7 @@ class HostSparse(HostRows):
         self, handle: int, how: int, how_other: int, alpha: int, a: int, b: int, beta: int, c: int,
         compute_type: int, algorithm: int, kept: int, size: int, buffer: int,
     ) -> int:  # fmt: skip
-        """Multiply two sparse matrices; the result is kept until it is copied."""
+        """Multiply two sparse matrices, and keep the result for the copy."""
         left, right, found = self._made[a], self._made[b], self._made[c]
         places = *left.decisive, *right.decisive
         reads = *left.parts, *right.parts
@@ -231,7 +230,7 @@ class HostSparse(HostRows):
         self._fill("spgemm", self._made[c])
 
     def _fill(self, name: str, found: Sparse) -> None:
-        """Copy a sparse result that was found to the memory that has been given for it."""
+        """Copy a sparse result to the memory provided for it."""
         decisive = found.found.decisive if isinstance(found.found, LeftOutMatrix) else None
         self._tell(name, (), found.parts, decisive=decisive)
         found.fill(found.found)
@@ -271,8 +270,7 @@ class HostSparse(HostRows):
     def denseToSparse_analysis(
         self, handle: int, dense: int, sparse: int, algorithm: int, buffer: int
     ) -> None:
-        """Find the entries of a dense matrix that are not zero; they are kept until they are
-        copied.
+        """Find the nonzero entries of a dense matrix, and keep them for the copy.
         """
         found, read = self._made[sparse], self._made[dense]
         try:
@@ -292,9 +290,9 @@ class HostSparse(HostRows):
 
 
 def _expected_count(left: Sparse, right: Sparse, shape: tuple[int, int]) -> int:
-    """Return the entries that a product has on average, if those of its factors lie anywhere.
+    """Return the expected entries of a product, if the entries of its factors are random.
 
-    Each pair of entries meets in a row and column of the result with one chance in ``inner``.
+    Each pair of entries contributes to the result with probability 1 / ``inner``.
     """
     inner, places = max(1, left.shape[1]), max(1, shape[0] * shape[1])
     pairs = len(left.parts[0]) * len(right.parts[0]) / inner
@@ -302,7 +300,7 @@ def _expected_count(left: Sparse, right: Sparse, shape: tuple[int, int]) -> int:
 
 
 def _operated(matrix: Any, how: int) -> Any:
-    """Return a matrix as it is, transposed, or conjugate transposed."""
+    """Return a matrix unchanged, transposed, or conjugate transposed."""
     if how == 0:
         return matrix
     return matrix.T if how == 1 else matrix.conj().T

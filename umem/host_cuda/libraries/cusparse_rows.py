@@ -1,4 +1,4 @@
-"""The older half of cuSPARSE: matrices by the addresses of rows, indexes of 32 bits and values."""
+"""The older half of cuSPARSE: matrices as addresses of row starts, 32-bit indices and values."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class HostRows(HostLibrary):
     # -- sorting ---------------------------------------------------------------------------
 
     def _sort(self, keys: Callable[[], Sequence[Array]], *moved: Array) -> None:
-        """Sort arrays by keys, of which the last is the first to count."""
+        """Sort arrays by keys, of which the last is the primary key."""
         self._tell("sort", moved, moved, 20 * moved[0].size)
         order = np.lexsort(keys())
         for each in moved:
@@ -150,7 +150,7 @@ class HostRows(HostLibrary):
         self, dtype: Any, handle: int, rows: int, form: int, values: int, starts: int,
         counts: int, tolerance: Any,
     ) -> int:  # fmt: skip
-        """Count the entries of each row above a tolerance; returns their sum."""
+        """Count each row's entries above a tolerance; returns their sum."""
         bounds = self._vector("i4", starts, rows + 1)
         count, found = int(bounds[-1]), self._vector("i4", counts, rows)
         read = self._vector(dtype, values, count)
@@ -290,6 +290,6 @@ class HostRows(HostLibrary):
 
 
 def from_zero(base: int) -> None:
-    """Raise for indexes that start at one."""
+    """Raise for indices that start at one."""
     if base:
-        raise NotImplementedError("the software GPU has no sparse indexes that begin at 1")
+        raise NotImplementedError("the software GPU has no sparse indices that begin at 1")

@@ -1,10 +1,10 @@
-"""CuPy's own generators of random numbers, ``cupy.random.Generator`` and what it draws from.
+"""CuPy's own random number generators, for ``cupy.random.Generator``.
 
-CuPy's classes stay as they are. The C++ functions below them (``cupy_distributions.cuh``) start
-kernels that were compiled for a GPU: those here stand before them, and draw by NumPy. The state of
-a generator is where CuPy keeps it, in device memory, so that copies of it go on alike.
+CuPy's classes are unchanged. The C++ functions below them (``cupy_distributions.cuh``) launch
+kernels compiled for a GPU; functions here replace them, and draw with NumPy. A generator's state is
+in device memory, as CuPy keeps it, so copies of it continue alike.
 
-Another stream of numbers than a GPU's, from the same distributions.
+The numbers differ from a GPU's, but have the same distributions.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from umem.host_cuda.libraries.handles import Array, HostLibrary
 from umem.host_cuda.runtime import HostRuntime
 
 FIRST = "illlll"
-"""C++'s letters for the first arguments: generator, state, its size, output, size, stream."""
+"""C++ letters of the first arguments: generator, state, its size, output, size, stream."""
 KIND = rf"_Z\d+\w+?{FIRST}\w*"
-"""Symbols of CuPy's drawing functions."""
+"""Symbols of CuPy's functions that draw."""
 STATE_WORDS = 6
-"""Words of SFC64's state; CuPy's smallest state, of one XORWOW thread, has as many."""
+"""Words of SFC64's state, as many as in CuPy's smallest state, of one XORWOW thread."""
 
 
 DISTRIBUTIONS: dict[str, tuple[str, str, Callable[..., Any]]] = {
@@ -45,9 +45,10 @@ DISTRIBUTIONS: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "poisson": ("q", "d", lambda rng, n, mean: rng.poisson(np.fmax(mean, 0), n)),
     "standard_gamma": ("d", "d", lambda rng, n, a: rng.standard_gamma(np.maximum(a, 0), n)),
 }  # fmt: skip
-"""By the names of CuPy's functions: the types of what is drawn and of the parameters, and how NumPy
-draws it. What is out of range counts as in CuPy's kernels; where those never end, or give what
-means nothing, it is NumPy's ValueError."""
+"""By CuPy's function names: the types of the drawn numbers and of the parameters, and NumPy's
+function. Values out of range are treated as in CuPy's kernels; where these never end, or return
+nonsense, NumPy's ValueError is raised.
+"""
 C_FUNCTIONS = {
     "init_curand_generator": ("ilmll",),
     "interval_32": (FIRST + "jj", FIRST + "ii"),
@@ -55,11 +56,11 @@ C_FUNCTIONS = {
     **{name: (FIRST + "l" * len(given),) for name, (_, given, _) in DISTRIBUTIONS.items()},
     "binomial": (FIRST + "lll",),  # memory of its own, too
 }
-"""CuPy's functions and the C++ letters of their arguments, since 14.2 and before."""
+"""CuPy's functions and the C++ letters of their arguments, from 14.2 on and before."""
 
 
 class HostDistributions(HostLibrary):
-    """Functions of CuPy's ``cupy_distributions.cuh``, by their names there."""
+    """Functions of CuPy's ``cupy_distributions.cuh``, under the same names."""
 
     def __init__(self, runtime: HostRuntime) -> None:
         super().__init__(runtime)
@@ -83,9 +84,9 @@ class HostDistributions(HostLibrary):
         self, dtype: Any, draw: Callable[..., Any], state: int, states: int, out: int, size: int,
         read: tuple[Array, ...] = (),
     ) -> None:  # fmt: skip
-        """Fill memory with draws by a NumPy generator whose state is stored in CuPy's."""
+        """Fill memory with draws of a NumPy generator whose state is stored in CuPy's."""
         if states < 1:
-            raise ValueError("a generator of random numbers of size 0 draws none")
+            raise ValueError("a random number generator of size 0 cannot draw numbers")
         found = self._vector(dtype, out, size)
         self._tell("curand", read, (found,), 10 * size)
         *words, has_half, half = self._vector("u8", state, STATE_WORDS)
@@ -125,5 +126,5 @@ class HostDistributions(HostLibrary):
 
 
 def _flat(values: Array) -> Array:
-    """Return the elements as a flat array; a single one if all are the same element."""
+    """Return the elements as a flat array; a single element if all are the same one."""
     return values.ravel() if any(values.strides) else values.ravel()[:1]

@@ -1,4 +1,4 @@
-"""Shared by the libraries: handles, streams, and memory viewed as vectors and matrices."""
+"""Base of the libraries: handles, streams, and memory viewed as vectors and matrices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HostLibrary:
     """Base of libraries whose functions take addresses.
 
     Args:
-        runtime: owns the memory; is told what each function reads and writes.
+        runtime: owns the memory, and is notified of the reads and writes of each function.
     """
 
     def __init__(self, runtime: HostRuntime) -> None:
@@ -54,14 +54,14 @@ class HostLibrary:
         self._stream = stream
 
     def no_buffer(self, *_: Any) -> int:
-        """Return 0: no workspace is needed."""
+        """Return 0, because no workspace is needed."""
         return 0
 
     def nothing(self, *_: Any) -> None:
-        """Do nothing: this setting has no effect here."""
+        """Do nothing, because this setting has no effect here."""
 
     def _keep(self, found: Any) -> int:
-        """Return a handle of what was made, for `_made`."""
+        """Store an object for `_made`, and return its handle."""
         handle = self._runtime.new_handle()
         self._made[handle] = found
         return handle
@@ -85,7 +85,7 @@ class HostLibrary:
     def _stack(
         self, dtype: Any, address: int, rows: int, columns: int, ld: int, step: int, count: int
     ) -> Array:
-        """Return column-major matrices at a distance of ``step`` elements."""
+        """Return column-major matrices that are ``step`` elements apart."""
         kind = np.dtype(dtype)
         strides = step * kind.itemsize, kind.itemsize, ld * kind.itemsize
         return self._runtime.view(address, kind, (count, rows, columns), strides)
@@ -116,16 +116,17 @@ class HostLibrary:
         """Report an operation's reads, writes and operations to the observer.
 
         Args:
-            name: of the operation.
-            reads, writes: its arrays, or the accesses of one.
+            name: the operation's name.
+            reads, writes: arrays, or accesses to one array.
             flops: floating-point operations.
-            gathered_bytes: what it reads more than once.
-            arithmetic: the kind of its flops; None: of no matrix product, by the arrays' dtypes.
-            decisive: the arrays that a dry run has to know to compute it, if not all of ``reads``:
-                those from which the structure of a sparse result follows.
+            gathered_bytes: bytes that it reads more than once.
+            arithmetic: the kind of its flops; None if it is not a matrix product, for the arrays'
+                dtypes.
+            decisive: the arrays that a dry run must know to compute it, by default all of
+                ``reads``: those that determine the structure of a sparse result.
 
         Raises:
-            LeftOut: in a dry run, in which it is not computed.
+            LeftOut: in a dry run that does not compute it.
         """
         accesses = [
             [a for x in each for a in (x if isinstance(x, list) else self._runtime.access_of(x))]
@@ -157,5 +158,5 @@ def scipy_module(name: str) -> Any:
         return importlib.import_module(f"scipy.{name}")
     except ImportError:
         raise MissingDependencyError(
-            "the software GPU computes this by SciPy: pip install scipy"
+            "the software GPU computes this with SciPy: pip install scipy"
         ) from None

@@ -1,8 +1,8 @@
-"""Messages between the processes of a communicator, by shared memory.
+"""Messages between the processes of a communicator, in shared memory.
 
-For each pair of ranks there is a mailbox, which holds one piece of a message at a time: one rank
-counts what it has put in, the other what it has taken out, so that neither needs a lock. Each
-message begins with a label, by which ranks are found out that do not call the same function.
+Each pair of ranks has a mailbox, which holds one piece of a message at a time. One rank counts the
+pieces it has put in, the other the pieces it has taken out, so neither needs a lock. Each message
+begins with a label, which shows whether both ranks call the same function.
 
 Models: order. Does not model: the time of links between devices, network interfaces.
 """
@@ -28,12 +28,14 @@ from umem.host_cuda.device_state import DeviceState
 
 Bytes = NDArray[np.uint8]
 PIECE_BYTES = 1 << 18
-"""Bytes of a message in a mailbox at a time; the mailboxes of two ranks fit Docker's 64 MiB."""
+"""Bytes of a message piece in a mailbox; the mailboxes of two ranks fit Docker's 64 MiB."""
 LEFT = -1
-"""Stored in place of the process id of a rank that has left."""
+"""Stored instead of the process id of a rank that has left."""
 _SHARED = Path("/dev/shm")
 _LONGEST_SLEEP, _CHECK_SECONDS = 1e-3, 0.2
-"""Seconds between two looks at a mailbox, at most, and at whether its rank lives (guesses)."""
+"""Most seconds between two checks of a mailbox, and seconds between checks of its rank's process
+(guesses).
+"""
 
 
 class RemoteError(Exception):
@@ -41,7 +43,7 @@ class RemoteError(Exception):
 
 
 class Label(NamedTuple):
-    """The function that a message belongs to, by index, and the message's bytes."""
+    """The index of a message's function, and the message's bytes."""
 
     function: int
     nbytes: int
@@ -54,16 +56,16 @@ def new_place() -> str:
 
 
 class Mailboxes:
-    """A communicator's mailboxes, as seen by one rank.
+    """One rank's view of a communicator's mailboxes.
 
     Args:
-        place: a path of `new_place`, the same on each rank.
+        place: a path from `new_place`, the same on each rank.
         size: the number of ranks.
-        rank: this one; it joins.
+        rank: this rank, which joins.
         device: the rank's GPU.
 
     Raises:
-        OSError: there is no room for the mailboxes, or no right to them.
+        OSError: there is no space for the mailboxes, or no permission.
     """
 
     def __init__(self, place: str, size: int, rank: int, device: DeviceState) -> None:
@@ -88,7 +90,7 @@ class Mailboxes:
             self._remove()
 
     def leave(self) -> None:
-        """Leave the communicator; others notice when they wait for this rank."""
+        """Leave the communicator; other ranks notice when they wait for this one."""
         self.processes[self.rank] = LEFT
         self._remove()
 
@@ -105,7 +107,7 @@ class Mailboxes:
             raise RemoteError(f"rank {rank} has destroyed its communicator")
 
     def _remove(self) -> None:
-        """Remove the file, of which each rank that has joined has the memory."""
+        """Remove the file; each joined rank keeps its memory."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.place)
 
@@ -120,7 +122,7 @@ def _is_running(process: int) -> bool:
 
 @dataclass
 class Transfer:
-    """One message, at its sender or its receiver."""
+    """One message, at its sender or receiver."""
 
     boxes: Mailboxes
     other: int
@@ -131,7 +133,7 @@ class Transfer:
 
     @property
     def lane(self) -> tuple[int, int, bool]:
-        """Return the key of messages whose order is kept."""
+        """Return the key of messages that must stay in order."""
         return id(self.boxes), self.other, self.is_send
 
     @property
@@ -139,10 +141,10 @@ class Transfer:
         return self.done == len(self.data)
 
     def step(self, name_of: Callable[[int], str]) -> bool:
-        """Send or receive one piece; returns whether the mailbox was free.
+        """Send or receive one piece; return whether the mailbox was ready.
 
         Raises:
-            RemoteError: the other rank's message is not the one that this rank waits for.
+            RemoteError: the other rank sends a different message than this rank expects.
         """
         boxes, mine = self.boxes, self.boxes.rank
         pair = (mine, self.other) if self.is_send else (self.other, mine)
@@ -173,7 +175,7 @@ class Transfer:
 def carry_out(transfers: Iterable[Transfer], name_of: Callable[[int], str]) -> None:
     """Send and receive messages concurrently, keeping the order between two ranks.
 
-    Waits without end for a rank that is late.
+    Waits indefinitely for a late rank.
 
     Raises:
         RemoteError: see `Mailboxes.check` and `Transfer.step`.
@@ -204,8 +206,7 @@ def carry_out(transfers: Iterable[Transfer], name_of: Callable[[int], str]) -> N
 
 
 def _check(waiting: Transfer) -> None:
-    """Raise if a message cannot move any more; one already put in can, even if its sender has
-    left.
+    """Raise if a message cannot arrive; a message already in the mailbox can.
     """
     boxes = waiting.boxes
     has_come = boxes.put[waiting.other, boxes.rank] != boxes.taken[waiting.other, boxes.rank]

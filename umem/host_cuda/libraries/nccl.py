@@ -1,12 +1,12 @@
 """NCCL between the processes of one machine, and between several devices of one process.
 
-The functions of nccl.h, which CuPy's own module calls by a library that stands in for NVIDIA's.
-Each call is over when it returns: it waits for the ranks that it needs. Inside a group, calls wait
-together at the group's end, as NCCL's documentation asks of one thread with several devices.
+The functions of nccl.h, which CuPy's own module calls through a stand-in for NVIDIA's library. Each
+call has finished when it returns: it waits for the other ranks. Inside a group, calls wait together
+at the group's end, as NCCL's documentation requires for one thread with several devices.
 
-Models: results, the same bits on each rank (ranks are added in their order); what a call reads and
-writes. Does not model: the time of the links; calls that return before the others have come, so
-that ranks that meet in another order by other means wait for ever; bfloat16 and types of 8 bits.
+Models: results with the same bits on each rank (added in rank order); reads and writes of a call.
+Does not model: the time of the links; calls that return before the other ranks have joined, so that
+ranks that also synchronize otherwise, in another order, deadlock; bfloat16 and 8-bit types.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ C_FUNCTIONS = {
 
 @dataclass
 class _NcclCall:
-    """One call: its memory, its messages, and what finishes it."""
+    """One call: its memory, its messages, and its final step."""
 
     device: DeviceState
     stream: int
@@ -72,13 +72,13 @@ class _NcclCall:
 
 @dataclass
 class _Group(threading.local):
-    """A thread's depth of groups, and the calls that wait for the group's end."""
+    """A thread's depth of groups, and the calls deferred to the group's end."""
 
     depth: int = 0
     calls: list[_NcclCall] = field(default_factory=list)
 
     def take(self) -> list[_NcclCall]:
-        """Return and clear the calls."""
+        """Return and clear the deferred calls."""
         calls, self.calls = self.calls, []
         return calls
 
@@ -119,7 +119,7 @@ class HostNccl(HostLibrary):
             _store(found + 8 * rank, self._join(place, size, rank, states[number]), ctypes.c_void_p)
 
     def ncclCommSplit(self, comm: int, color: int, key: int, found: int, _: int) -> None:
-        """Make communicators of ranks with equal color, ordered by key."""
+        """Make a communicator for each color, with ranks ordered by key."""
         old, size = self._of(comm), self._of(comm).size
         own = np.zeros(1, [("color", "i4"), ("key", "i4"), ("place", "S128")])
         own[0] = color, key, new_place().encode()
@@ -184,7 +184,7 @@ class HostNccl(HostLibrary):
         self, name: str, given: int, made: int, count: int, dtype: int, op: int, root: int | None,
         comm: int, stream: int,
     ) -> None:  # fmt: skip
-        """Reduce all ranks' data in order, on the root, or on each rank without one."""
+        """Reduce all ranks' data in order, on the root, or without a root on each rank."""
         found = self._of(comm, root or 0)
         data, operation = self._memory(given, count, dtype), _operation(op)
         sends = {i: data for i in (found.others if root is None else {root} & found.others)}
@@ -200,7 +200,7 @@ class HostNccl(HostLibrary):
     def ncclReduceScatter(
         self, given: int, made: int, count: int, dtype: int, op: int, comm: int, stream: int
     ) -> None:
-        """Reduce all ranks' data, and give each rank its part."""
+        """Reduce all ranks' data, and store each rank's part there."""
         found, operation = self._of(comm), _operation(op)
         data = self._memory(given, count * found.size, dtype)
         result = self._memory(made, count, dtype)
@@ -266,9 +266,9 @@ class HostNccl(HostLibrary):
         """Run a call, or defer it to the end of the group.
 
         Args:
-            name: its function, the same on all ranks whose messages belong together.
-            sends, receives: arrays by the rank that they go to and come from.
-            finish: called once all messages are there.
+            name: the function's name, equal on all ranks whose messages belong together.
+            sends, receives: arrays by target rank and by source rank.
+            finish: called once all messages have arrived.
         """
         number = FUNCTIONS.index(name)
         transfers = [

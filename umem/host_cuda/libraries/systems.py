@@ -1,4 +1,4 @@
-"""Linear systems by LAPACK and SuperLU, for cuBLAS and cuSOLVER."""
+"""Linear systems with LAPACK and SuperLU, for cuBLAS and cuSOLVER."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HostSystems(HostLibrary):
 
     def _pivots(self, address: int, n: int) -> Array:
         if not address:
-            raise NotImplementedError("the software GPU has no factors without pivots (getrf)")
+            raise NotImplementedError("the software GPU does not support getrf without pivots")
         return self._vector("i4", address, n)
 
     def _getrf(
@@ -55,8 +55,8 @@ class HostSystems(HostLibrary):
     ) -> int:  # fmt: skip
         """Solve a square system for each column of ``b`` into ``x``; return status 0.
 
-        Leaves the LU factors in ``a``. A zero pivot's number is in ``info``, and ``x`` holds no
-        solution then.
+        Leaves the LU factors in ``a``. If a pivot is zero, ``info`` has its number, and ``x`` has
+        no solution.
         """
         left, row = self._matrix(dtype, a, n, n, lda), self._pivots(pivots, n)
         right = self._matrix(dtype, b, n, columns, ldb)

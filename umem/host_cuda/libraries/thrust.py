@@ -1,4 +1,4 @@
-"""Sorting by NumPy: the functions of ``cupy.cuda.thrust``, by their names there; all are stable."""
+"""Sorting with NumPy: the functions of ``cupy.cuda.thrust``, under the same names; all stable."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from umem.host_cuda.observer import Launch
 from umem.host_cuda.runtime import HostRuntime
 
 LEAST = 1 << 18
-"""Fewer elements are not worth a thread of their own (a guess)."""
+"""The least number of elements for another thread (a guess)."""
 RADIX_BYTES = 2
-"""NumPy sorts items up to this size by radix, and gains nothing from sorted input."""
+"""NumPy uses radix sort for items up to this size, and gains nothing from sorted input."""
 
 
 class HostThrust:
-    """Thrust's sorts along the last axis, by NumPy; all are stable."""
+    """Thrust's sorts along the last axis, with NumPy; all are stable."""
 
     available = True
 
@@ -47,7 +47,7 @@ class HostThrust:
             found.sort(kind="stable")  # which finds sorted runs, and merges them
 
     def argsort(self, dtype: Any, indexes: int, data: int, keys: int, shape: Sequence[int]) -> None:
-        """Write the indexes that sort each row; pieces are sorted on all cores, then merged."""
+        """Write the indices that sort each row; sorts pieces on all cores, then merges them."""
         values, found = self._array(dtype, data, shape), self._array("intp", indexes, shape)
         self._tell("argsort", values, found)
         rows, pieces = _pieces(values)
@@ -69,7 +69,7 @@ class HostThrust:
 
 
 def _pieces(values: Any) -> tuple[Any, list[tuple[slice, slice]]]:
-    """Return an array's rows, and the pieces of them that each core sorts."""
+    """Return an array's rows, and their pieces, one for each core to sort."""
     length = max(1, values.shape[-1])
     rows = values.reshape(-1, length)
     if len(rows) == 1 and values.itemsize > RADIX_BYTES:
