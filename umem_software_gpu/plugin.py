@@ -166,7 +166,7 @@ def _is_plain_cupy_imported() -> bool:
 def _start_again(config: Any, text: str, given: str) -> str:
     """Restart this pytest with the variable set; return the reason if that is impossible.
 
-    The user is told to set ``given``, which has no drawn seed.
+    The message names ``given`` as the value to set, without a drawn seed.
     """
     importers = ", ".join(_importers(config)) or "a plugin"
     why = f"CuPy was imported before pytest had read its options, by {importers}"

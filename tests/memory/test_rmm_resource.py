@@ -209,7 +209,9 @@ print(umem.status().reserved_bytes)
     found = lines(program, kernel_cache)
     assert found[0].startswith("DeviceError upstream= returns memory that is not managed")
     assert found[1].startswith("StateError upstream= asks CuPy's allocator")
-    assert found[2] == "OutOfMemoryError needs 7.8 KiB; upstream= has no more memory: std::bad_alloc"
+    assert (
+        found[2] == "OutOfMemoryError needs 7.8 KiB; upstream= has no more memory: std::bad_alloc"
+    )
     assert found[3].startswith("DeviceError upstream= returns int, not CuPy's MemoryPointer")
     assert found[4] == "DeviceError upstream= returns 512 B, but 7.8 KiB were requested"
     assert found[5].startswith("OutOfMemoryError needs 7.8 KiB; upstream= has no more memory: cuda")

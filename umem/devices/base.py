@@ -42,7 +42,7 @@ class Span(NamedTuple):
 class Policy:
     """The source of allocations: a mode and its options.
 
-    ``limit_bytes`` bounds what the mode's pool may reserve; under ``hybrid`` it bounds the
+    ``limit_bytes`` limits the bytes that the mode's pool may reserve, under ``hybrid`` in its
     unmanaged part. ``prefetch`` makes memory resident when it is allocated. ``spill`` is the place
     of hybrid's spilled memory: ``"host"`` (read over the bus) or ``"migrate"``. ``preset`` selects
     the pool of managed memory with that advice (`umem.devices.presets`). ``headroom_bytes`` of VRAM
@@ -138,8 +138,7 @@ class Watcher(Protocol):
 
 
 class Served(NamedTuple):
-    """Payload of a scope whose allocations on a device follow a policy; ``handle`` is the device's.
-    """
+    """Payload of a scope with a policy for allocations on a device; ``handle`` is the device's."""
 
     device: Device
     policy: Policy
@@ -216,7 +215,7 @@ class Device(Paging, ABC):
 
         Raises:
             DeviceError: the device cannot serve the mode.
-            SizeError: the limit is below what the mode's pool has in use.
+            SizeError: the mode's pool already uses more than the limit.
             MissingDependencyError: the mode needs a library that is not installed.
         """
         self._check(policy.mode)

@@ -84,7 +84,7 @@ systems with address translation services).
 
 
 def chip_of(spec: GpuSpec) -> Chip:
-    """Return the limits of a GPU's chip; for a new chip, those of the last known one."""
+    """Return the limits of a GPU's chip; for a new chip, the limits of the last known one."""
     assert spec.chip is not None
     known = [version for version in _CHIPS if version <= spec.chip[:2]]
     return _CHIPS[max(known, default=min(_CHIPS))]

@@ -20,7 +20,7 @@ SCALARS = ("alpha", "beta")
 """Parameters that point to a scalar, copied at the call if in host memory."""
 SCALAR_BYTES = 16
 ENDS = ("destroy", "spDestroy", "cufftDestroy")
-"""Prefixes of functions that free what queued work may still use."""
+"""Prefixes of functions that free memory which queued work may still use."""
 WORK_WITH_STATUS = re.compile("cufftExec|cufftXtExec(?!Descriptor)")
 """Functions that only return a status, and work on one stream."""
 HOST_ONLY = ("setStream", "setMathMode")
@@ -58,8 +58,7 @@ class DeferredLibrary:
         places = [p.name for p in inspect.signature(function).parameters.values()]
 
         def late(*given: Any) -> None:
-            """Queue the call with copies of its host scalars; run it now if it writes to the host.
-            """
+            """Queue the call with copies of host scalars; run it now if it writes to the host."""
             named = dict(zip(places, given, strict=False))
             to_host = "result" in named and not self._runtime.allocation_of(named["result"])
             if to_host or self._runtime.observer.wants_order:
@@ -129,8 +128,7 @@ def _is_work(name: str, function: Callable[..., Any]) -> bool:
 
 
 def on_stream(runtime: HostRuntime, functions: Any) -> Any:
-    """Wrap a library: queue its work if streams are deferred, and skip it in a capture.
-    """
+    """Wrap a library: queue its work if streams are deferred, and skip it in a capture."""
     stream = current_stream()
     if isinstance(runtime, DryRuntime):
         functions = DryLibrary(functions, runtime)

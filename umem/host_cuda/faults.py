@@ -53,7 +53,7 @@ class KernelFault(DeviceError):
 
     Args:
         status: of cudaError.
-        sentence: names the kernel, and what it did.
+        sentence: names the kernel and its fault.
         finding: None if no tool looks for such a fault.
     """
 
@@ -67,7 +67,7 @@ class Fault(NamedTuple):
 
     Attributes:
         status: of cudaError.
-        sentence: names the kernel, and what it did.
+        sentence: names the kernel and its fault.
         finding: None if no tool looks for such a fault.
     """
 
@@ -78,7 +78,7 @@ class Fault(NamedTuple):
     @property
     def reminder(self) -> str:
         """Return the message of later calls."""
-        return f"{self.sentence}. It ended the context, as on a GPU, and no further call works. {OPTION}"
+        return f"{self.sentence}. It ended the context, as on a GPU: later calls fail. {OPTION}"
 
 
 class RedirectedModule(NamedTuple):

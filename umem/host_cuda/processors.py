@@ -16,7 +16,7 @@ _TELLING = r"vendor_id|cpu family|model\b|flags|Features|CPU (implementer|archit
 """Lines of /proc/cpuinfo that affect -march=native."""
 _PORTABLE = {"x86_64": "x86-64-v3", "aarch64": "armv8-a"}
 NEEDED = {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
-"""Flags of /proc/cpuinfo that x86-64-v3 needs beyond those of all x86-64 processors."""
+"""Flags of /proc/cpuinfo that x86-64-v3 needs, besides flags of all x86-64 processors."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,7 @@ class Processors:
         machine = platform.machine()
         kind = _PORTABLE.get(machine)
         if kind is None:
-            raise DeviceError(
-                f"{TARGET_VARIABLE}=portable does not support {machine}; use native"
-            )
+            raise DeviceError(f"{TARGET_VARIABLE}=portable does not support {machine}; use native")
         found = this_processor()
         missing = NEEDED - {*found.split()} if machine == "x86_64" and found else ()
         if missing:

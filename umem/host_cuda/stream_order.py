@@ -159,8 +159,7 @@ class StreamOrder:
         return [queue[-1] for queue in queues if queue]
 
     def _turns(self, key: Key, others: Iterable[Key]) -> list[Key]:
-        """Return the streams that a stream implicitly synchronises with (legacy default stream).
-        """
+        """Return the streams that a stream implicitly synchronises with (legacy default stream)."""
         if key.stream in self._non_blocking:
             return []
         return [
@@ -216,7 +215,7 @@ class StreamOrder:
         self.raise_error()
 
     def finish_stream(self, stream: int) -> None:
-        """Run all work of a stream; for the legacy default stream, that of other streams first."""
+        """Run all work of a stream; on the legacy default stream, other streams' work first."""
         self.finish(self.issue(stream, None))
 
     def finish_all(self, device: int | None = 0) -> None:

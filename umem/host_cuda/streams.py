@@ -130,8 +130,7 @@ class HostStreams(HostMemory):
             self._break([self.captures[stream]])
 
     def refuse_unsafe(self) -> None:
-        """Raise if a capture forbids a call that may wait for the device, such as an allocation.
-        """
+        """Raise if a capture forbids a call that may wait for the device, such as an allocation."""
         self._break([c for c in self.captures.values() if c.forbids])
 
     def _refuse_wait(self, stream: int | None = None) -> None:
@@ -290,8 +289,7 @@ class HostStreams(HostMemory):
         self.observer.stream_waited(stream, self.home_of(stream), seconds)
 
     def takes_wait(self, stream: int, event: int) -> bool:
-        """Tell whether a stream's wait for an event is captured, and then join it to the capture.
-        """
+        """Tell whether a stream's wait for an event is captured; it then joins the capture."""
         self._known(stream, event)
         capture = self._captured_events.get(event)
         if capture is None:

@@ -178,7 +178,7 @@ def _without_branches(source: str) -> str:
 
 
 def _chosen(found: re.Match[str]) -> str:
-    """Return the condition for taking ``y`` of ``x`` and ``y``; NaN loses, or wins in ``_float``."""
+    """Return the condition for taking y of x and y; NaN loses, or wins in ``_float``."""
     takes = f"(y {_TAKES[found[1]]} x) | (x != x)"
     if found[2]:
         takes = f"(x == x) & !(x {_KEEPS[found[1]]} y)"

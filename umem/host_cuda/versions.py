@@ -54,9 +54,7 @@ def refuse_unknown(installed: dict[str, str], cuda: int | None) -> None:
     (found,) = installed.values()
     if cuda not in KNOWN or not _is_of(found, KNOWN[cuda]):
         what = "something other than CUDA" if cuda is None else f"CUDA {cuda}"
-        raise DeviceError(
-            f"the software GPU supports CuPy {_listed()}; {names} is for {what}"
-        )
+        raise DeviceError(f"the software GPU supports CuPy {_listed()}; {names} is for {what}")
 
 
 def built_for(folder: Path) -> int | None:

@@ -225,8 +225,7 @@ class OrderedDiscards:
                 self._prefetches.setdefault(block, {})[stream] = event
 
     def discard(self, hints: CoreHints, spans: Sequence[Span], operations: int) -> int:
-        """Discard ranges that earlier operations of a stream used; later operations may reuse them.
-        """
+        """Discard ranges that a stream's earlier operations used; later ones may reuse them."""
         if not spans:
             return 0
         if self._stream is None:

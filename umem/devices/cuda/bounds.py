@@ -163,8 +163,7 @@ def _host_error(nbytes: int, reserved: int, host: int, vram: int) -> Exception:
 
 
 def limit_of(policy: Policy | None, kind: Kind) -> int | None:
-    """Return a policy's limit for a pool; hybrid's limit applies to its unmanaged part.
-    """
+    """Return a policy's limit for a pool; hybrid's limit applies to its unmanaged part."""
     if policy is None:
         return None
     bounded: Kind = "managed" if policy.mode == "managed" else "unmanaged"

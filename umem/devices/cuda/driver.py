@@ -315,8 +315,7 @@ class Driver:
         return None
 
     def attribute(self, name: str) -> int | None:
-        """Return a device attribute by its name after ``cudaDevAttr``; None if unknown to CuPy.
-        """
+        """Return a device attribute by its name after ``cudaDevAttr``; None if unknown to CuPy."""
         number = getattr(runtime, f"cudaDevAttr{name}", None)
         return None if number is None else int(runtime.deviceGetAttribute(number, self.ordinal))
 

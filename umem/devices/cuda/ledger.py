@@ -120,8 +120,7 @@ class Ledger:
             return sum(list(self._given.values()))
 
     def peak(self, other_bytes: int = 0) -> int:
-        """Return the peak of reserved bytes; ``other_bytes`` is the current size of other pools.
-        """
+        """Return the peak of reserved bytes; ``other_bytes`` is the current size of other pools."""
         with self._lock:
             self._other_bytes = other_bytes
             self._peak = max(self._peak, sum(self._counted().values()) + other_bytes)

@@ -77,8 +77,7 @@ class Hybrid:
         return self._spill(nbytes)
 
     def _malloc_under_pressure(self, nbytes: int) -> Any:
-        """Allocate while VRAM is short: unmanaged if it may fit or a probe is due, else spill.
-        """
+        """Allocate while VRAM is short: unmanaged if it may fit or a probe is due, else spill."""
         room = self._used_bytes() + nbytes <= self._full_at_bytes
         if not (room or self._probe_is_due()):
             return self._spill(nbytes)

@@ -72,7 +72,7 @@ class PoolInUse(cupy.cuda.MemoryPool):  # type: ignore[misc, unused-ignore]
         return sum(int(pool.n_free_blocks()) for pool in (self.own, *pools))
 
     def free_all_blocks(self, stream: Any = None) -> None:
-        """Free the free blocks; with a stream, only those of CuPy's own pool on that stream."""
+        """Free the free blocks; with a stream, only in CuPy's own pool on that stream."""
         if stream is not None:
             self.own.free_all_blocks(stream)  # type: ignore[call-arg]
             return

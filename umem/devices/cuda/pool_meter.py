@@ -205,7 +205,7 @@ class GpuPools:
         return sum(one.used_bytes() for one in levels())
 
     def reserved(self) -> int:
-        """Return the bytes that the pools have reserved, including those of freed arrays.
+        """Return the bytes that the pools have reserved, for freed arrays too.
 
         A cache has no such figure; it counts with the bytes that arrays use.
         """

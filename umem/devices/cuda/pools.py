@@ -397,7 +397,7 @@ class Pools:
                     self.give_back("unmanaged")
 
     def give_back_all(self) -> None:
-        """Free all free blocks except those of CuPy's default pool."""
+        """Free all free blocks, except in CuPy's default pool."""
         self.give_back(*get_args(Kind))
 
     def give_back_everything(self) -> None:

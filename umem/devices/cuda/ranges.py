@@ -92,8 +92,7 @@ class CoreHints:
 
     @property
     def discards(self) -> bool:
-        """Tell whether `discard` works: it needs a driver of CUDA 13, with any bindings.
-        """
+        """Tell whether `discard` works: it needs a driver of CUDA 13, with any bindings."""
         return self._discard_batch is not None
 
     def discard(self, spans: Sequence[Span], stream_address: int) -> int:

@@ -40,8 +40,8 @@ class Model:
         costs: the cost constants.
         allocator: ``"caching"`` as CuPy's pool, or ``"plain"``: the driver serves every allocation.
         backend: the source of the events. With ``"cupy"`` the recorded host times of operations are
-            used; otherwise an operation costs the host its phase's time in ``costs``, because
-            NumPy's measured time is that of the arithmetic.
+            used; otherwise an operation costs the host its phase's time in ``costs``, because the
+            time measured on NumPy is the arithmetic's.
         policy: returns the policy of an allocation; called for each one.
         clocks: clocks for several costs, or for several GPUs with as much VRAM, instead of one for
             this GPU and these costs. Places and moves of blocks do not depend on clocks.

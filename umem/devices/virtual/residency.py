@@ -338,8 +338,7 @@ class Residency:
         return count
 
     def _evict(self, wanted: int, moves: BlockMoves) -> None:
-        """Evict the blocks that moved in first; drop duplicates (read_mostly) without a copy.
-        """
+        """Evict the blocks that moved in first; drop duplicates (read_mostly) without a copy."""
         queue, stamps, host = self._queue, self._stamps, self.host
         while wanted > 0:
             low, stop, stamp = queue.popleft()

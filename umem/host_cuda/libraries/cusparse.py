@@ -270,8 +270,7 @@ class HostSparse(HostRows):
     def denseToSparse_analysis(
         self, handle: int, dense: int, sparse: int, algorithm: int, buffer: int
     ) -> None:
-        """Find the nonzero entries of a dense matrix, and keep them for the copy.
-        """
+        """Find the nonzero entries of a dense matrix, and keep them for the copy."""
         found, read = self._made[sparse], self._made[dense]
         try:
             self._tell("denseToSparse", (read,), (), decisive=(read,))

@@ -206,8 +206,7 @@ def carry_out(transfers: Iterable[Transfer], name_of: Callable[[int], str]) -> N
 
 
 def _check(waiting: Transfer) -> None:
-    """Raise if a message cannot arrive; a message already in the mailbox can.
-    """
+    """Raise if a message cannot arrive; a message already in the mailbox can."""
     boxes = waiting.boxes
     has_come = boxes.put[waiting.other, boxes.rank] != boxes.taken[waiting.other, boxes.rank]
     if waiting.is_send or not has_come:
