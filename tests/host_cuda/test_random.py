@@ -115,7 +115,7 @@ for dtype, most in (("u4", (1 << 32) - 1), ("i8", (1 << 63) - 1), ("u8", (1 << 6
 """
     assert run(program, kernel_cache) == (
         "[0 0 0] [0. 0.] [1 1]\n[[0, 3], [0, 40]] [0, 3]\na <= 0\n"
-        "p <= 0, p > 1 or p contains NaNs\na random number generator of size 0 cannot draw numbers\n"
+        "p <= 0, p > 1 or p contains NaNs\na generator of size 0 cannot draw numbers\n"
     )
 
 

@@ -146,7 +146,7 @@ class TestSpillingWithoutOversubscription:
 
     def test_an_integrated_gpu_has_nothing_to_spill_to(self, device, driver):
         driver.integrated = True
-        with pytest.raises(DeviceError, match="its memory is the host's"):
+        with pytest.raises(DeviceError, match="shares the host's memory"):
             device.install(HYBRID, everywhere=False)
 
     def test_the_real_driver_is_asked_for_pinned_memory(self):

@@ -299,7 +299,7 @@ class VirtualGPU(Device):
         if self.recorder is None or self.recorder not in active():
             raise StateError("give hints on a virtual GPU inside its umem.virtual_gpu block")
         if type(array).__module__.partition(".")[0] == "cupy":
-            raise DeviceError("a CuPy array is not on this virtual GPU; use arrays of memory.xp")
+            raise DeviceError("a CuPy array is not on this virtual GPU; use memory.xp's arrays")
         nbytes = 0
         for recorder in active():
             parts = _parts(array, recorder.access(array, "input", "array", uploaded=True))

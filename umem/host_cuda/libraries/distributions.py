@@ -86,7 +86,7 @@ class HostDistributions(HostLibrary):
     ) -> None:  # fmt: skip
         """Fill memory with draws of a NumPy generator whose state is stored in CuPy's."""
         if states < 1:
-            raise ValueError("a random number generator of size 0 cannot draw numbers")
+            raise ValueError("a generator of size 0 cannot draw numbers")
         found = self._vector(dtype, out, size)
         self._tell("curand", read, (found,), 10 * size)
         *words, has_half, half = self._vector("u8", state, STATE_WORDS)
