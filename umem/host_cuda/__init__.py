@@ -12,8 +12,7 @@ its observer; cli and umem_software_gpu use its options and its kernel cache.
     overrides.py       replaces C++ functions inside CuPy's modules
     observer.py        is notified of events on the devices, and decides on memory and time
 
-    runtime.py         is a CUDA runtime, with the names of CuPy's module; it extends, in this
-                       order,
+    runtime.py         is a CUDA runtime, with the names of CuPy's module; extends, in this order,
     allocations.py     memory and its owners,
     streams.py         streams, events and captures,
     pools.py           memory pools, limits and peers, and
