@@ -10,7 +10,7 @@ KNOWN, GUESSED, UNKNOWN = range(3)
 
 
 class Origin(NamedTuple):
-    """What is known about a range, and its source.
+    """The state of a range, and its source.
 
     Attributes:
         level: `KNOWN`, `GUESSED` or `UNKNOWN`.
