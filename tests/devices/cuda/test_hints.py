@@ -289,8 +289,8 @@ def test_a_cuda_core_that_does_not_import_names_what_is_installed(monkeypatch, e
     with pytest.raises(MissingDependencyError) as raised:
         cuda_hints.load(12)
     assert str(raised.value).endswith(
-        "(cuda-core 1.10, cuda-bindings 12.8.0, cupti-python 12.8.0) cuda.core cannot be "
-        "imported: no cuda.core with cynvvm. Install the newest bindings: "
+        "cuda.core cannot be imported (cuda-core 1.10, cuda-bindings 12.8.0, cupti-python 12.8.0 "
+        "installed): no cuda.core with cynvvm. Install the newest bindings: "
         "pip install --upgrade 'cuda-bindings==12.*'"
     )
 
