@@ -246,7 +246,7 @@ class TestCuda:
         found = status()
         assert _on(found, "integrated")
         assert not _on(found, "oversubscription")
-        assert "share the memory" in _why(found, "oversubscription")
+        assert "share one memory" in _why(found, "oversubscription")
 
     def test_an_attribute_that_cupy_does_not_know_is_unknown(
         self, driver: Any, status: Any
@@ -275,7 +275,7 @@ class TestCuda:
     ) -> None:
         assert not _on(status(), "CuPy's limit")
         monkeypatch.setenv("CUPY_GPU_MEMORY_LIMIT", "50%")
-        assert "CUPY_GPU_MEMORY_LIMIT=50% bounds unmanaged" in _why(status(), "CuPy's limit")
+        assert "CUPY_GPU_MEMORY_LIMIT=50% limits unmanaged" in _why(status(), "CuPy's limit")
 
 
 # -- what files say ----------------------------------------------------------------------------

@@ -221,7 +221,7 @@ def test_the_software_gpu_refuses_a_gpu_whose_capability_nobody_has_said() -> No
     unknown = dataclasses.replace(
         gpu_spec("rtx-4090"), name="rtx-4070", title="RTX 4070", chip=None
     )
-    with pytest.raises(DeviceError, match=r"RTX 4070: .* compute capability .* not known: give"):
+    with pytest.raises(DeviceError, match=r"RTX 4070: .* compute capability .* unknown: give"):
         umem.software_gpu(unknown)
 
 
