@@ -40,7 +40,7 @@ class TestModes(OnGpu):
         assert device.name and device.vram_bytes > 0
         assert device.simulated == ("umem.devices.software.opening" in sys.modules)
         assert open_cuda(device.ordinal) is device
-        with pytest.raises(RuntimeError, match="was asked for"):
+        with pytest.raises(RuntimeError, match="was requested"):
             open_cuda(4096)
 
     def test_reserved_bytes_agree_with_the_pool(self, device, cupy, use):
