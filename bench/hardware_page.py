@@ -26,7 +26,8 @@ PAGE = ROOT / "docs" / "hardware.md"
 STEPS = ("first-light", "pressure", "host-calls", "oversubscribe")
 INTRODUCTION = """# What has run on a GPU
 
-Where each public function has run: on a card, on the [software GPU](reference/software-gpu.md), or nowhere.
+Where each public function has run: on a card, on the
+[software GPU](reference/software-gpu.md), or nowhere.
 The table is of calls that `bench/gpu_run.py` makes; each compares its result with NumPy's, with
 plain Chainer's, or with what the driver says. `python bench/hardware_page.py` writes this page from
 `bench/results/gpu_run/`.

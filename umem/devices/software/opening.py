@@ -185,8 +185,8 @@ def software_gpu(
         force: True ignores a real GPU; otherwise a real GPU is an error.
         checked: gives each array its own memory between inaccessible pages. A kernel that leaves
             its array raises DeviceError, which names the kernel and the argument. Slower.
-        strict: raises CUDA's own error for whatever CUDA refuses; docs/reference/software-gpu.md has a
-            table. False accepts what this machine can compute.
+        strict: raises CUDA's own error for whatever CUDA refuses; docs/reference/software-gpu.md
+            has a table. False accepts what this machine can compute.
         sticky: a kernel's fault ends the context of its device, as on a GPU: every later call
             raises the fault's error, except calls that free something. False lets the program
             continue after a fault.

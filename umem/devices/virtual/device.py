@@ -1,7 +1,7 @@
 """The virtual GPU: a model of pages and time that follows a run, or replays a trace.
 
-docs/reference/virtual-gpu.md lists what it models and what it does not. All figures are *simulated*;
-arithmetic is real and runs on NumPy.
+docs/reference/virtual-gpu.md lists what it models and what it does not. All figures are
+*simulated*; arithmetic is real and runs on NumPy.
 """
 
 from __future__ import annotations

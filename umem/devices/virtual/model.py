@@ -1,6 +1,7 @@
 """The model: updates pages and time with events.
 
-docs/reference/virtual-gpu.md lists what it models and what it does not. All its counts are *simulated*.
+docs/reference/virtual-gpu.md lists what it models and what it does not. All its counts are
+*simulated*.
 """
 
 from __future__ import annotations
