@@ -42,6 +42,19 @@ def drain() -> tuple[BaseException | None, bool]:
     return error, bool(sys.modules[FAULTS].revive())
 
 
+def empty_pools() -> None:
+    """Give back what CuPy's pools keep: no run may find there what another has computed."""
+    gpu = opened()
+    if gpu is None:
+        return
+    import cupy
+
+    for number in range(len(gpu.devices)):
+        with cupy.cuda.Device(number):
+            cupy.get_default_memory_pool().free_all_blocks()
+    cupy.get_default_pinned_memory_pool().free_all_blocks()
+
+
 class EachTest:
     """A plugin of pytest.
 
@@ -190,6 +203,7 @@ class EachTest:
         try:
             for number in range(self.count):
                 self.base, self.is_over = first + number, number == self.count - 1
+                empty_pools()
                 item.user_properties[:] = properties
                 del item._report_sections[:]  # what the last run has printed
                 after: Any = _NextItem(self, item, nextitem)

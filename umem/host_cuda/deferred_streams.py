@@ -169,6 +169,13 @@ class DeferredRuntime(HostRuntime):
             self.wait_for_all()  # what is freed in a stream's order may be free by now
             return super().allocate(nbytes, kind)
 
+    def hostAlloc(self, size: int, flags: int) -> int:
+        """Allocate pinned memory, where zeros would hide a missed wait for zeros."""
+        address = super().hostAlloc(size, flags)
+        if self.is_late:
+            self.fill_fresh(address, size)
+        return address
+
     def free(self, ptr: int) -> None:
         """Free memory after all queued work; later calls raise its errors.
 

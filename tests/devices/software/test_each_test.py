@@ -527,3 +527,22 @@ def test_fixtures_of_a_test_are_made_again_under_each_seed(
     assert run.ends == {"test_a": "passed", "test_b": "passed", "test_last": "failure"}, run.said
     assert "LOG module own end own end setUp b setUp b own last end own last end end" in run.text
     assert run.properties["test_a"]["mine"] == "1"
+
+
+PINNED = """
+import cupy, cupyx
+import pytest
+@pytest.mark.parametrize("n", range(10))
+def test_copy(n):
+    found = cupyx.empty_pinned(4, "f4")
+    (cupy.arange(4, dtype="f4") * n).get(out=found, blocking=False)
+    assert found.tolist() == [0, n, 2 * n, 3 * n]
+"""
+
+
+@under(runs)
+def test_no_run_finds_what_another_has_left_in_memory(kernel_cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "test_pinned.py").write_text(PINNED)
+    given = ("--software-gpu", "t4,force,seed=0", "--software-gpu-seeds", "20", "test_pinned.py")
+    run = Run(tmp_path, kernel_cache, *given)
+    assert {*run.ends.values()} == {"failure"} and len(run.ends) == 10, run.said
