@@ -33,7 +33,7 @@ VARIABLE = "UMEM_SOFTWARE_GPU"
 OFF = ("", "0")
 """Values that request no GPU."""
 FORM = (
-    "GPU[,vram=SIZE][,model=off][,checked][,not-strict][,sticky=off][,seed=N|off]"
+    "GPU[,vram=SIZE][,model=off][,checked][,not-strict][,sticky=off][,seed=N|off|random]"
     "[,kernel-seconds=N][,devices=N][,dry][,force]"
 )
 OPTIONS = (
@@ -136,12 +136,17 @@ class _Opening(Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Open the variable's software GPU, and return the CuPy that it imported."""
         import umem
+        from umem_software_gpu.seeds import with_drawn
 
-        gpu, given = parsed(self._finder.text)
+        text = with_drawn(self._finder.text)
+        gpu, given = parsed(text)
+        if text != self._finder.text:
+            print(f"umem: {VARIABLE}={text} repeats this run", file=sys.stderr, flush=True)
+            os.environ[VARIABLE] = text  # for the processes that this one starts
         try:
             umem.software_gpu(gpu, **given)  # which takes the finder away
         except BaseException:
-            arm(self._finder.text)  # plain CuPy would say next to nothing of why it has no GPU
+            arm(text)  # plain CuPy would say next to nothing of why it has no GPU
             raise
         return sys.modules[self._spec.name]
 

@@ -15,6 +15,7 @@ from umem_software_gpu import OFF, VARIABLE, parsed, with_seed
 
 MOST_DRAWN = 1_000_000
 """Drawn base seeds are below this, so that they are short to type again."""
+RANDOM = "seed=random"
 NOT_CI = ("", "0", "false")
 """Values of the variable CI that mean no CI."""
 
@@ -29,8 +30,7 @@ def resolved(text: str, environ: Mapping[str, str] = os.environ) -> str:
         ValueError: an option is unknown, given twice, or has an invalid value.
     """
     seeds = [word.strip() for word in text.split(",")[1:] if _is_seed(word)]
-    drawn = f"seed={random.SystemRandom().randrange(MOST_DRAWN)}"
-    text = ",".join(drawn if word.strip() == "seed=random" else word for word in text.split(","))
+    text = with_drawn(text)
     given = parsed(text)[1]
     if given.get("dry") and given.get("stream_seed") is None:
         return with_seed(text, None)
@@ -39,7 +39,13 @@ def resolved(text: str, environ: Mapping[str, str] = os.environ) -> str:
     outer = environ.get(VARIABLE, "")
     if outer not in OFF and with_seed(outer, None) == text and _base(outer) is not None:
         return outer
-    return f"{text},{'seed=0' if is_ci(environ) else drawn}"
+    return f"{text},seed=0" if is_ci(environ) else with_drawn(f"{text},{RANDOM}")
+
+
+def with_drawn(text: str) -> str:
+    """Return a GPU's text with a drawn seed in place of ``seed=random``."""
+    drawn = f"seed={random.SystemRandom().randrange(MOST_DRAWN)}"
+    return ",".join(drawn if word.strip() == RANDOM else word for word in text.split(","))
 
 
 def _is_seed(word: str) -> bool:

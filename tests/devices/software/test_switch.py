@@ -7,6 +7,7 @@ import csv
 import hashlib
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -164,6 +165,21 @@ for _ in range(2):
     found = started("-c", program, cache=tmp_path, UMEM_SOFTWARE_GPU="t44,force")
     first, second = found.stdout.splitlines()
     assert first == second and first.startswith("UnknownGpuError no GPU named 't44'")
+
+
+@is_installed
+@needs_software_gpu
+def test_a_random_seed_is_drawn_and_said_and_is_that_of_children(kernel_cache: Path) -> None:
+    child = "import os, cupy; print(os.environ['UMEM_SOFTWARE_GPU'], flush=True)"
+    program = f"{child}; import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    texts = set()
+    for _ in range(2):
+        found = started("-c", program, cache=kernel_cache, UMEM_SOFTWARE_GPU="t4,seed=random,force")
+        own, other = found.stdout.splitlines()
+        assert own == other and re.fullmatch(r"t4,seed=\d+,force", own), found.stderr
+        assert found.stderr == f"umem: UMEM_SOFTWARE_GPU={own} repeats this run\n"
+        texts.add(own)
+    assert len(texts) == 2
 
 
 @is_installed
