@@ -16,7 +16,9 @@ from umem_software_gpu.faults import Known, fault_of
 from umem_software_gpu.seeds import name_of, seed_of
 
 OPENING, FAULTS = "umem.devices.software.opening", "umem.host_cuda.faults"
-"""Modules of umem that are imported once the software GPU is open."""
+"""Modules of umem that are there once the software GPU is open; before, they are not imported."""
+HIDDEN = ("umem.host_cuda", "umem.devices.software", "umem_software_gpu")
+"""Modules whose frames say nothing of the program. Here, `_fail_of_late_work` is seen."""
 Phase = Generator[None, Any, Any]
 
 
@@ -53,6 +55,13 @@ def empty_pools() -> None:
         with cupy.cuda.Device(number):
             cupy.get_default_memory_pool().free_all_blocks()
     cupy.get_default_pinned_memory_pool().free_all_blocks()
+
+
+def hide_frames() -> None:
+    """Have pytest leave out the frames of umem's CUDA, but with ``--full-trace``."""
+    for name, module in [*sys.modules.items()]:  # of which some are imported late
+        if name.startswith(HIDDEN) and name != __name__:
+            vars(module)["__tracebackhide__"] = True
 
 
 class EachTest:
@@ -163,7 +172,9 @@ class EachTest:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Phase:
-        """Add the software GPU's properties to a test's report, and let known faults pass."""
+        """Add to a report what the software GPU knows of the test, and pass over known faults."""
+        if call.excinfo is not None:
+            hide_frames()
         report = yield
         self.is_over = self.is_over or not report.passed
         gpu, is_called = opened(), report.when == "call"

@@ -87,9 +87,10 @@ class HostNvrtc:
         try:
             self._refuse_foreign(found)
             self._compiler.compile(found.source, found.options, found.expressions)
+            return
         except DeviceError as error:
             found.log = str(error).replace(STANDARD_INPUT, found.name)
-            self._fail(COMPILATION)
+        self._fail(COMPILATION)  # here, as its traceback says nothing that the log does not
 
     def _refuse_foreign(self, program: _Program) -> None:
         """Raise as NVRTC does for a header that only the host's compiler has."""

@@ -59,10 +59,8 @@ def test_a_wrong_seed_is_refused(text: str) -> None:
         resolved(text, {})
 
 
-def test_a_program_is_not_told_of_a_seed_that_only_pytest_draws() -> None:
+def test_the_text_of_a_seed() -> None:
     assert parsed("t4,seed=off") == ("t4", {"stream_seed": None})
-    with pytest.raises(ValueError, match="not an option of the software GPU"):
-        parsed("t4,seed=random")
     assert with_seed("t4, seed=3,checked", None) == "t4,checked"
     assert with_seed("t4", 5) == "t4,seed=5"
 
@@ -527,6 +525,19 @@ def test_fixtures_of_a_test_are_made_again_under_each_seed(
     assert run.ends == {"test_a": "passed", "test_b": "passed", "test_last": "failure"}, run.said
     assert "LOG module own end own end setUp b setUp b own last end own last end end" in run.text
     assert run.properties["test_a"]["mine"] == "1"
+
+
+@under(runs)
+@pytest.mark.parametrize("words", [(), ("--full-trace",)])
+def test_umems_own_frames_are_in_a_full_trace_alone(
+    kernel_cache: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    given = ("--software-gpu", "t4,checked,force,seed=off", "-k", "test_fault or absent", *words)
+    run = Run(tmp_path, kernel_cache, *given)
+    assert run.ends == {"test_fault": "failure", "test_absent": "failure"}, run.said
+    assert run.text.count("BEHIND((1,), (128,)") and run.text.count("compile_using_nvcc(")
+    for name in ("driver.py", "allocations.py", "installing.py"):
+        assert (f"host_cuda/{name}:" in run.text) is bool(words)
 
 
 PINNED = """
