@@ -16,7 +16,7 @@ from umem_software_gpu.faults import Known, fault_of
 from umem_software_gpu.seeds import name_of, seed_of
 
 OPENING, FAULTS = "umem.devices.software.opening", "umem.host_cuda.faults"
-"""Modules of umem that are there once the software GPU is open; before, they are not imported."""
+"""Modules of umem that are imported once the software GPU is open."""
 HIDDEN = ("umem.host_cuda", "umem.devices.software", "umem_software_gpu")
 """Modules whose frames say nothing of the program. Here, `_fail_of_late_work` is seen."""
 Phase = Generator[None, Any, Any]
@@ -172,7 +172,7 @@ class EachTest:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Phase:
-        """Add to a report what the software GPU knows of the test, and pass over known faults."""
+        """Add the software GPU's properties to a test's report, and let known faults pass."""
         if call.excinfo is not None:
             hide_frames()
         report = yield
