@@ -225,7 +225,7 @@ def test_a_file_that_may_not_be_written_to_is_not_replaced(
     path.chmod(0o444)
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda *_, **__: False)  # root may write anywhere
-        with pytest.raises(FileError, match="may not be written to"):
+        with pytest.raises(FileError, match="is not writable"):
             put(path, b"new", force=True)
     assert path.read_text() == "kept"
 

@@ -307,7 +307,7 @@ def test_a_closed_cache_says_so() -> None:
         ({"memory": "much"}, SizeError, "memory must be a size"),
         ({"memory": 1, "policy": "mru"}, DataError, "next-use, lru, cost; got 'mru'"),
         ({"memory": 1, "policy": "next-use"}, DataError, "known_order"),
-        ({"memory": 1, "disk": 1, "folder": "/nowhere"}, OSError, "is no folder"),
+        ({"memory": 1, "disk": 1, "folder": "/nowhere"}, OSError, "is not a folder"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments: Any, error: Any, said: str) -> None:

@@ -139,7 +139,7 @@ def test_folders_that_are_memory_themselves_are_refused() -> None:
     shm = Path("/dev/shm")
     if not shm.is_dir() or file_system(shm) != "tmpfs":
         pytest.skip("needs a tmpfs")
-    with pytest.raises(FileError, match="tmpfs, which is memory itself"):
+    with pytest.raises(FileError, match="tmpfs, which is in memory"):
         umem.data.cached(Items(2), "1MiB", "1MiB", folder=shm)
 
 

@@ -1,4 +1,4 @@
-"""Results as plain values: what JSON on standard output, in a file and in a page is made of."""
+"""Results as plain values, for JSON on standard output, in files and in pages."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def plain(value: Any) -> Any:
     """Convert a result to dictionaries, lists, strings and numbers.
 
     A dataclass and a named tuple become a dictionary of their fields, any other collection a list;
-    what has a ``to_json`` of its own says itself what it becomes. JSON has no infinity and nothing
-    that is not a number: they become None.
+    an object with a ``to_json`` method is converted by it. Infinities and NaN, which JSON lacks,
+    become None.
     """
     if value is None or isinstance(value, (str, int)):
         return value
@@ -39,8 +39,7 @@ def plain(value: Any) -> Any:
 def named(record: Any, names: Iterable[str], simulated: Collection[str] = ()) -> dict[str, Any]:
     """Return some attributes of a record by name, as plain values.
 
-    Simulated figures have names that say so: those listed in ``simulated`` begin with
-    ``simulated_``.
+    Names listed in ``simulated`` get the prefix ``simulated_``.
     """
     return {
         f"simulated_{name}" if name in simulated else name: plain(getattr(record, name))
@@ -49,7 +48,7 @@ def named(record: Any, names: Iterable[str], simulated: Collection[str] = ()) ->
 
 
 def json_text(value: Any, *, compact: bool = False) -> str:
-    """Return the JSON text of a result; in one line where it is ``compact``."""
-    if compact:  # what is plain already, such as a long page, is not walked through twice
+    """Return the JSON text of a result, in one line if ``compact``."""
+    if compact:  # plain values, such as a long page, are not converted a second time
         return json.dumps(value, separators=(",", ":"), default=plain, allow_nan=False)
     return json.dumps(plain(value), indent=2)

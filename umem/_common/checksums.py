@@ -1,6 +1,6 @@
-"""Checksums of arrays and of files: SHA-256, compared before anything of a file is used.
+"""SHA-256 checksums of arrays and files, compared before a file is used.
 
-They find damage, not malice: whoever can write a file can write its checksums, too.
+They detect damage, not malice: an attacker who can write a file can write its checksums, too.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 SUMS = "sha256"
-"""Name of the note with a file's checksums: first of the other notes, then of its arrays."""
+"""Name of the note with a file's checksums: first the other notes', then the arrays'."""
 _DIGITS = 16
-"""Hexadecimal digits of SHA-256 that are kept: damage goes unnoticed once in 2**64."""
+"""Number of hexadecimal digits of SHA-256 to keep: damage is missed once in 2**64 cases."""
 
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 
@@ -37,7 +37,7 @@ class Summing:
     def add(self, piece: Any) -> None:
         """Add bytes, or a contiguous buffer."""
         piece = memoryview(piece)
-        if piece.nbytes:  # hashlib refuses the strides of some that are empty
+        if piece.nbytes:  # hashlib refuses the strides of some empty buffers
             self._size += piece.nbytes
             self._sum.update(piece)
 
@@ -50,7 +50,7 @@ def array_sum(name: str, dtype: Any, shape: Iterable[int], pieces: Iterable[Any]
     """Return the checksum of an array's name, dtype, shape and items in C order.
 
     Args:
-        dtype: as NumPy has it; the byte order does not count.
+        dtype: NumPy's dtype; the byte order does not matter.
         pieces: the items as contiguous buffers, one after the other, in little-endian order.
     """
     summing = Summing()
@@ -78,11 +78,11 @@ def sums_in(notes: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     """Read the checksums of a file's arrays from its notes.
 
     Raises:
-        ValueError: the notes are not those that were written, or there are more arrays, or fewer.
+        ValueError: the notes have changed, or the number of arrays has.
     """
     first, *others = notes[SUMS].split(" ")
     if first != _sum_of_notes({name: text for name, text in notes.items() if name != SUMS}):
-        raise ValueError("its header is not what was written")
+        raise ValueError("its header has changed since it was written")
     names = sorted(names)
     if len(names) != len(others):
         raise ValueError(f"it has {len(names)} arrays, and checksums of {len(others)}")
@@ -99,7 +99,7 @@ def check_arrays(notes: Mapping[str, str], arrays: Arrays) -> None:
     """
     for name, expected in sums_in(notes, arrays).items():
         if sum_of(name, arrays[name]) != expected:
-            raise ValueError(f"{name} is not what was written: its SHA-256 is another")
+            raise ValueError(f"{name} has changed since it was written: its SHA-256 differs")
 
 
 def _sum_of_notes(notes: Mapping[str, str]) -> str:

@@ -27,11 +27,11 @@ PACKAGES = {
 def install(extra: str, name: str = "") -> str:
     """Write the command that installs the packages of an extra.
 
-    It names packages, which can be installed wherever umem itself came from; Chainer, which pip
-    alone cannot build any more, has a command of its own.
+    It names packages instead of the extra, so it works wherever umem came from. Chainer has its own
+    command, because pip alone can no longer build it.
 
     Args:
-        name: install only those whose name begins so.
+        name: install only packages whose name begins with this.
     """
     if extra == "chainer" and "chainer".startswith(name):
         return "umem compat --get-chainer"
@@ -40,7 +40,7 @@ def install(extra: str, name: str = "") -> str:
 
 
 def command(extra: str, name: str = "") -> str:
-    """Write the same, and which extra that is."""
+    """Write the command of `install`, followed by the extra's name."""
     return f"{install(extra, name)} (umem's extra: {extra})"
 
 
@@ -49,11 +49,11 @@ def needed(module: str, extra: str, what: str) -> Any:
 
     Args:
         module: its full name.
-        extra: the one that has the package.
-        what: begins the message: ``"a sparse item needs"``.
+        extra: the extra that has the package.
+        what: the beginning of the message, such as ``"a sparse item needs"``.
 
     Raises:
-        MissingDependencyError: it is not installed; the message names what to install.
+        MissingDependencyError: the package is not installed; the message has the command.
     """
     try:
         return import_module(module)
@@ -70,7 +70,7 @@ CUPY_DISTRIBUTIONS = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy")
 def installed_version(name: str) -> str | None:
     """Return the installed version of a distribution, or None; ``python`` and ``cupy`` work too.
 
-    A module that is already imported answers for itself, which saves reading metadata.
+    For a module that is already imported, its own version is used, which saves reading metadata.
     """
     if name == "python":
         return ".".join(str(part) for part in sys.version_info[:3])

@@ -1,4 +1,4 @@
-"""The face of a room: the names that other rooms may import, loaded when they are first used."""
+"""The face of a room: the names that other rooms may import, loaded on first use."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def face(
     """Return a package's ``__all__`` and its ``__getattr__``, which loads a name's module.
 
     A package lists its face a second time, under TYPE_CHECKING, for type checkers;
-    tests/house/test_layers.py holds the two equal.
+    tests/house/test_layers.py checks that the two are equal.
 
     Args:
         room: the package.
-        elsewhere: names of modules outside of it, by the full names of these.
-        places: the names of each of its modules, with spaces between; "__" in a module's name is a
-            dot.
+        elsewhere: names from modules outside of the package, by the modules' full names.
+        places: the names of each of its modules, separated by spaces; "__" in a module's name
+            stands for a dot.
     """
     inside = {f"{room}.{module.replace('__', '.')}": names for module, names in places.items()}
     module_of = {

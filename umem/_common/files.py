@@ -1,9 +1,8 @@
-"""Files: only regular ones are read, and what is written is there whole or not at all.
+"""Reads regular files only, and writes files completely or not at all.
 
-A file is written under a name that nobody can guess and that nothing had before, in the folder
-it belongs to, and takes its own name when it is complete. So nothing that somebody put in the
-way, such as a link to another file, is written through, and what was there before stays until
-then.
+A file is first written under a new, unguessable name in its folder, and renamed when it is
+complete. A link that somebody else has put there is therefore never followed, and the old file
+stays until the new one is complete.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
         FileError: it is a pipe, a device or another special file. OSError, ValueError: it cannot be
             opened.
     """
-    _check_regular(os.stat(path))  # before it is opened, which some devices act on
+    _check_regular(os.stat(path))  # first, because opening some devices has effects
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     handle = os.open(path, flags)
     try:
-        _check_regular(os.fstat(handle))  # what was opened may be something else by now
+        _check_regular(os.fstat(handle))  # the path may have been replaced meanwhile
         return os.fdopen(handle, "rb")
     except BaseException:
         os.close(handle)
@@ -67,17 +66,17 @@ def _check_regular(status: os.stat_result) -> None:
 
 
 def check_target(path: Path, *, force: bool, way_out: str = "name another file") -> None:
-    """Check that a file can be written, before the work is done whose result it gets.
+    """Check that a file can be written, before the work whose result it will hold.
 
-    Links are refused, wherever they lead: following one writes to a place of another's choice.
+    Refuses all links, because following one may write to a place that somebody else chose.
 
     Args:
         path: the name of the file.
-        force: whether a file that exists is replaced.
-        way_out: for the message, what to do if the file exists.
+        force: whether to replace an existing file.
+        way_out: the message's advice for an existing file.
 
     Raises:
-        FileError: a folder, a link, a device is there, or a file that must not be
+        FileError: the path is a folder, a link, a device, or a file that may not be
             replaced. OSError, ValueError: the path cannot be examined.
     """
     status = _status(path)
@@ -87,9 +86,9 @@ def check_target(path: Path, *, force: bool, way_out: str = "name another file")
     if stat.S_ISDIR(mode):
         raise FileError(f"{name} is a folder; name a file in it")
     if stat.S_ISLNK(mode):
-        raise FileError(f"{name} is a link; name the file itself")
+        raise FileError(f"{name} is a link, which umem does not follow; name the file itself")
     if not stat.S_ISREG(mode):
-        raise FileError(f"{name} is not a regular file; name another")
+        raise FileError(f"{name} is a device or the like; name a regular file")
     if not force:
         raise FileError(f"{name} exists; {way_out}")
     if not os.access(path, os.W_OK):
@@ -104,10 +103,10 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def check_folder(folder: Path) -> None:
-    """Check that files can be made in a folder; leaves nothing there.
+    """Check that files can be created in a folder; leaves no file there.
 
     Raises:
-        OSError, ValueError: they cannot.
+        OSError, ValueError: no file can be created.
     """
     temporary, handle = _temporary(folder, _PRIVATE)
     os.close(handle)
@@ -118,16 +117,16 @@ def check_folder(folder: Path) -> None:
 def whole(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
     """Write a file that gets its name only if the block ends without an error.
 
-    A file that is replaced leaves its permissions and its owner to the new one.
+    The file keeps the permissions and the owner of a file that it replaces.
 
     Args:
         path: its name.
-        force: replace a file that exists.
+        force: replace an existing file.
 
     Raises:
-        FileError: see `check_target`, or the owner of the file that is there cannot be kept.
-        OSError, ValueError: it cannot be written. Then, and after any error in the block, an
-            interruption included, all is as it was before.
+        FileError: see `check_target`, or the owner of the existing file cannot be kept.
+        OSError, ValueError: the file cannot be written. After these and any error in the block,
+            including interruption, the file system is as before.
     """
     check_target(path, force=force)
     old = _status(path)
@@ -145,13 +144,13 @@ def whole(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
 
 
 def _temporary(folder: Path, mode: int) -> tuple[Path, int]:
-    """Create a file with an unguessable name, kept short as the final name may be long."""
+    """Create a file with an unguessable name, which is short because the final one may be long."""
     path = folder / f".umem-{secrets.token_hex(8)}.tmp"
     return path, os.open(path, _FLAGS, mode)
 
 
 def _take_over(handle: int, old: os.stat_result, path: Path) -> None:
-    """Copy owner and permissions of the file that is replaced."""
+    """Copy owner and permissions of the replaced file."""
     new = os.fstat(handle)
     if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
         try:
@@ -164,7 +163,7 @@ def _take_over(handle: int, old: os.stat_result, path: Path) -> None:
 
 
 def _publish(temporary: Path, path: Path, force: bool) -> None:
-    """Rename a complete file; without ``force`` it fails if the name was taken meanwhile."""
+    """Rename a complete file; without ``force`` this fails if the name exists by now."""
     if not force:
         try:
             os.link(temporary, path, follow_symlinks=False)
@@ -187,11 +186,11 @@ _WAY_OUT = "name another file, or overwrite it (--force, force=True)"
 def claimed(path: Path, *, force: bool) -> Iterator[None]:
     """Check that a trace can be written at the end of the block, and make its folder.
 
-    Folders that were made and hold nothing at the end are taken away.
+    Removes the folders that it made if they are empty at the end.
 
     Raises:
         TraceError: the file exists and ``force`` is not given, or is a folder, or its folder
-            cannot be made or written to. Nothing was made.
+            cannot be made or written to. No folder was made.
     """
     made: list[Path] = []
     try:
@@ -204,10 +203,10 @@ def claimed(path: Path, *, force: bool) -> Iterator[None]:
 
 
 def _claim(path: Path, force: bool, made: list[Path]) -> None:
-    """Check a trace's path, and make its folder; folders made are added to ``made``.
+    """Check a trace's path, and make its folder; adds new folders to ``made``.
 
     Raises:
-        TraceError: it cannot be written.
+        TraceError: the trace cannot be written.
     """
     try:
         check_target(path, force=force, way_out=_WAY_OUT)
@@ -228,24 +227,24 @@ IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs", "devtmpfs")
 
 
 def open_nameless(folder: Path, prefix: str) -> IO[bytes]:
-    """Create an unnamed file in a folder, which the system removes when it is closed everywhere.
+    """Create an unnamed file in a folder; the system removes it when the last handle is closed.
 
-    It has no name from its first moment on where the system can do that.
+    Where the system supports it, the file never has a name.
 
     Raises:
-        FileError: there is no such folder, it cannot be written to, or it is memory itself.
-            Nothing was made.
+        FileError: there is no such folder, it is not writable, or it is in memory. No file was
+            made.
     """
-    import tempfile  # which loads much that nothing else here needs
+    import tempfile  # loads many modules that nothing else here needs
 
     try:
         if not folder.is_dir():
-            raise FileError(f"{short(folder)} is not a folder; create it, or name another")
+            raise FileError(f"{short(folder)} is not a folder: create it, or name another")
         kind = file_system(folder)
         if kind in IN_MEMORY:
             raise FileError(
-                f"{short(folder)} is {kind}, which is kept in memory, so nothing would be saved. "
-                "Name a folder on a disk"
+                f"{short(folder)} is {kind}, which is in memory: it would save no memory. Name a "
+                "folder on a disk"
             )
         return tempfile.TemporaryFile(dir=folder, prefix=prefix, buffering=0)
     except FileError:
@@ -256,7 +255,7 @@ def open_nameless(folder: Path, prefix: str) -> IO[bytes]:
 
 
 def file_system(folder: Path) -> str | None:
-    """Return the kind of file system of a folder, in Linux's words; None where it is unknown."""
+    """Return the kind of file system of a folder, as Linux names it; None if unknown."""
     device = os.stat(folder).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -271,7 +270,7 @@ def file_system(folder: Path) -> str | None:
 
 
 def free_bytes(handle: int) -> int | None:
-    """Return the free bytes of an open file's file system; None where it is unknown."""
+    """Return the free bytes of an open file's file system; None if unknown."""
     try:
         status = os.fstatvfs(handle)
     except (AttributeError, OSError):

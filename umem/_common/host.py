@@ -1,8 +1,8 @@
-"""The host: its memory that is left, what its files say of it, arrays over it, and its GPU.
+"""The host: its available memory, its driver and GPU by their files, and arrays over its memory.
 
-Managed memory overcommits: the driver hands out addresses, and memory is found when pages are
-written. When there is none, the kernel kills the process instead of failing the allocation, so umem
-checks before.
+Managed memory overcommits: the driver reserves addresses, and pages get memory when they are first
+written. If no memory is left then, the kernel kills the process instead of failing the allocation,
+so umem checks in advance.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ class _Files(NamedTuple):
 _V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2 = _Files("memory.max", "memory.current", "inactive_file")
 _UNLIMITED = 1 << 60
-"""cgroup v1 says "no limit" with a number near 2**63."""
+"""cgroup v1 writes "no limit" as a number near 2**63."""
 HOST_SHARE = 0.9
-"""Managed and pinned memory may use at most this share of the host memory available. The rest is
-for the program itself: staging buffers, page tables, the page cache. A guess that no measurement
+"""Largest share of the available host memory for managed and pinned memory. The rest is for the
+program itself: staging buffers, page tables, the page cache. A guess that no measurement
 supports."""
 PINNED_SHARE = 0.5
-"""Pinned memory of offload targets and of `umem.blocks` may use at most this share: the system can
-neither swap nor move it, and needs the rest for everything else that runs. A guess that no
-measurement supports; nine tenths were the bound before."""
+"""Largest share of the available host memory for pinned memory of offload targets and
+`umem.blocks`: the system can neither swap nor move it, and needs the rest for other processes. A
+guess that no measurement supports; the bound was nine tenths before."""
 GPU_NODES: set[int] = set()
-"""NUMA nodes of a GPU's memory, which the kernel counts as the host's (Grace Hopper); added when a
+"""NUMA nodes of a GPU's memory, which the kernel counts as host memory (Grace Hopper); added when a
 GPU is opened."""
 
 _is_asked = True
 
 
 def leave_host_unknown() -> None:
-    """Have `available_bytes` return None from now on: a dry run is not for the host it runs on."""
+    """Make `available_bytes` return None from now on: a dry run predicts for another host."""
     global _is_asked
     _is_asked = False
 
@@ -50,15 +50,15 @@ def leave_host_unknown() -> None:
 def available_bytes(root: Path = Path("/")) -> int | None:
     """Return the host bytes available without swapping or being killed; None if unknown.
 
-    The least of the kernel's own estimate (MemAvailable) and what every control group above this
-    process leaves, version 1 or 2; page cache that a group can drop counts as free, and the memory
-    of a GPU that is a NUMA node (`GPU_NODES`) is not the host's. None after `leave_host_unknown`.
+    The minimum of the kernel's estimate (MemAvailable) and the room in every control group above
+    this process, version 1 or 2. Page cache that a group can drop counts as free; memory of a GPU
+    that is a NUMA node (`GPU_NODES`) does not count. None after `leave_host_unknown`.
 
-    Costs about ten small file reads (well under a millisecond). Safe from any thread. Raises
-    nothing: a file that cannot be read says nothing.
+    Costs about ten small file reads (well under a millisecond). Safe from any thread. Never raises:
+    unreadable files are ignored.
 
     Args:
-        root: where ``proc`` and ``sys`` are found.
+        root: the folder that has ``proc`` and ``sys``.
     """
     if not _is_asked:
         return None
@@ -67,11 +67,12 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 CONTEXT_FAULTS = range(700, 720)
-"""Of cudaError (driver_types.h), when a kernel has ended the context: no want of memory."""
+"""Values of cudaError (driver_types.h) after a kernel's fault has ended the context; they do not
+mean that memory is short."""
 
 
 def pinned_room(pinned_bytes: int = 0) -> int | None:
-    """Return how much more may be pinned beside what is; None if unknown."""
+    """Return how many more bytes may be pinned in addition to ``pinned_bytes``; None if unknown."""
     available = available_bytes()
     if available is None:
         return None
@@ -92,7 +93,7 @@ def _machine(root: Path) -> Iterator[int]:
 
 
 def _room_of_node(root: Path, node: int) -> int:
-    """Return the most that a node may have added to the kernel's estimate."""
+    """Return the most bytes that a node may have added to the kernel's estimate."""
     text = _read(root / f"sys/devices/system/node/node{node}/meminfo")
     found = re.findall(r"(?:MemFree|FilePages|SReclaimable):\s+(\d+) kB", text)
     return 1024 * sum(map(int, found))
@@ -109,8 +110,8 @@ def _control_groups(root: Path) -> Iterator[int]:
 
 
 def _rooms(mount: Path, path: str, files: _Files) -> Iterator[int]:
-    # Inside a container the group's own path is often not visible and the mount's root is the
-    # group; outside, a parent's limit binds as well. Looking at all of them covers both.
+    # Inside a container the group's own path is often hidden, and the mount's root is the group.
+    # Outside, a parent's limit applies as well. Reading all of them covers both.
     inner = Path(path.lstrip("/"))
     for folder in (inner, *inner.parents):
         room = _room(mount / folder, files)
@@ -136,8 +137,10 @@ def _reclaimable(folder: Path, name: str) -> int:
 def is_wsl(root: Path = Path("/")) -> bool:
     """Tell whether this Linux runs under Windows, whose rules apply to managed memory.
 
+    Never raises: an unreadable file means no.
+
     Args:
-        root: where ``proc`` is found. Raises nothing; a file that cannot be read says no.
+        root: the folder that has ``proc``.
     """
     return "microsoft" in _read(root / "proc/version").lower()
 
@@ -157,7 +160,7 @@ def host_view(
 ) -> np.ndarray[Any, Any]:
     """Return the memory at ``address`` as a writable array that keeps ``owner`` alive.
 
-    Nothing is copied or checked: the host must be able to reach every byte. Any strides will do.
+    Copies and checks nothing: the host must be able to access every byte. Strides are arbitrary.
     """
     dtype = np.dtype(dtype)
     if not all(shape):
@@ -179,7 +182,7 @@ def unmanaged_text(shape: Sequence[int]) -> str:
 
 
 def has_real_gpu(root: Path = Path("/")) -> bool:
-    """Tell whether there is an NVIDIA GPU: its driver's devices, or Windows' ones under WSL."""
+    """Tell whether there is an NVIDIA GPU: its driver's device files, or those of WSL."""
     if any(root.glob("dev/nvidia[0-9]*")):
         return True
     return (root / "dev/dxg").exists() and (root / "usr/lib/wsl/lib/libcuda.so.1").exists()

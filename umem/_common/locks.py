@@ -1,8 +1,8 @@
-"""Locks that a fork leaves neither held nor guarding something half done.
+"""Locks that are safe across forks: the child finds none held, and no guarded change half done.
 
-A child by fork has only the thread that forked: a lock that another thread held would stay held
-for good. So the forking thread takes every lock of this module before, and releases it after, in
-the parent and in the child.
+A forked child has only the thread that forked: a lock held by another thread would stay held for
+ever. So the forking thread takes every lock of this module before the fork, and releases it
+afterwards in the parent and in the child.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import weakref
 from typing import Any
 
 locks: list[weakref.ref[Any]] = []
-"""The locks of this module that are referenced, in the order of creation."""
+"""The live locks of this module, in the order of creation."""
 _local = threading.local()
 
 
 def safe_lock() -> Any:
     """Make a reentrant lock (`threading.RLock`) that is safe across forks.
 
-    A thread may hold several only in the order in which they were made, as the fork takes them. A
-    fork waits for its holder.
+    A thread must take several of these locks in the order in which they were made, as a fork does.
+    A fork waits for the holder.
     """
     lock = threading.RLock()
     locks.append(weakref.ref(lock, locks.remove))

@@ -1,4 +1,4 @@
-"""Text from others (names in a trace, names of files), made safe to print and short.
+"""Makes text from others (names in a trace, names of files) safe to print, and short.
 
 All text that umem did not write itself passes through this module before it reaches a terminal, a
 message or a picture.
@@ -11,9 +11,9 @@ import reprlib
 import shlex
 
 LONGEST = 200
-"""A text of more characters is shortened. A choice, as the next: no measurement supports it."""
+"""Most characters of a text. A choice, as the next: no measurement supports it."""
 LONGEST_PATH = 600
-"""A path of more characters is shortened; more, as a path must stay recognisable."""
+"""Most characters of a path; more than of a text, because a path must stay recognisable."""
 
 
 def printable(text: str) -> str:
@@ -28,7 +28,7 @@ def printable(text: str) -> str:
 
 
 def short(value: str | os.PathLike[str], longest: int | None = None) -> str:
-    """Make a text or path fit for a message: printable, with the middle left out if it is long.
+    """Make a text or path printable for a message, and cut out the middle if it is long.
 
     >>> short("a\nb"), short("x" * 1000, 11)
     ('a\\nb', 'xxxx...xxxx')
@@ -54,7 +54,7 @@ def sentence(text: str, longest: int = 2000) -> str:
 
 
 def command_line(*words: str | os.PathLike[str]) -> str:
-    """Join words to a shell command line that has no control characters, whatever the words are.
+    """Join any words to a shell command line without control characters.
 
     >>> print(command_line("umem", "report", "a b", "x\x1by"))
     umem report 'a b' $'x\x1by'
@@ -74,7 +74,7 @@ def _escaped(char: str) -> str:
         return "\\" + char
     if char.isprintable():
         return char
-    is_byte = "\udc80" <= char <= "\udcff"  # of a file's name that is no text
+    is_byte = "\udc80" <= char <= "\udcff"  # from a file name that is not valid text
     code = char.encode("utf-8", "surrogateescape" if is_byte else "surrogatepass")
     return "".join(f"\\x{byte:02x}" for byte in code)
 

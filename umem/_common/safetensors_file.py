@@ -1,8 +1,8 @@
-"""Files of safetensors: arrays by name, written piece by piece and read where they lie.
+"""Safetensors files: named arrays, written in pieces and read in place.
 
-The format is that of https://github.com/huggingface/safetensors: the length of a JSON header, the
-header, and the arrays' bytes one after the other. Nothing in it is executed. `pieces` gives the
-bytes that the library writes.
+The format is defined in https://github.com/huggingface/safetensors: the length of a JSON header,
+the header, and the arrays' bytes one after the other. It holds no code. `pieces` yields the same
+bytes as the safetensors library.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _TYPES = {
     "int64": "I64",
     "uint64": "U64",
 }
-"""The format's names of NumPy's dtypes, narrow ones first as in the format."""
+"""The format's names for NumPy's dtypes, narrow types first as in the format."""
 _OF_NUMPY = {theirs: ours for ours, theirs in _TYPES.items()}
 _NOTES = "__metadata__"
 _ALIGNMENT = 8
 _LONGEST_HEADER = 100_000_000
-"""The longest header in bytes that the safetensors library reads."""
+"""Most bytes of a header that the safetensors library reads."""
 _PIECE = 4 << 20
-"""Bytes written at once: enough for a disk, few enough to be interrupted between. A choice: no
+"""Bytes written at once: enough for a disk, and few enough to allow interruption. A choice: no
 measurement supports it."""
 
 Array = np.ndarray[Any, Any]
@@ -49,7 +49,7 @@ Arrays = Mapping[str, Array]
 
 
 class Described(Protocol):
-    """An array, or an object with the attributes of one that is written later."""
+    """An array, or an object with the shape and dtype of an array that is written later."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -69,7 +69,7 @@ def check_type(name: str, dtype: Any) -> None:
     """
     if str(dtype) not in _TYPES:
         raise UnsupportedError(
-            f"{name!r} is an array of {dtype}, which a snapshot does not hold: safetensors has "
+            f"{name!r} is an array of {dtype}, which safetensors cannot hold: convert it to one of "
             f"{', '.join(_TYPES)}"
         )
 
@@ -83,8 +83,8 @@ def pieces(arrays: Arrays, notes: Mapping[str, str] | None = None) -> Iterator[m
     """Yield the file's bytes in order.
 
     Args:
-        arrays: C-contiguous, of a type that has a name.
-        notes: further text in the header, which the format calls metadata.
+        arrays: C-contiguous arrays of types that the format has.
+        notes: additional text in the header, which the format calls metadata.
     """
     in_order = _in_order(arrays)
     yield memoryview(header(in_order, notes))
@@ -104,8 +104,8 @@ def header(
     """Return the header; the arrays' bytes follow it in the given order.
 
     Args:
-        arrays: of types that have a name.
-        notes: further text in the header.
+        arrays: arrays of types that the format has.
+        notes: additional text in the header.
         alignment: the first array begins at a multiple of this many bytes.
         separators: as in `json.dumps`.
     """
@@ -121,7 +121,7 @@ def header(
 
 
 def _in_order(arrays: Arrays) -> Arrays:
-    """Sort by type, the widest first, so that every array lies at a multiple of its items' size."""
+    """Sort by type, widest first, so that every array is aligned to the size of its items."""
     ranks = {name: rank for rank, name in enumerate(_TYPES)}
     names = sorted(arrays, key=lambda name: (-ranks[str(arrays[name].dtype)], name))
     return {name: arrays[name] for name in names}
@@ -137,15 +137,15 @@ def _nbytes(dtype: Any, shape: tuple[int, ...]) -> int:
 class SafetensorsFile(Mapping[str, Array]):
     """An open safetensors file whose arrays are read on demand; `close` closes it.
 
-    The header was read and found to fit the length of the file.
+    Opening reads the header, and checks it against the length of the file.
 
     Attributes:
-        notes: further text in the header.
+        notes: additional text in the header.
         described: the shape of each array and NumPy's name of its type.
 
     Raises:
-        OSError: the file cannot be opened. ValueError: it is not of this format, or has arrays of
-            types that NumPy has not, or is shorter or longer than its header says.
+        OSError: the file cannot be opened. ValueError: it is not a safetensors file, has arrays of
+            types that NumPy lacks, or does not have the length that its header gives.
     """
 
     def __init__(self, path: Path) -> None:
@@ -154,12 +154,12 @@ class SafetensorsFile(Mapping[str, Array]):
             content = np.memmap(file, np.uint8, "r")[start:]
         try:
             self._mapped = {name: entry.of(content) for name, entry in entries.items()}
-        except (ValueError, OverflowError) as error:  # shapes of nothing, which NumPy has not
+        except (ValueError, OverflowError) as error:  # empty shapes that NumPy does not support
             raise ValueError(f"its header: {error}") from None
         self.described = {name: (entry.shape, entry.dtype) for name, entry in entries.items()}
 
     def __getitem__(self, name: str) -> Array:
-        """Read one array; it is the caller's own."""
+        """Return a copy of one array."""
         return np.array(self._mapped[name])
 
     def mapped(self, name: str) -> Array:
@@ -167,7 +167,7 @@ class SafetensorsFile(Mapping[str, Array]):
         return self._mapped[name]
 
     def part(self, name: str, span: slice) -> Array:
-        """Read a stretch of an array in C order."""
+        """Return a copy of a part of an array, by index in C order."""
         return np.array(self._mapped[name].reshape(-1)[span])
 
     def __iter__(self) -> Iterator[str]:
@@ -196,10 +196,10 @@ class _Entry(NamedTuple):
 
 
 def _read_header(file: IO[bytes]) -> tuple[dict[str, str], dict[str, _Entry], int]:
-    """Read and check a header: its notes, entries, and where the arrays' bytes begin.
+    """Read and check a header; returns its notes, its entries and the offset of the arrays' bytes.
 
     Raises:
-        ValueError: the file is not of this format, or not whole.
+        ValueError: the file is not a safetensors file, or incomplete.
     """
     size = file.seek(0, 2)
     file.seek(0)
@@ -211,10 +211,10 @@ def _read_header(file: IO[bytes]) -> tuple[dict[str, str], dict[str, _Entry], in
     except (ValueError, RecursionError) as error:
         raise ValueError(f"its header: {error}") from None
     if not isinstance(said, dict):
-        raise ValueError("its header is no dictionary")
+        raise ValueError("its header is not a dictionary")
     notes = said.pop(_NOTES, {})
     if not isinstance(notes, dict) or not all(isinstance(text, str) for text in notes.values()):
-        raise ValueError("its header's notes are no texts")
+        raise ValueError("its header's notes are not all text")
     entries = {name: _entry(name, array) for name, array in said.items()}
     start, end = 8 + length, 0
     for entry in sorted(entries.values()):
@@ -222,7 +222,7 @@ def _read_header(file: IO[bytes]) -> tuple[dict[str, str], dict[str, _Entry], in
             raise ValueError(f"its header leaves out or repeats bytes at {entry.start}")
         end = entry.stop
     if size != start + end:
-        raise ValueError(f"it has {size} bytes, and should have {start + end}: it is torn")
+        raise ValueError(f"it has {size} bytes instead of {start + end}: it is damaged")
     return notes, entries, start
 
 

@@ -1,10 +1,10 @@
-"""Scopes: the open blocks that the calling code is inside of.
+"""Scopes: the open blocks around the calling code.
 
-A block that is entered opens a `Scope`. It concerns the thread and the context (`contextvars`) in
-which it was opened: an asyncio task has its own, and begins with those of the code that made it; a
-generator shares its caller's. Closing one is one assignment, so it may be closed in any order, in
-any thread and by the garbage collector, and takes nobody else's with it. Every step that changes
-something outside records first how to undo it.
+Entering a block opens a `Scope` in the calling thread and context (`contextvars`). An asyncio task
+starts with the scopes of the code that created it, and then has its own; a generator shares its
+caller's. Closing a scope is one assignment, so scopes may be closed in any order, in any thread and
+by the garbage collector, without closing others. Every step that changes outside state first
+records how to undo it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class _Here(threading.local):
 
 
 class Epoch:
-    """An object that is replaced whenever a scope closes or `changed` is called, to date caches."""
+    """Holds an object that is replaced whenever a scope closes or `changed` is called; caches
+    compare it.
+    """
 
     __slots__ = ("now",)
 
@@ -40,7 +42,7 @@ class Epoch:
 class View:
     """The scopes of one context, outermost first, and values derived from them.
 
-    ``payload`` is what the open ones of one thread hold, as of one epoch.
+    ``payload`` has the payloads of the open scopes of one thread in one epoch.
     """
 
     __slots__ = ("epoch", "found", "payload", "scopes", "thread")
@@ -54,7 +56,7 @@ class View:
 class Scope:
     """One entry into a block: on from `open` until `close` begins.
 
-    ``payload`` says what the block does; `derived` combines those of all scopes.
+    ``payload`` describes the block's effect; `derived` combines the payloads of all scopes.
     """
 
     __slots__ = ("__weakref__", "_undo", "is_open", "is_over", "payload", "thread", "title")
@@ -73,7 +75,7 @@ class Scope:
     def at_close(self, step: Callable[[], None]) -> None:
         """Register an undo step; steps run in reverse order, and again if they were interrupted.
 
-        To be given before what it undoes is done.
+        Register it before the change that it undoes.
         """
         self._undo.append(step)
 
@@ -87,11 +89,11 @@ class Scope:
         """Leave the scope from any context; a second call finishes an interrupted one.
 
         Raises:
-            whatever a step raised first, after the others.
+            the first exception of a step, after all steps have run.
         """
         changed()
         self.is_open = False
-        changed()  # for a thread that has looked in between
+        changed()  # for a thread that has cached values in between
         error = self._take_back()
         self.payload = ()
         if self in (view := _entered.get()).scopes:
@@ -134,7 +136,7 @@ def derived(rule: Callable[[tuple[Any, ...]], _Value]) -> _Value:
     view = _entered.get()
     if view.scopes and (view.epoch is not epoch.now or view.thread is not _here.thread):
         view = _refreshed(view)
-    value = view.found.get(rule, _nothing)  # which no rule gives
+    value = view.found.get(rule, _nothing)  # a value that no rule returns
     if value is _nothing:
         view.found[rule] = value = rule(view.payload)
     return value  # type: ignore[no-any-return]
@@ -161,11 +163,11 @@ def _refreshed(view: View) -> View:
 class Scoped(Generic[_Entered]):
     """Base of context managers whose effects end with the with statement, however that ends.
 
-    A subclass says what entering does in `_open`, and may say more of leaving in `_close`.
-    ``__enter__`` and ``__exit__`` may be called by hand too, and in different threads or tasks: the
-    scope is that of the code that entered it, and over for it when anybody has left. Where one is
-    entered several times, leaving ends the last scope of the calling code, else the last of all. A
-    scope that is over already, with the block around it, is left without effect.
+    A subclass implements entering in `_open`, and may extend leaving in `_close`. ``__enter__`` and
+    ``__exit__`` may also be called directly, and in different threads or tasks: the scope belongs
+    to the code that entered it, and leaving in any thread ends it. After several entries, leaving
+    ends the calling code's last scope, or else the last of all. Leaving a scope that has already
+    ended, with the block around it, has no effect.
     """
 
     title = "a block of umem"
@@ -178,10 +180,10 @@ class Scoped(Generic[_Entered]):
         scope.close()
 
     def _seen(self, error: BaseException) -> None:
-        """Handle the exception that leaves the block, which is closed."""
+        """Handle the exception that leaves the block, after the block is closed."""
 
     def _not_inside(self) -> str:
-        return f"{self.title} is left once for each time that it was entered"
+        return f"{self.title} was left more often than it was entered"
 
     def __enter__(self) -> _Entered:
         scope = Scope(self.title)
@@ -199,15 +201,14 @@ class Scoped(Generic[_Entered]):
         error: BaseException | None = None,
         traceback: TracebackType | None = None,
     ) -> None:
-        """Close this object's last scope that the calling code is inside of, else its last of all.
+        """Close this object's last scope around the calling code, or else its last of all.
 
-        A scope that is over already is left without effect. While an exception that is no
-        Exception, such as KeyboardInterrupt, leaves the block, an Exception raised in closing is
-        dropped.
+        Has no effect if that scope has already ended. If KeyboardInterrupt or another exception
+        that is not an Exception leaves the block, an Exception raised by closing is dropped.
 
         Raises:
-            StateError: this object has no scope left, and no exception leaves the block.
-            whatever closing raises.
+            StateError: this object has no open scope, and no exception leaves the block.
+            any exception of closing.
         """
         mine = self._mine
         if not mine:
@@ -226,4 +227,4 @@ class Scoped(Generic[_Entered]):
                 self._seen(error)
         except Exception:
             if kind is None or issubclass(kind, Exception):
-                raise  # but nothing takes the place of a KeyboardInterrupt
+                raise  # but never replace a KeyboardInterrupt

@@ -1,8 +1,8 @@
 """GPUs and cost constants, each with its source.
 
-VRAM, bandwidth and peak rates are datasheet figures, of tensor cores those for dense matrices. The
-host link is a *planning value*: what large pinned copies reach over that bus, not the bus's raw
-rate.
+VRAM, bandwidth and peak rates are datasheet figures; rates of tensor cores are for dense matrices.
+The host link is a *planning value*: the rate of large pinned copies over that bus, not the bus's
+raw rate.
 """
 
 from __future__ import annotations
@@ -29,35 +29,34 @@ PCIE5 = "planning value for PCIe 5.0 x16"
 
 
 REPORTED, REPORTED_WITH_ECC = 0.985, 0.92
-"""Share of its memory that the driver reports of a GPU whose figure is not published.
+"""Share of a GPU's memory that the driver reports, for GPUs without a published figure.
 
-An A100 of 80 GB has 79.25 GiB, an H100 79.11 and an RTX 3090 23.69 of 24 (0.987 to 0.991). Of GDDR6
-with error correction the correction takes its share: a T4 has 14.56 GiB of 16, an L40 44.40 of 48
-(0.91 and 0.925). All are what PyTorch's errors say in public reports."""
+An A100 of 80 GB has 79.25 GiB, an H100 79.11 and an RTX 3090 23.69 of 24 (0.987 to 0.991). On GDDR6
+error correction takes a part: a T4 has 14.56 GiB of 16, an L40 44.40 of 48 (0.91 and 0.925). All
+figures are from PyTorch's errors in public reports."""
 CONTEXT_BYTES = 3 * MIB
 """Size of a context in VRAM for each multiprocessor, before any kernel is loaded.
 
 Measured: 256 MiB on an RTX 3090 (82 of them; InvokeAI issue 9413), 426 on an RTX 6000 Ada (142;
-unsloth-zoo 1053), 107 on an RTX 4060 Ti (34) and 555 on an RTX PRO 6000 (188; llama.cpp 23604),
-which is 2.95 to 3.15 MiB each."""
+unsloth-zoo 1053), 107 on an RTX 4060 Ti (34) and 555 on an RTX PRO 6000 (188; llama.cpp 23604):
+2.95 to 3.15 MiB each."""
 
 
 @dataclass(frozen=True)
 class GpuSpec:
     """The figures of a GPU that the model uses.
 
-    ``vram_bytes`` is what it is sold with, ``total_bytes`` what the driver reports of it (None: as
-    much as is usable), and ``usable_bytes`` what a context leaves of that. Bandwidths are bytes a
-    second, rates operations a second; ``host_in`` is host to GPU, None where GPU and host share
-    their memory. ``chip`` is the compute capability, major and minor, and how many multiprocessors
-    there are: None where it is unknown, and then `umem.software_gpu` refuses it.
-    ``nvlink_bandwidth`` is each way, half of what NVIDIA says of both together; None where it has
-    no NVLink.
+    ``vram_bytes`` is the advertised memory, ``total_bytes`` the memory that the driver reports
+    (None: the same as usable), and ``usable_bytes`` the rest of that beside a context. Bandwidths
+    are in bytes a second, rates in operations a second. ``host_in`` is host to GPU; None if GPU
+    and host share their memory. ``nvlink_bandwidth`` is for one direction, half of NVIDIA's figure
+    for both; None without NVLink. ``chip`` is the compute capability, major and minor, and the
+    number of multiprocessors; None if unknown, and then `umem.software_gpu` refuses the GPU.
 
-    ``fp64_rate`` is that of ordinary float64 arithmetic; None: unknown, and `fp32_rate` is taken.
-    ``fp16_rate``, ``tf32_rate`` and ``fp64_product_rate`` are those of matrix products on tensor
-    cores: of 16-bit numbers with sums in float32, of float32 rounded to TF32, of float64. None
-    where it has none, or the datasheet gives no figure: then other units compute these.
+    ``fp64_rate`` is for ordinary float64 arithmetic; None if unknown, and then `fp32_rate` is used.
+    ``fp16_rate``, ``tf32_rate`` and ``fp64_product_rate`` are for matrix products on tensor cores:
+    16-bit numbers with sums in float32, float32 rounded to TF32, and float64. None if the GPU has
+    no such cores or the datasheet gives no figure; then other units compute these products.
     """
 
     name: str
@@ -79,9 +78,9 @@ class GpuSpec:
     total_bytes: int | None = None
 
     def tensor_rate(self, arithmetic: str) -> float | None:
-        """Return the peak rate of a kind of arithmetic on tensor cores; None: they have none.
+        """Return the peak rate of a kind of arithmetic on tensor cores; None without such cores.
 
-        Products of bfloat16 have the rate of float16 from compute capability 8.0 on.
+        From compute capability 8.0 on, bfloat16 products have the rate of float16.
         """
         if arithmetic == BFLOAT16_PRODUCT:
             return self.fp16_rate if self.chip is not None and self.chip[0] >= 8 else None
@@ -98,10 +97,10 @@ class GpuSpec:
 
 
 def check_vram(spec: GpuSpec) -> None:
-    """Check that a GPU's VRAM has room for a block.
+    """Check that a GPU's VRAM holds at least one block.
 
     Raises:
-        SizeError: it has not.
+        SizeError: VRAM is smaller than a block.
     """
     if spec.usable_bytes < BLOCK_BYTES:
         raise SizeError(
@@ -117,7 +116,7 @@ class Costs:
 
     Sources: NVIDIA's driver serves faults on one host thread (uvm_gpu_replayable_faults.c); Allen
     and Ge, SC 2021, measured batches on a Titan V; public measurements on P100 and RTX 5090
-    (docs/reference/virtual-gpu.md lists them, bench/validate_um.py holds the model against them).
+    (docs/reference/virtual-gpu.md lists them, bench/validate_um.py compares the model with them).
     """
 
     fault_stream: float = 200e-6
@@ -127,24 +126,25 @@ class Costs:
     populate_fault: float = 137e-6
     populate_prefetch: float = 15e-6
     allocation: float = 3e-6
-    """``cudaMalloc`` and ``cudaFree`` together, a block: the median over four sizes of a program
-    with and without a caching pool on an RTX 5090 (2.6 to 4.3 us); charged when it is freed."""
+    """``cudaMalloc`` and ``cudaFree`` together, for each block: the median over four sizes of a
+    program with and without a caching pool on an RTX 5090 (2.6 to 4.3 us); charged on free."""
     launch: float = 10e-6
     python_forward: float = 17e-6
-    """Time of Chainer's Python for an operation beside its launch, in backward and in an update:
-    the median over 17 functions of Chainer 7.8 on arrays of one element, array code left out, on an
-    AMD EPYC with Python 3.11 (bench/host_cost.py; bench/README.md has the table)."""
+    """Time of Chainer's Python code for an operation, without its launch, in forward; the next two
+    are for backward and for an update. The median over 17 functions of Chainer 7.8 on arrays of one
+    element, without array code, on an AMD EPYC with Python 3.11 (bench/host_cost.py;
+    bench/README.md has the table)."""
     python_backward: float = 21e-6
     python_update: float = 9e-6
     compute_efficiency: float = 0.6
     tensor_efficiency: float = 0.66
-    """Share of the tensor cores' peak that matrix products reach: 83 of 125 TFLOP/s by cuBLAS on a
-    V100 (Markidis et al., IPDPSW 2018)."""
+    """Share of the tensor cores' peak that matrix products reach: cuBLAS reaches 83 of 125 TFLOP/s
+    on a V100 (Markidis et al., IPDPSW 2018)."""
     memory_efficiency: float = 0.8
     remote_efficiency: float = 0.9
     remote_scattered: float = 60e6 * 128 / 55e9
-    """Scattered over coalesced rate of reads over the bus: about 60 M accesses/s on PCIe 5, each of
-    which moves 128 bytes."""
+    """Ratio of the scattered to the coalesced rate of reads over the bus: about 60 M accesses/s on
+    PCIe 5, each of 128 bytes."""
 
 
 COSTS = Costs()
@@ -164,11 +164,11 @@ RANGES: dict[str, tuple[float, float]] = {
     "tensor_efficiency": (0.86, 0.4),
     "memory_efficiency": (0.9, 0.6),
 }
-"""The fast and slow ends of costs known as a range, or that are planning values."""
+"""The fast and slow ends of costs that are known as a range or are planning values."""
 
 
 def flop_rate(spec: GpuSpec, costs: Costs, arithmetic: str) -> float:
-    """Return the operations a second that a GPU is taken to reach in a kind of arithmetic."""
+    """Return the operations a second that the model assumes for a GPU and a kind of arithmetic."""
     on_tensor_cores = spec.tensor_rate(arithmetic)
     if on_tensor_cores is not None:
         return costs.tensor_efficiency * on_tensor_cores
@@ -180,7 +180,7 @@ def flop_rate(spec: GpuSpec, costs: Costs, arithmetic: str) -> float:
 def extremes(costs: Costs) -> tuple[Costs, Costs]:
     """Return all costs at the fast ends of their ranges, and at the slow ends.
 
-    A cost outside its range is an end itself, so that ``costs`` lie between the two.
+    A cost outside its range becomes an end of it, so ``costs`` is always between the two.
     """
     quick: dict[str, Any] = {}
     slow: dict[str, Any] = {}
@@ -213,7 +213,7 @@ def _gpu(
     """Make a row of the table from figures in datasheet units.
 
     Args:
-        total_gib: what the driver reports, where it is published.
+        total_gib: the memory that the driver reports, if published.
         has_ecc: whether its memory is GDDR6 with error correction.
     """
     into, out = link_gb if isinstance(link_gb, tuple) else (link_gb, link_gb)
@@ -314,17 +314,17 @@ DRIVER_NAMES = {
     "gh200 480gb": "gh200-96gb",
     "gh200 144g hbm3e": "gh200-144gb",
 }
-"""Names of the driver, without NVIDIA's own, that are neither a title nor a name of the table with
-the board's connector in it (`_CONNECTOR`).
+"""The driver's names, without "NVIDIA", that match neither a title of the table nor one of its
+names once the board's connector (`_CONNECTOR`) is removed.
 
-A row stands for every board with its chip, for its link to the host: clocks, VRAM and memory
-bandwidth differ, as of V100 and A100 on PCIe. The 480 GB of a GH200 are the host's."""
+As for the link to the host, a row stands for every board with its chip. Clocks, VRAM and memory
+bandwidth may differ, as for V100 and A100 on PCIe. The 480 GB of a GH200 are host memory."""
 
 _CONNECTOR = re.compile("-(pcie|sxm[0-9])")
 
 
 def spec_of_driver(name: str) -> GpuSpec | None:
-    """Return a GPU of the table with the chip, and so the link, of one that the driver calls so.
+    """Return the table's GPU with the same chip, and so the same link, as the driver's ``name``.
 
     None if the table has none.
     """

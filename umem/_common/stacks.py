@@ -1,4 +1,4 @@
-"""The user's part of a call stack: kept cheaply, read later."""
+"""The user's part of a call stack: captured cheaply, formatted later."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 STACK_DEPTH = 16
-"""At most this many frames of a stack are kept, from the user's innermost."""
+"""Most frames to keep of a stack, from the user's innermost on."""
 USER_DEPTH = 5
-"""At most this many places of a stack are kept in a recording."""
+"""Most places to keep of a stack in a recording."""
 _LIBRARIES = ("umem", "chainer", "cupy", "cupyx", "cupy_backends", "numpy")
 
 Places = tuple[Any, ...]
@@ -40,7 +40,7 @@ def innermost(stack: Sequence[str]) -> str:
 
 
 def _current_folder() -> str:
-    """Return the current folder with a slash at its end; empty if it is gone or the root."""
+    """Return the current folder with a slash at its end; empty if it was deleted or is the root."""
     try:
         folder = os.path.join(os.getcwd(), "")
     except OSError:
@@ -51,14 +51,14 @@ def _current_folder() -> str:
 def places() -> Places:
     """Return the calling stack, without library frames at its inner end.
 
-    Costs a few microseconds: nothing is formatted, looked up or hashed here. A frame itself would
-    keep its variables alive.
+    Costs a few microseconds: it formats, looks up and hashes nothing. It keeps no frames, which
+    would keep their variables alive.
     """
     first = sys._getframe(1)
     frame: FrameType | None = first
     while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
-    if frame is None:  # nobody outside the libraries: then they are the user
+    if frame is None:  # only libraries are on the stack: keep them
         frame = first
     found: list[Any] = []
     while frame is not None and len(found) < 2 * STACK_DEPTH:
@@ -70,9 +70,9 @@ def places() -> Places:
 def user_places(skip: int = 1) -> Places:
     """Return the calling stack without any library frames.
 
-    A model's ``forward`` is called by Chainer, which is called by the training script: both of the
-    user's places are told. Empty where nobody but the libraries is on the stack. Costs as `places`
-    does; the ``skip`` innermost frames are not looked at.
+    If the training script calls Chainer, and Chainer a model's ``forward``, both of the user's
+    places are returned. Empty if only libraries are on the stack. Ignores the ``skip`` innermost
+    frames. Costs as much as `places`.
     """
     found: list[Any] = []
     libraries = _library_files
@@ -85,7 +85,7 @@ def user_places(skip: int = 1) -> Places:
             if len(found) >= 2 * USER_DEPTH:
                 break
             if code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
-                break  # what is outside of it started the script
+                break  # the frames outside of it only started the script
         frame = frame.f_back
     return tuple(found)
 
@@ -93,11 +93,11 @@ def user_places(skip: int = 1) -> Places:
 def program_line(*, whole_path: bool = False) -> str:
     """Return ``"file:line"`` of the program: the innermost line outside of all libraries.
 
-    Libraries are what is installed, Python's own, and umem. Of an installed program it is the line
-    of the module that was started; where nobody but libraries is on the stack, the outermost line.
+    Libraries are installed packages, Python's own modules, and umem. For an installed program it is
+    the line of the module that was started; if only libraries are on the stack, the outermost line.
 
     Args:
-        whole_path: of the file, instead of its name alone.
+        whole_path: return the file's whole path instead of its name.
     """
     frame: FrameType = sys._getframe(1)
     while frame.f_back is not None and _is_beside(frame):
@@ -109,7 +109,7 @@ def program_line(*, whole_path: bool = False) -> str:
 def _is_beside(frame: FrameType) -> bool:
     """Tell whether a frame is not the program's, by its file and module."""
     file = frame.f_code.co_filename
-    if file.endswith(".pyx"):  # CuPy's own, which are relative
+    if file.endswith(".pyx"):  # CuPy's own files, whose paths are relative
         return True
     return is_installed(file) and frame.f_globals.get("__name__") != "__main__"
 
@@ -117,7 +117,7 @@ def _is_beside(frame: FrameType) -> bool:
 def error_line(error: BaseException) -> str:
     """Return the program's innermost line in an error's traceback, as `program_line` does.
 
-    Where the traceback has libraries alone, it is their innermost line.
+    If the traceback has only libraries, it is their innermost line.
     """
     found = own = None
     traceback = error.__traceback__
@@ -131,10 +131,10 @@ def error_line(error: BaseException) -> str:
 
 
 def is_own_work(ignored: Sequence[str] = ()) -> bool:
-    """Tell whether umem itself is what uses arrays now, and not the program or Chainer.
+    """Tell whether umem itself uses arrays at the moment, not the program or Chainer.
 
     Args:
-        ignored: prefixes of umem's files that stand under the array library.
+        ignored: prefixes of umem's files that the array library itself calls.
     """
     root = os.path.dirname(sys.modules["umem"].__file__ or "") + os.sep
     frame: FrameType | None = sys._getframe(1)
@@ -154,8 +154,8 @@ _ARRAY_LIBRARIES = "/cupy/", "/cupyx/", "/numpy/", "/chainer/_backend.py", "/cha
 def end_at_user(error: BaseException) -> None:
     """Drop library frames from the inner end of an error's traceback.
 
-    For errors whose text says all: the user's own line is then the last one above it. Where nobody
-    but the libraries is on the stack, nothing is cut.
+    For errors whose message is sufficient: the traceback then ends at the user's own line. If only
+    libraries are on the stack, it stays whole.
     """
     last, traceback = None, error.__traceback__
     while traceback is not None:
@@ -169,7 +169,7 @@ def end_at_user(error: BaseException) -> None:
 class Reader:
     """Turns places into frames, each looked up once.
 
-    Texts have no more of a path than is needed from the folder in which the reader was made.
+    Texts have paths relative to the folder in which the reader was made.
     """
 
     def __init__(self) -> None:
@@ -194,7 +194,7 @@ class Reader:
 
 @cache
 def is_installed(file: str) -> bool:
-    """Tell whether a file is part of what is installed, of Python or of umem."""
+    """Tell whether a file belongs to an installed package, to Python or to umem."""
     inside = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
     own = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
     return file.startswith(own) or any(one in file for one in inside) or _is_library(file)

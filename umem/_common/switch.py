@@ -10,20 +10,20 @@ _Handle = TypeVar("_Handle", bound="Switch")
 
 
 class Switch:
-    """A change that is on from when this is made until `undo`, or the end of ``with`` it.
+    """A change that is on from its construction until `undo`, or the end of ``with``.
 
-    A subclass turns it on as it is made, and takes it back in `_take_back`.
+    A subclass makes the change in its constructor, and undoes it in `_take_back`.
 
     Attributes:
-        is_on: whether it was not undone yet.
-        undone: says in the StateError of a second `undo` how things are; empty: it does nothing.
+        is_on: whether the change is still in effect.
+        undone: message of the StateError that a second `undo` raises; if empty, it does nothing.
     """
 
     is_on = True
     undone: ClassVar[str] = ""
 
     def undo(self) -> None:
-        """Take it back.
+        """Undo the change.
 
         Raises:
             StateError: it was undone before, or cannot be undone now; nothing has changed.
@@ -36,10 +36,10 @@ class Switch:
             raise StateError(self.undone)
 
     def _refuse(self) -> None:
-        """Raise StateError where it cannot be taken back now."""
+        """Raise StateError if the change cannot be undone now."""
 
     def _take_back(self) -> None:
-        """Restore what was there before; called once."""
+        """Restore the state from before; called once."""
         raise NotImplementedError
 
     def __enter__(self: _Handle) -> _Handle:

@@ -198,7 +198,7 @@ def test_what_is_below_is_not_in_the_process(tier: Any) -> None:
 def test_a_folder_in_memory_is_refused(tmp_path: Path) -> None:
     if file_system(Path("/dev/shm")) != "tmpfs":
         pytest.skip("/dev/shm is on a disk here")
-    with pytest.raises(FileError, match="is tmpfs, which is memory itself"):
+    with pytest.raises(FileError, match="is tmpfs, which is in memory"):
         FileTier("/dev/shm")
     assert file_system(tmp_path) not in (None, "")
 

@@ -99,10 +99,10 @@ def unwritable(*args: Any, **kwargs: Any) -> Any:
 @pytest.mark.parametrize(
     "name, said",
     [
-        ("none", "is not a folder; create it, or name another"),
-        ("file", "is no folder"),
-        ("nul\0", "is no folder"),
-        ("tmpfs", "is tmpfs, which is memory itself"),
+        ("none", "is not a folder: create it, or name another"),
+        ("file", "is not a folder"),
+        ("nul\0", "is not a folder"),
+        ("tmpfs", "is tmpfs, which is in memory"),
         ("unwritable", "cannot write to .*ermission denied; name another folder"),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_folder_that_vanishes_does_not_matter_to_what_is_open(folder: Path) ->
                 scratch.rmdir()  # it is empty: the file has no name
             assert training.is_exact()
         assert moves(memory)
-    with pytest.raises(FileError, match="is no folder"):
+    with pytest.raises(FileError, match="is not a folder"):
         memory.__enter__()
     assert training.is_exact()
 
