@@ -163,7 +163,7 @@ def test_communicator_choice_and_message_size_sent_refuse_on_every_rank(tmp_path
     ]
     assert all("'naive' on the CPU" in line for line in lines[:7])
     assert len(lines) == 10
-    assert all("2,147,483,648 elements is no single message" in line for line in lines[7:])
+    assert all("2,147,483,648 elements exceeds one message" in line for line in lines[7:])
 
 
 ITERATORS = """

@@ -1,27 +1,27 @@
-"""Chainer 7.8 on today's NumPy, Python and CuPy, and old packages on today's NumPy.
+"""Runs Chainer 7.8 on current NumPy, Python and CuPy, and old packages on current NumPy.
 
-`umem.chainer` installs the layer as it is imported, ``umem run`` for scripts, and ``umem compat``
-reports on it. Importing this package does not import Chainer, so that a start-up hook can use it.
+Importing `umem.chainer` installs the layer, ``umem run`` installs it for scripts, and ``umem
+compat`` reports on it. Importing this package does not import Chainer, so a start-up hook can use
+it.
 
-    finder.py             is the import hook that mends modules of Chainer as they are imported
-    shim.py               is one mend: a module, the versions it is for, and texts to replace
+    finder.py             has the import hook that mends modules of Chainer as they are imported
+    shim.py               describes one mend: a module, its versions, and texts to replace
     catalogue/            has every mend, as data
     support.py            has the functions that mended modules call
     installation.py       finds the Chainer that Python would import, and its release
-    chainer_installer.py  installs Chainer; nothing else knows how
-    requirement.py        checks a requirement against what is installed
+    chainer_installer.py  installs Chainer; the only module that knows how
+    requirement.py        checks a requirement against the installed packages
     shim_report.py        reports on every mend in this environment
     pth.py                puts the layer into every Python process of an environment
     workers.py            is imported by a fork server before Chainer
     cuda_devices.py       counts CUDA devices without making a fork unusable
-    lending.py            is `lend_removed_names`: one package sees the names that NumPy has removed
+    lending.py            has `lend_removed_names`: one package sees names that NumPy has removed
     numpy_stand_in.py     is the NumPy that such a package sees
-    removed_names.py      has the table of those names, and of what stood behind each
-    pkg_resources.py      stands in for pkg_resources, which setuptools 82 removed
+    removed_names.py      has the table of these names and their values
+    pkg_resources.py      replaces pkg_resources, which setuptools 82 removed
 
-- A mend says the versions it is for. A text that does not match is an error, and the module is not
-  imported.
-- NumPy itself is never touched.
+- A mend names its versions. If its text does not match, the import fails with an error.
+- NumPy itself never changes.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
-"""Chainer into this environment, whatever its setuptools: built where an older one is at hand.
+"""Installs Chainer into this environment, built with an older setuptools.
 
 Chainer is published as source only, and its setup.py imports pkg_resources, which setuptools 82 no
-longer has. Which of pip's options reach the setuptools of an isolated build has changed twice, so
-it is built without isolation, beside a setuptools that goes into a folder of its own.
+longer has. pip has twice changed which of its options reach the setuptools of an isolated build, so
+Chainer is built without isolation, with a setuptools installed in a temporary folder.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _SAID_LINES = 12
 def get_chainer(say: Callable[[str], None]) -> str:
     """Install Chainer 7.8 and its dependencies; returns the installed version.
 
-    Costs a minute and the network, unless pip is told of packages on the disk. Does nothing where
-    it is all there; a Chainer of another release is replaced.
+    Takes a minute, and needs the network unless pip is configured with packages on the disk. Does
+    nothing if everything is installed; replaces another release of Chainer.
 
     Args:
-        say: takes what is done, for a person.
+        say: prints a line of progress.
 
     Raises:
-        CompatError: this environment is not to be written to or has no pip, no index can be
-            reached, pip fails, or a Chainer of another release, outside of it, is found first.
+        CompatError: this environment is read-only or has no pip, no index can be reached, pip
+            fails, or Python finds another release of Chainer outside of it first.
     """
     has_it = _has_chainer()
     missing = [one for one in extras.PACKAGES["chainer"][1:] if not _is_there(one)]
@@ -58,7 +58,7 @@ def get_chainer(say: Callable[[str], None]) -> str:
         installation.package_version.cache_clear()
     package = installation.find_package()
     if package is None:
-        raise CompatError("pip has installed Chainer, and this Python does not find it")
+        raise CompatError("pip has installed Chainer, but this Python does not find it")
     return installation.require_supported(str(package / "__init__.py"))
 
 
@@ -137,9 +137,8 @@ def _pip(arguments: list[str], variables: Mapping[str, str] | None = None) -> No
         return
     if any(words in done.stdout for words in _OFFLINE):
         raise CompatError(
-            "no package index could be reached, and Chainer comes from one: connect to a network, "
-            "or name a folder that has its files by PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER. Chainer "
-            "was not installed."
+            "no package index could be reached: connect to a network, or name a folder that has "
+            "Chainer's files with PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER. Chainer was not installed."
         )
     said = "\n".join(done.stdout.strip().splitlines()[-_SAID_LINES:])
     raise CompatError(f"pip {arguments[0]} failed, and Chainer was not installed:\n{said}")

@@ -1,8 +1,8 @@
 """The number of CUDA devices, found without making ``fork`` unusable.
 
-``cudaGetDeviceCount`` initialises CUDA, and a process that has done so cannot hand CUDA on to
-forked children, which Chainer's multi-process updater relies on. NVML does not have this effect,
-so it is asked first.
+``cudaGetDeviceCount`` initialises CUDA, and forked children of such a process cannot use CUDA,
+which Chainer's multi-process updater relies on. NVML does not have this effect, so it is tried
+first.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _NVML = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
 def count(cupy: Any) -> int:
     """Return the number of devices that CUDA would show.
 
-    NVML is asked; where it cannot tell, the CUDA runtime, which initialises CUDA.
+    Uses NVML; if that fails, the CUDA runtime, which initialises CUDA.
 
     Models: ``CUDA_VISIBLE_DEVICES``, as far as it hides every device.
-    Does not model: which of several devices it hides; the answer then is the number installed.
+    Does not model: which of several devices it hides; the result then is the number installed.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden(visible, sys.maxsize):
@@ -33,11 +33,11 @@ def count(cupy: Any) -> int:
 
 
 def hidden(visible: str | None, installed: int) -> bool:
-    """Tell whether a value of ``CUDA_VISIBLE_DEVICES`` hides all installed devices, as far as seen.
+    """Tell whether a value of ``CUDA_VISIBLE_DEVICES`` hides all installed devices.
 
-    CUDA shows the devices of the list up to the first that does not exist. The first of the list
-    decides: empty, negative or too high. A name, such as a UUID, is taken to exist. None, not set,
-    hides none.
+    CUDA shows the listed devices up to the first that does not exist, so all are hidden if the
+    first entry is empty, negative or too high. A name, such as a UUID, is assumed to exist. None
+    means that the variable is not set, and hides none.
     """
     if visible is None:
         return False
@@ -47,7 +47,7 @@ def hidden(visible: str | None, installed: int) -> bool:
 
 
 def nvml_count() -> int | None:
-    """Return NVML's number of devices, or None where NVML cannot tell."""
+    """Return NVML's number of devices, or None if NVML fails."""
     try:
         nvml = ctypes.CDLL(_NVML)
         start, ask, stop = nvml.nvmlInit_v2, nvml.nvmlDeviceGetCount_v2, nvml.nvmlShutdown
@@ -62,7 +62,7 @@ def nvml_count() -> int | None:
 
 
 def runtime_count(cupy: Any) -> int:
-    """Return the CUDA runtime's number of devices, 0 where it fails; this initialises CUDA."""
+    """Return the CUDA runtime's number of devices, 0 if it fails; this initialises CUDA."""
     try:
         return int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError:

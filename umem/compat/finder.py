@@ -2,7 +2,7 @@
 
 A mended module is compiled from its own source with exact texts replaced. The file name and the
 line numbers stay, so tracebacks and debuggers show the file on disk. Byte-code caches are neither
-read nor written. NumPy is never touched.
+read nor written. NumPy never changes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ShimLoader(SourceFileLoader):
         """Compile the mended source.
 
         Raises:
-            CompatError: Chainer is not a 7.8 release, or a text does not match; the module is
+            CompatError: Chainer is not a 7.8 release, or a text does not match; the module was
                 not imported.
         """
         version = installation.require_supported(self.path)
@@ -48,7 +48,7 @@ class ShimLoader(SourceFileLoader):
 
 
 class ShimFinder(MetaPathFinder):
-    """Finds the modules that have mends; every other import passes by after one look-up."""
+    """Finds the modules that have mends; any other import costs one look-up."""
 
     def __init__(self, shims: Sequence[Shim] = SHIMS) -> None:
         self.shims = group(shims)
@@ -59,7 +59,7 @@ class ShimFinder(MetaPathFinder):
         """Return a spec whose loader mends the module, or None for every other module.
 
         Raises:
-            CompatError: the module is there, but not as a source file.
+            CompatError: the module exists, but not as a source file.
         """
         shims = self.shims.get(fullname)
         spec = None if shims is None else self._find_elsewhere(fullname, path, target)
@@ -96,15 +96,15 @@ def group(shims: Sequence[Shim]) -> Mapping[str, tuple[Shim, ...]]:
 
 
 def active() -> ShimFinder | None:
-    """Return the finder that is in place, or None."""
+    """Return the installed finder, or None."""
     return next((item for item in sys.meta_path if isinstance(item, ShimFinder)), None)
 
 
 def arm() -> ShimFinder:
-    """Put the finder in place without looking for Chainer, and return it; safe to repeat.
+    """Install the finder without looking for Chainer, and return it; safe to repeat.
 
     Raises:
-        CompatError: Chainer was imported before; nothing was put in place.
+        CompatError: Chainer was imported before; the finder was not installed.
     """
     finder = active()
     if finder is None:
@@ -115,7 +115,7 @@ def arm() -> ShimFinder:
 
 
 def refuse_unmended(finder: ShimFinder) -> None:
-    """Raise CompatError where a module that needs mending was imported without it."""
+    """Raise CompatError if a module that needs a mend was imported without it."""
     for name in finder.shims:
         if name in sys.modules and not is_mended(name):
             raise CompatError(
@@ -126,7 +126,7 @@ def refuse_unmended(finder: ShimFinder) -> None:
 
 
 def is_mended(name: str) -> bool:
-    """Tell whether the module ``name`` is imported and came through the layer."""
+    """Tell whether the module ``name`` is imported, and through the layer."""
     spec = getattr(sys.modules.get(name), "__spec__", None)
     return isinstance(getattr(spec, "loader", None), ShimLoader)
 
@@ -134,11 +134,12 @@ def is_mended(name: str) -> bool:
 def install() -> None:
     """Install the import hook that patches Chainer at the next ``import chainer``; safe to repeat.
 
-    Costs a few milliseconds, does not import Chainer, and changes nothing but ``sys.meta_path``.
+    Takes a few milliseconds, does not import Chainer, and changes only ``sys.meta_path``.
 
     Raises:
-        MissingDependencyError: Chainer or packaging is not installed; nothing was installed.
-        CompatError: Chainer is not a 7.8 release, or was imported before; nothing was installed.
+        MissingDependencyError: Chainer or packaging is missing; the hook was not installed.
+        CompatError: Chainer is not a 7.8 release, or was imported before; the hook was not
+            installed.
     """
     if active() is not None:
         return
@@ -146,10 +147,10 @@ def install() -> None:
     if package is None:
         raise MissingDependencyError(NOT_INSTALLED)
     installation.require_supported(str(package / "__init__.py"))
-    parsed("chainer")  # or the first module that is mended would say that packaging is missing
+    parsed("chainer")  # raises now if packaging is missing, not at the first mended module
     arm()
 
 
 def is_installed() -> bool:
-    """Tell whether the layer is in place in this process."""
+    """Tell whether the import hook is installed in this process."""
     return active() is not None

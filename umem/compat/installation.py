@@ -1,4 +1,4 @@
-"""The Chainer that Python would import: where it is and which release it says it is."""
+"""Finds the Chainer that Python would import, and its release."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from umem._common import extras
 from umem.errors import CompatError
 
 BESIDE = ("chainermn", "onnx_chainer")
-"""Other packages that an installed Chainer brings."""
+"""Other packages that are installed with Chainer."""
 SUPPORTED = re.compile(r"7\.8\.\d+")
 _VERSION = re.compile(r"""^__version__ = ['"]([^'"]+)['"]""", re.MULTILINE)
 
@@ -24,7 +24,7 @@ def find_package(name: str = "chainer") -> Path | None:
 
 
 def module_file(module: str) -> Path | None:
-    """Return the source file of a module of Chainer, or beside it, without importing it."""
+    """Return the source file of a module of Chainer or of `BESIDE`, without importing it."""
     top, *rest = module.split(".")
     package = find_package(top)
     if package is None:
@@ -49,21 +49,21 @@ def require_supported(module_path: str) -> str:
     """Return the version of the Chainer that the file belongs to.
 
     Raises:
-        CompatError: it is not a 7.8 release.
+        CompatError: Chainer is not a 7.8 release.
     """
     package = _chainer_folder(Path(module_path))
     version = package_version(package)
     if SUPPORTED.match(version) is None:
         raise CompatError(
-            f"Chainer {version} at {package} is not supported: the compatibility layer is for "
-            f"Chainer 7.8, whose texts it knows.{_shadowed(package)} "
-            f"Install that one: {extras.command('chainer', 'chainer')}"
+            f"Chainer {version} at {package} is not supported: the compatibility layer knows only "
+            f"the source of Chainer 7.8.{_shadowed(package)} "
+            f"Install that release: {extras.command('chainer', 'chainer')}"
         )
     return version
 
 
 def _chainer_folder(path: Path) -> Path:
-    """Return the ``chainer`` folder above a file; other packages lie beside it."""
+    """Return the ``chainer`` folder above a file; `BESIDE` lists packages in the same folder."""
     for parent in path.parents:
         if parent.name == "chainer":
             return parent

@@ -1,11 +1,11 @@
-"""`lend_removed_names`: one package sees the names that NumPy has removed, and nobody else does.
+"""`lend_removed_names`: only one package sees the names that NumPy has removed.
 
-A finder at the front of `sys.meta_path` gives each module of the package builtins of its own, whose
-``__import__`` returns a stand-in for NumPy. Python takes the builtins of a module's code, and of
-its functions, from ``__builtins__`` in the module's globals. NumPy itself is not touched.
+A finder at the front of `sys.meta_path` gives each module of the package its own builtins, whose
+``__import__`` returns a stand-in for NumPy. Python reads the builtins of a module's code and
+functions from ``__builtins__`` in the module's globals. NumPy itself does not change.
 
-The stand-in is another object than NumPy. Comparisons with ``==`` take both for the same by
-themselves; those with ``is``, such as ``xp is numpy``, are compiled to a call that does.
+The stand-in is a different object from NumPy. It compares equal to NumPy with ``==``. Comparisons
+with ``is``, such as ``xp is numpy``, are compiled to a call that treats both as the same.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _MISSING = re.compile(
     r"module 'numpy' has no attribute '(\w+)'|`np\.(\w+)` was removed|"
     r"cannot import name '(\w+)' from 'numpy'"
 )
-"""Messages of NumPy and Python about a name of NumPy's that is gone."""
+"""Messages of NumPy and Python about a removed name of NumPy."""
 _SAME = "__umem_same__"
-"""The name, in the builtins of a lent module, of the function in the place of ``is``."""
+"""The name, in the builtins of a lent module, of the function that replaces ``is``."""
 
 
 class LentNames(Switch):
-    """The removed names of NumPy are lent to ``package`` until `undo`, or the end of ``with``.
+    """Lends NumPy's removed names to ``package`` until `undo`, or the end of ``with``.
 
-    Imports that run afterwards find NumPy as it is; what modules have bound before stays.
+    Later imports get NumPy itself; modules that were imported before keep the names.
     """
 
     def __init__(self, package: str) -> None:
@@ -64,16 +64,17 @@ class LentNames(Switch):
 def lend_removed_names(package: str, path: Sequence[str] | None = None) -> LentNames:
     """Let the modules of a package see the names that NumPy has removed, such as ``np.float``.
 
-    The package's own Python modules get a stand-in for NumPy, in which everything else is NumPy's
-    very own object, and one for pkg_resources where nothing provides it. No other module sees them.
-    Call it before the package is imported; it may be called for several packages.
+    The package's own Python modules get a stand-in for NumPy, whose other attributes are NumPy's
+    own objects. If pkg_resources is not installed, they get a stand-in for it too. No other module
+    sees the stand-ins. Call it before the package is imported. You may call it for several
+    packages.
 
     Args:
-        package: its name in an import; ``package.part`` is that part alone.
-        path: folders in which it is looked for, beside those of `sys.path`.
+        package: its name in an import; ``package.part`` is only that part.
+        path: folders to search for it, in addition to `sys.path`.
 
     Returns:
-        a handle: ``undo()``, or the end of ``with`` it, ends the lending for later imports.
+        a handle: ``undo()``, or the end of ``with``, ends the lending for later imports.
 
     Raises:
         MissingDependencyError: there is no such package; nothing was changed.
@@ -82,19 +83,19 @@ def lend_removed_names(package: str, path: Sequence[str] | None = None) -> LentN
     """
     top = package.partition(".")[0]
     if top in _MENDED:
-        raise CompatError(f"{top} is mended by umem.compat.install(), and needs no names lent")
+        raise CompatError(f"{top} is mended by umem.compat.install(): do not lend it names")
     if top in ("numpy", "umem"):
-        raise CompatError(f"{top} is lent no names: give the package that asks NumPy for them")
+        raise CompatError(f"{top} is lent no names: pass the package that uses the removed names")
     if top == "__main__":
         raise CompatError(
-            "names are lent to packages, not to a script: put its old code in a module beside it, "
-            "and give that"
+            "names are lent to packages, not to a script: move its old code to a module beside it, "
+            "and pass that module's name"
         )
     for name in [name for name in sys.modules if _covers(package, name)]:
         its_builtins = getattr(sys.modules[name], "__builtins__", None)  # none in compiled modules
         if its_builtins and _SAME not in its_builtins:
             raise StateError(
-                f"{name} was imported before, and has NumPy as it is: call "
+                f"{name} was imported before, without the removed names: call "
                 f"lend_removed_names({package!r}) before the first import of it"
             )
     _require(package, [*(path or ()), *sys.path])
@@ -102,13 +103,13 @@ def lend_removed_names(package: str, path: Sequence[str] | None = None) -> LentN
 
 
 def _require(package: str, path: Sequence[str]) -> None:
-    """Raise MissingDependencyError where there is no such package; imports nothing."""
+    """Raise MissingDependencyError if there is no such package; imports nothing."""
     parts, places = package.split("."), list(path)
     for count, part in enumerate(parts, 1):
         name = ".".join(parts[:count])
         spec = PathFinder.find_spec(name, places)
         if spec is None and count == 1 and part.isidentifier():
-            spec = importlib.util.find_spec(part)  # as finders of installed checkouts have it
+            spec = importlib.util.find_spec(part)  # asks the finders of editable installs too
         if spec is None:
             near = difflib.get_close_matches(
                 part, [one.name for one in pkgutil.iter_modules(places)]
@@ -119,7 +120,7 @@ def _require(package: str, path: Sequence[str]) -> None:
 
 
 def package_in_need(error: BaseException) -> str | None:
-    """Return the package whose module failed for a name that could be lent; None if none did."""
+    """Return the package whose module failed for lack of a removed name; None for other errors."""
     if not isinstance(error, (AttributeError, ImportError)):
         return None
     found = _MISSING.search(str(error))
@@ -136,7 +137,7 @@ def package_in_need(error: BaseException) -> str | None:
 
 
 class _LendingFinder(MetaPathFinder):
-    """Finds the modules of lent packages by the other finders, and has them loaded with loans."""
+    """Finds the modules of lent packages by the other finders, and wraps their loaders."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -165,10 +166,10 @@ def _is_lent(module: str) -> bool:
 
 
 def _lend(spec: ModuleSpec) -> None:
-    """Have a module executed by `_execute`; compiled ones and folders without code are left."""
+    """Make `_execute` run a module; leaves compiled modules and folders without code alone."""
     loader: Any = spec.loader
     if hasattr(loader, "exec_module") and not isinstance(loader, (type, ExtensionFileLoader)):
-        spec.loader = loader = copy(loader)  # that of an archive is one for all of its modules
+        spec.loader = loader = copy(loader)  # modules of an archive share one loader
         vars(loader)["exec_module"] = partial(_execute, loader.exec_module)
 
 
@@ -193,7 +194,7 @@ def _import(
 ) -> Any:
     """Import as the built-in does, but give a lent module the stand-in for NumPy.
 
-    Where there is no ``pkg_resources``, it gets the stand-in for that, too.
+    If ``pkg_resources`` is not installed, the module gets a stand-in for it, too.
     """
     try:
         found = builtins.__import__(name, globals, locals, fromlist or (), level)
@@ -211,12 +212,12 @@ def _import(
 
 
 class _ByFunction(ast.NodeTransformer):
-    """Makes ``a is b`` a call of `is_same`."""
+    """Replaces ``a is b`` by a call of `is_same`."""
 
     changed = False
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        """Return the call, or the node itself where a side is a constant, which is no module."""
+        """Return the call, or the node itself if a side is a constant, which is not a module."""
         self.generic_visit(node)
         sides = [node.left, *node.comparators]
         is_not = isinstance(node.ops[0], ast.IsNot)
@@ -231,17 +232,17 @@ class _ByFunction(ast.NodeTransformer):
 
 
 def _recompiled(spec: ModuleSpec) -> CodeType | None:
-    """Compile a module with its comparisons by function; None where its own code will do."""
+    """Compile a module with its comparisons replaced; None if it needs no change."""
     source = getattr(spec.loader, "get_source", lambda _: None)(spec.name)
     if source is None:
         return None
     by_function = _ByFunction()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the source's, which Python gives once, not each time
+        warnings.simplefilter("ignore")  # the source's own warnings, which Python issues only once
         try:
             tree = by_function.visit(ast.parse(source))
         except SyntaxError:
-            return None  # Python's own loader says so better
+            return None  # Python's own loader raises a better error
         if not by_function.changed:
             return None
         return compile(tree, spec.origin or "<unknown>", "exec", dont_inherit=True)

@@ -1,4 +1,4 @@
-"""NumPy as a lent package sees it: NumPy's own attributes, and the removed names beside them."""
+"""NumPy as a lent package sees it: NumPy's own attributes and the removed names."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from umem.compat import removed_names
 
 
 class _StandIn(ModuleType):
-    """A module that equals NumPy and has its attributes; what is set here is set on NumPy."""
+    """A module that equals NumPy and has its attributes; setting one sets it on NumPy."""
 
-    # Each np.name of the package comes here, so this is a function in C. It is given the name
-    # alone, and passes NumPy's own `__getattr__` by, which warns of some names that are gone.
+    # Each np.name of the package calls this, so it is a C function. It receives only the name, and
+    # bypasses NumPy's own `__getattr__`, which warns of some removed names.
     __getattribute__ = staticmethod(partial(object.__getattribute__, np))
 
     def __getattr__(self, name: str) -> Any:
-        """Return what is no plain attribute of NumPy, or raise AttributeError in its words."""
+        """Return a removed name or a lazy attribute of NumPy; raises NumPy's AttributeError."""
         if name in removed_names.NAMES:
             return removed_names.find(name)
         return getattr(np, name)
@@ -42,14 +42,14 @@ STAND_IN = _StandIn("numpy")
 
 
 def is_same(one: object, other: object) -> bool:
-    """Tell whether two objects are the same one, where the stand-in is NumPy."""
+    """Tell whether two objects are the same, taking the stand-in for NumPy."""
     return (np if one is STAND_IN else one) is (np if other is STAND_IN else other)
 
 
 def star() -> ModuleType:
-    """Return what ``from numpy import *`` takes its names from.
+    """Return the module for ``from numpy import *``.
 
-    Aliases of Python's own types are not among them, as they never were.
+    It never had the aliases of Python's own types, so it lacks them here too.
     """
     removed = [
         name
@@ -60,7 +60,7 @@ def star() -> ModuleType:
     module = ModuleType("numpy")
     vars(module).update({name: getattr(np, name) for name in np.__all__})
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # NumPy 2.5 warns of chararray, which may not be used
+        warnings.simplefilter("ignore")  # NumPy 2.5 warns of chararray, even if it is not used
         vars(module).update({name: removed_names.find(name) for name in removed})
     vars(module)["__all__"] = [*np.__all__, *removed]
     return module

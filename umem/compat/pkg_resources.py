@@ -1,4 +1,4 @@
-"""pkg_resources as a lent package sees it where nothing provides it: setuptools 82 removed it."""
+"""Stand-in for pkg_resources, which setuptools 82 removed, for lent packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def get_distribution(name: str) -> Any:
     """Return an installed distribution: its ``project_name`` and ``version``.
 
     Raises:
-        DistributionNotFound: it is not installed.
+        DistributionNotFound: the distribution is not installed.
     """
     try:
         found = metadata.distribution(name)

@@ -1,8 +1,8 @@
 """The start-up file that puts the layer into every Python process of an environment.
 
-Python executes the one line of a ``.pth`` file in site-packages when it starts. Ours adds a
-finder that waits for ``import chainer``; only then are umem and NumPy imported. That covers
-scripts that never heard of umem, and worker processes.
+Python executes the line of a ``.pth`` file in site-packages when it starts. This line adds a finder
+that waits for ``import chainer``; only then are umem and NumPy imported. That covers scripts that
+do not mention umem, and worker processes.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def site_packages() -> Path:
 
 
 def content(path: Path) -> str:
-    """Return the one line that the file at ``path`` holds."""
+    """Return the line of the start-up file at ``path``."""
     names = {"FILE": str(path), "__name__": "umem_chainer"}
     return f"import sys; exec({_HOOK!r}, {names!r})\n"
 
 
 def installed_pth(folder: Path | None = None) -> Path | None:
-    """Return the path of the start-up file, or None where there is none."""
+    """Return the path of the start-up file, or None if it does not exist."""
     path = (folder or site_packages()) / FILE_NAME
     return path if path.is_file() else None
 
@@ -56,11 +56,10 @@ def installed_pth(folder: Path | None = None) -> Path | None:
 def install_pth(folder: Path | None = None) -> Path:
     """Write the start-up file and return its path; safe to repeat.
 
-    Costs the start of one Python process, which tells whether others can import umem at all.
+    Costs the start of one Python process, which checks that other processes can import umem.
 
     Raises:
-        CompatError: the folder cannot be written, or umem is not installed; nothing was left
-            there.
+        CompatError: the folder cannot be written, or umem is not installed; no file was written.
     """
     path = (folder or site_packages()) / FILE_NAME
     _require_importable()
@@ -75,7 +74,7 @@ def install_pth(folder: Path | None = None) -> Path:
 
 
 def _require_importable() -> None:
-    """Raise CompatError where umem is found only because of the current folder."""
+    """Raise CompatError if Python finds umem only because of the current folder."""
     command = [sys.executable, "-c", "import umem"]
     home = Path(sys.executable).parent
     if subprocess.run(command, cwd=home, capture_output=True, check=False).returncode:
@@ -86,7 +85,7 @@ def _require_importable() -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace the file at once, so that no process ever starts with half a line."""
+    """Replace the file atomically, so that no process ever starts with half a line."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=FILE_NAME, suffix=".new")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -99,10 +98,10 @@ def _write(path: Path, text: str) -> None:
 
 
 def remove_pth(folder: Path | None = None) -> Path | None:
-    """Delete the start-up file; return its path, or None where there was none.
+    """Delete the start-up file; return its path, or None if it did not exist.
 
     Raises:
-        CompatError: it cannot be deleted, and is still there.
+        CompatError: it cannot be deleted, and still exists.
     """
     path = (folder or site_packages()) / FILE_NAME
     try:

@@ -1,12 +1,12 @@
-"""The names that NumPy took away from its main namespace, and what stood behind each.
+"""The names that NumPy removed from its main namespace, and their values.
 
-A name is here where what it was is still there, in Python or in NumPy: the value or function is
-the same as it was. The table goes by the release that removed the name. The sources are the
-sections "Expired deprecations" of NumPy's release notes and, for 2.0, its migration guide
-(numpy.org/doc/stable/release.html, numpy.org/doc/stable/numpy_2_0_migration_guide.html). What they
-do not tell was found by comparing NumPy 1.23.5, 1.26.4 and 2.4.6.
+The table has every name whose value or function still exists unchanged, in Python or in NumPy,
+grouped by the release that removed it. Sources are the sections "Expired deprecations" of NumPy's
+release notes and, for 2.0, its migration guide (numpy.org/doc/stable/release.html,
+numpy.org/doc/stable/numpy_2_0_migration_guide.html); the rest was found by comparing NumPy 1.23.5,
+1.26.4 and 2.4.6.
 
-Left out are names without a successor: ``compat``, ``deprecate``, ``disp``, ``get_array_wrap``,
+Names without a successor are left out: ``compat``, ``deprecate``, ``disp``, ``get_array_wrap``,
 ``geterrobj``, ``lookfor``, ``MachAr``, ``maximum_sctype``, ``recfromcsv``, ``recfromtxt``,
 ``set_numeric_ops``, ``set_string_function``, ``seterrobj``, ``source``, ``Tester``, ``who``, the
 financial functions and the internal constants.
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 _KINDS = "buifcSUVOMm"
-"""Kinds of dtypes in the order in which `find_common_type` compared them."""
+"""Kinds of dtypes, in `find_common_type`'s order of comparison."""
 
 
 def _alen(a: Any) -> int:
@@ -45,7 +45,8 @@ def _copied_and_transposed(a: Any) -> Any:
 def _find_common_type(array_types: Any, scalar_types: Any) -> Any:
     """Return the type of the arrays, unless the scalars are of a higher kind.
 
-    Numbers give what they gave; strings, dates and void are promoted as NumPy promotes them now.
+    Numbers have the same results as before; strings, dates and void follow NumPy's current
+    promotion.
     """
     arrays, scalars = map(_promoted, (array_types, scalar_types))
     if arrays is None or scalars is None:
@@ -103,7 +104,7 @@ def _sctype2char(sctype: Any) -> Any:
 
 
 class _ByType:
-    """A function of a type, called by ``[]``, as ``np.cast`` and ``np.nbytes`` were."""
+    """A function of a type that is called by ``[]``, like ``np.cast`` and ``np.nbytes``."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function
@@ -166,17 +167,17 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     "2.4": {"in1d": _in1d, "trapz": "trapezoid"},
     "2.5": {"chararray": "char.chararray", "row_stack": "vstack"},
 }  # fmt: skip
-"""By the release that removed a name: a text is where it is in NumPy now, the rest is the thing."""
+"""Removed names by release; a text is the name's current place in NumPy, else the value itself."""
 
 NAMES = {name: found for names in REMOVED.values() for name, found in names.items()}
 
 
 def find(name: str) -> Any:
-    """Return what stood behind a name of the table.
+    """Return the value of a name of the table.
 
     Raises:
-        KeyError: it is none.
-        AttributeError: this NumPy has it nowhere.
+        KeyError: the table has no such name.
+        AttributeError: this NumPy has no such value.
     """
     found = NAMES[name]
     return attrgetter(found)(np) if isinstance(found, str) else found

@@ -1,4 +1,4 @@
-"""Requirements such as ``numpy>=2.0,<3``, checked against what is installed."""
+"""Requirements such as ``numpy>=2.0,<3``, checked against the installed packages."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 def holds(requirement: str) -> bool:
     """Tell whether a requirement is met in this environment; "any" always is.
 
-    A package that is not installed meets none. A pre-release counts as the release that it leads
-    to. A requirement whose marker is not for this environment is met. An invalid version, such as
-    "unknown", meets only a requirement without a version.
+    A package that is not installed meets none. A pre-release counts as its release. A requirement
+    whose marker excludes this environment is met. An invalid version, such as "unknown", meets only
+    a requirement without a version.
 
     Raises:
         CompatError: the text is not a valid requirement.

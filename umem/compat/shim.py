@@ -1,4 +1,4 @@
-"""One mend of Chainer: a module, the versions it is for, and texts to replace."""
+"""One mend of Chainer: a module, the versions that need it, and texts to replace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from umem.errors import CompatError
 
 @dataclass(frozen=True)
 class Replacement:
-    """One exact text of a module and what stands in its place.
+    """One exact text of a module and its replacement.
 
     ``old`` must occur exactly ``count`` times, and ``new`` must have as many lines, so that every
     line number in a traceback still points at the file on disk.
@@ -29,13 +29,13 @@ class Shim:
     """One break and its mend.
 
     Attributes:
-        name: short and unique; tests and the table of ``umem compat --check`` refer to it.
+        name: short and unique; tests and the table of ``umem compat --check`` use it.
         module: the module whose source is changed.
-        symptom: the error that a user sees without it.
-        link: where the change that broke it is announced.
+        symptom: the error that a user sees without the mend.
+        link: the announcement of the change that broke the module.
         replacements: the texts, applied in order.
-        versions: the mend is applied where this requirement holds ("numpy>=2.0"); "any" always.
-        until: when the mend can go.
+        versions: the requirement under which the mend is applied ("numpy>=2.0"); "any" is always.
+        until: when the mend can be removed.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Shim:
     until: str = "Chainer 7.8 is no longer supported here"
 
     def check(self, source: str, version: str) -> None:
-        """Raise CompatError where a text does not occur in ``source`` as often as stated."""
+        """Raise CompatError if a text does not occur in ``source`` as often as stated."""
         for item in self.replacements:
             found = source.count(item.old)
             if found != item.count:

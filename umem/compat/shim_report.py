@@ -21,10 +21,10 @@ class Row:
 
     Attributes:
         name, module, versions, symptom, link, until: as in the mend itself.
-        installed: the version of what ``versions`` asks for; None where it is not installed.
-        needed: whether ``versions`` holds here, so that the mend is still needed.
-        applied: whether the module is imported in this process with the mend in it.
-        error: why the mend does not fit the installed module; None where it fits.
+        installed: the installed version of the package in ``versions``, or None.
+        needed: whether ``versions`` holds here, so that the mend is needed.
+        applied: whether the module is imported in this process with the mend.
+        error: why the mend does not fit the installed module; None if it fits.
     """
 
     name: str
@@ -65,8 +65,8 @@ def check() -> list[Row]:
 def import_mended(rows: Iterable[Row]) -> dict[str, str]:
     """Import every module that needs a mend; return the modules that failed, and why.
 
-    Costs the import of all of Chainer, and of CuPy, h5py and ONNX where they are installed.
-    ChainerMN is left out, because importing it starts MPI.
+    Costs the import of all of Chainer, and of CuPy, h5py and ONNX if they are installed. Leaves out
+    ChainerMN, because importing it starts MPI.
 
     Raises:
         CompatError: Chainer was imported before, unmended; nothing was imported.
@@ -79,7 +79,7 @@ def import_mended(rows: Iterable[Row]) -> dict[str, str]:
             continue
         try:
             importlib.import_module(module)
-        except Exception as error:  # whatever a module raises is what the user wants to read
+        except Exception as error:  # the user wants to read any error of a module
             failed[module] = f"{type(error).__name__}: {error}"
     return failed
 

@@ -1,6 +1,6 @@
 """The functions that mended modules of Chainer call.
 
-They know no Chainer. Arrays are NumPy's, CuPy's or anything that has ``dtype`` and ``astype``.
+They do not import Chainer. Arrays are NumPy's, CuPy's or any objects with ``dtype`` and ``astype``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _MESSAGE_LIMIT = 2**31 - 1
 
 
 def as_dtype(value: Any, dtype: Any) -> Any:
-    """Return a Python integer as a scalar of an integer ``dtype``, wrapped round as C does.
+    """Return a Python integer as a scalar of an integer ``dtype``, wrapped round as in C.
 
-    NumPy 2 refuses ``uint8(-1)``, which Chainer uses for padding and constants. Everything that
-    is no Python integer, or is for a dtype that is no integer, is returned as it came.
+    NumPy 2 refuses ``uint8(-1)``, which Chainer uses for padding and constants. Other values, and
+    values for other dtypes, are returned unchanged.
     """
     dtype = np.dtype(dtype)
     if isinstance(value, int) and dtype.kind in "iu":
@@ -34,10 +34,10 @@ def as_dtype(value: Any, dtype: Any) -> Any:
 
 
 def as_float64(value: Any) -> Any:
-    """Return a scalar or zero-dimensional array in at least float64, on the device it is on.
+    """Return a scalar or zero-dimensional array in at least float64, on its device.
 
-    A CuPy array stays a CuPy array and nothing waits for the device. Python numbers, and values
-    that are no numbers, are returned as they came.
+    A CuPy array stays a CuPy array, without waiting for the device. Python numbers and non-numeric
+    values are returned unchanged.
     """
     dtype = getattr(value, "dtype", None)
     if getattr(dtype, "kind", "") not in tuple("biufc"):
@@ -47,11 +47,11 @@ def as_float64(value: Any) -> Any:
 
 
 def require_device(module: Any) -> bool:
-    """Return True where CUDA has a device.
+    """Return True if CUDA has a device.
 
     Raises:
-        RuntimeError: there is no device; Chainer then takes CUDA as unavailable and quotes the
-            text.
+        RuntimeError: there is no device; Chainer then treats CUDA as unavailable and quotes the
+            message.
     """
     from umem.compat.cuda_devices import count
 
@@ -61,12 +61,12 @@ def require_device(module: Any) -> bool:
 
 
 def quiet_nccl() -> Any:
-    """Return ``cupy.cuda.nccl`` without CuPy's warning where there is no NCCL.
+    """Return ``cupy.cuda.nccl``, without CuPy's warning if NCCL is missing.
 
-    Only the parallel updater needs it, and says so itself when it is used.
+    Only the parallel updater needs NCCL, and reports it itself.
 
     Raises:
-        ImportError: NCCL or CuPy is missing; Chainer then takes NCCL as unavailable.
+        ImportError: NCCL or CuPy is missing; Chainer then treats NCCL as unavailable.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"\s*nccl library could not be loaded")
@@ -76,7 +76,7 @@ def quiet_nccl() -> Any:
 
 
 def onnx_types() -> Any:
-    """Return a mapping from NumPy dtypes to ONNX tensor types, as ``onnx.mapping`` had it."""
+    """Return a mapping from NumPy dtypes to ONNX tensor types, as in ``onnx.mapping``."""
     helper = importlib.import_module("onnx.helper")
 
     class TensorTypes:
@@ -87,12 +87,12 @@ def onnx_types() -> Any:
 
 
 def requirements_met(requirements: tuple[str, ...]) -> bool:
-    """Tell whether all of the requirements are met by what is installed."""
+    """Tell whether the installed packages meet all requirements."""
     return all(holds(requirement) for requirement in requirements)
 
 
 def h5_value(dataset: Any) -> Any:
-    """Return what an HDF5 dataset holds; text as ``str``, as h5py 2 gave it."""
+    """Return the content of an HDF5 dataset, with text as ``str`` as in h5py 2."""
     h5py = importlib.import_module("h5py")
 
     info = h5py.check_string_dtype(dataset.dtype)
@@ -102,11 +102,11 @@ def h5_value(dataset: Any) -> Any:
 
 
 def require_communicator(name: str) -> None:
-    """Refuse a ChainerMN communicator that cannot work here; on every rank alike.
+    """Refuse a ChainerMN communicator that cannot work here, in the same way on every rank.
 
     Raises:
-        ValueError: Chainer 7 has no such communicator any more.
-        RuntimeError: it needs NCCL or a CUDA device, which are not here.
+        ValueError: Chainer 7 has removed the communicator.
+        RuntimeError: it needs NCCL or a CUDA device, which is missing.
     """
     if name in _REMOVED:
         raise ValueError(
@@ -116,36 +116,35 @@ def require_communicator(name: str) -> None:
     nccl = importlib.import_module("chainermn.nccl")
     if name in _WITH_NCCL and not hasattr(nccl, "NcclCommunicator"):
         raise RuntimeError(
-            f"The communicator {name!r} exchanges gradients by NCCL, and NCCL cannot be loaded "
+            f"The communicator {name!r} exchanges gradients by NCCL, but NCCL cannot be loaded "
             "here (cupy.cuda.nccl). Use 'flat' for CuPy arrays by MPI, or 'naive' on the CPU."
         )
     if name in _ON_GPUS and not importlib.import_module("chainer.backends.cuda").available:
         raise RuntimeError(
-            f"The communicator {name!r} exchanges CuPy arrays, and CUDA has no device here. "
+            f"The communicator {name!r} exchanges CuPy arrays, but CUDA has no device here. "
             "Use 'naive' on the CPU, or run under umem.software_gpu."
         )
 
 
 def one_message(array: Any) -> Any:
-    """Return an array that MPI can send at once.
+    """Return the array if MPI can send it in one message.
 
     Raises:
-        OverflowError: it has more elements than MPI counts; nothing was sent.
+        OverflowError: it has more elements than MPI can count; nothing was sent.
     """
     if array.size > _MESSAGE_LIMIT:
         raise OverflowError(
-            f"an array of {array.size:,} elements is no single message of MPI, which counts "
-            f"{_MESSAGE_LIMIT:,} at most. Send it in parts; bcast_obj and scatter_dataset do so "
-            "by themselves."
+            f"an array of {array.size:,} elements exceeds one message of MPI, which counts at most "
+            f"{_MESSAGE_LIMIT:,}. Send it in parts; bcast_obj and scatter_dataset already do so."
         )
     return array
 
 
 def mend_fork_server() -> None:
-    """Make workers of a fork server that starts later run mended, too.
+    """Make workers of a later fork server run mended, too.
 
-    The server then imports Chainer once, for all of them. One that is running already is left
-    alone, and so are workers where a program calls ``set_forkserver_preload`` later.
+    The server then imports Chainer once for all of its workers. This does not affect a server that
+    is already running, or workers of a program that calls ``set_forkserver_preload`` later.
     """
     if "forkserver" in multiprocessing.get_all_start_methods():
         multiprocessing.set_forkserver_preload(["umem.compat.workers", "chainer"])
@@ -158,7 +157,7 @@ def warn_of_fork() -> None:
         return
     if multiprocessing.get_start_method() == "fork":
         warnings.warn(
-            "MultiprocessIterator forks its workers from a process that is in MPI, which MPI "
+            "MultiprocessIterator forks its workers from a process that uses MPI, which MPI "
             "allows at best on one machine and never over InfiniBand. Call "
             "multiprocessing.set_start_method('forkserver') at the start of the program.",
             RuntimeWarning,

@@ -2,12 +2,12 @@
 
 `umem.compat.finder` applies the mends as modules are imported.
 
-    importing.py   has those without which Chainer, or its testing package, does not import
-    numpy2.py      has those for names and signatures that NumPy removed or changed
-    promotion.py   has those for NEP 50, the types of NumPy 2
-    libraries.py   has those for SciPy, h5py, protobuf, ONNX and Python
-    cupy14.py      has those for CuPy without a device or cuDNN, and with today's headers
-    multi_node.py  has those for ChainerMN, and for worker processes beside MPI
+    importing.py   has mends that importing Chainer or its testing package needs
+    numpy2.py      has mends for names and signatures that NumPy removed or changed
+    promotion.py   has mends for NEP 50, the types of NumPy 2
+    libraries.py   has mends for SciPy, h5py, protobuf, ONNX and Python
+    cupy14.py      has mends for CuPy without a device or cuDNN, and with current headers
+    multi_node.py  has mends for ChainerMN, and for worker processes under MPI
 """
 
 from umem.compat.catalogue import cupy14, importing, libraries, multi_node, numpy2, promotion

@@ -1,4 +1,4 @@
-"""Mends for CuPy without a device, without cuDNN, and with today's CUDA headers."""
+"""Mends for CuPy without a device, without cuDNN, and with current CUDA headers."""
 
 from umem.compat.shim import Replacement, Shim
 

@@ -1,4 +1,4 @@
-"""Mends without which Chainer, or its testing package, does not import at all."""
+"""Mends that importing Chainer or its testing package needs."""
 
 from umem.compat.shim import Replacement, Shim
 
@@ -26,7 +26,7 @@ SHIMS = (
         link="https://numpy.org/doc/stable/reference/distutils_status_migration.html",
         replacements=(
             Replacement("import numpy.distutils.system_info\nimport pkg_resources\n", "\n\n"),
-            # What they check: the BLAS of NumPy on macOS, and CuPy 7 or iDeep 2 beside Chainer.
+            # They check NumPy's BLAS on macOS, and that CuPy 7 or iDeep 2 fit Chainer.
             Replacement(
                 "    _check_osx_numpy_backend()\n    _check_optional_dependencies()\n", "\n\n"
             ),

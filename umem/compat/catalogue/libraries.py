@@ -71,8 +71,8 @@ SHIMS = (
                 "  serialized_pb=_b(",
                 "DESCRIPTOR = _descriptor_pool.DescriptorPool().AddSerializedFile(\n\n\n\n  _b(",
             ),
-            # A pool of its own: another caffe.proto in the process does no harm. The generated
-            # classes in between become the text of a string that nothing reads.
+            # A separate pool does not conflict with another caffe.proto in the process. The
+            # generated classes in between become an unused string.
             Replacement(
                 "_sym_db.RegisterFileDescriptor(DESCRIPTOR)\n",
                 "_builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals()); "
@@ -117,7 +117,7 @@ SHIMS = (
         symptom=_ONNX_SYMPTOM,
         link=_ONNX_LINK,
         replacements=(
-            # Constants keep the raw bytes that ONNX gave them, which means the same.
+            # Constants keep ONNX's raw bytes, which mean the same.
             Replacement(
                 "    field_name = onnx.mapping.STORAGE_TENSOR_TYPE_TO_FIELD.get(\n"
                 "        tensor.data_type, None)\n",

@@ -1,4 +1,4 @@
-"""Mends for ChainerMN, and for worker processes beside MPI."""
+"""Mends for ChainerMN, and for worker processes under MPI."""
 
 from umem.compat.shim import Replacement, Shim
 
@@ -36,8 +36,8 @@ SHIMS = (
         symptom="float16 MultiNodeBatchNormalization on NumPy: poor variances",
         link=_NUMPY_MEAN,
         replacements=(
-            # The mean of squares less the square of the mean cancels, and NumPy adds halves as
-            # halves where it is told a type; CuPy adds them as float32.
+            # The mean of squares minus the square of the mean cancels. With dtype= NumPy sums
+            # float16 in float16, where CuPy sums it in float32.
             Replacement(
                 "        tmp = xp.empty(gamma.size * 2, dtype=gamma.dtype)\n"
                 "        x.mean(axis=axis, out=tmp[:gamma.size], dtype=gamma.dtype)\n"
@@ -80,7 +80,7 @@ SHIMS = (
         symptom="flat communicator without NCCL: no attribute NCCL_FLOAT32",
         link="https://docs.cupy.dev/en/stable/install.html",
         replacements=(
-            # What ChainerMN's own kernels call the types; they are NCCL's numbers.
+            # ChainerMN's own kernels use these names of types, with NCCL's numbers.
             Replacement(
                 "    _available = False\n",
                 "    _available = False; NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64 = 6, 7, 8\n",

@@ -1,6 +1,6 @@
-"""Mends for NEP 50: since NumPy 2 the dtype of an array wins over a Python number.
+"""Mends for NEP 50: since NumPy 2 an array's dtype takes precedence over a Python number's.
 
-Where NumPy 1 widened quietly, NumPy 2 stays narrow, or refuses integers that do not fit.
+Where NumPy 1 silently widened, NumPy 2 stays narrow, or refuses integers that do not fit.
 """
 
 from umem.compat.shim import Replacement, Shim
