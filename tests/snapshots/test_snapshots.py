@@ -167,7 +167,7 @@ def test_a_snapshot_of_another_step_under_a_name_is_passed_over(tmp_path: Path) 
 def test_values_that_are_no_dictionary_are_passed_over(tmp_path: Path) -> None:
     write_snapshot(DISK, tmp_path, 1, arrays(), [1])  # type: ignore[arg-type]
     found, passed_over = read_newest(DISK, tmp_path)
-    assert found is None and "values.json is no dictionary" in passed_over[0]
+    assert found is None and "values.json is not a dictionary" in passed_over[0]
 
 
 def test_an_array_of_a_type_that_is_not_held_is_named() -> None:

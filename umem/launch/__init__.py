@@ -1,16 +1,15 @@
-"""Several ranks of one script: mpiexec starts them, and ends all if one dies.
+"""Run a script on several MPI ranks: mpiexec starts them, and stops all if one dies.
 
-``umem run -n`` uses it. Only cli imports this room, and it knows no Chainer. `run_ranks` stands in
-this file.
+``umem run -n`` uses it. Only cli imports this room, and it does not import Chainer. `run_ranks` is
+in this file.
 
-    job.py    runs mpiexec, passes on what ranks write, and says in a sentence which rank failed and
-              why
-    rank.py   is a rank's own process: it reports an uncaught error, and leaves without MPI_Finalize
+    job.py    runs mpiexec, prints the ranks' output, and reports which rank failed and why
+    rank.py   runs in a rank's process: it reports an uncaught error, and exits without MPI_Finalize
     mpi.py    finds the MPI of mpi4py, and the mpiexec that belongs to it
-    hosts.py  reads the file of machines, and checks that they can be reached
+    hosts.py  reads the hosts file, and checks that the hosts can be reached
 
 - A rank reports its error by a marked line on standard error, which the job reads.
-- Where mpiexec fails, the job kills what ranks leave behind on this machine.
+- If mpiexec fails, the job kills the ranks' remaining processes on this machine.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from umem.launch.rank import UNDER_UMEM, Rank, local_count, this_rank
 from umem.units import format_bytes
 
 BACKING = "OMPI_MCA_btl_sm_backing_directory"
-"""Variable that tells Open MPI where to put messages between ranks of one machine."""
+"""Variable with Open MPI's folder for messages between ranks of one machine."""
 
 __all__ = ["AskedRanks", "Rank", "describe_mpi", "local_count", "run_ranks", "this_rank"]
 
 
 class AskedRanks(NamedTuple):
-    """The options of a job; ``threads`` None: one a rank, unless the environment sets it."""
+    """The options of a job; ``threads``: None is one a rank unless the environment sets it."""
 
     ranks: int
     hosts: Path | None = None
@@ -48,25 +47,25 @@ class AskedRanks(NamedTuple):
 
 
 def run_ranks(command: list[str], asked: AskedRanks, say: Callable[[str], None]) -> int:
-    """Run a command as several ranks; returns its exit status once no process is left.
+    """Run a command as several ranks; returns its exit status once all processes have ended.
 
-    The ranks' output is printed here, a line at a time, each with the number of its rank. If one
-    fails, all others are ended, and the last line is a sentence with rank, host and cause.
+    Prints the ranks' output here, line by line, each with the number of its rank. If a rank fails,
+    all others are stopped, and the last line names the rank, its host and the cause.
 
     Args:
         command: the command of each rank; it must call `this_rank`.
-        asked: how many, and where.
+        asked: the number of ranks, their hosts and other options.
         say: prints a line of the job's own.
 
     Raises:
-        MissingDependencyError: mpi4py or mpiexec is missing; nothing was started.
-        LaunchError: mpi4py and mpiexec are of two MPIs, a host does not answer, root was not
-            allowed; nothing was started.
+        MissingDependencyError: mpi4py or mpiexec is missing; no rank was started.
+        LaunchError: mpi4py and mpiexec belong to different MPIs, a host does not answer, or root
+            was not allowed; no rank was started.
     """
     if not mpi.may_run_as_root(asked.allow_root):
         raise LaunchError(
-            "you are root, and a wrong program could harm the whole machine; umem run "
-            "--allow-root runs it all the same, such as in a container"
+            "you are root, and a faulty program could harm the whole machine; use umem run "
+            "--allow-root to run it all the same, such as in a container"
         )
     machines = hosts.read_hosts(asked.hosts) if asked.hosts is not None else []
     program = mpi.find_mpiexec(mpi.library())
@@ -93,7 +92,7 @@ def run_ranks(command: list[str], asked: AskedRanks, say: Callable[[str], None])
 
 
 def small_shm(count: int, say: Callable[[str], None]) -> dict[str, str]:
-    """Return the variable that moves Open MPI's messages to files, if /dev/shm is too small."""
+    """Return the variable that moves Open MPI's messages to a disk, if /dev/shm is too small."""
     room, needed = mpi.room_in_shm(), count * mpi.SHM_BYTES_A_RANK
     if room is None or room >= needed:
         return {}
@@ -107,9 +106,9 @@ def small_shm(count: int, say: Callable[[str], None]) -> dict[str, str]:
 
 
 def own_place(place: str, stack: ExitStack) -> dict[str, str]:
-    """Put Open MPI's messages into a folder of this job, which is removed with it.
+    """Put Open MPI's messages into a folder that is removed at the end of this job.
 
-    Open MPI leaves the files of a rank that is killed there, 16 MiB a rank.
+    Open MPI does not remove the files of a killed rank, 16 MiB each.
     """
     if not os.path.isdir(place):
         return {}

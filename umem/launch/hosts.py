@@ -1,4 +1,4 @@
-"""The machines of a job: the file that lists them, and whether they can be reached."""
+"""The hosts of a job: reads the file that lists them, and checks that they can be reached."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ from umem.launch import mpi
 
 CONNECT_SECONDS = 8
 REACH_SECONDS = 20
-"""A host has this long to answer ssh; all are asked at once. Choices: no measurement supports
-them."""
+"""Time for a host to answer ssh; all are checked at once. Choices: no measurement supports them."""
 _ROOT = Path(__file__).parents[2]
 _CHECK = f"import sys; sys.path[0] = {str(_ROOT)!r}; import umem, mpi4py"
-"""Program that a host can run if it can run ranks."""
+"""Program that checks whether a host can run ranks."""
 _SSH_FAILED = 255
 _LINE = re.compile(r"(?P<name>[\w.@-]+)(?::(?P<count>\d+)|\s+slots\s*=\s*(?P<slots>\d+))?")
 
 
 class Host(NamedTuple):
-    """A machine, and how many ranks run on it; None: one for each core."""
+    """A machine, and the number of ranks that run on it; None is one for each core."""
 
     name: str
     slots: int | None = None
@@ -42,13 +41,13 @@ def read_hosts(path: Path) -> list[Host]:
     """Read a hosts file, one host a line: ``a.example``, ``a.example slots=4`` or ``a.example:4``.
 
     Raises:
-        LaunchError: the file cannot be read, a line says something else or 0 slots, or there is
-            none.
+        LaunchError: the file cannot be read, a line is invalid or has 0 slots, or no host is
+            listed.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        why = reason(error) if isinstance(error, OSError) else "it is no text"
+        why = reason(error) if isinstance(error, OSError) else "it is not a text file"
         raise LaunchError(f"the hosts in {short(path)} cannot be read: {why}") from error
     found = []
     for number, line in enumerate(lines, 1):
@@ -73,8 +72,8 @@ def read_hosts(path: Path) -> list[Host]:
 def listed(hosts: Sequence[Host], family: str) -> Iterator[Path | None]:
     """Write a hosts file in an mpiexec's format for the duration of the block; None without hosts.
 
-    Open MPI takes ``a.example:4`` for a name, and refuses files with Windows' ends of lines, or in
-    which two lines say the slots of one host; MPICH does not know ``slots=4``.
+    Open MPI reads ``a.example:4`` as a name, and refuses files with Windows line ends or with two
+    lines that give the slots of one host. MPICH does not support ``slots=4``.
     """
     if not hosts:
         yield None
@@ -90,7 +89,7 @@ def listed(hosts: Sequence[Host], family: str) -> Iterator[Path | None]:
 
 
 def _merged(hosts: Sequence[Host]) -> list[Host]:
-    """Merge lines of the same host, adding their slots; a line without slots counts one then.
+    """Merge lines of the same host, adding their slots; a line without slots then counts as one.
 
     >>> _merged([Host("a", 2), Host("b"), Host("a")])
     [Host(name='a', slots=3), Host(name='b', slots=None)]
@@ -107,11 +106,11 @@ def _merged(hosts: Sequence[Host]) -> list[Host]:
 def reach(hosts: Sequence[Host]) -> None:
     """Check that each host answers ssh without prompting, and runs this Python and umem.
 
-    Cost: as long as the slowest takes, at most some 20 seconds.
+    Cost: the time of the slowest host, at most about 20 seconds.
 
     Raises:
-        LaunchError: there is no ssh, or a host does not answer or lacks a package; names the
-            first, and why.
+        LaunchError: there is no ssh, or a host does not answer or lacks a package; the message
+            names the first such host and the reason.
     """
     others = [host.name for host in hosts if not is_here(host.name)]
     if not others:
@@ -133,7 +132,7 @@ def is_here(name: str) -> bool:
 
 
 def _problem(name: str) -> str | None:
-    """Return why a host cannot run ranks: no ssh, no umem; None if it can."""
+    """Return why a host cannot run ranks, such as no ssh or no umem; None if it can."""
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"]
     check = shlex.join([sys.executable, "-c", _CHECK])
     try:
@@ -144,7 +143,7 @@ def _problem(name: str) -> str | None:
             timeout=REACH_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        return _no_answer(name, f"nothing for {REACH_SECONDS} s")
+        return _no_answer(name, f"no reply in {REACH_SECONDS} s")
     except OSError as error:
         return _no_answer(name, reason(error))
     if result.returncode == 0:
@@ -154,14 +153,14 @@ def _problem(name: str) -> str | None:
     if result.returncode == _SSH_FAILED:
         return _no_answer(name, why)
     return (
-        f"the host {short(name)} does not run umem by {short(sys.executable)}: {short(why)}. Each "
+        f"the host {short(name)} cannot run umem by {short(sys.executable)}: {short(why)}. Each "
         "host needs the same Python at the same path, with the same packages"
     )
 
 
 def _no_answer(name: str, why: str) -> str:
-    """Say that a host does not answer."""
+    """Return the message for a host that does not answer."""
     return (
         f"the host {short(name)} does not answer: {short(why)}. umem run needs "
-        f"`ssh {short(name)} true` to work without a question"
+        f"`ssh {short(name)} true` to work without prompting"
     )

@@ -1,4 +1,4 @@
-"""A job of several ranks: mpiexec is started, what ranks write is passed on, the end is worded."""
+"""A job of several ranks: starts mpiexec, prints the ranks' output, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from umem._common.printable import printable, short
 from umem.launch.rank import DEATH_SIGNAL, INTERRUPT, INTERRUPT_SECONDS, MARK
 
 END_SECONDS = 3.0
-"""mpiexec has this long between SIGTERM and SIGKILL. A choice: no measurement supports it."""
+"""Time between SIGTERM and SIGKILL to mpiexec. A choice: no measurement supports it."""
 _TICK_SECONDS = 0.1
 _SUBREAPER = 36
 """Option of prctl: orphans among a process's descendants become its children."""
@@ -28,7 +28,7 @@ _TAG = re.compile(
     rb"\[\d+,(\d+)\]<std(?:out|err)>: ?"  # Open MPI
     rb"|^\[(\d+)\] "  # MPICH
 )
-# What Open MPI says of the rank for which it ended the job.
+# Open MPI's message about the rank for which it ended the job.
 _ENDED = re.compile(
     r"rank (\d+) with PID \d+ on node (\S+) (?:exited on signal (\d+)|calling \"abort\")"
 )
@@ -39,9 +39,9 @@ class Job:
     """A running mpiexec, from start to end.
 
     Args:
-        line: its command line; it names the rank of each line that ranks write.
-        variables: of the environment, besides the present ones.
-        host: where the ranks run; None: on several.
+        line: its command line, with the option that marks each line of output with its rank.
+        variables: environment variables to add.
+        host: the host of the ranks; None if there are several.
     """
 
     def __init__(self, line: list[str], variables: dict[str, str], host: str | None) -> None:
@@ -55,12 +55,10 @@ class Job:
         self._interrupted_at: float | None = None
         self.mpiexec_lines = [f"$ {' '.join(line)}"]
         self.is_unexplained = False
-        """True if the job failed, and only mpiexec's whole output says why."""
+        """True if the job failed and only mpiexec's whole output tells why."""
 
     def run(self) -> tuple[int, str | None]:
-        """Start mpiexec and follow it to the end; returns the exit status, and the reason if it is
-        not 0.
-        """
+        """Run mpiexec to its end; returns the exit status, and the reason if it is not 0."""
         libc = ctypes.CDLL(None)
         before = _children()
         self._memory_kills = _killed_for_memory()
@@ -71,7 +69,7 @@ class Job:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=self._environment,
-                start_new_session=True,  # Ctrl-C and Ctrl-Z are for this process
+                start_new_session=True,  # so that only this process gets Ctrl-C and Ctrl-Z
                 preexec_fn=lambda: libc.prctl(DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0),
             )
             try:
@@ -86,7 +84,7 @@ class Job:
         return self._result(self._mpiexec.returncode)
 
     def _follow(self) -> None:
-        """Pass output on until mpiexec has closed both streams and ended."""
+        """Print output until mpiexec has closed both streams and ended."""
         rests = {1: b"", 2: b""}
         with selectors.DefaultSelector() as selector:
             for number, stream in ((1, self._mpiexec.stdout), (2, self._mpiexec.stderr)):
@@ -108,9 +106,7 @@ class Job:
     # -- what is written -------------------------------------------------------------------
 
     def _pass_on(self, number: int, lines: list[bytes]) -> None:
-        """Print the ranks' lines with their numbers; take out reports to the launcher and mpiexec's
-        own.
-        """
+        """Print the ranks' lines with their numbers; collect mpiexec's and error reports."""
         written = b""
         for line in lines:
             for rank, text in _pieces(line):
@@ -126,7 +122,7 @@ class Job:
             _write(sys.stdout if number == 1 else sys.stderr, written)
 
     def _note(self, rank: int, error: str) -> None:
-        """Keep a rank's first error; an empty one: its script is over."""
+        """Keep a rank's first error; an empty text means that its script has ended."""
         if error:
             self._errors.setdefault(rank, error)
         else:
@@ -152,7 +148,7 @@ class Job:
                 signal.signal(number, handler)
 
     def _end_if_due(self) -> None:
-        """Interrupt, terminate and at last kill mpiexec, each when its time is over."""
+        """Interrupt, then terminate, then kill mpiexec, each after its time-out."""
         now = time.monotonic()
         if self._terminated_at is not None:
             if now > self._terminated_at + END_SECONDS:
@@ -184,10 +180,9 @@ class Job:
         return status, f"mpiexec ended with status {status}{why}; no rank is left"
 
     def _cause(self, text: str, status: int) -> str | None:
-        """Describe which rank failed first, and why, from what mpiexec wrote; None if unknown.
+        """Tell which rank failed first, and why, from mpiexec's output; None if unknown.
 
-        A rank reports its own uncaught error; mpiexec knows which one was killed, or left with
-        which status.
+        A rank reports its own uncaught error; mpiexec reports killed ranks and exit statuses.
         """
         ended = _ENDED.search(text)
         if ended is not None and int(ended[1]) not in self._errors:
@@ -202,23 +197,23 @@ class Job:
 
 
 def _ended_by(number: int) -> str:
-    """Describe the end of a process by a signal."""
+    """Describe how a process ended by a signal."""
     name = next((each.name for each in signal.Signals if each == number), f"signal {number}")
     return f"{'crashed' if number in _CRASHES else 'was killed'} ({name})"
 
 
 def _killed_for_memory() -> int:
-    """Count the processes that the kernel has killed here for want of memory; 0 if unknown."""
+    """Count the processes that the kernel has killed here for lack of memory; 0 if unknown."""
     with contextlib.suppress(OSError), open("/proc/vmstat", "rb") as file:
         return next((int(line.split()[1]) for line in file if line.startswith(b"oom_kill ")), 0)
     return 0
 
 
 def _end_children(but: frozenset[int], seconds: float = 5.0) -> None:
-    """Kill all descendants but ``but``, and reap them, for at most ``seconds``.
+    """Kill and reap all descendants except ``but``, for at most ``seconds``.
 
-    mpiexec ends its ranks, but not what they started. Descendants become children of this process
-    as orphans, once their parents are killed.
+    mpiexec ends its ranks, but not the processes that they started. Orphaned descendants become
+    children of this process when their parents are killed.
     """
     deadline = time.monotonic() + seconds
     while (left := _children() - but) and time.monotonic() < deadline:
@@ -242,7 +237,7 @@ def _children() -> frozenset[int]:
 def _pieces(line: bytes) -> Iterator[tuple[int | None, bytes]]:
     """Split a line of mpiexec's output by rank; None is mpiexec itself.
 
-    A rank's last line may lack its end, and then has another rank's behind it.
+    A rank's last line may have no line end, and is then followed by another rank's.
 
     >>> list(_pieces(b"[1,0]<stdout>: no end[1,2]<stdout>:  x"))
     [(0, b'no end'), (2, b' x')]

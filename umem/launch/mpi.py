@@ -1,4 +1,4 @@
-"""The MPI that is here: mpi4py's, the mpiexec that belongs to it, and what that has to be told."""
+"""The installed MPI: mpi4py's library, the mpiexec that belongs to it, and mpiexec's arguments."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ _ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 """Variables that set the number of threads of NumPy's libraries."""
 _PATHS = ("PYTHONPATH", "LD_LIBRARY_PATH")
-"""Variables that ranks on other hosts get from this process."""
+"""Variables of this process to pass to ranks on other hosts."""
 SHM = Path("/dev/shm")
 SHM_BYTES_A_RANK = 24 << 20
 """Open MPI creates a file of 16 MiB there for each rank, and fills it as the rank sends."""
 
 
 class Mpiexec(NamedTuple):
-    """A program that starts ranks, and the MPI that it belongs to."""
+    """An mpiexec program, and the MPI that it belongs to."""
 
     path: Path
     family: str
 
 
 def family_of(text: str) -> str:
-    """Return which MPI a description is of; the first line of it if it is an unknown one."""
+    """Return the MPI that a text describes; the text's first line if it is unknown."""
     known = (name for name, words in _FAMILIES.items() if words.search(text))
     return next(known, short(first_line(text)))
 
 
 def library() -> str:
-    """Return how the MPI that mpi4py uses here describes itself: ``Open MPI v5.0.11``.
+    """Return the name and version of the MPI that mpi4py uses here, such as ``Open MPI v5.0.11``.
 
     Raises:
         MissingDependencyError: mpi4py is not installed.
-        LaunchError: it finds no MPI.
+        LaunchError: mpi4py finds no MPI.
     """
     if find_spec("mpi4py") is None:
         raise MissingDependencyError(f"several ranks need mpi4py; {command('mpi')}")
     text = _library_by_fork()
     if family_of(text) not in _FAMILIES:
-        raise LaunchError(f"mpi4py is there and cannot be used: {short(text)}; {command('mpi')}")
+        raise LaunchError(f"mpi4py is installed but not usable: {short(text)}; {command('mpi')}")
     return text.partition(",")[0]
 
 
@@ -61,7 +61,7 @@ def find_mpiexec(library: str) -> Mpiexec:
 
     Raises:
         MissingDependencyError: there is no mpiexec.
-        LaunchError: there is only that of another MPI, by which each rank would see itself alone.
+        LaunchError: every mpiexec belongs to another MPI, so that each rank would see only itself.
     """
     found = [Mpiexec(path, _family_of_program(path)) for path in _candidates()]
     if not found:
@@ -73,8 +73,8 @@ def find_mpiexec(library: str) -> Mpiexec:
             return candidate
     there = ", ".join(f"{short(each.path)} ({each.family})" for each in found)
     raise LaunchError(
-        f"mpi4py is built for {library}, and mpiexec is that of another MPI, so that each rank "
-        f"would see itself alone: {there}. Install both from one place; {command('mpi')}"
+        f"mpi4py is built for {library}, but mpiexec belongs to another MPI, so each rank would "
+        f"see only itself: {there}. Install both from the same source; {command('mpi')}"
     )
 
 
@@ -85,7 +85,7 @@ def _candidates() -> list[Path]:
 
 
 def _family_of_program(path: Path) -> str:
-    """Ask an mpiexec which MPI it is of."""
+    """Return the MPI of an mpiexec, by its ``--version``."""
     try:
         result = subprocess.run(
             [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=20
@@ -96,7 +96,7 @@ def _family_of_program(path: Path) -> str:
 
 
 def describe_mpi() -> str:
-    """Describe in a line the MPI that `umem run -n` would use here, or why it cannot."""
+    """Describe in one line the MPI that `umem run -n` would use here, or why it cannot."""
     try:
         found = library()
         program = find_mpiexec(found)
@@ -108,7 +108,7 @@ def describe_mpi() -> str:
 def arguments(
     mpiexec: Mpiexec, count: int, hosts: Path | None, exported: Mapping[str, str]
 ) -> list[str]:
-    """Return the mpiexec command for ranks, each of whose lines is marked with its number."""
+    """Return the mpiexec command for ranks, with each line of output marked by its rank."""
     line = [str(mpiexec.path), "-n", str(count)]
     if mpiexec.family == OPEN_MPI:
         line += ["--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none", "--tag-output"]
@@ -126,21 +126,19 @@ def may_run_as_root(allowed: bool) -> bool:
 
 
 def environment(mpiexec: Mpiexec, threads: int | None, is_crowded: bool) -> dict[str, str]:
-    """Return the variables that ranks get besides the present ones."""
+    """Return the environment variables to add for ranks."""
     found = {}
     if threads is not None or not any(os.environ.get(name) for name in THREADS):
         found = {name: str(threads or 1) for name in THREADS}
     if mpiexec.family == OPEN_MPI:
         found |= {name: "1" for name in _ROOT}
-        if is_crowded:  # a rank that waits lets others compute
+        if is_crowded:  # waiting ranks yield their core
             found.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     return found
 
 
 def room_in_shm() -> int | None:
-    """Return the free bytes of /dev/shm, where ranks of one machine exchange messages; None without
-    it.
-    """
+    """Return the free bytes of /dev/shm, which ranks of one machine use for messages, or None."""
     try:
         found = os.statvfs(SHM)
     except OSError:
@@ -149,9 +147,9 @@ def room_in_shm() -> int | None:
 
 
 def _library_by_fork() -> str:
-    """Return the MPI that mpi4py loads, without MPI_Init, or why it cannot.
+    """Return the MPI that mpi4py loads, without MPI_Init, or the reason of the failure.
 
-    A child by fork asks, so that none is loaded into this process.
+    A forked child loads it, so that this process loads no MPI.
     """
     read, write = os.pipe()
     child = os.fork()
@@ -168,7 +166,7 @@ def _library_by_fork() -> str:
 
 
 def _library() -> str:
-    """Return the library version of mpi4py's MPI, or the error of loading it."""
+    """Return the library version of mpi4py's MPI, or the error while loading it."""
     try:
         import mpi4py
 

@@ -1,4 +1,4 @@
-"""A rank's own process under `umem run -n`: it reports errors, and leaves without MPI_Finalize."""
+"""A rank's own process under `umem run -n`: it reports errors, and exits without MPI_Finalize."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ from umem.errors import OutOfMemoryError
 from umem.launch.mpi import first_line
 
 MARK = "\x1eumem: "
-"""Prefix of a line on a rank's standard error that is for the launcher, which does not print it:
-the rank's error, or nothing once its script is over."""
+"""Prefix of a line on a rank's standard error that the launcher reads and does not print: the
+rank's error, or an empty text when its script has ended."""
 UNDER_UMEM = "UMEM_LAUNCH_RANK"
-"""Variable that tells a rank that `umem run -n` has started it; removed before the script runs."""
+"""Variable that marks a rank that `umem run -n` has started; removed before the script runs."""
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
-"""Variables in which Open MPI and MPICH give a rank's number."""
+"""Variables of Open MPI and MPICH with a rank's number."""
 INTERRUPT = signal.SIGUSR1
-"""Signal that interrupts the ranks as Ctrl-C does a single process: mpiexec forwards it, but not
-SIGINT."""
+"""Signal that interrupts the ranks like Ctrl-C: mpiexec forwards it, but not SIGINT."""
 INTERRUPT_SECONDS = 2.0
-"""Interrupted ranks have this long for their clean-up before mpiexec ends them. A choice: no
-measurement supports it."""
+"""Time for interrupted ranks to clean up before mpiexec ends them. A choice: no measurement
+supports it."""
 DEATH_SIGNAL = 1
 """Option of prctl: the signal that a process gets when its parent ends."""
 CLEAN_UP_SECONDS = 2.0
-"""A failing rank has this long for its own clean-up. A choice: no measurement supports it."""
+"""Time for a failing rank to clean up. A choice: no measurement supports it."""
 _LOCAL = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-"""Variables in which Open MPI and MPICH give the number of ranks on a machine."""
+"""Variables of Open MPI and MPICH with the number of ranks on a machine."""
 _LARGEST_STATUS = 2**63 - 1
 _LONGEST = 1000
-"""An error's text of more characters is shortened. A choice: no measurement supports it."""
+"""Most characters of an error's text. A choice: no measurement supports it."""
 
 
 class Rank:
@@ -58,7 +57,7 @@ class Rank:
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
     def raised(self, error: BaseException, thread: str | None = None) -> None:
-        """Report an uncaught exception; the rank has two seconds left to clean up."""
+        """Report an uncaught exception; the rank then has two seconds to clean up."""
         where = f" in the thread {short(thread)}" if thread else ""
         self._tell_launcher(f"on {socket.gethostname()} raised {describe(error)}{where}")
         self._fail(1)
@@ -66,7 +65,8 @@ class Rank:
     def over(self, code: object) -> None:
         """Report the script's end, with the argument of `sys.exit`.
 
-        A child of the script by fork ends here: it must not finalise MPI, which is its parent's.
+        A forked child of the script exits here: it must not finalise MPI, which belongs to its
+        parent.
         """
         status = 0 if code is None else code if isinstance(code, int) else 1
         status = status & 255 if abs(status) <= _LARGEST_STATUS else 255  # as Python does
@@ -78,7 +78,7 @@ class Rank:
             self._tell_launcher("")
 
     def _interrupt(self, *_: object) -> NoReturn:
-        """Raise KeyboardInterrupt, and stay until others have cleaned up.
+        """Raise KeyboardInterrupt, and delay the exit until other ranks have cleaned up.
 
         mpiexec ends all ranks as soon as one has ended.
         """
@@ -86,7 +86,7 @@ class Rank:
         raise KeyboardInterrupt
 
     def _fail(self, status: int) -> None:
-        """End this process with a status: after its clean-up, or in two seconds."""
+        """End this process with a status: after its clean-up, but in two seconds at most."""
         if os.getpid() == self._process:
             self._status = self._status or status
             timer = threading.Timer(CLEAN_UP_SECONDS, os._exit, [self._status])
@@ -115,7 +115,7 @@ class Rank:
 
 
 def _leave(status: int) -> None:
-    """End this process without MPI_Finalize, which may wait for other ranks for ever."""
+    """End this process without MPI_Finalize, which may wait for ever for other ranks."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
@@ -147,9 +147,7 @@ def this_rank() -> Rank | None:
 
 
 def local_count() -> int:
-    """Return the number of ranks on this machine, ChainerMN's ``intra_size``; 1 outside of
-    ranks.
-    """
+    """Return the number of ranks on this machine, ChainerMN's ``intra_size``; 1 without ranks."""
     if _here is None:
         return 1
     found = (os.environ.get(name, "") for name in _LOCAL)

@@ -1,26 +1,26 @@
-"""Runs saved to disk and found again: directories that are whole or not there. Knows no framework.
+"""Saves runs to disk, completely or not at all, and finds them again. Knows no framework.
 
-chainer's resume and the saving of shards write and read them.
+chainer's resume and the saving of shards use this room.
 
-A snapshot is a directory ``step-N`` (``step-N.1`` where that step was saved again) of three files:
+A snapshot is a directory ``step-N`` (``step-N.1`` if that step was saved again) of three files:
 
 - ``arrays.safetensors``: every array, by name; no pickle, no code.
 - ``values.json``: everything else, as JSON.
 - ``manifest.json``: the format's version, the step, and the length and SHA-256 of the other two.
 
-If several ranks write one, each has its own two, such as ``arrays-1.safetensors``: its parts of
-sharded arrays, and values that differ from the first rank's.
+If several ranks write a snapshot, each writes its own two, such as ``arrays-1.safetensors``: its
+parts of sharded arrays, and values that differ from the first rank's.
 
-It is written under another name, synchronised, renamed, and its folder synchronised, in this order:
-so a machine that stops at any moment leaves it whole or not there.
+A snapshot is written under a temporary name, synchronised and renamed; then its folder is
+synchronised. So if the machine stops at any moment, the snapshot is complete or does not exist.
 
     writing.py     writes a snapshot, and removes old ones
-    reading.py     finds the newest snapshot that is whole, checks it and reads it
+    reading.py     finds the newest complete snapshot, checks it and reads it
     manifest.py    has the manifest: format, step and checksums
-    shards.py      puts arrays together of which each rank has written a stretch
-    claim.py       keeps two runs from writing to one folder at a time
-    background.py  writes in a thread while training goes on
-    operations.py  does every operation on files, each by one call, which tests replace
+    shards.py      joins arrays of which each rank has written a part
+    claim.py       prevents two runs from writing to one folder at a time
+    background.py  writes in a thread while training continues
+    operations.py  has every file operation as one method, which tests replace
 """
 
 from typing import TYPE_CHECKING

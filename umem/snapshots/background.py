@@ -1,4 +1,4 @@
-"""A background thread that writes while training goes on, one piece of work at a time."""
+"""A background thread that writes while training continues, one piece of work at a time."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 class BackgroundWriter:
-    """Runs one piece of work at a time in a thread that ends with it.
+    """Runs one piece of work at a time, each in its own thread.
 
-    The interpreter waits for it at exit. Every method is for the thread that made it.
+    The interpreter waits for the work at exit. Call the methods only from the thread that made it.
     """
 
     def __init__(self) -> None:
@@ -20,17 +20,17 @@ class BackgroundWriter:
         """Start a piece of work after waiting for the previous one.
 
         Raises:
-            whatever the one before raised; this one has not begun.
+            any exception of the previous work; this one was not started.
         """
         self.wait()
         self._thread = threading.Thread(target=self._do, args=(work,), name="umem-snapshot")
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the work that was started.
+        """Wait for the current work.
 
         Raises:
-            whatever it raised; once.
+            any exception of the work, once.
         """
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -43,4 +43,4 @@ class BackgroundWriter:
         try:
             work()
         except BaseException as error:
-            self._error = error.with_traceback(None)  # which would keep the arrays alive
+            self._error = error.with_traceback(None)  # a traceback would keep the arrays alive

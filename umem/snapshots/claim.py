@@ -1,4 +1,4 @@
-"""A folder that one run writes to, and no other at the same time."""
+"""An exclusive claim on a folder: only one run at a time writes to it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from umem.errors import StateError
 
 NAME = "run.lock"
 _held: dict[tuple[int, str], int] = {}
-"""The handle of the lock of each folder that this process has claimed."""
+"""The lock's file handle for each folder that this process has claimed."""
 
 
 class Claim:
     """An exclusive claim on a folder, held until `close` or the end of the process.
 
-    The lock is the process's own (POSIX ``fcntl``): processes that it forks do not keep it, and the
-    system takes it back when the process dies. Systems without such locks have none.
+    The lock belongs to the process (POSIX ``fcntl``): forked children do not hold it, and the
+    system releases it when the process dies. On systems without such locks there is none.
 
     Raises:
-        StateError: another run has the folder; nothing was changed. OSError: it cannot be locked.
+        StateError: another run has claimed the folder; nothing was changed. OSError: it cannot be
+            locked.
     """
 
     def __init__(self, folder: Path) -> None:
         self._key = os.getpid(), os.path.realpath(folder)
         if self._key in _held:
             raise StateError(_taken(folder, "another run of this process"))
-        _held[self._key] = -1  # no second handle: closing it would give the lock back
+        _held[self._key] = -1  # no second handle: closing it would release the lock
         try:
             _held[self._key] = _locked(folder)
         except BaseException:
@@ -71,7 +72,4 @@ def _locked(folder: Path) -> int:
 
 
 def _taken(folder: Path, who: str) -> str:
-    return (
-        f"{who} writes its snapshots to {short(folder)}: end it, or give each run a folder of "
-        "its own"
-    )
+    return f"{who} writes its snapshots to {short(folder)}: end it, or give each run its own folder"

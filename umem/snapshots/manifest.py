@@ -12,12 +12,12 @@ from umem.errors import SnapshotError
 
 FORMAT = "umem snapshot"
 VERSION = 2
-"""The newest version of the format. A snapshot of one rank is written as version 1, which older
-releases of umem read."""
+"""The newest version of the format. Snapshots of one rank are written as version 1, which older
+releases of umem can read."""
 MANIFEST = "manifest.json"
 _FILE = re.compile(r"manifest\.json|(arrays|values)(-[1-9]\d{0,5})?\.(safetensors|json)")
 LONGEST = 1 << 20
-"""A manifest of more bytes is refused; a guess, that of some thousand ranks."""
+"""Most bytes of a manifest: a guess, enough for some thousand ranks."""
 _NAME = re.compile(r"step-(0|[1-9]\d{0,17})(?:\.([1-9]\d{0,8}))?")
 _SUM = re.compile(r"[0-9a-f]{64}")
 
@@ -33,7 +33,7 @@ def values_name(rank: int = 0) -> str:
 
 
 def is_of_snapshot(name: str) -> bool:
-    """Tell whether a name is one of a snapshot's files."""
+    """Tell whether a snapshot may have a file of this name."""
     return _FILE.fullmatch(name) is not None
 
 
@@ -48,7 +48,7 @@ def folder_name(place: Place) -> str:
 
 
 def place_of(name: str) -> Place | None:
-    """Return the place that a folder name stands for, None if it is not a snapshot's."""
+    """Return the place of a snapshot by its folder name; None if the name is not a snapshot's."""
     found = _NAME.fullmatch(name)
     return (int(found[1]), int(found[2] or 0)) if found else None
 
@@ -58,9 +58,9 @@ class Manifest:
     """The manifest of a snapshot.
 
     Attributes:
-        step: updates that the run had made.
-        files: by name; the manifest itself is not among them.
-        ranks: how many have written it.
+        step: number of updates that the run had made.
+        files: the checksums of the other files, by name.
+        ranks: number of ranks that have written it.
     """
 
     step: int
@@ -79,7 +79,7 @@ class Manifest:
         """Parse a manifest.
 
         Raises:
-            NewerVersionError: a newer umem wrote it. ValueError: it is no manifest, or not whole.
+            NewerVersionError: a newer umem wrote it. ValueError: it is invalid or incomplete.
         """
         content = json.loads(text)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -87,7 +87,7 @@ class Manifest:
         version = content.get("version")
         if type(version) is int and version > VERSION:
             raise NewerVersionError(
-                f"it is of version {version} of the format, and this umem reads up to {VERSION}: "
+                f"it has version {version} of the format, and this umem reads up to {VERSION}: "
                 "install the newer umem that wrote it, or name another folder"
             )
         files, ranks = content.get("files"), _whole(content.get("ranks", 1))
@@ -104,7 +104,7 @@ class Manifest:
 
 
 class NewerVersionError(SnapshotError):
-    """A snapshot of a newer version of the format; nothing was loaded."""
+    """A snapshot has a newer version of the format; nothing was loaded."""
 
 
 def _file_sum(content: Any) -> FileSum:

@@ -1,4 +1,4 @@
-"""The file operations of snapshots, one call each, so that tests can replace the disk."""
+"""The file operations of snapshots, one method each, so that tests can replace the disk."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FileOperations:
 
     def synchronize_folder(self, path: Path) -> None:
         """Flush a folder's names to the disk."""
-        if os.name == "nt":  # folders cannot be opened there
+        if os.name == "nt":  # Windows cannot open folders
             return
         handle = os.open(path, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""Finding the newest snapshot that is whole, and reading it; everything is checked first."""
+"""Finds the newest complete snapshot and reads it, after all checks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from umem.snapshots.operations import FileOperations
 from umem.snapshots.shards import ArraysOfRanks
 
 _PIECE = 4 << 20
-"""Bytes read at once: enough for a disk, few beside a run; a guess."""
+"""Bytes read at once: enough for a disk, little compared with a run; a guess."""
 
 
 class SavedRun:
@@ -36,11 +36,11 @@ class SavedRun:
 
     Attributes:
         path: its directory.
-        step: updates that the run had made.
+        step: number of updates that the run had made.
         values: this rank's JSON values.
         arrays: the saved arrays, read one by one.
-        ranks: how many have written it.
-        readers: how many read it together.
+        ranks: number of ranks that have written it.
+        readers: number of ranks that read it together.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ def read_newest(operations: FileOperations, folder: Path) -> tuple[SavedRun | No
     """Read the complete snapshot with the highest step; file times do not matter.
 
     Returns:
-        it, None where there is none; and what is wrong with each newer one, a sentence each.
+        the snapshot, or None; and for each newer one a sentence on its defect.
 
     Raises:
-        SnapshotError: the newest is of a newer version of the format.
+        SnapshotError: the newest has a newer version of the format.
         FileError: the folder cannot be read.
     """
     skipped: list[str] = []
@@ -95,13 +95,13 @@ def read_newest(operations: FileOperations, folder: Path) -> tuple[SavedRun | No
 def read(operations: FileOperations, path: Path, rank: int = 0, count: int = 1) -> SavedRun:
     """Open one snapshot: verify this reader's share, and read the values of all ranks.
 
-    Takes a pass over that share, for its SHA-256. Arrays stay in their files until they are used.
+    Reads that share once, for its SHA-256. Arrays stay in their files until they are used.
 
     Args:
         rank: the reader, one of ``count``: each verifies its share of the files with arrays.
 
     Raises:
-        TornError: it is torn, or not umem's. SnapshotError: it is of a newer version.
+        TornError: it is incomplete, damaged or not umem's. SnapshotError: it has a newer version.
     """
     try:
         manifest = _manifest(operations, path)
@@ -115,14 +115,14 @@ def read(operations: FileOperations, path: Path, rank: int = 0, count: int = 1) 
         raise TornError(f"{short(path)} is not whole: files are missing") from None
     except UmemError:
         raise
-    except Exception as error:  # whatever is wrong with it, an older one is tried
+    except Exception as error:  # after any error an older snapshot is tried
         raise TornError(f"{short(path)} is not whole: {reason(error)}") from error
     own = values[rank % manifest.ranks]
     if manifest.ranks == 1:
         return SavedRun(path, manifest.step, own, arrays[0], readers=count)
     try:
         of_ranks = ArraysOfRanks(arrays, values, rank)
-    except Exception as error:  # spans that are none
+    except Exception as error:  # invalid spans
         raise TornError(f"{short(path)} is not whole: {reason(error)}") from error
     return SavedRun(path, manifest.step, own, of_ranks, manifest.ranks, count)
 
@@ -133,41 +133,41 @@ def _values(
     name = values_name(rank)
     values = json.loads(_check(operations, path / name, manifest.files[name], content=True))
     if not isinstance(values, dict):
-        raise ValueError(f"{name} is no dictionary")
+        raise ValueError(f"{name} is not a dictionary")
     return values
 
 
 class TornError(SnapshotError):
-    """The snapshot is incomplete or not umem's; nothing was loaded."""
+    """The snapshot is incomplete, damaged or not umem's; nothing was loaded."""
 
 
 def _manifest(operations: FileOperations, path: Path) -> Manifest:
-    """Read a snapshot's manifest, and check that its step is the folder's.
+    """Read a snapshot's manifest, and check that its step matches the folder's name.
 
     Raises:
-        ValueError: it is a link, too long, or of another step.
+        ValueError: the folder is a link, or the manifest is too long or for another step.
     """
     if stat.S_ISLNK(os.lstat(path).st_mode):
         raise ValueError("it is a link")
     with operations.open(path / MANIFEST) as file:
         text = file.read(LONGEST + 1)
     if len(text) > LONGEST:
-        raise ValueError("its manifest is too long to be one")
+        raise ValueError("its manifest is too long")
     manifest = Manifest.from_json(text)
     place = place_of(path.name)
     if place is None or manifest.step != place[0]:
-        raise ValueError(f"its manifest is that of step {manifest.step}")
+        raise ValueError(f"its manifest is for step {manifest.step}")
     return manifest
 
 
 def _check(
     operations: FileOperations, path: Path, wanted: FileSum, *, content: bool = False
 ) -> bytes:
-    """Compare a file with its checksum; returns its content if asked to."""
+    """Compare a file with its checksum; returns its content if ``content``."""
     summing, parts = Summing(), []
     with operations.open(path) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError(f"{path.name} is no file")
+            raise ValueError(f"{path.name} is not a regular file")
         while piece := file.read(_PIECE):
             summing.add(piece)
             parts += [piece] if content else []

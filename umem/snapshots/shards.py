@@ -1,4 +1,4 @@
-"""Arrays of which each rank has written a stretch, found again by any number of ranks."""
+"""Arrays of which each rank has written a part, for any number of reading ranks."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from umem._common.safetensors_file import SafetensorsFile
 from umem.errors import SnapshotError
 
 SPAN = " span"
-"""Suffix of the value that says which stretch of the whole array a rank has saved."""
+"""Suffix of the value with the span of the whole array that a rank has saved."""
 
 
 class ArraysOfRanks(Mapping[str, "np.ndarray[Any, Any]"]):
     """The arrays of a snapshot of several ranks, as one rank reads them; `close` closes the files.
 
-    A rank has its own arrays, and the first rank's where it has none of a name: what was the same
-    on both was written once.
+    A rank has its own arrays, and for other names the first rank's, because arrays that are equal
+    on both were written once.
 
     Args:
-        files: of all ranks.
+        files: the files of all ranks.
         values: all ranks' JSON values.
-        rank: the one whose arrays are read; one that did not write reads another's.
+        rank: the rank that reads; one that did not write reads another rank's arrays.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class ArraysOfRanks(Mapping[str, "np.ndarray[Any, Any]"]):
         return any(name in spans for spans in self._spans)
 
     def _owner(self, name: str) -> SafetensorsFile:
-        """Return the file that has an array whole; a KeyError if there is none."""
+        """Return the file that has the whole array; raises KeyError if there is none."""
         for file in self._mine:
             if name in file.described:
                 return file
         raise KeyError(name)
 
     def part(self, name: str, span: slice) -> np.ndarray[Any, Any]:
-        """Read a stretch of an array, in C order, from the files that overlap it.
+        """Read a span of an array, in C order, from the files that overlap it.
 
         Raises:
-            KeyError: there is no such array. SnapshotError: some of it is in no file.
+            KeyError: there is no such array. SnapshotError: a part of it is in no file.
         """
         pieces = [
             (max(span.start, start), min(span.stop, stop), start, file)
@@ -80,7 +80,7 @@ class ArraysOfRanks(Mapping[str, "np.ndarray[Any, Any]"]):
         ends = [span.start, *(stop for _, stop, _, _ in pieces)]
         starts = [*(start for start, *_ in pieces), span.stop]
         if ends != starts:
-            raise SnapshotError(f"of {name!r} some elements are in no file of the snapshot")
+            raise SnapshotError(f"some elements of {name!r} are in no file of the snapshot")
         found = np.empty(span.stop - span.start, self._type(name))
         for first, last, start, file in pieces:
             there = slice(first - start, last - start)

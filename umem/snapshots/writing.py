@@ -1,8 +1,8 @@
-"""Writing a snapshot so that it is whole or not there, and removing old ones.
+"""Writes a snapshot completely or not at all, and removes old ones.
 
-The order is that of crash-consistent updates (Pillai et al., "All File Systems Are Not Created
-Equal", OSDI 2014): content, then the names in the directory, then its own name, then its folder,
-each synchronised before the next. Only then is an older one touched.
+The order follows crash-consistent updates (Pillai et al., "All File Systems Are Not Created Equal",
+OSDI 2014): content, then the names in the directory, then its own name, then its folder, each
+synchronised before the next. Older snapshots are removed only after that.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ _ROOM = 1 << 16
 def write_snapshot(
     operations: FileOperations, folder: Path, step: int, arrays: Arrays, values: Mapping[str, Any]
 ) -> Path:
-    """Write the snapshot of a step; existing snapshots are not changed.
+    """Write the snapshot of a step; existing snapshots do not change.
 
     Args:
-        folder: where snapshots lie; it exists.
-        arrays: by name, C-contiguous; they must not change meanwhile.
+        folder: the existing folder of the snapshots.
+        arrays: C-contiguous arrays by name; they must not change meanwhile.
         values: JSON values.
 
     Returns:
         its directory.
 
     Raises:
-        FileError: it cannot be written, with the bytes needed and free; what was written is
-            removed as far as that can be done.
+        FileError: it cannot be written; the message has the bytes needed and free. Its files are
+            removed as far as possible.
     """
     temporary = new_directory(operations, folder)
     try:
@@ -65,10 +65,10 @@ def write_snapshot(
 
 
 def new_directory(operations: FileOperations, folder: Path) -> Path:
-    """Make the temporary directory of a snapshot, under a name that `sweep` removes.
+    """Make the temporary directory of a snapshot, with a name that `sweep` recognises.
 
     Raises:
-        FileError: it cannot be made.
+        FileError: the directory cannot be made.
     """
     directory = _temporary(folder)
     with _naming_room(operations, folder, _ROOM):
@@ -86,7 +86,7 @@ def write_part(
     """Write and flush one rank's files; returns their checksums.
 
     Raises:
-        FileError: it cannot be written, with the bytes needed and free.
+        FileError: they cannot be written; the message has the bytes needed and free.
     """
     text = json.dumps(values, separators=(",", ":")).encode()
     with _naming_room(operations, directory.parent, needed_bytes(arrays) + len(text)):
@@ -97,10 +97,12 @@ def write_part(
 def publish(
     operations: FileOperations, directory: Path, step: int, files: dict[str, FileSum]
 ) -> Path:
-    """Rename a temporary directory that all ranks have written to a snapshot; returns its path.
+    """Add the manifest to a directory that all ranks have written, and rename it to a snapshot.
+
+    Returns its path.
 
     Raises:
-        FileError: it cannot be renamed, and there is no snapshot.
+        FileError: the manifest cannot be written, or the directory renamed; there is no snapshot.
     """
     with _naming_room(operations, directory.parent, _ROOM):
         manifest = Manifest(step, files, ranks=len(files) // 2).to_json()
@@ -110,14 +112,14 @@ def publish(
 
 
 def remove_left(operations: FileOperations, directory: Path) -> None:
-    """Remove an unpublished directory as far as possible; errors are ignored."""
+    """Remove an unpublished directory as far as possible; ignores errors."""
     with contextlib.suppress(OSError):
         _remove(operations, directory)
 
 
 @contextlib.contextmanager
 def _naming_room(operations: FileOperations, folder: Path, needed: int) -> Iterator[None]:
-    """Add the needed and free bytes to errors of the disk."""
+    """Add the needed and free bytes to disk errors."""
     try:
         yield
     except FileError:
@@ -127,15 +129,15 @@ def _naming_room(operations: FileOperations, folder: Path, needed: int) -> Itera
 
 
 def needed_bytes(arrays: Arrays) -> int:
-    """Return the bytes that a snapshot of some arrays takes, other values not counted."""
+    """Return the bytes of a snapshot of some arrays, without its other values."""
     return size_of(arrays) + _ROOM
 
 
 def check_room(operations: FileOperations, folder: Path, needed: int) -> None:
-    """Check that the folder exists and has room, before anything is written.
+    """Check that the folder exists and has room, before a snapshot is written.
 
     Raises:
-        FileError: there is not, with the bytes needed and free.
+        FileError: it does not; the message has the bytes needed and free.
     """
     try:
         operations.names(folder)
@@ -156,11 +158,11 @@ def _cannot_write(
 
 
 def _message(folder: Path, needed: int, free: int | None, why: str) -> str:
-    room = "how many are free cannot be told" if free is None else f"{format_bytes(free)} free"
+    room = "free space unknown" if free is None else f"{format_bytes(free)} free"
     return (
         f"a snapshot cannot be written to {short(folder)}: {why}; it needs "
-        f"{format_bytes(needed)}, {room}. Make room, keep fewer, or name another folder; "
-        "snapshots that were there are whole"
+        f"{format_bytes(needed)}, {room}. Free space, keep fewer snapshots, or name another "
+        "folder; existing snapshots are intact"
     )
 
 
@@ -172,7 +174,7 @@ def _temporary(folder: Path) -> Path:
 
 
 def _write_file(operations: FileOperations, path: Path, content: Iterable[memoryview]) -> FileSum:
-    """Write and flush one file piece by piece; returns its checksum."""
+    """Write and flush one file in pieces; returns its checksum."""
     summing = Summing()
     handle = operations.create(path)
     try:
@@ -199,12 +201,12 @@ def _name(operations: FileOperations, temporary: Path, folder: Path, step: int) 
 
 
 def prune(operations: FileOperations, newest: Path, keep: int) -> None:
-    """Remove the oldest snapshots; ``keep`` are left, the given one included.
+    """Remove the oldest snapshots, and keep ``keep``, including the given one.
 
-    Directories that hold more than a snapshot's own files stay.
+    Directories with files that do not belong to a snapshot stay.
 
     Raises:
-        OSError: one cannot be removed; what it was renamed to is removed by `sweep`.
+        OSError: one cannot be removed; `sweep` removes its renamed directory later.
     """
     folder, last = newest.parent, place_of(newest.name)
     assert last is not None
@@ -214,12 +216,12 @@ def prune(operations: FileOperations, newest: Path, keep: int) -> None:
         path = folder / folder_name(place)
         if _is_ours(operations, path):
             aside = _temporary(folder)
-            operations.rename(path, aside)  # first, so that nothing half removed has its name
+            operations.rename(path, aside)  # first, so that its name is never half a snapshot's
             _remove(operations, aside)
 
 
 def sweep(operations: FileOperations, folder: Path) -> None:
-    """Remove directories that killed runs left half written or half removed."""
+    """Remove directories that killed runs have left half written or half removed."""
     for name in operations.names(folder):
         if _TEMPORARY.fullmatch(name):
             with contextlib.suppress(OSError):
@@ -227,7 +229,7 @@ def sweep(operations: FileOperations, folder: Path) -> None:
 
 
 def _is_ours(operations: FileOperations, path: Path) -> bool:
-    """Tell whether a directory holds nothing but a snapshot's files."""
+    """Tell whether a directory has only a snapshot's files."""
     try:
         return not path.is_symlink() and all(map(is_of_snapshot, operations.names(path)))
     except OSError:
@@ -235,7 +237,7 @@ def _is_ours(operations: FileOperations, path: Path) -> bool:
 
 
 def _remove(operations: FileOperations, directory: Path) -> None:
-    """Remove a snapshot's directory if it exists, the manifest first, so that it is not read."""
+    """Remove a snapshot's directory if it exists, manifest first, so that nobody reads the rest."""
     if not _is_ours(operations, directory):
         return
     for name in sorted(operations.names(directory), key=MANIFEST.__ne__):
